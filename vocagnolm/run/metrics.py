@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # accelerate needs it too
 import torch
@@ -36,9 +36,6 @@ from transformers.pytorch_utils import Conv1D
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import random_scores
 from vocagnolm.io import write_text
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 
@@ -206,21 +203,18 @@ class GuidanceMetrics:
         self.bad_steps, self.excess_sample = 0, None
         self._clear()
         process, world_size = self._accelerator.process_index, self._accelerator.num_processes
-        files = sorted(directory.glob(_METRICS_FILE.format("*"))) if directory else []
-        if not files:
+        count = len([*directory.glob(_METRICS_FILE.format("*"))]) if directory else 0
+        if directory is None or not count:
             return
-        # After a change of the number of processes, the first one takes up the sums of all.
-        is_same = len(files) == world_size
-        own = [file for file in files if file.name == _METRICS_FILE.format(process)]
-        states = [load_file(file) for file in (own if is_same else files)]
+        # After a change of the number of processes, each takes up the sums of some, or of none.
+        states = [load_file(directory / _METRICS_FILE.format(i)) for i in range(count)]
         self._kept_steps, self._dropped_steps, self.bad_steps = states[0]["steps"].tolist()
-        if is_same or process == 0:
-            for state in states:
-                self._kept += state["sums"].to(self._kept)
-            scores, excess = _sampled([(state["scores"], state["excess"]) for state in states])
-            self._kept_sample = self._sample = scores.to(self._device), excess.to(self._device)
+        for state in states[process::world_size]:
+            self._kept += state["sums"].to(self._kept)
+            sample = state["scores"].to(self._device), state["excess"].to(self._device)
+            self._kept_sample = self._sample = _sampled([self._kept_sample, sample])
         # A micro-batch's loss is times the processes, which gradients are averaged over.
-        self._kept[_SUMS.index("loss")] *= world_size / len(files)
+        self._kept[_SUMS.index("loss")] *= world_size / count
 
 
 def _sampled(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -319,10 +313,7 @@ def log_in_lines(trainer: Trainer, tokens_per_step: int) -> None:
     trainer.add_callback(RunLog(tokens_per_step))
 
 
-# -- Throughput ----------------------------------------------------------------------------------
-
-
-logger = logging.getLogger(__name__)
+# -- Throughput --------------------------------------------------------------------------------
 
 # Entries of a log that depend on the clock and the machine, and differ from run to run.
 TIMING_KEYS = (
@@ -568,14 +559,12 @@ def model_work(model: PreTrainedModel) -> ModelWork:
 
 def _has_weights(module: nn.Module) -> bool:
     """Return True for a matrix, quantized or not, and for a choice of experts."""
-    if "Expert" in type(module).__name__ or any(
-        p.dim() > 1 for p in module.parameters(recurse=False)
-    ):
+    if "Expert" in type(module).__name__:
         return True
+    weights = [*module.parameters(recurse=False)]
     # Quantized ones are buffers of integers or bytes; masks are bools, tables of positions floats.
-    matrices = [buffer for buffer in module.buffers(recurse=False) if buffer.dim() > 1]
-    return any(
-        matrix.dtype != torch.bool
-        and (matrix.element_size() == 1 or not matrix.is_floating_point())
-        for matrix in matrices
-    )
+    for buffer in module.buffers(recurse=False):
+        is_table = buffer.is_floating_point() and buffer.element_size() > 1
+        if not is_table and buffer.dtype != torch.bool:
+            weights.append(buffer)
+    return any(weight.dim() > 1 for weight in weights)
