@@ -29,7 +29,6 @@ from transformers import (
     Trainer,
     TrainerCallback,
     TrainerState,
-    TrainingArguments,
 )
 from transformers.pytorch_utils import Conv1D
 
@@ -237,9 +236,7 @@ class RunLog(TrainerCallback):
         # An evaluation alone has no run to keep, and may have no directory.
         self._path: Path | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, *rest: object, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, *_: object, **__: object) -> None:
         """Write the history of the checkpoint that is resumed from, and the head of the table."""
         self._begin = state.global_step, time.monotonic()
         if state.is_world_process_zero:
@@ -248,9 +245,7 @@ class RunLog(TrainerCallback):
             write_text(self._path, "".join(map(_line, state.log_history)))
             _print_row("step tokens loss student teacher kept tok/s left".split())
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, *rest: object, **kwargs: object
-    ) -> None:
+    def on_log(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
         """Print the newest entry."""
         if not state.is_world_process_zero:
             return

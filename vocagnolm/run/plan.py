@@ -179,12 +179,11 @@ def _sizes(documents: Documents) -> list[float] | None:
 Precision = Literal["float32", "mixed", "16 bits"]
 # What a layer's backward pass keeps of a token: bytes per hidden and per inner unit, counted on
 # Llama's layers; and per hidden unit if only the layer's input is kept.
-_KEPT: dict[Precision, tuple[int, int]] = {
-    "float32": (28, 18),
-    "mixed": (28, 9),
-    "16 bits": (18, 9),
+_KEPT: dict[Precision, tuple[int, int, int]] = {
+    "float32": (28, 18, 4),
+    "mixed": (28, 9, 4),
+    "16 bits": (18, 9, 2),
 }
-_LAYER_INPUT: dict[Precision, int] = {"float32": 4, "mixed": 4, "16 bits": 2}
 # Bytes of a parameter: float32; AdamW has two moments.
 _WEIGHT, _GRADIENT, _MOMENTS = 4, 4, 8
 # Bytes of a weight by --teacher_quantization; nf4 has a float32 scale for 64 weights.
@@ -199,10 +198,9 @@ class Sizes:
     # Those with a gradient, and the weights of linear layers other than the output head.
     trained: int
     linear: int
-    # Parameters of the largest decoder layer, the number of layers, and parameters outside of them.
-    layer: int
+    # Those of the layer in use, of the next one, and outside of all layers: gathered if sharded.
+    gathered: int
     layers: int
-    rest: int
     # Widths of the residuals, and within the MLP.
     hidden: int
     inner: int
@@ -221,6 +219,7 @@ def sizes_of(model: PreTrainedModel | nn.Module) -> Sizes:
     with suppress(ValueError):
         layers = [_parameters(layer) for layer in decoder_layers(whole)]
     total = _parameters(model)
+    gathered = total - sum(layers) + 2 * max(layers, default=0)
     return Sizes(
         parameters=total,
         trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
@@ -229,9 +228,8 @@ def sizes_of(model: PreTrainedModel | nn.Module) -> Sizes:
             for module in model.modules()
             if isinstance(module, nn.Linear) and module is not head
         ),
-        layer=max(layers, default=0),
+        gathered=min(gathered, total),
         layers=count,
-        rest=total - sum(layers),
         hidden=hidden,
         inner=inner or 4 * hidden,
     )
@@ -285,7 +283,7 @@ def student_memory(student: Sizes, layout: Layout, tokens: float) -> dict[str, f
     parts: dict[str, float] = {"student with AdamW": state / (layout.shards or 1)}
     if layout.shards is not None:
         width = 4 if layout.precision == "float32" else 2
-        gathered = _gathered(student) if layout.reshards else student.parameters
+        gathered = student.gathered if layout.reshards else student.parameters
         parts["gathered weights"] = width * gathered
         # They are reduced with the last micro-batch only.
         if layout.accumulates:
@@ -296,12 +294,12 @@ def student_memory(student: Sizes, layout: Layout, tokens: float) -> dict[str, f
         # Autocast keeps them for the backward pass.
         if layout.precision == "mixed" and not layout.recomputes:
             parts["weights in 16 bits"] = 2 * student.linear
-    per_hidden, per_inner = _KEPT[layout.precision]
+    per_hidden, per_inner, of_input = _KEPT[layout.precision]
     layer = per_hidden * student.hidden + per_inner * student.inner
     kept = student.layers * layer
     # The inputs of all layers, and one layer made again.
     if layout.recomputes:
-        kept = student.layers * _LAYER_INPUT[layout.precision] * student.hidden + layer
+        kept = student.layers * of_input * student.hidden + layer
     parts["activations"] = tokens * kept
     return parts
 
@@ -319,13 +317,8 @@ def teacher_memory(
     parts = {"teacher" if is_known else "teacher (at full width)": size / devices}
     # A forward pass gathers some.
     if devices > 1:
-        parts["teacher's gathered weights"] = width * _gathered(teacher)
+        parts["teacher's gathered weights"] = width * teacher.gathered
     return parts
-
-
-def _gathered(model: Sizes) -> int:
-    """Count parameters of the layer in use, of the next one, and outside of all layers."""
-    return min(model.rest + 2 * model.layer, model.parameters)
 
 
 def device_memory(job: Job, models: Models) -> dict[str, float]:

@@ -26,7 +26,7 @@ from torch.distributed import ReduceOp
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.utils.data import RandomSampler, Sampler
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
@@ -82,13 +82,6 @@ def mixed_order(
     return order
 
 
-def shuffled(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """Draw the indices of an epoch's packed sequences of one corpus, as Accelerate does."""
-    generator = torch.Generator().manual_seed(seed + epoch)
-    indices: npt.NDArray[np.int64] = torch.randperm(size, generator=generator).numpy()
-    return indices
-
-
 @dataclass(eq=False)
 class StepSampler(Sampler[int]):
     """Draw an epoch of whole steps, each with its widest packed sequences first.
@@ -97,25 +90,38 @@ class StepSampler(Sampler[int]):
     most memory is needed at the beginning.
 
     Attributes:
-        draw: returns the indices of an epoch.
-        count: how many of them are read; a step may take more.
+        sizes: packed sequences of each corpus.
+        weights: shares of the corpora; without them all sequences are read once.
         widths: of all packed sequences; without them the order stays.
         step: returns the number of steps made, and so the epoch.
     """
 
-    draw: Callable[[int], npt.NDArray[np.int64]]
-    count: int
+    sizes: Sequence[int]
+    weights: Sequence[float] | None
+    seed: int
     per_step: int
     widths: npt.NDArray[np.int64] | None
     step: Callable[[], int]
 
     def __len__(self) -> int:
-        return self.count
+        mixed = self.weights and mixed_counts(self.sizes, self.weights).sum()
+        count = int(mixed or sum(self.sizes))
+        # Accelerate would repeat the first sequences until every process has a batch, and an
+        # epoch's last step would depend on how many processes there are. Those left out are others
+        # in every epoch.
+        return count // self.per_step * self.per_step or count
 
     def __iter__(self) -> Iterator[int]:
-        drawn = self.draw(self.step() // max(1, self.count // self.per_step))[: self.count]
+        epoch = self.step() // max(1, len(self) // self.per_step)
+        if self.weights:
+            drawn = mixed_order(self.sizes, self.weights, self.seed, epoch)
+        else:
+            # As Accelerate draws them.
+            generator = torch.Generator().manual_seed(self.seed + epoch)
+            drawn = torch.randperm(sum(self.sizes), generator=generator).numpy()
+        drawn = drawn[: len(self)]
         # A step that lacks sequences is filled with its first ones.
-        if self.widths is not None and self.count >= self.per_step:
+        if self.widths is not None and len(drawn) >= self.per_step:
             steps = drawn.reshape(-1, self.per_step)
             widest_first = np.argsort(-self.widths[steps], axis=1, kind="stable")
             drawn = np.take_along_axis(steps, widest_first, axis=1).ravel()
@@ -165,9 +171,7 @@ class Preemption(TrainerCallback):
         """Remember the saved step."""
         self._saved_step = state.global_step
 
-    def on_epoch_end(
-        self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_epoch_end(self, args: object, state: TrainerState, control: Any, **_: object) -> None:
         """Ask for a checkpoint, if there is none of this state; this event follows every stop."""
         if not self.is_agreed:
             return
@@ -206,11 +210,9 @@ class StepGuard(TrainerCallback):
         if self._recorder is not None:
             self._teacher_losses.append((block_B, loss_BT))
 
-    def on_pre_optimizer_step(
-        self, args: object, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, args: object, state: Any, control: Any, **given: Any) -> None:
         """Skip the update, or stop, if a loss or a gradient is not finite on any process."""
-        model: nn.Module = kwargs["model"]
+        model: nn.Module = given["model"]
         metrics, preemption = self._trainer.metrics, self._trainer.preemption
         # One maximum over processes of four numbers, each -1 or 0 where all is well:
         #     bad sequence of the student | of the teacher | gradient is bad | asked to stop
@@ -262,8 +264,7 @@ class StepGuard(TrainerCallback):
             raise NonFiniteLoss(f"step {step}: {fault}; no update was made, {before}; {advice}")
         metrics.drop_step()
         # An optimizer passes over parameters without a gradient, and leaves their state alone.
-        for parameter in model.parameters():
-            parameter.grad = None
+        model.zero_grad(set_to_none=True)
         if trainer.is_world_process_zero():
             logger.warning(
                 "step %d: %s; no update was made (%d in a row, --max_bad_steps %d)",
@@ -319,27 +320,18 @@ class ResumableTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
         """End an epoch where the last whole global batch ends."""
+        if not isinstance(given := super()._get_train_sampler(train_dataset), RandomSampler):
+            return given
         data: Any = self.train_dataset if train_dataset is None else train_dataset
         args, per_step = self.args, self.blocks_per_step
+        weights = getattr(data, "weights", None)
+        sizes = list(data.parts.values()) if weights else [len(data)]
         # Not PyTorch's seed: other trainers set it too, and processes may have one each.
         seed = args.seed if args.data_seed is None else args.data_seed
-        draw: Callable[[int], npt.NDArray[np.int64]]
-        if (weights := getattr(data, "weights", None)) is not None:
-            sizes = list(data.parts.values())
-            count = int(mixed_counts(sizes, weights).sum())
-            draw = partial(mixed_order, sizes, weights, seed)
-        elif isinstance(given := super()._get_train_sampler(train_dataset), RandomSampler):
-            count, draw = len(data), partial(shuffled, len(data), seed)
-        else:
-            return given
-        # Accelerate would repeat the first sequences until every process has a batch, and an
-        # epoch's last step would depend on how many processes there are. Those left out are others
-        # in every epoch.
-        kept = count // per_step * per_step or count
         # A step that is one micro-batch has nothing to gain.
         is_split = self.orders_steps and per_step > args.train_batch_size
         widths = getattr(data, "teacher_tokens", None) if is_split else None
-        return StepSampler(draw, kept, per_step, widths, lambda: self.state.global_step)
+        return StepSampler(sizes, weights, seed, per_step, widths, lambda: self.state.global_step)
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.integrations import integration_utils
 from transformers.trainer import TRAINER_STATE_NAME
 
@@ -195,11 +195,9 @@ class Extras(TrainerCallback):
             about = json.dumps(self._about, indent=2)
             self._board.add_text("config", f"```json\n{about}\n```")
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, *rest: object, **kwargs: Any
-    ) -> None:
+    def on_log(self, args: object, state: TrainerState, *_: object, **given: Any) -> None:
         """Send the sample of excess losses whose quantiles the log has."""
-        if "excess_loss_p50_nats" in kwargs["logs"]:
+        if "excess_loss_p50_nats" in given["logs"]:
             name, sample = "guidance/excess_loss_nats", self._trainer.metrics.excess_sample
             if self._board:
                 self._board.add_histogram(name, sample, state.global_step)
