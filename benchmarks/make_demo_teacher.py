@@ -22,17 +22,14 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
+    LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
 from benchmarks.generated import llama_decoder
-from vocagnolm.demo import models as demo_models
 from vocagnolm.demo import world as demo_world
-from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER, Quality, judge
-from vocagnolm.demo.run import train
+from vocagnolm.demo.run import STUDENT_TOKENIZER, TEACHER, judge, student_config, train
 from vocagnolm.io import ASSETS
 
 SEED = 1
@@ -44,7 +41,7 @@ TEACHER_VOCABULARY_TOKENS = 2048
 TEXTS = 30_000  # an epoch is never finished: no text is read twice
 
 
-def make(output_dir: Path, scratch: Path) -> Quality:
+def make(output_dir: Path, scratch: Path) -> dict[str, float]:
     """Train the teacher, and judge it as it is shipped, by the held-out problems.
 
     `output_dir` gets `demo_teacher/` (weights, configuration, tokenizer) and `demo_student/`
@@ -54,7 +51,19 @@ def make(output_dir: Path, scratch: Path) -> Quality:
     tokenizer = teacher_tokenizer()
     torch.manual_seed(SEED)
     # About half a million parameters.
-    config = demo_models.llama_config(TEACHER_VOCABULARY_TOKENS, 96, 256, layers=3, start=0, end=0)
+    config = LlamaConfig(
+        vocab_size=TEACHER_VOCABULARY_TOKENS,
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        initializer_range=0.04,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     untrained = LlamaForCausalLM(config)
     newest = scratch / "untrained"
     untrained.save_pretrained(newest)
@@ -76,13 +85,7 @@ def make(output_dir: Path, scratch: Path) -> Quality:
     model = AutoModelForCausalLM.from_pretrained(newest, dtype=torch.float16)
     model.save_pretrained(output_dir / TEACHER)
     tokenizer.save_pretrained(output_dir / TEACHER)
-    return verdict(output_dir / TEACHER)
-
-
-def verdict(teacher: Path, limit: int | None = None) -> Quality:
-    """Judge a saved teacher."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
-    return judge(model, AutoTokenizer.from_pretrained(teacher), limit)
+    return judge(output_dir / TEACHER)
 
 
 def _lessons(stage: str, scratch: Path) -> Path:
@@ -90,7 +93,7 @@ def _lessons(stage: str, scratch: Path) -> Path:
     excluded = demo_world.held_out_questions()
     texts = lessons(TEXTS, SEED, 0.0, excluded)
     if stage == "pages":
-        general = demo_world.general_corpus(TEXTS // 10, SEED, excluded)
+        general = demo_world.general_corpus(TEXTS // 10, SEED)
         texts = chain(lessons(TEXTS, SEED + 1, 0.4, excluded), general)
     corpus = scratch / f"{stage}.jsonl"
     demo_world.write_jsonl(corpus, texts)
@@ -110,7 +113,7 @@ def student_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.decoder = llama_decoder()
     special = ["<unk>", "<s>", "</s>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=demo_models.STUDENT_VOCABULARY_TOKENS,
+        vocab_size=student_config().vocab_size,
         special_tokens=special + [f"<0x{byte:02X}>" for byte in range(256)],
         show_progress=False,
     )
@@ -173,7 +176,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         result = make(output_dir, Path(scratch))
     sys.stdout.write(
-        f"teacher accuracy {result.accuracy:.3f}, loss on solutions {result.answer_loss:.4f} nats\n"
+        f"teacher accuracy {result['accuracy']:.3f}, loss on solutions "
+        f"{result['answer_loss']:.4f} nats\n"
     )
 
 

@@ -33,8 +33,7 @@ from benchmarks.models import llama, make_trainer, prepare
 from vocagnolm import PackedCollator, prepare_dataset
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.demo import world as demo_world
-from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER
-from vocagnolm.demo.run import BASE, BASE_OPTIONS, make_base
+from vocagnolm.demo.run import BASE, STUDENT_TOKENIZER, TEACHER, make_base
 from vocagnolm.io import ASSETS
 
 LENGTH, TEACHER_CONTEXT, ROWS = 256, 512, 4
@@ -144,7 +143,7 @@ def select(student: Any, teacher: Any, batches: list[Any], way: Way) -> tuple[Te
 
 def make_batches(seed: int, pages: int) -> list[Any]:
     """Pages of the embedded world that no student of the demo has read."""
-    texts = demo_world.corpus(pages, 1000 + seed, 0.4, demo_world.held_out_questions())
+    texts = demo_world.corpus(pages, 1000 + seed, 0.4)
     blocks = prepare_dataset(
         datasets.Dataset.from_dict({"text": list(texts)}),
         *(AutoTokenizer.from_pretrained(ASSETS / name) for name in (STUDENT_TOKENIZER, TEACHER)),
@@ -160,7 +159,7 @@ def demo_pair(seed: int, directory: Path) -> tuple[Any, Any]:
     own = directory / f"seed{seed}"
     own.mkdir()
     with redirect_stdout(sys.stderr):
-        make_base(own, seed, BASE_OPTIONS)
+        make_base(own, seed)
     load = AutoModelForCausalLM.from_pretrained
     return tuple(load(path, dtype=torch.float32) for path in (own / BASE, ASSETS / TEACHER))
 

@@ -11,7 +11,6 @@ import json
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from random import Random
@@ -27,12 +26,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.models import llama
 from vocagnolm.cli import main as vocagnolm
 from vocagnolm.demo import world as demo_world
-from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER, judge
 from vocagnolm.demo.run import (
     BASE,
-    BASE_OPTIONS,
     CURVE_PROBLEMS,
     PAGE_TOKENS,
+    STUDENT_TOKENIZER,
+    TEACHER,
+    judge,
     make_base,
     train,
 )
@@ -143,7 +143,7 @@ class DemoWorld(World):
     def make_base(self, path: Path, seed: int) -> None:
         """A student that has read noise, prose and questions."""
         path.mkdir()
-        make_base(path, seed, BASE_OPTIONS)
+        make_base(path, seed)
 
     def make_pages(self, path: Path, seed: int) -> None:
         """Problems among noise, many with wrong solutions."""
@@ -155,8 +155,7 @@ class DemoWorld(World):
 
     def _write_pages(self, path: Path, seed: int, wrong_share: float) -> None:
         count = self.steps * self.step_tokens // PAGE_TOKENS
-        excluded = demo_world.held_out_questions()
-        write_corpus(path, list(demo_world.corpus(count, seed, wrong_share, excluded)))
+        write_corpus(path, list(demo_world.corpus(count, seed, wrong_share)))
 
     def make_reference(self, path: Path, seed: int) -> None:
         """The student after as many pages without wrong solutions."""
@@ -167,8 +166,7 @@ class DemoWorld(World):
         return self.need("base", seed) / BASE
 
     def judge(self, model: Path) -> dict[str, float]:  # noqa: D102
-        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        return asdict(judge(loaded, AutoTokenizer.from_pretrained(model)))
+        return judge(model)
 
 
 # -- Real documents ------------------------------------------------------------------------------

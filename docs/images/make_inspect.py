@@ -15,8 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from vocagnolm.demo.models import TEACHER
-from vocagnolm.demo.run import BASE, BASE_OPTIONS, make_base
+from vocagnolm.demo.run import BASE, TEACHER, make_base
 from vocagnolm.demo.world import write_jsonl
 from vocagnolm.io import ASSETS
 from vocagnolm.report import inspect
@@ -35,7 +34,7 @@ def main() -> None:
     """Train, inspect, and photograph the page."""
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        make_base(scratch, 0, BASE_OPTIONS)
+        make_base(scratch, 0)
         pages = scratch / "pages.jsonl"
         write_jsonl(pages, (PAGE.format(solution) for solution in SOLUTIONS))
         status = inspect.main(

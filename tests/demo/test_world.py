@@ -13,9 +13,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from benchmarks import make_demo_teacher
-from vocagnolm.demo import models as demo_models
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.main import main
+from vocagnolm.demo.run import STUDENT_TOKENIZER, TEACHER, judge
 from vocagnolm.evaluation.extraction import extract
 from vocagnolm.io import ASSETS
 from vocagnolm.readers import PROBE, load_tokenizer
@@ -29,7 +29,7 @@ QUESTION = re.compile(r"^Q: (.*)$", re.MULTILINE)
 
 
 def pages(count: int = 2000, seed: int = 0, wrong_share: float = 0.3) -> list[str]:
-    return list(demo_world.corpus(count, seed, wrong_share, EXCLUDED))
+    return list(demo_world.corpus(count, seed, wrong_share))
 
 
 def is_right(text: str) -> bool:
@@ -80,7 +80,7 @@ def test_corpus_has_its_share_of_wrong_solutions(wrong_share: float) -> None:
 def test_held_out_questions_are_in_no_text() -> None:
     problems = demo_world.held_out_problems()
     assert len(problems) == len(EXCLUDED) == demo_world.HELD_OUT_PROBLEMS
-    texts = [*pages(4000), *demo_world.general_corpus(2000, 0, EXCLUDED)]
+    texts = [*pages(4000), *demo_world.general_corpus(2000, 0)]
     texts += make_demo_teacher.lessons(2000, make_demo_teacher.SEED, 0.4, EXCLUDED)
     assert EXCLUDED.isdisjoint(question for text in texts for question in QUESTION.findall(text))
 
@@ -93,8 +93,8 @@ def test_excluding_draws_again() -> None:
 @pytest.mark.parametrize(
     ("directory", "role", "made"),
     [
-        (demo_models.STUDENT_TOKENIZER, "student", make_demo_teacher.student_tokenizer),
-        (demo_models.TEACHER, "teacher", make_demo_teacher.teacher_tokenizer),
+        (STUDENT_TOKENIZER, "student", make_demo_teacher.student_tokenizer),
+        (TEACHER, "teacher", make_demo_teacher.teacher_tokenizer),
     ],
 )
 def test_shipped_tokenizer_round_trips_and_is_reproducible(directory, role, made) -> None:
@@ -106,18 +106,17 @@ def test_shipped_tokenizer_round_trips_and_is_reproducible(directory, role, made
 
 def test_tokenizers_cut_numbers_differently() -> None:
     student, teacher = (
-        AutoTokenizer.from_pretrained(ASSETS / name)
-        for name in (demo_models.STUDENT_TOKENIZER, demo_models.TEACHER)
+        AutoTokenizer.from_pretrained(ASSETS / name) for name in (STUDENT_TOKENIZER, TEACHER)
     )
     assert student.tokenize("a 12.")[-2:] == ["\u258112", "."]
     assert teacher.tokenize("a 12.")[-3:] == ["1", "2", "."]
 
 
 def test_shipped_teacher_solves_held_out_problems() -> None:
-    teacher = ASSETS / demo_models.TEACHER
-    verdict = make_demo_teacher.verdict(teacher, limit=100)
-    assert verdict.accuracy >= 0.97
-    assert verdict.answer_loss < 0.02
+    teacher = ASSETS / TEACHER
+    verdict = judge(teacher, limit=100)
+    assert verdict["accuracy"] >= 0.97
+    assert verdict["answer_loss"] < 0.02
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from benchmarks.experiments import (
     selection_under_precision,
     worlds,
 )
+from vocagnolm.demo import run as demo_run
 from vocagnolm.demo import world as demo_world
-from vocagnolm.demo.models import STUDENT_TOKENIZER
 from vocagnolm.io import ASSETS
 from vocagnolm.store.format import Store
 
@@ -119,7 +119,7 @@ def test_oracle_and_judge_run_in_a_tiny_world(corpus: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(("problem", "at"), [("How?\nb", 4), ("How\nb?\n\nc d", 6)])
 def test_answers_are_what_follows_the_question(problem: str, at: int, tmp_path: Path) -> None:
     """Of a model without preferences every token costs the same."""
-    tokenizer = AutoTokenizer.from_pretrained(ASSETS / STUDENT_TOKENIZER)
+    tokenizer = AutoTokenizer.from_pretrained(ASSETS / demo_run.STUDENT_TOKENIZER)
     model = worlds.make_model(len(tokenizer), 8, 1)
     torch.nn.init.zeros_(model.model.embed_tokens.weight)
     for saved in (model, tokenizer):
@@ -142,7 +142,7 @@ def test_conversations_are_compared_at_their_tiniest_size(
     monkeypatch.setattr(conversations.DemoWorld, "options", tiny)
     monkeypatch.setattr(conversations.DemoWorld, "steps", 2)
     monkeypatch.setattr(demo_world, "HELD_OUT_PROBLEMS", 8)
-    monkeypatch.setattr(worlds, "BASE_OPTIONS", ("--max_steps=1", "--global_batch_tokens=512"))
+    monkeypatch.setattr(demo_run, "BASE_OPTIONS", ("--max_steps=1", "--global_batch_tokens=512"))
     runs = ["--runs", "student", "teacher", "cpt", "share"]
     conversations.main(["--output_dir", str(tmp_path), "--seeds=7", *runs])
     read = set()

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from wandb_files import stored
 
 from vocagnolm.demo import world
-from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER, student_config
+from vocagnolm.demo.run import STUDENT_TOKENIZER, TEACHER, student_config
 from vocagnolm.evaluation import main as evaluation
 from vocagnolm.io import ASSETS
 from vocagnolm.run import options as train
@@ -34,8 +34,7 @@ def test_evaluation_is_in_the_run_that_trained_the_model(offline: Path, tmp_path
     LlamaForCausalLM(student_config()).save_pretrained(tmp_path / "student")
     tokenizer = AutoTokenizer.from_pretrained(ASSETS / STUDENT_TOKENIZER)
     tokenizer.save_pretrained(tmp_path / "student")
-    held_out = world.held_out_questions()
-    world.write_jsonl(tmp_path / "pages.jsonl", world.corpus(40, 1, 0.4, held_out))
+    world.write_jsonl(tmp_path / "pages.jsonl", world.corpus(40, 1, 0.4))
     recipe = tmp_path / "recipes" / "show" / "guided.yaml"
     recipe.parent.mkdir(parents=True)
     recipe.write_text(RECIPE.format(root=tmp_path, teacher=ASSETS / TEACHER))

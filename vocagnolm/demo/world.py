@@ -149,15 +149,15 @@ def held_out_questions() -> frozenset[str]:
     return frozenset(item.question for item in held_out_problems())
 
 
-def corpus(count: int, seed: int, wrong_share: float, excluded: Collection[str]) -> Iterator[str]:
+def corpus(count: int, seed: int, wrong_share: float) -> Iterator[str]:
     """Draw the pages of a continual pretraining."""
-    rng = random.Random(f"pages {seed}")
+    rng, excluded = random.Random(f"pages {seed}"), held_out_questions()
     return (page(rng, wrong_share, excluded) for _ in range(count))
 
 
-def general_corpus(count: int, seed: int, excluded: Collection[str]) -> Iterator[str]:
+def general_corpus(count: int, seed: int) -> Iterator[str]:
     """Draw the texts of a student's first pretraining."""
-    rng = random.Random(f"general {seed}")
+    rng, excluded = random.Random(f"general {seed}"), held_out_questions()
     return (general_text(rng, excluded) for _ in range(count))
 
 

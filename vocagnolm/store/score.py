@@ -30,17 +30,6 @@ _SHOWN = 10
 def main(argv: Sequence[str] | None = None) -> int:
     """Score a corpus or verify a store, and return the exit status."""
     logging.getLogger("vocagnolm").setLevel(logging.INFO)
-    arguments = parse_score(argv)
-    if arguments.verify:
-        return _verify(arguments)
-    from vocagnolm.store.scoring import score
-
-    score(arguments)
-    return Exit.DONE
-
-
-def parse_score(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
     parser = Parser("vocagnolm score", __doc__)
     add = parser.add_argument
     add("--teacher", help="Causal LM that scores: a hub name or a directory.")
@@ -75,7 +64,12 @@ def parse_score(argv: Sequence[str] | None = None) -> argparse.Namespace:
             raise ValueError(f"--{name} must be at least 1, got {value}")
     if arguments.quantization is not None:
         arguments.quantization = json_settings("--quantization", arguments.quantization)
-    return arguments
+    if arguments.verify:
+        return _verify(arguments)
+    from vocagnolm.store.scoring import score
+
+    score(arguments)
+    return Exit.DONE
 
 
 def _verify(arguments: argparse.Namespace) -> int:
@@ -92,18 +86,18 @@ def _verify(arguments: argparse.Namespace) -> int:
             "again that made the store"
         )
         return Exit.FAULTS
-    missing = []
     if arguments.dataset:
-        from vocagnolm.store.scoring import find_missing, load_corpora
+        from vocagnolm.store.scoring import find_missing
 
-        missing = find_missing(Store(directory), load_corpora(arguments))
-    if missing:
-        shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
-        print_main(
-            f"{len(missing):,} documents of {' '.join(arguments.dataset)} are not in "
-            f"{directory}, or have another text there (indices from 0: {shown}): score this corpus "
-            "into another directory, or train without them with --missing_losses skip"
-        )
-        return Exit.FAULTS
+        if missing := find_missing(Store(directory), arguments):
+            shown = ", ".join(map(str, missing[:_SHOWN]))
+            more = ", ..." if len(missing) > _SHOWN else ""
+            print_main(
+                f"{len(missing):,} documents of {' '.join(arguments.dataset)} are not in "
+                f"{directory}, or have another text there (indices from 0: {shown}{more}): score "
+                "this corpus into another directory, or train without them with --missing_losses "
+                "skip"
+            )
+            return Exit.FAULTS
     print_main(f"{directory}: {len(shards)} shards, {manifest['tokens']:,} tokens, all good")
     return Exit.DONE

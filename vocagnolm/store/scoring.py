@@ -36,7 +36,7 @@ from vocagnolm.spans import Encoding, encode_batch, encode_rendered
 from vocagnolm.store import format as store
 from vocagnolm.store.read import StoredReader
 from vocagnolm.store.served import ServedScorer
-from vocagnolm.store.windows import HFScorer, Scorer, Window, windows
+from vocagnolm.store.windows import HFScorer, Window, windows
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,8 @@ _LONGEST_CONTEXT = 4096
 _LOG_S = 30.0
 # As many documents as this fail together for one reason, which lies in the settings.
 _HOPELESS = 8
+
+Scorer = HFScorer | ServedScorer
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class ScoringJob:
         return [shard for shard in range(self.shards) if not self.is_written(shard)]
 
 
-def load_corpora(options: object) -> datasets.Dataset:
+def load_corpora(options: Namespace) -> datasets.Dataset:
     """Load the corpora of `corpora_of`, concatenated."""
     sources = corpora_of(options)
     loaded = [load_corpus(name, **given) for name, given in sources]
@@ -151,10 +153,8 @@ def score(options: Namespace) -> None:
     }
     if rank0(lambda: _is_finished(job, plan)):
         return
-    scorer: Scorer
-    if served:
-        scorer = served
-    else:
+    scorer: Scorer | None = served
+    if not scorer:
         model = source.load(getattr(torch, dtype), options.quantization, state.device)
         # Quantized weights were placed as they were loaded.
         if not options.quantization:
@@ -180,8 +180,6 @@ def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig)
         raise ValueError(
             f"--context {context} exceeds the teacher's context of {limit}: lower it to that"
         )
-    reader = teacher_reader(tokenizer, context, options.teacher_chat_template)
-    corpus = load_corpora(options)
     least = options.min_context or min(_MIN_CONTEXT, context // 4)
     # A window has a start token, and has to score a token of its own.
     if least > context - 2:
@@ -189,6 +187,8 @@ def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig)
             f"--min_context {least} leaves no room in a context of {context}: lower it to at most "
             f"{context - 2}"
         )
+    reader = teacher_reader(tokenizer, context, options.teacher_chat_template)
+    corpus = load_corpora(options)
     if is_conversations(corpus):
         reader.check_template()
     sizes = least, options.shard_documents
@@ -334,9 +334,9 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> int:
 # -- What a store lacks ------------------------------------------------------------------------
 
 
-def find_missing(opened: store.Store, corpus: datasets.Dataset) -> list[int]:
-    """List the indices of the usable documents of a corpus that a store lacks."""
-    template = None
+def find_missing(opened: store.Store, options: Namespace) -> list[int]:
+    """List the indices of the usable documents of the corpora that a store lacks."""
+    corpus, template = load_corpora(options), None
     if is_conversations(corpus):
         StoredReader([opened]).check_templates()
         template = Template.of_json(opened.manifest)

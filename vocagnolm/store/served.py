@@ -50,76 +50,6 @@ _SAME_NATS = 0.5
 _NO_LOSS_NATS = 9999.0
 
 
-class RejectedError(ValueError):
-    """A request that the server does not answer, however often it is asked."""
-
-
-class Client:
-    """Sends requests to one server, again after growing waits.
-
-    Its key is read from the environment; it is neither logged nor sent to another host.
-    """
-
-    def __init__(self, url: str):
-        if not re.fullmatch(r"https?://[^@?]+", url):
-            raise ValueError(f"--server must be http://HOST:PORT, and its key in {API_KEY}")
-        self.url = url.rstrip("/").removesuffix("/v1")
-        self._key = os.environ.get(API_KEY, "").strip()
-
-    def connect(self) -> httpx.AsyncClient:
-        """Open connections, for `ask`, which its callers bound."""
-        import httpx
-
-        return httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
-            timeout=httpx.Timeout(_LONGEST_S, connect=_CONNECT_S, pool=None),
-            limits=httpx.Limits(),
-        )
-
-    async def ask(
-        self, http: httpx.AsyncClient, path: str, body: JsonObject, retries: int | None = None
-    ) -> JsonObject:
-        """Return the answer to a request; an OSError if all attempts fail.
-
-        A RejectedError where the server finds it wrong; another ValueError where it does not know
-        the path, the model or the key, or redirects.
-        """
-        import httpx
-
-        waits_s = WAITS_S[:retries]
-        for attempt in range(len(waits_s) + 1):
-            asked_s = 0.0
-            try:
-                response = await http.post(self.url + path, json=body)
-            except httpx.RequestError as error:
-                reason = f"{type(error).__name__} {error}"
-            else:
-                status = response.status_code
-                # Some servers repeat the key that they reject.
-                text = response.text.replace(self._key, "***") if self._key else response.text
-                reason = " ".join(f"{status} {response.reason_phrase} {text[:200]}".split())
-                if status in _REJECTED:
-                    raise RejectedError(f"the server answers {reason}")
-                if status >= 500 or status in _BUSY:
-                    wanted = response.headers.get("retry-after", "")
-                    asked_s = min(float(wanted), _LONGEST_S) if wanted.isdigit() else 0.0
-                elif not response.is_success:
-                    raise ValueError(f"--server {self.url}{path} answers {reason}")
-                else:
-                    with suppress(ValueError):
-                        answer: JsonObject = response.json()
-                        return answer
-                    reason = f"an answer that is cut, or no JSON: {reason}"
-            if attempt < len(waits_s):
-                # At random, or those that failed at once would come back at once.
-                wait_s = waits_s[attempt] * random.uniform(0.5, 1.0)
-                await asyncio.sleep(max(asked_s, wait_s))
-        raise OSError(
-            f"--server {self.url} has failed {len(waits_s) + 1} times, at last with {reason}: look "
-            "at it, and give the same command again to continue"
-        )
-
-
 # -- Three APIs --------------------------------------------------------------------------------
 
 # Losses of N tokens, NaN where there is none, and their ids or texts; the start token comes first.
@@ -200,11 +130,17 @@ APIS = {
 
 
 class ServedScorer:
-    """Scores windows of a reader's tokens with the model that a server has under a name."""
+    """Scores windows of a reader's tokens with the model that a server has under a name.
+
+    The server's key is read from the environment; it is neither logged nor sent to another host.
+    """
 
     def __init__(self, url: str, model: str, reader: Reader, concurrency: int):
-        self._client, self._model = Client(url), model
+        if not re.fullmatch(r"https?://[^@?]+", url):
+            raise ValueError(f"--server must be http://HOST:PORT, and its key in {API_KEY}")
+        self._url, self._model = url.rstrip("/").removesuffix("/v1"), model
         self._reader, self._concurrency = reader, concurrency
+        self._key = os.environ.get(API_KEY, "").strip()
         self._name, self.api = "vllm", APIS["vllm"]
         self._start = str(reader.tokenizer.decode([reader.start]))
         # Losses of first tokens by their texts, where the server hides them.
@@ -215,7 +151,7 @@ class ServedScorer:
         """Describe how a store was made; the server's weights and their dtype are not known."""
         return {
             "engine": "served",
-            "server": self._client.url,
+            "server": self._url,
             "served_model": self._model,
             "api": self._name,
             "dtype": None,
@@ -237,18 +173,20 @@ class ServedScorer:
             else:
                 reasons.append(f"{self._name}: all losses are the same")
         raise ValueError(
-            f"--server {self._client.url} gives no losses of a prompt ({'; '.join(reasons)}): "
+            f"--server {self._url} gives no losses of a prompt ({'; '.join(reasons)}): "
             "serve the teacher with vLLM, SGLang, or llama-cpp-python with logits_all"
         )
 
     async def _probe(self, window: Window) -> LossArray | str:
-        async with self._client.connect() as http:
+        async with self._connect() as http:
             try:
                 if not self.api.takes_ids:
                     # All tokens that may follow the start token, as the first loss is hidden.
                     size = len(self._reader.tokenizer)
                     body = _completion(self._model, self._start, logprobs=size)
-                    answer = await self._client.ask(http, self.api.path, body, _PROBE_RETRIES)
+                    answer = await self._post(http, body, _PROBE_RETRIES)
+                    if isinstance(answer, str):
+                        return answer
                     followers = answer["choices"][0]["logprobs"]["top_logprobs"][0]
                     # Parts of characters share a text, nothing or U+FFFD.
                     whole = {text: one for text, one in followers.items() if text.strip(_PART)}
@@ -263,7 +201,7 @@ class ServedScorer:
 
     async def _ask_all(self, windows: Sequence[Window]) -> list[LossArray | str]:
         gate = asyncio.Semaphore(self._concurrency)
-        async with self._client.connect() as http:
+        async with self._connect() as http:
 
             async def ask(window: Window) -> LossArray | str:
                 async with gate:
@@ -284,15 +222,68 @@ class ServedScorer:
             prompt = self._start + text
         body, reason = self.api.request(self._model, prompt), ""
         for _ in range(_ATTEMPTS):
-            try:
-                answer = await self._client.ask(http, self.api.path, body, retries)
-            except RejectedError as error:
-                return str(error)
+            answer = await self._post(http, body, retries)
+            if isinstance(answer, str):
+                return answer
             try:
                 return self._checked(window, *self.api.read(answer))
             except _MALFORMED as error:
                 reason = f"{type(error).__name__}: {error}"
         return f"the server does not answer with its losses ({reason})"
+
+    def _connect(self) -> httpx.AsyncClient:
+        import httpx
+
+        return httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            timeout=httpx.Timeout(_LONGEST_S, connect=_CONNECT_S, pool=None),
+            # Callers bound the requests.
+            limits=httpx.Limits(),
+        )
+
+    async def _post(
+        self, http: httpx.AsyncClient, body: JsonObject, retries: int | None
+    ) -> JsonObject | str:
+        """Return the answer to a request, or why the server finds it wrong.
+
+        An OSError if all attempts fail. A ValueError where the server does not know the path, the
+        model or the key, or redirects.
+        """
+        import httpx
+
+        waits_s = WAITS_S[:retries]
+        for attempt in range(len(waits_s) + 1):
+            asked_s = 0.0
+            try:
+                response = await http.post(self._url + self.api.path, json=body)
+            except httpx.RequestError as error:
+                reason = f"{type(error).__name__} {error}"
+            else:
+                status = response.status_code
+                # Some servers repeat the key that they reject.
+                text = response.text.replace(self._key, "***") if self._key else response.text
+                reason = " ".join(f"{status} {response.reason_phrase} {text[:200]}".split())
+                if status in _REJECTED:
+                    return f"the server answers {reason}"
+                if status >= 500 or status in _BUSY:
+                    wanted = response.headers.get("retry-after", "")
+                    asked_s = min(float(wanted), _LONGEST_S) if wanted.isdigit() else 0.0
+                elif not response.is_success:
+                    raise ValueError(f"--server {self._url}{self.api.path} answers {reason}")
+                else:
+                    with suppress(ValueError):
+                        answer = response.json()
+                        if isinstance(answer, dict):
+                            return answer
+                    reason = f"an answer that is cut, or no JSON object: {reason}"
+            if attempt < len(waits_s):
+                # At random, or those that failed at once would come back at once.
+                wait_s = waits_s[attempt] * random.uniform(0.5, 1.0)
+                await asyncio.sleep(max(asked_s, wait_s))
+        raise OSError(
+            f"--server {self._url} has failed {len(waits_s) + 1} times, at last with {reason}: "
+            "look at it, and give the same command again to continue"
+        )
 
     def _checked(
         self, window: Window, losses: list[float], tokens: list[int | str | None]

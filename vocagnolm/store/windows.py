@@ -7,7 +7,6 @@ is scored with less context than that.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,14 +28,6 @@ class Window:
     document: int
     ids: list[int]
     scored: int
-
-
-class Scorer(Protocol):
-    """A model that scores windows, here or behind a server."""
-
-    def losses(self, windows: Sequence[Window]) -> Sequence[LossArray | str]:
-        """Return the losses of the scored tokens of each window, in nats, or why it has none."""
-        ...
 
 
 def windows(
