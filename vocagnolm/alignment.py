@@ -7,9 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vocagnolm.conventions import UNMAPPED
-from vocagnolm.spans import Spans, find_disorder
-
-IntArray = npt.NDArray[np.int64]
+from vocagnolm.spans import IntArray, Spans, find_disorder
 
 
 def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
@@ -118,7 +116,7 @@ def align_positions(student_tokens: int, teacher_tokens: int) -> Spans:
 
 def narrow_spans(
     spans: Spans, edges: npt.ArrayLike | None = None
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32], IntArray]:
     """Write spans in about a byte each, as `widen_spans` reads them.
 
     They are those of one row, or of several, concatenated, with these edges. Returns (steps [N],

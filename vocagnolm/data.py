@@ -32,21 +32,40 @@ from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, fit_turns
 from vocagnolm.conventions import TEXT, UNMAPPED
 from vocagnolm.corpus import column_values, conversations_of, is_conversations, unusable
-from vocagnolm.readers import Guide, Reader, Teachers
-from vocagnolm.spans import Spans, Tokens
+from vocagnolm.readers import Cuts, Reader, TeacherReaders
+from vocagnolm.spans import IntArray, Spans, Tokens
+
+# Raise it when the columns or the segmentation change: old caches must not be read.
+_FORMAT = 10
+# Documents that are aligned and cached together: minutes of work.
+_PART = 100_000
+# Why a document is skipped.
+EMPTY = "a tokenizer finds no token in it"
+MISSING = "not in the teacher-loss store, or another text there"
+# Aim below the limit: a good place to cut is looked for before it.
+_FILL = 0.95
+# Types of the arrays of a row; ids are narrower where a vocabulary allows it.
+_ARRAYS = {
+    **dict.fromkeys(("student_ids", "teacher_ids", "teacher_counts"), "int32"),
+    "teacher_losses": "float32",
+    **dict.fromkeys(("student_steps", "teacher_steps"), "uint8"),
+    **dict.fromkeys(("student_jumps", "teacher_jumps"), "int32"),
+    **dict.fromkeys(("student_labelled", "teacher_labelled"), "int32"),
+}
+TEACHER_ARRAYS = tuple(name for name in _ARRAYS if name.startswith("teacher_"))
+_INTEGERS = (
+    *("document", "start", "end"),
+    *("student_tokens", "teacher_tokens", "text_tokens", "unmapped_text_tokens"),
+    *("left_out_messages", "trimmed_characters"),
+)
+
 
 # -- Cutting -------------------------------------------------------------------------------------
 
 
-# Why a text is skipped.
-EMPTY = "a tokenizer finds no token in it"
-# Aim below the limit: a good place to cut is looked for before it.
-_FILL = 0.95
-
-
 def cut_text(
     text: str,
-    models: Sequence[npt.NDArray[np.int64]],
+    models: Sequence[IntArray],
     limits: Sequence[int],
     marks: Sequence[int] = (),
 ) -> list[int] | str:
@@ -112,23 +131,6 @@ def _best(text: str, places: npt.NDArray[np.bool_], start: int, stop: int) -> in
 
 
 # -- Rows ----------------------------------------------------------------------------------------
-
-
-IntArray = npt.NDArray[np.int64]
-# Types of the arrays of a row; ids are narrower where a vocabulary allows it.
-_ARRAYS = {
-    **dict.fromkeys(("student_ids", "teacher_ids", "teacher_counts"), "int32"),
-    "teacher_losses": "float32",
-    **dict.fromkeys(("student_steps", "teacher_steps"), "uint8"),
-    **dict.fromkeys(("student_jumps", "teacher_jumps"), "int32"),
-    **dict.fromkeys(("student_labelled", "teacher_labelled"), "int32"),
-}
-TEACHER_ARRAYS = tuple(name for name in _ARRAYS if name.startswith("teacher_"))
-_INTEGERS = (
-    *("document", "start", "end"),
-    *("student_tokens", "teacher_tokens", "text_tokens", "unmapped_text_tokens"),
-    *("left_out_messages", "trimmed_characters"),
-)
 
 
 class _Part(NamedTuple):
@@ -244,19 +246,21 @@ def _rows(*parts: tuple[IntArray, npt.NDArray[Any]]) -> tuple[IntArray, npt.NDAr
     return edges, rows
 
 
-def column_types(*largest_ids: int) -> datasets.Features:
-    """Return the types of the columns, by the largest ids of the student and of the teachers."""
+def _column_types(student: Reader, teachers: TeacherReaders) -> datasets.Features:
     types = dict(_ARRAYS)
-    for name, largest in zip(("student_ids", "teacher_ids"), largest_ids, strict=True):
+    for name, readers in (("student_ids", (student,)), ("teacher_ids", teachers.readers)):
+        ids = chain(*(reader.tokenizer.get_vocab().values() for reader in readers))
         # Two bytes, where they fit.
-        if largest <= np.iinfo(np.uint16).max:
+        if max(ids, default=0) <= np.iinfo(np.uint16).max:
             types[name] = "uint16"
+    if not teachers.limits():
+        types = {name: types[name] for name in types if name not in TEACHER_ARRAYS}
     arrays = {name: datasets.List(datasets.Value(dtype)) for name, dtype in types.items()}
     integers = dict.fromkeys(_INTEGERS, datasets.Value("int32"))
     return datasets.Features({**arrays, **integers, "skipped": datasets.Value("string")})
 
 
-def as_table(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
+def _as_table(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
     """Make a table of columns as `lay_out` has them; others hold nothing."""
     rows = len(columns["document"])
     arrays = [_column(columns.get(field.name), field.type, rows) for field in schema]
@@ -276,14 +280,6 @@ def _column(values: Any, kind: pa.DataType, rows: int) -> pa.Array:
 # -- Segments ------------------------------------------------------------------------------------
 
 
-# Raise it when the columns or the segmentation change: old caches must not be read.
-_FORMAT = 10
-# Documents that are aligned and cached together: minutes of work.
-_PART = 100_000
-# Why a document is skipped.
-MISSING = "not in the teacher-loss store, or another text there"
-
-
 @dataclass(frozen=True)
 class Segments:
     """The aligned segments of a corpus, a row for each, ordered by document and position.
@@ -300,7 +296,7 @@ class Segments:
     # (document, reason) of each document that has no segment.
     skipped: list[tuple[int, str]]
 
-    def _column(self, name: str) -> npt.NDArray[np.int64]:
+    def _column(self, name: str) -> IntArray:
         return np.asarray(self.rows.with_format("numpy")[name][:])
 
     def total(self, column: str) -> int:
@@ -342,7 +338,7 @@ class Segments:
 def align_corpus(
     corpus: datasets.Dataset,
     student: Reader,
-    teacher: Reader | Guide | None,
+    teacher: Reader | TeacherReaders | None,
     *,
     num_proc: int | None = None,
     train_on: TrainOn = "completions",
@@ -357,23 +353,26 @@ def align_corpus(
     # Threads inside of each process would fight over the cores.
     if num_proc is not None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    guide = Teachers((teacher,)) if isinstance(teacher, Reader) else teacher or Guide()
-    features = column_types(*(_largest_id(one) for one in ((student,), guide.readers)))
-    if not guide.limits():
-        features = datasets.Features({n: features[n] for n in features if n not in TEACHER_ARRAYS})
+    if isinstance(teacher, Reader):
+        teacher = TeacherReaders((teacher,))
+    teachers = teacher or TeacherReaders()
+    features = _column_types(student, teachers)
     # map would return it unchanged.
     if not len(corpus):
         return Segments(datasets.Dataset.from_dict({name: [] for name in features}, features), [])
     readers = f"{student.fingerprint()}|{teacher.fingerprint() if teacher else None}"
     key = f"{_FORMAT}|{corpus._fingerprint}|{readers}"
     if is_turns := is_conversations(corpus):
-        _check_turns(student, guide)
-        templates = [reader.template for reader in (student, *guide.readers)]
+        if teachers.by_position:
+            raise ValueError("--uld_pairing position does not go with chat templates: use last")
+        student.check_template()
+        teachers.check_templates()
+        templates = [reader.template for reader in (student, *teachers.readers)]
         key += f"|{templates}|{train_on}"
     if corpus.features[TEXT] == datasets.Value("string"):
         # As Arrow: the library would fail on a whole batch if one text in it is not valid UTF-8.
         corpus = corpus.with_format("arrow")
-    aligner = _Aligner(student, guide, features.arrow_schema, train_on if is_turns else None)
+    aligner = _Aligner(student, teachers, features.arrow_schema, train_on if is_turns else None)
     starts = range(0, len(corpus), _PART)
     parts: dict[int, datasets.Dataset] = {}
     # Parts of another process are read at the end, when it has made them.
@@ -382,7 +381,11 @@ def align_corpus(
             continue
         documents = corpus.select(range(start, min(start + _PART, len(corpus))))
         fingerprint = hashlib.sha256(f"{key}|{start}|{_PART}".encode()).hexdigest()[:32]
-        cache = _cache_file(corpus, fingerprint)
+        # Beside the first file of the corpus, which has none in memory.
+        cache = None
+        if corpus.cache_files:
+            first = Path(corpus.cache_files[0]["filename"])
+            cache = str(first.with_name(f"cache-{fingerprint}.arrow"))
         lock = FileLock(f"{cache}.lock", timeout=timeout) if cache else nullcontext()
         with suppress(Timeout), lock:
             parts[start] = documents.map(
@@ -402,17 +405,6 @@ def align_corpus(
     return _without_skipped(datasets.concatenate_datasets([parts[start] for start in starts]))
 
 
-def _cache_file(corpus: datasets.Dataset, fingerprint: str) -> str | None:
-    """Name the file beside the first one of the corpus; None for a corpus in memory."""
-    if not corpus.cache_files:
-        return None
-    return str(Path(corpus.cache_files[0]["filename"]).with_name(f"cache-{fingerprint}.arrow"))
-
-
-def _largest_id(readers: Sequence[Reader]) -> int:
-    return max(chain(*(one.tokenizer.get_vocab().values() for one in readers)), default=0)
-
-
 def _without_skipped(rows: datasets.Dataset) -> Segments:
     """Separate the rows of segments from those that only keep why a document was skipped."""
     rows = rows.with_format(None)
@@ -430,7 +422,7 @@ class _Aligner:
     """Makes rows of documents, or of conversations, by what of them is trained on."""
 
     student: Reader
-    guide: Guide
+    teachers: TeacherReaders
     schema: pa.Schema
     train_on: TrainOn | None
 
@@ -451,14 +443,14 @@ class _Aligner:
         if not skipped:
             return rows
         reasons = {"document": np.array([*skipped]), "skipped": [*skipped.values()]}
-        both = pa.concat_tables([rows, as_table(reasons, self.schema)])
+        both = pa.concat_tables([rows, _as_table(reasons, self.schema)])
         return both.sort_by([("document", "ascending"), ("start", "ascending")])
 
     def _texts(self, texts: Mapping[int, str], skipped: dict[int, str]) -> pa.Table:
         """Make the rows of texts by index; add those that have none to `skipped`."""
         contents = [*texts.values()]
         try:
-            ours, read = self.student.read(contents), self.guide.read(contents)
+            ours, (theirs, cuts) = self.student.read(contents), self.teachers.read(contents)
         except ValueError as error:
             # One document of many is at fault: read alone, it alone is skipped.
             if len(texts) > 1:
@@ -467,12 +459,12 @@ class _Aligner:
             skipped.update(dict.fromkeys(texts, str(error)))
             return self.schema.empty_table()
         # A teacher's limit counts the start token.
-        limits = [self.student.text_limit, *(limit - 1 for limit in self.guide.limits())]
-        segments, reasons = _segment(contents, [ours, *read.teachers], limits, read.cuts)
+        limits = [self.student.text_limit, *(limit - 1 for limit in self.teachers.limits())]
+        segments, reasons = _segment(contents, [ours, *theirs], limits, cuts)
         documents = np.array([*texts], np.int64)
         skipped.update((int(documents[text]), why) for text, why in reasons.items())
         lengths = np.fromiter(map(len, contents), np.int64, len(contents))
-        columns = lay_out(segments, lengths, ours, read.teachers, self.guide.by_position)
+        columns = lay_out(segments, lengths, ours, theirs, self.teachers.by_position)
         return self._table(columns | {"document": documents[segments[:, 0]]})
 
     def _turns(
@@ -480,9 +472,12 @@ class _Aligner:
     ) -> pa.Table:
         """Make a row of each conversation, ended behind an answer; add the others to `skipped`."""
         asked = [*conversations.values()]
-        models = [self.student.read_turns(asked, train_on), *self.guide.read_turns(asked, train_on)]
+        models = [
+            self.student.read_turns(asked, train_on),
+            *self.teachers.read_turns(asked, train_on),
+        ]
         # A limit counts the first token.
-        limits = [limit - 1 for limit in (self.student.limit, *self.guide.limits())]
+        limits = [limit - 1 for limit in (self.student.limit, *self.teachers.limits())]
         fitted = fit_turns(conversations, models, limits)
         skipped |= fitted.skipped
         lengths = np.array(fitted.ends, np.int64)
@@ -494,28 +489,20 @@ class _Aligner:
     def _table(self, columns: dict[str, Any]) -> pa.Table:
         """Make a table of columns; spans are written in few bytes."""
         # Mapped by index, a teacher's are not needed.
-        for side in ("student", "teacher")[: 2 - self.guide.by_position]:
+        for side in ("student", "teacher")[: 2 - self.teachers.by_position]:
             if found := columns.pop(f"{side}_spans", None):
                 edges, spans = found
                 steps, jumps, jump_edges = narrow_spans(spans, edges)
                 columns |= {f"{side}_steps": (edges, steps), f"{side}_jumps": (jump_edges, jumps)}
-        return as_table(columns, self.schema)
-
-
-def _check_turns(student: Reader, guide: Guide) -> None:
-    """Reject models and methods that cannot read conversations."""
-    if guide.by_position:
-        raise ValueError("--uld_pairing position does not go with chat templates: use last")
-    student.check_template()
-    guide.check_templates()
+        return _as_table(columns, self.schema)
 
 
 def _segment(
     texts: Sequence[str],
     models: Sequence[Tokens],
     limits: Sequence[int],
-    given: Mapping[int, Sequence[int] | None],
-) -> tuple[npt.NDArray[np.int64], dict[int, str]]:
+    given: Cuts,
+) -> tuple[IntArray, dict[int, str]]:
     """Cut the texts of which a model has more tokens than its limit, or that are cut already.
 
     Returns the segments [S, 3] as index of the text, start and end; and why texts are skipped.

@@ -21,27 +21,29 @@ from torch.utils.data import Dataset, get_worker_info
 from vocagnolm.alignment import align_segment, segment_shares
 from vocagnolm.attention import RowSegments, segments_of
 from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED
+from vocagnolm.spans import IntArray
 
 if TYPE_CHECKING:
     import datasets
 
-IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 
 
-class _Student(TypedDict):
-    block: int
-    student_ids: Sequence[IntArray]
-    student_labelled: Sequence[IntArray]
+_ArrayT = TypeVar("_ArrayT", IntArray, FloatArray)
+_Segments = Sequence[Sequence[IntArray]]  # of every row
+_OF_STUDENT = {"block", "student_ids", "student_labelled"}
 
 
-class Block(_Student, total=False):
+class Block(TypedDict, total=False):
     """One packed sequence: its index, and one array for each of its segments.
 
     Columns are those of `vocagnolm.data.Segments`, the teachers' only where there are any; ranges
     those of `align_segment`.
     """
 
+    block: int
+    student_ids: Sequence[IntArray]
+    student_labelled: Sequence[IntArray]
     teacher_ids: Sequence[IntArray]
     teacher_losses: Sequence[FloatArray]
     teacher_counts: Sequence[IntArray]
@@ -218,10 +220,6 @@ class Blocks(Dataset[Block]):
 # -- Batches -------------------------------------------------------------------------------------
 
 
-_ArrayT = TypeVar("_ArrayT", IntArray, FloatArray)
-_Segments = Sequence[Sequence[IntArray]]  # of every row
-
-
 class Batch(TypedDict, total=False):
     """B rows, S student and T teacher positions; labels and ranges stand at the token they are of.
 
@@ -314,7 +312,7 @@ class PackedCollator:
 
     def __call__(self, blocks: Sequence[Block]) -> Batch:
         """Make the batch of some packed sequences; other items are a ValueError."""
-        if missing := sorted(Block.__required_keys__ - blocks[0].keys()):
+        if missing := sorted(_OF_STUDENT - blocks[0].keys()):
             lacks = f"an item of the data set lacks {', '.join(missing)}"
             raise ValueError(f"{lacks}: expected those of vocagnolm.packing.Blocks")
         student = [block["student_ids"] for block in blocks]
@@ -398,11 +396,9 @@ class PackedCollator:
 
     def _shares(self, block: Block, teachers: int) -> FloatArray:
         """Return the shares of a row, [K, S, 3]; 1.0 at padding."""
-        shares, at = np.ones((teachers, self.max_length, 3), np.float32), 0
-        for row in segment_rows(block):
-            found = segment_shares(row, row["ranges"])
-            shares[:, at : at + found.shape[1]] = found
-            at += found.shape[1]
+        shares = np.ones((teachers, self.max_length, 3), np.float32)
+        found = [segment_shares(row, row["ranges"]) for row in segment_rows(block)]
+        shares[:, : sum(part.shape[1] for part in found)] = np.concatenate(found, axis=1)
         return shares
 
     def _teacher_rows(self, blocks: Sequence[Block], widths: Sequence[int]) -> Batch:
@@ -476,11 +472,8 @@ def _labels(segments: Sequence[IntArray], labelled: Sequence[IntArray]) -> list[
 
 def _of_teacher(block: Block, column: Sequence[_ArrayT], teacher: int) -> list[_ArrayT]:
     """Take one teacher's part of what every segment has of all teachers."""
-    parts = []
-    for values, counts in zip(column, block["teacher_counts"], strict=True):
-        first = int(sum(counts[:teacher]))
-        parts.append(values[first : first + int(counts[teacher])])
-    return parts
+    parts = zip(column, block["teacher_counts"], strict=True)
+    return [np.split(values, np.cumsum(counts)[:-1])[teacher] for values, counts in parts]
 
 
 def _losses(block: Block, widths: Sequence[int]) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Tokenizers, loaded and tested; readers, which add the tokens around a text; and guides.
+"""Tokenizers, loaded and tested; readers, which add the tokens around a text.
 
 Input: texts or conversations. Output: `Tokens` of each model, or of a store. A tokenizer that loses
 characters, gives no offsets or other ids than its own files is rejected.
@@ -9,15 +9,16 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from vocagnolm.chat.formats import Conversation
-from vocagnolm.chat.reading import TrainOn, TurnTokens, check_turns, read_turns, special_ids
-from vocagnolm.chat.render import Template
+from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens, special_ids
+from vocagnolm.chat.render import Template, check_date
 from vocagnolm.spans import (
-    Encoding,
     Tokens,
     encode_raw,
     encode_rendered,
@@ -29,13 +30,14 @@ from vocagnolm.spans import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-
-# -- Tokenizers ----------------------------------------------------------------------------------
-
-
 logger = logging.getLogger(__name__)
 
 Role = Literal["student", "teacher"]
+# By index of each document that must be cut: the places, None where they are not known.
+Cuts = Mapping[int, Sequence[int] | None]
+
+
+# -- Tokenizers ----------------------------------------------------------------------------------
 
 # What a tokenizer must get right in web mathematics. It does not begin with a space: transformers
 # rebuilds the Llama tokenizers in a way that differs there, which is worth no more than a warning.
@@ -173,7 +175,6 @@ def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
 
 # -- Readers -------------------------------------------------------------------------------------
 
-
 # For models without a template of their own.
 _BUILT_IN = {
     "plain": (
@@ -242,14 +243,44 @@ class Reader:
         """
         assert self.template is not None, "templates are checked before"
         special = special_ids(self.tokenizer) if self.role == "student" else None
-        return read_turns(conversations, self.template, self._encode_rendered, special, train_on)
+        rendered = [self.template.render(one) for one in conversations]
+        try:
+            texts = [one.text for one in rendered if not isinstance(one, str)]
+            encodings = iter(encode_rendered(self.tokenizer, texts))
+        except ValueError as error:
+            # One of many is at fault: read alone, it alone cannot be.
+            if len(conversations) == 1:
+                return [str(error)]
+            return [self.read_turns([one], train_on)[0] for one in conversations]
+        found: list[TurnTokens | str] = []
+        for one, shown in zip(conversations, rendered, strict=True):
+            if isinstance(shown, str):
+                found.append(shown)
+                continue
+            read = next(encodings)
+            is_special = None if special is None else np.isin(read.ids, special)
+            found.append(read_tokens(one, shown, read.ids, read.spans, is_special, train_on))
+        return found
 
     def check_template(self) -> None:
-        """Raise a ValueError where conversations cannot be read."""
-        check_turns(self.template, self.tokenizer, self.role, self._encode_rendered)
-
-    def _encode_rendered(self, texts: Sequence[str]) -> Sequence[Encoding]:
-        return encode_rendered(self.tokenizer, texts)
+        """Raise a ValueError where conversations cannot be read; warn where answers have no end."""
+        if self.template is None:
+            raise ValueError(
+                f"{tokenizer_name(self.tokenizer, self.role)} has no chat template, in which to "
+                f"read conversations: name one with --{self.role}_chat_template (plain, chatml or a"
+                " file)"
+            )
+        check_date(self.template.source, f"--{self.role}_chat_template")
+        if self.role != "student":
+            return
+        probe = Conversation("?\n!", ("user", "assistant"), (1, 3))
+        (found,) = self.read_turns([probe], "completions")
+        special = special_ids(self.tokenizer)
+        if not isinstance(found, str) and found.values[found.stops[1] - 1] not in special:
+            logger.warning(
+                "the student's chat template puts no special token behind an answer: its end has "
+                "no label, and the student is not taught to stop"
+            )
 
     def fingerprint(self) -> str:
         """Return all that decides how this reader cuts and encodes a text."""
@@ -300,25 +331,15 @@ def template_of(
     return Template(Path(given).read_text(encoding="utf-8"), pairs)
 
 
-@dataclass(frozen=True)
-class TeacherTokens:
-    """The tokens of every teacher in some documents.
+class TeacherReaders:
+    """Several teachers' side of the alignment, or none; a store of losses has a subclass.
 
-    `cuts` has the places where a document must be cut, None for one that is not known; without
-    `cuts` all are known, and read as a whole.
+    `readers` are those of online teachers. With `by_position` tokens are mapped by index instead of
+    by characters (`vocagnolm.alignment.align_positions`).
     """
 
-    teachers: Sequence[Tokens]
-    cuts: Mapping[int, Sequence[int] | None] = field(default_factory=dict)
-
-
-class Guide:
-    """The teachers' side of the alignment: here without any; `Teachers`, or a store's reader."""
-
-    # Of the online teachers; none with a store, which has losses only.
-    readers: tuple[Reader, ...] = ()
-    # Map tokens by index instead of by characters (`vocagnolm.alignment.align_positions`).
-    by_position: bool = False
+    def __init__(self, readers: Sequence[Reader] = (), by_position: bool = False):
+        self.readers, self.by_position = tuple(readers), by_position
 
     def limits(self) -> list[int]:
         """Return the most tokens of a segment that each teacher reads, its start token counted."""
@@ -333,9 +354,9 @@ class Guide:
         """Name each teacher that is not loaded as a model, and the source of its losses."""
         return []
 
-    def read(self, texts: Sequence[str]) -> TeacherTokens:
-        """Return the tokens of every teacher in every document."""
-        return TeacherTokens([reader.read(texts) for reader in self.readers])
+    def read(self, texts: Sequence[str]) -> tuple[list[Tokens], Cuts]:
+        """Return every teacher's tokens of documents, and where these must be cut."""
+        return [reader.read(texts) for reader in self.readers], {}
 
     def check_templates(self) -> None:
         """Raise a ValueError where a teacher cannot read conversations."""
@@ -347,11 +368,3 @@ class Guide:
     ) -> list[list[TurnTokens | str]]:
         """Return every teacher's tokens of conversations, or why one cannot be read."""
         return [reader.read_turns(conversations, train_on) for reader in self.readers]
-
-
-@dataclass(frozen=True)
-class Teachers(Guide):
-    """Online teachers."""
-
-    readers: tuple[Reader, ...]
-    by_position: bool = False

@@ -21,8 +21,9 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+IntArray = npt.NDArray[np.int64]
 # [N, 2], half-open, in characters (Unicode code points) of the text.
-Spans = npt.NDArray[np.int64]
+Spans = IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,7 @@ class Tokens:
 
     values: npt.NDArray[Any]
     spans: Spans
-    edges: npt.NDArray[np.int64]
+    edges: IntArray
     start: float | npt.NDArray[Any] = math.nan
     end: int | None = None
 
@@ -83,10 +84,6 @@ def sentencepiece(token: str) -> bytes:
     return _FALLBACK.get(token) or token.replace("▁", " ").encode()
 
 
-# The ways in which vocabularies spell.
-SPELLINGS: tuple[Callable[[str], bytes], ...] = (byte_level, sentencepiece)
-
-
 class TokenBytes:
     """The bytes of all tokens of a vocabulary, concatenated by id."""
 
@@ -106,10 +103,10 @@ class TokenBytes:
     def find(
         self,
         ids: npt.NDArray[np.int32],
-        edges: npt.NDArray[np.int64],
+        edges: IntArray,
         texts: Sequence[str],
         contents: Sequence[bytes],
-    ) -> tuple[npt.NDArray[np.int64], list[int]]:
+    ) -> tuple[IntArray, list[int]]:
         """Find the spans of texts' tokens, and the indices of the texts that they do not spell.
 
         Text t, in UTF-8 contents[t], has the tokens from edges[t] up to edges[t + 1]. A token has
@@ -281,7 +278,7 @@ def _token_bytes(tokenizer: PreTrainedTokenizerBase, size: int) -> TokenBytes | 
     # Llama's tokenizers do not spell a text that begins with a space.
     probes = (_PROBE, " " + _PROBE)
     wanted = _by_offsets(tokenizer, probes)
-    for spell in SPELLINGS:
+    for spell in (byte_level, sentencepiece):
         table = TokenBytes(tokenizer, spell)
         found, others = _by_bytes(tokenizer, table, probes, [probe.encode() for probe in probes])
         same = [np.array_equal(found.encoding(t).spans, one.spans) for t, one in enumerate(wanted)]
@@ -291,11 +288,12 @@ def _token_bytes(tokenizer: PreTrainedTokenizerBase, size: int) -> TokenBytes | 
 
 
 def _by_offsets(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
-    return [*map(_filled, encode_raw(tokenizer, texts, tokenizer_name(tokenizer)), texts)]
+    return _filled(encode_raw(tokenizer, texts, tokenizer_name(tokenizer)), texts)
 
 
-def _filled(raw: Encoding, text: str) -> Encoding:
-    return Encoding(raw.ids, fill_gaps(raw.spans, text))
+def _filled(raw: Sequence[Encoding], texts: Sequence[str]) -> list[Encoding]:
+    both = zip(raw, texts, strict=True)
+    return [Encoding(one.ids, fill_gaps(one.spans, text)) for one, text in both]
 
 
 def encode_rendered(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
@@ -309,7 +307,7 @@ def encode_rendered(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) ->
             (start, end), name = one.spans[at].tolist(), greedy[int(one.ids[at])]
             if (place := text.find(name, start, end)) >= 0:
                 one.spans[at] = place, place + len(name)
-    return [*map(_filled, found, texts)]
+    return _filled(found, texts)
 
 
 def fill_gaps(spans: Spans, text: str) -> Spans:

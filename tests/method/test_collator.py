@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from vocagnolm.alignment import narrow_spans, widen_spans
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.packing import Blocks, PackedCollator, pack, segment_rows
-from vocagnolm.readers import Teachers, student_reader, teacher_reader
+from vocagnolm.readers import TeacherReaders, student_reader, teacher_reader
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 
@@ -258,8 +258,8 @@ def test_every_teacher_has_the_rows_it_has_alone(
     )
     corpus = datasets.Dataset.from_dict({"text": corpus_texts})
     readers = tuple(teacher_reader(tokenizer, 60 + 9 * n) for n, tokenizer in enumerate(others))
-    together = align_corpus(corpus, student_reader(student, 48), Teachers(readers))
-    limits = Teachers(readers).limits()
+    together = align_corpus(corpus, student_reader(student, 48), TeacherReaders(readers))
+    limits = TeacherReaders(readers).limits()
     blocks = Blocks(together.rows, 48, limits)
     chosen = [blocks[number] for number in range(min(len(blocks), 9))]
     batch = PackedCollator(48, teacher_attends, limits, shares=True)(chosen)

@@ -29,7 +29,7 @@ from vocagnolm.alignment import align_segment, segment_shares
 from vocagnolm.corpus import load_corpus
 from vocagnolm.data import TEACHER_ARRAYS, Segments, align_corpus
 from vocagnolm.packing import Blocks
-from vocagnolm.readers import Reader, Teachers, student_reader, teacher_reader
+from vocagnolm.readers import Reader, TeacherReaders, student_reader, teacher_reader
 from vocagnolm.run.documents import write_reasons
 from vocagnolm.spans import encode, encode_texts
 
@@ -195,7 +195,8 @@ def test_tokens_are_mapped_by_number_without_spans(tokenizers_by_family: Tokeniz
     student, teachers = readers(tokenizers_by_family, limits=(99, 99))
     student, one, other = (Reader(r.tokenizer, 1, 2, 99) for r in (teachers, student, teachers))
     text = "has 12,345"
-    (row,) = align_corpus(in_memory([text]), student, Teachers((one, other), by_position=True)).rows
+    both = TeacherReaders((one, other), by_position=True)
+    (row,) = align_corpus(in_memory([text]), student, both).rows
     count, fewer, same = (len(encode(r.tokenizer, text).ids) for r in (student, one, other))
     assert fewer < same == count
     assert (row["teacher_steps"], row["teacher_counts"]) == ([], [1 + fewer, 1 + same])
@@ -216,7 +217,7 @@ def test_ids_take_two_bytes_where_they_fit(
     wide = Reader(tokenizer, 1, None, 9)
     small = readers(tokenizers_by_family)[1]
     student, teachers = (wide, (small,)) if role == "student" else (small, (small, wide))
-    rows = align_corpus(in_memory(["a b"]), student, Teachers(teachers)).rows
+    rows = align_corpus(in_memory(["a b"]), student, TeacherReaders(teachers)).rows
     kinds = {who: rows.features[f"{who}_ids"].feature.dtype for who in ("student", "teacher")}
     assert kinds == {"student": "uint16", "teacher": "uint16", role: kind}
     assert rows[0][f"{role}_ids"][-3:] == [1, 1, largest]
@@ -429,7 +430,7 @@ def test_fingerprint_tells_readers_and_mapping(tokenizers_by_family: Tokenizers)
         ((student,), False),
         ((teacher, student), False),
     )
-    found = [Teachers(*way).fingerprint() for way in ways]
+    found = [TeacherReaders(*way).fingerprint() for way in ways]
     assert len(set(found)) == len(ways)
     assert all(teacher.fingerprint() in found[way] for way in (0, 1, 3))
 

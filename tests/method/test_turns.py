@@ -20,7 +20,7 @@ from vocagnolm.chat.reading import TrainOn
 from vocagnolm.chat.render import Template
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.packing import Blocks, PackedCollator
-from vocagnolm.readers import Reader, Teachers, student_reader, teacher_reader
+from vocagnolm.readers import Reader, TeacherReaders, student_reader, teacher_reader
 
 Tokenizers = dict[str, PreTrainedTokenizerBase]
 TALK = ["What is 12 + 30?", "It is 42.", "And\n7 * 6 ? ", "The same: 42."]
@@ -69,7 +69,7 @@ def test_cache_tells_labels_and_templates_apart(
 def test_conversations_are_not_paired_by_number(tokenizers_by_family: Tokenizers) -> None:
     student, teacher = pair(tokenizers_by_family)
     with pytest.raises(ValueError, match="--uld_pairing position does not go with"):
-        align_corpus(corpus_of(talk(*TALK)), student, Teachers((teacher,), by_position=True))
+        align_corpus(corpus_of(talk(*TALK)), student, TeacherReaders((teacher,), by_position=True))
 
 
 @pytest.mark.parametrize("train_on", ["completions", "all"])
@@ -202,7 +202,7 @@ def test_several_teachers_have_their_labels_in_their_columns(
 ) -> None:
     student, first = pair(tokenizers_by_family)
     second = teacher_reader(tokenizers_by_family["byte_level"], 300, "plain")
-    (row,) = align_corpus(corpus_of(talk(*TALK)), student, Teachers((first, second))).rows
+    (row,) = align_corpus(corpus_of(talk(*TALK)), student, TeacherReaders((first, second))).rows
     assert len(row["teacher_counts"]) == 2
     parts = said(first, row["teacher_ids"], row["teacher_labelled"])[:2]
     assert parts == [TALK[1], TALK[3]]

@@ -22,7 +22,7 @@ from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import align_corpus
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.packing import Blocks
-from vocagnolm.readers import Reader, Teachers, load_tokenizer, student_reader, teacher_reader
+from vocagnolm.readers import Reader, TeacherReaders, load_tokenizer, student_reader, teacher_reader
 from vocagnolm.report import inspect
 from vocagnolm.report.view import TextView
 from vocagnolm.spans import encode
@@ -154,7 +154,7 @@ def test_pieces_are_the_first_teachers(
     other = teacher_reader(tokenizers_by_family["byte_level"], TEACHER_CONTEXT)
     texts = ["Anna has 12 apples.", "x_1 = 2025"]
     alone = sample_of(texts, *readers)
-    both = sample_of(texts, readers[0], Teachers((readers[1], other)))
+    both = sample_of(texts, readers[0], TeacherReaders((readers[1], other)))
     pieces = [
         [[text for text, _ in t.pieces] for view in row for t in view.tokens]
         for sample in (alone, both)

@@ -15,7 +15,7 @@ from vocagnolm.data import Segments, align_corpus
 from vocagnolm.method import Method
 from vocagnolm.objective import StoredTeacher
 from vocagnolm.packing import Blocks, PackedCollator
-from vocagnolm.readers import Reader, Teachers, student_reader, teacher_reader
+from vocagnolm.readers import Reader, TeacherReaders, student_reader, teacher_reader
 from vocagnolm.store.format import Store, finish_store
 from vocagnolm.store.read import StoredReader
 from vocagnolm.store.scoring import ScoringJob, score_shard
@@ -47,7 +47,7 @@ class World:
         if key not in self.segments:
             corpus = datasets.Dataset.from_dict({"text": self.texts})
             readers = tuple(teacher_reader(teacher, TEACHER_CONTEXT) for teacher in teachers)
-            guide = Teachers(readers, by_position) if teachers else None
+            guide = TeacherReaders(readers, by_position) if teachers else None
             self.segments[key] = align_corpus(corpus, student_reader(self.ours, MAX_LENGTH), guide)
         return Blocks(self.segments[key].rows, MAX_LENGTH, [TEACHER_CONTEXT] * len(teachers))
 

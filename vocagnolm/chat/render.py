@@ -16,15 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from vocagnolm.chat.formats import Conversation
-
-if TYPE_CHECKING:
-    pass
 
 # Private characters, and white space that templates trim and do not write.
 _MARK, _LEFT, _RIGHT = "\ue000{}\ue001", "\u2003\u2002", "\u2002\u2003"
@@ -63,10 +60,6 @@ class Template:
     source: str
     tokens: tuple[tuple[str, str], ...]
 
-    def check(self) -> None:
-        """Reject a template as `check_date` does."""
-        check_date(self.source, "--student_chat_template or --teacher_chat_template")
-
     def as_json(self) -> dict[str, object]:
         """Return what `Template.of_json` reads."""
         return {"chat_template": self.source, "template_tokens": dict(self.tokens)}
@@ -82,16 +75,16 @@ class Template:
         """Render a conversation, or return the reason why it cannot be followed."""
         try:
             text = self._apply(conversation.messages, conversation.options)
-            pieces = _pieces(self, conversation.roles, conversation.given)
+            pieces, trims = _pieces(self, conversation.roles, conversation.given)
         except ValueError as error:
             return str(error)
         shown, origins = [], []
-        for (start, end), (left, right) in zip(conversation.places, pieces.trims, strict=True):
+        for (start, end), (left, right) in zip(conversation.places, trims, strict=True):
             content = conversation.text[start:end]
             kept = content.lstrip() if left else content
             origins.append(end - len(kept))
             shown.append(kept.rstrip() if right else kept)
-        parts = [*chain(*zip_longest(pieces.texts, shown, fillvalue=""))]
+        parts = [*chain(*zip_longest(pieces, shown, fillvalue=""))]
         if "".join(parts) != text:
             return "its chat template changes a message, or its own text with it"
         edges = np.cumsum([len(part) for part in parts], dtype=np.int64)
@@ -112,20 +105,14 @@ class Template:
         return str(rendered[0][0])
 
 
-@dataclass(frozen=True)
-class _Pieces:
-    """The text of a template before, between and behind contents, and its trims of each content."""
-
-    texts: tuple[str, ...]
-    # (on the left, on the right).
-    trims: tuple[tuple[bool, bool], ...]
-
-
 @lru_cache(maxsize=4096)
-def _pieces(template: Template, roles: tuple[str, ...], given: str) -> _Pieces:
+def _pieces(
+    template: Template, roles: tuple[str, ...], given: str
+) -> tuple[list[str], list[tuple[bool, bool]]]:
     """Render marks instead of contents: a well-behaved template looks at all else alone.
 
-    A ValueError where not every content is shown once, and in order.
+    Returns its text before, between and behind contents, and whether it trims each of them on the
+    left and on the right. A ValueError where not every content is shown once, and in order.
     """
     marks = [_LEFT + _MARK.format(index) + _RIGHT for index in range(len(roles))]
     marked = Conversation("", roles, (), given=given)
@@ -138,5 +125,4 @@ def _pieces(template: Template, roles: tuple[str, ...], given: str) -> _Pieces:
     if found != sorted(found):
         raise ValueError("its chat template changes the order of the messages")
     trims = [(not a.endswith(_LEFT), not b.startswith(_RIGHT)) for a, b in pairwise(texts)]
-    bare = [piece.removeprefix(_RIGHT).removesuffix(_LEFT) for piece in texts]
-    return _Pieces(tuple(bare), tuple(trims))
+    return [piece.removeprefix(_RIGHT).removesuffix(_LEFT) for piece in texts], trims

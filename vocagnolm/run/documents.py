@@ -19,7 +19,7 @@ from vocagnolm.corpus import is_conversations, joined, load_corpus, load_sample,
 from vocagnolm.data import MISSING, Segments, align_corpus
 from vocagnolm.dist import cores, machine_first
 from vocagnolm.packing import Blocks, PackedCollator
-from vocagnolm.readers import Guide, Teachers, student_reader, teacher_reader
+from vocagnolm.readers import TeacherReaders, student_reader, teacher_reader
 from vocagnolm.run.job import Job, Models
 from vocagnolm.run.options import DataOptions
 from vocagnolm.run.plan import epoch_steps, skip_reasons
@@ -191,7 +191,9 @@ def _check_conversations(job: Job, corpora: Sequence[datasets.Dataset]) -> None:
         )
 
 
-def _align(job: Job, models: Models, texts: datasets.Dataset, guide: Guide | None) -> Segments:
+def _align(
+    job: Job, models: Models, texts: datasets.Dataset, guide: TeacherReaders | None
+) -> Segments:
     workers = job.pack.num_proc or cores()
     return align_corpus(
         *(texts, models.reader, guide),
@@ -297,7 +299,7 @@ def prepare_dataset(
     aligned = align_corpus(
         corpus,
         student_reader(student_tokenizer, max_length),
-        Teachers(tuple(readers)) if readers else None,
+        TeacherReaders(tuple(readers)) if readers else None,
         num_proc=num_proc,
         train_on=train_on or TRAIN_ON[0],
     )

@@ -27,10 +27,9 @@ from vocagnolm.models.load import (
 )
 from vocagnolm.objective import StoredTeacher
 from vocagnolm.readers import (
-    Guide,
     Reader,
     Role,
-    Teachers,
+    TeacherReaders,
     check_same_tokens,
     student_reader,
     teacher_reader,
@@ -195,7 +194,7 @@ class Models:
     student: Model
     reader: Reader
     teachers: list[Model]
-    guide: Guide | None
+    guide: TeacherReaders | None
     options: ModelOptions
     load: LoadOptions
     teacher_dtype: str
@@ -255,7 +254,7 @@ def read_models(
             f"--max_length {length} exceeds the student's context of {student.context}"
         )
     reader = student_reader(student.tokenizer, length, pack.student_chat_template)
-    guide: Guide | None
+    guide: TeacherReaders | None
     if model.teacher_losses:
         guide = _stored_guide(student.tokenizer, model.teacher_losses, method)
     else:
@@ -281,7 +280,7 @@ def _stored_guide(
 
 def _online_guide(
     student: Model, teachers: Sequence[Model], pack: PackOptions, method: Method, length: int
-) -> Teachers | None:
+) -> TeacherReaders | None:
     """Return how the teachers in memory read what the student reads."""
     if not teachers:
         return None
@@ -298,7 +297,7 @@ def _online_guide(
     for teacher, template in zip(teachers, templates, strict=True):
         readers.append(teacher_reader(teacher.tokenizer, teacher.context, template))
     by_position = method.method == "uld" and method.uld_pairing == "position"
-    return Teachers(tuple(readers), by_position)
+    return TeacherReaders(tuple(readers), by_position)
 
 
 def load_weights(

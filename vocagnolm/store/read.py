@@ -1,8 +1,8 @@
-"""Stored teachers as a `Guide` of the alignment: what they read, and their losses of it."""
+"""Stored teachers as `TeacherReaders` of the alignment: what they read, and their losses of it."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens
 from vocagnolm.chat.render import Template
 from vocagnolm.data import EMPTY, MISSING
-from vocagnolm.readers import Guide, TeacherTokens
+from vocagnolm.readers import Cuts, TeacherReaders
 from vocagnolm.spans import Spans, Tokens
 from vocagnolm.store.format import LossArray, Store, StoredSegment
 
@@ -21,11 +21,12 @@ def spans_and_losses(segments: Sequence[StoredSegment]) -> tuple[Spans, LossArra
     return spans, np.concatenate([np.empty(0, np.float32), *(one.losses for one in segments)])
 
 
-@dataclass(frozen=True)
-class StoredReader(Guide):
+class StoredReader(TeacherReaders):
     """One or several stores of the same corpus."""
 
-    stores: Sequence[Store]
+    def __init__(self, stores: Sequence[Store]):
+        super().__init__()
+        self.stores = stores
 
     def limits(self) -> list[int]:
         """Return the most tokens each teacher was shown at once, its start token counted."""
@@ -43,7 +44,7 @@ class StoredReader(Guide):
             for store in self.stores
         ]
 
-    def read(self, texts: Sequence[str]) -> TeacherTokens:
+    def read(self, texts: Sequence[str]) -> tuple[list[Tokens], Cuts]:
         """Return the stored tokens of documents, to be cut where the first one's segments begin."""
         cuts: dict[int, list[int] | None] = {}
         found = []
@@ -58,7 +59,7 @@ class StoredReader(Guide):
         for documents in zip(*found, strict=True):
             spans, losses = zip(*documents, strict=True)
             teachers.append(Tokens.join(losses, spans, "float32"))
-        return TeacherTokens(teachers, cuts)
+        return teachers, cuts
 
     def check_templates(self) -> None:
         """Raise a ValueError where a store is of documents."""
