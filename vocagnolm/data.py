@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 
 from vocagnolm.alignment import find_ranges, narrow_spans
 from vocagnolm.chat.formats import Conversation
-from vocagnolm.chat.reading import TrainOn, fit_turns
+from vocagnolm.chat.reading import TrainOn, fit_turns, join_turns, turn_columns
 from vocagnolm.conventions import TEXT, UNMAPPED
 from vocagnolm.corpus import column_values, conversations_of, is_conversations, unusable
 from vocagnolm.readers import Cuts, Reader, TeacherReaders
@@ -478,13 +478,20 @@ class _Aligner:
         ]
         # A limit counts the first token.
         limits = [limit - 1 for limit in (self.student.limit, *self.teachers.limits())]
-        fitted = fit_turns(conversations, models, limits)
-        skipped |= fitted.skipped
-        lengths = np.array(fitted.ends, np.int64)
+        fitted = []
+        for (document, one), *reads in zip(conversations.items(), *models, strict=True):
+            found = fit_turns(document, one, reads, limits)
+            if isinstance(found, str):
+                skipped[document] = found
+            else:
+                fitted.append(found)
+        lengths = np.array([one.end for one in fitted], np.int64)
         segments = np.stack([np.arange(len(lengths)), 0 * lengths, lengths], axis=1)
-        ours, *theirs = map(fitted.tokens, range(len(models)))
+        ours, *theirs = (
+            join_turns([one.reads[model] for one in fitted]) for model in range(len(models))
+        )
         columns = lay_out(segments, lengths, ours, theirs)
-        return self._table(columns | fitted.columns())
+        return self._table(columns | turn_columns(fitted))
 
     def _table(self, columns: dict[str, Any]) -> pa.Table:
         """Make a table of columns; spans are written in few bytes."""

@@ -317,8 +317,8 @@ def template_of(
     tokenizer: PreTrainedTokenizerBase, role: str, given: str | None = None
 ) -> Template | None:
     """Return a tokenizer's template, or the one of a file or a built-in name; None without any."""
-    tokens = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-    pairs = tuple(tokens.items())
+    named = tokenizer.special_tokens_map.items()
+    pairs = tuple((name, str(token)) for name, token in named)
     if given is None:
         # Some have several, by name.
         source = tokenizer.get_chat_template() if tokenizer.chat_template else None

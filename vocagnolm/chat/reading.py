@@ -11,9 +11,9 @@ A template's has none: it stands where contents meet, and no range of tokens hol
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -135,81 +135,62 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> IntArray:
 # -- Rows ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class FittedTurns:
-    """Conversations by index, each ended behind its last answer that fits.
+class FittedTurns(NamedTuple):
+    """A conversation that ends behind its last answer that fits, as every model reads it.
 
-    `models` have what each of them reads of every one; `skipped` the reasons why others are not
-    read, `left_out` the messages that each of these lacks, `ends` their last characters.
+    `end` is its last character, `left_out` the messages that it lacks.
     """
 
-    documents: list[int]
-    models: list[list[TurnTokens]]
-    ends: list[int]
-    left_out: list[int]
-    skipped: dict[int, str]
-
-    def tokens(self, model: int) -> Tokens:
-        """Return a model's tokens; losses of those without labels are left out."""
-        reads = self.models[model]
-        values = [read.values if read.values.dtype.kind == "i" else _masked(read) for read in reads]
-        dtype = values[0].dtype.name if values else "int32"
-        laid = Tokens.join(values, [read.spans for read in reads], dtype)
-        return replace(laid, start=np.array([read.first for read in reads]))
-
-    def columns(self) -> dict[str, Any]:
-        """Make the columns that only conversations have: integers, or (edges, values) of arrays."""
-        reads = list(zip(*self.models, strict=True))
-        trimmed = [sum(read.trimmed for read in row) for row in reads]
-        return {
-            "document": np.array(self.documents, np.int64),
-            "left_out_messages": np.array(self.left_out, np.int64),
-            "trimmed_characters": np.array(trimmed, np.int64),
-            "student_labelled": _labelled([row[:1] for row in reads]),
-            "teacher_labelled": _labelled([row[1:] for row in reads]),
-        }
+    document: int
+    reads: list[TurnTokens]
+    end: int
+    left_out: int
 
 
 def fit_turns(
-    conversations: Mapping[int, Conversation],
-    models: Sequence[Sequence[TurnTokens | str]],
+    document: int,
+    conversation: Conversation,
+    models: Sequence[TurnTokens | str],
     limits: Sequence[int],
-) -> FittedTurns:
-    """Fit what the student and the teachers read into at most so many tokens of each."""
-    kept: list[list[TurnTokens]] = []
-    fitted = FittedTurns([], [], [], [], {})
-    for (document, one), *reads in zip(conversations.items(), *models, strict=True):
-        found = _fitting(one, reads, limits)
-        if isinstance(found, str):
-            fitted.skipped[document] = found
-            continue
-        fitting, last = found
-        kept.append(fitting)
-        fitted.documents.append(document)
-        fitted.ends.append(one.ends[last])
-        fitted.left_out.append(len(one.ends) - 1 - last)
-    fitted.models.extend([row[model] for row in kept] for model in range(len(models)))
-    return fitted
-
-
-def _fitting(
-    conversation: Conversation, reads: Sequence[TurnTokens | str], limits: Sequence[int]
-) -> tuple[list[TurnTokens], int] | str:
-    """Return what fits into all contexts with the index of the last message, or why none does."""
-    found = []
-    for read in reads:
+) -> FittedTurns | str:
+    """Fit what every model reads into at most so many tokens, or return why nothing fits."""
+    reads = []
+    for read in models:
         if isinstance(read, str):
             return read
-        found.append(read)
+        reads.append(read)
     last = len(conversation.roles) - 1
-    both = list(zip(found, limits, strict=True))
+    both = list(zip(reads, limits, strict=True))
     if any(len(read.spans) > limit for read, limit in both):
-        answers = [n for n in found[0].stops if all(read.stops[n] <= limit for read, limit in both)]
+        answers = [n for n in reads[0].stops if all(read.stops[n] <= limit for read, limit in both)]
         if not answers:
-            return "its first answer alone exceeds a context" if found[0].stops else _NOTHING
+            return "its first answer alone exceeds a context" if reads[0].stops else _NOTHING
         last = answers[-1]
-        found = [read.until(last) for read in found]
-    return (found, last) if np.diff(found[0].labelled).any() else _NOTHING
+        reads = [read.until(last) for read in reads]
+    if not np.diff(reads[0].labelled).any():
+        return _NOTHING
+    left_out = len(conversation.roles) - 1 - last
+    return FittedTurns(document, reads, conversation.ends[last], left_out)
+
+
+def join_turns(reads: Sequence[TurnTokens]) -> Tokens:
+    """Concatenate a model's tokens; losses of those without labels are left out."""
+    values = [read.values if read.values.dtype.kind == "i" else _masked(read) for read in reads]
+    dtype = values[0].dtype.name if values else "int32"
+    laid = Tokens.join(values, [read.spans for read in reads], dtype)
+    return replace(laid, start=np.array([read.first for read in reads]))
+
+
+def turn_columns(fitted: Sequence[FittedTurns]) -> dict[str, Any]:
+    """Make the columns that only conversations have: integers, or (edges, values) of arrays."""
+    trimmed = [sum(read.trimmed for read in one.reads) for one in fitted]
+    return {
+        "document": np.array([one.document for one in fitted], np.int64),
+        "left_out_messages": np.array([one.left_out for one in fitted], np.int64),
+        "trimmed_characters": np.array(trimmed, np.int64),
+        "student_labelled": _labelled([one.reads[:1] for one in fitted]),
+        "teacher_labelled": _labelled([one.reads[1:] for one in fitted]),
+    }
 
 
 def _masked(read: TurnTokens) -> npt.NDArray[np.float32]:
