@@ -64,10 +64,7 @@ _INTEGERS = (
 
 
 def cut_text(
-    text: str,
-    models: Sequence[IntArray],
-    limits: Sequence[int],
-    marks: Sequence[int] = (),
+    text: str, models: Sequence[Spans], limits: Sequence[int], marks: Sequence[int] = ()
 ) -> list[int] | str:
     """Cut a text at marks, and into about equal parts; return the edges, or why it cannot be.
 
@@ -137,13 +134,9 @@ class _Part(NamedTuple):
     """A model's tokens of each segment, concatenated; spans are on the axis of all texts."""
 
     counts: IntArray
+    segments: IntArray  # of each token
     values: npt.NDArray[Any]
     spans: Spans
-
-    @property
-    def segments(self) -> IntArray:
-        """Return the segment of each token."""
-        return np.repeat(np.arange(len(self.counts)), self.counts)
 
 
 def lay_out(
@@ -216,7 +209,7 @@ def _between(
     counts = np.maximum(ending, spans[:, 0].searchsorted(reach[1])) - first
     token, segment = _ranges(first, counts), np.repeat(np.arange(len(counts)), counts)
     clipped = spans[token].clip(low[segment, None], high[segment, None])
-    return _Part(counts, model.values[token], clipped)
+    return _Part(counts, segment, model.values[token], clipped)
 
 
 def _ranges(first: IntArray, counts: IntArray) -> IntArray:
@@ -261,20 +254,18 @@ def _column_types(student: Reader, teachers: TeacherReaders) -> datasets.Feature
 
 
 def _as_table(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
-    """Make a table of columns as `lay_out` has them; others hold nothing."""
-    rows = len(columns["document"])
-    arrays = [_column(columns.get(field.name), field.type, rows) for field in schema]
+    """Make a table of columns as `lay_out` has them; others are zero, empty or null."""
+    rows, arrays = len(columns["document"]), []
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        if pa.types.is_list(kind):
+            edges, flat = columns.get(name, (np.zeros(rows + 1), np.empty(0)))
+            values = pa.array(flat.astype(kind.value_type.to_pandas_dtype(), copy=False))
+            array = pa.ListArray.from_arrays(pa.array(edges.astype(np.int32)), values, type=kind)
+        else:
+            absent = [None] * rows if pa.types.is_string(kind) else np.zeros(rows, np.int32)
+            array = pa.array(columns.get(name, absent), kind)
+        arrays.append(array)
     return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _column(values: Any, kind: pa.DataType, rows: int) -> pa.Array:
-    """Make a column of integers, or of concatenated arrays; of nothing without values."""
-    if not pa.types.is_list(kind):
-        absent = pa.nulls(rows, kind) if pa.types.is_string(kind) else np.zeros(rows, np.int32)
-        return pa.array(absent if values is None else values, kind)
-    edges, flat = (np.zeros(rows + 1), np.empty(0)) if values is None else values
-    content = pa.array(flat.astype(kind.value_type.to_pandas_dtype(), copy=False))
-    return pa.ListArray.from_arrays(pa.array(edges.astype(np.int32)), content, type=kind)
 
 
 # -- Segments ------------------------------------------------------------------------------------
@@ -505,10 +496,7 @@ class _Aligner:
 
 
 def _segment(
-    texts: Sequence[str],
-    models: Sequence[Tokens],
-    limits: Sequence[int],
-    given: Cuts,
+    texts: Sequence[str], models: Sequence[Tokens], limits: Sequence[int], given: Cuts
 ) -> tuple[IntArray, dict[int, str]]:
     """Cut the texts of which a model has more tokens than its limit, or that are cut already.
 

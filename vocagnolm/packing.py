@@ -321,14 +321,13 @@ class PackedCollator:
                 f"packed sequences have {longest} tokens, beyond max_length {self.max_length}"
             )
         trained = [_labels(block["student_ids"], block["student_labelled"]) for block in blocks]
-        ids, labels, positions = self._rows(student, trained, self.max_length)
-        edges, longest = self._segments(student, self.max_length)
+        ids, labels, positions, segments = self._rows(student, trained, self.max_length)
         batch: Batch = {
             "input_ids": ids,
             "labels": labels,
             "position_ids": positions,
-            "segment_edges": edges,
-            "longest_segment": longest,
+            "segment_edges": segments.edges,
+            "longest_segment": segments.longest,
             "largest_ids": [int(ids.max())],
             "block": torch.tensor([block["block"] for block in blocks]),
         }
@@ -403,24 +402,26 @@ class PackedCollator:
 
     def _teacher_rows(self, blocks: Sequence[Block], widths: Sequence[int]) -> Batch:
         labels = [_labels(block["teacher_ids"], block["teacher_labelled"]) for block in blocks]
-        rows, segments = [], []
+        rows = []
         for teacher, width in enumerate(widths):
             ids = [_of_teacher(block, block["teacher_ids"], teacher) for block in blocks]
             trained = [_of_teacher(*pair, teacher) for pair in zip(blocks, labels, strict=True)]
             rows.append(self._rows(ids, trained, width))
-            segments.append(self._segments(ids, width))
-        ids_BT, labels_BT, positions_BT = (torch.cat(x, -1) for x in zip(*rows, strict=True))
+        *tensors, segments = zip(*rows, strict=True)
+        ids_BT, labels_BT, positions_BT = (torch.cat(tensor, -1) for tensor in tensors)
         return {
             "teacher_input_ids": ids_BT,
             "teacher_labels": labels_BT,
             "teacher_position_ids": positions_BT,
             "teacher_segment_edges": [found.edges for found in segments],
             "teacher_longest_segment": [found.longest for found in segments],
-            "teacher_label_tokens": [int((labels != IGNORED_LABEL).sum()) for _, labels, _ in rows],
+            "teacher_label_tokens": [int((row[1] != IGNORED_LABEL).sum()) for row in rows],
         }
 
-    def _rows(self, blocks: _Segments, trained: _Segments, length: int) -> Sequence[Tensor]:
-        """Return ids, labels and positions [B, length]."""
+    def _rows(
+        self, blocks: _Segments, trained: _Segments, length: int
+    ) -> tuple[Tensor, Tensor, Tensor, RowSegments]:
+        """Return ids, labels and positions [B, length], and what attends to itself."""
         ids, labels, positions = (np.zeros((len(blocks), length), np.int64) for _ in range(3))
         labels[:] = IGNORED_LABEL
         # ids        1   5 6 2   1   7   0   0       two segments, and padding
@@ -434,21 +435,17 @@ class PackedCollator:
                 labels[row, at : at + 1] = IGNORED_LABEL
                 positions[row, here] = np.arange(len(segment))
                 at += len(segment)
-        if self.attend_across_documents:
-            positions[:] = np.arange(length)
-        return [torch.from_numpy(rows) for rows in (ids, labels, positions)]
-
-    def _segments(self, blocks: _Segments, length: int) -> RowSegments:
-        """Return what attends to itself in the rows of a batch; padding does, in pieces."""
-        if self.attend_across_documents:
-            return segments_of(length for _ in blocks)
-        rows = [[len(segment) for segment in segments] for segments in blocks]
+        lengths = [[len(segment) for segment in segments] for segments in blocks]
         # Padding must not be the longest, or the kernel would be called for more than it needs.
-        longest = max(max(row, default=0) for row in rows) or length
-        for row in rows:
+        longest = max(max(row, default=0) for row in lengths) or length
+        for row in lengths:
             whole, rest = divmod(length - sum(row), longest or 1)
             row += [longest] * whole + [rest]
-        return segments_of(itertools.chain(*rows))
+        if self.attend_across_documents:
+            positions[:] = np.arange(length)
+            lengths = [[length]] * len(blocks)
+        ids_BS, labels_BS, positions_BS = map(torch.from_numpy, (ids, labels, positions))
+        return ids_BS, labels_BS, positions_BS, segments_of(itertools.chain(*lengths))
 
 
 def _labels(segments: Sequence[IntArray], labelled: Sequence[IntArray]) -> list[IntArray]:
