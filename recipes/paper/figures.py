@@ -18,7 +18,7 @@ from typing import Any
 
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES
 from vocagnolm.io import read_json
-from vocagnolm.report.plots import add_legend, dashes, new_plot, save_plot, series_style
+from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
 from vocagnolm.report.runs import METHODS, teacher_name
 
 STYLES = list(METHODS.values())
@@ -241,7 +241,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         figure = FIGURES[number](numbers, arguments.metric or METRICS[number])
         if numbers.marked:
             figure.suptitle(f"not as published: {', '.join(sorted(numbers.marked))}", fontsize=8)
-        save_plot(figure, arguments.output_dir / f"figure-{number}.png", ".pdf")
+        for kind in ("png", "pdf"):
+            figure.savefig(arguments.output_dir / f"figure-{number}.{kind}")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from vocagnolm.cli import Parser, corpora_of, print_main, shell
 from vocagnolm.conventions import TEXT, UNMAPPED
 from vocagnolm.io import JsonObject, check_writable, markdown_table, write_json, write_text
 from vocagnolm.readers import load_tokenizer, tokenizer_sha256
-from vocagnolm.report.plots import add_legend, dashes, new_plot, save_plot, series_style
+from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
 from vocagnolm.spans import Spans, byte_level, encode_batch, sentencepiece
 
 if TYPE_CHECKING:
@@ -360,7 +360,7 @@ def draw_audit(content: JsonObject, path: Path) -> None:
             axes.plot(len(ticks) - 1, 100 * teacher["token_level"][key], linestyle="none", **look)
         axes.set(xlabel="chunks of a sequence", ylabel=f"{name} (% of characters)")
     add_legend(figure, handles)
-    save_plot(figure, path)
+    figure.savefig(path)
 
 
 # -- The command -----------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 from vocagnolm.cli import Parser, print_main, shell
 from vocagnolm.io import JsonObject, check_writable, markdown_table, write_json, write_text
-from vocagnolm.report.plots import bar_series, draw_bars, draw_curves, embed, read_curves, save_plot
+from vocagnolm.report.plots import bar_series, draw_bars, draw_curves, embed, read_curves
 from vocagnolm.report.render import render_page
 from vocagnolm.report.runs import (
     Row,
@@ -232,7 +232,7 @@ def write_comparison(comparison: Comparison, directory: Path) -> None:
         columns = in_order(column for bars in series.values() for column in bars.index)
         headings = {column: heading(column) for column in columns}
         figure = draw_bars(series, headings, f"Accuracies; verdicts of {graders}")
-        save_plot(figure, directory / "comparison.png")
+        figure.savefig(directory / "comparison.png")
         pictures.append(("Accuracy", embed(figure), _BARS))
     if curves := read_curves(comparison.settings):
         pictures.append(("Along the training", embed(draw_curves(curves)), _CURVES))

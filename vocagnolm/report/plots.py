@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 MARKERS, DASHES = "os^DvPX", ("-", "--", ":", "-.")
 # Neighbours differ in lightness too.
 COLORS = "#1f5fbf #d2691e #1b7f4d #8e44ad #0e7490 #b5267b #7a5c00 #475569".split()
-_DPI = 150
 # Of a curve; a longer one is a line alone.
 _MOST_MARKERS = 20
 # Titles, and entries of the log: the value, and the ends of its band, if it has some.
@@ -50,7 +48,7 @@ def new_plot(
     # A bare Figure needs no screen, and leaves the backend of a notebook as it is.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     places = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
     for axes in places:
         axes.spines[["top", "right"]].set_visible(False)
@@ -76,16 +74,10 @@ def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
         text.set_parse_math(False)
 
 
-def save_plot(figure: Figure, path: Path, *suffixes: str) -> None:
-    """Write a figure at `path`, and beside it under further suffixes, as ".pdf"."""
-    for suffix in (path.suffix, *suffixes):
-        figure.savefig(path.with_suffix(suffix), dpi=_DPI)
-
-
 def embed(figure: Figure) -> str:
     """Write a figure as the address of a picture that a page holds itself."""
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=_DPI)
+    figure.savefig(file, format="png")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 

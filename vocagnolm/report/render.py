@@ -57,8 +57,11 @@ def label(text: str) -> str:
     >>> label(" 9\n")
     '␣9↵'
     """
-    shown = (invisible_name(character) or character for character in text)
-    return "".join(shown).translate({ord(" "): "␣", ord("\n"): "↵", ord("\t"): "⇥"})
+    return _visible(text).translate({ord(" "): "␣", ord("\n"): "↵", ord("\t"): "⇥"})
+
+
+def _visible(text: str) -> str:
+    return "".join(invisible_name(character) or character for character in text)
 
 
 def token_label(token: TokenView) -> str:
@@ -74,12 +77,6 @@ def _settings_line(view: GuidanceView) -> str:
     return f"{step}method {method.method} · {share} · {how}"
 
 
-def _number(value: float | None, *, signed: bool = False) -> str:
-    if value is None:
-        return "\u2013"
-    return f"{value:{'+' if signed else ''}.2f}".replace("-", "\u2212")  # a minus sign
-
-
 def _summary(view: GuidanceView) -> list[list[str]]:
     """Count the tokens of each status, and all with a label, and average their losses."""
     labelled = [token for token in view.tokens if token.status != "unlabelled"]
@@ -88,17 +85,18 @@ def _summary(view: GuidanceView) -> list[list[str]]:
         tokens = [token for token in labelled if name in (token.status, "all")]
         share = len(tokens) / max(len(labelled), 1)
         trained = sum(token.is_trained for token in tokens)
-        student = _number(_mean(token.student_loss_nats for token in tokens))
-        teacher = _number(_mean(token.teacher_loss_nats for token in tokens))
-        excess = _number(_mean(token.excess_nats for token in tokens), signed=True)
+        student = _mean(token.student_loss_nats for token in tokens)
+        teacher = _mean(token.teacher_loss_nats for token in tokens)
+        excess = _mean((token.excess_nats for token in tokens), "+")
         count = f"{len(tokens):,} ({share:.0%})"
         rows.append([name, count, f"{trained:,}", student, teacher, excess])
     return rows
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def _mean(values: Iterable[float | None], sign: str = "") -> str:
+    """Average the values that are known, and write a minus sign for a hyphen."""
     known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    return f"{fmean(known):{sign}.2f}".replace("-", "\u2212") if known else "\u2013"
 
 
 def _heading(text: TextView) -> str:
@@ -114,16 +112,12 @@ def render_text(view: GuidanceView) -> str:
     legend = " ".join(_mark(status, status) for status in STATUSES)
     lines = [f"{view.student} ← {view.teacher}", _settings_line(view), legend]
     for text in view.texts:
-        tokens = [_mark(_token_text(token), token.status) for token in text.tokens]
-        lines += ["", _heading(text), "".join(tokens)]
+        # A token is on as many lines as it has.
+        shown = [_visible(token.text).replace("\n", "↵\n") or "◦" for token in text.tokens]
+        marked = map(_mark, shown, (token.status for token in text.tokens))
+        lines += ["", _heading(text), "".join(marked)]
     lines += ["", markdown_table(_summary(view)), "Losses: means in nats per token.", ""]
     return "\n".join(lines)
-
-
-def _token_text(token: TokenView) -> str:
-    """Write a token for a terminal, on as many lines as it has."""
-    shown = (invisible_name(character) or character for character in token.text)
-    return "".join(shown).replace("\n", "↵\n") or "◦"
 
 
 def _mark(text: str, status: Status) -> str:
@@ -136,10 +130,15 @@ def _mark(text: str, status: Status) -> str:
 
 def render_html(view: GuidanceView) -> str:
     """Render a page of its own: nothing is loaded, and every text is escaped."""
+    # What the script shows of each token: label, status, losses, then its pieces.
+    facts: list[Any] = []
+    for token in view.tokens:
+        losses = [_finite(token.student_loss_nats), _finite(token.teacher_loss_nats)]
+        pieces = [[label(text), _finite(loss)] for text, loss in token.pieces]
+        facts.append([token_label(token), token.status, *losses, pieces])
+    known = [loss for _, _, *losses, _ in facts for loss in losses if loss is not None]
     # Tokens are counted through the page: #t12 in its address chooses one.
     counted = iter(enumerate(view.tokens))
-    facts = [_facts(token) for token in view.tokens]
-    losses = [loss for _, _, *both, _ in facts for loss in both if loss is not None]
     return render_page(
         "guidance.html",
         student=public_name(view.student),
@@ -149,15 +148,8 @@ def render_html(view: GuidanceView) -> str:
         summary=_summary(view),
         texts=[(_heading(text), [next(counted) for _ in text.tokens]) for text in view.texts],
         invisible_name=invisible_name,
-        facts={"tokens": facts, "scale": max(losses, default=1.0)},
+        facts={"tokens": facts, "scale": max(known, default=1.0)},
     )
-
-
-def _facts(token: TokenView) -> list[Any]:
-    """List what the script shows of a token: label, status, losses, then its pieces."""
-    losses = [_finite(token.student_loss_nats), _finite(token.teacher_loss_nats)]
-    pieces = [[label(text), _finite(loss)] for text, loss in token.pieces]
-    return [token_label(token), token.status, *losses, pieces]
 
 
 def _finite(value: float | None) -> float | None:
