@@ -15,6 +15,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ from vocagnolm.conventions import TEXT, UNMAPPED
 from vocagnolm.io import JsonObject, check_writable, markdown_table, write_json, write_text
 from vocagnolm.readers import load_tokenizer, tokenizer_sha256
 from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
-from vocagnolm.spans import Spans, byte_level, encode_batch, sentencepiece
+from vocagnolm.spans import Spans, byte_level, encode, encode_batch, sentencepiece
 
 if TYPE_CHECKING:
     import datasets
@@ -197,15 +198,14 @@ def audit(
     """
     counts = {name: Counter[str]() for name in teachers}
     usable: list[int] = []
-    for batch in _batches(corpus, tqdm(range(len(corpus)), desc="documents", disable=None)):
-        texts = list(batch.values())
-        read = [_read(tokenizer, texts) for tokenizer in (student, *teachers.values())]
-        for index, text, ours, *theirs in zip(batch, texts, *read, strict=True):
-            if not all(map(len, (ours, *theirs))):
-                continue
-            usable.append(index)
-            for name, spans in zip(teachers, theirs, strict=True):
-                counts[name].update(count_map(len(text), ours, spans, align_spans(ours, spans)))
+    tokenizers, indices = (student, *teachers.values()), range(len(corpus))
+    bar = tqdm(indices, desc="documents", disable=None)
+    for index, text, (ours, *theirs) in _documents(corpus, bar, tokenizers):
+        if not all(map(len, (ours, *theirs))):
+            continue
+        usable.append(index)
+        for name, spans in zip(teachers, theirs, strict=True):
+            counts[name].update(count_map(len(text), ours, spans, align_spans(ours, spans)))
     if not usable:
         raise ValueError(
             f"--dataset has no usable document: {len(corpus):,} read, each of them empty, not text"
@@ -225,7 +225,7 @@ def audit(
         found, tokens = counts[name], counts[name]["student_tokens"]
         raw = vocabulary_overlap(set(student.get_vocab()), set(teacher.get_vocab()))
         as_bytes = vocabulary_overlap(decoded_vocabulary(student), decoded_vocabulary(teacher))
-        pairs = [(ours, _read(teacher, [text])[0]) for text, ours in sampled]
+        pairs = [(ours, encode(teacher, text).spans) for text, ours in sampled]
         found_teachers.append(
             {
                 "teacher": name,
@@ -247,8 +247,10 @@ def audit(
     }
 
 
-def _batches(corpus: datasets.Dataset, indices: Iterable[int]) -> Iterator[dict[int, str]]:
-    """Read some documents, in the order given; yield those that are text by index."""
+def _documents(
+    corpus: datasets.Dataset, indices: Iterable[int], tokenizers: Sequence[PreTrainedTokenizerBase]
+) -> Iterator[tuple[int, str, list[Spans]]]:
+    """Read some documents; yield those that are text by index, with the spans of each tokenizer."""
     # Here, because it brings datasets, which the command's --help does not need.
     from vocagnolm.corpus import column_values, unusable
 
@@ -257,12 +259,11 @@ def _batches(corpus: datasets.Dataset, indices: Iterable[int]) -> Iterator[dict[
         corpus = corpus.with_format("arrow")
     rest = iter(indices)
     while batch := list(itertools.islice(rest, _BATCH)):
-        texts = zip(batch, column_values(corpus[batch][TEXT]), strict=True)
-        yield {index: text for index, text in texts if not unusable(text)}
-
-
-def _read(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Spans]:
-    return [one.spans for one in encode_batch(tokenizer, texts)]
+        values = zip(batch, column_values(corpus[batch][TEXT]), strict=True)
+        texts = {index: text for index, text in values if not unusable(text)}
+        read = [encode_batch(tokenizer, list(texts.values())) for tokenizer in tokenizers]
+        for index, *encodings in zip(texts, *read, strict=True):
+            yield index, texts[index], [encoding.spans for encoding in encodings]
 
 
 def _sequences(
@@ -271,19 +272,17 @@ def _sequences(
     """Join whole documents; yield texts of so many student tokens, and the spans of these."""
     parts: list[str] = []
     tokens = 0
-    for batch in _batches(corpus, order):
-        texts = list(batch.values())
-        for text, spans in zip(texts, _read(student, texts), strict=True):
-            parts.append(text)
-            tokens += len(spans)
-            if tokens < length:
-                continue
-            joined = "\n\n".join(parts)
-            kept = _read(student, [joined])[0][:length]
-            # Tokens may merge where documents meet; then one more document is read.
-            if len(kept) == length:
-                yield joined[: kept[-1, 1]], kept
-                parts, tokens = [], 0
+    for _, text, (spans,) in _documents(corpus, order, [student]):
+        parts.append(text)
+        tokens += len(spans)
+        if tokens < length:
+            continue
+        joined = "\n\n".join(parts)
+        kept = encode(student, joined).spans[:length]
+        # Tokens may merge where documents meet; then one more document is read.
+        if len(kept) == length:
+            yield joined[: kept[-1, 1]], kept
+            parts, tokens = [], 0
 
 
 def _mean_overlaps(pairs: Sequence[tuple[Spans, Spans]], chunks: int) -> JsonObject:
@@ -391,11 +390,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_writable(out)
     if (most := max(arguments.chunks)) > arguments.sequence_length:
         raise ValueError(f"--chunks {most} exceeds --sequence_length: a chunk needs a token")
-    trust = arguments.trust_remote_code
-    student = load_tokenizer(arguments.student, "student", trust_remote_code=trust)
-    teachers = {
-        name: load_tokenizer(name, "teacher", trust_remote_code=trust) for name in arguments.teacher
-    }
+    load = partial(load_tokenizer, trust_remote_code=arguments.trust_remote_code)
+    student = load(arguments.student, "student")
+    teachers = {name: load(name, "teacher") for name in arguments.teacher}
     ((name, options),) = corpora_of(arguments)
     if arguments.documents is None:
         corpus = load_corpus(name, **options)

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from vocagnolm.io import write_text
 from vocagnolm.report.render import label, render_html, token_label
@@ -30,16 +31,12 @@ class GuidanceTable(TrainerCallback):
     # Takes columns, rows and the step.
     report: Callable[[Sequence[str], Sequence[Sequence[object]], int], None] | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: object) -> None:
         """Show the student as it comes; a resumed run has done so."""
         if state.global_step == 0:
             self._show(state)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: object) -> None:
         """Show it after every so many steps, and after the last one."""
         if state.global_step % self.steps == 0 or state.global_step >= state.max_steps:
             self._show(state)

@@ -174,13 +174,8 @@ def measure(student: nn.Module, objective: Objective, batch: Batch) -> TokenGuid
     with torch.no_grad():
         teacher = objective.teacher_losses(batch)
         assert teacher is not None, f"{objective.method.as_typed} asks no teacher"
-        loss_BS = student(
-            input_ids=batch["input_ids"],
-            position_ids=batch["position_ids"],
-            labels=batch["labels"],
-            segments=student_segments(batch),
-            token_losses=True,
-        )
+        inputs = {name: batch[name] for name in ("input_ids", "position_ids", "labels")}
+        loss_BS = student(**inputs, segments=student_segments(batch), token_losses=True)
         for role, losses in (("student", loss_BS), ("teacher", teacher.loss_BT)):
             if not losses.isfinite().all():
                 raise NonFiniteLoss(f"the {role}'s losses are NaN or infinite on this text")

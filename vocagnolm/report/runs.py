@@ -210,22 +210,21 @@ def read_training(label: str, directory: Path) -> TrainingRun:
     # The identity of a setting: all options but those of a seed, and paths without their "seedN".
     kept = json.dumps({name: x for name, x in settings.items() if name not in _OF_A_SEED})
     in_paths = _SEED_IN_A_PATH.findall(json.dumps(settings))
+
+    def number(text: str) -> float:
+        # Weights & Biases gives 1.0 back as 1.
+        return int(float(text)) if float(text).is_integer() else float(text)
+
     return TrainingRun(
         label=label,
         method=METHODS[settings["method"]],
         teacher=" + ".join(map(teacher_name, teachers)),
-        options=json.loads(_SEED_IN_A_PATH.sub("seed", kept), parse_float=_number),
+        options=json.loads(_SEED_IN_A_PATH.sub("seed", kept), parse_float=number),
         seed=json.dumps([settings.get("seed"), settings.get("data_seed"), in_paths]),
         batch_tokens=settings["global_batch_tokens"],
         state=state,
         eval_loss=losses[-1] if losses else None,
     )
-
-
-def _number(text: str) -> float:
-    # Weights & Biases gives 1.0 back as 1.
-    value = float(text)
-    return int(value) if value.is_integer() else value
 
 
 def group_by_setting(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:

@@ -15,8 +15,7 @@ from vocagnolm.evaluation.tasks.benchmarks import AVERAGES
 from vocagnolm.report.runs import Items, Row, Run, heading, in_order
 
 _Floats = npt.NDArray[np.float64]
-PAIRING_COLUMNS = ["first", "other", "column", "points", "low", "high", "items"]
-PAIRING_COLUMNS += ["only_first", "only_other", "p", "p_holm", "not_paired"]
+_PAIRING = "first other column points low high items only_first only_other p p_holm not_paired"
 
 
 def pair(first: Run, other: Run, resamples: int, seed: int) -> list[Row]:
@@ -32,7 +31,7 @@ def pair(first: Run, other: Run, resamples: int, seed: int) -> list[Row]:
     shared = {x["column"] for x in first.scores} & {x["column"] for x in other.scores}
     # Averages come behind their members.
     for name in in_order(shared):
-        row: Row = dict.fromkeys(PAIRING_COLUMNS)
+        row: Row = dict.fromkeys(_PAIRING.split())
         row |= {"first": first.label, "other": other.label, "column": name}
         rows.append(row)
         if name in AVERAGES:

@@ -105,18 +105,11 @@ def view_texts(
 
     `segments` has rows of `data.Segments.rows` for each row of the batch, `corpus` their documents.
     """
-    columns = (
-        guidance.student_loss_BS,
-        guidance.teacher_loss_BS,
-        guidance.valid_BS,
-        guidance.mapped_BS,
-        guidance.weight_BS.bool(),
-    )
     views = []
     for row, of_row in enumerate(segments):
         # Each segment of the row takes its part of both iterators:
         #   tokens  segment 0 | segment 1 ...        losses  segment 0 | ... | of other teachers
-        found = zip(*(column[row].tolist() for column in columns), strict=True)
+        found = zip(*(values_BS[row].tolist() for values_BS in guidance[:5]), strict=True)
         losses = iter(guidance.teacher_loss_BT[row].tolist())
         for segment in of_row:
             document, start = segment["document"], segment["start"]
@@ -131,7 +124,7 @@ def _tokens(
     segment: JsonObject,
     text: str,
     tokenizer: PreTrainedTokenizerBase,
-    found: Iterable[tuple[float, float, bool, bool, bool]],
+    found: Iterable[tuple[float, float, bool, bool, float]],
     losses: Iterator[float],
 ) -> Iterator[TokenView]:
     ids = segment["student_ids"]
@@ -149,8 +142,8 @@ def _tokens(
     ranges = align_segment(segment)[0].tolist()
     shown = 0
     for token, (start, end), (first, last), numbers in zip(ids, spans, ranges, found, strict=True):
-        student_loss, teacher_loss, has_label, is_mapped, is_trained = numbers
-        status: Status = "kept" if is_trained else "dropped"
+        student_loss, teacher_loss, has_label, is_mapped, weight = numbers
+        status: Status = "kept" if weight else "dropped"
         if not (has_label and is_mapped):
             status = "unmapped" if has_label else "unlabelled"
         name = text[max(start, shown) : end]
@@ -159,7 +152,7 @@ def _tokens(
             start,
             end,
             status,
-            is_trained,
+            is_trained=bool(weight),
             student_loss_nats=student_loss if has_label else None,
             teacher_loss_nats=teacher_loss if has_label and is_mapped else None,
             # None for an unmapped token: its range is empty.
