@@ -18,12 +18,12 @@ ENTRY = {"loss": 1.70214, "student_loss_nats": 4.25, "teacher_loss_nats": 2.1, "
 ENTRY |= {"selected_fraction": 0.405, "tokens_per_s": 128_400.0}
 # Entries, and their lines without the alignment.
 LINES: list[tuple[dict[str, Any], str]] = [
-    (ENTRY, "10 20.5K 1.7021 4.2500 2.1000 40.5% 128K 0:00:45"),
+    (ENTRY, "10 20.5k 1.7021 4.2500 2.1000 40.5% 128k 00:45"),
     (
         {"selected_fraction": 0.0, "skipped_steps": 2},
-        "10 20.5K - - - 0.0% 0 0:00:45 2 steps skipped",
+        "10 20.5k - - - 0.0% 0.00 00:45 2 steps skipped",
     ),
-    ({"eval_loss": 2.25, "eval_runtime": 3.0, "epoch": 1}, "10 20.5K eval_loss 2.2500"),
+    ({"eval_loss": 2.25, "eval_runtime": 3.0, "epoch": 1}, "10 20.5k eval_loss 2.2500"),
 ]
 
 
@@ -66,7 +66,7 @@ def test_time_left_counts_from_the_resumed_step(
     state.global_step, state.max_steps = 50, 150
     told.on_train_begin(args, state, None)
     print_main(run, 60, ENTRY)
-    assert capsys.readouterr().out.split("128K")[1].strip() == "0:00:45"
+    assert capsys.readouterr().out.split("128k")[1].strip() == "00:45"
 
 
 def test_file_holds_the_history_when_a_run_is_resumed(run: Any, tmp_path: Path) -> None:

@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCardData
 
-from vocagnolm.io import ASSETS, JsonObject
+from vocagnolm.io import ASSETS
 
 # Where the hub's cache keeps a snapshot of a repository.
 _CACHED = re.compile(r"(?:models|datasets)--([^/]+?)--([^/]+)/snapshots(/|$)")
@@ -41,7 +41,7 @@ def _public(settings: Any) -> Any:
     return public_name(settings) if is_path else settings
 
 
-def model_card(name: str, settings: JsonObject) -> str:
+def model_card(name: str, settings: Mapping[str, Any]) -> str:
     """Describe a trained student, for `README.md` beside its weights."""
     shown = _public(settings)
     guides = list(shown["teacher"] or ())

@@ -59,9 +59,9 @@ def check_settings(
     # Settings alone bind nobody: a run that was stopped before it saved may be given others.
     progress = chain(directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), directory.glob("*.safetensors"))
     if before and any(progress) and (changed := differences(before, settings, prefix="--")):
-        changes = "; ".join(changed)
         raise ValueError(
-            f"{directory} holds a run with other settings ({changes}): give another --output_dir"
+            f"{directory} holds a run with other settings ({'; '.join(changed)}): give another "
+            "--output_dir"
         )
     if checkpoint and (fault := checkpoint_fault(checkpoint, settings)):
         raise ValueError(f"{checkpoint}: {fault}")

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -253,32 +252,21 @@ class RunLog(TrainerCallback):
         if self._path:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(_line(entry))
-        cells = [str(step), in_short(step * self._tokens_per_step)]
-        if "selected_fraction" not in entry:
+        cells, rest = [str(step), tqdm.format_sizeof(step * self._tokens_per_step)], ""
+        if "selected_fraction" in entry:
+            losses = ("loss", "student_loss_nats", "teacher_loss_nats")
+            cells += [f"{entry[name]:.4f}" if name in entry else "-" for name in losses]
+            cells.append(f"{entry['selected_fraction']:.1%}")
+            cells.append(tqdm.format_sizeof(entry.get("tokens_per_s", 0.0)))
+            before, began = self._begin
+            pace = (time.monotonic() - began) / max(step - before, 1)
+            cells.append(tqdm.format_interval(pace * (state.max_steps - step)))
+            if skipped := entry.get("skipped_steps"):
+                rest = f"{skipped:g} steps skipped"
+        else:
             shown = [name for name in entry if name.endswith("loss")]
-            _print_row(cells, ", ".join(f"{name} {entry[name]:.4f}" for name in shown))
-            return
-        losses = ("loss", "student_loss_nats", "teacher_loss_nats")
-        cells += [f"{entry[name]:.4f}" if name in entry else "-" for name in losses]
-        before, began = self._begin
-        pace = (time.monotonic() - began) / max(step - before, 1)
-        cells += [f"{entry['selected_fraction']:.1%}", in_short(entry.get("tokens_per_s", 0.0))]
-        cells.append(str(timedelta(seconds=round(pace * (state.max_steps - step)))))
-        skipped = entry.get("skipped_steps")
-        _print_row(cells, f"{skipped:g} steps skipped" if skipped else "")
-
-
-def in_short(count: float) -> str:
-    """Write a count in three digits.
-
-    >>> in_short(7), in_short(10_240), in_short(999_999), in_short(15e9)
-    ('7', '10.2K', '1M', '15B')
-    """
-    for letter, unit in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
-        # 999,999 is a million.
-        if count >= 0.9995 * unit:
-            return f"{count / unit:.3g}{letter}"
-    return f"{count:.3g}"
+            rest = ", ".join(f"{name} {entry[name]:.4f}" for name in shown)
+        _print_row(cells, rest)
 
 
 def _line(entry: Mapping[str, object]) -> str:
@@ -556,7 +544,7 @@ def _has_weights(module: nn.Module) -> bool:
     """Return True for a matrix, quantized or not, and for a choice of experts."""
     if "Expert" in type(module).__name__:
         return True
-    weights = [*module.parameters(recurse=False)]
+    weights: list[Tensor] = [*module.parameters(recurse=False)]
     # Quantized ones are buffers of integers or bytes; masks are bools, tables of positions floats.
     for buffer in module.buffers(recurse=False):
         is_table = buffer.is_floating_point() and buffer.element_size() > 1

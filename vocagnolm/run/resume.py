@@ -139,11 +139,11 @@ class Preemption(TrainerCallback):
     Attributes:
         is_asked: this process was asked to stop.
         is_agreed: all processes stop after this step, or have stopped with everything saved.
+        saved_step: the step of the newest checkpoint of this process; -1 while there is none.
     """
 
     def __init__(self) -> None:
-        self.is_asked = self.is_agreed = False
-        self._saved_step = -1
+        self.is_asked, self.is_agreed, self.saved_step = False, False, -1
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -167,10 +167,6 @@ class Preemption(TrainerCallback):
             os.write(2, f"{signal.Signals(number).name}: stopping after this step\n".encode())
         self.is_asked = True
 
-    def on_save(self, args: object, state: TrainerState, *rest: object, **kwargs: object) -> None:
-        """Remember the saved step."""
-        self._saved_step = state.global_step
-
     def on_epoch_end(self, args: object, state: TrainerState, control: Any, **_: object) -> None:
         """Ask for a checkpoint, if there is none of this state; this event follows every stop."""
         if not self.is_agreed:
@@ -178,7 +174,7 @@ class Preemption(TrainerCallback):
         # A stop inside an epoch leaves its end's log and evaluation to the run that resumes.
         if state.epoch is None or not float(state.epoch).is_integer():
             control.should_log = control.should_evaluate = False
-        is_saved = self._saved_step == state.global_step
+        is_saved = self.saved_step == state.global_step
         control.should_save = control.should_log or control.should_evaluate or not is_saved
 
 
@@ -423,6 +419,7 @@ class ResumableTrainer(Trainer):
             about = {"world_size": self.args.world_size, "run": self.settings}
             finish_checkpoint(staged, final, about, files)
             rotate(final, self.args.save_total_limit, state.best_model_checkpoint)
+        self.preemption.saved_step = state.global_step
         # A process that left now would take the first one with it.
         self.accelerator.wait_for_everyone()
 

@@ -169,7 +169,7 @@ def begin(trainer: Trainer, job: Job, about: Mapping[str, Any], *, is_resumed: b
     args.project, args.run_name = where["project"], where["name"]
     extras = Extras(trainer, about)
     trainer.add_callback(extras)
-    if "wandb" in args.report_to:
+    if "wandb" in (args.report_to or ()):
         directory = Path(str(args.output_dir))
         known = _read_place(directory) if is_resumed else {}
         arguments = {**where, **known, "config": dict(about)}
