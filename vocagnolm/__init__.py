@@ -32,7 +32,7 @@ _MODULES = {
     "aggregate_teacher_losses": "guidance",
     "align_spans": "alignment",
     "encode": "spans",
-    "prepare_dataset": "run.documents",
+    "prepare_dataset": "run.job",
     "select_tokens": "guidance",
 }
 __all__ = list(_MODULES)

@@ -220,8 +220,8 @@ class Method:
     def check_teacher(self, count: int, *, is_stored: bool = False) -> None:
         """Raise a ValueError for a teacher of the wrong kind or number, or without one."""
         if bool(count) != self.needs_teacher:
-            needs = "has no use for a teacher" if count else "needs a teacher"
-            raise ValueError(f"{self.as_typed} {needs}")
+            needs = "needs a teacher: give --teacher or --teacher_losses"
+            raise ValueError(f"{self.as_typed} {'has no use for a teacher' if count else needs}")
         compares = self.distance is not None or self.with_entropies
         if compares and is_stored:
             raise ValueError(

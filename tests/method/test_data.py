@@ -10,6 +10,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -30,7 +31,7 @@ from vocagnolm.corpus import load_corpus
 from vocagnolm.data import TEACHER_ARRAYS, Segments, align_corpus
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, TeacherReaders, student_reader, teacher_reader
-from vocagnolm.run.documents import write_reasons
+from vocagnolm.run.job import write_skipped
 from vocagnolm.spans import encode, encode_texts
 
 PAIRS = [
@@ -316,7 +317,9 @@ def test_align_corpus_skips_and_lists(tokenizers_by_family: Tokenizers, tmp_path
         (7, "not text but dict"),
         (8, "not text but bool"),
     ]
-    write_reasons(segments.reasons, tmp_path / "skipped.jsonl")
+    corpora, parts = [SimpleNamespace(segments=segments)], {"": 1}
+    documents: Any = SimpleNamespace(corpora=corpora, blocks=SimpleNamespace(parts=parts))
+    write_skipped(documents, tmp_path)
     lines = (tmp_path / "skipped.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [
         {"document": document, "reason": reason} for document, reason in segments.skipped

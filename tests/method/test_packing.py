@@ -18,7 +18,7 @@ from world import MAX_LENGTH, TEACHER_CONTEXT, make_blocks
 from vocagnolm.alignment import align_segment
 from vocagnolm.data import Segments
 from vocagnolm.packing import Block, Blocks, chunk_edges, pack, padded_width
-from vocagnolm.run.documents import prepare_dataset
+from vocagnolm.run.job import prepare_dataset
 
 ROOM, TEACHER_ROOM = 16, 20
 Tokenizers = dict[str, PreTrainedTokenizerFast]

@@ -165,7 +165,7 @@ def plan(world: World, *options: str, **changes: str | None) -> tuple[Any, dict[
 
 
 def test_plan_counts_what_one_process_holds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "add_trackers", train.add_trackers)  # restored behind the test
+    monkeypatch.setattr(train, "make_trainer", train.make_trainer)  # restored behind the test
     measure_runs()
     short = {"max_steps": "2", "save_strategy": "no", "eval_fraction": None}
     assert command.main(world.argv("run", use_cpu="True", **short)) == 0

@@ -23,8 +23,7 @@ from vocagnolm.cli import Exit
 from vocagnolm.data import align_corpus
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.run import options as train
-from vocagnolm.run.documents import load_documents
-from vocagnolm.run.job import read_models
+from vocagnolm.run.job import load_documents, read_models
 from vocagnolm.store import record as recording
 from vocagnolm.store.format import (
     MANIFEST_FILE,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vocagnolm.run.documents import load_documents
-from vocagnolm.run.job import read_models
+from vocagnolm.run.job import load_documents, read_models
 from vocagnolm.run.options import parse
 from vocagnolm.run.train import make_trainer
 from vocagnolm.trainer import VocAgnoTrainer

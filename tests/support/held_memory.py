@@ -48,14 +48,15 @@ class Held(TrainerCallback):
 
 def measure_runs() -> None:
     """Let every run of `train.py` in this process write `held-RANK.json` into its directory."""
-    own = train.add_trackers
+    own = train.make_trainer
 
-    def measured(trainer: Any, job: Any, models: Any, *rest: Any, **given: Any) -> None:
+    def measured(job: Any, models: Any, documents: Any) -> Any:
+        trainer = own(job, models, documents)
         path = Path(job.run.output_dir) / f"held-{job.run.process_index}.json"
         trainer.add_callback(Held(trainer, path, device_memory(job, models)))
-        own(trainer, job, models, *rest, **given)
+        return trainer
 
-    train.add_trackers = measured
+    train.make_trainer = measured
 
 
 def held_of(run: Path, rank: int = 0) -> tuple[dict[str, float], dict[str, float]]:

@@ -33,7 +33,7 @@ from fork_server import serve
 from transformers import LlamaForCausalLM
 
 from vocagnolm.cli import run_script
-from vocagnolm.run import documents, options, resume, train
+from vocagnolm.run import job, options, resume, train
 from vocagnolm.trainer import VocAgnoTrainer
 
 ROOT = Path(__file__).parents[2]
@@ -170,14 +170,14 @@ def _shard(version: int) -> None:
 
 def _slow_alignment(seconds: float) -> None:
     """The first process needs long to align the corpus, while the others wait."""
-    original = documents.align_corpus
+    original = job.align_corpus
 
     def align_corpus(*args: Any, **kwargs: Any) -> Any:
         if os.environ.get("RANK", "0") == "0":
             time.sleep(seconds)
         return original(*args, **kwargs)
 
-    documents.align_corpus = align_corpus
+    job.align_corpus = align_corpus
 
 
 def _full_disk(save: int) -> None:

@@ -117,7 +117,7 @@ def look(arguments: argparse.Namespace) -> GuidanceView:
     device = torch.device("cpu") if is_on_cpu() else torch.accelerator.current_accelerator()
     assert device is not None
     models = read_models(*options, method, device, shorten=arguments.max_length is None)
-    student, teachers = load_weights(models)
+    student, teachers = load_weights(models, options[0], device)
     assert models.guide
     assert isinstance(teachers, list)
     student = add_token_losses(student.to(device).train(False))

@@ -154,14 +154,6 @@ def check_arguments(args: TrainingArguments) -> None:
             "--use_liger_kernel would replace the loss: set fused_linear_cross_entropy and "
             "cross_entropy to false in --liger_kernel_config"
         )
-    _check_saving(args)
-
-
-def _check_saving(args: TrainingArguments) -> None:
-    if (metric := args.metric_for_best_model) not in (None, "loss", "eval_loss"):
-        raise ValueError(f"--metric_for_best_model {metric} is not measured: use loss")
-    if args.greater_is_better:
-        raise ValueError("--greater_is_better true would keep the largest loss: leave it out")
     if args.save_strategy == SaveStrategy.BEST and args.eval_strategy == IntervalStrategy.NO:
         raise ValueError("--save_strategy best needs an evaluation: set --eval_strategy")
     strategy = HubStrategy(args.hub_strategy)

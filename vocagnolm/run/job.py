@@ -1,19 +1,27 @@
-"""A training job: its options, and its models before and with their weights."""
+"""One training job: its options, its models before and with their weights, and its documents."""
 
-import os
+import hashlib
+import json
+import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import datasets
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
+from accelerate.utils import parse_flag_from_env
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.training_args import ParallelMode
 
-from vocagnolm.attention import needs_segments
-from vocagnolm.cli import one_for_each, resolve_dtype
+from vocagnolm.chat.reading import TRAIN_ON, TrainOn
+from vocagnolm.cli import corpora_of, listed, one_for_each, resolve_dtype
+from vocagnolm.corpus import is_conversations, joined, load_corpus, load_sample, only_text
+from vocagnolm.data import MISSING, Segments, align_corpus
+from vocagnolm.dist import cores, machine_first
 from vocagnolm.method import Method
 from vocagnolm.models.adapters import add_adapters
 from vocagnolm.models.load import (
@@ -26,6 +34,7 @@ from vocagnolm.models.load import (
     shard_inside_machine,
 )
 from vocagnolm.objective import StoredTeacher
+from vocagnolm.packing import Blocks, PackedCollator
 from vocagnolm.readers import (
     Reader,
     Role,
@@ -37,11 +46,12 @@ from vocagnolm.readers import (
 )
 from vocagnolm.run.config import RunArguments
 from vocagnolm.run.options import DataOptions, LoadOptions, ModelOptions, PackOptions
-from vocagnolm.run.plan import Sizes, sizes_of
+from vocagnolm.run.plan import Sizes, epoch_steps, sizes_of, skip_reasons
 from vocagnolm.store.format import Store, manifest_of
 from vocagnolm.store.read import StoredReader
 
-_RUN_IDENTITY = (
+# Settings of a run beside those of the model, the data and the method.
+_RUN_SETTINGS = (
     "global_batch_tokens num_train_epochs max_steps seed data_seed bf16 fp16 learning_rate "
     "lr_scheduler_type lr_scheduler_kwargs warmup_steps optim adam_beta1 adam_beta2 adam_epsilon "
     "weight_decay max_grad_norm optim_args neftune_noise_alpha"
@@ -53,6 +63,10 @@ _PLACES = (
 _NO_EFFECT_ON_NUMBERS = (
     "num_proc trust_remote_code eval_dataset save_store teacher_sharding".split()
 )
+# Documents of a corpus that a plan is made from, unless it has few enough to read them all.
+_SAMPLE_DOCUMENTS, _SMALL_DOCUMENTS = 1000, 10_000
+# Below this, processes take longer to start than they save on 32 cores (docs/running.md).
+_MANY_DOCUMENTS = 10_000
 
 
 # -- Options -----------------------------------------------------------------------------------
@@ -84,76 +98,44 @@ def settings_of(job: Job) -> dict[str, Any]:
     for name in _NO_EFFECT_ON_NUMBERS:
         del found[name]
     for name in _PLACES:
-        if isinstance(found[name], str):
-            found[name] = _one_name(found[name])
-        elif found[name]:
-            found[name] = [_one_name(place) for place in found[name]]
+        # A file or directory has many names, and one absolute path.
+        places = [
+            str(Path(place).resolve()) if Path(place).exists() else place
+            for place in listed(found[name] or [])
+        ]
+        if found[name]:
+            found[name] = places if isinstance(found[name], list) else places[0]
     if job.model.teacher_losses:
         found["teacher_losses"] = [
             {"store": str(Path(path).resolve()), "teacher": manifest_of(Path(path))["teacher"]}
             for path in job.model.teacher_losses
         ]
-    names = list(_RUN_IDENTITY)
+    found |= {name: getattr(job.run, name) for name in _RUN_SETTINGS}
     if not job.method.splits_alike:
-        names.append("per_device_train_batch_size")
-    return found | {name: getattr(job.run, name) for name in names}
-
-
-def _one_name(place: str) -> str:
-    """Return the absolute path of a file or directory, which has many names, or a hub name."""
-    return str(Path(place).resolve()) if Path(place).exists() else place
+        found["per_device_train_batch_size"] = job.run.per_device_train_batch_size
+    return found
 
 
 def check_launch(job: Job) -> None:
     """Raise a ValueError for options that these processes and devices cannot meet."""
-    _check_loading(job)
-    if job.model.use_peft:
-        _check_recomputation(job.run)
-    if job.run.fsdp and job.run.parallel_mode != ParallelMode.DISTRIBUTED and not job.run.dry_run:
-        raise ValueError(
-            "--fsdp shards over several processes: start them with accelerate launch or torchrun"
-        )
-
-
-def _check_loading(job: Job) -> None:
-    """Check that the models can be held as asked."""
     load, run = job.load, job.run
     # A plan may be made on a smaller machine than the job will run on.
     is_planned = run.dry_run and load.teacher_quantization in QUANTIZATIONS
     if load.teacher_quantization and not is_planned:
         quantization(load.teacher_quantization)
-    if load.teacher_sharding != "none":
-        if load.teacher_quantization:
-            raise ValueError("--teacher_quantization does not go with --teacher_sharding")
-        if job.method.distance:
+    if load.teacher_sharding == "node":
+        if load.teacher_quantization or job.method.distance:
             raise ValueError(
-                f"--teacher_sharding does not go with --method {job.method.method}, which needs "
-                "the teacher's whole output head: leave it out"
+                "--teacher_sharding goes neither with --teacher_quantization nor with --method kld "
+                "or uld, which need the teacher's whole output head: leave it out"
             )
         if devices_of_a_machine() < 2 and not run.dry_run:
             raise ValueError(
                 "--teacher_sharding node has no effect with one process on a machine: leave it out"
             )
-    is_wide = not run.is_mixed or load.teacher_dtype == "float32"
-    if is_wide and run.device.type == "cuda" and needs_segments(load.attn_implementation):
-        raise ValueError(
-            f"--attn_implementation {load.attn_implementation} computes in 16 bits on a GPU: use "
-            "--bf16 true without --teacher_dtype float32, or --attn_implementation sdpa"
-        )
-
-
-def _check_recomputation(run: RunArguments) -> None:
-    """Check that recomputed layers leave no adapter untrained or unsaved."""
-    # Transformers is about to rename the option: one of the two may be absent.
-    for name in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
-        if (vars(run).get(name) or {}).get("use_reentrant"):
-            raise ValueError(
-                f"--{name}: use_reentrant does not go with --use_peft, because what enters the "
-                "first layer has no gradient: leave it out"
-            )
     plugin = run.fsdp_config if isinstance(run.fsdp_config, dict) else {}
-    in_environment = os.environ.get("FSDP_ACTIVATION_CHECKPOINTING", "").lower() == "true"
-    if plugin.get("activation_checkpointing") or in_environment:
+    recomputes = parse_flag_from_env("FSDP_ACTIVATION_CHECKPOINTING")
+    if job.model.use_peft and (recomputes or plugin.get("activation_checkpointing")):
         raise ValueError(
             "fsdp_activation_checkpointing does not go with --use_peft, because PEFT would save no "
             "adapters: set it to false and use --activation_checkpointing"
@@ -173,11 +155,6 @@ class Model:
     # With the adapters of a student.
     sizes: Sizes
 
-    @property
-    def context(self) -> int:
-        """Most tokens that it was made for."""
-        return context_length(self.config)
-
 
 @dataclass(frozen=True)
 class Models:
@@ -187,29 +164,20 @@ class Models:
         reader: the student's.
         teachers: none with a store of losses, and none without a teacher.
         guide: maps the teachers' tokens to the student's; None where nothing is mapped.
-        teacher_dtype: precision of the teachers, never "auto".
-        device: gets the teachers.
+        load: with the precision of the teachers, never "auto".
     """
 
     student: Model
     reader: Reader
     teachers: list[Model]
     guide: TeacherReaders | None
-    options: ModelOptions
     load: LoadOptions
-    teacher_dtype: str
-    device: torch.device
 
     @property
     def teacher_quantization(self) -> dict[str, object] | None:
         """Quantization config of the teachers, if any."""
         name = self.load.teacher_quantization
-        return quantization(name, getattr(torch, self.teacher_dtype)) if name else None
-
-    @property
-    def teacher_rows(self) -> list[int]:
-        """Tokens of each teacher that one row of a batch may hold."""
-        return self.guide.limits() if self.guide else [sys.maxsize]
+        return quantization(name, getattr(torch, self.load.teacher_dtype)) if name else None
 
 
 def read_models(
@@ -229,11 +197,10 @@ def read_models(
         ValueError: a model or tokenizer cannot be read, or they do not suit each other.
     """
     given = load.attn_implementation, load.trust_remote_code
-    names, revisions = model.teacher or [], model.teacher_revision
+    names = model.teacher or []
     # An empty revision stands for none.
     sources = [ModelSource(model.student, "student", model.student_revision or None, *given)]
-    for index, name in enumerate(names):
-        revision = revisions[index] if revisions else ""
+    for name, revision in zip(names, model.teacher_revision or [""] * len(names), strict=True):
         sources.append(ModelSource(name, "teacher", revision or None, *given))
     places = [model.student_tokenizer, *(model.teacher_tokenizer or [""] * len(names))]
     # All configurations first: a wrong name is reported before any tokenizer is read, which takes
@@ -248,80 +215,352 @@ def read_models(
         tokenizer = source.checked_tokenizer(config, role, place)
         found.append(Model(source, config, tokenizer, sizes_of(skeleton)))
     student, *teachers = found
-    length = min(pack.max_length, student.context) if shorten else pack.max_length
-    if length > student.context:
-        raise ValueError(
-            f"--max_length {length} exceeds the student's context of {student.context}"
-        )
+    context = context_length(student.config)
+    length = min(pack.max_length, context) if shorten else pack.max_length
+    if length > context:
+        raise ValueError(f"--max_length {length} exceeds the student's context of {context}")
     reader = student_reader(student.tokenizer, length, pack.student_chat_template)
-    guide: TeacherReaders | None
-    if model.teacher_losses:
-        guide = _stored_guide(student.tokenizer, model.teacher_losses, method)
-    else:
-        guide = _online_guide(student, teachers, pack, method, length)
-    dtype = resolve_dtype(load.teacher_dtype, device)
-    return Models(student, reader, teachers, guide, model, load, dtype, device)
+    guide = _guide_of(student, teachers, model, pack, method)
+    dtype: Any = resolve_dtype(load.teacher_dtype, device)
+    return Models(student, reader, teachers, guide, replace(load, teacher_dtype=dtype))
 
 
-def _stored_guide(
-    tokenizer: PreTrainedTokenizerBase, paths: Sequence[str], method: Method
-) -> StoredReader:
-    """Open stores of losses and check their sizes; with rho1 they are of the student's tokens."""
-    stores = [Store(path) for path in paths]
-    for store in stores if method.method == "rho1" else ():
-        if store.manifest["tokenizer_sha256"] != tokenizer_sha256(tokenizer):
-            raise ValueError(
-                f"--method rho1: --teacher_losses {store.directory} was scored by "
-                f"{store.manifest['teacher']} with another tokenizer than the student's: score the "
-                "corpus with a model that has the student's, or use --method vocagnolm"
-            )
-    return StoredReader(stores)
-
-
-def _online_guide(
-    student: Model, teachers: Sequence[Model], pack: PackOptions, method: Method, length: int
+def _guide_of(
+    student: Model,
+    teachers: Sequence[Model],
+    model: ModelOptions,
+    pack: PackOptions,
+    method: Method,
 ) -> TeacherReaders | None:
-    """Return how the teachers in memory read what the student reads."""
-    if not teachers:
-        return None
+    """Open the stores of losses, or return how the teachers read what the student reads."""
+    if model.teacher_losses:
+        stores = [Store(path) for path in model.teacher_losses]
+        for store in stores if method.method == "rho1" else ():
+            if store.manifest["tokenizer_sha256"] != tokenizer_sha256(student.tokenizer):
+                raise ValueError(
+                    f"--method rho1: --teacher_losses {store.directory} was scored by "
+                    f"{store.manifest['teacher']} with another tokenizer than the student's: score "
+                    "the corpus with a model that has the student's, or use --method vocagnolm"
+                )
+        return StoredReader(stores)
     if method.method in ("kld", "rho1"):
         for teacher in teachers:
             check_same_tokens(student.tokenizer, teacher.tokenizer, method.method)
+    contexts = [context_length(teacher.config) for teacher in teachers]
     # With KLD the teacher is shown the student's own tokens, and nothing is mapped.
-    if method.method == "kld":
-        if length > (context := min(teacher.context for teacher in teachers)):
-            raise ValueError(f"--max_length {length} exceeds the teacher's context of {context}")
+    if method.method == "kld" and pack.max_length > contexts[0]:
+        raise ValueError(
+            f"--max_length {pack.max_length} exceeds the teacher's context of {contexts[0]}"
+        )
+    if method.method == "kld" or not teachers:
         return None
     given, readers = pack.teacher_chat_template, []
     templates = one_for_each("teacher_chat_template", given, len(teachers), "teachers")
-    for teacher, template in zip(teachers, templates, strict=True):
-        readers.append(teacher_reader(teacher.tokenizer, teacher.context, template))
+    for teacher, context, template in zip(teachers, contexts, templates, strict=True):
+        readers.append(teacher_reader(teacher.tokenizer, context, template))
     by_position = method.method == "uld" and method.uld_pairing == "position"
     return TeacherReaders(tuple(readers), by_position)
 
 
 def load_weights(
-    models: Models, seed: int = 42
+    models: Models, options: ModelOptions, device: torch.device, seed: int = 42
 ) -> tuple[nn.Module, list[PreTrainedModel] | StoredTeacher | None]:
     """Load the weights of the student and its teachers; the seed is that of adapters.
 
     Raises:
         ValueError: a model cannot be loaded, or the student cannot have these adapters.
     """
-    options, dtype = models.options, getattr(torch, models.teacher_dtype)
+    dtype, source = getattr(torch, models.load.teacher_dtype), models.student.source
     # Small updates would be lost on weights in 16 bits.
-    student = models.student.source.load(torch.float32)
+    student = source.load(torch.float32)
     teachers = []
     for teacher in models.teachers:
-        model = teacher.source.load(dtype, models.teacher_quantization, models.device)
+        model = teacher.source.load(dtype, models.teacher_quantization, device)
         check_distinct(student, model, models.student.tokenizer, teacher.tokenizer)
         # Before the next one is loaded: a machine may not hold two whole ones.
         if models.load.teacher_sharding == "node":
-            model = shard_inside_machine(model, models.device)
+            model = shard_inside_machine(model, device)
         teachers.append(model)
     stored = StoredTeacher(len(options.teacher_losses)) if options.teacher_losses else None
-    trained: nn.Module = student
     # Behind the comparison, which adapters would mislead.
     if options.use_peft:
-        trained = add_adapters(student, options, seed, models.student.source.revision)
-    return trained, stored or teachers or None
+        return add_adapters(student, options, seed, source.revision), stored or teachers or None
+    return student, stored or teachers or None
+
+
+# -- Documents ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents of one corpus, read and aligned; in a sample only the first ones."""
+
+    # As typed.
+    name: str
+    # With the documents that are held out.
+    texts: datasets.Dataset
+    # To train on.
+    segments: Segments
+    # Documents of the whole dataset; None if it is not known.
+    total: int | None
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Documents of a job, read, aligned and packed, one corpus behind the other.
+
+    Attributes:
+        texts: all documents, in the order of the segments' indices.
+        settings: what the corpus adds to those of the run: progress is counted in packed sequences.
+    """
+
+    corpora: list[Corpus]
+    texts: datasets.Dataset
+    segments: Segments
+    blocks: Blocks
+    collator: PackedCollator
+    eval_blocks: Blocks | None
+    settings: dict[str, Any]
+
+    @property
+    def is_whole(self) -> bool:
+        """False if only the first documents of a dataset were read."""
+        return all(each.total == len(each.texts) for each in self.corpora)
+
+
+def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documents:
+    """Read, align and pack the corpora; one process of a machine works, the others read its cache.
+
+    A `sample` is of the first documents, unless a corpus is small, or may be too small.
+
+    Raises:
+        ValueError: a document has no stored losses, or there is too little to train on.
+    """
+    data, pack = job.data, job.pack
+    with machine_first():
+        corpora, evaluated = _align_corpora(job, models, sample)
+    if data.eval_fraction:
+        # The seed of the data, as Trainer reads it.
+        seed = job.run.seed if job.run.data_seed is None else job.run.data_seed
+        for index, corpus in enumerate(corpora):
+            rest, held_out = corpus.segments.split(data.eval_fraction, seed)
+            if not len(rest.rows):
+                raise ValueError(
+                    f"--eval_fraction {data.eval_fraction} leaves no document of {corpus.name} to "
+                    "train on: lower it, or evaluate on other documents with --eval_dataset"
+                )
+            corpora[index] = replace(corpus, segments=rest)
+            evaluated.append(held_out)
+    limits = models.guide.limits() if models.guide else [sys.maxsize]
+    training = [each.segments for each in corpora]
+    segments, blocks = _pack(corpora, training, pack.max_length, limits)
+    blocks.weights = data.dataset_weights
+    found = Documents(
+        corpora=corpora,
+        texts=joined([each.texts for each in corpora], [each.name for each in corpora]),
+        segments=segments,
+        blocks=blocks,
+        collator=PackedCollator(
+            pack.max_length,
+            attend_across_documents=pack.attend_across_documents,
+            teacher_max_length=limits,
+            chunks=job.method.chunks if job.method.method == "chunk" else None,
+            shares=job.method.aggregation == "share",
+        ),
+        eval_blocks=_pack(corpora, evaluated, pack.max_length, limits)[1] if evaluated else None,
+        settings=_settings_of_corpora(job, models, corpora, blocks),
+    )
+    steps = epoch_steps(job, found)
+    if found.is_whole and not steps:
+        needed = job.run.global_batch_tokens // pack.max_length
+        raise ValueError(
+            f"--dataset {' '.join(data.dataset)} makes {len(blocks):,} sequences of "
+            f"{pack.max_length} tokens, and one optimizer step needs {needed:,}: lower "
+            f"--global_batch_tokens to at most {len(blocks) * pack.max_length}"
+        )
+    # The corpus may be too small, which only the whole corpus shows.
+    if not found.is_whole and steps is not None and steps < 2:
+        return load_documents(job, models)
+    return found
+
+
+def _align_corpora(job: Job, models: Models, sample: bool) -> tuple[list[Corpus], list[Segments]]:
+    """Read and align the corpora, and the one that is evaluated on, if any."""
+    data = job.data
+    # All of them first: a wrong name is reported before any is aligned.
+    to_evaluate = None
+    if data.eval_dataset:
+        column = data.text_column[0] if data.text_column else None
+        name, option = data.eval_dataset, "--eval_dataset"
+        to_evaluate = load_corpus(name, text_column=column, option=option)
+    read = [(name, *_read(job, name, given, sample)) for name, given in corpora_of(data)]
+    if any(is_conversations(texts) for _, texts, _ in read):
+        _check_conversations(job)
+    corpora = []
+    for name, texts, total in read:
+        corpora.append(Corpus(name, texts, _align(job, models, texts, models.guide), total))
+        _check_usable(corpora[-1], data)
+    if to_evaluate is None:
+        return corpora, []
+    # A store knows other documents only, and evaluation needs no teacher.
+    online = None if job.model.teacher_losses else models.guide
+    evaluated = _align(job, models, to_evaluate, online)
+    if not len(evaluated.rows):
+        raise ValueError(f"--eval_dataset {data.eval_dataset} has no usable document")
+    return corpora, [evaluated]
+
+
+def _settings_of_corpora(
+    job: Job, models: Models, corpora: Sequence[Corpus], blocks: Blocks
+) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "corpus_digest": [each.segments.digest() for each in corpora],
+        "blocks": len(blocks),
+    }
+    if any(is_conversations(each.texts) for each in corpora):
+        readers = [models.reader, *(models.guide.readers if models.guide else ())]
+        shown = repr([reader.template for reader in readers])
+        found["chat_templates_sha256"] = hashlib.sha256(shown.encode()).hexdigest()
+    if job.model.teacher_losses and models.guide:
+        found["teacher_losses_sha256"] = models.guide.fingerprint()
+    return found
+
+
+def _read(
+    job: Job, name: str, given: dict[str, Any], sample: bool
+) -> tuple[datasets.Dataset, int | None]:
+    """Read a corpus or its first documents, with the number of all."""
+    if sample and job.run.dry_run:
+        # Of a corpus of the hub, without the rest.
+        texts, total = load_sample(name, _SAMPLE_DOCUMENTS, **given)
+        if total is None or total > _SMALL_DOCUMENTS:
+            return texts, total
+    texts = load_corpus(name, **given)
+    total = len(texts)
+    if sample and total > _SMALL_DOCUMENTS:
+        texts = texts.select(range(_SAMPLE_DOCUMENTS))
+    return texts, total
+
+
+def _check_conversations(job: Job) -> None:
+    """Reject what needs a teacher's loss, or a label, of every token."""
+    if job.method.method == "chunk":
+        raise ValueError(
+            "--method chunk cuts a sequence into equal chunks, but of conversations some tokens "
+            "have no labels: use --method vocagnolm"
+        )
+    if job.model.save_store:
+        raise ValueError(
+            "--save_store: of conversations, training computes the teacher's losses of the answers "
+            "alone: leave it out, and score them with vocagnolm score"
+        )
+
+
+def _align(
+    job: Job, models: Models, texts: datasets.Dataset, guide: TeacherReaders | None
+) -> Segments:
+    workers = job.pack.num_proc or cores()
+    return align_corpus(
+        *(texts, models.reader, guide),
+        num_proc=workers if workers > 1 and len(texts) >= _MANY_DOCUMENTS else None,
+        train_on=job.pack.train_on or TRAIN_ON[0],
+    )
+
+
+def _check_usable(corpus: Corpus, data: DataOptions) -> None:
+    """Reject a corpus of which nothing is left, or that a store lacks documents of."""
+    name, read, skipped = corpus.name, len(corpus.texts), corpus.segments.skipped
+    missing = sum(reason == MISSING for _, reason in skipped)
+    if missing and data.missing_losses == "error":
+        raise ValueError(
+            f"--teacher_losses lacks {missing:,} of {read:,} documents of --dataset {name}, or has "
+            "another text of them: score this corpus, or leave them out with --missing_losses skip"
+        )
+    if not len(corpus.segments.rows):
+        raise ValueError(
+            f"--dataset {name} has no usable document: {read:,} read, {len(skipped):,} skipped "
+            f"({skip_reasons(corpus.segments)})"
+        )
+
+
+def _pack(
+    corpora: Sequence[Corpus], parts: Sequence[Segments], max_length: int, limits: Sequence[int]
+) -> tuple[Segments, Blocks]:
+    """Pack segments of one data set, or of each corpus: documents are counted through all."""
+    if len(parts) == 1:
+        return parts[0], Blocks(parts[0].rows, max_length, limits)
+    rows, skipped, first, sizes = [], [], 0, {}
+    names = _short_names([corpus.name for corpus in corpora])
+    for name, corpus, part in zip(names, corpora, parts, strict=True):
+        table = part.rows.data
+        column = pc.add(table.column("document"), pa.scalar(first, pa.int32()))
+        table = table.set_column(table.column_names.index("document"), "document", column)
+        about = {"info": part.rows.info, "fingerprint": part.rows._fingerprint}
+        rows.append(datasets.Dataset(table, indices_table=part.rows._indices, **about))
+        skipped += [(first + document, why) for document, why in part.skipped]
+        first += len(corpus.texts)
+        sizes[name] = len(part.rows)
+    segments = Segments(datasets.concatenate_datasets(rows), skipped)
+    return segments, Blocks(segments.rows, max_length, limits, sizes)
+
+
+def _short_names(names: Sequence[str]) -> list[str]:
+    """Name corpora in logs, where two may not be alike.
+
+    >>> _short_names(["data/web.jsonl.gz", "org/finemath-4plus", "old/web.jsonl"])
+    ['web', 'finemath_4plus', 'web_3']
+    """
+    short: list[str] = []
+    for index, name in enumerate(names, 1):
+        stem = re.sub(r"\W+", "_", Path(name).name.split(".")[0]) or "corpus"
+        short.append(f"{stem}_{index}" if stem in short else stem)
+    return short
+
+
+def write_skipped(documents: Documents, output_dir: str | Path) -> None:
+    """List the documents that were left out, with the reasons; a file for each corpus."""
+    for each, name in zip(documents.corpora, documents.blocks.parts, strict=True):
+        reasons = each.segments.reasons
+        if reasons:
+            lines = [json.dumps({"document": index, "reason": why}) for index, why in reasons]
+            path = Path(output_dir, f"skipped_{name}.jsonl" if name else "skipped.jsonl")
+            path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
+def prepare_dataset(
+    dataset: datasets.Dataset,
+    student_tokenizer: PreTrainedTokenizerBase,
+    teacher_tokenizer: PreTrainedTokenizerBase | Sequence[PreTrainedTokenizerBase] | None = None,
+    *,
+    max_length: int = 2048,
+    teacher_context: int = 4096,
+    text_column: str | None = None,
+    train_on: TrainOn | None = None,
+    num_proc: int | None = None,
+) -> Blocks:
+    """Align and pack documents: the `train_dataset` or `eval_dataset` of a `VocAgnoTrainer`.
+
+    Columns `messages`, or `prompt` and `completion`, hold conversations, of which the answers are
+    trained on, or all (`train_on="all"`), in the chat template of each tokenizer.
+
+    A packed sequence has up to `max_length` tokens of the student and `teacher_context` of the, or
+    each, teacher, within the contexts of their models. Without a teacher it is for training on all
+    tokens. Aligned documents are cached as `datasets.map` caches.
+
+    Raises:
+        ValueError: the column is not there, or no document of it can be used.
+    """
+    corpus = only_text(dataset, text_column, "the dataset")
+    readers = [teacher_reader(each, teacher_context) for each in listed(teacher_tokenizer or [])]
+    aligned = align_corpus(
+        corpus,
+        student_reader(student_tokenizer, max_length),
+        TeacherReaders(tuple(readers)) if readers else None,
+        num_proc=num_proc,
+        train_on=train_on or TRAIN_ON[0],
+    )
+    if not len(aligned.rows):
+        raise ValueError(
+            f"no usable document among {len(corpus):,}: {aligned.skipped[:1] or 'there is none'}"
+        )
+    return Blocks(aligned.rows, max_length, [teacher_context] * max(len(readers), 1))

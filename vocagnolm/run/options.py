@@ -85,8 +85,6 @@ class ModelOptions:
                     f"--{name} needs one value for each of {self.teachers} teachers, "
                     f"got {len(given)}"
                 )
-        if self.use_peft and importlib.util.find_spec("peft") is None:
-            raise ValueError("--use_peft needs the package peft: pip install 'vocagnolm[peft]'")
 
     @property
     def teachers(self) -> int:
@@ -157,10 +155,6 @@ class DataOptions:
             raise ValueError("--dataset_weights needs one for each of several corpora")
         for name in ("dataset_config", "dataset_split", "text_column"):
             one_for_each(name, vars(self)[name], count, "corpora")
-        if self.eval_dataset and len(self.text_column or ()) > 1:
-            raise ValueError(
-                "--eval_dataset needs one --text_column: hold out an --eval_fraction instead"
-            )
         if self.eval_dataset and self.eval_fraction:
             raise ValueError("--eval_dataset and --eval_fraction exclude each other: give one")
 
@@ -205,13 +199,10 @@ class RunOptions:
         first=True,
     )
     per_device_train_batch_size: int = option(  # type: ignore[assignment]
-        None,
-        "Sequences per device; derived from the world size.",
-        first=True,
+        None, "Sequences per device; derived from the world size.", first=True
     )
     gradient_accumulation_steps: int = option(  # type: ignore[assignment]
-        None,
-        "Micro-batches of a step; derived from the world size.",
+        None, "Micro-batches of a step; derived from the world size."
     )
     num_train_epochs: float = option(1.0, "Passes over the corpus.")
     max_steps: int = option(-1, "Optimizer steps; -1: as many as the epochs take.", first=True)
@@ -263,13 +254,8 @@ class RunOptions:
     _argument_group_name = "run"
 
     def __post_init__(self) -> None:
-        in_range(
-            self,
-            "[1, inf)",
-            "global_batch_tokens",
-            "per_device_train_batch_size",
-            "gradient_accumulation_steps",
-        )
+        in_range(self, "[1, inf)", "global_batch_tokens", "per_device_train_batch_size")
+        in_range(self, "[1, inf)", "gradient_accumulation_steps")
         in_range(self, "(0, inf)", "num_train_epochs", "device_peak_tflops")
         in_range(self, "[0, inf)", "learning_rate", "save_steps", "eval_steps", "logging_steps")
         in_range(self, "[0, inf)", "max_bad_steps", "guidance_table_steps")
@@ -278,33 +264,12 @@ class RunOptions:
             raise ValueError("--max_steps 0 makes no update: use --dry_run to see the plan")
 
 
-def check_together(model: ModelOptions, pack: PackOptions, method: Method) -> None:
-    """Raise a ValueError for options of a teacher and a method that do not go together."""
-    if method.needs_teacher and not model.teachers:
-        raise ValueError(
-            "--teacher is required: name the causal LM that guides the student, or a store of its "
-            "losses with --teacher_losses"
-        )
-    method.check_teacher(model.teachers, is_stored=bool(model.teacher_losses))
-    method.check_chunks(pack.max_length)
-    one_for_each("teacher_chat_template", pack.teacher_chat_template, model.teachers, "teachers")
-    if model.save_store and method.distance:
-        raise ValueError(
-            f"--save_store keeps token losses, which --method {method.method} does not compute"
-        )
-    if model.save_store and pack.attend_across_documents:
-        raise ValueError(
-            "--save_store keeps losses of documents alone: leave --attend_across_documents out"
-        )
-
-
 # -- Recipes and the command line ----------------------------------------------------------------
 
 
 _SPEC = importlib.util.find_spec("transformers")
 assert _SPEC
-assert _SPEC.origin
-_TRANSFORMERS = Path(_SPEC.origin).parent
+_TRANSFORMERS = Path(str(_SPEC.origin)).parent
 if not TYPE_CHECKING:
     # By its path: importing the package before it takes a second.
     HfArgumentParser = run_path(str(_TRANSFORMERS / "hf_argparser.py"))["HfArgumentParser"]
@@ -325,12 +290,6 @@ scheduler may start it again. docs/running.md has the details.
 _OF_TEACHERS = {
     *("teacher_revision", "teacher_tokenizer", "teacher_chat_template"),
     *("teacher_dtype", "teacher_quantization", "teacher_sharding"),
-}
-# Options of TRL whose values are of another kind here.
-_OF_TRL = {
-    "completion_only_loss": ": use --train_on",
-    "assistant_only_loss": ": use --train_on",
-    "packing": ": sequences of --max_length are always packed",
 }
 
 
@@ -403,7 +362,13 @@ def parse(argv: Sequence[str]) -> Job:
         flags, return_remaining_strings=True, look_for_args_file=False
     )
     model, _, data, pack, method, run = options
-    check_together(model, pack, method)
+    method.check_teacher(model.teachers, is_stored=bool(model.teacher_losses))
+    method.check_chunks(pack.max_length)
+    if model.save_store and (method.distance or pack.attend_across_documents):
+        raise ValueError(
+            "--save_store keeps token losses of documents alone: it goes neither with --method kld "
+            "or uld nor with --attend_across_documents"
+        )
 
     # Only now, as importing torch takes seconds.
     from vocagnolm.run.job import Job, check_launch
@@ -415,7 +380,11 @@ def parse(argv: Sequence[str]) -> Job:
     model, load, data, pack, method, run, _ = made
     if run.eval_strategy != "no" and not evaluates:
         raise ValueError("--eval_strategy needs --eval_fraction or --eval_dataset")
-    run.output_dir = run.output_dir or _default_output_dir(model, method)
+    if not run.output_dir:
+        names = [model.student, *(model.teacher or model.teacher_losses or ())]
+        if method.method != "vocagnolm" or len(names) == 1:
+            names.append(method.method)
+        run.output_dir = os.path.join("runs", "__".join(Path(name).name for name in names))
     run.set_batch(pack.max_length)
     job = Job(model, load, data, pack, method, run, recipe)
     check_launch(job)
@@ -463,16 +432,14 @@ def as_flags(options: Mapping[str, Any]) -> list[str]:
 
 def _check_names(parser: Parser, words: Sequence[str]) -> None:
     """Raise a ValueError for an option that neither a parser nor Trainer knows; skip values."""
-    known = [*parser._option_string_actions]
     # Its fields, from its source: importing it takes seconds.
     source = (_TRANSFORMERS / "training_args.py").read_text(encoding="utf-8")
-    for name in re.findall(r"^    (\w+): ", source, flags=re.MULTILINE):
-        known += [f"--{name}", f"--no_{name}"]
+    names = re.findall(r"^    (\w+): ", source, flags=re.MULTILINE)
+    known = {*parser._option_string_actions, *(f"--{no}{x}" for x in names for no in ("", "no_"))}
     for word in parser.parse_known_args(words)[1]:
         option = "--" + word.partition("=")[0][2:].replace("-", "_")
         if word.startswith("--") and option not in known:
-            advice = _OF_TRL.get(option[2:]) or near(option, known)
-            raise ValueError(f"unknown option {option}{advice}")
+            raise ValueError(f"unknown option {option}{near(option, known)}")
 
 
 def _warnings(options: Sequence[Any]) -> Iterator[str]:
@@ -482,28 +449,19 @@ def _warnings(options: Sequence[Any]) -> Iterator[str]:
     for each in options:
         given |= {field.name for field in fields(each) if vars(each)[field.name] != field.default}
     evaluates = data.eval_fraction or data.eval_dataset
-    of_adapters = {name for name in given if name.startswith("lora_")}
     unread = {field.name for field in fields(Method)} - {*method.in_effect()}
     for has_effect, names, condition in (
         (False, unread, f"with {method.as_typed}"),
         (method.choice == "guided", {"guidance_table_steps"}, f"with {method.as_typed}"),
-        (model.teachers > 1, {"teacher_reduction"} - unread, "with one teacher"),
         (model.teacher, _OF_TEACHERS, "without --teacher"),
         (model.teacher_losses, {"missing_losses"}, "without --teacher_losses"),
-        (model.use_peft, of_adapters, "without --use_peft"),
+        (model.use_peft, {name for name in given if "lora_" in name}, "without --use_peft"),
         (evaluates, {"eval_steps"}, "without --eval_fraction or --eval_dataset"),
         (run.push_to_hub, {"hub_model_id"}, "without --push_to_hub"),
     ):
         if not has_effect:
             for name in sorted(given & names):
                 yield f"--{name} has no effect {condition}"
-
-
-def _default_output_dir(model: ModelOptions, method: Method) -> str:
-    names = [model.student, *(model.teacher or model.teacher_losses or ())]
-    if method.method != "vocagnolm" or len(names) == 1:
-        names.append(method.method)
-    return os.path.join("runs", "__".join(Path(name).name for name in names))
 
 
 # -- The command ---------------------------------------------------------------------------------

@@ -24,8 +24,7 @@ from vocagnolm.spans import encode
 
 if TYPE_CHECKING:
     from vocagnolm.data import Segments
-    from vocagnolm.run.documents import Documents
-    from vocagnolm.run.job import Job, Models
+    from vocagnolm.run.job import Documents, Job, Models
 
 # Devices of the machines that a plan made by one process alone is for.
 _USUAL_MACHINE = 8
@@ -40,7 +39,7 @@ def plan(job: Job, models: Models, documents: Documents, checkpoint: str | None 
     if student.trained < student.parameters:
         lines[0] += f", {student.trained:,} of them trained"
     for teacher in models.teachers:
-        size = f"{teacher.sizes.parameters:,} parameters, frozen, {models.teacher_dtype}"
+        size = f"{teacher.sizes.parameters:,} parameters, frozen, {models.load.teacher_dtype}"
         lines.append(f"teacher    {teacher.source.name}: {size}")
     if models.guide:
         lines += [f"teacher    {stored}" for stored in models.guide.describe()]
@@ -325,7 +324,7 @@ def device_memory(job: Job, models: Models) -> dict[str, float]:
     """Estimate the bytes of a device by part, at its fullest."""
     tokens = (job.run.per_device_train_batch_size or 1) * job.pack.max_length
     parts = student_memory(models.student.sizes, student_layout(job.run), tokens)
-    width = 4 if models.teacher_dtype == "float32" else 2
+    width = 4 if models.load.teacher_dtype == "float32" else 2
     devices = 1
     if job.load.teacher_sharding == "node":
         devices = devices_of_a_machine() if devices_of_a_machine() > 1 else _USUAL_MACHINE

@@ -21,8 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print_main(f"usage: vocagnolm prepare [OPTION ...]\n\n{__doc__.strip()}")
         raise SystemExit(Exit.DONE)
     # Only now: a page of help does not need them.
-    from vocagnolm.run.documents import load_documents
-    from vocagnolm.run.job import read_models
+    from vocagnolm.run.job import load_documents, read_models
     from vocagnolm.run.options import parse
     from vocagnolm.run.plan import describe_documents
 

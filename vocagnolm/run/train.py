@@ -19,8 +19,16 @@ from vocagnolm.run.checkpoints import (
     release,
     resolve,
 )
-from vocagnolm.run.documents import Documents, load_documents
-from vocagnolm.run.job import Job, Models, load_weights, read_models, settings_of
+from vocagnolm.run.job import (
+    Documents,
+    Job,
+    Models,
+    load_documents,
+    load_weights,
+    read_models,
+    settings_of,
+    write_skipped,
+)
 from vocagnolm.run.plan import plan
 from vocagnolm.store.format import SHARDS, read_manifest
 from vocagnolm.store.record import load_recorder
@@ -40,12 +48,11 @@ def train(job: Job) -> int:
         print_main(f"{output_dir} holds the finished run: nothing to do")
         return Exit.DONE
     checkpoint = rank0(lambda: resolve(args.resume_from_checkpoint, output_dir, settings))
-    check_places(job, models)
+    rank0(lambda: check_places(job, models))
 
     # Plan: the first documents of a large corpus are enough.
     documents = load_documents(job, models, sample=True)
-    if is_main():
-        print_main(plan(job, models, documents, checkpoint))
+    print_main(plan(job, models, documents, checkpoint))
     if args.dry_run:
         return Exit.DONE
     if not documents.is_whole:
@@ -57,10 +64,9 @@ def train(job: Job) -> int:
     # Trainer.
     trainer = make_trainer(job, models, documents)
     trainer.settings = settings
-    check_attention(trainer, job, documents)
     # Last, so that a wrong command leaves no trace in the directory.
     rank0(lambda: claim(output_dir, settings))
-    rank0(lambda: documents.write_skipped(output_dir))
+    rank0(lambda: write_skipped(documents, output_dir))
     add_trackers(trainer, job, models, documents, is_resumed=checkpoint is not None)
 
     # Train.
@@ -77,8 +83,16 @@ def train(job: Job) -> int:
         )
 
     # Save, then evaluate: an evaluation may leave the model in another precision.
-    save_model(trainer)
-    if trainer.eval_dataset is not None and not is_evaluated(trainer):
+    # Training turned the cache off; generation needs it.
+    trainer.model.config.use_cache = True
+    # Checkpoints are sharded, the final model is whole.
+    if trainer.is_fsdp_enabled:
+        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
+    # Pushed by `finish`, with its card.
+    trainer.save_model(output_dir, _internal_call=True)
+    evaluated = [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    is_evaluated = trainer.state.global_step in evaluated and not args.load_best_model_at_end
+    if trainer.eval_dataset is not None and not is_evaluated:
         trainer.evaluate()
     trainer.save_state()
     rank0(lambda: finish(trainer))
@@ -93,63 +107,56 @@ def check_places(job: Job, models: Models) -> None:
     Raises:
         ValueError: one of them is missing or damaged.
     """
-    run, student = job.run, models.student
-    kernels = run.liger_kernel_config
-    families = [teacher.config.model_type for teacher in models.teachers]
-    # As training begins, behind the probes of the teachers, Liger replaces the rotary embedding of
-    # a family, with which a teacher of the student's would compute, too.
-    if isinstance(kernels, dict) and student.config.model_type in families:
-        run.liger_kernel_config = {**kernels, "rope": False}
-
-    def check_once() -> None:
-        for model in (student, *models.teachers):
-            model.source.check_weights()
-        if job.model.save_store:
-            store = Path(job.model.save_store)
-            check_writable(store, "--save_store")
-            if SHARDS in read_manifest(store) and newest_checkpoint(str(run.output_dir)) is None:
-                raise ValueError(f"--save_store {store} holds a finished store: give another")
-        if run.push_to_hub:
-            check_login(run.hub_token)
-        if run.report_to:
-            wandb.check_trackers(run.report_to)
-
-    rank0(check_once)
+    for model in (models.student, *models.teachers):
+        model.source.check_weights()
+    if job.model.save_store:
+        store = Path(job.model.save_store)
+        check_writable(store, "--save_store")
+        if SHARDS in read_manifest(store) and newest_checkpoint(str(job.run.output_dir)) is None:
+            raise ValueError(f"--save_store {store} holds a finished store: give another")
+    if job.run.push_to_hub:
+        check_login(job.run.hub_token)
+    if job.run.report_to:
+        wandb.check_trackers(job.run.report_to)
 
 
 def make_trainer(job: Job, models: Models, documents: Documents) -> VocAgnoTrainer:
-    """Load the weights of all models, and make the trainer."""
+    """Load the weights of all models, and make the trainer.
+
+    Raises:
+        ValueError: a model's attention lets packed documents see each other, or cannot hold the
+            longest.
+    """
+    args, crosses = job.run, job.pack.attend_across_documents
+    families = [teacher.config.model_type for teacher in models.teachers]
+    # As training begins, behind the probes of the teachers, Liger replaces the rotary embedding of
+    # a family, with which a teacher of the student's would compute, too.
+    kernels = args.liger_kernel_config
+    if isinstance(kernels, dict) and models.student.config.model_type in families:
+        args.liger_kernel_config = {**kernels, "rope": False}
     recorder = load_recorder(job, models, documents) if job.model.save_store else None
-    student, teacher = load_weights(models, seed=job.run.seed)
-    return VocAgnoTrainer(
+    student, teacher = load_weights(models, job.model, args.device, args.seed)
+    trainer = VocAgnoTrainer(
         model=student,
         teacher=teacher,
-        args=job.run,
+        args=args,
         method=job.method,
         train_dataset=documents.blocks,
         eval_dataset=documents.eval_blocks,
         data_collator=documents.collator,
         processing_class=models.reader.tokenizer,
         recorder=recorder,
-        max_bad_steps=job.run.max_bad_steps,
-        device_peak_tflops=job.run.device_peak_tflops,
+        max_bad_steps=args.max_bad_steps,
+        device_peak_tflops=args.device_peak_tflops,
     )
-
-
-def check_attention(trainer: VocAgnoTrainer, job: Job, documents: Documents) -> None:
-    """Check that packed documents do not see each other, and that attention can hold the longest.
-
-    Raises:
-        ValueError: a model's attention cannot do that.
-    """
-    crosses, device = job.pack.attend_across_documents, job.run.device
     ours, *theirs = documents.blocks.longest_segments(crosses)
     if documents.eval_blocks is not None:
         ours = max(ours, documents.eval_blocks.longest_segments(crosses)[0])
     # A teacher that shares the student's tokens reads the student's rows.
     lengths = [ours, *(theirs or [ours] * len(trainer.online_teachers))]
     for model, longest in zip((trainer.model, *trainer.online_teachers), lengths, strict=False):
-        check_packing(model, device, longest=longest, crosses=crosses)
+        check_packing(model, args.device, longest=longest, crosses=crosses)
+    return trainer
 
 
 def add_trackers(
@@ -182,25 +189,6 @@ def add_trackers(
             *(every, view, directory, show),
         )
     )
-
-
-def is_evaluated(trainer: VocAgnoTrainer) -> bool:
-    """Return True if the log has the evaluation of the model that is saved."""
-    if trainer.args.load_best_model_at_end:
-        return False
-    evaluated = [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry]
-    return trainer.state.global_step in evaluated
-
-
-def save_model(trainer: VocAgnoTrainer) -> None:
-    """Save the whole student, which `from_pretrained` loads."""
-    # Training turned the cache off; generation needs it.
-    trainer.model.config.use_cache = True
-    # Checkpoints are sharded, the final model is whole.
-    if trainer.is_fsdp_enabled:
-        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
-    # Pushed by `finish`, with its card.
-    trainer.save_model(str(trainer.args.output_dir), _internal_call=True)
 
 
 def finish(trainer: VocAgnoTrainer) -> None:

@@ -34,8 +34,7 @@ from vocagnolm.io import (
 from vocagnolm.run.options import RunOptions
 
 if TYPE_CHECKING:
-    from vocagnolm.run.documents import Documents
-    from vocagnolm.run.job import Job, Models
+    from vocagnolm.run.job import Documents, Job, Models
 
 # In the directory of a run: its place in Weights & Biases. Beside a model: its evaluation.
 _PLACE_FILE, _EVALUATION = "wandb_run.json", "evaluation"

@@ -35,8 +35,7 @@ from vocagnolm.store.format import (
 from vocagnolm.store.scoring import PACKAGES, check_plan
 
 if TYPE_CHECKING:
-    from vocagnolm.run.documents import Documents
-    from vocagnolm.run.job import Job, Models
+    from vocagnolm.run.job import Documents, Job, Models
 
 # Of the losses that --save_store keeps.
 _DTYPE: LossDtype = "float16"
@@ -142,7 +141,7 @@ def load_recorder(job: Job, models: Models, documents: Documents) -> LossRecorde
         "segmentation": f"segments of a run of {student} with {length.max_length} tokens",
         "context": reader.limit,
         "engine": "training",
-        "dtype": models.teacher_dtype,
+        "dtype": models.load.teacher_dtype,
         "quantization": models.teacher_quantization,
         "loss_dtype": _DTYPE,
         "dataset": job.data.dataset,
