@@ -46,12 +46,11 @@ def segments_of(lengths: Iterable[int], device: torch.device | None = None) -> R
 
 
 def takes_segments(model: PreTrainedModel) -> bool:
-    """Test whether a model's attention needs segments; other sees them in the position ids."""
-    return needs_segments(model.config._attn_implementation)
+    """Test whether a model's attention needs segments; other sees them in the position ids.
 
-
-def needs_segments(attention: str | None) -> bool:
-    """Test it by the attention's name. On a GPU such attention computes in 16 bits only."""
+    On a GPU such attention computes in 16 bits only.
+    """
+    attention = model.config._attn_implementation
     return attention is not None and (attention == TORCH_VARLEN or "flash" in attention)
 
 
