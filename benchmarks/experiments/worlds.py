@@ -28,7 +28,6 @@ from vocagnolm.cli import main as vocagnolm
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.run import (
     BASE,
-    CURVE_PROBLEMS,
     PAGE_TOKENS,
     STUDENT_TOKENIZER,
     TEACHER,
@@ -137,7 +136,7 @@ class DemoWorld(World):
 
     def make_clean(self, path: Path, _: int) -> None:
         """Problems that are read at the end of each run."""
-        problems = demo_world.held_out_problems()[:CURVE_PROBLEMS]
+        problems = demo_world.held_out_problems()[:100]
         write_corpus(path, ["".join(demo_world.render(problem)) for problem in problems])
 
     def make_base(self, path: Path, seed: int) -> None:

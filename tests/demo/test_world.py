@@ -141,7 +141,7 @@ def environment() -> Iterator[None]:
 def test_demo_writes_its_results(tmp_path, capsys) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "seed0" / "old").mkdir(parents=True)
-    options = ["--seeds", "0", "--options", "max_steps=2", "eval_steps=1"]
+    options = ["--seeds", "0", "--options", "max_steps=2"]
     assert main(["--output_dir", str(tmp_path), *options]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     aggregations = {"share": "share", "vocagnolm": "max", "cpt": "max", "random": "max"}

@@ -183,10 +183,13 @@ def made_up(directory: Path) -> LossRecorder:
     row = {"document": 0, "teacher_tokens": 3, "teacher_steps": [1, 1], "teacher_jumps": []}
     segments = [{**row, "start": 0, "end": 2}, {**row, "start": 2, "end": 4}]
     segments.append({**row, "document": 1, "start": 0, "end": 2})
-    blocks: Any = SimpleNamespace(segments={5: [0, 1], 6: [2]}.__getitem__)
-    tables = in_memory(["abcd", "ef"]), datasets.Dataset.from_list(segments)
+    documents: Any = SimpleNamespace(
+        texts=in_memory(["abcd", "ef"]),
+        segments=SimpleNamespace(rows=datasets.Dataset.from_list(segments)),
+        blocks=SimpleNamespace(segments={5: [0, 1], 6: [2]}.__getitem__),
+    )
     about = {"teacher": "t", "tokenizer_sha256": "", "context": 3}
-    return LossRecorder(directory, *tables, blocks, about)
+    return LossRecorder(directory, documents, about)
 
 
 def test_start_tokens_and_later_epochs_are_not_recorded(tmp_path: Path) -> None:

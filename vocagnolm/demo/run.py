@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from vocagnolm.cli import print_main
@@ -22,6 +21,7 @@ from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.io import ASSETS
 from vocagnolm.readers import start_id
 from vocagnolm.run.options import main as run_training
+from vocagnolm.run.options import recipe_options
 from vocagnolm.spans import encode
 
 # Among the package's assets; benchmarks/make_demo_teacher.py makes them.
@@ -29,8 +29,6 @@ TEACHER, STUDENT_TOKENIZER = "demo_teacher", "demo_student"
 BASE = "base"
 # Lies in the package, so that an installed demo has it; recipes/demo.yaml is a link to it.
 RECIPE = Path(__file__).with_name("recipe.yaml")
-# Problems read during training; the verdict rests on all of them.
-CURVE_PROBLEMS = 100
 # Fewer tokens than a packed text takes, so that no text comes twice.
 GENERAL_TOKENS, PAGE_TOKENS = 48, 46
 # The first pretraining: noise, prose and questions without answers.
@@ -52,18 +50,14 @@ def run_seed(arguments: Namespace, seed: int) -> dict[str, dict[str, float]]:
     try:
         make_base(directory, seed)
         given = [f"--{option}" for option in arguments.options]
-        pages, curve = directory / "pages.jsonl", directory / "clean.jsonl"
-        count = _tokens(given) // PAGE_TOKENS
+        pages, count = directory / "pages.jsonl", _tokens(given) // PAGE_TOKENS
         world.write_jsonl(pages, world.corpus(count, seed, arguments.wrong_share))
-        problems = world.held_out_problems()[:CURVE_PROBLEMS]
-        world.write_jsonl(curve, ("".join(world.render(item)) for item in problems))
         for method in arguments.methods:
             _, *added = METHODS[method]
             if "--method=vocagnolm" in added:
                 added.append(f"--teacher={ASSETS / TEACHER}")
-            options = [f"--seed={seed}", "--eval_steps=100", f"--eval_dataset={curve}", *given]
             started = time.perf_counter()
-            train(directory / BASE, pages, directory / method, *options, *added)
+            train(directory / BASE, pages, directory / method, f"--seed={seed}", *given, *added)
             seconds = time.perf_counter() - started
             # Judged as it was saved, not as it lies in memory.
             found = judge(directory / method)
@@ -117,7 +111,7 @@ def train(model: Path, corpus: Path, output_dir: Path, *options: str) -> None:
 
 def _tokens(options: Sequence[str]) -> int:
     """Return the student tokens of a run: the recipe's, unless the options say otherwise."""
-    settings = yaml.safe_load(RECIPE.read_text())
+    settings = recipe_options(RECIPE)
     settings |= dict(option.removeprefix("--").partition("=")[::2] for option in options)
     return int(settings["max_steps"]) * int(settings["global_batch_tokens"])
 

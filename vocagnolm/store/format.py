@@ -281,7 +281,8 @@ class Store:
                 f"{len(self.manifest[SHARDS])} shards: {shown}; delete them, and run the command "
                 "that made it again"
             )
-        self._batches: list[pa.RecordBatch] = []
+        # Read with the first document.
+        self._table: pa.Table = None
 
     def fingerprint(self) -> str:
         """Return a name of the content."""
@@ -291,7 +292,7 @@ class Store:
         """Return the segments of a document, in order; None if some of it is missing."""
         key = document_key(text)
         try:
-            if not self._batches:
+            if self._table is None:
                 self._open()
             first, last = (np.searchsorted(self._keys, key, side=s) for s in ("left", "right"))
             found = [self._segment(row) for row in self._rows[first:last]]
@@ -309,35 +310,20 @@ class Store:
         return whole if whole and at == len(text) else None
 
     def _open(self) -> None:
-        """Map the shards and sort the keys: 24 bytes of memory per segment.
-
-        Rows are counted through all batches of all shards:
-
-            batch    |     0     |    1    |  2  |
-            row      | 0 1 2 3 4 | 5 6 7 8 | 9 10|
-            _ends              5         9     11
-            _keys    sorted; `_rows` has the row of each
-        """
+        """Map the shards, and sort the keys with their rows: 24 bytes of memory per segment."""
         tables = [_read_shard(self.directory / entry["file"]) for entry in self.manifest[SHARDS]]
-        self._batches = [batch for table in tables for batch in table.to_batches() if len(batch)]
+        chunks = [chunk for table in tables for chunk in table["document"].chunks if len(chunk)]
         # The second buffer of a column of fixed width holds its values, concatenated.
-        keys = [
-            np.frombuffer(batch.column("document").buffers()[1], "S16", len(batch))
-            for batch in self._batches
-        ]
-        self._ends = np.cumsum([len(batch) for batch in self._batches])
+        keys = [np.frombuffer(chunk.buffers()[1], "S16", len(chunk)) for chunk in chunks]
         unsorted = np.concatenate([*keys, np.empty(0, "S16")])
         self._rows = np.argsort(unsorted, kind="stable")
         self._keys = unsorted[self._rows]
+        self._table = pa.concat_tables(tables) if tables else None
 
     def _segment(self, row: int) -> StoredSegment:
-        """Read a row: of the first batch that ends behind it, counted from that batch's start."""
-        number = int(np.searchsorted(self._ends, row, side="right"))
-        batch = self._batches[number]
-        at = row - (int(self._ends[number]) - len(batch))
-        start, end = (batch.column(name)[at].as_py() for name in ("start", "end"))
+        start, end = (self._table[name][row].as_py() for name in ("start", "end"))
         codes, exceptions, losses = (
-            batch.column(name)[at].values.to_numpy() for name in ("codes", "exceptions", "losses")
+            self._table[name][row].values.to_numpy() for name in ("codes", "exceptions", "losses")
         )
         if len(codes) != len(losses):
             raise ValueError(f"{len(losses)} losses of {len(codes)} tokens")

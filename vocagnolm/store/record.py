@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import datasets
 from accelerate import PartialState
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -20,7 +19,6 @@ from vocagnolm.cli import is_main
 from vocagnolm.conventions import TEXT
 from vocagnolm.io import versions
 from vocagnolm.models.load import revision_of
-from vocagnolm.packing import Blocks
 from vocagnolm.readers import tokenizer_sha256
 from vocagnolm.store.format import (
     SHARDS,
@@ -48,23 +46,14 @@ PROCESSES = 10_000
 class LossRecorder(TrainerCallback):
     """Collects losses and writes them; see `VocAgnoTrainer(recorder=...)`.
 
-    Packed sequences are made of the segments, and those cut from the corpus; the description goes
-    into the manifest.
+    The description goes into the manifest.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        corpus: datasets.Dataset,
-        segments: datasets.Dataset,
-        blocks: Blocks,
-        description: Mapping[str, object],
-    ):
-        self._directory, self._corpus, self._blocks = directory, corpus, blocks
-        self._segments = segments.select_columns(
+    def __init__(self, directory: Path, documents: Documents, description: Mapping[str, object]):
+        self._directory, self._documents, self._description = directory, documents, description
+        self._segments = documents.segments.rows.select_columns(
             ["document", "start", "end", "teacher_tokens", "teacher_steps", "teacher_jumps"]
         )
-        self._description = description
         self._recorded: list[tuple[Tensor, Tensor]] = []
         self._written: set[int] = set()
 
@@ -113,12 +102,12 @@ class LossRecorder(TrainerCallback):
                 #     row       s a b c s d e f g s h . .
                 #     segment   |--0---||---1----||-2|
                 at = 0
-                for number in self._blocks.segments(block):
+                for number in self._documents.blocks.segments(block):
                     segment = self._segments[int(number)]
                     start, behind = segment["start"], at + segment["teacher_tokens"]
                     spans = widen_spans(segment["teacher_steps"], segment["teacher_jumps"]) + start
                     losses = row[at + 1 : behind]
-                    key = document_key(self._corpus[segment["document"]][TEXT])
+                    key = document_key(self._documents.texts[segment["document"]][TEXT])
                     yield key, StoredSegment(start, segment["end"], spans, losses)
                     at = behind
 
@@ -153,5 +142,4 @@ def load_recorder(job: Job, models: Models, documents: Documents) -> LossRecorde
     # Each process writes what it has read; the plan is written once.
     if is_main():
         begin_store(directory, about, replace=True)
-    read = documents.texts, documents.segments.rows, documents.blocks
-    return LossRecorder(directory, *read, about | {"versions": versions(PACKAGES)})
+    return LossRecorder(directory, documents, about | {"versions": versions(PACKAGES)})

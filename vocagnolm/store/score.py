@@ -20,9 +20,6 @@ from pathlib import Path
 from vocagnolm.cli import Exit, Parser, json_settings, print_main, shell
 from vocagnolm.store.format import SHARDS, Store, find_faults, manifest_of
 
-# Documents that are missing, of how many there may be.
-_SHOWN = 10
-
 
 @shell(
     "vocagnolm score", out_of_memory="lower --batch_tokens, --context or --dtype", resumable=True
@@ -90,11 +87,10 @@ def _verify(arguments: argparse.Namespace) -> int:
         from vocagnolm.store.scoring import find_missing
 
         if missing := find_missing(Store(directory), arguments):
-            shown = ", ".join(map(str, missing[:_SHOWN]))
-            more = ", ..." if len(missing) > _SHOWN else ""
+            shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
             print_main(
                 f"{len(missing):,} documents of {' '.join(arguments.dataset)} are not in "
-                f"{directory}, or have another text there (indices from 0: {shown}{more}): score "
+                f"{directory}, or have another text there (indices from 0: {shown}): score "
                 "this corpus into another directory, or train without them with --missing_losses "
                 "skip"
             )

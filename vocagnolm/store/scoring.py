@@ -192,7 +192,13 @@ def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig)
     if is_conversations(corpus):
         reader.check_template()
     sizes = least, options.shard_documents
-    return ScoringJob(options.output_dir, corpus, reader, *sizes, options.loss_dtype)
+    job = ScoringJob(options.output_dir, corpus, reader, *sizes, options.loss_dtype)
+    if next(read_texts(corpus, range(len(corpus)), job.template), None) is None:
+        raise ValueError(
+            f"--dataset has no usable document: {len(corpus):,} read, all of them empty or not "
+            "text; give another one, or another --text_column"
+        )
+    return job
 
 
 def check_plan(directory: Path, plan: Mapping[str, object]) -> None:
@@ -249,11 +255,13 @@ def score_corpus(
 ) -> None:
     """Score the shards that are missing, and finish the store with a description of it.
 
-    Another job may do the same at the same time. A ValueError where the corpus has no usable
-    document, or is not the one of what is written; a NonFiniteLoss as of `score_shard`.
+    Another job may do the same at the same time. A ValueError where the corpus is not the one of
+    what is written; a NonFiniteLoss as of `score_shard`.
     """
     # One process looks for all: another job may write a shard between the looks of two.
-    left = rank0(lambda: _left(job))
+    left = rank0(job.missing_shards)
+    if state.is_main_process and len(left) < job.shards:
+        logger.info("%d of %d shards are written already", job.shards - len(left), job.shards)
     # Every process takes every n-th shard, so that all end at about the same time.
     mine = left[state.process_index :: state.num_processes]
     tokens, started = 0, time.monotonic()
@@ -272,19 +280,6 @@ def score_corpus(
             )
     state.wait_for_everyone()
     rank0(lambda: store.finish_store(job.directory, description))
-
-
-def _left(job: ScoringJob) -> list[int]:
-    texts = read_texts(job.corpus, range(len(job.corpus)), job.template)
-    if next(texts, None) is None:
-        raise ValueError(
-            f"--dataset has no usable document: {len(job.corpus):,} read, all of them empty or not "
-            "text; give another one, or another --text_column"
-        )
-    left = job.missing_shards()
-    if len(left) < job.shards:
-        logger.info("%d of %d shards are written already", job.shards - len(left), job.shards)
-    return left
 
 
 def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> int:

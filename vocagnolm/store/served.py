@@ -59,6 +59,7 @@ Answer = tuple[list[float], list[int | str | None]]
 class Api(NamedTuple):
     """How one kind of server is asked for the losses of a prompt's tokens."""
 
+    name: str
     path: str
     request: Callable[[str, Prompt], JsonObject]
     read: Callable[[JsonObject], Answer]
@@ -114,16 +115,17 @@ def _read_llama_cpp(answer: JsonObject) -> Answer:
 
 
 # In the order in which they are tried: ids are checked exactly.
-APIS = {
-    "vllm": Api("/v1/completions", partial(_completion, prompt_logprobs=0), _read_vllm),
-    "sglang": Api("/generate", _request_sglang, _read_sglang),
-    "llama.cpp": Api(
+APIS = (
+    Api("vllm", "/v1/completions", partial(_completion, prompt_logprobs=0), _read_vllm),
+    Api("sglang", "/generate", _request_sglang, _read_sglang),
+    Api(
+        "llama.cpp",
         "/v1/completions",
         partial(_completion, echo=True, logprobs=0),
         _read_llama_cpp,
         takes_ids=False,
     ),
-}
+)
 
 
 # -- Windows -----------------------------------------------------------------------------------
@@ -141,7 +143,7 @@ class ServedScorer:
         self._url, self._model = url.rstrip("/").removesuffix("/v1"), model
         self._reader, self._concurrency = reader, concurrency
         self._key = os.environ.get(API_KEY, "").strip()
-        self._name, self.api = "vllm", APIS["vllm"]
+        self.api = APIS[0]
         self._start = str(reader.tokenizer.decode([reader.start]))
         # Losses of first tokens by their texts, where the server hides them.
         self._first: dict[str, float] = {}
@@ -153,7 +155,7 @@ class ServedScorer:
             "engine": "served",
             "server": self._url,
             "served_model": self._model,
-            "api": self._name,
+            "api": self.api.name,
             "dtype": None,
             "teacher_revision": None,
         }
@@ -163,15 +165,16 @@ class ServedScorer:
         ids = encode(self._reader.tokenizer, PROBE).ids.tolist()[: self._reader.text_limit]
         window = Window(0, [self._reader.start, *ids], len(ids))
         reasons = []
-        for self._name in [name] if name else APIS:
-            self.api = APIS[self._name]
+        for self.api in APIS:
+            if name not in (None, self.api.name):
+                continue
             found = asyncio.run(self._probe(window))
             if isinstance(found, str):
-                reasons.append(f"{self._name}: {found}")
+                reasons.append(f"{self.api.name}: {found}")
             elif np.ptp(found):
                 return
             else:
-                reasons.append(f"{self._name}: all losses are the same")
+                reasons.append(f"{self.api.name}: all losses are the same")
         raise ValueError(
             f"--server {self._url} gives no losses of a prompt ({'; '.join(reasons)}): "
             "serve the teacher with vLLM, SGLang, or llama-cpp-python with logits_all"
