@@ -178,9 +178,6 @@ def map_shares(counts: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-# -- The audit -------------------------------------------------------------------------------
-
-
 def audit(
     student: PreTrainedTokenizerBase,
     teachers: Mapping[str, PreTrainedTokenizerBase],
@@ -293,12 +290,10 @@ def _mean_overlaps(pairs: Sequence[tuple[Spans, Spans]], chunks: int) -> JsonObj
     return {"chunks": chunks, **means.mean(), **errors}
 
 
-# -- Tables and figure -----------------------------------------------------------------------
-
-
 def audit_markdown(content: JsonObject) -> str:
     """Lay out an audit as tables: a column per teacher, in percent."""
-    teachers, names = content["teachers"], labels(content)
+    teachers = content["teachers"]
+    names = [PurePosixPath(teacher["teacher"]).name for teacher in teachers]
     read = f"{content['documents']:,} documents ({content['skipped']:,} left out)"
     lines = [f"student: {content['student']}"]
     lines += [f"teacher: {teacher['teacher']}" for teacher in teachers]
@@ -327,13 +322,6 @@ def audit_markdown(content: JsonObject) -> str:
     return "\n".join(lines) + "\n"
 
 
-def labels(content: JsonObject) -> list[str]:
-    """Shorten the names of the teachers to their last parts, unless two have the same."""
-    names = [teacher["teacher"] for teacher in content["teachers"]]
-    short = [PurePosixPath(name).name for name in names]
-    return short if len(set(short)) == len(short) else names
-
-
 def _percent(share: float) -> str:
     return f"{100 * share:.2f}"
 
@@ -348,7 +336,7 @@ def draw_audit(content: JsonObject, path: Path) -> None:
         for index, teacher in enumerate(content["teachers"]):
             look, points = series_style(index), teacher["chunks"]
             # Bars: 95 % intervals over sequences.
-            handles[labels(content)[index]] = axes.errorbar(
+            handles[PurePosixPath(teacher["teacher"]).name] = axes.errorbar(
                 range(len(points)),
                 [100 * point[key] for point in points],
                 yerr=[196 * point.get(f"{key}_standard_error", 0.0) for point in points],
@@ -360,9 +348,6 @@ def draw_audit(content: JsonObject, path: Path) -> None:
         axes.set(xlabel="chunks of a sequence", ylabel=f"{name} (% of characters)")
     add_legend(figure, handles)
     figure.savefig(path)
-
-
-# -- The command -----------------------------------------------------------------------------
 
 
 @shell("vocagnolm audit")

@@ -100,9 +100,6 @@ def compare(
     return Comparison(runs, trained, settings, list(places), theirs, pairings, resamples, seed)
 
 
-# -- Tables ----------------------------------------------------------------------------------
-
-
 def comparison_markdown(comparison: Comparison) -> str:
     """Lay out a comparison as tables."""
     parts = []
@@ -163,8 +160,10 @@ def _pairings(comparison: Comparison) -> list[_Section]:
         if x["not_paired"]:
             rows.append([*row, f"not paired: {x['not_paired']}", *["-"] * 6])
             continue
-        row += [_points(x["points"]), f"{_points(x['low'])} to {_points(x['high'])}"]
-        row += [_cell(x[name], "") for name in ("items", "only_first", "only_other")]
+        # Plus 0.0: never -0.0.
+        points, low, high = (f"{round(x[y], 1) + 0.0:+.1f}" for y in ("points", "low", "high"))
+        counts = [_cell(x[y], "") for y in ("items", "only_first", "only_other")]
+        row += [points, f"{low} to {high}", *counts]
         for p in (x["p"], x["p_holm"]):
             row.append("< 0.001" if p is not None and p < 0.001 else _cell(p, ".3f"))
         rows.append(row)
@@ -172,10 +171,6 @@ def _pairings(comparison: Comparison) -> list[_Section]:
         (f"Points above {first}, over the same items", rows, [note])
         for first, rows in tables.items()
     ]
-
-
-def _points(value: float) -> str:
-    return f"{round(value, 1) + 0.0:+.1f}"  # never -0.0
 
 
 def _cell(value: float | None, form: str) -> str:
@@ -195,9 +190,6 @@ def _costs(comparison: Comparison) -> _Section:
         row.append(_cell(max(seconds) / 3600 if seconds else None, ",.2f"))
         rows.append([*row, _cell(run.state.get("total_flos"), ".3g")])
     return "Cost", rows, [_COSTS]
-
-
-# -- Files -----------------------------------------------------------------------------------
 
 
 def to_json(comparison: Comparison) -> JsonObject:
@@ -244,9 +236,6 @@ def write_comparison(comparison: Comparison, directory: Path) -> None:
         sections=_sections(comparison),
     )
     write_text(directory / "comparison.html", page)
-
-
-# -- The command -----------------------------------------------------------------------------
 
 
 @shell("vocagnolm compare")

@@ -81,9 +81,6 @@ def embed(figure: Figure) -> str:
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-# -- Comparisons -----------------------------------------------------------------------------
-
-
 def bar_series(
     runs: Sequence[Run], settings: Mapping[str, Sequence[TrainingRun]], reported: Sequence[Row]
 ) -> dict[str, pd.DataFrame]:

@@ -34,9 +34,6 @@ def render_page(template: str, **values: object) -> str:
     return _TEMPLATES.get_template(template).render(**values)
 
 
-# -- Words and characters --------------------------------------------------------------------
-
-
 def invisible_name(character: str) -> str | None:
     r"""Name a character that cannot be seen; None for all others, "\n" and "\t".
 
@@ -104,9 +101,6 @@ def _heading(text: TextView) -> str:
     return f"document {text.document}, characters {text.start:,} to {end:,}, sequence {text.block}"
 
 
-# -- The terminal ----------------------------------------------------------------------------
-
-
 def render_text(view: GuidanceView) -> str:
     """Render texts, a legend and the summary for a terminal, tokens in brackets."""
     legend = " ".join(_mark(status, status) for status in STATUSES)
@@ -123,9 +117,6 @@ def render_text(view: GuidanceView) -> str:
 def _mark(text: str, status: Status) -> str:
     before, _, after = _MARKS[status].partition(" ")
     return "\n".join(f"{before}{line}{after}" if line else "" for line in text.split("\n"))
-
-
-# -- HTML ------------------------------------------------------------------------------------
 
 
 def render_html(view: GuidanceView) -> str:

@@ -119,9 +119,6 @@ def in_order(columns: Iterable[str]) -> list[str]:
     return sorted(set(columns), key=_COLUMNS.index)
 
 
-# -- Directories -----------------------------------------------------------------------------
-
-
 def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | None]]:
     """Find runs of train.py and evaluations in directories, or in their `evaluation/`.
 
@@ -147,9 +144,6 @@ def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | No
         name if names.count(name) == 1 else str(path): (run, evaluation)
         for name, path, run, evaluation in found
     }
-
-
-# -- Evaluations -----------------------------------------------------------------------------
 
 
 def read_run(label: str, directory: Path) -> Run:
@@ -188,9 +182,6 @@ def read_run(label: str, directory: Path) -> Run:
     prompts = ", ".join(dict.fromkeys(authors))
     about = (label, directory, model, results["grader"], prompts)
     return Run(*about, scores, counts, conditions, notes)
-
-
-# -- Training runs ---------------------------------------------------------------------------
 
 
 def read_training(label: str, directory: Path) -> TrainingRun:
@@ -269,9 +260,6 @@ def setting_text(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {setting_text(one)}" for name, one in value.items())
     return "-" if value is None else public_name(str(value))
-
-
-# -- The paper -------------------------------------------------------------------------------
 
 
 def read_reported(names: Sequence[str]) -> list[Row]:
