@@ -53,7 +53,6 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     ((*T, "--accelerator_config", '{"split_batches": true}'), "--accelerator_config: split"),
     ((*T, "--save_strategy", "best"), "--save_strategy best needs an evaluation"),
     ((*T, "--push_to_hub", "--hub_strategy", "every_save"), "--hub_strategy every_save"),
-    ((*T, "--lr_scheduler_kwargs", "[1]"), "--lr_scheduler_kwargs must be a JSON object"),
     ((*T, "--global_batch_tokens", "3000"), "2,048 tokens, not --global_batch_tokens 3,000"),
 ]
 

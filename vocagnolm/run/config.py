@@ -87,9 +87,6 @@ class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
             timeout = timedelta(seconds=self.ddp_timeout)
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
         TrainingArguments.__post_init__(self)  # type: ignore[no-untyped-call]
-        for name in ("lr_scheduler_kwargs", "liger_kernel_config"):
-            if isinstance(getattr(self, name), str):
-                raise ValueError(f"--{name} must be a JSON object")
         if self.use_liger_kernel:
             kernels: Any = self.liger_kernel_config or {}
             self.liger_kernel_config = dict.fromkeys(_LIGER_LOSSES, False) | kernels
@@ -141,7 +138,11 @@ def check_arguments(args: TrainingArguments) -> None:
         raise ValueError("--accelerator_config: split_batches makes other batches: leave it out")
     if args.deepspeed or parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
         raise ValueError("DeepSpeed is not supported: shard with FSDP2 (accelerate_configs)")
-    if _fsdp_version(args) not in (None, 2):
+    # What `accelerate launch` says; Accelerate's own default is the first version.
+    is_launched = parse_flag_from_env("ACCELERATE_USE_FSDP")
+    version = os.environ.get("FSDP_VERSION", "1") if is_launched else 2
+    plugin = (args.fsdp and vars(args).get("fsdp_plugin_args")) or {}
+    if int(plugin.get("fsdp_version", version)) != 2:
         raise ValueError("FSDP1 is not supported: set fsdp_version: 2, as in accelerate_configs")
     if args.n_gpu > 1:
         raise ValueError(
@@ -159,15 +160,6 @@ def check_arguments(args: TrainingArguments) -> None:
     strategy = HubStrategy(args.hub_strategy)
     if args.push_to_hub and strategy != HubStrategy.END:
         raise ValueError(f"--hub_strategy {strategy.value} uploads files that are being written")
-
-
-def _fsdp_version(args: TrainingArguments) -> int | None:
-    if args.fsdp and (plugin := vars(args).get("fsdp_plugin_args")):
-        return int(plugin["fsdp_version"])
-    # Accelerate's own default is the first version.
-    if parse_flag_from_env("ACCELERATE_USE_FSDP"):
-        return int(os.environ.get("FSDP_VERSION", "1"))
-    return None
 
 
 def split_global_batch(

@@ -259,7 +259,7 @@ def _guide_of(
     for teacher, context, template in zip(teachers, contexts, templates, strict=True):
         readers.append(teacher_reader(teacher.tokenizer, context, template))
     by_position = method.method == "uld" and method.uld_pairing == "position"
-    return TeacherReaders(tuple(readers), by_position)
+    return TeacherReaders(readers, by_position)
 
 
 def load_weights(
@@ -283,9 +283,8 @@ def load_weights(
         teachers.append(model)
     stored = StoredTeacher(len(options.teacher_losses)) if options.teacher_losses else None
     # Behind the comparison, which adapters would mislead.
-    if options.use_peft:
-        return add_adapters(student, options, seed, source.revision), stored or teachers or None
-    return student, stored or teachers or None
+    trained = add_adapters(student, options, seed, source.revision) if options.use_peft else student
+    return trained, stored or teachers or None
 
 
 # -- Documents ---------------------------------------------------------------------------------
@@ -394,8 +393,12 @@ def _align_corpora(job: Job, models: Models, sample: bool) -> tuple[list[Corpus]
         name, option = data.eval_dataset, "--eval_dataset"
         to_evaluate = load_corpus(name, text_column=column, option=option)
     read = [(name, *_read(job, name, given, sample)) for name, given in corpora_of(data)]
-    if any(is_conversations(texts) for _, texts, _ in read):
-        _check_conversations(job)
+    needs_all = job.method.method == "chunk" or job.model.save_store
+    if needs_all and any(is_conversations(texts) for _, texts, _ in read):
+        raise ValueError(
+            "--method chunk and --save_store need a loss of every token, and the questions of a "
+            "conversation have none"
+        )
     corpora = []
     for name, texts, total in read:
         corpora.append(Corpus(name, texts, _align(job, models, texts, models.guide), total))
@@ -440,20 +443,6 @@ def _read(
     if sample and total > _SMALL_DOCUMENTS:
         texts = texts.select(range(_SAMPLE_DOCUMENTS))
     return texts, total
-
-
-def _check_conversations(job: Job) -> None:
-    """Reject what needs a teacher's loss, or a label, of every token."""
-    if job.method.method == "chunk":
-        raise ValueError(
-            "--method chunk cuts a sequence into equal chunks, but of conversations some tokens "
-            "have no labels: use --method vocagnolm"
-        )
-    if job.model.save_store:
-        raise ValueError(
-            "--save_store: of conversations, training computes the teacher's losses of the answers "
-            "alone: leave it out, and score them with vocagnolm score"
-        )
 
 
 def _align(
@@ -555,7 +544,7 @@ def prepare_dataset(
     aligned = align_corpus(
         corpus,
         student_reader(student_tokenizer, max_length),
-        TeacherReaders(tuple(readers)) if readers else None,
+        TeacherReaders(readers) if readers else None,
         num_proc=num_proc,
         train_on=train_on or TRAIN_ON[0],
     )

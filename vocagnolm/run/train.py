@@ -8,17 +8,8 @@ from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.dist import rank0
 from vocagnolm.io import check_writable, write_text
 from vocagnolm.models.load import check_packing, model_files
-from vocagnolm.run import wandb
+from vocagnolm.run import checkpoints, wandb
 from vocagnolm.run.card import check_login, model_card, push
-from vocagnolm.run.checkpoints import (
-    check_settings,
-    claim,
-    finish_run,
-    is_finished,
-    newest_checkpoint,
-    release,
-    resolve,
-)
 from vocagnolm.run.job import (
     Documents,
     Job,
@@ -43,11 +34,12 @@ def train(job: Job) -> int:
     # alignment.
     models = read_models(job.model, job.load, job.pack, job.method, args.device)
     settings = settings_of(job)
-    rank0(lambda: check_settings(output_dir, settings))
-    if rank0(lambda: is_finished(output_dir)):
+    rank0(lambda: checkpoints.check_settings(output_dir, settings))
+    if rank0(lambda: checkpoints.is_finished(output_dir)):
         print_main(f"{output_dir} holds the finished run: nothing to do")
         return Exit.DONE
-    checkpoint = rank0(lambda: resolve(args.resume_from_checkpoint, output_dir, settings))
+    asked = args.resume_from_checkpoint
+    checkpoint = rank0(lambda: checkpoints.resolve(asked, output_dir, settings))
     rank0(lambda: check_places(job, models))
 
     # Plan: the first documents of a large corpus are enough.
@@ -59,13 +51,13 @@ def train(job: Job) -> int:
         documents = load_documents(job, models)
     # Known only now: a checkpoint's place in the corpus is the index of a packed sequence.
     settings |= documents.settings
-    rank0(lambda: check_settings(output_dir, settings, checkpoint))
+    rank0(lambda: checkpoints.check_settings(output_dir, settings, checkpoint))
 
     # Trainer.
     trainer = make_trainer(job, models, documents)
     trainer.settings = settings
     # Last, so that a wrong command leaves no trace in the directory.
-    rank0(lambda: claim(output_dir, settings))
+    rank0(lambda: checkpoints.claim(output_dir, settings))
     rank0(lambda: write_skipped(documents, output_dir))
     add_trackers(trainer, job, models, documents, is_resumed=checkpoint is not None)
 
@@ -112,7 +104,8 @@ def check_places(job: Job, models: Models) -> None:
     if job.model.save_store:
         store = Path(job.model.save_store)
         check_writable(store, "--save_store")
-        if SHARDS in read_manifest(store) and newest_checkpoint(str(job.run.output_dir)) is None:
+        is_finished = SHARDS in read_manifest(store)
+        if is_finished and checkpoints.newest_checkpoint(str(job.run.output_dir)) is None:
             raise ValueError(f"--save_store {store} holds a finished store: give another")
     if job.run.push_to_hub:
         check_login(job.run.hub_token)
@@ -195,10 +188,10 @@ def finish(trainer: VocAgnoTrainer) -> None:
     """Declare the run finished, on rank 0: the card comes last and marks its end."""
     args, directory = trainer.args, Path(str(trainer.args.output_dir))
     names = [*model_files(directory), *(path.name for path in directory.glob("chat_template*"))]
-    finish_run(directory, names)
+    checkpoints.finish_run(directory, names)
     repository = str(trainer.hub_model_id) if args.push_to_hub else ""
     card = model_card(Path(repository or directory).name, trainer.settings)
     if repository:
         push(directory, names, card, repository, revision=args.hub_revision, token=args.hub_token)
     write_text(directory / "README.md", card)
-    release(directory)
+    checkpoints.release(directory)
