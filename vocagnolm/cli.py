@@ -27,7 +27,6 @@ from vocagnolm.conventions import NonFiniteLoss, SharedError
 if TYPE_CHECKING:
     import torch
 
-_Work = Callable[[Sequence[str] | None], int | None]
 # With or without the words of a command line.
 _Main = Callable[..., int]
 
@@ -184,14 +183,14 @@ def log_main(text: str | None) -> None:
 
 def shell(
     name: str, *, out_of_memory: str = "", resumable: bool = False
-) -> Callable[[_Work], _Main]:
+) -> Callable[[Callable[..., int | None]], _Main]:
     """Turn the expected errors of a command into one line each, and return its exit status.
 
     The command returns a status, or None for DONE. With advice, `out_of_memory`, that error is a
     line too. The same command resumes one that is `resumable` after an interrupt.
     """
 
-    def begin(work: _Work) -> _Main:
+    def begin(work: Callable[..., int | None]) -> _Main:
         @wraps(work)
         def main(argv: Sequence[str] | None = None) -> int:
             quiet_logs()

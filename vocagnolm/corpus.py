@@ -15,10 +15,8 @@ import datasets
 import pyarrow as pa
 from datasets.utils import tqdm
 
-from vocagnolm.chat.formats import COLUMNS, ROLES, Conversation, read_row
+from vocagnolm.chat.formats import COLUMNS, Conversation, read_row
 from vocagnolm.conventions import TEXT
-
-# -- Files and the hub ---------------------------------------------------------------------------
 
 _BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
@@ -140,14 +138,10 @@ def joined(
     return datasets.concatenate_datasets(list(corpora))
 
 
-# -- Columns -------------------------------------------------------------------------------------
-
-
 def only_text(corpus: datasets.Dataset, text_column: str | None, shown: str) -> datasets.Dataset:
     """Keep the column of documents, or read conversations, if no column is given.
 
-    Raises:
-        ValueError: no column is one that can be read; `shown` names the dataset.
+    A ValueError that names the dataset as `shown` where there is neither.
     """
     columns = corpus.column_names
     if text_column is None and ("messages" in columns or {"prompt", "completion"} <= {*columns}):
@@ -188,12 +182,9 @@ def unusable(text: object) -> str | None:
     return None if text.strip() else "empty"
 
 
-# -- Conversations -------------------------------------------------------------------------------
-
-
 def is_conversations(corpus: datasets.Dataset) -> bool:
     """Test whether a corpus holds conversations, not documents."""
-    return ROLES in corpus.column_names
+    return "roles" in corpus.column_names
 
 
 def _as_conversations(corpus: datasets.Dataset) -> datasets.Dataset:

@@ -32,7 +32,7 @@ from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, fit_turns, join_turns, turn_columns
 from vocagnolm.conventions import TEXT, UNMAPPED
 from vocagnolm.corpus import column_values, conversations_of, is_conversations, unusable
-from vocagnolm.readers import Cuts, Reader, TeacherReaders
+from vocagnolm.readers import Reader, TeacherReaders
 from vocagnolm.spans import IntArray, Spans, Tokens
 
 # Raise it when the columns or the segmentation change: old caches must not be read.
@@ -393,15 +393,9 @@ def align_corpus(
                 new_fingerprint=fingerprint,
                 desc=f"Aligning documents, part {start // _PART + 1} of {len(starts)}",
             )
-    return _without_skipped(datasets.concatenate_datasets([parts[start] for start in starts]))
-
-
-def _without_skipped(rows: datasets.Dataset) -> Segments:
-    """Separate the rows of segments from those that only keep why a document was skipped."""
-    rows = rows.with_format(None)
+    rows = datasets.concatenate_datasets([parts[start] for start in starts]).with_format(None)
+    # Rows of skipped documents only keep the reason.
     is_skipped = rows.data.column("skipped").is_valid()
-    if not pc.any(is_skipped).as_py():
-        return Segments(rows, [])
     documents = rows.data.column("document").filter(is_skipped).to_pylist()
     reasons = rows.data.column("skipped").filter(is_skipped).to_pylist()
     kept = np.flatnonzero(pc.invert(is_skipped))
@@ -451,22 +445,31 @@ class _Aligner:
             return self.schema.empty_table()
         # A teacher's limit counts the start token.
         limits = [self.student.text_limit, *(limit - 1 for limit in self.teachers.limits())]
-        segments, reasons = _segment(contents, [ours, *theirs], limits, cuts)
-        documents = np.array([*texts], np.int64)
-        skipped.update((int(documents[text]), why) for text, why in reasons.items())
+        models, documents = [ours, *theirs], [*texts]
+        counts = np.stack([np.diff(model.edges) for model in models])
+        fits = np.array(((counts > 0) & (counts <= np.array(limits)[:, None])).all(axis=0))
+        fits[[*cuts]] = False
+        parts = [(text, 0, len(contents[text])) for text in np.flatnonzero(fits).tolist()]
+        # Of the others a model has more tokens than its limit, or they are cut already.
+        for text in np.flatnonzero(~fits).tolist():
+            marks, spans = cuts.get(text, ()), [model.encoding(text).spans for model in models]
+            found = MISSING if marks is None else cut_text(contents[text], spans, limits, marks)
+            if isinstance(found, str):
+                skipped[documents[text]] = found
+            else:
+                parts += [(text, *edges) for edges in pairwise(found)]
+        segments = np.array(sorted(parts), np.int64).reshape(-1, 3)
         lengths = np.fromiter(map(len, contents), np.int64, len(contents))
         columns = lay_out(segments, lengths, ours, theirs, self.teachers.by_position)
-        return self._table(columns | {"document": documents[segments[:, 0]]})
+        return self._table(columns | {"document": np.array(documents, np.int64)[segments[:, 0]]})
 
     def _turns(
         self, conversations: Mapping[int, Conversation], skipped: dict[int, str], train_on: TrainOn
     ) -> pa.Table:
         """Make a row of each conversation, ended behind an answer; add the others to `skipped`."""
         asked = [*conversations.values()]
-        models = [
-            self.student.read_turns(asked, train_on),
-            *self.teachers.read_turns(asked, train_on),
-        ]
+        models = [self.student.read_turns(asked, train_on)]
+        models += self.teachers.read_turns(asked, train_on)
         # A limit counts the first token.
         limits = [limit - 1 for limit in (self.student.limit, *self.teachers.limits())]
         fitted = []
@@ -493,25 +496,3 @@ class _Aligner:
                 steps, jumps, jump_edges = narrow_spans(spans, edges)
                 columns |= {f"{side}_steps": (edges, steps), f"{side}_jumps": (jump_edges, jumps)}
         return _as_table(columns, self.schema)
-
-
-def _segment(
-    texts: Sequence[str], models: Sequence[Tokens], limits: Sequence[int], given: Cuts
-) -> tuple[IntArray, dict[int, str]]:
-    """Cut the texts of which a model has more tokens than its limit, or that are cut already.
-
-    Returns the segments [S, 3] as index of the text, start and end; and why texts are skipped.
-    """
-    counts = np.stack([np.diff(model.edges) for model in models])
-    fits = np.array(((counts > 0) & (counts <= np.array(limits)[:, None])).all(axis=0))
-    fits[[*given]] = False
-    segments = [(text, 0, len(texts[text])) for text in np.flatnonzero(fits).tolist()]
-    skipped: dict[int, str] = {}
-    for text in np.flatnonzero(~fits).tolist():
-        marks, spans = given.get(text, ()), [model.encoding(text).spans for model in models]
-        found = MISSING if marks is None else cut_text(texts[text], spans, limits, marks)
-        if isinstance(found, str):
-            skipped[text] = found
-        else:
-            segments += [(text, *edges) for edges in pairwise(found)]
-    return np.array(sorted(segments), np.int64).reshape(-1, 3), skipped

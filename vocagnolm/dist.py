@@ -23,18 +23,17 @@ def rank0(decide: Callable[[], _T]) -> _T:
     state = PartialState()
     if state.num_processes == 1:
         return decide()
-    answer: list[Any] = [None, None]
+    answer: list[Any] = [None]
     if state.is_main_process:
         try:
-            answer[0] = decide()
+            answer = [decide()]
         except (ValueError, ImportError, OSError) as error:
-            answer[1] = str(error)
+            answer = [SharedError(str(error))]
     group = _patient_group(distributed.group.WORLD)
     distributed.broadcast_object_list(answer, src=0, group=group)
-    decided, why = answer
-    if why is not None:
-        raise SharedError(why)
-    return decided  # type: ignore[no-any-return]
+    if isinstance(answer[0], SharedError):
+        raise answer[0]
+    return answer[0]  # type: ignore[no-any-return]
 
 
 @contextmanager

@@ -9,10 +9,12 @@ import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+from typing import Any, TypedDict, cast
 
+import datasets
 import numpy as np
 import numpy.typing as npt
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
@@ -23,13 +25,7 @@ from vocagnolm.attention import RowSegments, segments_of
 from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED
 from vocagnolm.spans import IntArray
 
-if TYPE_CHECKING:
-    import datasets
-
 FloatArray = npt.NDArray[np.float32]
-
-
-_ArrayT = TypeVar("_ArrayT", IntArray, FloatArray)
 _Segments = Sequence[Sequence[IntArray]]  # of every row
 _OF_STUDENT = {"block", "student_ids", "student_labelled"}
 
@@ -88,7 +84,7 @@ def pack(
     [[0, 2], [1, 3]]
     """
     sizes = np.column_stack((student_tokens, teacher_tokens)).astype(np.int64)
-    limits = [max_length, *limits_of_teachers(teacher_max_length)][: sizes.shape[1]]
+    limits = [max_length, *np.atleast_1d(teacher_max_length).tolist()][: sizes.shape[1]]
     if (sizes > limits).any():
         found = f"segments have up to {sizes.max(0).tolist()} tokens, beyond {limits}"
         raise ValueError(f"{found}: align and pack for the same limits")
@@ -130,11 +126,6 @@ def padded_width(longest: int, limit: int) -> int:
     return min(-(-longest // 64) * 64, limit)
 
 
-def limits_of_teachers(teacher_max_length: int | Sequence[int]) -> Sequence[int]:
-    """Give each teacher its limit; an integer is that of a single one."""
-    return [teacher_max_length] if isinstance(teacher_max_length, int) else teacher_max_length
-
-
 def chunk_edges(tokens: int, chunks: int) -> IntArray:
     """Cut a sequence into chunks of equal token count (Section 2): [edges[c], edges[c + 1]).
 
@@ -157,14 +148,11 @@ class Blocks(Dataset[Block]):
 
     def __init__(
         self,
-        segments: "datasets.Dataset",
+        segments: datasets.Dataset,
         max_length: int,
         teacher_max_length: int | Sequence[int],
         parts: Mapping[str, int] | None = None,
     ):
-        # Comes with `datasets`, without which a trainer can be given sequences of another kind.
-        import pyarrow.compute as pc
-
         tokens = np.asarray(segments.with_format("numpy")["student_tokens"][:], np.int64)
         by_teacher = np.empty((len(tokens), 0), np.int64)
         if len(tokens) and "teacher_counts" in segments.column_names:
@@ -182,7 +170,7 @@ class Blocks(Dataset[Block]):
         self.weights: Sequence[float] | None = None
         self.student_tokens = int(tokens.sum())
         # Sequence b holds the segments order[edges[b] : edges[b + 1]].
-        self._order = np.array([segment for block in packed for segment in block], dtype=np.int64)
+        self._order: IntArray = np.array([*itertools.chain(*packed)], dtype=np.int64)
         self._edges = np.cumsum([0, *map(len, packed)])
         # Tokens of the longest segment, and of the sequences, for the student and each teacher.
         sizes = np.column_stack([tokens, by_teacher])
@@ -201,14 +189,13 @@ class Blocks(Dataset[Block]):
 
     def segments(self, block: int) -> IntArray:
         """Return the segments of a sequence, as rows of `data.Segments`."""
-        rows: IntArray = self._order[self._edges[block] : self._edges[block + 1]]
-        return rows
+        return self._order[self._edges[block] : self._edges[block + 1]]
 
     def longest_segments(self, attend_across_documents: bool = False) -> list[int]:
         """Return the tokens of the longest segment that the student, and each teacher, reads."""
         if not attend_across_documents:
             return self._longest
-        limits = limits_of_teachers(self.teacher_max_length)
+        limits = np.atleast_1d(self.teacher_max_length).tolist()
         return [self.max_length, *map(padded_width, self._widest[1:], limits)]
 
     @property
@@ -365,7 +352,7 @@ class PackedCollator:
         longest = tokens.max(0).tolist()
         if self.teacher_max_length is None:
             return [padded_width(width, sys.maxsize) for width in longest]
-        limits = limits_of_teachers(self.teacher_max_length)
+        limits = np.atleast_1d(self.teacher_max_length).tolist()
         if any(width > limit for width, limit in zip(longest, limits, strict=True)):
             raise ValueError(
                 f"packed sequences have {longest} teacher tokens, beyond a teacher_max_length of "
@@ -437,10 +424,10 @@ class PackedCollator:
                 at += len(segment)
         lengths = [[len(segment) for segment in segments] for segments in blocks]
         # Padding must not be the longest, or the kernel would be called for more than it needs.
-        longest = max(max(row, default=0) for row in lengths) or length
-        for row in lengths:
-            whole, rest = divmod(length - sum(row), longest or 1)
-            row += [longest] * whole + [rest]
+        longest = max(max(tokens, default=0) for tokens in lengths) or length
+        for tokens in lengths:
+            whole, rest = divmod(length - sum(tokens), longest or 1)
+            tokens += [longest] * whole + [rest]
         if self.attend_across_documents:
             positions[:] = np.arange(length)
             lengths = [[length]] * len(blocks)
@@ -467,7 +454,7 @@ def _labels(segments: Sequence[IntArray], labelled: Sequence[IntArray]) -> list[
     return labels
 
 
-def _of_teacher(block: Block, column: Sequence[_ArrayT], teacher: int) -> list[_ArrayT]:
+def _of_teacher(block: Block, column: Sequence[Any], teacher: int) -> list[Any]:
     """Take one teacher's part of what every segment has of all teachers."""
     parts = zip(column, block["teacher_counts"], strict=True)
     return [np.split(values, np.cumsum(counts)[:-1])[teacher] for values, counts in parts]

@@ -154,18 +154,23 @@ def encode_raw(
     # The tokenizer itself fails on an empty list.
     if not texts:
         return []
-    output = tokenizer(
-        list(texts),
-        add_special_tokens=False,
-        split_special_tokens=literal,
-        return_offsets_mapping=True,
-        truncation=False,
-        padding=False,
-        # A text longer than the context is no news: it is cut into segments later.
-        verbose=False,
-    )
+    output: Any = {}
+    # Slow ones raise errors of their own, and some do not know the attribute.
+    if getattr(tokenizer, "is_fast", False):
+        output = tokenizer(
+            list(texts),
+            add_special_tokens=False,
+            split_special_tokens=literal,
+            return_offsets_mapping=True,
+            truncation=False,
+            padding=False,
+            # A text longer than the context is no news: it is cut into segments later.
+            verbose=False,
+        )
     if "offset_mapping" not in output:
-        raise no_offsets(name)
+        raise ValueError(
+            f"{name} gives no character offsets: use a fast tokenizer, with a tokenizer.json"
+        )
     encodings = []
     columns = zip(texts, output["input_ids"], output["offset_mapping"], strict=True)
     for text, id_list, offsets in columns:
@@ -201,13 +206,6 @@ def tokenizer_name(tokenizer: PreTrainedTokenizerBase, role: str = "") -> str:
     """Name a tokenizer in an error: its role, where it comes from and its class."""
     where = tokenizer.name_or_path or "in memory"
     return f"{role} tokenizer {where} ({type(tokenizer).__name__})".lstrip()
-
-
-def no_offsets(name: str) -> ValueError:
-    """Make the error for a tokenizer without character offsets."""
-    return ValueError(
-        f"{name} gives no character offsets: use a fast tokenizer, with a tokenizer.json"
-    )
 
 
 # -- Spans without gaps --------------------------------------------------------------------------

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-# Columns of a conversation beside its text: its own fields, and a reason why the row is none.
-ROLES, FAULT = "roles", "fault"
-_NO_FIELDS: dict[str, Any] = {"text": None, ROLES: [], "ends": [], "untrained": [], "given": None}
-COLUMNS = (*_NO_FIELDS, FAULT)
+# The columns: the fields of a conversation, and a reason why the row is none.
+_NO_FIELDS: dict[str, Any] = {"text": None, "roles": [], "ends": [], "untrained": [], "given": None}
+COLUMNS = (*_NO_FIELDS, "fault")
 _SEPARATOR, _ANSWERING = "\n", "assistant"
 _NO_JSON = "has tools that are no list of JSON, or chat_template_kwargs that are no options"
 # Templates show them, and they are no content.
@@ -94,7 +93,7 @@ def conversation(messages: object, options: Mapping[str, object] = {}) -> Conver
     rest = {"messages": others, "options": options}
     given = json.dumps(rest, sort_keys=True, default=str, ensure_ascii=False)
     given = given if any(others) or options else ""
-    if _has_surrogate(given):
+    if _SURROGATE.search(given):
         return "has a lone surrogate beside its contents, which is not valid Unicode"
     return Conversation(
         _SEPARATOR.join(contents), tuple(roles), tuple(ends), tuple(untrained), given
@@ -117,13 +116,9 @@ def _fault(message: object) -> str:
     for name in ("role", "content"):
         if not isinstance(value := message.get(name), str):
             return f"has a {name} that is not text but {_shown(value)}"
-        if _has_surrogate(value):
+        if _SURROGATE.search(value):
             return f"has a lone surrogate in its {name}, which is not valid Unicode"
     return ""
-
-
-def _has_surrogate(text: str) -> bool:
-    return not text.isascii() and _SURROGATE.search(text) is not None
 
 
 def _shown(value: object) -> str:
@@ -135,23 +130,18 @@ def read_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
     The row has `messages`, or a `prompt` and a `completion`.
     """
-    options = _options(row)
-    found = _NO_JSON if options is None else conversation(_messages(row), options)
+    options, messages = _options(row), row.get("messages")
+    if "messages" not in row:
+        messages = []
+        # Two strings are a question and its answer.
+        for name, role in (("prompt", "user"), ("completion", "assistant")):
+            turns = row[name]
+            is_list = isinstance(turns, list | None)
+            messages += (turns or [None]) if is_list else [{"role": role, "content": turns}]
+    found = _NO_JSON if options is None else conversation(messages, options)
     if isinstance(found, str):
-        return {**_NO_FIELDS, FAULT: found}
-    return {**vars(found), FAULT: None}
-
-
-def _messages(row: Mapping[str, Any]) -> object:
-    if "messages" in row:
-        return row["messages"]
-    both: list[Any] = []
-    # Two strings are a question and its answer.
-    for name, role in (("prompt", "user"), ("completion", "assistant")):
-        turns = row[name]
-        is_list = isinstance(turns, list | None)
-        both += (turns or [None]) if is_list else [{"role": role, "content": turns}]
-    return both
+        return {**_NO_FIELDS, "fault": found}
+    return {**vars(found), "fault": None}
 
 
 def _options(row: Mapping[str, Any]) -> dict[str, Any] | None:

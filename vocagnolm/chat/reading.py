@@ -88,7 +88,10 @@ def read_tokens(
     before = places[:, 0].searchsorted(spans[:, 0], side="right")
     at = np.append(0, conversation.ends)[before]
     found = np.where(inside[:, None], moved, at[:, None])
-    ranges = _content_tokens(spans, places)
+    # The tokens of every content, none of an empty one.
+    first = spans[:, 1].searchsorted(places[:, 0], side="right")
+    last = spans[:, 0].searchsorted(places[:, 1], side="left")
+    ranges = np.stack([np.where(places[:, 0] < places[:, 1], first, last), last], axis=1)
     if special is not None:
         ranges[:, 1] = _turn_ends(spans, ranges[:, 1], places, np.flatnonzero(special))
     # Counted behind the first token.
@@ -103,13 +106,6 @@ def read_tokens(
     stops = {index: int(ranges[index, 1]) for index in answers}
     rest = (values[1:], found[1:], labelled, stops, rendered.trimmed)
     return TurnTokens(values[0].item(), *rest)
-
-
-def _content_tokens(spans: IntArray, places: IntArray) -> IntArray:
-    """Find the tokens of every content, half-open ranges [n, 2]; none of an empty content."""
-    first = spans[:, 1].searchsorted(places[:, 0], side="right")
-    last = spans[:, 0].searchsorted(places[:, 1], side="left")
-    return np.stack([np.where(places[:, 0] < places[:, 1], first, last), last], axis=1)
 
 
 def _turn_ends(spans: IntArray, last: IntArray, places: IntArray, special: IntArray) -> IntArray:
@@ -130,9 +126,6 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> IntArray:
     added = tokenizer.added_tokens_decoder.items()
     marked = {index for index, token in added if token.special}
     return np.array(sorted(marked | {*tokenizer.all_special_ids}), np.int64)
-
-
-# -- Rows ----------------------------------------------------------------------------------------
 
 
 class FittedTurns(NamedTuple):

@@ -65,11 +65,9 @@ class Template:
         return {"chat_template": self.source, "template_tokens": dict(self.tokens)}
 
     @classmethod
-    def of_json(cls, content: Mapping[str, object]) -> "Template":
+    def of_json(cls, content: Mapping[str, Any]) -> "Template":
         """Read a template from what describes it, such as a manifest."""
-        tokens = content["template_tokens"]
-        assert isinstance(tokens, dict)
-        return cls(str(content["chat_template"]), tuple(tokens.items()))
+        return cls(content["chat_template"], tuple(content["template_tokens"].items()))
 
     def render(self, conversation: Conversation) -> Rendered | str:
         """Render a conversation, or return the reason why it cannot be followed."""
