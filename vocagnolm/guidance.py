@@ -7,7 +7,7 @@ token that is predicted.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar, get_args
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,11 +29,6 @@ class TokenGuidance(NamedTuple):
     teacher_loss_BT: Tensor  # of the teacher's own tokens
 
 
-def _require(option: str, value: str, choices: object) -> None:
-    if value not in (allowed := get_args(choices)):
-        raise ValueError(f"{option} must be one of {', '.join(allowed)}, got {value}")
-
-
 def aggregate_teacher_losses(
     teacher_loss_BT: Tensor,
     ranges_BS2: Tensor,
@@ -53,7 +48,6 @@ def aggregate_teacher_losses(
 
     Returns the losses, float32 [B, S], 0.0 where unmapped; and the mapped tokens, bool [B, S].
     """
-    _require("--aggregation", aggregation, Aggregation)
     loss_BT = teacher_loss_BT.detach().float()
     valid_BT = torch.ones_like(loss_BT, dtype=torch.bool) if valid_BT is None else valid_BT
     count_BS = _range_sums(valid_BT.long(), ranges_BS2)
@@ -150,7 +144,6 @@ def select_top(score_BS: Tensor, candidates_BS: Tensor, top_k: float, scope: Sco
 
     Among equal scores the lower position comes first, and the earlier sequence in scope "batch".
     """
-    _require("--selection_scope", scope, Scope)
     if scope == "batch":
         flat = select_top(score_BS.reshape(1, -1), candidates_BS.reshape(1, -1), top_k, "sequence")
         return flat.view_as(candidates_BS)
@@ -186,7 +179,6 @@ def select_tokens(
     Returns float32 [B, S] of 0.0 and 1.0, without gradient: `selected_count` ones per population,
     with entropies at most as many.
     """
-    _require("--unmapped", unmapped, Unmapped)
     candidates_BS = valid_BS & mapped_BS
     if unmapped == "mean":
         known_BS = teacher_loss_BS.masked_fill(~candidates_BS, 0.0)

@@ -16,25 +16,15 @@ Distance = Literal["reverse_kl", "forward_kl", "sorted_l1"]
 # top_k is counted in millionths: integers round alike on a host and on any device.
 UNITS = 10**6
 
-_SELECTION = (
-    *("top_k", "top_k_warmup_steps", "unmapped", "unselected_weight"),
-    *("selection_scope", "loss_divisor"),
-)
-_OF_SEVERAL = ("teacher_reduction", "teacher_weights")
-_OF_A_TEACHER = ("aggregation", "unmapped", "chunk_selection", *_OF_SEVERAL)
-# Settings that a method reads.
-_READ: dict[MethodName, tuple[str, ...]] = {
-    "vocagnolm": (*_SELECTION, "aggregation", *_OF_SEVERAL),
-    "cpt": (),
-    "random": _SELECTION,
-    "kld": ("kld_direction",),
-    "uld": ("uld_weight", "uld_pairing"),
-    "rho1": (*_SELECTION, "rho1_score", *_OF_SEVERAL),
-    "chunk": (
-        *(*_SELECTION, "aggregation", *_OF_SEVERAL),
-        *("chunks", "chunk_guidance", "chunk_selection"),
-    ),
+# Settings that a method reads, beside those of the choice of tokens.
+_OWN: dict[MethodName, set[str]] = {
+    "vocagnolm": {"aggregation"},
+    "kld": {"kld_direction"},
+    "uld": {"uld_weight", "uld_pairing"},
+    "rho1": {"rho1_score"},
+    "chunk": {"aggregation", "chunks", "chunk_guidance", "chunk_selection"},
 }
+_OF_A_CHOICE = "top_k top_k_warmup_steps unselected_weight selection_scope loss_divisor".split()
 _T = TypeVar("_T")
 
 
@@ -158,12 +148,16 @@ class Method:
 
     def in_effect(self) -> dict[str, object]:
         """Return the settings that the method reads; a reduction only where one was asked for."""
-        found = {name: getattr(self, name) for name in ("method", *_READ[self.method])}
-        for name in _OF_A_TEACHER:
-            is_unset = name in _OF_SEVERAL and getattr(self, name) == getattr(Method, name)
-            if self.choice != "guided" or is_unset:
-                found.pop(name, None)
-        return found
+        names = {"method", *_OWN.get(self.method, ())}
+        if self.choice != "all":
+            names |= {*_OF_A_CHOICE}
+        if self.choice == "guided":
+            names.add("unmapped")
+            several = ("teacher_reduction", "teacher_weights")
+            names |= {name for name in several if getattr(self, name) != getattr(Method, name)}
+        else:
+            names -= {"aggregation", "chunk_selection"}
+        return {name: value for name, value in vars(self).items() if name in names}
 
     def at_step(self, step: int, max_steps: int) -> "Method":
         """Return the method with the share of tokens of a step of the run."""

@@ -337,17 +337,6 @@ def test_nothing_waits_for_the_device(aggregation, unmapped, scope):
         assert random_scores(torch.empty(2).long(), torch.arange(5), seed=0).shape == (2, 5)
 
 
-def test_unknown_choices_are_rejected_by_the_functions_too():
-    ones = torch.ones(1, 1)
-    with pytest.raises(ValueError, match="--aggregation"):
-        aggregate_teacher_losses(ones, torch.tensor([[[0, 1]]]), "min")
-    with pytest.raises(ValueError, match="--selection_scope"):
-        select_top(ones, ones.bool(), 0.4, "rows")
-    four = (ones, ones, ones.bool(), ones.bool())
-    with pytest.raises(ValueError, match="--unmapped"):
-        select_tokens(*four, top_k=1, unmapped="drop", scope="batch")
-
-
 @pytest.mark.parametrize("reduction", ["min", "max", "mean", "weighted"])
 def test_several_teachers_reduce_as_in_a_loop(reduction):
     rows, teachers, tokens, weights = 2, 3, 5, (1.0, 2.0, 5.0)

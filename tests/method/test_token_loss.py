@@ -19,8 +19,7 @@ from benchmarks.claims import token_losses
 from benchmarks.harness import alone
 from vocagnolm import token_loss
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.models.load import check_packing
-from vocagnolm.token_loss import add_token_losses, first_tokens, require_finite
+from vocagnolm.token_loss import add_token_losses, check_packing, first_tokens, require_finite
 
 LENGTH = 13
 

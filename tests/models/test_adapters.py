@@ -12,9 +12,8 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from vocagnolm.models.adapters import add_adapters, merge_adapters
-from vocagnolm.models.load import check_packing
 from vocagnolm.run.options import ModelOptions
-from vocagnolm.token_loss import add_token_losses
+from vocagnolm.token_loss import add_token_losses, check_packing
 
 peft = pytest.importorskip("peft")
 VOCABULARY = 300

@@ -21,8 +21,8 @@ from world import make_models
 from vocagnolm import attention as packed_attention
 from vocagnolm import token_loss
 from vocagnolm.attention import RowSegments, segments_of
-from vocagnolm.models.load import check_packing
 from vocagnolm.objective import OnlineTeacher
+from vocagnolm.token_loss import check_packing
 
 MODELS = ("llama", "llama_tied", "qwen2", "qwen3", "mistral", "gpt_neox", "granite", "cohere")
 

@@ -8,8 +8,7 @@ import transformers
 from architectures import build
 from torch.nn import functional as F
 
-from vocagnolm.models.load import check_packing
-from vocagnolm.token_loss import add_token_losses
+from vocagnolm.token_loss import add_token_losses, check_packing
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from vocagnolm.cli import Exit, is_main, print_main
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.dist import rank0
 from vocagnolm.io import check_writable, write_text
-from vocagnolm.models.load import check_packing, model_files
+from vocagnolm.models.load import model_files
 from vocagnolm.run import checkpoints, wandb
 from vocagnolm.run.card import check_login, model_card, push
 from vocagnolm.run.job import (
@@ -23,6 +23,7 @@ from vocagnolm.run.job import (
 from vocagnolm.run.plan import plan
 from vocagnolm.store.format import SHARDS, read_manifest
 from vocagnolm.store.record import load_recorder
+from vocagnolm.token_loss import check_packing
 from vocagnolm.trainer import VocAgnoTrainer
 
 
