@@ -172,7 +172,7 @@ class Steps:
     def step(self, objective: Objective, batches: Sequence[Any]) -> None:
         """Take one optimizer step of a method, as `Trainer` does."""
         trainer = self.trainer
-        trainer.objective, trainer.teacher = objective, objective.teacher
+        trainer.objective = objective
         backward(trainer, batches)
         trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), trainer.args.max_grad_norm)
         assert trainer.optimizer is not None

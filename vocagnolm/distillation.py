@@ -10,7 +10,6 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -96,6 +95,9 @@ class _Distilled(torch.autograd.Function):
         token_RK, teacher_token_RK, alone_UK = (torch.split(place, rows) for place in places)
         tiles = list(zip(token_RK, teacher_token_RK, strict=True))
         tiles += [(token_K, token_K[:0]) for token_K in alone_UK]
+        # From log p, p and the teacher's log q: the values [K], and their gradient at the student's
+        # logits [K, V]. They overwrite log p and log q.
+        compare = _sorted_l1 if pairs.distance == "sorted_l1" else partial(_kl, kind=pairs.distance)
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for index, (token_K, other_K) in enumerate(tiles):
                 row_K = token_K - 1
@@ -110,7 +112,7 @@ class _Distilled(torch.autograd.Function):
                 # d loss / d logits = p - 1 at the target
                 gradient_KV = p_KV = log_p_KV.exp()
                 if len(other_K):
-                    compared = _DISTANCES[pairs.distance](log_p_KV, p_KV, log_q_KV.to(p_KV.dtype))
+                    compared = compare(log_p_KV, p_KV, log_q_KV.to(p_KV.dtype))
                     distance_R[index * rows :][: len(other_K)], gradient_KV = compared
                     gradient_KV.mul_(pairs.factor).add_(p_KV)
                 if any(needed):
@@ -131,9 +133,7 @@ class _Distilled(torch.autograd.Function):
         return *sums, *[None] * 4
 
 
-def _kl(
-    log_p_KV: Tensor, p_KV: Tensor, log_q_KV: Tensor, *, reverse: bool
-) -> tuple[Tensor, Tensor]:
+def _kl(log_p_KV: Tensor, p_KV: Tensor, log_q_KV: Tensor, kind: Distance) -> tuple[Tensor, Tensor]:
     """KL over the common tokens; those that one model alone has are dropped."""
     common = min(p_KV.shape[-1], log_q_KV.shape[-1])
     beyond = p_KV.shape[-1] - common
@@ -146,7 +146,7 @@ def _kl(
     #   KL(p || q) = sum(p * log(p / q))     p * (log(p / q) - KL)     Eq. 5
     #   KL(q || p) = sum(q * log(q / p))     p - q
     excess_KV = log_p_KV.sub_(log_q_KV)
-    if reverse:
+    if kind == "reverse_kl":
         value_K = torch.mul(p_KV, excess_KV, out=log_q_KV).sum(-1)
         gradient_KV = excess_KV.sub_(value_K[:, None]).mul_(p_KV)
     else:
@@ -190,12 +190,3 @@ def _sort(q_KV: Tensor) -> Tensor:
         return q_KV.sort().values
     q_KV.numpy().sort()
     return q_KV
-
-
-# From log p, p and the teacher's log q: the values [K], and their gradient at the student's logits
-# [K, V]. They overwrite log p and log q.
-_DISTANCES: dict[Distance, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]] = {
-    "reverse_kl": partial(_kl, reverse=True),
-    "forward_kl": partial(_kl, reverse=False),
-    "sorted_l1": _sorted_l1,
-}

@@ -113,8 +113,6 @@ class Objective:
     teacher: OnlineTeacher | StoredTeacher | None = None
     seed: int = 0
 
-    # -- Eq. 3: the divisor ------------------------------------------------------------------
-
     def divisor_tokens(self, batch: Batch) -> float:
         """Return what a batch adds to the divisor of Eq. 3: its tokens, or the sum of weights."""
         if self.method.loss_divisor == "all":
@@ -138,8 +136,6 @@ class Objective:
         populations = zip(mapped, unmapped, strict=True)
         return sum(selected_count(*counts, method.top_k, strategy) for counts in populations)
 
-    # -- Eq. 2 and Eq. 4: the tokens that are trained ----------------------------------------
-
     def teacher_losses(self, batch: Batch) -> TeacherLosses | None:
         """Ask the teacher for all that `select` needs; None where none is asked."""
         if self.method.choice != "guided":
@@ -157,8 +153,8 @@ class Objective:
         student_loss_BS = student_loss_BS.detach()
         valid_BS = batch["labels"] != IGNORED_LABEL
         if teacher is None:
-            none_BS = torch.zeros_like(student_loss_BS)
-            own = (student_loss_BS, none_BS, valid_BS, torch.zeros_like(valid_BS))
+            none_BS, unmapped_BS = torch.zeros_like(student_loss_BS), torch.zeros_like(valid_BS)
+            own = (student_loss_BS, none_BS, valid_BS, unmapped_BS)
             return TokenGuidance(*own, self._unguided(valid_BS, batch), none_BS[:, :0])
         method, ranges_BS2 = self.method, batch["teacher_ranges"]
         shares_BS3 = batch.get("teacher_shares")
@@ -213,8 +209,6 @@ class Objective:
         scores_BS = random_scores(batch["block"], index_BS, self.seed)
         return select_top(scores_BS, valid_BS, method.top_k, method.selection_scope).float()
 
-    # -- Eq. 5 and Eq. 6: the distributions that are compared --------------------------------
-
     def teacher_rows(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
         """Return the positions and labels [B, T] of every online teacher's tokens."""
         if self.method.method == "kld":
@@ -224,7 +218,7 @@ class Objective:
         return list(zip(*(torch.split(rows_BT, widths, -1) for rows_BT in both), strict=True))
 
     def pairs(self, batch: Batch) -> Pairs:
-        """Pair student tokens with the teacher's: the same, or the last one of their range."""
+        """Pair student tokens with the teacher's, Eq. 5 and 6: the same, or the last of a range."""
         assert isinstance(self.teacher, OnlineTeacher)
         assert self.method.distance is not None
         weight = self.method.uld_weight if self.method.method == "uld" else 1.0

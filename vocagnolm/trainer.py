@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import EvalPrediction, PreTrainedModel, TrainingArguments
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
     from vocagnolm.store.record import LossRecorder
 
 logger = logging.getLogger(__name__)
-
-# Arguments of a Trainer that would have no effect.
-_IGNORED = ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics")
 
 
 class VocAgnoTrainer(ResumableTrainer):
@@ -75,8 +71,9 @@ class VocAgnoTrainer(ResumableTrainer):
         device_peak_tflops: float | None = None,
         **others: Any,
     ):
-        if ignored := [name for name in _IGNORED if others.get(name) is not None]:
-            raise ValueError(f"{ignored[0]} has no effect: the method makes no logits")
+        for name in ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics"):
+            if others.pop(name, None) is not None:
+                raise ValueError(f"{name} has no effect: the method makes no logits")
         models = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
         method = method if isinstance(method, Method) else Method(method)
         is_stored = isinstance(models, StoredTeacher)
@@ -104,10 +101,9 @@ class VocAgnoTrainer(ResumableTrainer):
         device = self.args.device
         # FSDP2 moves the student as training begins only.
         add_token_losses(self.model, device)
-        self.teacher: OnlineTeacher | StoredTeacher | None
-        self.teacher = OnlineTeacher(models, device) if isinstance(models, Sequence) else models
+        source = OnlineTeacher(models, device) if isinstance(models, Sequence) else models
         self._method, self.orders_steps = method, method.splits_alike
-        self.objective: Objective = Objective(method, self.teacher, self.args.seed)
+        self.objective = Objective(method, source, self.args.seed)
         self.throughput = Throughput(self.accelerator, self.online_teachers, device_peak_tflops)
         self.add_callback(self.throughput)
         log_in_lines(self, self.blocks_per_step * collator.max_length)
@@ -115,13 +111,12 @@ class VocAgnoTrainer(ResumableTrainer):
     @property
     def online_teachers(self) -> Sequence[PreTrainedModel]:
         """Teachers that are models beside the student."""
-        return self.teacher.models if isinstance(self.teacher, OnlineTeacher) else []
+        teacher = self.objective.teacher
+        return teacher.models if isinstance(teacher, OnlineTeacher) else []
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """Make a new student that gives token losses, for `model_init`."""
         return add_token_losses(super().call_model_init(trial), self.args.device)
-
-    # -- Eq. 3: the divisor ------------------------------------------------------------------
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -136,8 +131,6 @@ class VocAgnoTrainer(ResumableTrainer):
         count = torch.tensor(sum(map(self.objective.divisor_tokens, batches)), device=device)
         total: Tensor = self.accelerator.reduce(count, "sum")
         return batches, total
-
-    # -- Eq. 2 to 6: the loss ----------------------------------------------------------------
 
     def compute_loss(
         self,
@@ -216,11 +209,9 @@ class VocAgnoTrainer(ResumableTrainer):
     def _prepare_inputs(self, inputs: Any) -> dict[str, Any]:
         """Move a batch to the device, if its ids are in the vocabularies that read it."""
         student, *theirs = inputs["largest_ids"]
-        if self.objective.method.method == "kld":
-            theirs = [student]
-        for model, largest in zip(
-            (self.model, *self.online_teachers), (student, *theirs), strict=False
-        ):
+        # Its one teacher reads what the student reads.
+        read = [student, student] if self.objective.method.method == "kld" else [student, *theirs]
+        for model, largest in zip((self.model, *self.online_teachers), read, strict=False):
             config = inner_model(model).config
             if largest >= (size := config.get_text_config().vocab_size):
                 raise ValueError(
@@ -237,8 +228,6 @@ class VocAgnoTrainer(ResumableTrainer):
         options |= {name: inputs[name] for name in ("input_ids", "position_ids", "labels")}
         options |= {"segments": student_segments(inputs), "label_tokens": label_tokens(inputs)}
         return model(**options, token_losses=True)
-
-    # -- Logs and evaluation -------------------------------------------------------------------
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add how fast the run was since the last log."""
@@ -266,14 +255,16 @@ class VocAgnoTrainer(ResumableTrainer):
         loader = self.callback_handler.eval_dataloader
         assert loader is not None
         sums, counts = np.asarray(rows.predictions), np.asarray(rows.label_ids)
-        found = {"loss": _mean(sums, counts)}
-        parts, first = getattr(loader.dataset, "parts", {}), 0
+        by_name, first = {"loss": slice(None)}, 0
+        parts = getattr(loader.dataset, "parts", {})
         if len(parts) > 1:
             for name, size in parts.items():
-                part = slice(first, first + size)
-                found[f"{name}_loss"] = _mean(sums[part], counts[part])
+                by_name[f"{name}_loss"] = slice(first, first + size)
                 first += size
-        return found
+        return {
+            name: float(sums[part].sum(dtype=np.float64) / max(counts[part].sum(), 1))
+            for name, part in by_name.items()
+        }
 
 
 def _collator(method: Method, given: object, dataset: object) -> PackedCollator:
@@ -293,7 +284,3 @@ def _collator(method: Method, given: object, dataset: object) -> PackedCollator:
         )
     method.check_chunks(given.max_length)
     return given
-
-
-def _mean(sums: NDArray[Any], counts: NDArray[Any]) -> float:
-    return float(sums.sum(dtype=np.float64) / max(counts.sum(), 1))

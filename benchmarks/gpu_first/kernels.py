@@ -83,7 +83,7 @@ def _compare(report: Report, steps: Steps, name: str, ways: Sequence[str], switc
 def _numbers(steps: Steps) -> tuple[torch.Tensor, float, float]:
     """Return the teacher's losses, and loss and norm of the gradient of a CPT micro-batch."""
     trainer = steps.trainer
-    trainer.objective, trainer.teacher = steps.cpt, None
+    trainer.objective = steps.cpt
     batch: Any = trainer._prepare_inputs(steps.first)
     loss = float(backward(trainer, [batch]))
     gradients = [p.grad for p in trainer.model.parameters() if p.grad is not None]

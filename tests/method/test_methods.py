@@ -82,7 +82,7 @@ def test_distilled_loss_equals_full_logits_pair_by_pair(
     trainer = world.trainer(tmp_path, name)
     batch = batch_of(trainer)
     student = logits_of(trainer.model, batch["input_ids"], batch["position_ids"])
-    (teacher_model,) = trainer.teacher.models
+    (teacher_model,) = trainer.objective.teacher.models
     prefix = "" if name.startswith("kld") else "teacher_"
     rows = batch[f"{prefix}input_ids"], batch[f"{prefix}position_ids"]
     with torch.no_grad():
@@ -188,7 +188,7 @@ def slow_scores(
 ) -> list[list[dict[int, Any]]]:
     """By row and token, the excess loss of one or two teachers, and certainty where it counts."""
     at, losses, entropies = 0, [], []
-    for model, width in zip(trainer.teacher.models, batch["teacher_widths"], strict=True):
+    for model, width in zip(trainer.objective.teacher.models, batch["teacher_widths"], strict=True):
         own = [
             batch[f"teacher_{key}"][:, at : at + width]
             for key in ("input_ids", "position_ids", "labels")
@@ -324,6 +324,6 @@ def test_two_equal_teachers_guide_like_one(world: World, tmp_path: Path) -> None
 def test_nan_teacher_stops_distillation(world: World, tmp_path: Path) -> None:
     trainer = world.trainer(tmp_path, "uld")
     with torch.no_grad():
-        trainer.teacher.models[0].lm_head.weight[3].fill_(torch.nan)
+        trainer.objective.teacher.models[0].lm_head.weight[3].fill_(torch.nan)
     with pytest.raises(RuntimeError, match="the teacher's losses are NaN or infinite"):
         trainer.train()

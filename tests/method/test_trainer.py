@@ -137,7 +137,7 @@ def test_heads_read_only_tokens_with_a_label(
     trainer.token_guidance(batch)
     assert sum(rows) == ours + theirs
     rows.clear()
-    trainer.teacher.losses(batch, with_entropies=True)
+    trainer.objective.teacher.losses(batch, with_entropies=True)
     assert sum(rows) == theirs
 
 
@@ -284,7 +284,7 @@ def test_run_stops_before_updating_with_a_nan_teacher(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
     trainer = make_trainer(tmp_path, blocks, *pair, gradient_accumulation_steps=2)
-    calls, losses = [], trainer.teacher.losses
+    calls, losses = [], trainer.objective.teacher.losses
 
     def break_third(batch: dict[str, Any], **kwargs: Any) -> TeacherLosses:
         found = losses(batch, **kwargs)
@@ -293,7 +293,7 @@ def test_run_stops_before_updating_with_a_nan_teacher(
             found.loss_BT[1, 5] = torch.nan
         return found
 
-    trainer.teacher.losses = break_third
+    trainer.objective.teacher.losses = break_third
     with pytest.raises(NonFiniteLoss, match=r"step 2: the teacher's losses are NaN.*--teacher_dt"):
         trainer.train()
     saved = type(pair[0]).from_pretrained(tmp_path / "checkpoint-1", dtype=torch.float64)

@@ -48,7 +48,7 @@ def test_packed_conversations_are_guided_as_alone(world: World, tmp_path: Path) 
         rows = (batch["input_ids"], batch["position_ids"], batch["labels"])
         ours = full_losses(trainer.model, *rows)
         theirs = full_losses(
-            trainer.teacher.models[0],
+            trainer.objective.teacher.models[0],
             *(batch[f"teacher_{name}"] for name in ("input_ids", "position_ids", "labels")),
         )
         assert torch.allclose(found.student_loss_BS.double(), ours, atol=TOLERANCE)

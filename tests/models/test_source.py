@@ -31,7 +31,6 @@ from vocagnolm.models.load import (
     NO_LIMIT,
     ModelSource,
     check_distinct,
-    check_vocabulary,
     context_length,
     tensor_parallel_size,
 )
@@ -261,15 +260,18 @@ def test_one_gpu_holds_a_model_without_heads() -> None:
 
 
 def test_tokenizer_with_ids_beyond_the_embeddings_is_rejected(
-    tokenizer_dirs: dict[str, Path],
+    tokenizer_dirs: dict[str, Path], tmp_path: Path
 ) -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_dirs["metaspace"])
+    source = ModelSource("any", "teacher")
     for rows in (len(tokenizer), len(tokenizer) + 64):  # exact, and padded
-        check_vocabulary(LlamaConfig(**SMALL | {"vocab_size": rows}), tokenizer, "teacher")
+        config = LlamaConfig(**SMALL | {"vocab_size": rows})
+        source.checked_tokenizer(config, "teacher", str(tokenizer_dirs["metaspace"]))
     tokenizer.add_tokens(["<one-more>"])
+    tokenizer.save_pretrained(tmp_path)
     config = LlamaConfig(**SMALL | {"vocab_size": len(tokenizer) - 1})
     with pytest.raises(ValueError, match=r"has ids up to 600, .* with --teacher_tokenizer"):
-        check_vocabulary(config, tokenizer, "teacher")
+        source.checked_tokenizer(config, "teacher", str(tmp_path))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

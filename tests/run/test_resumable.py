@@ -209,14 +209,14 @@ def test_losses_are_written_before_every_checkpoint(
 
     notes = Notes()
     trainer = make(notes, max_steps=5, save_steps=2)
-    losses, calls = trainer.teacher.losses, []
+    losses, calls = trainer.objective.teacher.losses, []
 
     def bad_in_the_fourth(batch: Any, **kwargs: Any) -> Any:
         calls.append(batch)
         found = losses(batch, **kwargs)
         return found._replace(loss_BT=found.loss_BT * (torch.nan if len(calls) == 4 else 1.0))
 
-    trainer.teacher.losses = bad_in_the_fourth
+    trainer.objective.teacher.losses = bad_in_the_fourth
     with pytest.raises(NonFiniteLoss):
         trainer.train()
     assert notes.written == [(2, 16), (3, 8)]

@@ -37,7 +37,7 @@ class Held(TrainerCallback):
         parameters = list(self.trainer.model_wrapped.parameters())
         states = self.trainer.optimizer.state.values()
         moments = [t for kept in states for t in kept.values() if isinstance(t, torch.Tensor)]
-        teachers = getattr(self.trainer.teacher, "models", ())
+        teachers = getattr(self.trainer.objective.teacher, "models", ())
         held = {
             STUDENT: local_bytes([*parameters, *(p.grad for p in parameters), *moments]),
             "teacher": local_bytes(p for teacher in teachers for p in teacher.parameters()),

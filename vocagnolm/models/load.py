@@ -125,7 +125,13 @@ class ModelSource:
             revision=None if elsewhere else self.revision,
             trust_remote_code=self.trust_remote_code,
         )
-        check_vocabulary(config, tokenizer, role)
+        # More rows than ids is common, as vocabularies are padded.
+        rows, largest = config.get_text_config().vocab_size, max(tokenizer.get_vocab().values())
+        if largest >= rows:
+            raise ValueError(
+                f"{role} tokenizer {tokenizer.name_or_path} has ids up to {largest}, but the "
+                f"{role} has embeddings for {rows}: give the right one with --{role}_tokenizer"
+            )
         return tokenizer
 
     def skeleton(self, config: PreTrainedConfig) -> PreTrainedModel:
@@ -202,21 +208,6 @@ def tensor_parallel_size(config: PreTrainedConfig, gpus: int) -> int:
         if gpus % size == heads % size == 0 and 0 in (groups % size, size % groups):
             return size
     return 1
-
-
-def check_vocabulary(
-    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, role: Role
-) -> None:
-    """Reject a tokenizer whose ids the model has no embedding for.
-
-    More rows than ids is common (vocabularies are padded); fewer means another model's tokenizer.
-    """
-    rows, largest = config.get_text_config().vocab_size, max(tokenizer.get_vocab().values())
-    if largest >= rows:
-        raise ValueError(
-            f"{role} tokenizer {tokenizer.name_or_path} has ids up to {largest}, but the {role} "
-            f"has embeddings for {rows}: give the right one with --{role}_tokenizer"
-        )
 
 
 def check_distinct(
