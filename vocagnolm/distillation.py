@@ -121,7 +121,7 @@ class _Distilled(torch.autograd.Function):
         total, loss_N, distance_R = (
             x.float() for x in (loss_N.sum() + pairs.factor * distance_R.sum(), loss_N, distance_R)
         )
-        ctx.save_for_backward(*gradients.sums())
+        ctx.save_for_backward(*gradients.sums)
         ctx.mark_non_differentiable(loss_N, distance_R)
         return total, loss_N, distance_R
 

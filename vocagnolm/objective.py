@@ -30,7 +30,6 @@ from vocagnolm.packing import Batch, label_tokens, student_segments, teacher_seg
 from vocagnolm.token_loss import (
     add_token_losses,
     first_tokens,
-    is_quantized,
     last_hidden_state,
     read_head,
 )
@@ -68,7 +67,7 @@ class OnlineTeacher:
     def __init__(self, models: Sequence[PreTrainedModel], device: torch.device):
         for model in models:
             # Quantized models were placed as they were loaded.
-            if not is_quantized(model):
+            if not getattr(model, "is_quantized", False):
                 model.to(device)  # type: ignore[arg-type]  # its decorator hides that it is a method
         self.models = [add_token_losses(m.train(False).requires_grad_(False)) for m in models]
 

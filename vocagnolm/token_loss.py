@@ -112,31 +112,31 @@ def log_softmax_(logits_KV: Tensor) -> Tensor:
 
 
 class HeadGradients:
-    """Gradients at hidden states and a head's weight and bias, where needed, summed by tile."""
+    """Gradients at hidden states and a head's weight and bias, where needed, summed by tile.
+
+    `sums` are in the dtype of sums, None if not needed; autograd rounds them.
+    """
 
     def __init__(self, needed: Sequence[bool], hidden_ND: Tensor, head: Head):
         self._head = head
-        self._hidden_ND, self._weight_VD, self._bias_V = (
+        self.sums = [
             torch.zeros_like(x, dtype=head.sum_dtype) if need and x is not None else None
             for need, x in zip(needed, (hidden_ND, head.weight_VD, head.bias_V), strict=True)
-        )
+        ]
 
     def add(self, row_K: Tensor, gradient_KV: Tensor, hidden_KD: Tensor) -> None:
         """Add the part of a tile whose rows are in no other; its gradient in the dtype of sums."""
-        if self._bias_V is not None:
-            self._bias_V += gradient_KV.sum(0)
-        gradient_KV = gradient_KV.to(self._head.dtype)
-        if self._hidden_ND is not None:
-            self._hidden_ND[row_K] = self._head.matmul(gradient_KV, self._head.weight_VD)
+        head, (hidden_ND, weight_VD, bias_V) = self._head, self.sums
+        if bias_V is not None:
+            bias_V += gradient_KV.sum(0)
+        gradient_KV = gradient_KV.to(head.dtype)
+        if hidden_ND is not None:
+            hidden_ND[row_K] = head.matmul(gradient_KV, head.weight_VD)
         # In place where the dtypes allow it, which spares a second [V, D] tensor.
-        if self._weight_VD is not None and self._head.dtype == self._head.sum_dtype:
-            self._weight_VD.addmm_(gradient_KV.T, hidden_KD)
-        elif self._weight_VD is not None:
-            self._weight_VD += self._head.matmul(gradient_KV.T, hidden_KD)
-
-    def sums(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return all three in the dtype of sums, None if not needed; autograd rounds them."""
-        return self._hidden_ND, self._weight_VD, self._bias_V
+        if weight_VD is not None and head.dtype == head.sum_dtype:
+            weight_VD.addmm_(gradient_KV.T, hidden_KD)
+        elif weight_VD is not None:
+            weight_VD += head.matmul(gradient_KV.T, hidden_KD)
 
 
 def rows_per_tile(rows: int, *heads: Head) -> int:
@@ -159,22 +159,22 @@ def read_head(model: PreTrainedModel, hidden: Tensor) -> Head:
 
 
 def last_hidden_state(
-    model: PreTrainedModel, *args: Any, segments: RowSegments | None = None, **kwargs: Any
+    model: PreTrainedModel, *, segments: RowSegments | None = None, **inputs: Any
 ) -> Tensor:
     """Return the hidden states [B, T, D] that a model's output head reads.
 
-    The other arguments are its base model's: `input_ids` and, for packed rows, `position_ids`, both
-    [B, T]; with the segments for attention that cannot see packed rows in these.
+    The inputs are its base model's: `input_ids` and, for packed rows, `position_ids`, both [B, T];
+    with the segments for attention that cannot see packed rows in these.
     """
-    rows_BT: Tensor | None = kwargs.get("input_ids")
+    rows_BT = inputs["input_ids"]
     if takes_segments(model):
-        kwargs = segment_call(model, segments, kwargs)
+        inputs = segment_call(model, segments, inputs)
     # With a cache, transformers would let packed documents attend to each other.
-    output = model.base_model(*args, **kwargs | {"use_cache": False, "return_dict": True})
+    output = model.base_model(**inputs | {"use_cache": False, "return_dict": True})
     hidden = output.get("last_hidden_state") if isinstance(output, Mapping) else None
     if not isinstance(hidden, Tensor):
         raise ValueError(_unsupported(model, "its base model returns no last_hidden_state"))
-    return hidden if rows_BT is None else hidden.view(*rows_BT.shape, -1)
+    return hidden.view(*rows_BT.shape, -1)
 
 
 def scale_and_cap(config: PreTrainedConfig) -> tuple[float, float | None]:
@@ -191,11 +191,6 @@ def scale_and_cap(config: PreTrainedConfig) -> tuple[float, float | None]:
         scale *= number(name) or 1.0
     scale /= number("logits_scaling") or 1.0
     return scale, number("final_logit_softcapping") or number("logits_soft_cap")
-
-
-def is_quantized(model: nn.Module) -> bool:
-    """Test whether a model's weights are quantized, which sets this attribute of it."""
-    return bool(getattr(model, "is_quantized", False))
 
 
 def output_embeddings(model: nn.Module) -> nn.Linear:
@@ -288,7 +283,7 @@ class _TokenLoss(torch.autograd.Function):
                 target_K1 = targets_N[row_K, None]
                 gradient_KV = head.gradient(p_KV, target_K1, grad_K[:, None], slope_KV)
                 gradients.add(row_K, gradient_KV, hidden_KD)
-        return *gradients.sums(), *[None] * 5
+        return *gradients.sums, *[None] * 5
 
 
 def first_tokens(chosen: Tensor, count: int | None) -> Tensor:
@@ -371,17 +366,18 @@ def inner_model(model: nn.Module) -> PreTrainedModel:
 
 def _token_losses(
     model: PreTrainedModel,
-    *args: object,
+    input_ids: Tensor,
+    *,
     labels: Tensor | None = None,
     weighted_tokens: int | None = None,
     label_tokens: int | None = None,
     with_entropies: bool = False,
     instead: Instead | None = None,
-    **kwargs: Any,
+    **inputs: Any,
 ) -> object:
     if labels is None:
         raise ValueError("token_losses=True needs labels=..., of the shape of input_ids")
-    hidden_BTD = last_hidden_state(model, *args, **kwargs)
+    hidden_BTD = last_hidden_state(model, input_ids=input_ids, **inputs)
     head = read_head(model, hidden_BTD)
     # Position t predicts token t + 1. The last one predicts nothing: it is scored and dropped,
     # which costs less than a copy of all hidden states without it.
@@ -457,7 +453,8 @@ def _is_exact(model: nn.Module, *dtypes: torch.dtype) -> bool:
 
     A quantized model may scale activations by row, or by batch, whatever its dtype.
     """
-    return not is_quantized(model) and set(dtypes) <= {torch.float32, torch.float64}
+    is_quantized = getattr(model, "is_quantized", False)
+    return not is_quantized and set(dtypes) <= {torch.float32, torch.float64}
 
 
 def _check_head(model: PreTrainedModel, device: torch.device | None) -> None:

@@ -208,9 +208,9 @@ class VocAgnoTrainer(ResumableTrainer):
 
     def _prepare_inputs(self, inputs: Any) -> dict[str, Any]:
         """Move a batch to the device, if its ids are in the vocabularies that read it."""
-        student, *theirs = inputs["largest_ids"]
-        # Its one teacher reads what the student reads.
-        read = [student, student] if self.objective.method.method == "kld" else [student, *theirs]
+        read = inputs["largest_ids"]
+        if self.objective.method.method == "kld":  # the teacher reads what the student reads
+            read = [read[0]] * 2
         for model, largest in zip((self.model, *self.online_teachers), read, strict=False):
             config = inner_model(model).config
             if largest >= (size := config.get_text_config().vocab_size):

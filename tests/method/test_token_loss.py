@@ -380,8 +380,9 @@ def test_models_of_another_kind_are_rejected_with_advice():
         add_token_losses(model)
     model = build()
     model.model.forward = lambda **kwargs: {"logits": None}
+    ids = torch.zeros(1, 2).long()
     with pytest.raises(ValueError, match="no last_hidden_state"):
-        token_loss._token_losses(model, labels=torch.zeros(1, 2).long())
+        token_loss._token_losses(model, ids, labels=ids)
 
 
 def test_known_token_counts_need_no_device_wait():
