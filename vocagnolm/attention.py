@@ -205,11 +205,11 @@ def _on_gpu(rows_NHD: _Rows, segments: RowSegments, scale: float | None) -> Tens
         )
     edges, longest = segments
     # The window: all positions before, none behind.
-    attend = partial(varlen.varlen_attn, scale=scale, window_size=(-1, 0))
+    options: dict[str, Any] = {"scale": scale, "window_size": (-1, 0)}
     if _HAS_GROUPS:
-        attend = partial(attend, enable_gqa=True)
-    out = attend(*rows_NHD, edges, edges, longest, longest)
-    assert isinstance(out, Tensor)
+        options["enable_gqa"] = True
+    attend: Callable[..., Any] = varlen.varlen_attn
+    out: Tensor = attend(*rows_NHD, edges, edges, longest, longest, **options)
     return out
 
 

@@ -340,7 +340,7 @@ def add_token_losses(model: ModelT, device: torch.device | None = None) -> Model
 
     @functools.wraps(own_forward)
     def forward(
-        self: PreTrainedModel, *args: object, token_losses: bool = False, **kwargs: Any
+        self: PreTrainedModel, *args: Any, token_losses: bool = False, **kwargs: Any
     ) -> object:
         if token_losses:
             return _token_losses(self, *args, **kwargs)
@@ -386,9 +386,9 @@ def _token_losses(
         return instead(hidden_BTD, targets_BT, head)
     ignored_BT = targets_BT == IGNORED_LABEL
     read_M = first_tokens(~ignored_BT | (label_tokens is None), label_tokens)
-    inputs = (hidden_BTD.flatten(0, 1), head.weight_VD, head.bias_V, head)
+    given = (hidden_BTD.flatten(0, 1), head.weight_VD, head.bias_V, head)
     rows = (targets_BT.flatten().clamp(min=0), read_M)
-    found: tuple[Tensor, ...] = _TokenLoss.apply(*inputs, *rows, weighted_tokens, with_entropies)  # type: ignore[no-untyped-call]
+    found: tuple[Tensor, ...] = _TokenLoss.apply(*given, *rows, weighted_tokens, with_entropies)  # type: ignore[no-untyped-call]
     # Filled, not multiplied: an ignored row gets a gradient of exactly 0, even if its loss is NaN.
     filled = (each_N.view_as(targets_BT).masked_fill(ignored_BT, 0.0) for each_N in found)
     loss_BT, *entropy_BT = (by_predicted_token(each_BT).float() for each_BT in filled)

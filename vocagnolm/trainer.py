@@ -103,7 +103,7 @@ class VocAgnoTrainer(ResumableTrainer):
         add_token_losses(self.model, device)
         source = OnlineTeacher(models, device) if isinstance(models, Sequence) else models
         self._method, self.orders_steps = method, method.splits_alike
-        self.objective = Objective(method, source, self.args.seed)
+        self.objective: Objective = Objective(method, source, self.args.seed)
         self.throughput = Throughput(self.accelerator, self.online_teachers, device_peak_tflops)
         self.add_callback(self.throughput)
         log_in_lines(self, self.blocks_per_step * collator.max_length)
