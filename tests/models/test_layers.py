@@ -12,8 +12,7 @@ from architectures import build
 from packed_rows import rows
 from transformers.integrations import liger
 
-from vocagnolm.models.load import ModelSource
-from vocagnolm.run.train import check_places
+from vocagnolm.run import train
 from vocagnolm.token_loss import add_token_losses
 
 
@@ -46,17 +45,23 @@ def test_token_losses_survive_liger(fake_liger: list[dict[str, Any]]) -> None:
     assert len(fake_liger) == 1
 
 
-def test_liger_leaves_a_teacher_of_the_family_alone() -> None:
-    source, given = ModelSource("a/model", "student"), {"rms_norm": True, "rope": True}
-    llama, qwen = (
-        SimpleNamespace(config=build(name).config, source=source) for name in ("llama", "qwen2")
-    )
+def test_liger_leaves_a_teacher_of_the_family_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(train, "load_weights", stop)
+    llama, qwen = (SimpleNamespace(config=build(name).config) for name in ("llama", "qwen2"))
+    given = {"rms_norm": True, "rope": True}
     for teachers, rope in (([], True), ([qwen], True), ([qwen, llama], False)):
-        run = SimpleNamespace(liger_kernel_config=given, push_to_hub=False, report_to=[])
-        job: Any = SimpleNamespace(run=run, model=SimpleNamespace(save_store=None))
+        job: Any = SimpleNamespace(
+            run=SimpleNamespace(liger_kernel_config=given, device=None, seed=0),
+            pack=SimpleNamespace(attend_across_documents=False),
+            model=SimpleNamespace(save_store=None),
+        )
         models: Any = SimpleNamespace(student=llama, teachers=teachers)
-        check_places(job, models)
-        assert run.liger_kernel_config == given | {"rope": rope}
+        with pytest.raises(InterruptedError):
+            train.make_trainer(job, models, documents=None)  # type: ignore[arg-type]
+        assert job.run.liger_kernel_config == given | {"rope": rope}
 
 
 @pytest.mark.usefixtures("fake_liger")
