@@ -61,11 +61,8 @@ def run_seed(arguments: Namespace, seed: int) -> dict[str, dict[str, float]]:
             seconds = time.perf_counter() - started
             # Judged as it was saved, not as it lies in memory.
             found = judge(directory / method)
-            print_main(
-                f"seed {seed}  {method:9}  accuracy {found['accuracy']:.3f}, loss on clean text "
-                f"{found['clean_loss']:.3f}, on answers {found['answer_loss']:.3f} nats",
-                screen,
-            )
+            shown = ", ".join(f"{metric} {value:.3f}" for metric, value in found.items())
+            print_main(f"seed {seed}  {method:9}  {shown}", screen)
             results[method] = found | {"seconds": seconds}
     except Exception as error:
         raise RuntimeError(f"a run of the demo failed: see {log}") from error

@@ -52,8 +52,8 @@ _NO_LOSS_NATS = 9999.0
 
 # -- Three APIs --------------------------------------------------------------------------------
 
-# Losses of N tokens, NaN where there is none, and their ids or texts; the start token comes first.
-Answer = tuple[list[float], list[int | str | None]]
+# Logprobs of N tokens, None where there is none, and their ids or texts; the start token is first.
+Answer = tuple[list[float | None], list[int | str | None]]
 
 
 class Api(NamedTuple):
@@ -71,18 +71,14 @@ def _completion(model: str, prompt: Prompt, **options: object) -> JsonObject:
     return {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, **options}
 
 
-def _loss(logprob: float | None) -> float:
-    return math.nan if logprob is None else -float(logprob)
-
-
 def _read_vllm(answer: JsonObject) -> Answer:
     # Null for the first token, and for each other one {id: {logprob, rank, decoded_token}}: the
     # prompt's token first, then as many of the likeliest as were asked for.
     # See vllm/entrypoints/openai/completion/protocol.py.
     rows = answer["choices"][0]["prompt_logprobs"][1:]
     own = [next(iter(row.items())) for row in rows]
-    losses = [_loss(about["logprob"]) for _, about in own]
-    return [math.nan, *losses], [None, *(int(token) for token, _ in own)]
+    logprobs = [about["logprob"] for _, about in own]
+    return [None, *logprobs], [None, *(int(token) for token, _ in own)]
 
 
 def _request_sglang(model: str, prompt: Prompt) -> JsonObject:
@@ -98,20 +94,19 @@ def _request_sglang(model: str, prompt: Prompt) -> JsonObject:
 def _read_sglang(answer: JsonObject) -> Answer:
     # [logprob, id, text] of every token; see sglang/srt/managers/io_struct.py.
     rows = answer["meta_info"]["input_token_logprobs"][1:]
-    losses = [_loss(logprob) for logprob, _, _ in rows]
-    return [math.nan, *losses], [None, *(int(token) for _, token, _ in rows)]
+    return [None, *(row[0] for row in rows)], [None, *(int(row[1]) for row in rows)]
 
 
 def _read_llama_cpp(answer: JsonObject) -> Answer:
     # The prompt and what follows it. The start token is left out, but not of `prompt_tokens`, and
     # the first token has null; see Llama._create_completion of llama-cpp-python.
-    logprobs, usage = answer["choices"][0]["logprobs"], answer["usage"]
-    texts, losses = logprobs["tokens"], list(map(_loss, logprobs["token_logprobs"]))
-    if len(texts) != len(losses):
-        raise ValueError(f"{len(texts)} tokens and {len(losses)} losses")
+    found, usage = answer["choices"][0]["logprobs"], answer["usage"]
+    texts, logprobs = found["tokens"], found["token_logprobs"]
+    if len(texts) != len(logprobs):
+        raise ValueError(f"{len(texts)} tokens and {len(logprobs)} losses")
     if len(texts) - usage["completion_tokens"] == usage["prompt_tokens"] - 1:
-        texts, losses = [None, *texts], [math.nan, *losses]
-    return losses[: usage["prompt_tokens"]], texts[: usage["prompt_tokens"]]
+        texts, logprobs = [None, *texts], [None, *logprobs]
+    return logprobs[: usage["prompt_tokens"]], texts[: usage["prompt_tokens"]]
 
 
 # In the order in which they are tried: ids are checked exactly.
@@ -126,9 +121,6 @@ APIS = (
         takes_ids=False,
     ),
 )
-
-
-# -- Windows -----------------------------------------------------------------------------------
 
 
 class ServedScorer:
@@ -165,22 +157,18 @@ class ServedScorer:
         ids = encode(self._reader.tokenizer, PROBE).ids.tolist()[: self._reader.text_limit]
         window = Window(0, [self._reader.start, *ids], len(ids))
         reasons = []
-        for self.api in APIS:
-            if name not in (None, self.api.name):
-                continue
-            found = asyncio.run(self._probe(window))
-            if isinstance(found, str):
-                reasons.append(f"{self.api.name}: {found}")
-            elif np.ptp(found):
+        for self.api in [api for api in APIS if name in (None, api.name)]:
+            reason = asyncio.run(self._probe(window))
+            if not reason:
                 return
-            else:
-                reasons.append(f"{self.api.name}: all losses are the same")
+            reasons.append(f"{self.api.name}: {reason}")
         raise ValueError(
             f"--server {self._url} gives no losses of a prompt ({'; '.join(reasons)}): "
             "serve the teacher with vLLM, SGLang, or llama-cpp-python with logits_all"
         )
 
-    async def _probe(self, window: Window) -> LossArray | str:
+    async def _probe(self, window: Window) -> str:
+        """Return why this API gives no losses; "" if it does."""
         async with self._connect() as http:
             try:
                 if not self.api.takes_ids:
@@ -194,7 +182,10 @@ class ServedScorer:
                     # Parts of characters share a text, nothing or U+FFFD.
                     whole = {text: one for text, one in followers.items() if text.strip(_PART)}
                     self._first = {text: -float(logprob) for text, logprob in whole.items()}
-                return await self._ask(http, window, _PROBE_RETRIES)
+                found = await self._ask(http, window, _PROBE_RETRIES)
+                if isinstance(found, str):
+                    return found
+                return "" if np.ptp(found) else "all losses are the same"
             except (OSError, *_MALFORMED) as error:
                 return str(error)
 
@@ -289,12 +280,14 @@ class ServedScorer:
         )
 
     def _checked(
-        self, window: Window, losses: list[float], tokens: list[int | str | None]
+        self, window: Window, logprobs: list[float | None], tokens: list[int | str | None]
     ) -> LossArray:
         """Return the losses of a window; a ValueError where they are not of its tokens."""
         count = len(window.ids)
-        if not len(losses) == len(tokens) == count:
-            raise ValueError(f"{len(losses)} tokens instead of {count}")
+        if not len(logprobs) == len(tokens) == count:
+            raise ValueError(f"{len(logprobs)} tokens instead of {count}")
+        # NaN for None.
+        losses = -np.array(logprobs, np.float64)
         for at in range(1, count):
             if not self._is_same(window.ids[at], tokens[at]):
                 raise ValueError(f"token {at} is {tokens[at]!r}, not {window.ids[at]}")
@@ -307,7 +300,7 @@ class ServedScorer:
                     f"{known:.3f}: is the start token the model's BOS token?"
                 )
             losses[1] = known if math.isnan(found) else found
-        scored = np.array(losses[count - window.scored :], np.float32)
+        scored = losses[count - window.scored :].astype(np.float32)
         if not (np.abs(scored) < _NO_LOSS_NATS).all():
             raise ValueError("a token without a finite loss")
         return scored

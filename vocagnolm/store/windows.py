@@ -63,7 +63,6 @@ class HFScorer:
 
     def __init__(self, model: PreTrainedModel, batch_tokens: int):
         self._model = add_token_losses(model.train(False).requires_grad_(False))
-        self._device = model.device
         self._batch_tokens = batch_tokens
 
     def losses(self, windows: Sequence[Window]) -> list[LossArray]:
@@ -90,9 +89,9 @@ class HFScorer:
             ids_BT[row, : part.stop] = torch.tensor(window.ids)
             labels_BT[row, part] = ids_BT[row, part]
         loss_BT = self._model(
-            input_ids=ids_BT.to(self._device),
-            position_ids=torch.arange(length, device=self._device).expand(len(windows), -1),
-            labels=labels_BT.to(self._device),
+            input_ids=ids_BT.to(self._model.device),
+            position_ids=torch.arange(length, device=self._model.device).expand(len(windows), -1),
+            labels=labels_BT.to(self._model.device),
             segments=segments_of([length] * len(windows)),
             token_losses=True,
         )
