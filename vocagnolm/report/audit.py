@@ -356,14 +356,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser("vocagnolm audit", __doc__)
     add = parser.add_argument
     cut = "Student tokens of a sequence that is cut into chunks; default: 2048."
-    counts = "Counts of chunks of a sequence; default: 2 4 8 ... 512."
     add("--student", required=True, help="Its tokenizer: a directory or a hub name.")
     add("--teacher", required=True, nargs="+", help="Their tokenizers, likewise.")
     parser.add_dataset(required=True)
     add("--documents", type=int, help="Only the first ones; default: all.")
     add("--sequence_length", type=int, default=2048, help=cut)
     add("--sequences", type=int, default=150, help="How many, at most; default: 150.")
-    add("--chunks", type=int, nargs="+", default=CHUNKS, help=counts)
+    add("--chunks", type=int, nargs="+", default=CHUNKS, help="Default: 2 4 8 ... 512.")
     add("--seed", type=int, default=0, help="Of the documents' order in sequences; default: 0.")
     add("--output_dir", type=Path, help="Gets audit.json, audit.md and audit.png.")
     add("--trust_remote_code", action="store_true")

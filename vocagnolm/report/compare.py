@@ -243,10 +243,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Compare runs, from here and from Weights & Biases."""
     parser = Parser("vocagnolm compare", __doc__)
     add = parser.add_argument
-    shown = "A run of train.py, or the evaluation of any model."
     projects = "Runs in Weights & Biases; with --output_dir they are kept there."
     row = "A row of the paper, or a whole table, as 'Table 2'; again for more."
-    add("runs", nargs="*", type=Path, metavar="RUN", help=shown)
+    add("runs", nargs="*", type=Path, metavar="RUN", help="A run of train.py, or an evaluation.")
     add("--wandb", nargs="+", default=[], metavar="ENTITY/PROJECT", help=projects)
     add("--reported", action="append", default=[], metavar="NAME", help=row)
     add("--output_dir", type=Path, help="Gets comparison.html, .md, .json and .png.")

@@ -44,17 +44,14 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--text", help="The text itself.")
     source.add_argument("--dataset", help="As for train.py: files, a directory, or a hub name.")
-    which = "Indices of documents of --dataset, from 0; default: 0."
-    add("--document", type=int, nargs="+", default=[0], metavar="INDEX", help=which)
+    add("--document", type=int, nargs="+", default=[0], metavar="INDEX", help="From 0; default: 0.")
     parser.add_dataset(source=False)
     # Lists of one teacher, as train.py has lists of several.
     for role, number in (("student", None), ("teacher", 1)):
-        own = "Its tokenizer, if it is not with its weights."
-        chat = "plain, chatml or a file; default: its tokenizer's."
         add(f"--{role}", nargs=number, required=True, help="Causal LM: a hub name or a directory.")
         add(f"--{role}_revision", nargs=number, help="Branch, tag or commit on the hub.")
-        add(f"--{role}_tokenizer", nargs=number, help=own)
-        add(f"--{role}_chat_template", nargs=number, help=chat)
+        add(f"--{role}_tokenizer", nargs=number, help="Its tokenizer, if not with its weights.")
+        add(f"--{role}_chat_template", nargs=number, help="plain, chatml or a file.")
     parser.add_dtype(" of the teacher (the student's is float32)")
     add("--attn_implementation", help="As in transformers.")
     add("--trust_remote_code", action="store_true")
@@ -125,8 +122,8 @@ def look(arguments: argparse.Namespace) -> GuidanceView:
     readers = models.reader, models.guide.readers[0]
     views = view_documents(corpus, readers, student, objective, indices, arguments.train_on)
     competition = f"the mapped tokens of each text of up to {models.reader.limit:,} tokens"
-    names = arguments.student, arguments.teacher[0]
-    return GuidanceView(*names, method, competition, texts=tuple(views))
+    teacher = arguments.teacher[0]
+    return GuidanceView(arguments.student, teacher, method, competition, texts=tuple(views))
 
 
 def view_documents(
