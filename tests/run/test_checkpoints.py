@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from vocagnolm.io import MANIFEST_FILE, RUN_FILE, write_json
-from vocagnolm.run import checkpoints
-from vocagnolm.run.checkpoints import (
+from vocagnolm.run import resume
+from vocagnolm.run.resume import (
     check_settings,
     checkpoint_fault,
     claim,
@@ -75,7 +75,7 @@ def test_damaged_checkpoint_gives_way_to_an_older_one(
     assert newest_checkpoint(tmp_path) == str(bad)
     change, fault = DAMAGES[damage]
     change(bad)
-    with caplog.at_level(logging.WARNING, logger="vocagnolm.run.checkpoints"):
+    with caplog.at_level(logging.WARNING, logger="vocagnolm.run.resume"):
         assert newest_checkpoint(tmp_path) == str(good)
     if damage != "absent":
         assert caplog.messages[0].startswith(f"not resuming from {bad}: {fault}")
@@ -147,7 +147,7 @@ def test_files_of_another_machine_are_waited_for(
 ) -> None:
     staged, final = stage(tmp_path, 4)
     expected, waits = {**sizes(staged), "metrics_1.safetensors": 5}, []
-    monkeypatch.setattr(checkpoints.time, "sleep", waits.append)
+    monkeypatch.setattr(resume.time, "sleep", waits.append)
     with pytest.raises(OSError, match=r"lacks metrics_1.safetensors.*that all machines share"):
         finish_checkpoint(staged, final, {}, expected)
     assert (sum(waits), newest_checkpoint(tmp_path)) == (60, None)
@@ -155,7 +155,7 @@ def test_files_of_another_machine_are_waited_for(
     def appears(seconds: float) -> None:
         (staged / "metrics_1.safetensors").write_bytes(b"12345")
 
-    monkeypatch.setattr(checkpoints.time, "sleep", appears)
+    monkeypatch.setattr(resume.time, "sleep", appears)
     finish_checkpoint(staged, final, {}, expected)
     assert newest_checkpoint(tmp_path) == str(final)
 
@@ -229,9 +229,10 @@ def test_directory_takes_runs_of_its_settings_only(tmp_path: Path) -> None:
 
 _OTHER_RUN = """
 import sys
-from vocagnolm.run import checkpoints
-checkpoints._LOCK_S = 0
-checkpoints.claim(sys.argv[1], {})
+from pathlib import Path
+from vocagnolm.run import resume
+resume._LOCK_S = 0
+resume.claim(Path(sys.argv[1]), {})
 """
 
 

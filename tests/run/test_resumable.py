@@ -17,8 +17,8 @@ from transformers import Trainer, TrainerCallback
 from world import Tokenizers, make_blocks, make_trainer
 
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.run import checkpoints, resume
-from vocagnolm.run.checkpoints import newest_checkpoint
+from vocagnolm.run import resume
+from vocagnolm.run.resume import newest_checkpoint
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_checkpoint_lacks_no_file_of_another_machine(
     make: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resume, "gather_object", lambda own: [*own, {"metrics_1.safetensors": 5}])
-    monkeypatch.setattr(checkpoints, "_VISIBLE_S", 1)
+    monkeypatch.setattr(resume, "_VISIBLE_S", 1)
     with pytest.raises(OSError, match=r"lacks metrics_1.safetensors"):
         make().train()
     assert newest_checkpoint(tmp_path) is None

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 from survival_worker import Runs
+from world import TIMING_KEYS
 
-from vocagnolm.run.checkpoints import checkpoint_fault, newest_checkpoint
-from vocagnolm.run.metrics import TIMING_KEYS
+from vocagnolm.run.resume import checkpoint_fault, newest_checkpoint
 
 pytestmark = pytest.mark.processes
 

@@ -14,11 +14,17 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.packing import Blocks, PackedCollator
 from vocagnolm.readers import student_reader, teacher_reader
-from vocagnolm.run.metrics import TIMING_KEYS
 from vocagnolm.trainer import VocAgnoTrainer
 
 MAX_LENGTH = 48
 TEACHER_CONTEXT = 128
+# Entries of a log that depend on the clock and the machine, and differ from run to run.
+TIMING_KEYS = (
+    "tokens_per_s student_mfu teacher_mfu teacher_time_fraction memory_allocated_gib "
+    "memory_reserved_gib memory_resident_gib train_runtime train_samples_per_second "
+    "train_steps_per_second eval_runtime eval_samples_per_second eval_steps_per_second "
+    "eval_model_preparation_time"
+).split()
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 
 

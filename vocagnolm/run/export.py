@@ -23,8 +23,8 @@ from vocagnolm.io import RUN_FILE, JsonObject, json_or_empty
 from vocagnolm.models.adapters import lora_config, merge_adapters
 from vocagnolm.models.load import ModelSource, is_adapter
 from vocagnolm.readers import load_tokenizer
-from vocagnolm.run.checkpoints import checkpoint_fault, is_finished, run_of
 from vocagnolm.run.options import ModelOptions
+from vocagnolm.run.resume import checkpoint_fault, is_finished, run_of
 
 # In a sharded checkpoint, as Accelerate names it.
 _SHARDS = "pytorch_model_fsdp_0"

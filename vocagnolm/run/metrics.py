@@ -298,13 +298,6 @@ def log_in_lines(trainer: Trainer, tokens_per_step: int) -> None:
 
 # -- Throughput --------------------------------------------------------------------------------
 
-# Entries of a log that depend on the clock and the machine, and differ from run to run.
-TIMING_KEYS = (
-    "tokens_per_s student_mfu teacher_mfu teacher_time_fraction memory_allocated_gib "
-    "memory_reserved_gib memory_resident_gib train_runtime train_samples_per_second "
-    "train_steps_per_second eval_runtime eval_samples_per_second eval_steps_per_second "
-    "eval_model_preparation_time"
-).split()
 _GIB = 2**30
 # Dense bfloat16 TFLOP/s with sums in float32, by words of the name that CUDA gives a device; from
 # NVIDIA's data sheets (half of "with sparsity") and, for GeForce, its Ada and Ampere white papers.

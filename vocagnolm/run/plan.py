@@ -17,9 +17,8 @@ from transformers import PreTrainedModel
 from vocagnolm.alignment import align_spans
 from vocagnolm.conventions import TEXT
 from vocagnolm.models.load import decoder_layers, devices_of_a_machine
-from vocagnolm.run.checkpoints import step_of
 from vocagnolm.run.config import RunArguments
-from vocagnolm.run.resume import mixed_counts
+from vocagnolm.run.resume import mixed_counts, step_of
 from vocagnolm.spans import encode
 
 if TYPE_CHECKING:

@@ -1,19 +1,28 @@
-"""Resume runs: one order of the data, whole checkpoints, signals, and a log without a gap.
+"""Resume runs: whole checkpoints, one order of the data, signals, and a log without a gap.
 
 The loop is transformers'. Overridden beside the public `train` and `log`: the private methods in
-which it draws the order of the data and saves checkpoints.
+which it draws the order of the data and saves checkpoints. However a run is killed, the order of
+writes leaves no half checkpoint under its name:
+
+    transformers        .saving/checkpoint-8: weights, optimizer, schedule, random states, state
+    metrics             .saving/checkpoint-8/metrics_<process>.safetensors
+    finish_checkpoint   the manifest of sizes, when all processes have written; then the rename
+    rotate              the oldest go
 """
 
 import logging
 import math
 import os
+import re
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from accelerate.utils import gather_object
+from filelock import FileLock, Timeout
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -32,14 +42,15 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.dist import rank0
-from vocagnolm.io import MANIFEST_FILE, json_or_empty
-from vocagnolm.run.checkpoints import (
-    SAVING,
-    Settings,
-    finish_checkpoint,
-    newest_checkpoint,
-    rotate,
-    sizes,
+from vocagnolm.io import (
+    MANIFEST_FILE,
+    RUN_FILE,
+    JsonObject,
+    check_writable,
+    differences,
+    json_or_empty,
+    size_fault,
+    write_json,
 )
 from vocagnolm.run.config import check_arguments
 from vocagnolm.run.metrics import NO_BLOCK, GuidanceMetrics
@@ -49,7 +60,215 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_SAVING, _REPLACED = ".saving", "-replaced"
+# A network file system may list another machine's files, and drop a dead one's lock, so late.
+_VISIBLE_S, _LOCK_S = 60, 120
 _OVERRIDDEN = "_get_output_dir _save_checkpoint _determine_best_metric _get_train_sampler".split()
+Settings = Mapping[str, object]
+
+
+# -- The directory of a run --------------------------------------------------------------------
+
+
+def check_settings(directory: Path, settings: Settings, checkpoint: str | None = None) -> None:
+    """Check that a directory, and a checkpoint that may be of another, are of a run like this one.
+
+    Raises:
+        ValueError: settings differ, or nothing can be written there.
+    """
+    check_writable(directory)
+    before = json_or_empty(directory / RUN_FILE)
+    # Settings alone bind nobody: a run that was stopped before it saved may be given others.
+    progress = chain(directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), directory.glob("*.safetensors"))
+    if before and any(progress) and (changed := differences(before, settings, prefix="--")):
+        raise ValueError(
+            f"{directory} holds a run with other settings ({'; '.join(changed)}): give another "
+            "--output_dir"
+        )
+    if checkpoint and (fault := checkpoint_fault(checkpoint, settings)):
+        raise ValueError(f"{checkpoint}: {fault}")
+
+
+_held: dict[Path, FileLock] = {}
+
+
+def claim(directory: Path, settings: Settings) -> None:
+    """Lock the directory of a run until `release` or the end of this process; write its settings.
+
+    Raises:
+        ValueError: another process keeps the lock.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = _held.setdefault(directory.resolve(), FileLock(directory / ".lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        logger.warning("waiting for another run that writes to %s", directory)
+        try:
+            lock.acquire(timeout=_LOCK_S)
+        except Timeout:
+            raise ValueError(
+                f"--output_dir {directory} is written to by another run: stop it, or give another"
+            ) from None
+    write_json(directory / RUN_FILE, settings)
+
+
+def release(directory: Path) -> None:
+    """Unlock a directory that `claim` has locked."""
+    if lock := _held.pop(directory.resolve(), None):
+        lock.release(force=True)
+
+
+def finish_run(directory: Path, names: Collection[str]) -> None:
+    """Write the manifest of a final model, which has files of these names."""
+    files = {name: (directory / name).stat().st_size for name in (*names, TRAINER_STATE_NAME)}
+    write_json(directory / MANIFEST_FILE, {"files": files})
+
+
+def is_finished(directory: Path) -> bool:
+    """Test whether a run has saved its model; the card is written last.
+
+    Raises:
+        ValueError: a file is damaged, and there is no checkpoint to write it again from.
+    """
+    files = json_or_empty(directory / MANIFEST_FILE).get("files")
+    if not files or not (directory / "README.md").exists():
+        return False
+    if not (fault := size_fault(directory, files)):
+        return True
+    fault = f"{directory} holds a finished run, but {fault}"
+    if newest_checkpoint(directory) is None:
+        raise ValueError(f"{fault}, and no checkpoint: give another --output_dir")
+    logger.warning("%s: writing it again from the newest checkpoint", fault)
+    return False
+
+
+# -- Checkpoints -------------------------------------------------------------------------------
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """List the checkpoints of a run, the newest first, whole or not."""
+    found = {}
+    for path in directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        if match := re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)({_REPLACED})?", path.name):
+            found[path] = int(match[1]), match[2] is None
+    return sorted(found, key=found.__getitem__, reverse=True)
+
+
+def step_of(checkpoint: str | Path) -> int:
+    """Read the step of a checkpoint, whatever its name; 0 if it has none."""
+    return int(json_or_empty(Path(checkpoint) / TRAINER_STATE_NAME).get("global_step", 0))
+
+
+def run_of(checkpoint: str | Path) -> JsonObject:
+    """Read the settings of the run that saved a checkpoint; empty if it has none."""
+    settings: JsonObject = json_or_empty(Path(checkpoint) / MANIFEST_FILE).get("run", {})
+    return settings
+
+
+def checkpoint_fault(checkpoint: str | Path, settings: Settings | None = None) -> str | None:
+    """Describe why a run with these settings cannot resume from a checkpoint; None if it can."""
+    path = Path(checkpoint)
+    if not path.is_dir():
+        return "no such directory"
+    files = json_or_empty(path / MANIFEST_FILE).get("files")
+    if not files:
+        return f"it has no {MANIFEST_FILE}: it was not finished, or another tool wrote it"
+    if fault := size_fault(path, files):
+        return fault
+    before = run_of(path)
+    if before and settings and (changed := differences(before, settings, prefix="--")):
+        return f"it is of a run with other settings ({'; '.join(changed)})"
+    return None
+
+
+def newest_checkpoint(directory: Path, settings: Settings | None = None) -> str | None:
+    """Return the newest checkpoint that a run can resume from; warn of newer ones."""
+    for path in checkpoints(directory):
+        if (fault := checkpoint_fault(path, settings)) is None:
+            return str(path)
+        logger.warning("not resuming from %s: %s", path, fault)
+    return None
+
+
+def resolve(
+    resume_from_checkpoint: str | None, directory: Path, settings: Settings | None = None
+) -> str | None:
+    """Return the checkpoint that `--resume_from_checkpoint` means, None to begin anew.
+
+    "auto" is the newest good one, if any. A path is where the run begins; once it has saved a later
+    step it resumes from there, so that a scheduler may start the same command again.
+
+    Raises:
+        ValueError: a path was given and the run cannot resume from there.
+    """
+    newest = newest_checkpoint(directory, settings)
+    if resume_from_checkpoint in (None, "auto"):
+        return newest
+    path = str(resume_from_checkpoint)
+    if newest is not None and step_of(newest) > step_of(path):
+        return newest
+    if fault := checkpoint_fault(path, settings):
+        raise ValueError(f"--resume_from_checkpoint {path}: {fault}")
+    return path
+
+
+def sizes(directory: Path) -> dict[str, int]:
+    """Return the bytes of all files below a directory by their names, once they are on the disk."""
+    found = {}
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            found[path.relative_to(directory).as_posix()] = path.stat().st_size
+    return found
+
+
+def finish_checkpoint(staged: Path, final: Path, about: Settings, files: Mapping[str, int]) -> None:
+    """Write the manifest of a staged checkpoint, and give it its name.
+
+    Raises:
+        OSError: a file that another machine has written does not appear here.
+    """
+    for _ in range(_VISIBLE_S):
+        missing = [name for name in files if not (staged / name).exists()]
+        if not missing:
+            break
+        time.sleep(1)
+    else:
+        raise OSError(
+            f"{staged} lacks {missing[0]}, which another process has written: --output_dir must be "
+            "a directory that all machines share"
+        )
+    write_json(staged / MANIFEST_FILE, {**about, "files": files})
+    _flush(staged)
+    replaced = final.with_name(final.name + _REPLACED)
+    if final.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
+    staged.rename(final)
+    _flush(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+    staged.parent.rmdir()
+
+
+def _flush(directory: Path) -> None:
+    """Flush the names in a directory to the disk; flushing a file does not flush its name."""
+    handle = os.open(directory, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
+
+
+def rotate(newest: Path, limit: int | None, best: str | None) -> None:
+    """Remove the oldest checkpoints beyond a limit, if there is one; the newest and best stay."""
+    kept = {newest.name, Path(best or newest).name}
+    others = [path for path in checkpoints(newest.parent) if path.name not in kept]
+    if limit:
+        for path in others[max(limit - len(kept), 0) :]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+# -- The order of the data ----------------------------------------------------------------------
 
 
 def mixed_counts(sizes: Sequence[float], weights: Sequence[float]) -> npt.NDArray[np.int64]:
@@ -275,7 +494,7 @@ class ResumableTrainer(Trainer):
     """A Trainer whose runs end alike however often they are cut off and resumed.
 
     Checkpoints hold the sums of the log too, so the log of a resumed run is that of an
-    uninterrupted one, without the entries in `vocagnolm.run.metrics.TIMING_KEYS`.
+    uninterrupted one, without its entries of speed, memory and time.
 
     Attributes:
         settings: of the run, kept in its checkpoints, which resume under the same only.
@@ -350,7 +569,7 @@ class ResumableTrainer(Trainer):
         self.metrics.restore(checkpoint)
         if self.is_world_process_zero():
             # What a killed save has left: files of other processes would pass for new ones.
-            shutil.rmtree(directory / SAVING, ignore_errors=True)
+            shutil.rmtree(directory / _SAVING, ignore_errors=True)
         self.accelerator.wait_for_everyone()
         # The log of a resumed run has its first evaluation already.
         evaluates = self.args.eval_on_start
@@ -386,13 +605,13 @@ class ResumableTrainer(Trainer):
     def _get_output_dir(self, trial: Any) -> str:
         """Return the directory of the run, or the one in it where a checkpoint is being written."""
         directory = str(super()._get_output_dir(trial))
-        return os.path.join(directory, SAVING) if self._is_saving else directory
+        return os.path.join(directory, _SAVING) if self._is_saving else directory
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save a whole checkpoint or none: stage it, and rename it when all have written."""
         state, name = self.state, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         directory = Path(self._get_output_dir(trial))
-        staged, final = directory / SAVING / name, directory / name
+        staged, final = directory / _SAVING / name, directory / name
         # First, as the teacher's losses of finished steps are not computed again.
         if self.recorder is not None:
             self.recorder.write(state.global_step)

@@ -8,7 +8,7 @@ from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.dist import rank0
 from vocagnolm.io import check_writable, write_text
 from vocagnolm.models.load import model_files
-from vocagnolm.run import checkpoints, wandb
+from vocagnolm.run import resume, wandb
 from vocagnolm.run.card import check_login, model_card, push
 from vocagnolm.run.job import (
     Documents,
@@ -29,18 +29,18 @@ from vocagnolm.trainer import VocAgnoTrainer
 
 def train(job: Job) -> int:
     """Run one training job to its end, or to a signal; return the exit status."""
-    args, output_dir = job.run, str(job.run.output_dir)
+    args, output_dir = job.run, Path(str(job.run.output_dir))
 
     # Load: configurations and tokenizers, which are cheap. What is wrong ends here, before hours of
     # alignment.
     models = read_models(job.model, job.load, job.pack, job.method, args.device)
     settings = settings_of(job)
-    rank0(lambda: checkpoints.check_settings(output_dir, settings))
-    if rank0(lambda: checkpoints.is_finished(output_dir)):
+    rank0(lambda: resume.check_settings(output_dir, settings))
+    if rank0(lambda: resume.is_finished(output_dir)):
         print_main(f"{output_dir} holds the finished run: nothing to do")
         return Exit.DONE
     asked = args.resume_from_checkpoint
-    checkpoint = rank0(lambda: checkpoints.resolve(asked, output_dir, settings))
+    checkpoint = rank0(lambda: resume.resolve(asked, output_dir, settings))
     rank0(lambda: check_places(job, models))
 
     # Plan: the first documents of a large corpus are enough.
@@ -52,13 +52,13 @@ def train(job: Job) -> int:
         documents = load_documents(job, models)
     # Known only now: a checkpoint's place in the corpus is the index of a packed sequence.
     settings |= documents.settings
-    rank0(lambda: checkpoints.check_settings(output_dir, settings, checkpoint))
+    rank0(lambda: resume.check_settings(output_dir, settings, checkpoint))
 
     # Trainer.
     trainer = make_trainer(job, models, documents)
     trainer.settings = settings
     # Last, so that a wrong command leaves no trace in the directory.
-    rank0(lambda: checkpoints.claim(output_dir, settings))
+    rank0(lambda: resume.claim(output_dir, settings))
     rank0(lambda: write_skipped(documents, output_dir))
     add_trackers(trainer, job, models, documents, is_resumed=checkpoint is not None)
 
@@ -82,7 +82,7 @@ def train(job: Job) -> int:
     if trainer.is_fsdp_enabled:
         trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
     # Pushed by `finish`, with its card.
-    trainer.save_model(output_dir, _internal_call=True)
+    trainer.save_model(str(output_dir), _internal_call=True)
     evaluated = [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry]
     is_evaluated = trainer.state.global_step in evaluated and not args.load_best_model_at_end
     if trainer.eval_dataset is not None and not is_evaluated:
@@ -106,7 +106,7 @@ def check_places(job: Job, models: Models) -> None:
         store = Path(job.model.save_store)
         check_writable(store, "--save_store")
         is_finished = SHARDS in read_manifest(store)
-        if is_finished and checkpoints.newest_checkpoint(str(job.run.output_dir)) is None:
+        if is_finished and resume.newest_checkpoint(Path(str(job.run.output_dir))) is None:
             raise ValueError(f"--save_store {store} holds a finished store: give another")
     if job.run.push_to_hub:
         check_login(job.run.hub_token)
@@ -189,10 +189,10 @@ def finish(trainer: VocAgnoTrainer) -> None:
     """Declare the run finished, on rank 0: the card comes last and marks its end."""
     args, directory = trainer.args, Path(str(trainer.args.output_dir))
     names = [*model_files(directory), *(path.name for path in directory.glob("chat_template*"))]
-    checkpoints.finish_run(directory, names)
+    resume.finish_run(directory, names)
     repository = str(trainer.hub_model_id) if args.push_to_hub else ""
     card = model_card(Path(repository or directory).name, trainer.settings)
     if repository:
         push(directory, names, card, repository, revision=args.hub_revision, token=args.hub_token)
     write_text(directory / "README.md", card)
-    checkpoints.release(directory)
+    resume.release(directory)
