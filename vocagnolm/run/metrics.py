@@ -534,9 +534,7 @@ def model_work(model: PreTrainedModel) -> ModelWork:
 
 
 def _has_weights(module: nn.Module) -> bool:
-    """Return True for a matrix, quantized or not, and for a choice of experts."""
-    if "Expert" in type(module).__name__:
-        return True
+    """Return True for a matrix, quantized or not."""
     weights: list[Tensor] = [*module.parameters(recurse=False)]
     # Quantized ones are buffers of integers or bytes; masks are bools, tables of positions floats.
     for buffer in module.buffers(recurse=False):

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 # Devices of the machines that a plan made by one process alone is for.
 _USUAL_MACHINE = 8
-_EXAMPLE_TOKENS = 6
 _GIB = 2**30
 
 
@@ -107,7 +106,7 @@ def _example(documents: Documents, models: Models) -> str:
         # An unmapped token has the range (-1, -1), of which nothing is left.
         pieces = " ".join(repr(text[a:b]) for a, b in theirs[max(first, 0) : max(last, 0)])
         shown.append(f"{text[start:end]!r} -> {pieces or 'unmapped'}")
-    return " | ".join(shown[:_EXAMPLE_TOKENS])
+    return " | ".join(shown[:6])
 
 
 def _mixture(job: Job, documents: Documents) -> str:

@@ -191,9 +191,7 @@ def newest_checkpoint(directory: Path, settings: Settings | None = None) -> str 
     return None
 
 
-def resolve(
-    resume_from_checkpoint: str | None, directory: Path, settings: Settings | None = None
-) -> str | None:
+def resolve(given: str | None, directory: Path, settings: Settings | None = None) -> str | None:
     """Return the checkpoint that `--resume_from_checkpoint` means, None to begin anew.
 
     "auto" is the newest good one, if any. A path is where the run begins; once it has saved a later
@@ -203,14 +201,13 @@ def resolve(
         ValueError: a path was given and the run cannot resume from there.
     """
     newest = newest_checkpoint(directory, settings)
-    if resume_from_checkpoint in (None, "auto"):
+    if given is None or given == "auto":
         return newest
-    path = str(resume_from_checkpoint)
-    if newest is not None and step_of(newest) > step_of(path):
+    if newest is not None and step_of(newest) > step_of(given):
         return newest
-    if fault := checkpoint_fault(path, settings):
-        raise ValueError(f"--resume_from_checkpoint {path}: {fault}")
-    return path
+    if fault := checkpoint_fault(given, settings):
+        raise ValueError(f"--resume_from_checkpoint {given}: {fault}")
+    return given
 
 
 def sizes(directory: Path) -> dict[str, int]:
@@ -408,21 +405,19 @@ class StepGuard(TrainerCallback):
     The check makes one host-device sync per optimizer step, none per micro-batch.
 
     Args:
-        recorder: gets the teacher's losses of steps that made an update.
+        trainer: its recorder gets the teacher's losses of steps that made an update.
         max_bad_steps: steps in a row that may be skipped; one more stops the run, after the
             student's last good state is saved.
     """
 
-    def __init__(
-        self, trainer: "ResumableTrainer", recorder: "LossRecorder | None", max_bad_steps: int
-    ):
-        self._trainer, self._recorder, self._max_bad_steps = trainer, recorder, max_bad_steps
+    def __init__(self, trainer: "ResumableTrainer", max_bad_steps: int):
+        self._trainer, self._max_bad_steps = trainer, max_bad_steps
         # Of the step in progress.
         self._teacher_losses: list[tuple[Tensor, Tensor]] = []
 
     def add_teacher(self, block_B: Tensor, loss_BT: Tensor) -> None:
         """Hold the teacher's losses [B, T] for the recorder until the step is kept."""
-        if self._recorder is not None:
+        if self._trainer.recorder is not None:
             self._teacher_losses.append((block_B, loss_BT))
 
     def on_pre_optimizer_step(self, args: object, state: Any, control: Any, **given: Any) -> None:
@@ -442,8 +437,8 @@ class StepGuard(TrainerCallback):
         if max(faults) == NO_BLOCK:
             metrics.keep_step()
             for found in self._teacher_losses:
-                assert self._recorder is not None
-                self._recorder.add(*found)
+                assert self._trainer.recorder is not None
+                self._trainer.recorder.add(*found)
         else:
             self._skip_or_stop(model, state.global_step + 1, *faults)
         self._teacher_losses = []
@@ -516,7 +511,7 @@ class ResumableTrainer(Trainer):
         self.settings: Settings = {}
         self.orders_steps = self._is_saving = False
         self.recorder, self.metrics = recorder, GuidanceMetrics(self.accelerator)
-        self.preemption, self.guard = Preemption(), StepGuard(self, recorder, max_bad_steps)
+        self.preemption, self.guard = Preemption(), StepGuard(self, max_bad_steps)
         for callback in filter(None, (self.preemption, recorder, self.guard)):
             self.add_callback(callback)
         # Under mixed precision Accelerate's FSDP2 casts the outputs of the forward, as losses that
