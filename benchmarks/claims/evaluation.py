@@ -22,8 +22,9 @@ import torch
 from benchmarks.generated import tokenizer
 from benchmarks.harness import Claim, Measured, one_thread
 from benchmarks.models import llama
-from vocagnolm.evaluation.engines.generation import cut, end_of_text_ids
+from vocagnolm.evaluation.engines.generation import Engine, cut
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
+from vocagnolm.models.load import NO_LIMIT
 
 CLAIMS = (
     Claim("time", "evaluation takes a third of the time of left-padded batches", at_most=1 / 3),
@@ -105,7 +106,7 @@ def make_prompts(reader: Any, size: Size) -> list[str]:
 @torch.inference_mode()
 def left_padded(model: Any, reader: Any, prompts: list[str], size: Size) -> dict[int, str]:
     """Use `generate`: longest first, padded in front, whole prompts, its stop strings."""
-    eos_ids = end_of_text_ids(model.generation_config, reader)
+    eos_ids = Engine(reader, NO_LIMIT, model.generation_config, None).eos_ids
     ids = reader(prompts)["input_ids"]
     order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
     texts: dict[int, str] = {}

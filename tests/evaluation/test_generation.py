@@ -15,13 +15,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers import PreTrainedTokenizerFast as Tokenizer
 from transformers.cache_utils import DynamicLayer
 
-from vocagnolm.evaluation.engines.generation import (
-    Completion,
-    Engine,
-    Row,
-    cut,
-    end_of_text_ids,
-)
+from vocagnolm.evaluation.engines.generation import Completion, Engine, Row, cut
 from vocagnolm.evaluation.engines.hf_engine import GrowingLayer, HFEngine
 from vocagnolm.models.load import NO_LIMIT
 
@@ -59,8 +53,9 @@ def test_cut_ends_before_the_earliest_stop(text: str, stops: Sequence[str], expe
 def test_end_of_text_ids_are_those_of_both(
     of_model: Any, of_tokenizer: int | None, expected: set[int]
 ) -> None:
-    tokenizer = SimpleNamespace(eos_token_id=of_tokenizer)
-    assert end_of_text_ids(GenerationConfig(eos_token_id=of_model), tokenizer) == expected
+    tokenizer: Any = SimpleNamespace(eos_token_id=of_tokenizer)
+    engine = Engine(tokenizer, NO_LIMIT, GenerationConfig(eos_token_id=of_model), None)
+    assert engine.eos_ids == expected
 
 
 LONGROPE = {

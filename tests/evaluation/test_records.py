@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from vocagnolm.evaluation.runner import RunDirectory, to_line
+from vocagnolm.evaluation.runner import RunDirectory
+from vocagnolm.evaluation.tasks.tasks import to_line
 
 SETTINGS: dict[str, Any] = {
     "model": {"name": "runs/student", "revision": "sha256:aa"},

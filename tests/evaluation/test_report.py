@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from vocagnolm.evaluation import report
-from vocagnolm.evaluation.runner import RunDirectory, to_line
+from vocagnolm.evaluation.runner import RunDirectory
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Item
-from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
+from vocagnolm.evaluation.tasks.tasks import Task, load_tasks, to_line
 
 SETTINGS = {"model": {"name": "runs/my_student", "revision": "sha256:aa"}}
 

@@ -17,9 +17,9 @@ from real_data import real_data
 
 from vocagnolm import cli
 from vocagnolm.evaluation import report
-from vocagnolm.evaluation.runner import RunDirectory, to_line
+from vocagnolm.evaluation.runner import RunDirectory
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, PAPER_BENCHMARKS
-from vocagnolm.evaluation.tasks.tasks import load_tasks
+from vocagnolm.evaluation.tasks.tasks import load_tasks, to_line
 from vocagnolm.method import MethodName
 from vocagnolm.report.compare import Comparison, compare, comparison_markdown, write_comparison
 from vocagnolm.report.plots import bar_series, read_curves

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from wandb_files import stored
 
-from vocagnolm.evaluation.runner import read_records, to_line
+from vocagnolm.evaluation.tasks.tasks import read_records, to_line
 from vocagnolm.run.wandb import log_evaluation
 
 RECORDS = [

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from accelerate import PartialState
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm import cli as command
@@ -21,9 +20,10 @@ from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine, longest_context
 from vocagnolm.evaluation.extraction import strip_string
 from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.tasks.benchmarks import HARNESS, Benchmark
-from vocagnolm.evaluation.tasks.tasks import Task, load_tasks, read_lines
+from vocagnolm.evaluation.tasks.tasks import Task, load_tasks, read_lines, to_line
 from vocagnolm.io import JsonObject, write_text
 from vocagnolm.models.load import NO_LIMIT, ModelSource, context_length, revision_of
+from vocagnolm.run.wandb import check_trackers, log_evaluation
 
 
 def evaluate(arguments: Namespace) -> None:
@@ -32,8 +32,6 @@ def evaluate(arguments: Namespace) -> None:
     arguments.dtype = command.resolve_dtype(arguments.dtype, state.device)
     arguments.batch_size = arguments.batch_size or (64 if state.device.type == "cuda" else 16)
     if arguments.report_to == "wandb":
-        from vocagnolm.run.wandb import check_trackers, log_evaluation
-
         rank0(lambda: check_trackers(["wandb"]))
     source = ModelSource(arguments.model, "model", arguments.revision)
     # The first process of a machine downloads.
@@ -77,10 +75,13 @@ def evaluate(arguments: Namespace) -> None:
             return settings
 
         settings = rank0(begin)
-        engine = _load_engine(arguments, source, tokenizer, state, chat)
-        workers = max(1, min(8, (os.cpu_count() or 1) // state.num_processes))
+        if arguments.engine == "vllm":
+            engine: Engine = VLLMEngine(source, tokenizer, arguments.dtype, chat)
+        else:
+            model = source.load(getattr(torch, arguments.dtype)).to(state.device)
+            engine = HFEngine(model, tokenizer, arguments.batch_size, chat)
         columns = {}
-        with Grader(workers) as grader:
+        with Grader(max(1, min(8, (os.cpu_count() or 1) // state.num_processes))) as grader:
             for task in runner.run(tasks, engine, grader, directory, state):
                 if state.is_main_process:
                     columns[task.benchmark.id] = column = report.column(task, directory)
@@ -96,25 +97,11 @@ def evaluate(arguments: Namespace) -> None:
             results = report.build_results(columns, directory, settings, environment)
             report.write_results(results, directory)
             written = "results.json, row.md and an item file per benchmark"
-            table = report.to_markdown(results)
-            command.print_main(f"{table}\nwritten: {directory.path}/{written}")
+            command.print_main(
+                f"{report.to_markdown(results)}\nwritten: {directory.path}/{written}"
+            )
             if arguments.report_to == "wandb":
                 log_evaluation(results, directory.path)
-
-
-def _load_engine(
-    arguments: Namespace,
-    source: ModelSource,
-    tokenizer: Tokenizer,
-    state: PartialState,
-    chat: Chat | None,
-) -> Engine:
-    if arguments.engine == "vllm":
-        if state.num_processes > 1:
-            raise ValueError("--engine vllm uses all GPUs by itself: start it with python")
-        return VLLMEngine(source, tokenizer, arguments.dtype, chat)
-    model = source.load(getattr(torch, arguments.dtype)).to(state.device)
-    return HFEngine(model, tokenizer, arguments.batch_size, chat)
 
 
 def _preview(task: Task, tokenizer: Tokenizer, context: int) -> str:
@@ -163,7 +150,7 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
     with Grader() as grader:
         verdicts = list(map(asdict, grader.grade(benchmark.answer_kind, answers)))
     lines = [
-        runner.to_line({**record, **benchmark.names(), **verdict})
+        to_line({**record, **benchmark.names(), **verdict})
         for record, verdict in zip(records, verdicts, strict=True)
     ]
     if output:

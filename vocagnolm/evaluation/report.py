@@ -1,7 +1,5 @@
 """From graded items to the numbers of Table 1, as the harness rounds them, with intervals."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,12 +63,13 @@ def average(columns: Sequence[JsonObject]) -> JsonObject:
 
 
 def averages(columns: Mapping[str, JsonObject]) -> dict[str, JsonObject]:
-    """Compute those of the three averages whose benchmarks are all there."""
-    return {
-        name: average([columns[benchmark] for benchmark in members])
-        for name, members in AVERAGES.items()
-        if columns.keys() >= set(members)
-    }
+    """Compute those of the three averages whose benchmarks are all there, and what marks them."""
+    found = {}
+    for name, members in AVERAGES.items():
+        if columns.keys() >= set(members):
+            parts = [columns[benchmark] for benchmark in members]
+            found[name] = average(parts) | {"marked": _distinct("marked", parts)}
+    return found
 
 
 def summarize(records: Sequence[JsonObject]) -> JsonObject:
@@ -110,15 +109,12 @@ def build_results(
     complete = {path.stem for path in directory.path.glob("*.jsonl")}
     columns = {name: column for name, column in earlier.items() if name in complete} | dict(asked)
     benchmarks = {name: columns[name] for name in BENCHMARKS if name in columns}
-    averaged = averages(benchmarks)
-    for name, average in averaged.items():
-        average["marked"] = _distinct("marked", [benchmarks[each] for each in AVERAGES[name]])
     return {
         "model": settings["model"],
         "grader": HARNESS,
         "second_opinion": SECOND_OPINION,
         "benchmarks": benchmarks,
-        "averages": averaged,
+        "averages": averages(benchmarks),
         "marks": _distinct("marks", benchmarks.values()),
         "settings": dict(settings),
         "environment": versions(_PACKAGES) | dict(environment),

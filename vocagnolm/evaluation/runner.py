@@ -4,43 +4,21 @@ A directory holds `settings.json`, written first, and per benchmark `ID.jsonl`: 
 the order of `idx`. Until it is complete each process appends to its own `ID.part0.jsonl` and so on.
 """
 
-from __future__ import annotations
-
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
+from accelerate import PartialState
 from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
+from vocagnolm.evaluation.engines.generation import Engine
 from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.tasks.benchmarks import Item
-from vocagnolm.evaluation.tasks.tasks import Task, prompt_sha256, read_lines
+from vocagnolm.evaluation.tasks.tasks import Task, prompt_sha256, read_records, to_line
 from vocagnolm.io import JsonObject, differences, json_or_empty, write_json, write_text
-
-# The comparison of runs reads records, and imports no torch for that.
-if TYPE_CHECKING:
-    from accelerate import PartialState
-
-    from vocagnolm.evaluation.engines.generation import Engine
-
-
-def to_line(record: JsonObject) -> str:
-    """Write a record as ASCII: the text of a model may be no valid Unicode."""
-    return json.dumps(record) + "\n"
-
-
-def read_records(*paths: Path) -> dict[int, JsonObject]:
-    """Read items by `idx`; a last line that was cut off counts as not written."""
-    records: dict[int, JsonObject] = {}
-    for path in paths:
-        whole, _, _ = path.read_bytes().rpartition(b"\n")
-        for record in read_lines(whole):
-            records[record["idx"]] = record
-    return records
 
 
 class RunDirectory:
@@ -112,7 +90,7 @@ class RunDirectory:
 
 def _shared(settings: JsonObject) -> JsonObject:
     # Of all benchmarks. A model whose content is known may be moved.
-    shared = {name: value for name, value in settings.items() if name != "benchmarks"}
+    shared = {**settings, "benchmarks": None}
     if (model := shared.get("model")) and model["revision"] != "unknown":
         shared["model"] = model["revision"]
     return shared

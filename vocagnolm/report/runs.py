@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from vocagnolm.evaluation.runner import read_records
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
+from vocagnolm.evaluation.tasks.tasks import read_records
 from vocagnolm.io import ASSETS, RUN_FILE, JsonObject, read_json
 from vocagnolm.run.card import public_name
 

@@ -88,7 +88,10 @@ class Engine:
         self.tokenizer = tokenizer
         # The most tokens of a prompt and its completion; `NO_LIMIT` if there is none.
         self.context = context
-        self.eos_ids = end_of_text_ids(ending, tokenizer, chat)
+        ids = ending.eos_token_id
+        own = {*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id} - {None}
+        # Those that end a text.
+        self.eos_ids = frozenset(own | (chat.end_ids if chat else set()))
         # A chat template has written them already.
         self.add_special_tokens = chat is None
 
@@ -205,12 +208,3 @@ def shared_length(sequences: Sequence[list[int]]) -> int:
     """
     places = zip(*sequences, strict=False)
     return len(list(takewhile(lambda tokens: len(set(tokens)) == 1, places)))
-
-
-def end_of_text_ids(
-    config: GenerationConfig, tokenizer: Tokenizer, chat: Chat | None = None
-) -> frozenset[int]:
-    """Collect the ids that end a text: of the generation config, the tokenizer and the template."""
-    ids = config.eos_token_id
-    own = {*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id} - {None}
-    return frozenset(own | (chat.end_ids if chat else set()))

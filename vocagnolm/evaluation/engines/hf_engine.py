@@ -5,14 +5,11 @@ where no step copies them. A batch ends when half of its rows are finished, and 
 later, in a full batch again.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import logging
-import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,7 +72,7 @@ class GrowingLayer(DynamicLayer):
             self._buffers[index] = grown
         self._length = length
 
-    def part(self, rows: slice, length: int) -> GrowingLayer:
+    def part(self, rows: slice, length: int) -> "GrowingLayer":
         """Give some rows, up to so many tokens; what is added to them is added here."""
         part = copy.copy(self)
         part._length, part._buffers = length, [held[rows] for held in self._buffers]
@@ -125,7 +122,7 @@ class HFEngine(Engine):
                 yield finished
 
     @torch.inference_mode()
-    def _read_prefix(self, rows: list[Row]) -> tuple[int, list[DynamicLayer]]:
+    def _read_prefix(self, rows: list[Row]) -> tuple[int, list[Any]]:
         """Read so many tokens that all prompts begin with, less than a whole one, into a cache."""
         cache = DynamicCache(config=self._model.config)
         n_shared = 0
@@ -137,11 +134,10 @@ class HFEngine(Engine):
             input_ids = torch.tensor([rows[0].prompt[:n_shared]], device=self._model.device)
             # The body alone: logits of all these tokens are worth nothing, and large.
             self._model.base_model(input_ids=input_ids, past_key_values=cache, use_cache=True)
-        # Their kinds are those of `_check_servable`.
-        return n_shared, cast(list[DynamicLayer], cache.layers)
+        return n_shared, cache.layers
 
     @torch.inference_mode()
-    def _advance(self, batch: list[Row], n_shared: int, prefix: list[DynamicLayer]) -> None:
+    def _advance(self, batch: list[Row], n_shared: int, prefix: list[Any]) -> None:
         """Continue rows until half of them are finished."""
         if not n_shared:
             # A window of attention may be outgrown, and its layer drops tokens.
@@ -166,12 +162,7 @@ class HFEngine(Engine):
             self._generate(batch, n_shared, growing)
 
     def _generate(
-        self,
-        batch: list[Row],
-        n_shared: int,
-        layers: Sequence[DynamicLayer],
-        width: int = 0,
-        most: int = sys.maxsize,
+        self, batch: list[Row], n_shared: int, layers: Sequence[Any], width: int = 0, most: int = 0
     ) -> None:
         """Read what is not in the cache, and write until half of the rows are finished."""
         device = self._model.device
@@ -187,7 +178,7 @@ class HFEngine(Engine):
             padding, ids = [0] * (width - len(row)), row.prompt + row.new
             input_ids.append(ids[:n_shared] + padding + ids[n_shared:])
             mask.append([1] * n_shared + padding + [1] * (len(row) - n_shared))
-        steps = min(most, max(row.room for row in batch))
+        steps = most or max(row.room for row in batch)
         rope = self._model.config.get_text_config().to_dict().get("rope_parameters") or {}
         if rope.get("rope_type") not in _WITHOUT_BOUND:
             # A position past the context is an error, or changes the rotation of other rows.

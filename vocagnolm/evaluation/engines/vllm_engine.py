@@ -10,6 +10,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from vocagnolm.dist import launched_processes
 from vocagnolm.evaluation.engines.generation import Chat, Completion, Engine, Row
 from vocagnolm.models.load import ModelSource, context_length, tensor_parallel_size
 
@@ -30,6 +31,8 @@ class VLLMEngine(Engine):
     def __init__(
         self, source: ModelSource, tokenizer: Tokenizer, dtype: str, chat: Chat | None = None
     ):
+        if launched_processes() > 1:
+            raise ValueError("--engine vllm uses all GPUs by itself: start it with python")
         import vllm
 
         config, name, revision = source.config(), source.name, source.revision

@@ -1,7 +1,5 @@
 """Grading by processes that can be killed: any text gets a verdict in bounded time and memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import queue
@@ -43,7 +41,7 @@ class Grader:
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or min(8, os.cpu_count() or 1)
 
-    def __enter__(self) -> Grader:
+    def __enter__(self) -> "Grader":
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         for _ in range(self.workers):
             self._idle.put(_Worker())

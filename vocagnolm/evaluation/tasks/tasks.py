@@ -1,4 +1,4 @@
-"""The items of a benchmark, from a file, the hub or the package, with their whole prompts."""
+"""The items of a benchmark, from a file, the hub or the package; their prompts and records."""
 
 import hashlib
 import json
@@ -140,6 +140,21 @@ def read_lines(content: bytes) -> Iterator[JsonObject]:
     """Parse JSON lines."""
     # Not by `splitlines`: JSON allows other line separators inside strings.
     return (json.loads(line) for line in content.split(b"\n") if line.strip())
+
+
+def to_line(record: JsonObject) -> str:
+    """Write a record as ASCII: the text of a model may be no valid Unicode."""
+    return json.dumps(record) + "\n"
+
+
+def read_records(*paths: Path) -> dict[int, JsonObject]:
+    """Read items by `idx`; a last line that was cut off counts as not written."""
+    records: dict[int, JsonObject] = {}
+    for path in paths:
+        whole, _, _ = path.read_bytes().rpartition(b"\n")
+        for record in read_lines(whole):
+            records[record["idx"]] = record
+    return records
 
 
 def load_prompt_set(name: str, prompts_dir: Path | None) -> tuple[str, JsonObject]:
