@@ -45,8 +45,6 @@ def test_benchmarks_are_the_harnesss_settings_when_read() -> None:
         assert benchmark.answer_kind == ("letter" if benchmark.id in letters else "free")
         assert benchmark.stops == ("</s>", "\n\nQuestion:", "\n\nProblem:")
         assert benchmark.max_new_tokens == 1024
-        assert benchmark.licence
-        assert benchmark.source
     sets = {name: BENCHMARKS[name].prompt_set for name in BENCHMARKS}
     assert sets["math"] == "minerva_math"
     assert sets["mathqa"] == "mathqa"

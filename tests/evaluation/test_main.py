@@ -22,7 +22,7 @@ from vocagnolm.evaluation import main as evaluate_math
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.tasks import tasks
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
-from vocagnolm.evaluation.tasks.tasks import load_tasks, prompt_sha256
+from vocagnolm.evaluation.tasks.tasks import load_tasks, text_sha256
 from vocagnolm.models.load import revision_of
 
 N_ITEMS = 16
@@ -105,7 +105,7 @@ def slow_record(model: Any, tokenizer: Any, task: tasks.Task, idx: int) -> dict[
     return {
         "benchmark": task.benchmark.id,
         "idx": idx,
-        "prompt_sha256": prompt_sha256(task.prompts[idx]),
+        "prompt_sha256": text_sha256(task.prompts[idx]),
         "n_prompt_tokens": ids.shape[1],
         "n_new_tokens": len(new),
         "finish_reason": reason,

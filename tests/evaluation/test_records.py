@@ -45,6 +45,7 @@ def append(directory: RunDirectory, benchmark: str, process: int, *indices: int)
 def directory(tmp_path: Path) -> RunDirectory:
     """With settings and two items of gsm8k."""
     directory = RunDirectory(tmp_path / "evaluation")
+    directory.path.mkdir()
     directory.write_settings(SETTINGS)
     append(directory, "gsm8k", 0, 4, 1)
     return directory
@@ -177,6 +178,7 @@ def test_model_may_be_moved_when_its_content_is_known(
 ) -> None:
     directory.write_settings(changed("model.name", "/elsewhere/student"))
     other = RunDirectory(tmp_path / "hub")
+    other.path.mkdir()
     other.write_settings(changed("model.revision", "unknown"))
     append(other, "gsm8k", 0, 1)
     settings = changed("model.revision", "unknown")

@@ -24,7 +24,7 @@ from vocagnolm.evaluation.engines.generation import Completion
 from vocagnolm.evaluation.grading.grading import Verdict
 from vocagnolm.evaluation.runner import RunDirectory, run
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Item
-from vocagnolm.evaluation.tasks.tasks import Task, build_prompt, prompt_sha256
+from vocagnolm.evaluation.tasks.tasks import Task, build_prompt, text_sha256
 
 N_ITEMS = 23
 
@@ -113,7 +113,7 @@ def test_run_records_every_item_once(tmp_path: Path) -> None:
         assert record == {
             "benchmark": "gsm8k",
             "idx": item.idx,
-            "prompt_sha256": prompt_sha256(prompt),
+            "prompt_sha256": text_sha256(prompt),
             "n_prompt_tokens": len(prompt),
             "n_new_tokens": 3,
             "finish_reason": "stop",

@@ -25,6 +25,8 @@ from vocagnolm.io import JsonObject, write_text
 from vocagnolm.models.load import NO_LIMIT, ModelSource, context_length, revision_of
 from vocagnolm.run.wandb import check_trackers, log_evaluation
 
+_FILES = "results.json, row.md and an item file per benchmark"
+
 
 def evaluate(arguments: Namespace) -> None:
     """Ask and grade all items that are left, and write the report; in all processes of a job."""
@@ -39,17 +41,13 @@ def evaluate(arguments: Namespace) -> None:
         config, tokenizer = source.config(), source.tokenizer()
         # Without a template of the model's own this is a ValueError.
         chat = Chat(tokenizer, tokenizer.get_chat_template()) if arguments.chat else None
+        render = chat.prompt if chat else None
         tasks = load_tasks(
-            arguments.benchmarks,
-            arguments.data_dir,
-            arguments.prompts_dir,
-            arguments.limit or None,
-            chat.prompt if chat else None,
+            arguments.benchmarks, arguments.data_dir, arguments.prompts_dir, arguments.limit, render
         )
     context = (longest_context if arguments.engine == "vllm" else context_length)(config)
     if arguments.dry_run:
-        for task in tasks:
-            command.print_main(_preview(task, tokenizer, context))
+        command.print_main("\n".join(_preview(task, tokenizer, context) for task in tasks))
         return
     directory = runner.RunDirectory(output_dir(arguments))
     with ExitStack() as held:
@@ -59,10 +57,7 @@ def evaluate(arguments: Namespace) -> None:
             # What items must share to belong to one evaluation.
             settings = {
                 "protocol": chat.settings() if chat else None,
-                "model": {
-                    "name": arguments.model,
-                    "revision": revision_of(arguments.model, config),
-                },
+                "model": {"name": source.name, "revision": revision_of(source.name, config)},
                 "engine": arguments.engine,
                 "dtype": arguments.dtype,
                 "context": None if context == NO_LIMIT else context,
@@ -96,10 +91,7 @@ def evaluate(arguments: Namespace) -> None:
             }
             results = report.build_results(columns, directory, settings, environment)
             report.write_results(results, directory)
-            written = "results.json, row.md and an item file per benchmark"
-            command.print_main(
-                f"{report.to_markdown(results)}\nwritten: {directory.path}/{written}"
-            )
+            command.print_main(f"{report.to_markdown(results)}\nwritten: {directory.path}/{_FILES}")
             if arguments.report_to == "wandb":
                 log_evaluation(results, directory.path)
 
@@ -143,19 +135,17 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
         # Records of ours name their benchmark, and the chat protocol.
         found = record.get("benchmark", benchmark.id), record.get("protocol", benchmark.protocol)
         if found != (benchmark.id, benchmark.protocol):
-            raise ValueError(
-                f"{file} has an item of {' '.join(found).strip()}, not of {benchmark.id}"
-            )
+            whose = " ".join(found).strip()
+            raise ValueError(f"{file} has an item of {whose}, not of {benchmark.id}")
     answers = [(record["raw_output"], strip_string(record["gold"])) for record in records]
     with Grader() as grader:
         verdicts = list(map(asdict, grader.grade(benchmark.answer_kind, answers)))
-    lines = [
-        to_line({**record, **benchmark.names(), **verdict})
-        for record, verdict in zip(records, verdicts, strict=True)
-    ]
+    for record, verdict in zip(records, verdicts, strict=True):
+        record.update(benchmark.names(), **verdict)
+    lines = "".join(map(to_line, records))
     if output:
-        write_text(output, "".join(lines))
+        write_text(output, lines)
     else:
-        sys.stdout.writelines(lines)
+        sys.stdout.write(lines)
     line = f"{file} as {benchmark.id}: {report.in_a_line(report.summarize(verdicts))}"
     print(line, file=sys.stdout if output else sys.stderr)

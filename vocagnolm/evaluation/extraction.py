@@ -8,10 +8,11 @@ damaged here too: unit words delete variables ("(a+5)(b+2)" becomes "(+5)(b+2)")
 
 import re
 from contextlib import suppress
-from importlib import resources
 from typing import Literal
 
 from word2number import w2n
+
+from vocagnolm.io import ASSETS
 
 AnswerKind = Literal["free", "letter", "boxed_letter", "marked"]
 # The harness's word for an output without a letter.
@@ -21,8 +22,7 @@ _CHOICE = re.compile(r"(?:\\(?:text|mathrm|mathbf|textbf)\{)?\s*\(?([A-Ea-e])(?!
 _NUMBER = re.compile(r"-?\d*\.?\d+")
 # The harness's unit words, as regular expressions, in its order; the second half are the plurals.
 # A point is any character, as it is there.
-_UNITS_FILE = resources.files("vocagnolm") / "assets" / "unit_words.txt"
-_SINGULARS = _UNITS_FILE.read_text("utf-8").splitlines()
+_SINGULARS = (ASSETS / "unit_words.txt").read_text("utf-8").splitlines()
 _UNITS = (*_SINGULARS, *(unit + "s" for unit in _SINGULARS))
 _WORD = re.compile(r"\w+")
 # Each unit with a word of it that stands alone wherever the unit does.

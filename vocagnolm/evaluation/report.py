@@ -20,7 +20,6 @@ from vocagnolm.evaluation.tasks.tasks import Task
 from vocagnolm.io import JsonObject, json_or_empty, markdown_table, versions, write_json, write_text
 
 SECOND_OPINION = f"math-verify {metadata.version('math-verify')}"
-_RESULTS_FILE = "results.json"
 _PACKAGES = "python vocagnolm torch transformers tokenizers accelerate vllm sympy math-verify"
 Z_95 = 1.959963984540054
 
@@ -105,7 +104,7 @@ def build_results(
 ) -> JsonObject:
     """Collect everything known at the end, as the columns of the benchmarks that were asked."""
     # Benchmarks that were asked before, under the same settings, and whose items are all there.
-    earlier = json_or_empty(directory.path / _RESULTS_FILE).get("benchmarks", {})
+    earlier = json_or_empty(directory.path / "results.json").get("benchmarks", {})
     complete = {path.stem for path in directory.path.glob("*.jsonl")}
     columns = {name: column for name, column in earlier.items() if name in complete} | dict(asked)
     benchmarks = {name: columns[name] for name in BENCHMARKS if name in columns}
@@ -173,7 +172,7 @@ def in_a_line(summary: JsonObject) -> str:
 def write_results(results: JsonObject, directory: RunDirectory) -> None:
     """Write `results.json` and `row.md`, and the table into the card of a model of ours."""
     table = to_markdown(results)
-    write_json(directory.path / _RESULTS_FILE, results)
+    write_json(directory.path / "results.json", results)
     write_text(directory.path / "row.md", table)
     path = Path(results["model"]["name"]) / "README.md"
     if results["settings"].get("protocol") or not path.is_file():

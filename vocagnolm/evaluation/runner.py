@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from vocagnolm.evaluation.engines.generation import Engine
 from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.tasks.benchmarks import Item
-from vocagnolm.evaluation.tasks.tasks import Task, prompt_sha256, read_records, to_line
+from vocagnolm.evaluation.tasks.tasks import Task, read_records, text_sha256, to_line
 from vocagnolm.io import JsonObject, differences, json_or_empty, write_json, write_text
 
 
@@ -53,7 +53,6 @@ class RunDirectory:
             if changed:
                 holder = f"{self.path} holds results of another evaluation"
                 raise ValueError(f"{holder} ({'; '.join(changed)}): give another --output_dir")
-        self.path.mkdir(parents=True, exist_ok=True)
         write_json(path, {**settings, "benchmarks": {**kept, **benchmarks}})
 
     def finished(self, benchmark: str) -> dict[int, JsonObject]:
@@ -132,7 +131,7 @@ def run(
                     record = {
                         **task.benchmark.names(),
                         "idx": item.idx,
-                        "prompt_sha256": prompt_sha256(task.prompts[item.idx]),
+                        "prompt_sha256": text_sha256(task.prompts[item.idx]),
                         "n_prompt_tokens": done.n_prompt_tokens,
                         "n_new_tokens": done.n_new_tokens,
                         "finish_reason": done.finish_reason,
@@ -156,7 +155,7 @@ def _share(task: Task, directory: RunDirectory, state: PartialState) -> list[Ite
     """Take one of every `num_processes` items that are left, so that all have equal work."""
     finished = directory.finished(task.benchmark.id)
     for idx, record in finished.items():
-        if idx in task.prompts and record["prompt_sha256"] != prompt_sha256(task.prompts[idx]):
+        if idx in task.prompts and record["prompt_sha256"] != text_sha256(task.prompts[idx]):
             fault = f"item {idx} of {task.benchmark.id} was asked with another prompt"
             raise ValueError(f"{directory.path}: {fault}: give another --output_dir")
     left = [item for item in task.items if item.idx not in finished]

@@ -4,7 +4,6 @@ Two engines that choose the same tokens give the same completions. The rules are
 harness's vLLM path; `Chat` is another protocol than the paper's.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,11 +16,10 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from vocagnolm.chat.reading import special_ids
 from vocagnolm.chat.render import DATE, check_date
 from vocagnolm.evaluation.tasks.benchmarks import CHAT_PROTOCOL, INSTRUCTION
+from vocagnolm.evaluation.tasks.tasks import text_sha256
 
 # A stop string, an end-of-text token, `max_new_tokens` were generated, the context is full.
 FinishReason = Literal["stop", "eos", "length", "context"]
-# Stands for bytes that are no character, such as half of one.
-_UNDECODABLE = "\ufffd"
 
 
 @dataclass(frozen=True)
@@ -34,25 +32,8 @@ class Chat:
     def __post_init__(self) -> None:
         check_date(self.source, "its tokenizer_config.json")
 
-    def prompt(self, question: str) -> str:
-        """Render a user's turn, and the beginning of the answer."""
-        return self._render(question)
-
-    @cached_property
-    def end_ids(self) -> frozenset[int]:
-        """The token with which the template ends an answer; none where that is no special one."""
-        answer = "\ue000"  # which no template writes
-        after = self._render("?", answer).partition(answer)[2]
-        ids = self.tokenizer(after, add_special_tokens=False)["input_ids"]
-        special = special_ids(self.tokenizer)
-        return frozenset([id for id in ids if id in special][:1])
-
-    def settings(self) -> dict[str, object]:
-        """Return what two answers must share to belong together."""
-        sha256 = hashlib.sha256(self.source.encode()).hexdigest()
-        return {"name": CHAT_PROTOCOL, "instruction": INSTRUCTION, "template_sha256": sha256}
-
-    def _render(self, *turns: str) -> str:
+    def prompt(self, *turns: str) -> str:
+        """Render a question, and the beginning of the answer; or both turns."""
         roles = ("user", "assistant")
         text = self.tokenizer.apply_chat_template(
             [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=False)],
@@ -62,6 +43,20 @@ class Chat:
             date_string=DATE,  # items are asked on many days
         )
         return str(text)
+
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """The token with which the template ends an answer; none where that is no special one."""
+        answer = "\ue000"  # which no template writes
+        after = self.prompt("?", answer).partition(answer)[2]
+        ids = self.tokenizer(after, add_special_tokens=False)["input_ids"]
+        special = special_ids(self.tokenizer)
+        return frozenset([id for id in ids if id in special][:1])
+
+    def settings(self) -> dict[str, object]:
+        """Return what two answers must share to belong together."""
+        sha256 = text_sha256(self.source)
+        return {"name": CHAT_PROTOCOL, "instruction": INSTRUCTION, "template_sha256": sha256}
 
 
 @dataclass(frozen=True)
@@ -170,7 +165,8 @@ class Row:
         distance = self._longest_stop + 4
         if len(self.new) - self._anchor >= 2 * distance:
             tail = self._engine.decode(self.new[-distance:])
-            whole = len(tail) > self._longest_stop and _UNDECODABLE not in tail
+            # U+FFFD stands for bytes that are no character, such as half of one.
+            whole = len(tail) > self._longest_stop and "\ufffd" not in tail
             if whole and text.endswith(tail):
                 self._anchor = len(self.new) - distance
         return any(stop in text for stop in self.stops)

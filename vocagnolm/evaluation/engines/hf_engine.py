@@ -125,11 +125,10 @@ class HFEngine(Engine):
     def _read_prefix(self, rows: list[Row]) -> tuple[int, list[Any]]:
         """Read so many tokens that all prompts begin with, less than a whole one, into a cache."""
         cache = DynamicCache(config=self._model.config)
-        n_shared = 0
         # A row that is nearly done may wait for one that has just begun.
         places = max(len(row) + row.room for row in rows) + max(row.room for row in rows)
-        if _can_pad_inside(self._model, places):
-            n_shared = shared_length([row.prompt[:-1] for row in rows])
+        shared = shared_length([row.prompt[:-1] for row in rows])
+        n_shared = shared if _can_pad_inside(self._model, places) else 0
         if n_shared:
             input_ids = torch.tensor([rows[0].prompt[:n_shared]], device=self._model.device)
             # The body alone: logits of all these tokens are worth nothing, and large.

@@ -14,15 +14,14 @@ from vocagnolm.dist import launched_processes
 from vocagnolm.evaluation.engines.generation import Chat, Completion, Engine, Row
 from vocagnolm.models.load import ModelSource, context_length, tensor_parallel_size
 
-# Tokens. vLLM reserves room for one such text; prompts take a quarter of it.
-_LONGEST_CONTEXT = 8192
 # Prompts: enough to keep the engine busy, few enough to be written early.
 _GROUP = 512
 
 
 def longest_context(config: PreTrainedConfig) -> int:
     """Return the most tokens of a model's context that the engine takes."""
-    return min(context_length(config), _LONGEST_CONTEXT)
+    # vLLM reserves room for one such text; prompts take a quarter of it.
+    return min(context_length(config), 8192)
 
 
 class VLLMEngine(Engine):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -42,16 +41,15 @@ class Grader:
         self.workers = workers or min(8, os.cpu_count() or 1)
 
     def __enter__(self) -> "Grader":
-        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-        for _ in range(self.workers):
-            self._idle.put(_Worker())
+        # As many as there are threads: one is always idle for a thread that needs it.
+        self._idle = [_Worker() for _ in range(self.workers)]
         self._threads = ThreadPoolExecutor(self.workers)
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._threads.shutdown(cancel_futures=True)
-        while not self._idle.empty():
-            self._idle.get().stop()
+        for worker in self._idle:
+            worker.stop()
 
     def grade(
         self, kind: AnswerKind | None, answers: Iterable[tuple[str, str]]
@@ -59,14 +57,14 @@ class Grader:
         """Grade (output, gold) pairs, in their order; kind None: (prediction, gold)."""
 
         def grade_one(answer: tuple[str, str]) -> Verdict:
-            worker = self._idle.get()
+            worker = self._idle.pop()
             # The answer before was too much for it.
             if worker.process.poll() is not None:
                 worker = _Worker()
             try:
                 return worker.grade(kind, *answer)
             finally:
-                self._idle.put(worker)
+                self._idle.append(worker)
 
         return self._threads.map(grade_one, answers)
 

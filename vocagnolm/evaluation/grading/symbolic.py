@@ -41,10 +41,9 @@ _OPERATORS: _Table = {
 }
 _BRACKETS: _Table = {ast.Tuple: tuple, ast.List: list, ast.Set: set}
 _CONSTANTS = {"pi": sympy.pi, "E": sympy.E, "I": sympy.I, "oo": sympy.oo}
-_FUNCTIONS = {
-    name: getattr(sympy, name)
-    for name in ("sqrt", "exp", "log", "ln", "sin", "cos", "tan", "cot", "sec", "csc")
-} | {"abs": abs}
+_FUNCTIONS = {"abs": abs} | {
+    name: getattr(sympy, name) for name in "sqrt exp log ln sin cos tan cot sec csc".split()
+}
 _LEADING_MATRIX = re.compile(r"\(?\\begin\{[pb]matrix\}(.*?)\\end\{[pb]matrix\}\)?", re.DOTALL)
 _LEADING_NUMBER = re.compile(r"(-?\d+(?:,\d{3})*(?:\.\d+)?)~*(?:$|\.(?!\d)|&|E(?!\d)|\\\\)")
 _TOLERANCE = 1e-4
@@ -90,7 +89,13 @@ def algebraically_equal(prediction: str, gold: str) -> bool:
     if "pmatrix" in prediction and "pmatrix" not in gold:
         lists = (found.strip("{}").replace(",", "\\") for found in re.findall(r"\{.*,.*\}", gold))
         gold = ", ".join(rf"\begin{{pmatrix}}{entries}\end{{pmatrix}}" for entries in lists)
-    return any(rule(prediction, gold) for rule in _TEXT_RULES)
+    return (
+        _without_brackets(prediction, gold)
+        or _elementwise(prediction, gold)
+        or _matrices_equal(prediction, gold)
+        or _equations_equal(prediction, gold)
+        or _expressions_equal(prediction, gold)
+    )
 
 
 def verify(output: str, gold: str) -> bool:
@@ -165,13 +170,6 @@ _RULES: tuple[Callable[[Parsed, Parsed], bool], ...] = (
     lambda a, b: abs(a.lhs - a.rhs).equals(abs(b.lhs - b.rhs)),
     lambda a, b: isclose(float(sympy.N(a)), float(sympy.N(b)), rel_tol=_TOLERANCE),
     _rounded_equal,
-)
-_TEXT_RULES = (
-    _without_brackets,
-    _elementwise,
-    _matrices_equal,
-    _equations_equal,
-    _expressions_equal,
 )
 
 

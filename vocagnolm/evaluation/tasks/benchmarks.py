@@ -39,9 +39,7 @@ def _math(row: RawRow) -> tuple[str, object]:
 
 
 def _svamp(row: RawRow) -> tuple[str, object]:
-    body = row["Body"].strip()
-    if not body.endswith("."):
-        body += "."
+    body = row["Body"].strip().removesuffix(".") + "."
     # The hub spells it "145" where the harness has 145.0.
     return f"{body} {row['Question'].strip()}", float(row["Answer"])
 
@@ -146,8 +144,6 @@ class Benchmark:
     column: str
     item_count: int
     shots: int
-    licence: str
-    source: str
     # In the harness's layout, relative to `--data_dir`; None for the demo.
     file: str | None = None
     # `tasks.items_digest`; None where the items could not be checked against the harness.

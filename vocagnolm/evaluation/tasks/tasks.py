@@ -15,7 +15,6 @@ _HARNESS_DATA = (
     "https://raw.githubusercontent.com/ZubinGou/math-evaluation-harness/"
     "db77bc6bb2a17c90ed2d63e88ebd8c40a82858c5/data"
 )
-_SEPARATOR = "\n\n\n"
 # prompts/cot/ of the harness.
 _HARNESS_SHA256 = {
     "gsm8k": "f7b267f942be471e4ea8013cdba4c4df3cad1f969774c073e9165c568043a7b8",
@@ -50,16 +49,14 @@ class Task:
     def marks(self) -> dict[str, str]:
         """Reasons not to put the accuracy beside a published one: in a word, and in a sentence."""
         marks = {}
-        asked, known = len(self.items), self.benchmark.item_count
         if self.benchmark.protocol:
             marks["chat"] = f"protocol: {self.benchmark.protocol}, not the paper's few-shot"
-        if asked < known:
-            marks["partial"] = f"partial: {asked} of {known} items"
+        if len(self.items) < (known := self.benchmark.item_count):
+            marks["partial"] = f"partial: {len(self.items)} of {known} items"
         if self.prompt_set and self.prompt_set["origin"] != "harness":
             marks["other_prompts"] = f"prompts: {self.prompt_set['origin']}, not the harness's"
         if not self.data["verified"]:
-            origin = self.data["origin"]
-            marks["other_data"] = f"data: {origin} is not verified to be the harness's"
+            marks["other_data"] = f"data: {self.data['origin']} is not verified to be the harness's"
         return marks
 
 
@@ -70,7 +67,7 @@ def load_tasks(
     limit: int | None,
     render: Callable[[str], str] | None = None,
 ) -> list[Task]:
-    """Read the first `limit` items of benchmarks; `render` puts each into a chat template."""
+    """Read benchmarks, or their first `limit` items; `render` puts each into a chat template."""
     tasks = []
     for name in names:
         benchmark = BENCHMARKS[name].in_chat() if render else BENCHMARKS[name]
@@ -78,7 +75,7 @@ def load_tasks(
         examples, prompt_set = "", None
         if benchmark.prompt_set:
             examples, prompt_set = load_prompt_set(benchmark.prompt_set, prompts_dir)
-        asked = items[:limit]
+        asked = items[: limit or None]
         prompts = {item.idx: build_prompt(benchmark, examples, item.question) for item in asked}
         if render:
             prompts = {idx: render(prompt) for idx, prompt in prompts.items()}
@@ -89,9 +86,8 @@ def load_tasks(
 def load_items(benchmark: Benchmark, data_dir: Path | None) -> tuple[list[Item], JsonObject]:
     """Read all items of a benchmark from `data_dir`, or download them; the demo needs neither.
 
-    Returns the items, sorted by `idx`, and where they are from: their origin ("demo_world", a file
-    relative to `data_dir`, or the name of a download), their digest, and whether this shows them to
-    be the ones behind the published numbers, to the letter.
+    Returns them sorted by `idx`, with their origin ("demo_world", a file relative to `data_dir`, or
+    the name of a download), their digest, and whether it shows them to be the harness's.
     """
     origin, rows = _read_rows(benchmark, data_dir)
     items = [benchmark.item(row.get("idx", index), row) for index, row in enumerate(rows)]
@@ -133,7 +129,7 @@ def items_digest(items: Iterable[Item]) -> str:
     """Hash index, question and gold of each item, one JSON list per line."""
     rows = ([item.idx, item.question, item.gold] for item in items)
     lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
-    return hashlib.sha256(lines.encode()).hexdigest()
+    return text_sha256(lines)
 
 
 def read_lines(content: bytes) -> Iterator[JsonObject]:
@@ -175,9 +171,9 @@ def load_prompt_set(name: str, prompts_dir: Path | None) -> tuple[str, JsonObjec
 def build_prompt(benchmark: Benchmark, examples: str, question: str) -> str:
     """Join worked examples, if any, two blank lines, and the question in its template."""
     asked = benchmark.template.format(question=question)
-    return examples.strip() + _SEPARATOR + asked if examples else asked
+    return f"{examples.strip()}\n\n\n{asked}" if examples else asked
 
 
-def prompt_sha256(prompt: str) -> str:
-    """Hash a prompt, as an item's record names it."""
-    return hashlib.sha256(prompt.encode()).hexdigest()
+def text_sha256(text: str) -> str:
+    """Hash a text, such as a prompt, which an item's record names so."""
+    return hashlib.sha256(text.encode()).hexdigest()
