@@ -90,7 +90,8 @@ def test_store_is_the_same_after_many_kills(
     argv = arguments(teacher, corpus, path)[1:]
     statuses = score_with_kills(processes, argv, path, log, lines, kills=KILLS)
     assert statuses[-1] == [0, 0], log.read_text()
-    assert sum(-9 in job for job in statuses) >= KILLS * 3 // 4, statuses
+    # A fast job may end before its kill.
+    assert sum(-9 in job for job in statuses) >= KILLS // 2, statuses
     check_scored_once(lines, DOCUMENTS // 4)
     assert contents(path) == contents(scored)
 
