@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from vocagnolm.cli import Parser, print_main, shell
 from vocagnolm.io import JsonObject, check_writable, markdown_table, write_json, write_text
 from vocagnolm.report.plots import bar_series, draw_bars, draw_curves, embed, read_curves
-from vocagnolm.report.render import render_page
+from vocagnolm.report.render import TEMPLATES
 from vocagnolm.report.runs import (
     Row,
     Run,
@@ -34,7 +34,6 @@ from vocagnolm.report.runs import (
     read_reported,
     read_run,
     read_training,
-    reject,
 )
 from vocagnolm.report.statistics import pair
 from vocagnolm.run.card import public_name
@@ -85,7 +84,7 @@ def compare(
 ) -> Comparison:
     """Read runs, pair each evaluation with its protocol's first, and add rows of the paper."""
     if not paths:
-        reject("a RUN to compare", "none", "give directories of train.py or evaluate_math.py")
+        raise ValueError("no RUN to compare: give directories of train.py or evaluate_math.py")
     theirs, places = read_reported(reported), find_places(paths)
     runs = [read_run(label, place) for label, (_, place) in places.items() if place]
     trained = [read_training(label, place) for label, (place, _) in places.items() if place]
@@ -228,8 +227,7 @@ def write_comparison(comparison: Comparison, directory: Path) -> None:
         pictures.append(("Accuracy", embed(figure), _BARS))
     if curves := read_curves(comparison.settings):
         pictures.append(("Along the training", embed(draw_curves(curves)), _CURVES))
-    page = render_page(
-        "comparison.html",
+    page = TEMPLATES.get_template("comparison.html").render(
         names=comparison.labels,
         baselines=list(dict.fromkeys(x["first"] for x in comparison.pairings)),
         pictures=pictures,

@@ -18,7 +18,8 @@ from vocagnolm.io import markdown_table
 from vocagnolm.report.view import STATUSES, GuidanceView, Status, TextView, TokenView
 from vocagnolm.run.card import public_name
 
-_TEMPLATES = jinja2.Environment(
+# Of pages; every text is escaped.
+TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("vocagnolm", "assets"),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
@@ -27,11 +28,6 @@ _TEMPLATES = jinja2.Environment(
 # Categories of Unicode.
 _INVISIBLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
 _MARKS = {"kept": "[ ]", "dropped": " ", "unmapped": "{ }", "unlabelled": "( )"}
-
-
-def render_page(template: str, **values: object) -> str:
-    """Fill a template of `assets`; every text is escaped."""
-    return _TEMPLATES.get_template(template).render(**values)
 
 
 def invisible_name(character: str) -> str | None:
@@ -130,8 +126,7 @@ def render_html(view: GuidanceView) -> str:
     known = [loss for _, _, *losses, _ in facts for loss in losses if loss is not None]
     # Tokens are counted through the page: #t12 in its address chooses one.
     counted = iter(enumerate(view.tokens))
-    return render_page(
-        "guidance.html",
+    return TEMPLATES.get_template("guidance.html").render(
         student=public_name(view.student),
         teacher=" and ".join(map(public_name, view.teacher.split(" and "))),
         settings=_settings_line(view),

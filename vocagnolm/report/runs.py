@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import read_records
@@ -66,8 +66,10 @@ class Run:
         }
         found = len(items), sum(correct for correct, *_ in items.values())
         if found != (counts := self.counts[benchmark]):
-            expected = f"{counts[0]} items, {counts[1]} of them right, as in {RESULTS_FILE}"
-            reject(f"{expected}, in {path}", f"{found[0]} and {found[1]}", "evaluate again")
+            raise ValueError(
+                f"{path}: expected {counts[0]} items, {counts[1]} of them right, as in "
+                f"{RESULTS_FILE}, found {found[0]} and {found[1]}: evaluate again"
+            )
         return items
 
 
@@ -94,11 +96,6 @@ class TrainingRun:
     def name(self) -> str:
         """Method and teacher."""
         return f"{self.method}, {self.teacher}" if self.teacher else self.method
-
-
-def reject(expected: object, found: object, advice: str) -> NoReturn:
-    """Raise the ValueError of a wrong directory or option, in one line."""
-    raise ValueError(f"expected {expected}, found {found}: {advice}")
 
 
 def heading(column: str) -> str:
@@ -135,8 +132,8 @@ def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | No
         if run or evaluation:
             found.append((name, path, run, evaluation))
         elif not has_chat:
-            expected = f"{RUN_FILE} or {RESULTS_FILE} in {path} or in its {EVALUATION_FOLDER}/"
-            reject(expected, "none", "run train.py or evaluate_math.py first")
+            expected = f"{RUN_FILE} or {RESULTS_FILE} in it or in its {EVALUATION_FOLDER}/"
+            raise ValueError(f"{path}: no {expected}: run train.py or evaluate_math.py first")
         if has_chat:
             found.append((f"{name}-chat", chat, None, chat))
     names = [name for name, *_ in found]
@@ -276,8 +273,8 @@ def read_reported(names: Sequence[str]) -> list[Row]:
     found: list[Row] = []
     for name in names:
         if name not in known:
-            expected = "--reported to name a row or a table of the paper"
-            reject(expected, repr(name), f"give one of {', '.join(map(repr, known))}")
+            rows = ", ".join(map(repr, known))
+            raise ValueError(f"--reported {name!r} is no row or table of the paper: {rows}")
         found += [cell for cell in known[name] if cell not in found]
     return found
 
