@@ -144,16 +144,17 @@ def _nan_loss(step: int, rank: str) -> None:
 
     def compute_loss(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if self.state.global_step + 1 == step and os.environ.get("RANK", "0") == rank:
-            losses = self.teacher.losses
+            teacher = self.objective.teacher
+            losses = teacher.losses
 
             def broken(batch: Any, **kwargs: Any) -> Any:
                 found = losses(batch, **kwargs)
                 found.loss_BT[0, 5] = torch.nan
                 return found
 
-            self.teacher.losses = broken
+            teacher.losses = broken
             result = original(self, model, inputs, *args, **kwargs)
-            del self.teacher.losses
+            del teacher.losses
             return result
         return original(self, model, inputs, *args, **kwargs)
 
