@@ -38,10 +38,10 @@ class RowSegments(NamedTuple):
     longest: int
 
 
-def segments_of(lengths: Iterable[int], device: torch.device | None = None) -> RowSegments:
+def segments_of(lengths: Iterable[int]) -> RowSegments:
     """Make segments of these lengths, in the order of the rows; empty ones are dropped."""
     lengths = [length for length in lengths if length]
-    edges = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device)
+    edges = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
     return RowSegments(edges, max(lengths, default=0))
 
 

@@ -1,4 +1,4 @@
-"""Distances between the next-token distributions of student and teacher: Eq. (5), Eq. (6), entropy.
+"""Distances between the next-token distributions of student and teacher, Eq. (5) and Eq. (6).
 
 Two distributions over whole vocabularies are held for one tile of tokens at a time, and once: all
 tokens weigh alike, so losses, distances and the gradient of their sum are taken together, and
@@ -62,8 +62,8 @@ class Pairs(NamedTuple):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return what is trained, the losses [B, S] and the distances [R], float32.
 
-        Within the student's forward (see `token_loss.Instead`). What is trained is the sum of all
-        losses and of all distances, times the factor: it alone has a gradient.
+        Within the student's forward (`instead` of `add_token_losses`). What is trained is the sum
+        of all losses and of all distances, times the factor: it alone has a gradient.
         """
         inputs = (student_BSD.flatten(0, 1), head.weight_VD, head.bias_V, head)
         given = (targets_BS.flatten(), self, torch.is_grad_enabled())

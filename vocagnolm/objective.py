@@ -27,12 +27,7 @@ from vocagnolm.guidance import (
 )
 from vocagnolm.method import Method, Unmapped
 from vocagnolm.packing import Batch, label_tokens, student_segments, teacher_segments
-from vocagnolm.token_loss import (
-    add_token_losses,
-    first_tokens,
-    last_hidden_state,
-    read_head,
-)
+from vocagnolm.token_loss import add_token_losses, first_tokens, last_hidden_state, read_head
 
 
 class TeacherLosses(NamedTuple):

@@ -219,9 +219,6 @@ def _unsupported(model: nn.Module, found: str) -> str:
 # -- Token losses --------------------------------------------------------------------------------
 
 
-# Computes other things than losses within the same forward pass: from the hidden states [B, T, D],
-# the token that each predicts [B, T], or -100, and the head.
-Instead = Callable[[Tensor, Tensor, Head], object]
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
@@ -315,7 +312,8 @@ def add_token_losses(model: ModelT, device: torch.device | None = None) -> Model
                          one sync per backward pass; if more get one, every gradient is NaN
         label_tokens     tokens that have a loss: the head reads no others, and NaN is any beyond
         with_entropies   return the losses and the entropies of the distributions they are from
-        instead          its result is returned in place of the losses (`Instead`)
+        instead          its result is returned in place of the losses; it gets the hidden states
+                         [B, T, D], the token that each predicts [B, T], or -100, and the head
         segments         for attention that does not see the ends of documents in `position_ids`
 
     Every other call, `generate` included, is unchanged. The new forward belongs to the instance
@@ -372,7 +370,7 @@ def _token_losses(
     weighted_tokens: int | None = None,
     label_tokens: int | None = None,
     with_entropies: bool = False,
-    instead: Instead | None = None,
+    instead: Callable[[Tensor, Tensor, Head], object] | None = None,
     **inputs: Any,
 ) -> object:
     if labels is None:
