@@ -130,8 +130,7 @@ def selected_count(
     """
     if unmapped_strategy == "mean":
         return _share(mapped + unmapped, top_k)
-    share = _share(mapped, top_k)
-    return share + unmapped if unmapped_strategy == "include" else share
+    return _share(mapped, top_k) + (unmapped if unmapped_strategy == "include" else 0)
 
 
 def _share(count: CountT, top_k: float) -> CountT:

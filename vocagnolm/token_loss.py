@@ -484,11 +484,7 @@ def _check_head(model: PreTrainedModel, device: torch.device | None) -> None:
 
 
 def check_packing(
-    model: PreTrainedModel,
-    device: torch.device | None = None,
-    *,
-    longest: int = 0,
-    crosses: bool = False,
+    model: nn.Module, device: torch.device | None = None, *, longest: int = 0, crosses: bool = False
 ) -> None:
     """Verify that documents packed into one row have the losses they have alone.
 
@@ -531,10 +527,11 @@ def check_packing(
     error, scale = (float((found - separate).abs().max()) for found in (packed, crossing))
     # Rounding differs between shapes. Below the floor even crossing looks like isolation, as in
     # some untrained models; a small share of the scale still shows the leak of one layer in many.
-    exact = _is_exact(model, model.dtype) and not torch.is_autocast_enabled(ids.device.type)
+    inner = inner_model(model)
+    exact = _is_exact(model, inner.dtype) and not torch.is_autocast_enabled(ids.device.type)
     floor, share = (1e-4, 0.01) if exact else (5e-2, 0.2)
     if error > floor + share * scale:
-        attention = inner_model(model).config._attn_implementation
+        attention = inner.config._attn_implementation
         raise ValueError(
             f"{type(model).__name__} with attention implementation {attention} lets "
             f"packed documents see each other: losses differ by up to {error:.2g} nats from those "

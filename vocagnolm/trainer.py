@@ -196,9 +196,9 @@ class VocAgnoTrainer(ResumableTrainer):
         token is chosen by a teacher.
         """
         inputs = cast(Batch, self._prepare_inputs(dict(batch)))
-        teacher, as_typed = self.objective.teacher_losses(inputs), self._method.as_typed
+        teacher = self.objective.teacher_losses(inputs)
         if teacher is None:
-            raise ValueError(f"{as_typed} chooses no token by a teacher's losses")
+            raise ValueError(f"{self._method.as_typed} chooses no token by a teacher's losses")
         was_training = self.model.training
         self.model.train(False)
         with self.compute_loss_context_manager():

@@ -271,15 +271,9 @@ def fp8_products() -> object:
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the layers that repeat, as a model names those that must not be split."""
+    """Return the layers that repeat, as a model names those that must not be split; some do not."""
     names = set(model._no_split_modules or ())
-    layers = [module for module in model.modules() if type(module).__name__ in names]
-    if not layers:
-        raise ValueError(
-            f"{type(model).__name__} names no decoder layers (_no_split_modules), which "
-            "--teacher_sharding shards one by one: leave it out"
-        )
-    return layers
+    return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def devices_of_a_machine() -> int:
@@ -294,6 +288,11 @@ def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTra
     those of the whole model, bit for bit; one layer is gathered at a time. The model comes on the
     CPU, the same in all processes, and leaves frozen, each shard on its process's device.
     """
+    if not (layers := decoder_layers(model)):
+        raise ValueError(
+            f"{type(model).__name__} names no decoder layers (_no_split_modules), which "
+            "--teacher_sharding shards one by one: leave it out"
+        )
     local = devices_of_a_machine()
     machines = torch.distributed.get_world_size() // local
     # Sharded inside a machine, replicated between machines.
@@ -301,7 +300,7 @@ def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTra
     mesh = init_device_mesh(device.type, (machines, local), mesh_dim_names=names)["device"]
     model.train(False).requires_grad_(False)
     # Layer by layer, so that one is gathered at a time; then the embeddings and the head.
-    for layer in decoder_layers(model):
+    for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
     # Behind the sharding, so that its probe runs on the device.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
@@ -211,10 +210,7 @@ def sizes_of(model: PreTrainedModel | nn.Module) -> Sizes:
     names = ("num_hidden_layers", "hidden_size", "intermediate_size")
     count, hidden, inner = (getattr(text, name, None) or 0 for name in names)
     head = whole.get_output_embeddings()  # type: ignore[no-untyped-call]
-    layers: list[int] = []
-    # Some models name no decoder layers.
-    with suppress(ValueError):
-        layers = [_parameters(layer) for layer in decoder_layers(whole)]
+    layers = [_parameters(layer) for layer in decoder_layers(whole)]
     total = _parameters(model)
     gathered = total - sum(layers) + 2 * max(layers, default=0)
     return Sizes(
