@@ -5,16 +5,16 @@ resuming is an index; and a `Batch`, with teacher ranges relative to the teacher
 neither tokenizers nor models; `chunks` and `shares` are what two methods need beyond the ranges.
 """
 
+from __future__ import annotations
+
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
-import datasets
 import numpy as np
 import numpy.typing as npt
-import pyarrow.compute as pc
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
@@ -24,6 +24,9 @@ from vocagnolm.alignment import align_segment, segment_shares
 from vocagnolm.attention import RowSegments, segments_of
 from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED
 from vocagnolm.spans import IntArray
+
+if TYPE_CHECKING:
+    import datasets
 
 FloatArray = npt.NDArray[np.float32]
 _Segments = Sequence[Sequence[IntArray]]  # of every row
@@ -153,6 +156,9 @@ class Blocks(Dataset[Block]):
         teacher_max_length: int | Sequence[int],
         parts: Mapping[str, int] | None = None,
     ):
+        # Comes with `datasets`, without which a trainer can be given sequences of another kind.
+        import pyarrow.compute as pc
+
         tokens = np.asarray(segments.with_format("numpy")["student_tokens"][:], np.int64)
         by_teacher = np.empty((len(tokens), 0), np.int64)
         if len(tokens) and "teacher_counts" in segments.column_names:
