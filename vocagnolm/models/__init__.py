@@ -1,1 +1,1 @@
-"""Models: loading, quantization, sharding, probes and adapters."""
+"""Models: loading, quantization, sharding and adapters."""
