@@ -145,6 +145,7 @@ def test_work_is_rejected_when_linear_layers_hide_it(config: Any) -> None:
     ("name", "expected"),
     [
         ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756.5),
         ("NVIDIA H200 NVL", 835.5),
         ("NVIDIA A100-SXM4-80GB", 312.0),
         ("NVIDIA L40", None),

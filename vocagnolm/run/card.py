@@ -23,11 +23,7 @@ def hub_name(place: str) -> str | None:
 
 
 def public_name(place: str) -> str:
-    """Return a name without this machine's directories.
-
-    >>> public_name("/home/me/corpora/pages.jsonl")
-    'pages.jsonl'
-    """
+    """Return a name without this machine's directories."""
     return hub_name(place) or Path(place).name
 
 

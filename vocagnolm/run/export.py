@@ -19,12 +19,12 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from vocagnolm.cli import Parser, print_main, shell
-from vocagnolm.io import RUN_FILE, JsonObject, json_or_empty
+from vocagnolm.io import MANIFEST_FILE, RUN_FILE, JsonObject, json_or_empty
 from vocagnolm.models.adapters import lora_config, merge_adapters
 from vocagnolm.models.load import ModelSource, is_adapter
 from vocagnolm.readers import load_tokenizer
 from vocagnolm.run.options import ModelOptions
-from vocagnolm.run.resume import checkpoint_fault, is_finished, run_of
+from vocagnolm.run.resume import checkpoint_fault, is_finished
 
 # In a sharded checkpoint, as Accelerate names it.
 _SHARDS = "pytorch_model_fsdp_0"
@@ -62,7 +62,8 @@ def export(
     checkpoint = checkpoint.resolve()
     if not is_finished(checkpoint) and (fault := checkpoint_fault(checkpoint)):
         raise ValueError(f"{checkpoint}: {fault}")
-    settings = run_of(checkpoint) or json_or_empty(checkpoint / RUN_FILE)
+    settings = json_or_empty(checkpoint / MANIFEST_FILE).get("run")
+    settings = settings or json_or_empty(checkpoint / RUN_FILE)
     if not settings:
         raise ValueError(f"{checkpoint} lacks the settings of its run, as train.py writes them")
     is_sharded = (checkpoint / _SHARDS).is_dir()

@@ -45,7 +45,6 @@ from vocagnolm.dist import rank0
 from vocagnolm.io import (
     MANIFEST_FILE,
     RUN_FILE,
-    JsonObject,
     check_writable,
     differences,
     json_or_empty,
@@ -160,23 +159,17 @@ def step_of(checkpoint: str | Path) -> int:
     return int(json_or_empty(Path(checkpoint) / TRAINER_STATE_NAME).get("global_step", 0))
 
 
-def run_of(checkpoint: str | Path) -> JsonObject:
-    """Read the settings of the run that saved a checkpoint; empty if it has none."""
-    settings: JsonObject = json_or_empty(Path(checkpoint) / MANIFEST_FILE).get("run", {})
-    return settings
-
-
 def checkpoint_fault(checkpoint: str | Path, settings: Settings | None = None) -> str | None:
     """Describe why a run with these settings cannot resume from a checkpoint; None if it can."""
     path = Path(checkpoint)
     if not path.is_dir():
         return "no such directory"
-    files = json_or_empty(path / MANIFEST_FILE).get("files")
-    if not files:
+    manifest = json_or_empty(path / MANIFEST_FILE)
+    if not (files := manifest.get("files")):
         return f"it has no {MANIFEST_FILE}: it was not finished, or another tool wrote it"
     if fault := size_fault(path, files):
         return fault
-    before = run_of(path)
+    before = manifest.get("run")
     if before and settings and (changed := differences(before, settings, prefix="--")):
         return f"it is of a run with other settings ({'; '.join(changed)})"
     return None
@@ -272,9 +265,6 @@ def mixed_counts(sizes: Sequence[float], weights: Sequence[float]) -> npt.NDArra
     """Count what an epoch reads of each corpus, whose packed sequences have these numbers.
 
     Every corpus is read at least once, and in shares of the weights.
-
-    >>> mixed_counts([700, 100], [0.7, 0.3]).tolist()
-    [700, 300]
     """
     shares = np.asarray(weights) / np.sum(weights)
     # Rounded first, as 700 / 0.7 is a little more than 1000.
