@@ -241,7 +241,8 @@ class RunLog(TrainerCallback):
         if state.is_world_process_zero:
             self._path = Path(str(args.output_dir), LOG_FILE)
             # What was logged after the checkpoint is going to be logged again.
-            write_text(self._path, "".join(map(_line, state.log_history)))
+            history = "".join(json.dumps(entry) + "\n" for entry in state.log_history)
+            write_text(self._path, history)
             _print_row("step tokens loss student teacher kept tok/s left".split())
 
     def on_log(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
@@ -251,7 +252,7 @@ class RunLog(TrainerCallback):
         entry, step = state.log_history[-1], state.global_step
         if self._path:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(_line(entry))
+                file.write(json.dumps(entry) + "\n")
         cells, rest = [str(step), tqdm.format_sizeof(step * self._tokens_per_step)], ""
         if "selected_fraction" in entry:
             losses = ("loss", "student_loss_nats", "teacher_loss_nats")
@@ -267,10 +268,6 @@ class RunLog(TrainerCallback):
             shown = [name for name in entry if name.endswith("loss")]
             rest = ", ".join(f"{name} {entry[name]:.4f}" for name in shown)
         _print_row(cells, rest)
-
-
-def _line(entry: Mapping[str, object]) -> str:
-    return json.dumps(entry) + "\n"
 
 
 def _print_row(cells: Sequence[str], rest: str = "") -> None:

@@ -23,14 +23,7 @@ from transformers.integrations import integration_utils
 from transformers.trainer import TRAINER_STATE_NAME
 
 from vocagnolm.cli import log_main
-from vocagnolm.io import (
-    RUN_FILE,
-    JsonObject,
-    json_or_empty,
-    markdown_table,
-    versions,
-    write_json,
-)
+from vocagnolm.io import RUN_FILE, JsonObject, json_or_empty, markdown_table, versions, write_json
 from vocagnolm.run.options import RunOptions
 
 if TYPE_CHECKING:
