@@ -79,11 +79,10 @@ def load_sample(
 
     Returns them as `load_corpus` does, with the count of all, None if it is not known.
     """
-    option = "--dataset"
-    if _local_path(dataset, option):
+    if _local_path(dataset, "--dataset"):
         corpus = load_corpus(dataset, split=split, text_column=text_column, config_name=config_name)
         return corpus.select(range(min(count, len(corpus)))), len(corpus)
-    stream = _read_hub(dataset, option, name=config_name or None, split=split, streaming=True)
+    stream = _read_hub(dataset, "--dataset", name=config_name or None, split=split, streaming=True)
     corpus = datasets.Dataset.from_list(list(stream.take(count)))
     info = (stream.info.splits or {}).get(split)
     return only_text(corpus, text_column, dataset), info.num_examples if info else None
@@ -213,6 +212,5 @@ def conversations_of(
         if fault is not None:
             faults[index] = fault
         else:
-            places = tuple(ends), tuple(untrained)
-            found[index] = Conversation(text, tuple(roles), *places, given)
+            found[index] = Conversation(text, tuple(roles), tuple(ends), tuple(untrained), given)
     return found, faults

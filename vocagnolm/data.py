@@ -52,7 +52,6 @@ _ARRAYS = {
     **dict.fromkeys(("student_jumps", "teacher_jumps"), "int32"),
     **dict.fromkeys(("student_labelled", "teacher_labelled"), "int32"),
 }
-TEACHER_ARRAYS = tuple(name for name in _ARRAYS if name.startswith("teacher_"))
 _INTEGERS = (
     *("document", "start", "end"),
     *("student_tokens", "teacher_tokens", "text_tokens", "unmapped_text_tokens"),
@@ -247,7 +246,7 @@ def _column_types(student: Reader, teachers: TeacherReaders) -> datasets.Feature
         if max(ids, default=0) <= np.iinfo(np.uint16).max:
             types[name] = "uint16"
     if not teachers.limits():
-        types = {name: types[name] for name in types if name not in TEACHER_ARRAYS}
+        types = {name: types[name] for name in types if not name.startswith("teacher_")}
     arrays = {name: datasets.List(datasets.Value(dtype)) for name, dtype in types.items()}
     integers = dict.fromkeys(_INTEGERS, datasets.Value("int32"))
     return datasets.Features({**arrays, **integers, "skipped": datasets.Value("string")})

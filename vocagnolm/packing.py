@@ -469,11 +469,9 @@ def _of_teacher(block: Block, column: Sequence[Any], teacher: int) -> list[Any]:
 def _losses(block: Block, widths: Sequence[int]) -> FloatArray:
     """Return the stored losses of a row [T], NaN at padding."""
     row = np.full(sum(widths), np.nan, np.float32)
-    begin = 0
-    for teacher, width in enumerate(widths):
+    for teacher, columns in enumerate(np.split(row, np.cumsum(widths)[:-1])):
         losses = np.concatenate(_of_teacher(block, block["teacher_losses"], teacher))
-        row[begin : begin + len(losses)] = losses
-        begin += width
+        columns[: len(losses)] = losses
     return row
 
 

@@ -39,9 +39,8 @@ class Tokens:
     """N tokens of one model in T texts, concatenated.
 
     Text t has those from edges[t] up to edges[t + 1]; spans are in characters of the text. `values`
-    are ids or, of an offline teacher, losses in nats; `start` is that of the token
-    before each segment (NaN for a loss), or those of all segments, `end` of the one behind the last
-    of a text, if any.
+    are ids or, of an offline teacher, losses in nats; `start` is that of the token before each
+    segment (NaN for a loss), or those of all, `end` of the one behind the last of a text, if any.
     """
 
     values: npt.NDArray[Any]
