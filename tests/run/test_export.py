@@ -15,7 +15,7 @@ import torch
 from adapter_world import World, make_world
 from held_memory import STUDENT, held_of
 from launch import run_jobs
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from vocagnolm.models.load import ModelSource
@@ -282,3 +282,23 @@ def test_export_rejects_what_it_cannot_write(
 def test_adapters_are_no_model(role: Any, world: World) -> None:
     with pytest.raises(ValueError, match=f"--{role} .* holds adapters: merge them"):
         ModelSource(str(world.root / "adapted"), role).config()
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_shards_that_lack_a_weight_are_rejected(
+    ties: bool, tiny_llama: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_llama(60, seed=0, tie_word_embeddings=ties)
+    saved = {name: weight + 1 for name, weight in model.state_dict().items()}
+    if ties:
+        del saved["lm_head.weight"]
+
+    def merge(shards: str, directory: str) -> None:
+        save_file(saved, Path(directory, "model.safetensors"))
+
+    monkeypatch.setattr(export, "merge_fsdp_weights", merge)
+    export._trained(model, tmp_path, {"use_peft": False}, tmp_path)
+    assert all(torch.equal(model.state_dict()[name], weight) for name, weight in saved.items())
+    del saved["model.norm.weight"]
+    with pytest.raises(ValueError, match=r"model\.norm\.weight"):
+        export._trained(model, tmp_path, {"use_peft": False}, tmp_path)

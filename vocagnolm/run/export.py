@@ -115,7 +115,10 @@ def _trained(
         names = [each.name for each in fields(ModelOptions) if each.name in settings]
         options = ModelOptions(**{name: settings[name] for name in names})
         return merge_adapters(model, lora_config(model, options), weights)
-    # Not strict: a shared weight may have been saved once.
-    if wrong := model.load_state_dict(weights, strict=False).unexpected_keys:
+    # A shared weight may have been saved once; any other that is absent would stay untrained.
+    found, state = model.load_state_dict(weights, strict=False), model.state_dict()
+    loaded = {state[name].data_ptr() for name in weights if name in state}
+    absent = [name for name in found.missing_keys if state[name].data_ptr() not in loaded]
+    if wrong := found.unexpected_keys + absent:
         raise ValueError(f"{len(wrong)} weights are not of {model.name_or_path}: {wrong[0]}, ...")
     return model

@@ -155,6 +155,10 @@ class DataOptions:
             raise ValueError("--dataset_weights needs one for each of several corpora")
         for name in ("dataset_config", "dataset_split", "text_column"):
             one_for_each(name, vars(self)[name], count, "corpora")
+        if self.eval_dataset and len(self.text_column or ()) > 1:
+            raise ValueError(
+                "--eval_dataset needs one --text_column: hold out an --eval_fraction instead"
+            )
         if self.eval_dataset and self.eval_fraction:
             raise ValueError("--eval_dataset and --eval_fraction exclude each other: give one")
 
