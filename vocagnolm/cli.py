@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from functools import partial, wraps
 from importlib.metadata import version
-from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from vocagnolm.conventions import NonFiniteLoss, SharedError
@@ -218,9 +217,6 @@ def shell(
 def quiet_logs() -> None:
     """Show warnings as plain lines; in a log file, progress bars only of what takes long."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    # A corpus has characters that not every locale has.
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
     if not sys.stderr.isatty():
         # tqdm reads them when it is imported.
         os.environ.setdefault("TQDM_DELAY", "5")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vocagnolm.method import UNITS, Aggregation, Reduction, Scope, Unmapped
+from vocagnolm.method import UNITS, Aggregation, Reduction, Scope, Unmapped, check_choice
 
 CountT = TypeVar("CountT", int, Tensor)
 
@@ -48,6 +48,7 @@ def aggregate_teacher_losses(
 
     Returns the losses, float32 [B, S], 0.0 where unmapped; and the mapped tokens, bool [B, S].
     """
+    check_choice("aggregation", aggregation, Aggregation)
     loss_BT = teacher_loss_BT.detach().float()
     valid_BT = torch.ones_like(loss_BT, dtype=torch.bool) if valid_BT is None else valid_BT
     count_BS = _range_sums(valid_BT.long(), ranges_BS2)
@@ -143,6 +144,7 @@ def select_top(score_BS: Tensor, candidates_BS: Tensor, top_k: float, scope: Sco
 
     Among equal scores the lower position comes first, and the earlier sequence in scope "batch".
     """
+    check_choice("selection_scope", scope, Scope)
     if scope == "batch":
         flat = select_top(score_BS.reshape(1, -1), candidates_BS.reshape(1, -1), top_k, "sequence")
         return flat.view_as(candidates_BS)
@@ -178,6 +180,7 @@ def select_tokens(
     Returns float32 [B, S] of 0.0 and 1.0, without gradient: `selected_count` ones per population,
     with entropies at most as many.
     """
+    check_choice("unmapped", unmapped, Unmapped)
     candidates_BS = valid_BS & mapped_BS
     if unmapped == "mean":
         known_BS = teacher_loss_BS.masked_fill(~candidates_BS, 0.0)

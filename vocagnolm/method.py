@@ -53,12 +53,10 @@ def in_range(options: object, interval: str, *names: str) -> None:
                 raise ValueError(f"--{name} must be in {interval}, got {value}")
 
 
-def in_choices(options: object) -> None:
-    """Raise a ValueError for the first option that is none of its `Literal`."""
-    for name, kind in get_type_hints(type(options)).items():
-        value = vars(options)[name]
-        if get_origin(kind) is Literal and value not in get_args(kind):
-            raise ValueError(f"--{name} must be one of {', '.join(get_args(kind))}, got {value}")
+def check_choice(name: str, value: str, kind: Any) -> None:
+    """Raise a ValueError for a value that is none of its `Literal`."""
+    if value not in get_args(kind):
+        raise ValueError(f"--{name} must be one of {', '.join(get_args(kind))}, got {value}")
 
 
 @dataclass
@@ -122,7 +120,9 @@ class Method:
     _argument_group_name = "method"
 
     def __post_init__(self) -> None:
-        in_choices(self)
+        for name, kind in get_type_hints(Method).items():
+            if get_origin(kind) is Literal:
+                check_choice(name, vars(self)[name], kind)
         in_range(self, "(0, 1]", "top_k")
         in_range(self, "[0, 1)", "unselected_weight")
         in_range(self, "[0, inf)", "top_k_warmup_steps")
