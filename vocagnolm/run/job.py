@@ -226,11 +226,7 @@ def read_models(
 
 
 def _guide_of(
-    student: Model,
-    teachers: Sequence[Model],
-    model: ModelOptions,
-    pack: PackOptions,
-    method: Method,
+    student: Model, teachers: list[Model], model: ModelOptions, pack: PackOptions, method: Method
 ) -> TeacherReaders | None:
     """Open the stores of losses, or return how the teachers read what the student reads."""
     if model.teacher_losses:
@@ -390,8 +386,7 @@ def _align_corpora(job: Job, models: Models, sample: bool) -> tuple[list[Corpus]
     to_evaluate = None
     if data.eval_dataset:
         column = data.text_column[0] if data.text_column else None
-        name, option = data.eval_dataset, "--eval_dataset"
-        to_evaluate = load_corpus(name, text_column=column, option=option)
+        to_evaluate = load_corpus(data.eval_dataset, text_column=column, option="--eval_dataset")
     read = [(name, *_read(job, name, given, sample)) for name, given in corpora_of(data)]
     needs_all = job.method.method == "chunk" or job.model.save_store
     if needs_all and any(is_conversations(texts) for _, texts, _ in read):
@@ -509,8 +504,7 @@ def _short_names(names: Sequence[str]) -> list[str]:
 def write_skipped(documents: Documents, output_dir: str | Path) -> None:
     """List the documents that were left out, with the reasons; a file for each corpus."""
     for each, name in zip(documents.corpora, documents.blocks.parts, strict=True):
-        reasons = each.segments.reasons
-        if reasons:
+        if reasons := each.segments.reasons:
             lines = [json.dumps({"document": index, "reason": why}) for index, why in reasons]
             path = Path(output_dir, f"skipped_{name}.jsonl" if name else "skipped.jsonl")
             path.write_text("\n".join([*lines, ""]), encoding="utf-8")
