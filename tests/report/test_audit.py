@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from vocagnolm import cli
 from vocagnolm.alignment import align_spans
+from vocagnolm.corpus import load_corpus
 from vocagnolm.readers import load_tokenizer
 from vocagnolm.report import audit as audit_module
 from vocagnolm.report.audit import audit, chunk_overlaps, count_map
@@ -126,6 +127,21 @@ def test_unusable_documents_are_counted_and_left_out(
     assert (found["documents"], found["skipped"]) == (1, 3)
     with pytest.raises(ValueError, match="no usable document: 3 read"):
         audit(student, teachers, corpus_of(texts[:3]), **SMALL)
+
+
+def test_document_is_left_out_when_it_is_no_utf_8(
+    student: Tokenizer, teachers: dict[str, Tokenizer], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "good"}\n{"text": "\xff\xfe"}\n')
+    found = audit(student, teachers, load_corpus(str(path)), **SMALL)
+    assert (found["documents"], found["skipped"]) == (1, 1)
+
+
+def test_teachers_of_one_name_have_whole_names() -> None:
+    for names, expected in ((["a/T", "b/T"], ["a/T", "b/T"]), (["a/T", "b/U"], ["T", "U"])):
+        content = {"teachers": [{"teacher": name} for name in names]}
+        assert audit_module.labels(content) == expected
 
 
 # The command

@@ -42,9 +42,6 @@ _BATCH = 128
 # Chunks of a sequence.
 CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 
-
-# -- Measures --------------------------------------------------------------------------------
-
 # A text part A of the student and a part B of the teacher, as sets of characters, give
 # IoU = |A n B| / |A u B| and IoS = |A n B| / |A| (Sections 2 and 6.1 of the paper).
 #
@@ -292,8 +289,7 @@ def _mean_overlaps(pairs: Sequence[tuple[Spans, Spans]], chunks: int) -> JsonObj
 
 def audit_markdown(content: JsonObject) -> str:
     """Lay out an audit as tables: a column per teacher, in percent."""
-    teachers = content["teachers"]
-    names = [PurePosixPath(teacher["teacher"]).name for teacher in teachers]
+    teachers, names = content["teachers"], labels(content)
     read = f"{content['documents']:,} documents ({content['skipped']:,} left out)"
     lines = [f"student: {content['student']}"]
     lines += [f"teacher: {teacher['teacher']}" for teacher in teachers]
@@ -322,6 +318,13 @@ def audit_markdown(content: JsonObject) -> str:
     return "\n".join(lines) + "\n"
 
 
+def labels(content: JsonObject) -> list[str]:
+    """Shorten the names of the teachers to their last parts, unless two have the same."""
+    names = [teacher["teacher"] for teacher in content["teachers"]]
+    short = [PurePosixPath(name).name for name in names]
+    return short if len(set(short)) == len(short) else names
+
+
 def _percent(share: float) -> str:
     return f"{100 * share:.2f}"
 
@@ -336,7 +339,7 @@ def draw_audit(content: JsonObject, path: Path) -> None:
         for index, teacher in enumerate(content["teachers"]):
             look, points = series_style(index), teacher["chunks"]
             # Bars: 95 % intervals over sequences.
-            handles[PurePosixPath(teacher["teacher"]).name] = axes.errorbar(
+            handles[labels(content)[index]] = axes.errorbar(
                 range(len(points)),
                 [100 * point[key] for point in points],
                 yerr=[196 * point.get(f"{key}_standard_error", 0.0) for point in points],

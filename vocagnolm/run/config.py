@@ -87,9 +87,6 @@ class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
             timeout = timedelta(seconds=self.ddp_timeout)
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
         TrainingArguments.__post_init__(self)  # type: ignore[no-untyped-call]
-        for name in ("lr_scheduler_kwargs", "liger_kernel_config"):
-            if isinstance(getattr(self, name), str):
-                raise ValueError(f"--{name} must be a JSON object")
         if self.use_liger_kernel:
             kernels: Any = self.liger_kernel_config or {}
             self.liger_kernel_config = dict.fromkeys(_LIGER_LOSSES, False) | kernels
@@ -158,12 +155,6 @@ def check_arguments(args: TrainingArguments) -> None:
             "--use_liger_kernel would replace the loss: set fused_linear_cross_entropy and "
             "cross_entropy to false in --liger_kernel_config"
         )
-    _check_saving(args)
-
-
-def _check_saving(args: TrainingArguments) -> None:
-    if args.greater_is_better or args.metric_for_best_model not in (None, "loss", "eval_loss"):
-        raise ValueError("--metric_for_best_model must be loss, with --greater_is_better false")
     if args.save_strategy == SaveStrategy.BEST and args.eval_strategy == IntervalStrategy.NO:
         raise ValueError("--save_strategy best needs an evaluation: set --eval_strategy")
     strategy = HubStrategy(args.hub_strategy)
@@ -188,6 +179,8 @@ def split_global_batch(
 
     >>> split_global_batch(2**21, 2048, world_size=32)
     (8, 4)
+    >>> split_global_batch(2**21, 2048, world_size=1, batch_size=16)
+    (16, 64)
     >>> split_global_batch(None, 2048, world_size=1, batch_size=3, accumulation=2)
     (3, 2)
     """

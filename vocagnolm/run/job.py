@@ -226,7 +226,11 @@ def read_models(
 
 
 def _guide_of(
-    student: Model, teachers: list[Model], model: ModelOptions, pack: PackOptions, method: Method
+    student: Model,
+    teachers: Sequence[Model],
+    model: ModelOptions,
+    pack: PackOptions,
+    method: Method,
 ) -> TeacherReaders | None:
     """Open the stores of losses, or return how the teachers read what the student reads."""
     if model.teacher_losses:
@@ -386,7 +390,8 @@ def _align_corpora(job: Job, models: Models, sample: bool) -> tuple[list[Corpus]
     to_evaluate = None
     if data.eval_dataset:
         column = data.text_column[0] if data.text_column else None
-        to_evaluate = load_corpus(data.eval_dataset, text_column=column, option="--eval_dataset")
+        name, option = data.eval_dataset, "--eval_dataset"
+        to_evaluate = load_corpus(name, text_column=column, option=option)
     read = [(name, *_read(job, name, given, sample)) for name, given in corpora_of(data)]
     needs_all = job.method.method == "chunk" or job.model.save_store
     if needs_all and any(is_conversations(texts) for _, texts, _ in read):
@@ -504,7 +509,8 @@ def _short_names(names: Sequence[str]) -> list[str]:
 def write_skipped(documents: Documents, output_dir: str | Path) -> None:
     """List the documents that were left out, with the reasons; a file for each corpus."""
     for each, name in zip(documents.corpora, documents.blocks.parts, strict=True):
-        if reasons := each.segments.reasons:
+        reasons = each.segments.reasons
+        if reasons:
             lines = [json.dumps({"document": index, "reason": why}) for index, why in reasons]
             path = Path(output_dir, f"skipped_{name}.jsonl" if name else "skipped.jsonl")
             path.write_text("\n".join([*lines, ""]), encoding="utf-8")

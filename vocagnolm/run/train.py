@@ -39,7 +39,8 @@ def train(job: Job) -> int:
     if rank0(lambda: resume.is_finished(output_dir)):
         print_main(f"{output_dir} holds the finished run: nothing to do")
         return Exit.DONE
-    checkpoint = rank0(lambda: resume.resolve(args.resume_from_checkpoint, output_dir, settings))
+    asked = args.resume_from_checkpoint
+    checkpoint = rank0(lambda: resume.resolve(asked, output_dir, settings))
     rank0(lambda: check_places(job, models))
 
     # Plan: the first documents of a large corpus are enough.

@@ -290,9 +290,7 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
 
     try:
         if not wandb.login(prompt=False):
-            raise ValueError(
-                "expected a key to read --wandb with, found none: `wandb login` asks for it"
-            )
+            raise ValueError("found no key to read with: `wandb login` asks for it")
         api = wandb.Api(timeout=60)
         runs: list[Any] = [run for project in projects for run in api.runs(project, lazy=False)]
     except (wandb.errors.Error, ValueError) as error:
