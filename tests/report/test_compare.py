@@ -97,10 +97,18 @@ def test_pairing_is_by_idx_in_any_order(runs: list[Path]) -> None:
 
 
 def test_pairing_is_independent_of_other_benchmarks(tmp_path: Path) -> None:
-    few = [write_evaluation(tmp_path / name, {"math": FIRST}) for name in "ab"]
-    many = [write_evaluation(tmp_path / name, {"gsm8k": OTHER, "math": FIRST}) for name in "cd"]
-    alone, beside = (paired(compare(paths))["math"] for paths in (few, many))
+    pairs = []
+    for others in ((), ("gsm8k", "svamp")):
+        paths = [
+            write_evaluation(
+                tmp_path / f"{len(pairs)}-{place}", dict.fromkeys([*others, "math"], right)
+            )
+            for place, right in enumerate((FIRST, OTHER))
+        ]
+        pairs.append(paired(compare(paths))["math"])
+    alone, beside = pairs
     assert (alone.low, alone.high) == (beside.low, beside.high)
+    assert alone.low < alone.high
 
 
 def test_average_difference_is_narrower_than_its_columns(paper_runs: list[Path]) -> None:
@@ -267,7 +275,12 @@ def test_teachers_have_the_papers_names() -> None:
 
 
 def test_table_has_the_columns_of_table_1(paper_runs: list[Path]) -> None:
+    edit_results(
+        paper_runs[1],
+        lambda results: results["benchmarks"]["gsm8k"]["prompts"].update(origin="vocagnolm"),
+    )
     text = comparison_markdown(compare(paper_runs, ["Rho-1"]))
+    assert cells(text, "other")[1] == "ours, harness"
     names = [*map(heading, PAPER_BENCHMARKS), *AVERAGES]
     assert cells(text, "run")[2:] == names
     assert cells(text, "first") == ["first", "harness", *["37.5 +- 10.0"] * 12]
@@ -276,9 +289,10 @@ def test_table_has_the_columns_of_table_1(paper_runs: list[Path]) -> None:
 
 
 def test_partial_columns_are_marked(tmp_path: Path) -> None:
+    benchmarks = dict.fromkeys(("gsm8k", "math", "svamp"), FIRST)
     paths = [
-        write_evaluation(tmp_path / name, {"gsm8k": FIRST, "math": FIRST}, partial=["math"])
-        for name in ("first", "other")
+        write_evaluation(tmp_path / name, benchmarks, partial=[partial])
+        for name, partial in (("first", "math"), ("other", "svamp"))
     ]
     text = comparison_markdown(compare(paths, ["Rho-1"]))
     accuracy, pairs = (
@@ -286,7 +300,7 @@ def test_partial_columns_are_marked(tmp_path: Path) -> None:
         for part in text.split("\n## ")
     )
     assert [line.count("*") for line in accuracy] == [1, 1, 0]
-    assert [line.split("|")[2].strip() for line in pairs] == ["GSM8K", "MATH*"]
+    assert [line.split("|")[2].strip() for line in pairs] == ["GSM8K", "MATH*", "SVAMP*"]
     assert "partial: 8 of many items (MATH)" in text
 
 
@@ -432,6 +446,11 @@ def test_repeated_run_stands_beside_the_other(tmp_path: Path) -> None:
     third = write_run(tmp_path / "other seed", [entry(1, 1.0)], seed=1)
     settings = compare([*paths, third]).settings
     assert list(settings) == [f"VocAgnoLM, T, {name}" for name in ("run", "run2", "other seed")]
+
+
+def test_held_out_loss_is_that_of_the_last_step(tmp_path: Path) -> None:
+    log = [entry(1, 1.0, eval_loss=3.0), entry(2, 1.0)]
+    assert [run.eval_loss for run in compare([write_run(tmp_path, log)]).trained] == [None]
 
 
 def test_seeds_are_pooled_when_named_in_paths_only(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from methods_world import World
 from transformers import PreTrainedTokenizerBase
 from world import make_models
 
+from vocagnolm.conventions import NonFiniteLoss
+from vocagnolm.objective import Objective
 from vocagnolm.report.inspect import measure
 
 
@@ -38,3 +40,15 @@ def test_measure_chooses_what_the_trainer_chooses(
     found = measure(trainer.model.train(False), trainer.objective, batch)
     assert all(map(torch.equal, found, expected))
     assert 0 < found.weight_BS.sum() < found.valid_BS.sum()
+
+
+def test_losses_that_are_not_finite_are_named(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = world.trainer(tmp_path, "vocagnolm")
+    batch = trainer.data_collator([trainer.train_dataset[0]])
+    found = trainer.objective.teacher_losses(batch)
+    found.loss_BT[0, 1] = torch.nan
+    monkeypatch.setattr(Objective, "teacher_losses", lambda self, batch: found)
+    with pytest.raises(NonFiniteLoss, match="the teacher's losses are NaN"):
+        measure(trainer.model, trainer.objective, batch)

@@ -115,6 +115,46 @@ def test_sample_is_of_the_kept_steps_since_the_last_log() -> None:
     assert metrics.excess_sample.tolist() == [2, 2, 2]
 
 
+def metrics_of(processes: int) -> list[Any]:
+    """The metrics of each process, which add up and gather what all of them have kept."""
+    found: list[Any] = []
+    for index in range(processes):
+        accelerator: Any = SimpleNamespace(
+            num_processes=processes,
+            process_index=index,
+            device=torch.device("cpu"),
+            reduce=lambda sums, how: sum(each._kept for each in found),
+            # Scores, which are integers, or excess losses.
+            gather=lambda part: torch.cat(
+                [each._kept_sample[part.is_floating_point()] for each in found]
+            ),
+        )
+        found.append(GuidanceMetrics(accelerator))
+    return found
+
+
+def test_sums_are_restored_by_any_number_of_processes(tmp_path: Path) -> None:
+    mapped_BS = torch.ones(1, 3, dtype=torch.bool)
+    for process, each in enumerate(metrics_of(2)):
+        excess_BS, block_B = torch.full((1, 3), float(process)), torch.tensor([process])
+        each.add_loss(excess_BS)
+        each.add_student(excess_BS, mapped_BS, mapped_BS, block_B)
+        each.add_teacher(excess_BS, mapped_BS, block_B)
+        each.add_excess(excess_BS, mapped_BS, block_B)
+        each.keep_step()
+        each.drop_step()
+        each.save(tmp_path)
+    for processes in (1, 2, 3):
+        first, *others = metrics_of(processes)
+        for each in (first, *others):
+            each.restore(tmp_path)
+            assert each.bad_steps == 1
+        report = first.read()
+        assert (report["loss"], report["skipped_steps"]) == (1.5, 1.0)
+        assert (report["student_loss_nats"], report["teacher_loss_nats"]) == (0.5, 0.5)
+        assert sorted(first.excess_sample.tolist()) == [0, 0, 0, 1, 1, 1]
+
+
 @pytest.mark.parametrize("bar", [False, True])
 def test_trainer_prints_its_log_in_lines(
     bar: bool,

@@ -119,7 +119,7 @@ def test_resumed_run_is_one_with_what_was_cut_off(
         ("mine/a.yaml", ["--run_name=n"], {"WANDB_NAME": "m"}, {"group": "mine", "name": "n"}),
         ("", ["--project=e/p"], {"WANDB_PROJECT": "q"}, {"entity": "e", "project": "p"}),
         ("", [], {"WANDB_PROJECT": "q"}, {"entity": None, "project": "q"}),
-        ("", [], {"WANDB_TAGS": "x," + "y" * 65}, {"tags": ["x", "y" * 64]}),
+        ("", [], {"WANDB_TAGS": "x,z" + "y" * 64}, {"tags": ["x", "y" * 64]}),
         ("mine/a.yaml", [], {"WANDB_RUN_GROUP": "g", "WANDB_NAME": "n"}, {"group": "g"}),
     ],
 )
