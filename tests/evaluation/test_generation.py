@@ -469,6 +469,12 @@ def test_engine_completes_each_prompt(
     assert completions_of(HFEngine(model, tokenizer, 4), prompts, STOPS) == expected
 
 
+def test_prompt_may_be_the_beginning_of_another(tokenizer: Tokenizer, model: Any) -> None:
+    prompts = ["Ben has 12 apples", "Ben has 12 apples and", "Ben has 12 apples and 7"]
+    expected = plain(model, tokenizer, prompts)(())
+    assert completions_of(HFEngine(model, tokenizer, 4), prompts, ()) == expected
+
+
 # What is not done
 
 

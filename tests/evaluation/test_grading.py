@@ -247,6 +247,13 @@ def test_grader_grades_right() -> None:
         assert_alive(grader)
 
 
+def test_worker_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no verdict on any output."""
+    monkeypatch.setattr(sys, "executable", "false")
+    with Grader(workers=1) as grader, pytest.raises(ValueError, match="worker does not start: run"):
+        next(grader.grade("free", [("8", "8")]))
+
+
 def test_grader_says_crash() -> None:
     with Grader(workers=1) as grader, ThreadPoolExecutor(1) as threads:
         assert_alive(grader)

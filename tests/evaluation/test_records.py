@@ -82,9 +82,10 @@ def test_second_evaluation_is_kept_out(tmp_path: Path) -> None:
 def test_finished_reads_all_parts_when_several_processes_wrote(directory: RunDirectory) -> None:
     append(directory, "gsm8k", 11, 3)
     append(directory, "gsm8k", 2, 0)
-    append(directory, "gsm_hard", 0, 9)
+    append(directory, "math", 0, 9)
+    append(directory, "mathqa", 0, 8)
     assert sorted(directory.finished("gsm8k")) == [0, 1, 3, 4]
-    assert sorted(directory.finished("gsm_hard")) == [9]
+    assert sorted(directory.finished("math")) == [9]
 
 
 def test_complete_sorts_and_removes_parts(directory: RunDirectory) -> None:

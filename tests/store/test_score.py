@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +324,42 @@ def test_score_names_what_differs_in_another_store(
     assert contents(path) == contents(scored)
     (path / "manifest.json").unlink()
     assert "holds shards, but no manifest" in error(arguments(teacher, corpus, path), capsys)
+
+
+def test_store_that_another_job_has_just_begun_is_left(
+    teacher: Path,
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    begin = scoring.store.begin_store
+
+    def begin_second(directory: Path, plan: dict[str, Any]) -> None:
+        begin(directory, plan | {"context": 9})
+        begin(directory, plan)
+
+    monkeypatch.setattr(scoring.store, "begin_store", begin_second)
+    complained = error(arguments(teacher, corpus, tmp_path / "S"), capsys)
+    assert f"holds another store (context was 9, now {CONTEXT})" in complained
+
+
+def test_score_stops_where_no_document_has_losses(
+    teacher_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    class Silent(FakeScorer):
+        def losses(self, windows: list[Window]) -> list[Any]:
+            found = zip(windows, super().losses(windows), strict=True)
+            return [row if window.document == 8 else "no answer" for window, row in found]
+
+    eight, nine = (
+        replace(make_job(tmp_path, ["x"] * count, teacher_tokenizer), shard_documents=count)
+        for count in (8, 9)
+    )
+    with pytest.raises(ValueError, match="no document of shard 0 could be scored: no answer"):
+        scoring.score_shard(eight, 0, Silent())
+    assert not contents(tmp_path)
+    assert scoring.score_shard(nine, 0, Silent()) > 0
 
 
 def test_corpus_without_a_usable_document_is_an_error(

@@ -93,10 +93,13 @@ def test_served_score_stops_in_one_line(
 
 
 def test_server_without_losses_is_no_teacher(
-    server: ServedTeacher, rejected: Callable[..., str]
+    server: ServedTeacher, rejected: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.apis = ()
     assert "gives no losses of a prompt (vllm: " in rejected()
+    server.apis = ("vllm",)
+    monkeypatch.setattr(server, "logprobs", lambda ids: [None, *[-1.0] * (len(ids) - 1)])
+    assert "(vllm: all losses are the same; " in rejected()
 
 
 def test_losses_of_the_next_tokens_are_an_error(
@@ -232,6 +235,17 @@ def test_document_without_an_answer_is_listed(
     assert counts[0] > 0 == counts[1]
     assert "tokens, documents without losses: 1\n" in capsys.readouterr().out
     assert opened.manifest["unscored"] == opened.manifest["shards"][0]["unscored"] == 1
+
+
+def test_document_that_the_server_rejects_is_listed(
+    server: ServedTeacher, command: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.plan = lambda number: "too large" if number == 2 else None
+    assert cli.main(command(texts=["first", "last"])) == 0
+    (line,) = [line for line in caplog.messages if "kept without losses" in line]
+    assert "the server answers 413" in line
+    assert Store(tmp_path / "S").manifest["unscored"] == 1
+    assert server.failed == {"none": 2, "too large": 1}
 
 
 def test_window_that_ends_within_a_character_is_not_asked_for_as_text(

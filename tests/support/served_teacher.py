@@ -132,6 +132,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._say(429, {"error": "busy"}, **{"Retry-After": self.server.retry_after})
             elif fault == "error":
                 self._say(500, {"error": "out of order"})
+            elif fault == "too large":
+                self._say(413, {"error": "too large"})
             elif fault == "garbled":
                 self._say(200, "{}", **{"Content-Encoding": "gzip"})
             elif fault == "rejected key":

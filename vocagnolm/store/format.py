@@ -166,7 +166,7 @@ def _source(keys: Iterable[bytes]) -> str:
 def is_written(directory: Path, number: int, texts: Iterable[str]) -> bool:
     """Return True if a shard exists; a ValueError if it is of other texts, or cannot be read."""
     path = directory / shard_name(number)
-    # Only now are texts read that come from an iterator.
+    # Texts may come from an iterator, which reads them only where there is a shard.
     if not path.exists():
         return False
     if _read_shard(path).schema.metadata[b"source"].decode() != _source(map(document_key, texts)):

@@ -231,7 +231,7 @@ class ServedScorer:
         return httpx.AsyncClient(
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=httpx.Timeout(_LONGEST_S, connect=_CONNECT_S, pool=None),
-            # Callers bound the requests.
+            # No limit here: `_ask_all` bounds the requests.
             limits=httpx.Limits(),
         )
 
