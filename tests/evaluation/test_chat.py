@@ -96,6 +96,7 @@ def test_turn_ends_with_the_templates_special_token(
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_dirs["nfc_digits"])
     tokenizer.add_tokens(["<|turn|>"], special_tokens=True)
     source = "{% for m in messages %}{{ m.content }}" + behind + "{% endfor %}"
+    source += "{% if add_generation_prompt %}<|turn|>{% endif %}"
     assert Chat(tokenizer, source).end_ids == set(tokenizer.convert_tokens_to_ids(ends))
 
 
@@ -162,7 +163,7 @@ def test_card_has_the_papers_protocol(
     ModelCard("---\ntags: [vocagnolm, 'arxiv:2503.19123']\n---\nA student.\n").save(path)
     (tmp_path / "gsm8k.md").write_text("Question: 1 + 1?\nAnswer: The answer is 2.")
     few_shot = [*argv, "--prompts_dir", str(tmp_path)]
-    for given in (few_shot, chat_argv, few_shot):
+    for given in (few_shot, few_shot, chat_argv):
         assert evaluate_math.main(given) == 0
     card = ModelCard.load(path)
     assert "| GSM8K |" in card.text
@@ -170,6 +171,11 @@ def test_card_has_the_papers_protocol(
     heads = [line for line in card.text.splitlines() if line.startswith("## ")]
     assert heads == ["## Evaluation"]
     assert card.text.startswith("A student.")
+    # The card of another's model stays as it is.
+    theirs = "---\ntags: [theirs]\n---\nA model.\n"
+    path.write_text(theirs)
+    assert evaluate_math.main(few_shot) == 0
+    assert path.read_text() == theirs
 
 
 def test_protocols_do_not_share_a_directory(

@@ -31,6 +31,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from vocagnolm import cli
 from vocagnolm.conventions import NonFiniteLoss
+from vocagnolm.corpus import load_corpus
 from vocagnolm.data import align_corpus
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.spans import encode
@@ -151,6 +152,23 @@ def test_unreadable_document_has_no_tokens(
     segments = align_corpus(job.corpus, student, StoredReader([opened]))
     assert len(segments.rows) == 2
     assert segments.skipped == [(1, "a tokenizer finds no token in it")]
+
+
+def test_unreadable_conversation_has_no_tokens(
+    teacher_tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(tokenizer: Any, texts: list[str]) -> Any:
+        raise ValueError("offsets are out of order")
+
+    monkeypatch.setattr(scoring, "encode_rendered", fail)
+    turns = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+    path = tmp_path / "conversations.jsonl"
+    path.write_text(json.dumps({"messages": turns}) + "\n")
+    reader = teacher_reader(teacher_tokenizer, CONTEXT, "plain")
+    job = make_job(tmp_path, ["x"], teacher_tokenizer)
+    job = replace(job, corpus=load_corpus(str(path)), reader=reader)
+    assert scoring.score_shard(job, 0, FakeScorer()) == 0
+    assert job.is_written(0)
 
 
 @pytest.mark.parametrize(
