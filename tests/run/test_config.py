@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vocagnolm.run.config import RunArguments, split_global_batch
+from vocagnolm.run.job import settings_of
 from vocagnolm.run.options import OPTIONS, Parser, parse
 
 T = ("--teacher", "t", "--use_cpu")
@@ -77,6 +79,21 @@ def test_run_evaluates_where_there_is_something_to_evaluate_on(
 ) -> None:
     run = parse([*T, *argv]).run
     assert (run.eval_strategy, run.eval_steps) == expected
+
+
+def test_settings_have_one_name_for_a_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t").mkdir()
+    settings = settings_of(parse(["--student=./t", *T]))
+    assert (settings["student"], settings["teacher"]) == (f"{tmp_path}/t", [f"{tmp_path}/t"])
+
+
+def test_settings_have_the_batch_of_a_process_where_tokens_compete_in_it() -> None:
+    name = "per_device_train_batch_size"
+    assert name not in settings_of(parse(T))
+    assert settings_of(parse([*T, "--selection_scope=batch"]))[name] == 8
 
 
 def test_liger_leaves_the_losses_alone() -> None:

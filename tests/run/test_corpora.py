@@ -15,6 +15,7 @@ from adapter_world import World
 from vocagnolm import data
 from vocagnolm.run import options as train
 from vocagnolm.run import prepare
+from vocagnolm.run.job import Documents, load_documents, read_models
 from vocagnolm.run.plan import epoch_steps
 from vocagnolm.store import score
 
@@ -62,6 +63,42 @@ def test_corpora_without_weights_are_read_once_as_one(
     assert all(0.9 < one <= 1 for one in times)
 
 
+def documents_of(argv: list[str]) -> Documents:
+    job = train.parse(argv)
+    models = read_models(job.model, job.load, job.pack, job.method, job.run.device)
+    return load_documents(job, models)
+
+
+def test_documents_are_counted_through_all_corpora(
+    argv: list[str], training_texts: list[str]
+) -> None:
+    found = documents_of(argv)
+    rows, first = found.segments.rows["document"], len(found.corpora[0].segments.rows)
+    texts = [found.texts[index]["text"] for index in rows]
+    assert set(texts[:first]) < set(training_texts[:60])
+    assert set(texts[first:]) < set(training_texts[60:80])
+
+
+def test_held_out_documents_depend_on_the_seed_of_the_data(argv: list[str]) -> None:
+    seeds = ["--seed=7"], ["--seed=8", "--data_seed=7"], ["--seed=7", "--data_seed=8"]
+    one, same, other = (documents_of([*argv, *each]).settings["corpus_digest"] for each in seeds)
+    assert one == same != other
+
+
+def test_conversations_have_templates_and_losses_of_answers_alone(
+    world: World, tmp_path: Path
+) -> None:
+    said = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
+    pages = tmp_path / "chats.jsonl"
+    pages.write_text((json.dumps({"messages": said}) + "\n") * 40)
+    chats = {"dataset": str(pages), "student_chat_template": "plain", "use_cpu": "true"}
+    argv = world.argv("unused", teacher_chat_template="plain", global_batch_tokens="64", **chats)
+    assert documents_of(argv).settings["chat_templates_sha256"]
+    for option in ("--method=chunk", f"--save_store={tmp_path / 'store'}"):
+        with pytest.raises(ValueError, match="the questions of a conversation have none"):
+            documents_of([*argv, option])
+
+
 def test_adding_a_corpus_does_not_align_the_first_again(
     argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: World
 ) -> None:
@@ -91,6 +128,8 @@ def test_one_store_serves_all_corpora(
     stored += ["--teacher_losses", str(tmp_path / "store"), "--dataset_weights", "2", "1"]
     assert train.main([*stored, f"--output_dir={tmp_path / 'run'}", "--max_steps=1"]) == 0
     assert "mixture    pages 66.7%" in capsys.readouterr().out
+    assert train.main([*stored, "--method=rho1", f"--output_dir={tmp_path / 'rho1'}"]) == 2
+    assert "another tokenizer than the student's" in capsys.readouterr().err
 
 
 def test_steps_of_a_mixture_are_extrapolated() -> None:

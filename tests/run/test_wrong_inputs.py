@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +52,7 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
         (*T, "--use_liger_kernel", "--liger_kernel_config", '{"cross_entropy": true}'),
         "--use_liger_kernel would replace the loss",
     ),
+    ((*T, "--fsdp", "full_shard", "--fsdp_config", '{"version": 1}'), "FSDP1 is not supported"),
     ((*T, "--accelerator_config", '{"split_batches": true}'), "--accelerator_config: split"),
     ((*T, "--save_strategy", "best"), "--save_strategy best needs an evaluation"),
     ((*T, "--push_to_hub", "--hub_strategy", "every_save"), "--hub_strategy every_save"),
@@ -151,6 +154,17 @@ def test_wrong_run_leaves_no_trace(
     assert message in err
     assert err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_rows_fit_the_context_of_a_teacher_of_the_same_tokens(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    teacher = shutil.copytree(world.student, tmp_path / "teacher")
+    config = json.loads((teacher / "config.json").read_text())
+    (teacher / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 32}))
+    argv = world.argv("", method="kld", teacher=str(teacher), output_dir=str(tmp_path / "out"))
+    assert cli.main(["train", *argv, "--use_cpu"]) == cli.Exit.WRONG
+    assert "--max_length 64 exceeds the teacher's context of 32" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
