@@ -252,6 +252,7 @@ def test_reported_averages_are_means_of_their_columns() -> None:
     tables = json.loads(REPORTED_FILE.read_text())["tables"]
     rows = pd.DataFrame(read_reported([table["table"] for table in tables]))
     assert rows.row.nunique() == 17 + 9 + 7 + 6
+    assert read_reported(["Table 1", "Rho-1"]) == read_reported(["Table 1"])
     checked = 0
     for name, row in rows.groupby("row"):
         values = row.set_index("column").reported
@@ -451,6 +452,13 @@ def test_repeated_run_stands_beside_the_other(tmp_path: Path) -> None:
 def test_held_out_loss_is_that_of_the_last_step(tmp_path: Path) -> None:
     log = [entry(1, 1.0, eval_loss=3.0), entry(2, 1.0)]
     assert [run.eval_loss for run in compare([write_run(tmp_path, log)]).trained] == [None]
+
+
+def test_seeds_are_pooled_when_a_server_gives_whole_numbers(tmp_path: Path) -> None:
+    for seed, rate in enumerate((1.0, 1)):
+        write_run(tmp_path / f"{seed}", [entry(1, 1.0)], seed=seed, rate=rate)
+    (runs,) = compare([tmp_path / "0", tmp_path / "1"]).settings.values()
+    assert len(runs) == 2
 
 
 def test_seeds_are_pooled_when_named_in_paths_only(tmp_path: Path) -> None:

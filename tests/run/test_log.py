@@ -155,6 +155,24 @@ def test_sums_are_restored_by_any_number_of_processes(tmp_path: Path) -> None:
         assert sorted(first.excess_sample.tolist()) == [0, 0, 0, 1, 1, 1]
 
 
+def test_mean_loss_is_over_steps_that_made_an_update() -> None:
+    history = [
+        {"step": 4.0, "selected_fraction": 0.4, "loss": 2.0, "skipped_steps": 2.0},
+        {"step": 4.0, "eval_loss": 9.0},
+        {"step": 6.0, "selected_fraction": 0.4, "loss": 1.0},
+    ]
+    accelerator: Any = SimpleNamespace(
+        num_processes=1,
+        process_index=0,
+        device=torch.device("cpu"),
+        reduce=lambda total, how: total,
+    )
+    metrics = GuidanceMetrics(accelerator)
+    metrics.add_loss(torch.tensor(3.0))
+    metrics.keep_step()
+    assert metrics.mean_loss(history) == (2 * 2 + 2 * 1 + 3) / 5
+
+
 @pytest.mark.parametrize("bar", [False, True])
 def test_trainer_prints_its_log_in_lines(
     bar: bool,
