@@ -35,7 +35,8 @@ def masks_forbidden(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as context:
         for name in ("sdpa_mask", "eager_mask"):
             context.setattr(masking_utils, name, reject)
-        context.setitem(masking_utils.AttentionMaskInterface._global_mapping, "sdpa", reject)
+        for name in ("sdpa", "torch_varlen"):
+            context.setitem(masking_utils.AttentionMaskInterface._global_mapping, name, reject)
         yield
 
 

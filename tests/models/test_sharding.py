@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from launch import launch
+
+from vocagnolm.models.load import shard_inside_machine
 
 pytestmark = pytest.mark.processes
 
@@ -29,3 +32,12 @@ def test_sharded_teacher_gives_the_same_losses(
             assert found["units"] == LAYERS + 1, "more than a layer is gathered at a time"
             shards = PROCESSES // found["machines"]  # of each machine
             assert found["share"] == pytest.approx(1 / shards, rel=0.1), found
+
+
+def test_machines_of_unequal_size_are_rejected(
+    tiny_llama: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="3 processes cannot be 2 on each"):
+        shard_inside_machine(tiny_llama(64), torch.device("cpu"))

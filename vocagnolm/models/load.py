@@ -293,11 +293,16 @@ def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTra
             f"{type(model).__name__} names no decoder layers (_no_split_modules), which "
             "--teacher_sharding shards one by one: leave it out"
         )
-    local = devices_of_a_machine()
-    machines = torch.distributed.get_world_size() // local
+    world, local = torch.distributed.get_world_size(), devices_of_a_machine()
+    # PyTorch takes such a mesh, and processes without a place in it wait or fail later.
+    if world % local:
+        raise ValueError(
+            f"--teacher_sharding node needs as many processes on every machine: {world} processes "
+            f"cannot be {local} on each"
+        )
     # Sharded inside a machine, replicated between machines.
     names = ("node", "device")
-    mesh = init_device_mesh(device.type, (machines, local), mesh_dim_names=names)["device"]
+    mesh = init_device_mesh(device.type, (world // local, local), mesh_dim_names=names)["device"]
     model.train(False).requires_grad_(False)
     # Layer by layer, so that one is gathered at a time; then the embeddings and the head.
     for layer in layers:
