@@ -100,3 +100,12 @@ def test_small_corpus_is_read_whole_when_its_part_is_too_small(
     argv = argv_of(world, tmp_path / "out", global_batch_tokens="640000", dry_run="True")
     assert options.main(argv) == 2
     assert "one optimizer step needs 10,000: lower" in capfd.readouterr().err
+
+
+def test_last_evaluation_is_of_the_best_model_that_is_saved(world: World, tmp_path: Path) -> None:
+    steps = {"max_steps": "2", "save_steps": "1", "eval_steps": "1", "learning_rate": "0.3"}
+    best = {"load_best_model_at_end": "True", "eval_fraction": "0.2"}
+    assert options.main(argv_of(world, tmp_path, **steps, **best)) == 0
+    state = json.loads((tmp_path / "trainer_state.json").read_text())
+    first, worse, last = (e["eval_loss"] for e in state["log_history"] if "eval_loss" in e)
+    assert first == last < worse
