@@ -246,3 +246,6 @@ def test_store_of_another_run_is_rejected(
     status = train.main([*arguments, *options, *sizes, f"--output_dir={tmp_path / 'b'}"])
     assert status == 2
     assert "holds a finished store" in capsys.readouterr().err
+    # Its own run, killed before its end, goes on.
+    (tmp_path / "a" / "README.md").unlink()
+    run(models, corpus, tmp_path / "a", *options)
