@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import distributed
 
-from vocagnolm import dist
+from vocagnolm import cli, dist
 from vocagnolm.conventions import SharedError
 
 pytestmark = pytest.mark.processes
@@ -46,3 +46,26 @@ def test_rank_0_decides_and_works_first(tmp_path: Path) -> None:
 def test_one_process_decides_by_itself() -> None:
     with pytest.raises(OSError, match="No space"):
         dist.rank0(fail)
+
+
+@pytest.mark.parametrize(
+    ("rank", "error", "line"),
+    [
+        ("0", SharedError("no\nspace"), "train.py: error: no space\n"),
+        ("3", SharedError("no\nspace"), ""),
+        ("3", ValueError("mine"), "train.py (rank 3): error: mine\n"),
+    ],
+)
+def test_error_is_printed_once_and_that_of_one_process_with_its_rank(
+    rank: str,
+    error: ValueError,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(cli.time, "sleep", waits.append)
+    assert cli.stop("train.py", error, cli.Exit.WRONG) == cli.Exit.WRONG
+    assert capsys.readouterr().err == line
+    assert bool(waits) == (rank != "0")

@@ -67,9 +67,8 @@ class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
         if self.lr_scheduler_kwargs is None and self.lr_scheduler_type == "cosine_with_min_lr":
             self.lr_scheduler_kwargs = {"min_lr_rate": 0.1}
         # The name in older versions of transformers.
-        if self.activation_checkpointing and not hasattr(
-            TrainingArguments, "activation_checkpointing"
-        ):
+        is_old = not hasattr(TrainingArguments, "activation_checkpointing")
+        if self.activation_checkpointing and is_old:
             self.gradient_checkpointing = True
         # A log file wants no progress bar.
         if self.disable_tqdm is None:

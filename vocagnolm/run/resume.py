@@ -508,9 +508,7 @@ class ResumableTrainer(Trainer):
         # are to be ranked, and reduces gradients in 16 bits.
         plugin = self.accelerator.state.fsdp_plugin if self.accelerator.is_fsdp2 else None
         if plugin is not None and (policy := plugin.mixed_precision_policy):
-            plugin.mixed_precision_policy = MixedPrecisionPolicy(
-                param_dtype=policy.param_dtype, reduce_dtype=torch.float32
-            )
+            plugin.mixed_precision_policy = MixedPrecisionPolicy(policy.param_dtype, torch.float32)
 
     @property
     def blocks_per_step(self) -> int:
