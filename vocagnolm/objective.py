@@ -7,7 +7,7 @@ it and would round its outputs, and a second model in `prepare` is an error.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,16 +74,14 @@ class OnlineTeacher:
         rows = (batch["teacher_input_ids"], batch["teacher_labels"], batch["teacher_position_ids"])
         split = (torch.split(rows_BT, batch["teacher_widths"], -1) for rows_BT in rows)
         counts = (batch["teacher_label_tokens"], teacher_segments(batch))
-        found: list[Any] = []
+        found: list[tuple[Tensor, ...]] = []
         for model, tokens, segments, *own in zip(self.models, *counts, *split, strict=True):
             inputs = dict(zip(("input_ids", "labels", "position_ids"), own, strict=True))
             inputs |= {"segments": segments, "label_tokens": tokens}
-            found.append(model(**inputs, token_losses=True, with_entropies=with_entropies))
-        valid_BT = batch["teacher_labels"] != IGNORED_LABEL
-        if not with_entropies:
-            return TeacherLosses(torch.cat(found, -1), valid_BT)
-        loss_BT, entropy_BT = (torch.cat(parts, -1) for parts in zip(*found, strict=True))
-        return TeacherLosses(loss_BT, valid_BT, entropy_BT)
+            losses = model(**inputs, token_losses=True, with_entropies=with_entropies)
+            found.append(losses if with_entropies else (losses,))
+        loss_BT, *entropies_BT = (torch.cat(parts, -1) for parts in zip(*found, strict=True))
+        return TeacherLosses(loss_BT, batch["teacher_labels"] != IGNORED_LABEL, *entropies_BT)
 
     @torch.no_grad()
     def states(

@@ -271,7 +271,18 @@ def test_several_teachers_have_the_losses_of_sdpa() -> None:
                 int((rows["labels"][:, 1:] != -100).sum()) for rows in (batch, other)
             ],
         }
-        found.append(OnlineTeacher(models, torch.device("cpu")).losses(both)[0])
+        teacher = OnlineTeacher(models, torch.device("cpu"))
+        found.append(teacher.losses(both)[0])
+        losses, _, entropies = teacher.losses(both, with_entropies=True)
+        assert torch.equal(losses, found[-1])
+        own = [
+            model(**rows, segments=segments, with_entropies=True)[1]
+            for model, rows, segments in (
+                (models[0], batch, SEGMENTS),
+                (models[1], {**other, "token_losses": True}, cut),
+            )
+        ]
+        torch.testing.assert_close(entropies, torch.cat(own, -1))
     torch.testing.assert_close(*found, rtol=0, atol=1e-5)
 
 

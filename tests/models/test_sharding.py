@@ -39,5 +39,5 @@ def test_machines_of_unequal_size_are_rejected(
 ) -> None:
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="3 processes cannot be 2 on each"):
+    with pytest.raises(ValueError, match="3 processes are not 2 per machine"):
         shard_inside_machine(tiny_llama(64), torch.device("cpu"))

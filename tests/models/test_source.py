@@ -14,7 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoTokenizer,
     BloomConfig,
     Gemma2Config,
     GPT2Config,
@@ -136,6 +138,21 @@ def test_errors_of_transformers_name_the_model(name: str) -> None:
         with pytest.raises(ValueError, match=f"--teacher {name} cannot be loaded: .") as caught:
             call(*args)  # type: ignore[operator]
         assert "\n" not in str(caught.value)
+
+
+def test_a_revision_reaches_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, asked = ModelSource("some/model", "teacher", revision="v2"), []
+
+    def refuse(name: str, **options: Any) -> None:
+        asked.append((name, options["revision"]))
+        raise OSError("not here")
+
+    for kind in (AutoConfig, AutoModelForCausalLM, AutoTokenizer):
+        monkeypatch.setattr(kind, "from_pretrained", refuse)
+    for call in (source.config, source.tokenizer, lambda: source.load(torch.float32)):
+        with pytest.raises(ValueError, match="--teacher some/model cannot be loaded: not here"):
+            call()
+    assert asked == [("some/model", "v2")] * 3
 
 
 # Facts of a configuration

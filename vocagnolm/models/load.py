@@ -294,12 +294,8 @@ def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTra
             "--teacher_sharding shards one by one: leave it out"
         )
     world, local = torch.distributed.get_world_size(), devices_of_a_machine()
-    # PyTorch takes such a mesh, and processes without a place in it wait or fail later.
     if world % local:
-        raise ValueError(
-            f"--teacher_sharding node needs as many processes on every machine: {world} processes "
-            f"cannot be {local} on each"
-        )
+        raise ValueError(f"--teacher_sharding node: {world} processes are not {local} per machine")
     # Sharded inside a machine, replicated between machines.
     names = ("node", "device")
     mesh = init_device_mesh(device.type, (world // local, local), mesh_dim_names=names)["device"]
