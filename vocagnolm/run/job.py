@@ -351,8 +351,7 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
             corpora[index] = replace(corpus, segments=rest)
             evaluated.append(held_out)
     limits = models.guide.limits() if models.guide else [sys.maxsize]
-    training = [each.segments for each in corpora]
-    segments, blocks = _pack(corpora, training, pack.max_length, limits)
+    segments, blocks = _pack(corpora, [each.segments for each in corpora], pack.max_length, limits)
     blocks.weights = data.dataset_weights
     found = Documents(
         corpora=corpora,

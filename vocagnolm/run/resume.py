@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -543,8 +542,8 @@ class ResumableTrainer(Trainer):
         """
         directory = Path(str(self.args.output_dir))
         if resume_from_checkpoint is True:
-            newest = partial(newest_checkpoint, directory, self.settings)
-            if (resume_from_checkpoint := rank0(newest)) is None:
+            resume_from_checkpoint = rank0(lambda: newest_checkpoint(directory, self.settings))
+            if resume_from_checkpoint is None:
                 raise ValueError(f"{directory} holds no good checkpoint to resume from")
         checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
         if checkpoint:
