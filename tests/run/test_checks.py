@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from adapter_world import World
 from huggingface_hub.errors import HTTPError, LocalTokenNotFoundError
 
@@ -100,6 +101,18 @@ def test_small_corpus_is_read_whole_when_its_part_is_too_small(
     argv = argv_of(world, tmp_path / "out", global_batch_tokens="640000", dry_run="True")
     assert options.main(argv) == 2
     assert "one optimizer step needs 10,000: lower" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("attention", ["torch_varlen", "flash_attention_2"])
+def test_attention_for_16_bits_is_not_launched_in_32(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attention: str
+) -> None:
+    """On a GPU the first step would say so, after the corpus is aligned."""
+    argv = argv_of(world, tmp_path / "out", use_cpu="True", attn_implementation=attention)
+    asked = options.parse(argv)
+    monkeypatch.setattr(type(asked.run), "device", torch.device("cuda"))
+    with pytest.raises(ValueError, match="computes in 16 bits"):
+        job.check_launch(asked)
 
 
 def test_last_evaluation_is_of_the_best_model_that_is_saved(world: World, tmp_path: Path) -> None:

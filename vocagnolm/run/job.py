@@ -130,9 +130,15 @@ def check_launch(job: Job) -> None:
                 "or uld, which need the teacher's whole output head: leave it out"
             )
         if devices_of_a_machine() < 2 and not run.dry_run:
-            raise ValueError(
-                "--teacher_sharding node has no effect with one process on a machine: leave it out"
-            )
+            raise ValueError("--teacher_sharding node needs several processes on a machine")
+    # On a GPU such attention computes in 16 bits only, which the first step would say.
+    attention = load.attn_implementation or ""
+    is_wide = not run.is_mixed or load.teacher_dtype == "float32"
+    if run.device.type == "cuda" and is_wide and ("flash" in attention or "varlen" in attention):
+        raise ValueError(
+            f"--attn_implementation {attention} computes in 16 bits on a GPU: use --bf16 true "
+            "without --teacher_dtype float32, or --attn_implementation sdpa"
+        )
     plugin = run.fsdp_config if isinstance(run.fsdp_config, dict) else {}
     recomputes = parse_flag_from_env("FSDP_ACTIVATION_CHECKPOINTING")
     if job.model.use_peft and (recomputes or plugin.get("activation_checkpointing")):
