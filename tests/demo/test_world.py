@@ -168,6 +168,6 @@ def test_demo_writes_its_results(tmp_path, capsys) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("environment")
 def test_demo_names_the_log_when_a_run_fails(tmp_path, capfd) -> None:
-    options = ["--seeds", "0", "--methods", "cpt", "--options", "global_batch_tokens=500"]
+    options = ["--seeds", "0", "--methods", "cpt", "--options", "max_steps=many"]
     assert main(["--output_dir", str(tmp_path), *options]) == 3
     assert "a run of the demo failed: see " in capfd.readouterr().err

@@ -48,9 +48,9 @@ def run_seed(arguments: Namespace, seed: int) -> dict[str, dict[str, float]]:
         os.dup2(file.fileno(), 2)
     results = {}
     try:
-        make_base(directory, seed)
         given = [f"--{option}" for option in arguments.options]
         pages, count = directory / "pages.jsonl", _tokens(given) // PAGE_TOKENS
+        make_base(directory, seed)
         world.write_jsonl(pages, world.corpus(count, seed, arguments.wrong_share))
         for method in arguments.methods:
             _, *added = METHODS[method]
