@@ -13,8 +13,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 CONSTRAINTS ?= constraints.txt
-# Modules are compiled when they are imported, not all at once.
-INSTALL = $(BIN)/pip install --quiet --no-compile --constraint $(CONSTRAINTS) --editable
+INSTALL = $(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable
 # name>=1.2 becomes name==1.2
 LOWER_BOUNDS = sed -nE 's/^.*"([a-z0-9-]+)(\[[^]]*\])?>=([0-9.]+).*/\1==\3/p' pyproject.toml
 
