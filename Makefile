@@ -1,10 +1,11 @@
 # make demo         train and judge students in the embedded world, on a CPU (runs/demo)
 # make check-fast   lint, types and unit tests
 # make test         all tests but the slow ones
+# make test-gpu     numbers, waits, memory and messages on a GPU, in 5 minutes on one
 # make check        lint, types and all tests: what CI runs
 # make bench        the claims beside their peers: docs/benchmarks.md, in ten minutes
-# make lowest       unit tests and the first run on a GPU, tiny and on a CPU, with the lowest
-#                   versions that pyproject.toml allows (PYTHON=python3.10)
+# make lowest       unit tests and gpu_first, tiny and on a CPU, with the lowest versions that
+#                   pyproject.toml allows (PYTHON=python3.10)
 # make newest       the same with the newest
 # make lock         write constraints.txt from what is installed
 # make docs         the pages as a site in runs/docs: strict about links
@@ -17,7 +18,7 @@ INSTALL = $(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable
 # name>=1.2 becomes name==1.2
 LOWER_BOUNDS = sed -nE 's/^.*"([a-z0-9-]+)(\[[^]]*\])?>=([0-9.]+).*/\1==\3/p' pyproject.toml
 
-.PHONY: demo test test-all test-unit lint types check check-fast bench lowest newest docs stranger lock clean
+.PHONY: demo test test-all test-gpu test-unit lint types check check-fast bench lowest newest docs stranger lock clean
 
 demo: $(VENV)/installed
 	$(BIN)/vocagnolm demo
@@ -36,6 +37,9 @@ test-unit: $(VENV)/installed-dev
 
 test-all: $(VENV)/installed-dev
 	$(PYTEST)
+
+test-gpu: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -33,10 +33,12 @@ SIZE_NAMES = (
 # In the order of the names. "full": TinyLlama 1.1B and Qwen2.5-Math-7B.
 SIZES: dict[tuple[ModelRole, str], tuple[int, ...]] = {
     ("student", "full"): (2048, 5632, 22, 32, 4, 32000),
+    ("student", "medium"): (1024, 2816, 12, 16, 4, 32000),
     ("student", "small"): (256, 704, 4, 8, 2, 4000),
     ("student", "claim"): (128, 384, 2, 2, 2, 8192),
     ("student", "tiny"): (64, 176, 2, 4, 2, 320),
     ("teacher", "full"): (3584, 18944, 28, 28, 4, 152064),
+    ("teacher", "medium"): (1536, 8960, 12, 12, 2, 152064),
     ("teacher", "small"): (256, 704, 4, 8, 2, 8000),
     ("teacher", "claim"): (256, 768, 2, 4, 4, 16384),
     ("teacher", "tiny"): (128, 256, 2, 4, 2, 1024),

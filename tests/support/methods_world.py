@@ -26,6 +26,16 @@ METHODS = (
     *("chunk", "chunk tokens", "chunk random"),
     *("several min", "several mean", "several max", "several weighted"),
 )
+# `vocagnolm`, the paper's and with one setting changed.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "vocagnolm": {},
+    **{how: {"aggregation": how} for how in ("mean", "sum", "share")},
+    "exclude": {"unmapped": "exclude"},
+    "unmapped mean": {"unmapped": "mean"},
+    "batch": {"selection_scope": "batch"},
+    "floor": {"unselected_weight": 0.3},
+    "selected": {"loss_divisor": "selected"},
+}
 CHUNKS = 5
 CHUNK_SETTINGS = {
     "chunk": {"aggregation": "mean"},
@@ -37,19 +47,29 @@ CHUNK_SETTINGS = {
 class World:
     """A student, a teacher with another vocabulary, and a reference with the student's."""
 
-    def __init__(self, texts: list[str], tokenizers: Any, models: Any):
+    def __init__(
+        self,
+        texts: list[str],
+        tokenizers: Any,
+        models: Any,
+        max_length: int = MAX_LENGTH,
+        context: int = TEACHER_CONTEXT,
+    ):
         self.texts, (self.ours, self.theirs) = texts, tokenizers
         self.student, self.teacher, self.reference = models
+        self.max_length, self.context = max_length, context
         self.segments: dict[Any, Segments] = {}
 
     def blocks(self, *teachers: Any, by_position: bool = False) -> Blocks:
         key = (*(id(teacher) for teacher in teachers), by_position)
         if key not in self.segments:
             corpus = datasets.Dataset.from_dict({"text": self.texts})
-            readers = tuple(teacher_reader(teacher, TEACHER_CONTEXT) for teacher in teachers)
+            readers = tuple(teacher_reader(teacher, self.context) for teacher in teachers)
             guide = TeacherReaders(readers, by_position) if teachers else None
-            self.segments[key] = align_corpus(corpus, student_reader(self.ours, MAX_LENGTH), guide)
-        return Blocks(self.segments[key].rows, MAX_LENGTH, [TEACHER_CONTEXT] * len(teachers))
+            self.segments[key] = align_corpus(
+                corpus, student_reader(self.ours, self.max_length), guide
+            )
+        return Blocks(self.segments[key].rows, self.max_length, [self.context] * len(teachers))
 
     def conversations(self) -> tuple[datasets.Dataset, Reader, Reader]:
         """The texts as questions and answers, and how both models read them."""
@@ -57,12 +77,12 @@ class World:
         rows = ({"prompt": question, "completion": answer} for question, answer in turns)
         corpus = datasets.Dataset.from_list([*map(read_row, rows)])
         # A copy: the tokenizer gets the template, and the session has but one of it.
-        student = student_reader(copy.deepcopy(self.ours), MAX_LENGTH, "plain")
+        student = student_reader(copy.deepcopy(self.ours), self.max_length, "plain")
         assert student.template
         # Shorter than any that is built in, as blocks are.
         source = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
         student = replace(student, template=replace(student.template, source=source))
-        return corpus, student, teacher_reader(self.theirs, TEACHER_CONTEXT, "chatml")
+        return corpus, student, teacher_reader(self.theirs, self.context, "chatml")
 
     def store(self, directory: Path) -> Store:
         """The teacher's losses of the conversations."""
@@ -71,7 +91,7 @@ class World:
         job = ScoringJob(directory, corpus, reader, 16, 1000, "float32")
         assert job.template
         score_shard(job, 0, HFScorer(copy.deepcopy(self.teacher), 4096))
-        about = {"teacher": "t", "tokenizer_sha256": "", "context": TEACHER_CONTEXT}
+        about = {"teacher": "t", "tokenizer_sha256": "", "context": self.context}
         finish_store(directory, about | job.template.as_json())
         return Store(directory)
 
@@ -81,22 +101,22 @@ class World:
         if method == "stored turns":
             stored = StoredReader([self.store(out / "store")])
             rows = align_corpus(corpus, student, stored).rows
-            return StoredTeacher(), Blocks(rows, MAX_LENGTH, TEACHER_CONTEXT)
+            return StoredTeacher(), Blocks(rows, self.max_length, self.context)
         talks = align_corpus(corpus, student, guide).rows
         if method == "turns":
-            return self.teacher, Blocks(talks, MAX_LENGTH, TEACHER_CONTEXT)
+            return self.teacher, Blocks(talks, self.max_length, self.context)
         texts = datasets.Dataset.from_dict({"text": self.texts})
         pages = align_corpus(texts, student, guide).rows
         rows, sizes = datasets.concatenate_datasets([pages, talks]), [len(pages), len(talks)]
         parts = dict(zip(("pages", "talks"), sizes, strict=True))
-        blocks = Blocks(rows, MAX_LENGTH, TEACHER_CONTEXT, parts)
+        blocks = Blocks(rows, self.max_length, self.context, parts)
         blocks.weights = [0.7, 0.3]
         return self.teacher, blocks
 
     def trainer(self, out: Path, method: str, **training: Any) -> Any:
         """A trainer of any method, named as in `METHODS`."""
         settings: dict[str, Any] = {"method": method.split()[0]}
-        options: dict[str, Any] = {}
+        collating: dict[str, Any] = {}
         teacher: Any
         blocks: Any
         teacher, blocks = self.teacher, self.blocks(self.theirs)
@@ -112,7 +132,7 @@ class World:
             score = "loss_and_entropy" if "entropy" in method else "loss"
             settings |= {"top_k": 0.7, "rho1_score": score}
         elif method.startswith("chunk"):
-            options["data_collator"] = PackedCollator(MAX_LENGTH, chunks=CHUNKS)
+            collating["chunks"] = CHUNKS
             settings |= {"chunks": CHUNKS, **CHUNK_SETTINGS[method]}
             if "random" in method:
                 teacher, blocks = None, self.blocks()
@@ -122,15 +142,16 @@ class World:
             settings = {"teacher_reduction": reduction, "teacher_weights": weights}
             blocks = self.blocks(self.theirs, self.ours)
             teacher = [self.teacher, self.reference]
-        elif method == "selected":
-            settings = {"loss_divisor": "selected"}
+        elif method in VARIANTS:
+            settings = VARIANTS[method]
         elif method in ("turns", "stored turns", "mixture"):
             teacher, blocks = self.guided(out, method)
             settings = {"aggregation": "share"}
-            options["data_collator"] = PackedCollator(MAX_LENGTH, shares=True)
-        elif method == "cpt":
+        elif method in ("cpt", "random"):
             teacher, blocks = None, self.blocks()
-        options["method"] = Method(**settings)
+        collating["shares"] = settings.get("aggregation") == "share"
+        options = {"method": Method(**settings)}
+        options["data_collator"] = PackedCollator(self.max_length, **collating)
         teacher = copy.deepcopy(teacher)
         return make_trainer(
             out, blocks, copy.deepcopy(self.student), teacher, options=options, **training
