@@ -47,6 +47,7 @@ class Size:
         max_length: tokens of a packed sequence.
         batch_size: sequences of a micro-batch; 4 fit into 80 GB.
         accumulation: micro-batches of a step.
+        attn_implementation: by default, what runs have: torch_varlen on a GPU, sdpa on a CPU.
         top_k: 1 trains all tokens, as CPT does.
         peak_tflops: of the GPU in dense bfloat16; 0 looks it up by the GPU's name.
     """
@@ -57,7 +58,7 @@ class Size:
     batch_size: int = 4
     accumulation: int = 4
     top_k: float = 0.4
-    attn_implementation: str = "sdpa"
+    attn_implementation: str | None = None
     peak_tflops: float = 0.0
     repetitions: int = 10
 
@@ -66,6 +67,11 @@ class Size:
         """The same code with nothing to learn from it."""
         device = "cuda" if has_cuda() else "cpu"
         return Size(device, "tiny", max_length=128, batch_size=2, accumulation=2, repetitions=2)
+
+    @property
+    def attention(self) -> str:
+        """The attention of both models."""
+        return self.attn_implementation or ("torch_varlen" if self.device == "cuda" else "sdpa")
 
     @property
     def peak(self) -> float | None:
@@ -99,7 +105,7 @@ class Steps:
         self.size, device = size, torch.device(size.device)
         is_gpu = device.type == "cuda"
         torch.manual_seed(0)
-        attention, teacher_dtype = size.attn_implementation, torch.bfloat16
+        attention, teacher_dtype = size.attention, torch.bfloat16
         if not is_gpu:
             teacher_dtype = torch.float32
         self.student = make_model(

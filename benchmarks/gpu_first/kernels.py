@@ -23,6 +23,7 @@ from vocagnolm.models.load import fp8_products
 
 _TURNS = 3  # of which the first warms up
 _KEPT_MINUTES = 1.5
+_FLASH = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
 Switch = Callable[[bool], object]
 
 
@@ -113,12 +114,13 @@ def _checkpointing(steps: Steps) -> Switch:
 
 
 def _attention(name: str, steps: Steps) -> Switch:
+    models, plain = (steps.student, steps.teacher), steps.size.attention
+    if name == plain:
+        raise Skipped("it is what all else is measured with")
     if "flash" in name and not has_cuda():
         raise Skipped("no CUDA")
-    package = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
-    if name in package and importlib.util.find_spec(package[name]) is None:
-        raise Skipped(f"{package[name]} is not installed")
-    models, plain = (steps.student, steps.teacher), steps.size.attn_implementation
+    if name in _FLASH and importlib.util.find_spec(_FLASH[name]) is None:
+        raise Skipped(f"{_FLASH[name]} is not installed")
 
     def switch(is_on: bool) -> None:
         for model in models:
@@ -172,9 +174,7 @@ _EVERY = (TEACHER, CPT, ONLINE)
 KERNELS: Sequence[tuple[str, Callable[[Steps], Switch], Sequence[str]]] = (
     *((f"tiles of the losses x {x:g}", partial(_tiles, x), _EVERY) for x in (0.25, 4.0)),
     ("gradient checkpointing", _checkpointing, [CPT]),
-    (TORCH_VARLEN, partial(_attention, TORCH_VARLEN), _EVERY),
-    ("flash_attention_2", partial(_attention, "flash_attention_2"), _EVERY),
-    ("flash_attention_3", partial(_attention, "flash_attention_3"), _EVERY),
+    *((name, partial(_attention, name), _EVERY) for name in ("sdpa", TORCH_VARLEN, *_FLASH)),
     *((f"micro-batch x {x}", partial(_micro_batch, x), [CPT, ONLINE]) for x in (2, 4)),
     ("fp8 teacher", _fp8, [TEACHER, ONLINE]),
     ("compiled student", _compiled, [CPT, ONLINE]),

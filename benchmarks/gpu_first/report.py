@@ -28,14 +28,12 @@ class Report:
     Attributes:
         is_tiny: the smallest models, which a CPU can run.
         minutes: no stage and no kernel begins after them.
-        fsdp: runs are sharded by FSDP2, in one process.
         temporary: a directory that the run removes.
     """
 
     output_dir: Path
     is_tiny: bool
     minutes: float
-    fsdp: bool
     temporary: Path
     stage: str = "-"
     began_s: float = field(default_factory=time.monotonic)
