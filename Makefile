@@ -1,7 +1,7 @@
 # make demo         train and judge students in the embedded world, on a CPU (runs/demo)
 # make check-fast   lint, types and unit tests
 # make test         all tests but the slow ones
-# make test-gpu     numbers, waits, memory and messages on a GPU, in 5 minutes on one
+# make test-gpu     numbers, waits, memory and messages of a GPU, beside the CPU
 # make check        lint, types and all tests: what CI runs
 # make bench        the claims beside their peers: docs/benchmarks.md, in ten minutes
 # make lowest       unit tests and gpu_first, tiny and on a CPU, with the lowest versions that

@@ -1,4 +1,4 @@
-"""`make test-gpu`: the numbers, waits, memory and messages of a GPU, in 5 minutes on one.
+"""`make test-gpu`: the numbers, waits, memory and messages of a GPU.
 
 It needs one of Ampere's generation or newer with 16 GB. Without a GPU the tests of numbers compare
 bfloat16 and every attention with float32 and sdpa on the CPU, on tiny models, so that only the

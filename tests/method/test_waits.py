@@ -69,7 +69,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
 
         monkeypatch.setattr(torch.Tensor, name, copy)
     # To learn whether rows are packed, transformers asks the device in every forward pass that gets
-    # position ids and makes a mask. That is not ours; docs/running.md tells of it.
+    # position ids and makes a mask. That is not ours; docs/speed.md tells of it.
     packed = masking_utils.find_packed_sequence_indices
 
     def indices(position_ids: torch.Tensor) -> torch.Tensor | None:
