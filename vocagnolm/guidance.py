@@ -25,7 +25,7 @@ class TokenGuidance(NamedTuple):
     teacher_loss_BS: Tensor  # Eq. (2); 0.0 where unmapped
     valid_BS: Tensor  # bool, tokens with a label
     mapped_BS: Tensor  # bool, tokens with a teacher loss
-    weight_BS: Tensor  # W of Eq. (4), 1.0 or 0.0
+    weight_BS: Tensor  # W of Eq. (4), 1.0 or 0.0; of acceptance, in [0, 1]
     teacher_loss_BT: Tensor  # of the teacher's own tokens
 
 
@@ -193,6 +193,19 @@ def select_tokens(
     if unmapped == "include":
         weight_BS |= valid_BS & ~mapped_BS
     return weight_BS.float()
+
+
+@torch.no_grad()
+def accept_tokens(
+    student_loss_BS: Tensor, teacher_loss_BS: Tensor, valid_BS: Tensor, mapped_BS: Tensor
+) -> Tensor:
+    """Return W = min(1, p_T / p_S) = min(1, exp(L_S - L_T)), beyond the paper.
+
+    The probability with which speculative decoding accepts a token that the student proposes and
+    the teacher judges. Unmapped tokens weigh 1. Float32 [B, S], 0.0 without a label, no gradient.
+    """
+    accepted_BS = (student_loss_BS - teacher_loss_BS).clamp(max=0.0).exp()
+    return torch.where(mapped_BS, accepted_BS.float(), 1.0).masked_fill(~valid_BS, 0.0)
 
 
 def reduce_teachers(

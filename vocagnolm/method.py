@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_h
 MethodName = Literal["vocagnolm", "cpt", "random", "kld", "uld", "rho1", "chunk"]
 Aggregation = Literal["max", "mean", "sum", "share"]
 Unmapped = Literal["include", "exclude", "mean"]
+Selection = Literal["top_k", "accept"]
 Scope = Literal["sequence", "batch"]
 Reduction = Literal["min", "mean", "max", "weighted"]
 # KL(p_S || p_T), Eq. (5), and KL(p_T || p_S), over the tokens that student and teacher share; L1 of
@@ -87,6 +88,10 @@ class Method:
     loss_divisor: Literal["all", "selected"] = option(
         "all", "Divide by all label tokens (Eq. 3), or all weights."
     )
+    selection: Selection = option(
+        "top_k",
+        "top_k, Eq. 4; accept (beyond the paper): weigh a token by min(1, p_teacher / p_student).",
+    )
     unselected_weight: float = option(0.0, "Of tokens not selected (beyond the paper); 0 is Eq. 4.")
     kld_direction: Literal["reverse", "forward"] = option(
         "reverse", "KL(student || teacher), Eq. 5, or the other way."
@@ -136,6 +141,11 @@ class Method:
                 f"--aggregation share counts characters, but --method {self.method} compares whole "
                 "tokens: use --aggregation sum"
             )
+        if self.method == "chunk" and self.selection == "accept":
+            raise ValueError(
+                "--selection accept weighs each token, but --method chunk compares chunks: "
+                "use --method vocagnolm"
+            )
         if self.with_entropies and self.unmapped == "mean":
             raise ValueError(
                 "--rho1_score loss_and_entropy cannot rank unmapped tokens, which have no entropy"
@@ -149,10 +159,12 @@ class Method:
     def in_effect(self) -> dict[str, object]:
         """Return the settings that the method reads; a reduction only where one was asked for."""
         names = {"method", *_OWN.get(self.method, ())}
-        if self.choice != "all":
+        if self.accepts:
+            names = {"method"}
+        elif self.choice != "all":
             names |= {*_OF_A_CHOICE}
         if self.choice == "guided":
-            names.add("unmapped")
+            names |= {"selection"} if self.accepts else {"selection", "unmapped"}
             several = ("teacher_reduction", "teacher_weights")
             names |= {name for name in several if getattr(self, name) != getattr(Method, name)}
         else:
@@ -173,6 +185,8 @@ class Method:
         """The method on the command line."""
         if self.method == "chunk" and self.chunk_guidance == "random":
             return "--method chunk --chunk_guidance random"
+        if self.accepts:
+            return f"--method {self.method} --selection accept"
         return f"--method {self.method}"
 
     @property
@@ -182,6 +196,16 @@ class Method:
             return "all"
         random_chunks = self.method == "chunk" and self.chunk_guidance == "random"
         return "random" if self.method == "random" or random_chunks else "guided"
+
+    @property
+    def accepts(self) -> bool:
+        """True where tokens weigh as far as the teacher accepts them; none is ranked."""
+        return self.choice == "guided" and self.selection == "accept"
+
+    @property
+    def aggregation_in_effect(self) -> Aggregation:
+        """How teacher losses become one: acceptance compares nats of the same characters."""
+        return "share" if self.accepts else self.aggregation
 
     @property
     def splits_alike(self) -> bool:
@@ -204,7 +228,8 @@ class Method:
     @property
     def with_entropies(self) -> bool:
         """True where the entropies of the teacher's distributions are asked for."""
-        return self.method == "rho1" and self.rho1_score == "loss_and_entropy"
+        by_entropy = self.method == "rho1" and self.rho1_score == "loss_and_entropy"
+        return by_entropy and not self.accepts
 
     def check_chunks(self, max_length: int) -> None:
         """Raise a ValueError for more chunks than a packed sequence has tokens."""

@@ -18,6 +18,7 @@ from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED
 from vocagnolm.distillation import HeadStates, Pairs
 from vocagnolm.guidance import (
     TokenGuidance,
+    accept_tokens,
     aggregate_teacher_losses,
     random_scores,
     reduce_teachers,
@@ -107,15 +108,15 @@ class Objective:
 
     def divisor_tokens(self, batch: Batch) -> float:
         """Return what a batch adds to the divisor of Eq. 3: its tokens, or the sum of weights."""
-        if self.method.loss_divisor == "all":
+        if self.method.loss_divisor == "all" or self.method.accepts:
             return label_tokens(batch)
         selected, floor = self._selected_tokens(batch), self.method.unselected_weight
         return selected + floor * (label_tokens(batch) - selected) if floor else selected
 
     def weighted_tokens(self, batch: Batch) -> int:
         """Count the tokens of a batch that get a weight above 0, with entropies at most."""
-        has_floor = self.method.unselected_weight > 0
-        return label_tokens(batch) if has_floor else self._selected_tokens(batch)
+        all_weigh = self.method.accepts or self.method.unselected_weight > 0
+        return label_tokens(batch) if all_weigh else self._selected_tokens(batch)
 
     def _selected_tokens(self, batch: Batch) -> int:
         method, mapped, unmapped = self.method, batch["mapped_tokens"], batch["unmapped_tokens"]
@@ -154,12 +155,15 @@ class Objective:
         def on_student(values_BT: Tensor) -> tuple[Tensor, Tensor]:
             """Eq. 2, by every teacher, and one value of several teachers'."""
             values_BS, mapped_BS = aggregate_teacher_losses(
-                values_BT, ranges_BS2, method.aggregation, teacher.valid_BT, shares_BS3
+                values_BT, ranges_BS2, method.aggregation_in_effect, teacher.valid_BT, shares_BS3
             )
             teachers, how = values_BS.shape[1] // valid_BS.shape[1], method.teacher_reduction
             return reduce_teachers(values_BS, mapped_BS, teachers, how, method.teacher_weights)
 
         loss_BS, mapped_BS = on_student(teacher.loss_BT)
+        own = (student_loss_BS, loss_BS, valid_BS, mapped_BS)
+        if method.accepts:
+            return TokenGuidance(*own, accept_tokens(*own), teacher.loss_BT)
         entropy_BS = None if teacher.entropy_BT is None else on_student(teacher.entropy_BT)[0]
         weight_BS = select_tokens(
             self._compared(student_loss_BS, valid_BS, batch),
@@ -171,7 +175,6 @@ class Objective:
             scope=method.selection_scope,
             entropy_BS=entropy_BS,
         )
-        own = (student_loss_BS, loss_BS, valid_BS, mapped_BS)
         return TokenGuidance(*own, weight_BS, teacher.loss_BT)
 
     def _compared(self, student_loss_BS: Tensor, valid_BS: Tensor, batch: Batch) -> Tensor:
@@ -187,7 +190,9 @@ class Objective:
         return aggregate_teacher_losses(student_loss_BS, ranges_BS2, how, valid_BS)[0]
 
     def weights(self, selection: TokenGuidance) -> Tensor:
-        """Return W of Eq. 3 [B, S]: 1 where selected, `unselected_weight` for other labels."""
+        """Return W of Eq. 3 [B, S]: as selected, at least `unselected_weight` where it is read."""
+        if self.method.accepts:
+            return selection.weight_BS
         floor_BS = self.method.unselected_weight * selection.valid_BS
         return selection.weight_BS.maximum(floor_BS)
 

@@ -104,6 +104,8 @@ class VocAgnoTrainer(ResumableTrainer):
         source = OnlineTeacher(models, device) if isinstance(models, Sequence) else models
         self._method, self.orders_steps = method, method.splits_alike
         self.objective: Objective = Objective(method, source, self.args.seed)
+        if method.accepts:
+            self.metrics.weight_name = "mean_weight"
         self.throughput = Throughput(self.accelerator, self.online_teachers, device_peak_tflops)
         self.add_callback(self.throughput)
         log_in_lines(self, self.blocks_per_step * collator.max_length)
@@ -275,7 +277,7 @@ def _collator(method: Method, given: object, dataset: object) -> PackedCollator:
             dataset.max_length,
             teacher_max_length=dataset.teacher_max_length,
             chunks=chunks,
-            shares=method.aggregation == "share",
+            shares=method.aggregation_in_effect == "share",
         )
     if not isinstance(given, PackedCollator) or given.chunks != chunks:
         raise ValueError(

@@ -8,9 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
 from vocagnolm import guidance
 from vocagnolm.guidance import (
+    accept_tokens,
     aggregate_teacher_losses,
     random_scores,
     reduce_teachers,
@@ -220,6 +222,39 @@ def test_selection_of_the_worked_example():
     # the mean teacher loss of the mapped is 1.6: the unmapped token's excess is 6.4, the largest
     mean = select_tokens(student, teacher, valid, mapped, unmapped="mean", **options)
     assert mean.tolist() == [[0, 0, 1, 0, 0, 1, 1]]
+
+
+@given(student_batches())
+def test_acceptance_is_a_ratio_of_probabilities(batch):
+    found = accept_tokens(*map(torch.tensor, batch))
+    assert found.dtype == torch.float32
+    for b, row in enumerate(zip(*(matrix for matrix in batch), strict=True)):
+        for s, (student, teacher, valid, mapped) in enumerate(zip(*row, strict=True)):
+            ratio = math.exp(-teacher) / math.exp(-student) if mapped else 1.0
+            assert found[b, s] == pytest.approx(min(1.0, ratio) if valid else 0.0)
+
+
+def test_gradient_of_accepted_tokens_is_weighted():
+    logit = torch.tensor([[0.0, 2.0, -1.0]], requires_grad=True)
+    student = F.softplus(-logit)  # of p_S = sigmoid(logit): .5, .881, .269
+    teacher = torch.tensor([[0.25, 0.5, 0.0]]).log().neg()  # p_T; the last is not mapped
+    every, mapped = torch.ones(1, 3).bool(), torch.tensor([[True, True, False]])
+    weight = accept_tokens(student, teacher, every, mapped)
+    p = logit.detach().sigmoid()
+    expected = torch.tensor([[0.5, 0.5 / float(p[0, 1]), 1.0]])
+    assert torch.allclose(weight, expected)
+    (gradient,) = torch.autograd.grad((weight * student).sum(), logit)
+    assert torch.allclose(gradient, -expected * (1 - p))
+
+
+def test_acceptance_has_no_nan_where_a_teacher_has_no_loss():
+    odd = [math.nan, math.inf, math.inf, -math.inf, 100.0]
+    student = torch.tensor([[1.0, 1.0, 1.0, 1.0, 0.0]])
+    mapped = torch.tensor([[False, False, True, False, True]])
+    every = torch.ones(1, 5).bool()
+    found = accept_tokens(student, torch.tensor([odd]), every, mapped)
+    assert found.tolist() == [[1.0, 1.0, 0.0, 1.0, pytest.approx(0.0, abs=1e-30)]]
+    assert accept_tokens(student, torch.tensor([odd]), ~every, mapped).tolist() == [[0.0] * 5]
 
 
 def test_mean_strategy_uses_the_whole_batchs_mean():

@@ -23,6 +23,8 @@ WRONG: list[dict[str, Any]] = [
     {"aggregation": "median"},
     {"aggregation": "share", "method": "chunk"},
     {"unmapped": "drop"},
+    {"selection": "best"},
+    {"selection": "accept", "method": "chunk"},
     {"selection_scope": "world"},
     {"loss_divisor": "some"},
     {"kld_direction": "up"},
@@ -123,6 +125,12 @@ def test_settings_in_effect_leave_out_what_is_idle() -> None:
         *("method", "top_k", "unselected_weight", "selection_scope", "loss_divisor"),
         *("top_k_warmup_steps", "chunks", "chunk_guidance"),
     }
+    settings = {"top_k": 0.7, "rho1_score": "loss_and_entropy", "selection_scope": "batch"}
+    accepts = Method("rho1", **settings, unmapped="mean", selection="accept")
+    assert accepts.in_effect() == {"method": "rho1", "selection": "accept"}
+    assert accepts.splits_alike
+    assert not accepts.with_entropies
+    assert "selection" not in Method("random", selection="accept").in_effect()
     assert "teacher_reduction" not in Method().in_effect()
     assert Method(teacher_reduction="min").in_effect()["teacher_reduction"] == "min"
 
@@ -138,6 +146,7 @@ def random_batch(teachers: int) -> tuple[dict[str, Any], torch.Tensor, TeacherLo
     labels[:, ::7] = IGNORED_LABEL
     loss, entropy = (torch.rand(rows, columns, generator=generator) for _ in range(2))
     batch = {"labels": labels, "teacher_ranges": ranges, "block": torch.arange(rows)}
+    batch["teacher_shares"] = torch.ones(*ranges.shape[:2], 3)
     losses = TeacherLosses(loss, torch.rand(loss.shape, generator=generator) < 0.95, entropy)
     return batch, torch.rand(rows, positions, generator=generator), losses
 
@@ -205,6 +214,7 @@ CHOICES = [
         for scope in ("sequence", "batch")
     ),
 ]
+ACCEPT = Method(selection="accept", loss_divisor="selected", unselected_weight=0.25)
 COUNTED = [
     replace(method, loss_divisor=divisor, unselected_weight=weight)
     for method in CHOICES
@@ -213,7 +223,7 @@ COUNTED = [
 ]
 
 
-@pytest.mark.parametrize("method", [Method("cpt"), *COUNTED], ids=str)
+@pytest.mark.parametrize("method", [Method("cpt"), ACCEPT, *COUNTED], ids=str)
 def test_counts_before_a_forward_are_those_after(method: Method) -> None:
     batch, student, losses = random_batch(1)
     losses = losses._replace(entropy_BT=None, valid_BT=torch.ones_like(losses.valid_BT))
@@ -225,7 +235,8 @@ def test_counts_before_a_forward_are_those_after(method: Method) -> None:
     selection = objective.select(student, batch, losses if method.needs_teacher else None)
     weights = objective.weights(selection)
     assert objective.weighted_tokens(batch) == int((weights > 0).sum())
-    expected = labels.sum() if method.loss_divisor == "all" else weights.sum()
+    by_labels = method.loss_divisor == "all" or method.accepts
+    expected = labels.sum() if by_labels else weights.sum()
     assert objective.divisor_tokens(batch) == pytest.approx(float(expected))
 
 

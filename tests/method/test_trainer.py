@@ -44,10 +44,11 @@ def result(trainer: Any, blocks: Blocks) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("aggregation", get_args(Aggregation))
 @pytest.mark.parametrize("unmapped", ["include", "exclude"])
-@pytest.mark.parametrize("floor", [0.0, 0.3])
+@pytest.mark.parametrize(("selection", "floor"), [("top_k", 0.0), ("top_k", 0.3), ("accept", 0.3)])
 def test_loss_equals_slow_reference(
     aggregation: str,
     unmapped: str,
+    selection: str,
     floor: float,
     blocks: Blocks,
     pair: tuple[Any, Any],
@@ -59,6 +60,7 @@ def test_loss_equals_slow_reference(
         aggregation,
         unmapped,
         loss_divisor="selected",
+        selection=selection,
         unselected_weight=floor,
     )
     trainer = make_trainer(tmp_path, blocks, *pair, options={"method": method})
@@ -72,8 +74,17 @@ def test_loss_equals_slow_reference(
             *(batch[f"teacher_{key}"] for key in ("input_ids", "position_ids", "labels")),
         )
     weights = slow_weights(batch, student.detach(), teacher, method)
-    weights = weights.maximum(floor * (batch["labels"] != IGNORED_LABEL))
-    assert trainer.objective.divisor_tokens(batch) == pytest.approx(float(weights.sum()))
+    valid = batch["labels"] != IGNORED_LABEL
+    if selection == "accept":  # reads no floor and no divisor
+        assert trainer.objective.divisor_tokens(batch) == valid.sum()
+        trainer.metrics.keep_step()
+        log = trainer.metrics.read()
+        assert log["mean_weight"] == pytest.approx(float(weights.sum() / valid.sum()))
+        assert 0.1 < log["mean_weight"] < 0.9
+        assert "selected_fraction" not in log
+    else:
+        weights = weights.maximum(floor * valid)
+        assert trainer.objective.divisor_tokens(batch) == pytest.approx(float(weights.sum()))
     assert trainer.objective.weighted_tokens(batch) == (weights > 0).sum()
     expected = (weights * student).sum() / 100
     assert abs((loss - expected).item()) < LOSS_TOLERANCE
@@ -159,9 +170,10 @@ def test_update_is_the_same_for_every_split(
         {"method": "random", "loss_divisor": "selected"},
         {"method": "vocagnolm", "loss_divisor": "selected", "aggregation": "share"}
         | {"unselected_weight": 0.3},
+        {"method": "vocagnolm", "selection": "accept", "selection_scope": "batch"},
     ]
     epoch = {"max_steps": -1, "num_train_epochs": 1}  # 59 blocks: 3 are left over
-    optimizers = [epoch, {}, {}, {"optim": "adamw_torch", "max_grad_norm": 1.0}]
+    optimizers = [epoch, {}, {}, {"optim": "adamw_torch", "max_grad_norm": 1.0}, {}]
     results: list[list[dict[str, torch.Tensor]]] = []
     for settings, optimizer in zip(variants, optimizers, strict=True):
         results.append([])

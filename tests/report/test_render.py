@@ -147,6 +147,20 @@ def test_later_parts_of_a_character_are_rings() -> None:
     assert ["part" in token["class"].split() for token in page.tokens] == [False, True, True, True]
 
 
+def test_weights_by_acceptance_are_shades_and_numbers() -> None:
+    tokens = (
+        TokenView("a", 0, 1, "kept", 0.75, 3.0, 1.0),
+        TokenView("b", 1, 2, "dropped", 0.125, 1.0, 2.0),
+        TokenView("<s>", 0, 0, "unlabelled", 0.0, None, None),
+    )
+    view = replace(VIEW, texts=(TextView("ab", 0, 0, 0, tokens),))
+    assert "style=" not in render_html(view)
+    html = render_html(replace(view, method=Method(selection="accept")))
+    assert re.findall(r'style="--weight: (\d+)%"', html) == ["75", "12"]
+    facts = json.loads(re.search(r'id="facts"[^>]*>(.*?)</script>', html)[1])  # type: ignore[index]
+    assert [fact[5] for fact in facts["tokens"]] == [0.75, 0.12, 0.0]
+
+
 def test_summary_averages_known_losses() -> None:
     tokens = (
         TokenView("a", 0, 1, "kept", True, 3.0, 1.0),

@@ -121,6 +121,11 @@ def test_options_without_effect_are_warned_of(capsys: pytest.CaptureFixture[str]
         "warning: --lora_r has no effect without --use_peft",
         "warning: --eval_steps has no effect without --eval_fraction or --eval_dataset",
     ]
+    parse([*T, "--selection", "accept", "--top_k", ".7", "--aggregation", "sum", "--use_cpu"])
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: --{name} has no effect with --method vocagnolm --selection accept"
+        for name in ("aggregation", "top_k")
+    ]
 
 
 WRONG_RUNS: list[tuple[dict[str, str], str]] = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 import shutil
 from collections import Counter
@@ -146,6 +147,7 @@ def assert_equal(ours: Tensors, theirs: Tensors) -> None:
             Method("vocagnolm", 0.3, "sum", "exclude", "batch", "selected"),
             {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
         ),
+        (Method(selection="accept"), {}),
     ],
 )
 def test_stored_run_gives_online_parameters_for_equal_segments(
@@ -163,7 +165,7 @@ def test_stored_run_gives_online_parameters_for_equal_segments(
     for ours_log, theirs_log in zip(
         stored.state.log_history, online.state.log_history, strict=True
     ):
-        for name in ("teacher_loss_nats", "unmapped_fraction", "selected_fraction"):
+        for name in ("teacher_loss_nats", "unmapped_fraction", "selected_loss_nats"):
             assert ours_log.get(name) == pytest.approx(theirs_log.get(name), abs=1e-6)
 
 
@@ -234,7 +236,7 @@ def slow_teacher(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("aggregation", get_args(Aggregation))
+@pytest.mark.parametrize("aggregation", [*get_args(Aggregation), "accept"])
 @pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda reduction: reduction[0])
 def test_loss_of_several_stores_equals_slow_reference(
     world: World,
@@ -253,6 +255,8 @@ def test_loss_of_several_stores_equals_slow_reference(
         reduction[0], lambda x: sum(w * y for w, y in zip(weights, x, strict=True)) / sum(weights)
     )
     settings = {"top_k": 0.3, "aggregation": aggregation, "loss_divisor": "selected"}
+    if accepts := aggregation == "accept":
+        aggregation, settings = "share", {"selection": "accept"}
     method = replace(reduced_by(*reduction), **settings)
     trainer = world.trainer(tmp_path, *stores, options={"method": method})
     blocks = trainer.train_dataset
@@ -266,9 +270,12 @@ def test_loss_of_several_stores_equals_slow_reference(
         excess = {t: float(losses[row, t].detach()) - guides[t] for t in labels if t in guides}
         top = sorted(excess, key=lambda t: -excess[t])[: -(-3 * len(excess) // 10)]
         chosen[row, [*unmapped, *top]] = 1.0
+        for t in excess if accepts else ():
+            chosen[row, t] = min(1.0, math.exp(excess[t]))
         assert batch["mapped_tokens"][row] == len(excess)
         assert batch["unmapped_tokens"][row] == len(unmapped)
-    assert trainer.objective.divisor_tokens(batch) == chosen.sum()
+    if not accepts:
+        assert trainer.objective.divisor_tokens(batch) == chosen.sum()
     loss = trainer.compute_loss(trainer.model, batch, num_items_in_batch=torch.tensor(100))
     expected = (chosen * losses).sum() / 100
     assert abs((loss - expected).item()) < LOSS_TOLERANCE

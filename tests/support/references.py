@@ -37,8 +37,10 @@ def full_losses(model: Any, ids: torch.Tensor, positions: torch.Tensor, labels: 
 def slow_weights(
     batch: dict[str, Any], student: torch.Tensor, teacher: torch.Tensor, g: Method
 ) -> torch.Tensor:
-    """Eq. 2 and Eq. 4 with loops, for scope "sequence"."""
-    reduce = {"max": max, "mean": lambda x: sum(x) / len(x)}.get(g.aggregation, sum)
+    """Eq. 2 and Eq. 4 with loops, for scope "sequence"; or acceptance."""
+    by_share = "share" in (g.aggregation, g.selection.replace("accept", "share"))
+    mean = {"mean": lambda x: sum(x) / len(x)}
+    reduce = sum if by_share else ({"max": max} | mean).get(g.aggregation, sum)
     weights = torch.zeros(student.shape)
     for row in range(len(student)):
         excess = {}
@@ -47,16 +49,20 @@ def slow_weights(
                 continue
             first, last = batch["teacher_ranges"][row, t].tolist()
             if first == -1:
-                weights[row, t] = float(g.unmapped == "include")
+                weights[row, t] = float(g.unmapped == "include" or g.selection == "accept")
             else:
                 losses = [float(x) for x in teacher[row, first:last]]
-                if g.aggregation == "share":
+                if by_share:
                     share = batch["teacher_shares"][row, t].tolist()
                     middle = [share[1]] * (last - first - 2)
                     shares = [share[0], *middle, share[2]][: last - first]
                     losses = [x * s for x, s in zip(losses, shares, strict=True)]
                 guide = reduce(losses)
                 excess[t] = float(student[row, t]) - guide
+        if g.selection == "accept":
+            for t, value in excess.items():
+                weights[row, t] = min(1.0, math.exp(value))
+            continue
         count = math.ceil(round(g.top_k * len(excess), 9))
         for t in sorted(excess, key=lambda t: -excess[t])[:count]:
             weights[row, t] = 1.0

@@ -107,7 +107,7 @@ def make_trainer(
         "seed": 3,
         **training,
     }
-    shares = getattr((options or {}).get("method"), "aggregation", "") == "share"
+    shares = getattr((options or {}).get("method"), "aggregation_in_effect", "") == "share"
     collator = PackedCollator(MAX_LENGTH, shares=shares)
     return VocAgnoTrainer(
         model=student,

@@ -23,7 +23,7 @@ from vocagnolm.chat.reading import TRAIN_ON, TrainOn
 from vocagnolm.cli import Parser, corpora_of, shell
 from vocagnolm.conventions import TEXT, NonFiniteLoss
 from vocagnolm.io import check_writable, write_text
-from vocagnolm.method import Aggregation, Method, Unmapped
+from vocagnolm.method import Aggregation, Method, Selection, Unmapped
 from vocagnolm.report.view import GuidanceView, TextView, view_texts
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--trust_remote_code", action="store_true")
     add("--max_length", type=int, help="Student tokens of a part; default: 2048 or its context.")
     add("--top_k", type=float, default=0.4, help="Share of the mapped tokens kept, Eq. 4.")
+    add("--selection", choices=get_args(Selection), default="top_k", help="Or by acceptance.")
     add("--aggregation", choices=get_args(Aggregation), default="max", help="Eq. 2.")
     add("--unmapped", choices=get_args(Unmapped), default="include", help="Section 6.2.")
     add("--train_on", choices=TRAIN_ON, default=TRAIN_ON[0], help="Of conversations.")
@@ -153,7 +154,7 @@ def view_documents(
         collate = PackedCollator(
             row["student_tokens"],
             teacher_max_length=readers[1].limit,
-            shares=objective.method.aggregation == "share",
+            shares=objective.method.aggregation_in_effect == "share",
         )
         batch = send_to_device(collate([as_block(place, arrays[place : place + 1])]), device)
         guidance = measure(student, objective, batch)

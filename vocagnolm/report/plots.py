@@ -27,6 +27,7 @@ CURVES = {
     "held-out loss (nats)": ["eval_loss"],
     "excess, median (nats)": [f"excess_loss_p{share}_nats" for share in (50, 10, 90)],
     "selected share of the tokens": ["selected_fraction"],
+    "mean weight of the tokens": ["mean_weight"],
     "unmapped share of the tokens": ["unmapped_fraction"],
 }
 

@@ -65,6 +65,8 @@ def token_label(token: TokenView) -> str:
 def _settings_line(view: GuidanceView) -> str:
     method = view.method
     step = "" if view.step is None else f"step {view.step:,} · "
+    if method.accepts:
+        return f"{step}method {method.method} · selection accept"
     share = f"top_k {method.top_k:g} of {view.competition}"
     how = f"aggregation {method.aggregation} · unmapped {method.unmapped}"
     return f"{step}method {method.method} · {share} · {how}"
@@ -77,12 +79,12 @@ def _summary(view: GuidanceView) -> list[list[str]]:
     for name in (*STATUSES[:-1], "all"):
         tokens = [token for token in labelled if name in (token.status, "all")]
         share = len(tokens) / max(len(labelled), 1)
-        trained = sum(token.is_trained for token in tokens)
+        trained = sum(token.weight for token in tokens)
         student = _mean(token.student_loss_nats for token in tokens)
         teacher = _mean(token.teacher_loss_nats for token in tokens)
         excess = _mean((token.excess_nats for token in tokens), "+")
         count = f"{len(tokens):,} ({share:.0%})"
-        rows.append([name, count, f"{trained:,}", student, teacher, excess])
+        rows.append([name, count, f"{trained:,.0f}", student, teacher, excess])
     return rows
 
 
@@ -117,13 +119,14 @@ def _mark(text: str, status: Status) -> str:
 
 def render_html(view: GuidanceView) -> str:
     """Render a page of its own: nothing is loaded, and every text is escaped."""
-    # What the script shows of each token: label, status, losses, then its pieces.
+    # What the script shows of each token: label, status, losses, pieces; its weight by acceptance.
     facts: list[Any] = []
     for token in view.tokens:
         losses = [_finite(token.student_loss_nats), _finite(token.teacher_loss_nats)]
         pieces = [[label(text), _finite(loss)] for text, loss in token.pieces]
-        facts.append([token_label(token), token.status, *losses, pieces])
-    known = [loss for _, _, *losses, _ in facts for loss in losses if loss is not None]
+        weight = [round(token.weight, 2)] if view.method.accepts else []
+        facts.append([token_label(token), token.status, *losses, pieces, *weight])
+    known = [loss for fact in facts for loss in fact[2:4] if loss is not None]
     # Tokens are counted through the page: #t12 in its address chooses one.
     counted = iter(enumerate(view.tokens))
     return TEMPLATES.get_template("guidance.html").render(

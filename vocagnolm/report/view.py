@@ -37,11 +37,12 @@ class TokenView:
     # Its characters in the text, shared ones included; none for a special token.
     start: int
     end: int
-    # "kept" or "dropped" where both losses were compared, "unmapped" where there is no teacher loss
-    # to compare with, "unlabelled" where nothing predicts it, as a start token.
+    # "kept", from a weight of a half on, or "dropped" where both losses were compared, "unmapped"
+    # where there is no teacher loss to compare with, "unlabelled" where nothing
+    # predicts it, as a start token.
     status: Status
-    # True if its weight in the loss is not 0.
-    is_trained: bool
+    # W of Eq. (4).
+    weight: float
     # None where unlabelled.
     student_loss_nats: float | None
     # Aggregated over its pieces, Eq. (2); None where there is none.
@@ -49,6 +50,11 @@ class TokenView:
     # The teacher tokens that cover its characters, if they are known: text and loss in nats. Those
     # that hold parts of one character all have that character.
     pieces: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def is_trained(self) -> bool:
+        """True if it has a weight."""
+        return self.weight > 0
 
     @property
     def is_special(self) -> bool:
@@ -143,7 +149,7 @@ def _tokens(
     shown = 0
     for token, (start, end), (first, last), numbers in zip(ids, spans, ranges, found, strict=True):
         student_loss, teacher_loss, has_label, is_mapped, weight = numbers
-        status: Status = "kept" if weight else "dropped"
+        status: Status = "kept" if weight >= 0.5 else "dropped"
         if not (has_label and is_mapped):
             status = "unmapped" if has_label else "unlabelled"
         name = text[max(start, shown) : end]
@@ -152,7 +158,7 @@ def _tokens(
             start,
             end,
             status,
-            is_trained=bool(weight),
+            weight=weight,
             student_loss_nats=student_loss if has_label else None,
             teacher_loss_nats=teacher_loss if has_label and is_mapped else None,
             # None for an unmapped token: its range is empty.

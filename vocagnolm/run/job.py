@@ -369,7 +369,7 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
             attend_across_documents=pack.attend_across_documents,
             teacher_max_length=limits,
             chunks=job.method.chunks if job.method.method == "chunk" else None,
-            shares=job.method.aggregation == "share",
+            shares=job.method.aggregation_in_effect == "share",
         ),
         eval_blocks=_pack(corpora, evaluated, pack.max_length, limits)[1] if evaluated else None,
         settings=_settings_of_corpora(job, models, corpora, blocks),

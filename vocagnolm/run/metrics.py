@@ -47,6 +47,8 @@ _SAMPLED = 2**13
 NO_BLOCK = -1
 _METRICS_FILE = "metrics_{}.safetensors"  # of one process
 LOG_FILE = "log.jsonl"
+# The mean weight of a log of the training, by its method.
+_WEIGHTS = ("selected_fraction", "mean_weight")
 
 
 class GuidanceMetrics:
@@ -58,9 +60,12 @@ class GuidanceMetrics:
         bad_blocks: int64 [2], on the device: a packed sequence of this step on which the student's,
             and the teacher's, losses were not finite; -1 while there is none.
         bad_steps: how many of the last steps were dropped in a row.
+        weight_name: of the mean weight in the report.
         excess_sample: excess losses of random tokens that were read last, in nats; None without a
             teacher.
     """
+
+    weight_name = "selected_fraction"
 
     def __init__(self, accelerator: Accelerator):
         self._accelerator, self._device = accelerator, accelerator.device
@@ -160,7 +165,7 @@ class GuidanceMetrics:
         if sums["label_tokens"]:
             report["student_loss_nats"] = sums["student_loss"] / tokens
             report["selected_loss_nats"] = sums["selected_loss"] / max(sums["selected_tokens"], 1.0)
-        report["selected_fraction"] = sums["selected_tokens"] / tokens
+        report[self.weight_name] = sums["selected_tokens"] / tokens
         if sums["distances"]:
             report["distance_from_teacher"] = sums["distance"] / sums["distances"]
             report["unmapped_fraction"] = 1.0 - sums["distances"] / tokens
@@ -182,7 +187,7 @@ class GuidanceMetrics:
         for entry in history:
             # An entry of the training: its `loss` is the mean since the entry before, and absent
             # where all of these steps were skipped.
-            if "selected_fraction" in entry:
+            if any(name in entry for name in _WEIGHTS):
                 since = entry["step"] - before - entry.get("skipped_steps", 0.0)
                 total, steps = total + entry.get("loss", 0.0) * since, steps + since
                 before = entry["step"]
@@ -254,10 +259,10 @@ class RunLog(TrainerCallback):
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
         cells, rest = [str(step), tqdm.format_sizeof(step * self._tokens_per_step)], ""
-        if "selected_fraction" in entry:
+        if weights := [entry[name] for name in _WEIGHTS if name in entry]:
             losses = ("loss", "student_loss_nats", "teacher_loss_nats")
             cells += [f"{entry[name]:.4f}" if name in entry else "-" for name in losses]
-            cells.append(f"{entry['selected_fraction']:.1%}")
+            cells.append(f"{weights[0]:.1%}")
             cells.append(tqdm.format_sizeof(entry.get("tokens_per_s", 0.0)))
             before, began = self._begin
             pace = (time.monotonic() - began) / max(step - before, 1)

@@ -37,6 +37,7 @@ _ROWS = 1_000_000
 # Entries of a log in trackers; transformers names all others, as eval/loss and train/loss.
 _NAMES = {
     "selected_fraction": "guidance/selected_fraction",
+    "mean_weight": "guidance/mean_weight",
     "unmapped_fraction": "guidance/unmapped_fraction",
     "excess_loss_p10_nats": "guidance/excess_loss_p10_nats",
     "excess_loss_p50_nats": "guidance/excess_loss_p50_nats",
