@@ -27,6 +27,7 @@ _MODULES = {
     "Blocks": "packing",
     "Method": "method",
     "PackedCollator": "packing",
+    "VocAgnoConfig": "run.config",
     "VocAgnoTrainer": "trainer",
     "add_token_losses": "token_loss",
     "aggregate_teacher_losses": "guidance",

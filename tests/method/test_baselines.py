@@ -21,7 +21,9 @@ RECIPES = Path(__file__).resolve().parents[2] / "recipes" / "paper"
 
 
 def method_of(recipe: str) -> Method:
-    return parse(["--config", str(RECIPES / f"{recipe}.yaml"), "--use_cpu", "True"]).method
+    return parse(
+        ["--config", str(RECIPES / f"{recipe}.yaml"), "--use_cpu", "True"]
+    ).args.as_method()
 
 
 def guided(tokens: int) -> dict[str, Any]:

@@ -54,14 +54,15 @@ def test_liger_leaves_a_teacher_of_the_family_alone(monkeypatch: pytest.MonkeyPa
     given = {"rms_norm": True, "rope": True}
     for teachers, rope in (([], True), ([qwen], True), ([qwen, llama], False)):
         job: Any = SimpleNamespace(
-            run=SimpleNamespace(liger_kernel_config=given, device=None, seed=0),
-            pack=SimpleNamespace(attend_across_documents=False),
+            args=SimpleNamespace(
+                liger_kernel_config=given, device=None, seed=0, attend_across_documents=False
+            ),
             model=SimpleNamespace(save_store=None),
         )
         models: Any = SimpleNamespace(student=llama, teachers=teachers)
         with pytest.raises(InterruptedError):
             train.make_trainer(job, models, documents=None)  # type: ignore[arg-type]
-        assert job.run.liger_kernel_config == given | {"rope": rope}
+        assert job.args.liger_kernel_config == given | {"rope": rope}
 
 
 @pytest.mark.usefixtures("fake_liger")

@@ -65,7 +65,7 @@ def test_corpora_without_weights_are_read_once_as_one(
 
 def documents_of(argv: list[str]) -> Documents:
     job = train.parse(argv)
-    models = read_models(job.model, job.load, job.pack, job.method, job.run.device)
+    models = read_models(job.model, job.args, job.args.device)
     return load_documents(job, models)
 
 
@@ -137,6 +137,5 @@ def test_steps_of_a_mixture_are_extrapolated() -> None:
     blocks = SimpleNamespace(parts={"a": 70, "b": 100}, weights=[0.7, 0.3])
     corpus = SimpleNamespace(total=100, texts=range(10))
     documents: Any = SimpleNamespace(blocks=blocks, corpora=[corpus, corpus])
-    run, pack = SimpleNamespace(global_batch_tokens=640), SimpleNamespace(max_length=64)
-    job: Any = SimpleNamespace(run=run, pack=pack)
+    job: Any = SimpleNamespace(args=SimpleNamespace(global_batch_tokens=640, max_length=64))
     assert epoch_steps(job, documents) == 333

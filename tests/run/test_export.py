@@ -153,7 +153,7 @@ def test_resumed_run_equals_the_uninterrupted_one(world: World) -> None:
 
 def test_trained_parameters_are_counted_when_nothing_is_loaded(world: World) -> None:
     job = parse(world.argv("counted", use_cpu="True", **LORA))
-    models = read_models(job.model, job.load, job.pack, job.method, job.run.device)
+    models = read_models(job.model, job.args, job.args.device)
     sizes = models.student.sizes
     base: Any = ModelSource(str(world.student), "student").load(torch.float32)
     adapters = adapters_of(world.root / "adapted")

@@ -159,7 +159,7 @@ def world(
 def plan(world: World, *options: str, **changes: str | None) -> tuple[Any, dict[str, float]]:
     argv = [*world.argv("plan", use_cpu="True", **changes), *options, "--dry_run"]
     job = command.parse(argv)
-    models = read_models(job.model, job.load, job.pack, job.method, job.run.device)
+    models = read_models(job.model, job.args, job.args.device)
     sizes = models.student.sizes, [teacher.sizes for teacher in models.teachers]
     return sizes, device_memory(job, models)
 
@@ -209,7 +209,7 @@ def test_plan_says_what_the_options_change(world: World, monkeypatch: pytest.Mon
 def test_layout_is_accelerates_when_the_launcher_says_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = command.parse(world.argv("plan", use_cpu="True")).run
+    run = command.parse(world.argv("plan", use_cpu="True")).args
     assert student_layout(run) == Layout()
     monkeypatch.setattr(type(run), "world_size", 32)
     run.gradient_accumulation_steps = 4

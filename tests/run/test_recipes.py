@@ -12,7 +12,7 @@ import pytest
 
 from vocagnolm import dist as processes
 from vocagnolm.report.runs import REPORTED_FILE
-from vocagnolm.run.config import RunArguments
+from vocagnolm.run.config import VocAgnoConfig
 from vocagnolm.run.options import parse, recipe_options
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,20 +59,18 @@ def tokens_of(path: Path) -> int:
 
 @pytest.mark.parametrize("path", ALL, ids=name_of)
 def test_recipe_is_the_papers_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RunArguments, "world_size", WORLD_SIZE)
+    monkeypatch.setattr(VocAgnoConfig, "world_size", WORLD_SIZE)
     monkeypatch.setattr(processes, "launched_processes", lambda: WORLD_SIZE)
     job = parse(["--config", str(path), "--use_cpu"])
-    pack, run = job.pack, job.run
+    run = job.args
     sequences = WORLD_SIZE * run.per_device_train_batch_size * run.gradient_accumulation_steps
     assert sequences == 1024
-    assert sequences * pack.max_length == run.global_batch_tokens == 2**21
+    assert sequences * run.max_length == run.global_batch_tokens == 2**21
     assert 0 <= run.max_steps * run.global_batch_tokens - tokens_of(path) * 10**9 < 2**21
     found = recipe_options(path)
     assert found.items() >= SETTINGS.items()
     beyond = {"guidance_table_steps", "unselected_weight", "top_k_warmup_steps"}
-    assert job.method.in_effect().keys() <= found.keys() | beyond, (
-        "every option in effect is written out"
-    )
+    assert run.in_effect().keys() <= found.keys() | beyond, "every option in effect is written out"
     assert {"attend_across_documents", "max_steps", "output_dir"} <= found.keys()
     assert "bf16" not in found  # rejected on a machine without a GPU
 

@@ -105,11 +105,11 @@ def test_recipe_builds_on_its_base_and_flags_override_it(tmp_path: Path) -> None
     path = tmp_path / "mine.yaml"
     path.write_text("base: base.yaml\ntop_k: 0.6\nchunks: null\nuse_peft: true\n")
     job = parse(["--config", str(path), "--lora_r", "4", "--use_cpu"])
-    assert (job.method.top_k, job.method.chunks) == (0.6, 32)
+    assert (job.args.top_k, job.args.chunks) == (0.6, 32)
     assert (job.model.teacher, job.model.use_peft, job.model.lora_r) == (["t"], True, 4)
-    assert job.run.lr_scheduler_kwargs == {"min_lr": 1e-6}
+    assert job.args.lr_scheduler_kwargs == {"min_lr": 1e-6}
     assert job.recipe == str(path)
-    assert parse(["--config", str(path), "--top_k=0.7", "--use_cpu"]).method.top_k == 0.7
+    assert parse(["--config", str(path), "--top_k=0.7", "--use_cpu"]).args.top_k == 0.7
 
 
 def test_options_without_effect_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:

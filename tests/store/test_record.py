@@ -169,7 +169,7 @@ def test_store_differs_when_the_teacher_is_quantized_otherwise(
     for bits in (8, 8, 4, None):
         given = [f'--teacher_quantization={{"bits": {bits}}}'] if bits else []
         job = train.parse([*argv, *given])
-        pair = read_models(job.model, job.load, job.pack, job.method, job.run.device)
+        pair = read_models(job.model, job.args, job.args.device)
         documents = load_documents(job, pair)
         message = "quantization was {'bits': 8}, now " + (f"{{'bits': {bits}}}" if bits else "None")
         rejected = pytest.raises(ValueError, match=re.escape(message))

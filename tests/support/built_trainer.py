@@ -13,5 +13,5 @@ from vocagnolm.trainer import VocAgnoTrainer
 def build(argv: Sequence[str]) -> VocAgnoTrainer:
     """Load all that a run needs, without a directory for it."""
     job = parse(argv)
-    models = read_models(job.model, job.load, job.pack, job.method, job.run.device)
+    models = read_models(job.model, job.args, job.args.device)
     return make_trainer(job, models, load_documents(job, models))

@@ -52,7 +52,7 @@ def measure_runs() -> None:
 
     def measured(job: Any, models: Any, documents: Any) -> Any:
         trainer = own(job, models, documents)
-        path = Path(job.run.output_dir) / f"held-{job.run.process_index}.json"
+        path = Path(job.args.output_dir) / f"held-{job.args.process_index}.json"
         trainer.add_callback(Held(trainer, path, device_memory(job, models)))
         return trainer
 

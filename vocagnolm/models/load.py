@@ -4,8 +4,8 @@ import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,6 +49,8 @@ class ModelSource:
     revision: str | None = None
     attn_implementation: str | None = None
     trust_remote_code: bool = False
+    # More arguments of from_pretrained.
+    init_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def _shown(self) -> str:
@@ -61,7 +63,7 @@ class ModelSource:
                 f"{self._shown} holds adapters: merge them with their model by vocagnolm export "
                 f"{self.name} --merge"
             )
-        options = {"attn_implementation": self.attn_implementation}
+        options = {"attn_implementation": self.attn_implementation, **self.init_kwargs}
         found: PreTrainedConfig = self._from_pretrained(AutoConfig, **options)
         return found
 
@@ -100,6 +102,7 @@ class ModelSource:
             # Sizes that differ are rejected below, by name.
             "ignore_mismatched_sizes": True,
             "output_loading_info": True,
+            **self.init_kwargs,
         }
         # Quantized weights cannot be moved once they are loaded.
         if quantization:
@@ -152,6 +155,26 @@ class ModelSource:
         except (OSError, ValueError, ImportError, RuntimeError) as error:
             why = str(error).strip().partition("\n")[0]
             raise ValueError(f"{self._shown} cannot be loaded: {why}") from error
+
+
+def model_source(
+    name: str,
+    role: Role,
+    revision: str | None = None,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+    *,
+    init_kwargs: Mapping[str, Any] | None = None,
+) -> ModelSource:
+    """Make a source; `init_kwargs` of from_pretrained win over what is given beside them."""
+    more = {
+        "revision": revision,
+        "attn_implementation": attn_implementation,
+        "trust_remote_code": trust_remote_code,
+        **(init_kwargs or {}),
+    }
+    given = (more.pop("revision"), more.pop("attn_implementation"), more.pop("trust_remote_code"))
+    return ModelSource(name, role, *given, init_kwargs=more)
 
 
 def is_adapter(name: str | Path) -> bool:

@@ -23,7 +23,7 @@ from vocagnolm.chat.reading import TRAIN_ON, TrainOn
 from vocagnolm.cli import Parser, corpora_of, shell
 from vocagnolm.conventions import TEXT, NonFiniteLoss
 from vocagnolm.io import check_writable, write_text
-from vocagnolm.method import Aggregation, Method, Selection, Unmapped
+from vocagnolm.method import Aggregation, Selection, Unmapped
 from vocagnolm.report.view import GuidanceView, TextView, view_texts
 
 if TYPE_CHECKING:
@@ -90,18 +90,19 @@ def look(arguments: argparse.Namespace) -> GuidanceView:
     from vocagnolm.dist import is_on_cpu
     from vocagnolm.objective import Objective, OnlineTeacher
     from vocagnolm.run.job import load_weights, read_models
-    from vocagnolm.run.options import LoadOptions, ModelOptions, PackOptions
+    from vocagnolm.run.options import GuidanceOptions, ModelOptions
     from vocagnolm.token_loss import add_token_losses
 
     given = vars(arguments) | {
         "teacher_dtype": arguments.dtype,
-        "max_length": arguments.max_length or PackOptions.max_length,
+        "max_length": arguments.max_length or GuidanceOptions.max_length,
     }
 
     def pick(kind: Any) -> Any:
         return kind(**{each.name: given[each.name] for each in fields(kind) if each.name in given})
 
-    options, method = (pick(ModelOptions), pick(LoadOptions), pick(PackOptions)), pick(Method)
+    names, options = pick(ModelOptions), pick(GuidanceOptions)
+    method = options.as_method()
     if arguments.text is not None:
         corpus, indices = datasets.Dataset.from_dict({TEXT: [arguments.text]}), [0]
     else:
@@ -114,8 +115,8 @@ def look(arguments: argparse.Namespace) -> GuidanceView:
         corpus = corpus.select(indices)
     device = torch.device("cpu") if is_on_cpu() else torch.accelerator.current_accelerator()
     assert device is not None
-    models = read_models(*options, method, device, shorten=arguments.max_length is None)
-    student, teachers = load_weights(models, options[0], device)
+    models = read_models(names, options, device, shorten=arguments.max_length is None)
+    student, teachers = load_weights(models, names, device)
     assert models.guide
     assert isinstance(teachers, list)
     student = add_token_losses(student.to(device).train(False))

@@ -1,4 +1,4 @@
-"""`transformers.TrainingArguments` with the paper's training set-up, and what a run cannot have."""
+"""`VocAgnoConfig`: `TrainingArguments` with the paper's set-up, and what a run cannot have."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy
 
 from vocagnolm.dist import check_connected, is_on_cpu, launched_processes
-from vocagnolm.run.options import RunOptions
+from vocagnolm.run.options import GuidanceOptions, RunOptions
 
 # Of the paper's optimizer step (Section 4.3).
 _PAPER_TOKENS = 2**21
@@ -36,9 +36,11 @@ _LIGER_LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
 
 
 @dataclass
-class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
-    """Arguments of a run: `TrainingArguments` with the paper's set-up (Section 4.3) as defaults.
+class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ignore[misc]
+    """`TrainingArguments`, and how texts are guided, packed and batched; named as the options.
 
+    Defaults are the paper's (Section 4.3): a step of 2,097,152 tokens, however many processes there
+    are, unless batch size and accumulation steps are both given. A wrong value is a ValueError.
     AdamW's beta2 and weight decay are LitGPT's, which the paper trains with; it does not name them.
     """
 
@@ -63,6 +65,7 @@ class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
     ]
 
     def __post_init__(self) -> None:
+        GuidanceOptions.__post_init__(self)
         RunOptions.__post_init__(self)
         if self.lr_scheduler_kwargs is None and self.lr_scheduler_type == "cosine_with_min_lr":
             self.lr_scheduler_kwargs = {"min_lr_rate": 0.1}
@@ -90,6 +93,7 @@ class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
             kernels: Any = self.liger_kernel_config or {}
             self.liger_kernel_config = dict.fromkeys(_LIGER_LOSSES, False) | kernels
         check_arguments(self)
+        self._set_batch()
 
     @property
     def is_sharded(self) -> bool:
@@ -102,32 +106,32 @@ class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
         launched = os.environ.get("ACCELERATE_MIXED_PRECISION") in ("bf16", "fp16")
         return bool(self.bf16 or self.fp16 or launched)
 
-    def set_batch(self, max_length: int) -> None:
+    def _set_batch(self) -> None:
         """Derive batch size and accumulation from the global batch, or this one from them."""
         rows, steps = split_global_batch(
             self.global_batch_tokens,
-            max_length,
+            self.max_length,
             self.world_size,
             self.per_device_train_batch_size,
             self.gradient_accumulation_steps,
         )
         self.per_device_train_batch_size, self.gradient_accumulation_steps = rows, steps
-        self.global_batch_tokens = rows * steps * self.world_size * max_length
+        self.global_batch_tokens = rows * steps * self.world_size * self.max_length
         self.per_device_eval_batch_size = self.per_device_eval_batch_size or rows
 
-    def batch_arithmetic(self, max_length: int) -> str:
+    def batch_arithmetic(self) -> str:
         """Spell out the global batch."""
         return (
             f"{self.global_batch_tokens:,} tokens = {self.world_size} processes x "
             f"{self.per_device_train_batch_size} sequences x {self.gradient_accumulation_steps} "
-            f"accumulation steps x {max_length} tokens"
+            f"accumulation steps x {self.max_length} tokens"
         )
 
 
 def check_arguments(args: TrainingArguments) -> None:
     """Raise a ValueError for arguments that would change what a run computes or keeps.
 
-    Of any trainer, with `RunArguments` or not.
+    Of any trainer, with `VocAgnoConfig` or not.
     """
     for name, (value, reason) in _ONE_VALUE.items():
         # Another transformers may lack one.

@@ -5,7 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +22,6 @@ from vocagnolm.cli import corpora_of, listed, one_for_each, resolve_dtype
 from vocagnolm.corpus import is_conversations, joined, load_corpus, load_sample, only_text
 from vocagnolm.data import MISSING, Segments, align_corpus
 from vocagnolm.dist import cores, machine_first
-from vocagnolm.method import Method
 from vocagnolm.models.adapters import add_adapters
 from vocagnolm.models.load import (
     QUANTIZATIONS,
@@ -30,6 +29,7 @@ from vocagnolm.models.load import (
     check_distinct,
     context_length,
     devices_of_a_machine,
+    model_source,
     quantization,
     shard_inside_machine,
 )
@@ -44,8 +44,8 @@ from vocagnolm.readers import (
     teacher_reader,
     tokenizer_sha256,
 )
-from vocagnolm.run.config import RunArguments
-from vocagnolm.run.options import DataOptions, LoadOptions, ModelOptions, PackOptions
+from vocagnolm.run.config import VocAgnoConfig
+from vocagnolm.run.options import DataOptions, GuidanceOptions, ModelOptions
 from vocagnolm.run.plan import Sizes, epoch_steps, sizes_of, skip_reasons
 from vocagnolm.store.format import Store, manifest_of
 from vocagnolm.store.read import StoredReader
@@ -61,7 +61,7 @@ _PLACES = (
     "teacher_chat_template dataset"
 ).split()
 _NO_EFFECT_ON_NUMBERS = (
-    "num_proc trust_remote_code eval_dataset save_store teacher_sharding".split()
+    "dataset_num_proc trust_remote_code eval_dataset save_store teacher_sharding".split()
 )
 # Documents of a corpus that a plan is made from, unless it has few enough to read them all.
 _SAMPLE_DOCUMENTS, _SMALL_DOCUMENTS = 1000, 10_000
@@ -77,11 +77,8 @@ class Job:
     """One training job, as the command line, a recipe and the launcher describe it."""
 
     model: ModelOptions
-    load: LoadOptions
     data: DataOptions
-    pack: PackOptions
-    method: Method
-    run: RunArguments
+    args: VocAgnoConfig
     # As --config names it.
     recipe: str | None = None
 
@@ -92,9 +89,9 @@ def settings_of(job: Job) -> dict[str, Any]:
     The number of processes is not among them, and neither is the batch of each, unless tokens
     compete within it.
     """
-    found: dict[str, Any] = {}
-    for options in (job.model, job.load, job.data, job.pack, job.method):
-        found |= asdict(options)
+    found = asdict(job.model) | asdict(job.data)
+    names = (*(each.name for each in fields(GuidanceOptions)), *_RUN_SETTINGS)
+    found |= {name: getattr(job.args, name) for name in names}
     for name in _NO_EFFECT_ON_NUMBERS:
         del found[name]
     for name in _PLACES:
@@ -110,36 +107,35 @@ def settings_of(job: Job) -> dict[str, Any]:
             {"store": str(Path(path).resolve()), "teacher": manifest_of(Path(path))["teacher"]}
             for path in job.model.teacher_losses
         ]
-    found |= {name: getattr(job.run, name) for name in _RUN_SETTINGS}
-    if not job.method.splits_alike:
-        found["per_device_train_batch_size"] = job.run.per_device_train_batch_size
+    if not job.args.splits_alike:
+        found["per_device_train_batch_size"] = job.args.per_device_train_batch_size
     return found
 
 
 def check_launch(job: Job) -> None:
     """Raise a ValueError for options that these processes and devices cannot meet."""
-    load, run = job.load, job.run
+    args = job.args
     # A plan may be made on a smaller machine than the job will run on.
-    is_planned = run.dry_run and load.teacher_quantization in QUANTIZATIONS
-    if load.teacher_quantization and not is_planned:
-        quantization(load.teacher_quantization)
-    if load.teacher_sharding == "node":
-        if load.teacher_quantization or job.method.distance:
+    is_planned = args.dry_run and args.teacher_quantization in QUANTIZATIONS
+    if args.teacher_quantization and not is_planned:
+        quantization(args.teacher_quantization)
+    if args.teacher_sharding == "node":
+        if args.teacher_quantization or args.distance:
             raise ValueError(
                 "--teacher_sharding goes neither with --teacher_quantization nor with --method kld "
                 "or uld, which need the teacher's whole output head: leave it out"
             )
-        if devices_of_a_machine() < 2 and not run.dry_run:
+        if devices_of_a_machine() < 2 and not args.dry_run:
             raise ValueError("--teacher_sharding node needs several processes on a machine")
     # On a GPU such attention computes in 16 bits only, which the first step would say.
-    attention = load.attn_implementation or ""
-    is_wide = not run.is_mixed or load.teacher_dtype == "float32"
-    if run.device.type == "cuda" and is_wide and ("flash" in attention or "varlen" in attention):
+    attention = args.attn_implementation or ""
+    is_wide = not args.is_mixed or args.teacher_dtype == "float32"
+    if args.device.type == "cuda" and is_wide and ("flash" in attention or "varlen" in attention):
         raise ValueError(
             f"--attn_implementation {attention} computes in 16 bits on a GPU: use --bf16 true "
             "without --teacher_dtype float32, or --attn_implementation sdpa"
         )
-    plugin = run.fsdp_config if isinstance(run.fsdp_config, dict) else {}
+    plugin = args.fsdp_config if isinstance(args.fsdp_config, dict) else {}
     recomputes = parse_flag_from_env("FSDP_ACTIVATION_CHECKPOINTING")
     if job.model.use_peft and (recomputes or plugin.get("activation_checkpointing")):
         raise ValueError(
@@ -170,30 +166,26 @@ class Models:
         reader: the student's.
         teachers: none with a store of losses, and none without a teacher.
         guide: maps the teachers' tokens to the student's; None where nothing is mapped.
-        load: with the precision of the teachers, never "auto".
+        teacher_dtype: precision of the teachers, never "auto".
+        options: how they are loaded, and read texts.
     """
 
     student: Model
     reader: Reader
     teachers: list[Model]
     guide: TeacherReaders | None
-    load: LoadOptions
+    teacher_dtype: str
+    options: GuidanceOptions
 
     @property
     def teacher_quantization(self) -> dict[str, object] | None:
         """Quantization config of the teachers, if any."""
-        name = self.load.teacher_quantization
-        return quantization(name, getattr(torch, self.load.teacher_dtype)) if name else None
+        name, dtype = self.options.teacher_quantization, getattr(torch, self.teacher_dtype)
+        return quantization(name, dtype) if name else None
 
 
 def read_models(
-    model: ModelOptions,
-    load: LoadOptions,
-    pack: PackOptions,
-    method: Method,
-    device: torch.device,
-    *,
-    shorten: bool = False,
+    model: ModelOptions, options: GuidanceOptions, device: torch.device, *, shorten: bool = False
 ) -> Models:
     """Read configurations and tokenizers, which is cheap.
 
@@ -202,12 +194,15 @@ def read_models(
     Raises:
         ValueError: a model or tokenizer cannot be read, or they do not suit each other.
     """
-    given = load.attn_implementation, load.trust_remote_code
     names = model.teacher or []
-    # An empty revision stands for none.
-    sources = [ModelSource(model.student, "student", model.student_revision or None, *given)]
-    for name, revision in zip(names, model.teacher_revision or [""] * len(names), strict=True):
-        sources.append(ModelSource(name, "teacher", revision or None, *given))
+    revisions = [model.student_revision, *(model.teacher_revision or [""] * len(names))]
+    sources: list[ModelSource] = []
+    for name, revision in zip([model.student, *names], revisions, strict=True):
+        role: Role = "teacher" if sources else "student"
+        more: Any = options.teacher_model_init_kwargs if sources else options.model_init_kwargs
+        # An empty revision stands for none.
+        given = (revision or None, options.attn_implementation, options.trust_remote_code)
+        sources.append(model_source(name, role, *given, init_kwargs=more))
     places = [model.student_tokenizer, *(model.teacher_tokenizer or [""] * len(names))]
     # All configurations first: a wrong name is reported before any tokenizer is read, which takes
     # longer.
@@ -222,26 +217,22 @@ def read_models(
         found.append(Model(source, config, tokenizer, sizes_of(skeleton)))
     student, *teachers = found
     context = context_length(student.config)
-    length = min(pack.max_length, context) if shorten else pack.max_length
+    length = min(options.max_length, context) if shorten else options.max_length
     if length > context:
         raise ValueError(f"--max_length {length} exceeds the student's context of {context}")
-    reader = student_reader(student.tokenizer, length, pack.student_chat_template)
-    guide = _guide_of(student, teachers, model, pack, method)
-    dtype: Any = resolve_dtype(load.teacher_dtype, device)
-    return Models(student, reader, teachers, guide, replace(load, teacher_dtype=dtype))
+    reader = student_reader(student.tokenizer, length, options.student_chat_template)
+    guide = _guide_of(student, teachers, model, options)
+    dtype = resolve_dtype(options.teacher_dtype, device)
+    return Models(student, reader, teachers, guide, dtype, options)
 
 
 def _guide_of(
-    student: Model,
-    teachers: Sequence[Model],
-    model: ModelOptions,
-    pack: PackOptions,
-    method: Method,
+    student: Model, teachers: Sequence[Model], model: ModelOptions, options: GuidanceOptions
 ) -> TeacherReaders | None:
     """Open the stores of losses, or return how the teachers read what the student reads."""
     if model.teacher_losses:
         stores = [Store(path) for path in model.teacher_losses]
-        for store in stores if method.method == "rho1" else ():
+        for store in stores if options.method == "rho1" else ():
             if store.manifest["tokenizer_sha256"] != tokenizer_sha256(student.tokenizer):
                 raise ValueError(
                     f"--method rho1: --teacher_losses {store.directory} was scored by "
@@ -249,22 +240,22 @@ def _guide_of(
                     "the corpus with a model that has the student's, or use --method vocagnolm"
                 )
         return StoredReader(stores)
-    if method.method in ("kld", "rho1"):
+    if options.method in ("kld", "rho1"):
         for teacher in teachers:
-            check_same_tokens(student.tokenizer, teacher.tokenizer, method.method)
+            check_same_tokens(student.tokenizer, teacher.tokenizer, options.method)
     contexts = [context_length(teacher.config) for teacher in teachers]
     # With KLD the teacher is shown the student's own tokens, and nothing is mapped.
-    if method.method == "kld" and pack.max_length > contexts[0]:
+    if options.method == "kld" and options.max_length > contexts[0]:
         raise ValueError(
-            f"--max_length {pack.max_length} exceeds the teacher's context of {contexts[0]}"
+            f"--max_length {options.max_length} exceeds the teacher's context of {contexts[0]}"
         )
-    if method.method == "kld" or not teachers:
+    if options.method == "kld" or not teachers:
         return None
-    given, readers = pack.teacher_chat_template, []
+    given, readers = options.teacher_chat_template, []
     templates = one_for_each("teacher_chat_template", given, len(teachers), "teachers")
     for teacher, context, template in zip(teachers, contexts, templates, strict=True):
         readers.append(teacher_reader(teacher.tokenizer, context, template))
-    by_position = method.method == "uld" and method.uld_pairing == "position"
+    by_position = options.method == "uld" and options.uld_pairing == "position"
     return TeacherReaders(readers, by_position)
 
 
@@ -276,7 +267,7 @@ def load_weights(
     Raises:
         ValueError: a model cannot be loaded, or the student cannot have these adapters.
     """
-    dtype, source = getattr(torch, models.load.teacher_dtype), models.student.source
+    dtype, source = getattr(torch, models.teacher_dtype), models.student.source
     # Small updates would be lost on weights in 16 bits.
     student = source.load(torch.float32)
     teachers = []
@@ -284,7 +275,7 @@ def load_weights(
         model = teacher.source.load(dtype, models.teacher_quantization, device)
         check_distinct(student, model, models.student.tokenizer, teacher.tokenizer)
         # Before the next one is loaded: a machine may not hold two whole ones.
-        if models.load.teacher_sharding == "node":
+        if models.options.teacher_sharding == "node":
             model = shard_inside_machine(model, device)
         teachers.append(model)
     stored = StoredTeacher(len(options.teacher_losses)) if options.teacher_losses else None
@@ -341,12 +332,12 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
     Raises:
         ValueError: a document has no stored losses, or there is too little to train on.
     """
-    data, pack = job.data, job.pack
+    data, args = job.data, job.args
     with machine_first():
         corpora, evaluated = _align_corpora(job, models, sample)
     if data.eval_fraction:
         # The seed of the data, as Trainer reads it.
-        seed = job.run.seed if job.run.data_seed is None else job.run.data_seed
+        seed = args.seed if args.data_seed is None else args.data_seed
         for index, corpus in enumerate(corpora):
             rest, held_out = corpus.segments.split(data.eval_fraction, seed)
             if not len(rest.rows):
@@ -357,7 +348,7 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
             corpora[index] = replace(corpus, segments=rest)
             evaluated.append(held_out)
     limits = models.guide.limits() if models.guide else [sys.maxsize]
-    segments, blocks = _pack(corpora, [each.segments for each in corpora], pack.max_length, limits)
+    segments, blocks = _pack(corpora, [each.segments for each in corpora], args.max_length, limits)
     blocks.weights = data.dataset_weights
     found = Documents(
         corpora=corpora,
@@ -365,22 +356,22 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
         segments=segments,
         blocks=blocks,
         collator=PackedCollator(
-            pack.max_length,
-            attend_across_documents=pack.attend_across_documents,
+            args.max_length,
+            attend_across_documents=args.attend_across_documents,
             teacher_max_length=limits,
-            chunks=job.method.chunks if job.method.method == "chunk" else None,
-            shares=job.method.aggregation_in_effect == "share",
+            chunks=args.chunks if args.method == "chunk" else None,
+            shares=args.aggregation_in_effect == "share",
         ),
-        eval_blocks=_pack(corpora, evaluated, pack.max_length, limits)[1] if evaluated else None,
+        eval_blocks=_pack(corpora, evaluated, args.max_length, limits)[1] if evaluated else None,
         settings=_settings_of_corpora(job, models, corpora, blocks),
     )
     steps = epoch_steps(job, found)
     if found.is_whole and not steps:
-        needed = job.run.global_batch_tokens // pack.max_length
+        needed = args.global_batch_tokens // args.max_length
         raise ValueError(
             f"--dataset {' '.join(data.dataset)} makes {len(blocks):,} sequences of "
-            f"{pack.max_length} tokens, and one optimizer step needs {needed:,}: lower "
-            f"--global_batch_tokens to at most {len(blocks) * pack.max_length}"
+            f"{args.max_length} tokens, and one optimizer step needs {needed:,}: lower "
+            f"--global_batch_tokens to at most {len(blocks) * args.max_length}"
         )
     # The corpus may be too small, which only the whole corpus shows.
     if not found.is_whole and steps is not None and steps < 2:
@@ -398,7 +389,7 @@ def _align_corpora(job: Job, models: Models, sample: bool) -> tuple[list[Corpus]
         name, option = data.eval_dataset, "--eval_dataset"
         to_evaluate = load_corpus(name, text_column=column, option=option)
     read = [(name, *_read(job, name, given, sample)) for name, given in corpora_of(data)]
-    needs_all = job.method.method == "chunk" or job.model.save_store
+    needs_all = job.args.method == "chunk" or job.model.save_store
     if needs_all and any(is_conversations(texts) for _, texts, _ in read):
         raise ValueError(
             "--method chunk and --save_store need a loss of every token, and the questions of a "
@@ -438,7 +429,7 @@ def _read(
     job: Job, name: str, given: dict[str, Any], sample: bool
 ) -> tuple[datasets.Dataset, int | None]:
     """Read a corpus or its first documents, with the number of all."""
-    if sample and job.run.dry_run:
+    if sample and job.args.dry_run:
         # Of a corpus of the hub, without the rest.
         texts, total = load_sample(name, _SAMPLE_DOCUMENTS, **given)
         if total is None or total > _SMALL_DOCUMENTS:
@@ -453,11 +444,11 @@ def _read(
 def _align(
     job: Job, models: Models, texts: datasets.Dataset, guide: TeacherReaders | None
 ) -> Segments:
-    workers = job.pack.num_proc or cores()
+    workers = job.args.dataset_num_proc or cores()
     return align_corpus(
         *(texts, models.reader, guide),
         num_proc=workers if workers > 1 and len(texts) >= _MANY_DOCUMENTS else None,
-        train_on=job.pack.train_on or TRAIN_ON[0],
+        train_on=job.args.train_on or TRAIN_ON[0],
     )
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from vocagnolm.cli import OneLineErrors, log_main, near, one_for_each, shell
+from vocagnolm.cli import OneLineErrors, json_settings, log_main, near, one_for_each, shell
 from vocagnolm.method import Method, in_range, option
 
 if TYPE_CHECKING:
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 
 # Of an option that may also be None: its bare name means true.
 _SWITCH: dict[str, Any] = {"nargs": "?", "const": True}
+# Arguments of from_pretrained that are options here.
+_DTYPE = "is float32 for the student, which --bf16 computes in 16 bits, and --teacher_dtype"
+_TAKEN = {
+    **dict.fromkeys(("dtype", "torch_dtype"), _DTYPE),
+    **dict.fromkeys(("quantization_config", "device_map"), "goes by --teacher_quantization"),
+}
 
 
 @dataclass
@@ -109,8 +115,23 @@ class LoadOptions:
         None, "Attention of all models, as in from_pretrained, or torch_varlen.", first=True
     )
     trust_remote_code: bool = option(False, "Run model code from the hub.")
+    model_init_kwargs: dict[str, Any] | str | None = option(
+        None, "JSON: more arguments of from_pretrained for the student."
+    )
+    teacher_model_init_kwargs: dict[str, Any] | str | None = option(
+        None, "The same for all teachers."
+    )
 
     _argument_group_name = "loading of models"
+
+    def __post_init__(self) -> None:
+        for name in ("model_init_kwargs", "teacher_model_init_kwargs"):
+            given = vars(self)[name]
+            if isinstance(given, str):
+                given = json_settings(f"--{name}", given)
+            if taken := sorted({*_TAKEN} & {*(given or ())}):
+                raise ValueError(f"--{name}: {taken[0]} {_TAKEN[taken[0]]}")
+            setattr(self, name, given)
 
 
 @dataclass
@@ -174,7 +195,7 @@ class PackOptions:
     attend_across_documents: bool = option(
         False, "Let attention cross the documents of a packed sequence."
     )
-    num_proc: int | None = option(
+    dataset_num_proc: int | None = option(
         None, "Processes that tokenize and align; by default one for each core."
     )
     student_chat_template: str | None = option(None, "plain, chatml or a file; by default its own.")
@@ -186,7 +207,21 @@ class PackOptions:
 
     def __post_init__(self) -> None:
         in_range(self, "[4, 16777216]", "max_length")
-        in_range(self, "[1, inf)", "num_proc")
+        in_range(self, "[1, inf)", "dataset_num_proc")
+
+
+@dataclass
+class GuidanceOptions(Method, PackOptions, LoadOptions):
+    """How models are loaded, documents packed, and tokens chosen."""
+
+    def __post_init__(self) -> None:
+        for each in (LoadOptions, PackOptions, Method):
+            each.__post_init__(self)
+        self.check_chunks(self.max_length)
+
+    def as_method(self) -> Method:
+        """Return the settings of the method alone."""
+        return Method(**{each.name: getattr(self, each.name) for each in fields(Method)})
 
 
 @dataclass
@@ -195,7 +230,7 @@ class RunOptions:
 
     dry_run: bool = option(False, "Print the plan and exit.", first=True)
     output_dir: str = option("", "By default runs/STUDENT__TEACHER.", first=True)
-    # Where None is no kind of the option, `RunArguments.set_batch` derives it.
+    # Where None is no kind of the option, `VocAgnoConfig` derives it.
     global_batch_tokens: int = option(  # type: ignore[assignment]
         None,
         "Tokens of an optimizer step, over all devices; the paper's 2,097,152, unless the batch "
@@ -278,7 +313,7 @@ if not TYPE_CHECKING:
     # By its path: importing the package before it takes a second.
     HfArgumentParser = run_path(str(_TRANSFORMERS / "hf_argparser.py"))["HfArgumentParser"]
 
-OPTIONS = (ModelOptions, LoadOptions, DataOptions, PackOptions, Method, RunOptions)
+OPTIONS = (ModelOptions, DataOptions, GuidanceOptions, RunOptions)
 _ABOUT = """\
 Continual pretraining with the token losses of a teacher of any vocabulary.
 
@@ -314,15 +349,23 @@ class Parser(OneLineErrors, HfArgumentParser):
         self._first.add_argument(
             "--config", type=str, help="YAML file of options and of a base; flags override it."
         )
-        for each in types:
-            self._add_dataclass_arguments(each)
+        # A group for each class that has fields of its own, whichever inherits them.
+        parts = (ModelOptions, DataOptions, LoadOptions, PackOptions, Method, RunOptions)
+        self._groups: dict[str, Any] = {}
+        for part in parts:
+            group = self.add_argument_group(part._argument_group_name)
+            self._groups |= {each.name: group for each in fields(part)}
+        for kind in types:
+            self._add_dataclass_arguments(kind)
         self.dataclass_types = list(types)
 
     def _parse_dataclass_field(self, parser: Any, field: Any) -> None:  # type: ignore[override]
         field = copy.copy(field)
-        group = self._first if field.metadata.get("first") else parser
+        group = self._groups.get(field.name, parser)
+        if field.metadata.get("first"):
+            group = self._first
         field.metadata = {key: value for key, value in field.metadata.items() if key != "first"}
-        HfArgumentParser._parse_dataclass_field(group, field)  # type: ignore[arg-type]
+        HfArgumentParser._parse_dataclass_field(group, field)
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -365,10 +408,9 @@ def parse(argv: Sequence[str]) -> Job:
     *options, _, _ = quick.parse_args_into_dataclasses(
         flags, return_remaining_strings=True, look_for_args_file=False
     )
-    model, _, data, pack, method, run = options
+    model, data, method, run = options
     method.check_teacher(model.teachers, is_stored=bool(model.teacher_losses))
-    method.check_chunks(pack.max_length)
-    if model.save_store and (method.distance or pack.attend_across_documents):
+    if model.save_store and (method.distance or method.attend_across_documents):
         raise ValueError(
             "--save_store keeps token losses of documents alone: it goes neither with --method kld "
             "or uld nor with --attend_across_documents"
@@ -381,16 +423,15 @@ def parse(argv: Sequence[str]) -> Job:
     if evaluates:
         flags = ["--eval_strategy=steps", f"--eval_steps={run.save_steps}", *flags]
     made: Any = _full_parser().parse_args_into_dataclasses(flags, look_for_args_file=False)
-    model, load, data, pack, method, run, _ = made
-    if run.eval_strategy != "no" and not evaluates:
+    model, data, args, _ = made
+    if args.eval_strategy != "no" and not evaluates:
         raise ValueError("--eval_strategy needs --eval_fraction or --eval_dataset")
-    if not run.output_dir:
+    if not args.output_dir:
         names = [model.student, *(model.teacher or model.teacher_losses or ())]
         if method.method != "vocagnolm" or len(names) == 1:
             names.append(method.method)
-        run.output_dir = os.path.join("runs", "__".join(Path(name).name for name in names))
-    run.set_batch(pack.max_length)
-    job = Job(model, load, data, pack, method, run, recipe)
+        args.output_dir = os.path.join("runs", "__".join(Path(name).name for name in names))
+    job = Job(model, data, args, recipe)
     check_launch(job)
     for line in _warnings(options):
         log_main(f"warning: {line}")
@@ -399,9 +440,9 @@ def parse(argv: Sequence[str]) -> Job:
 
 def _full_parser() -> Parser:
     """Return the parser that knows the other fields of `transformers.TrainingArguments`, too."""
-    from vocagnolm.run.config import RunArguments
+    from vocagnolm.run.config import VocAgnoConfig
 
-    return Parser((*OPTIONS[:-1], RunArguments))
+    return Parser((ModelOptions, DataOptions, VocAgnoConfig))
 
 
 def recipe_options(path: str | Path) -> dict[str, Any]:
@@ -448,7 +489,7 @@ def _check_names(parser: Parser, words: Sequence[str]) -> None:
 
 def _warnings(options: Sequence[Any]) -> Iterator[str]:
     """Yield a line for each option that was given and has no effect."""
-    model, _, data, _, method, run = options
+    model, data, method, run = options
     given = set()
     for each in options:
         given |= {field.name for field in fields(each) if vars(each)[field.name] != field.default}

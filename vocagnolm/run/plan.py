@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from vocagnolm.alignment import align_spans
 from vocagnolm.conventions import TEXT
 from vocagnolm.models.load import decoder_layers, devices_of_a_machine
-from vocagnolm.run.config import RunArguments
+from vocagnolm.run.config import VocAgnoConfig
 from vocagnolm.run.resume import mixed_counts, step_of
 from vocagnolm.spans import encode
 
@@ -31,23 +31,23 @@ _GIB = 2**30
 
 def plan(job: Job, models: Models, documents: Documents, checkpoint: str | None = None) -> str:
     """Describe a run in lines that begin with a word each; nothing is loaded for it."""
-    student, run, memory = models.student.sizes, job.run, device_memory(job, models)
+    student, run, memory = models.student.sizes, job.args, device_memory(job, models)
     lines = [f"student    {job.model.student}: {student.parameters:,} parameters"]
     if student.trained < student.parameters:
         lines[0] += f", {student.trained:,} of them trained"
     for teacher in models.teachers:
-        size = f"{teacher.sizes.parameters:,} parameters, frozen, {models.load.teacher_dtype}"
+        size = f"{teacher.sizes.parameters:,} parameters, frozen, {models.teacher_dtype}"
         lines.append(f"teacher    {teacher.source.name}: {size}")
     if models.guide:
         lines += [f"teacher    {stored}" for stored in models.guide.describe()]
-    settings = ", ".join(f"{name} {value}" for name, value in job.method.in_effect().items())
+    settings = ", ".join(f"{name} {value}" for name, value in job.args.in_effect().items())
     lines.append(f"method     {settings.removeprefix('method ')}")
     lines += describe_documents(documents, models)
     if len(documents.blocks.parts) > 1:
         lines.append(f"mixture    {_mixture(job, documents)}")
     parts = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in memory.items())
     lines += [
-        f"batch      {run.batch_arithmetic(job.pack.max_length)}",
+        f"batch      {run.batch_arithmetic()}",
         f"steps      {_steps(job, documents, checkpoint)}",
         f"memory     about {sum(memory.values()) / _GIB:.2f} GiB a device: {parts}",
         f"output     {run.output_dir}",
@@ -112,7 +112,7 @@ def _mixture(job: Job, documents: Documents) -> str:
     """Describe in which shares several corpora are read, and how often each is."""
     sizes = _sizes(documents) or [*documents.blocks.parts.values()]
     weights = documents.blocks.weights or sizes
-    read = (steps_of(job, documents) or 0) * (job.run.global_batch_tokens // job.pack.max_length)
+    read = (steps_of(job, documents) or 0) * (job.args.global_batch_tokens // job.args.max_length)
     shown = []
     for name, size, weight in zip(documents.blocks.parts, sizes, weights, strict=True):
         share = weight / sum(weights)
@@ -130,8 +130,8 @@ def _steps(job: Job, documents: Documents, checkpoint: str | None) -> str:
     steps = steps_of(job, documents)
     if steps is None:
         return "known when the whole corpus is read"
-    shown = f"{steps:,}, {steps * job.run.global_batch_tokens:,} tokens"
-    if not documents.is_whole and job.run.max_steps <= 0:
+    shown = f"{steps:,}, {steps * job.args.global_batch_tokens:,} tokens"
+    if not documents.is_whole and job.args.max_steps <= 0:
         read = sum(len(each.texts) for each in documents.corpora)
         total = sum(each.total or 0 for each in documents.corpora)
         shown = f"about {shown} (from {read:,} of {total:,} documents)"
@@ -140,10 +140,10 @@ def _steps(job: Job, documents: Documents, checkpoint: str | None) -> str:
 
 def steps_of(job: Job, documents: Documents) -> int | None:
     """Return the optimizer steps of a run; None if nobody knows how large its corpus is."""
-    if job.run.max_steps > 0:
-        return job.run.max_steps
+    if job.args.max_steps > 0:
+        return job.args.max_steps
     of_epoch = epoch_steps(job, documents)
-    return None if of_epoch is None else math.ceil(job.run.num_train_epochs * of_epoch)
+    return None if of_epoch is None else math.ceil(job.args.num_train_epochs * of_epoch)
 
 
 def epoch_steps(job: Job, documents: Documents) -> int | None:
@@ -152,7 +152,7 @@ def epoch_steps(job: Job, documents: Documents) -> int | None:
     if sizes is None:
         return None
     read = sum(sizes) if weights is None else mixed_counts(sizes, weights).sum()
-    return int(read) // (job.run.global_batch_tokens // job.pack.max_length)
+    return int(read) // (job.args.global_batch_tokens // job.args.max_length)
 
 
 def _sizes(documents: Documents) -> list[float] | None:
@@ -248,7 +248,7 @@ class Layout:
     reshards: bool = False
 
 
-def student_layout(run: RunArguments) -> Layout:
+def student_layout(run: VocAgnoConfig) -> Layout:
     """Return how the student is spread and computes, as Trainer and Accelerate read it."""
     given = vars(run)
     # Transformers is about to rename the option: one of the two may be absent.
@@ -316,14 +316,14 @@ def teacher_memory(
 
 def device_memory(job: Job, models: Models) -> dict[str, float]:
     """Estimate the bytes of a device by part, at its fullest."""
-    tokens = (job.run.per_device_train_batch_size or 1) * job.pack.max_length
-    parts = student_memory(models.student.sizes, student_layout(job.run), tokens)
-    width = 4 if models.load.teacher_dtype == "float32" else 2
+    tokens = (job.args.per_device_train_batch_size or 1) * job.args.max_length
+    parts = student_memory(models.student.sizes, student_layout(job.args), tokens)
+    width = 4 if models.teacher_dtype == "float32" else 2
     devices = 1
-    if job.load.teacher_sharding == "node":
+    if job.args.teacher_sharding == "node":
         devices = devices_of_a_machine() if devices_of_a_machine() > 1 else _USUAL_MACHINE
     for teacher in models.teachers:
-        quantization = job.load.teacher_quantization
+        quantization = job.args.teacher_quantization
         for name, size in teacher_memory(teacher.sizes, width, quantization, devices).items():
             parts[name] = parts.get(name, 0.0) + size
     return parts

@@ -26,6 +26,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     from vocagnolm.run.plan import describe_documents
 
     job = parse(argv)
-    models = read_models(job.model, job.load, job.pack, job.method, job.run.device)
+    models = read_models(job.model, job.args, job.args.device)
     documents = load_documents(job, models)
     print_main("\n".join(describe_documents(documents, models)))

@@ -29,11 +29,11 @@ from vocagnolm.trainer import VocAgnoTrainer
 
 def train(job: Job) -> int:
     """Run one training job to its end, or to a signal; return the exit status."""
-    args, output_dir = job.run, Path(str(job.run.output_dir))
+    args, output_dir = job.args, Path(str(job.args.output_dir))
 
     # Load: configurations and tokenizers, which are cheap. What is wrong ends here, before hours of
     # alignment.
-    models = read_models(job.model, job.load, job.pack, job.method, args.device)
+    models = read_models(job.model, job.args, args.device)
     settings = settings_of(job)
     rank0(lambda: resume.check_settings(output_dir, settings))
     if rank0(lambda: resume.is_finished(output_dir)):
@@ -106,12 +106,12 @@ def check_places(job: Job, models: Models) -> None:
         store = Path(job.model.save_store)
         check_writable(store, "--save_store")
         is_finished = SHARDS in read_manifest(store)
-        if is_finished and resume.newest_checkpoint(Path(str(job.run.output_dir))) is None:
+        if is_finished and resume.newest_checkpoint(Path(str(job.args.output_dir))) is None:
             raise ValueError(f"--save_store {store} holds a finished store: give another")
-    if job.run.push_to_hub:
-        check_login(job.run.hub_token)
-    if job.run.report_to:
-        wandb.check_trackers(job.run.report_to)
+    if job.args.push_to_hub:
+        check_login(job.args.hub_token)
+    if job.args.report_to:
+        wandb.check_trackers(job.args.report_to)
 
 
 def make_trainer(job: Job, models: Models, documents: Documents) -> VocAgnoTrainer:
@@ -121,7 +121,7 @@ def make_trainer(job: Job, models: Models, documents: Documents) -> VocAgnoTrain
         ValueError: a model's attention lets packed documents see each other, or cannot hold the
             longest.
     """
-    args, crosses = job.run, job.pack.attend_across_documents
+    args, crosses = job.args, job.args.attend_across_documents
     families = [teacher.config.model_type for teacher in models.teachers]
     # As training begins, behind the probes of the teachers, Liger replaces the rotary embedding of
     # a family, with which a teacher of the student's would compute, too.
@@ -134,7 +134,7 @@ def make_trainer(job: Job, models: Models, documents: Documents) -> VocAgnoTrain
         model=student,
         teacher=teacher,
         args=args,
-        method=job.method,
+        method=job.args.as_method(),
         train_dataset=documents.blocks,
         eval_dataset=documents.eval_blocks,
         data_collator=documents.collator,
@@ -158,11 +158,11 @@ def add_trackers(
 ) -> None:
     """Begin the run in the trackers of `--report_to`; add the callback of guidance tables."""
     args, show = trainer.args, None
-    if job.run.report_to and is_main():
+    if job.args.report_to and is_main():
         about = wandb.about(job, models, documents, trainer.settings)
         show = wandb.begin(trainer, job, about, is_resumed=is_resumed).table
-    every = job.run.guidance_table_steps
-    if not every or job.method.choice != "guided":
+    every = job.args.guidance_table_steps
+    if not every or job.args.choice != "guided":
         return
     # Here, because a run without tables needs no pages.
     from vocagnolm.report.callback import GuidanceTable
@@ -174,8 +174,8 @@ def add_trackers(
     texts = segments, documents.texts, models.reader.tokenizer
     teacher = " and ".join(job.model.teacher or job.model.teacher_losses or ())
     scopes = {"sequence": "each sequence", "batch": "the sequences shown"}
-    scope = f"the mapped tokens of {scopes[job.method.selection_scope]}"
-    view = GuidanceView(job.model.student, teacher, job.method, scope)
+    scope = f"the mapped tokens of {scopes[job.args.selection_scope]}"
+    view = GuidanceView(job.model.student, teacher, job.args.as_method(), scope)
     directory = Path(str(args.output_dir), "guidance")
     trainer.add_callback(
         GuidanceTable(

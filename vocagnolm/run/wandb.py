@@ -87,7 +87,7 @@ def place(job: Job, settings: Mapping[str, Any]) -> JsonObject:
 
     Options win over the environment, and that over the recipe, whose folder is the experiment.
     """
-    run, environment, recipe = job.run, os.environ.get, tuple[str, ...]()
+    run, environment, recipe = job.args, os.environ.get, tuple[str, ...]()
     if job.recipe:
         # Its path below the last `recipes`, or its folder and name.
         parts = Path(job.recipe).resolve().with_suffix("").parts
@@ -98,7 +98,7 @@ def place(job: Job, settings: Mapping[str, Any]) -> JsonObject:
     entity, _, project = project.rpartition("/")
     teachers = settings["teacher"] or [s["teacher"] for s in settings["teacher_losses"] or ()]
     names = [Path(name).name for name in (settings["student"], *teachers)]
-    tags = environment("WANDB_TAGS", ",".join([job.method.method, *names])).split(",")
+    tags = environment("WANDB_TAGS", ",".join([run.method, *names])).split(",")
     name = run.run_name or environment("WANDB_NAME") or "/".join(recipe)
     return {
         "entity": entity or None,

@@ -120,7 +120,7 @@ def load_recorder(job: Job, models: Models, documents: Documents) -> LossRecorde
     """
     assert models.guide
     ((reader,), (teacher,)) = models.guide.readers, models.teachers
-    directory, student, length = Path(str(job.model.save_store)), job.model.student, job.pack
+    directory, student, length = Path(str(job.model.save_store)), job.model.student, job.args
     # The same keys as `vocagnolm score` writes, so that both kinds of stores are read alike.
     about = {
         "teacher": teacher.source.name,
@@ -130,7 +130,7 @@ def load_recorder(job: Job, models: Models, documents: Documents) -> LossRecorde
         "segmentation": f"segments of a run of {student} with {length.max_length} tokens",
         "context": reader.limit,
         "engine": "training",
-        "dtype": models.load.teacher_dtype,
+        "dtype": models.teacher_dtype,
         "quantization": models.teacher_quantization,
         "loss_dtype": _DTYPE,
         "dataset": job.data.dataset,
