@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -114,12 +115,11 @@ def test_store_of_documents_is_told_apart(world: World, store: Store, tmp_path: 
         align_corpus(corpus, student, StoredReader([documents]))
 
 
-def test_view_of_conversations_conserves_nats(world: World) -> None:
+@pytest.mark.parametrize("method", [Method(aggregation="share"), Method(selection="accept")])
+def test_view_of_conversations_conserves_nats(world: World, method: Method) -> None:
     corpus, student, teacher = world.conversations()
     readers, model = (student, teacher), add_token_losses(world.student)
-    objective = Objective(
-        Method(aggregation="share"), OnlineTeacher([world.teacher], torch.device("cpu"))
-    )
+    objective = Objective(method, OnlineTeacher([world.teacher], torch.device("cpu")))
     first_five = corpus.select(range(5))
     for view in view_documents(first_five, readers, model, objective, range(5), "all"):
         shown = "".join(token.text for token in view.tokens if not token.is_special)
@@ -128,6 +128,10 @@ def test_view_of_conversations_conserves_nats(world: World) -> None:
         pieces = {id(p): p[1] for token in view.tokens for p in token.pieces}
         nats = [token.teacher_loss_nats for token in view.tokens if token.teacher_loss_nats]
         assert sum(nats) == pytest.approx(np.sum([*pieces.values()]), abs=1e-3)
+        for token in view.tokens if method.accepts else ():
+            expected = 1.0 if token.excess_nats is None else math.exp(min(0.0, token.excess_nats))
+            is_labelled = token.student_loss_nats is not None
+            assert token.weight == pytest.approx(expected if is_labelled else 0.0)
     view = view_documents(corpus.select([0]), readers, model, objective, [0])[0]
     first = next(n for n, token in enumerate(view.tokens) if token.status != "unlabelled")
     assert view.tokens[first].start > view.text.index("\n")
