@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from architectures import assert_same_gradients, build, gradients
-from methods_world import World
 from packed_rows import SEGMENTS, rows
 from segment_attention import with_attention, with_flash
 from torch.nn.attention import varlen
 from transformers import AttentionInterface, masking_utils
 from transformers.modeling_flash_attention_utils import FlashAttentionKwargs
-from world import make_models
 
 from vocagnolm import attention as packed_attention
 from vocagnolm import token_loss
@@ -284,35 +281,3 @@ def test_several_teachers_have_the_losses_of_sdpa() -> None:
         ]
         torch.testing.assert_close(entropies, torch.cat(own, -1))
     torch.testing.assert_close(*found, rtol=0, atol=1e-5)
-
-
-# Runs
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["vocagnolm", "several mean", "kld", "uld", "rho1 entropy"])
-def test_a_run_ends_at_the_same_parameters(
-    method: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    training_texts: list[str],
-    tiny_llama: Callable[..., Any],
-    student_tokenizer: Any,
-    teacher_tokenizer: Any,
-) -> None:
-    models = make_models(tiny_llama, student_tokenizer, teacher_tokenizer)
-    reference = tiny_llama(len(student_tokenizer), seed=5).double()
-    ends = []
-    for attention in ("sdpa", "torch_varlen"):
-        for model in (*models, reference):
-            model.set_attn_implementation(attention)
-        tokenizers = (student_tokenizer, teacher_tokenizer)
-        world = World(training_texts[:59], tokenizers, (*models, reference))
-        trainer = world.trainer(tmp_path / attention, method, max_steps=2)
-        with masks_forbidden(monkeypatch) if attention == "torch_varlen" else nullcontext():
-            trainer.train()
-        ends.append({name: p.detach() for name, p in trainer.model.named_parameters()})
-    for name, parameter in ends[0].items():
-        torch.testing.assert_close(ends[1][name], parameter, rtol=0, atol=1e-6)
-    untrained = dict(models[0].named_parameters())
-    assert any(not torch.equal(parameter, untrained[name]) for name, parameter in ends[1].items())
