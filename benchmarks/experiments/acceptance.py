@@ -1,4 +1,4 @@
-"""`--selection accept` beside constant weights, controls and the other rules, on real documents.
+"""`--selection accept` beside constant weights, controls and the other rules.
 
     python -m benchmarks.experiments.acceptance --output_dir runs/acceptance \
         --corpora gsm8k_train.jsonl math_train.jsonl planetmath.jsonl
@@ -6,26 +6,31 @@
 Run in the repository's root, with OMP_NUM_THREADS=1. A finished run is a line of
 `benchmarks/experiments/acceptance.jsonl` and is not repeated. `const` weighs all tokens 1, on the
 packed sequences of the guided runs; `shuffled` has the weights of `accept` in a random order within
-each micro-batch. `--table` prints what there is, less `const`, seed by seed.
+each micro-batch. Worlds are those of `worlds`, the demo's with 40 % wrong pages and with none;
+students of `OLD` worlds have read four times as much before. `--table` prints what there is, less
+`const`, seed by seed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 
 from benchmarks.experiments import methods
-from benchmarks.experiments.worlds import SPOILS, TextWorld
+from benchmarks.experiments.worlds import SPOILS, DemoWorld, TextWorld, World
 from vocagnolm.alignment import widen_spans
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.objective import Objective
@@ -57,20 +62,50 @@ MORE = {
     },
 }
 PARTS = 5  # of a run, for which weights are averaged
-METRICS = ("nats_per_character", "answer_nats_per_character", "top1")
+OLD = [f"{name}-old" for name in SPOILS]
+DEMOS = ("demo", "demo-right")
+METRICS = ("nats_per_character", "top1")
+DEMO_METRICS = ("clean_loss", "accuracy")
+
+
+class OldWorld(TextWorld):
+    """Students that have read more before."""
+
+    first_steps = 400
+
+    def place(self, name: str, seed: int) -> Path:  # noqa: D102
+        path = super().place(name, seed)
+        return path.with_name(f"old-{path.name}") if name == "base" else path
+
+
+class RightWorld(DemoWorld):
+    """The demo's, without wrong solutions."""
+
+    def make_pages(self, path: Path, seed: int) -> None:
+        """Problems among noise."""
+        self._write_pages(path, seed, wrong_share=0.0)
+
+
+def make_world(name: str, root: Path, corpora: Sequence[Path]) -> World:
+    """Return a world of this page."""
+    if name in DEMOS:
+        return (DemoWorld if name == "demo" else RightWorld)(root / name)
+    kind = OldWorld if name in OLD else TextWorld
+    return kind(root / name, corpora, SPOILS[name.removesuffix("-old")])
 
 
 class Weights:
     """Sums of the weights of a run, and of its tokens that are as they were or spoilt."""
 
-    def __init__(self, world: TextWorld, *, shuffled: bool):
+    def __init__(self, world: World, *, shuffled: bool):
         self.world, self.shuffled = world, shuffled
         self.parts: dict[str, list[list[float]]] = {}
-        self.all: list[tuple[float, float, int]] = []  # of a micro-batch: sums of W, W^2 and 1
+        self.all: list[list[float]] = []  # of a micro-batch: sums of W, W^2 and 1
         self.kinds: dict[int, np.ndarray[Any, Any]] = {}
 
-    def watch(self) -> None:
-        """Look at, and shuffle, what is selected from now on."""
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Look at, and shuffle, what a run selects."""
         make, select = run_train.make_trainer, Objective.select
 
         def made(job: Any, models: Any, documents: Any) -> Any:
@@ -84,15 +119,13 @@ class Weights:
             self._add(objective.weights(found), found.valid_BS, batch["block"].tolist())
             return found
 
-        run_train.make_trainer, Objective.select = made, selected  # type: ignore[method-assign]
-        self.restore = lambda: (
-            setattr(run_train, "make_trainer", make),
-            setattr(Objective, "select", select),
-        )
+        replaced = mock.patch.object(run_train, "make_trainer", made)
+        with replaced, mock.patch.object(Objective, "select", selected):
+            yield
 
     def _add(self, weight_BS: torch.Tensor, valid_BS: torch.Tensor, blocks: list[int]) -> None:
-        sums = weight_BS.sum(), weight_BS.square().sum(), valid_BS.sum()
-        self.all.append(tuple(map(float, sums)))  # type: ignore[arg-type]
+        totals = weight_BS.sum(), weight_BS.square().sum(), valid_BS.sum()
+        self.all.append([*map(float, totals)])
         step = self.trainer.state.global_step * PARTS // self.trainer.state.max_steps
         for block, weight_S, valid_S in zip(blocks, weight_BS, valid_BS, strict=True):
             kind_S = self._kinds(block, len(valid_S))
@@ -104,6 +137,8 @@ class Weights:
 
     def _kinds(self, block: int, length: int) -> np.ndarray[Any, Any]:
         """1 for the tokens of a sequence that are as they were, 0 for spoilt, -1 for others."""
+        if not isinstance(self.world, TextWorld):
+            return np.full(length, -1)
         if block not in self.kinds:
             kind, at = np.full(length, -1), 0
             for place in self.documents.blocks.segments(block).tolist():
@@ -142,21 +177,18 @@ def read_results() -> dict[tuple[str, int, str], dict[str, Any]]:
     return {(row["world"], row["seed"], row["rule"]): row for row in rows}
 
 
-def do(world: TextWorld, name: str, seed: int, rule: str) -> None:
+def do(world: World, name: str, seed: int, rule: str) -> None:
     """Make a run, and keep its results."""
     options, weights = (RULES | MORE)[rule], Weights(world, shuffled=rule == "shuffled")
-    for need in ("losses", "reference_losses", "base", "clean"):  # trains models, watched by none
+    # Their training is not watched.
+    for need in {"base", "clean", "pages", *re.findall(r"{(.*?)}", options)}:
         world.need(need, seed)
-    for teacher in methods.TEACHERS:
-        if f"{{losses-{teacher}}}" in options:
-            world.need(f"losses-{teacher}", seed)
-    weights.watch()
-    methods.do(world, rule, options, seed)
-    weights.restore()
+    with weights.watched():
+        methods.do(world, rule, options, seed)
     result = json.loads((world.seed_dir(seed) / rule / methods.RESULT_FILE).read_text())
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     row = {"world": name, "seed": seed, "rule": rule, "options": options}
-    row |= {metric: round(result[metric], 5) for metric in METRICS}
+    row |= {metric: round(x, 5) for metric, x in result.items() if metric not in ("run", "seconds")}
     row |= {k: v if isinstance(v, list) else round(v, 4) for k, v in weights.read().items()}
     row |= {"seconds": round(result["seconds"]), "commit": commit.stdout.strip()}
     with RESULTS.open("a") as file:
@@ -164,22 +196,23 @@ def do(world: TextWorld, name: str, seed: int, rule: str) -> None:
 
 
 def table(worlds: Sequence[str], seeds: Sequence[int]) -> str:
-    """Nats per character less those of `const`, mean and seed by seed; top-1; mean weight."""
+    """Loss less that of `const`, mean and seed by seed; top-1 or accuracy; mean weight."""
     rows, lines = read_results(), []
     for world in worlds:
+        loss, right = DEMO_METRICS if world in DEMOS else METRICS
         base = {seed: rows.get((world, seed, "const")) for seed in seeds}
-        each = " ".join(f"{row[METRICS[0]]:.3f}" for row in base.values() if row)
+        each = " ".join(f"{row[loss]:.3f}" for row in base.values() if row)
         lines += ["", f"{world}; const: {each}", ""]
         lines += [
-            "| rule | mean | each seed | top-1, in % | mean weight |",
+            f"| rule | {loss} | each seed | {right}, in % | mean weight |",
             "|---|---|---|---|---|",
         ]
         for rule in RULES | MORE:
             found: dict[str, list[float]] = defaultdict(list)
             for seed, than in base.items():
                 if than and (row := rows.get((world, seed, rule))):
-                    found["nats"].append(row[METRICS[0]] - than[METRICS[0]])
-                    found["top1"].append(100 * (row["top1"] - than["top1"]))
+                    found["nats"].append(row[loss] - than[loss])
+                    found["top1"].append(100 * (row[right] - than[right]))
                     found["weight"].append(row["mean_weight"])
             if found:
                 means = [statistics.mean(values) for values in found.values()]
@@ -194,8 +227,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("--output_dir", type=Path)
-    add("--corpora", type=Path, nargs="+", help=".jsonl files of documents")
-    add("--worlds", nargs="+", choices=SPOILS, default=("noisy", "inserted-40", "clean"))
+    add("--corpora", type=Path, nargs="+", default=(), help=".jsonl files of documents")
+    add(
+        "--worlds",
+        nargs="+",
+        choices=[*SPOILS, *OLD, *DEMOS],
+        default=("noisy", "inserted-40", "clean"),
+    )
     add("--seeds", type=int, nargs="+", default=range(10, 15))
     add("--rules", nargs="+", choices=RULES | MORE, default=[*RULES])
     add("--table", action="store_true", help="run nothing")
@@ -204,7 +242,7 @@ def main() -> None:
         torch.set_num_threads(1)
         root = arguments.output_dir.resolve()
         paths = [path.resolve() for path in arguments.corpora]
-        worlds = {name: TextWorld(root / name, paths, SPOILS[name]) for name in arguments.worlds}
+        worlds = {name: make_world(name, root, paths) for name in arguments.worlds}
         for seed in arguments.seeds:
             for rule in arguments.rules:
                 for name, world in worlds.items():

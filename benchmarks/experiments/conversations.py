@@ -38,6 +38,7 @@ RUNS = {
     "cpt": METHODS["cpt"],
     "max": STORED,
     "share": f"--aggregation=share {STORED}",
+    "accept": f"--selection=accept {STORED}",
 }
 CASES = {"spoilt": 0.4, "neutral": 0.0}
 # As the demo's teacher has read problems; it ends no answer.
