@@ -35,6 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "batch": {"selection_scope": "batch"},
     "floor": {"unselected_weight": 0.3},
     "selected": {"loss_divisor": "selected"},
+    "accept": {"selection": "accept"},
 }
 CHUNKS = 5
 CHUNK_SETTINGS = {
@@ -149,8 +150,9 @@ class World:
             settings = {"aggregation": "share"}
         elif method in ("cpt", "random"):
             teacher, blocks = None, self.blocks()
-        collating["shares"] = settings.get("aggregation") == "share"
-        options = {"method": Method(**settings)}
+        setting = Method(**settings)
+        collating["shares"] = setting.aggregation_in_effect == "share"
+        options = {"method": setting}
         options["data_collator"] = PackedCollator(self.max_length, **collating)
         teacher = copy.deepcopy(teacher)
         return make_trainer(
