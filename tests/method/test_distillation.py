@@ -9,10 +9,12 @@ import torch
 import transformers
 from references import slow_distance
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.harness import alone, resident_bytes
-from vocagnolm import token_loss
+from vocagnolm import distillation, token_loss
 from vocagnolm.distillation import HeadStates, Pairs
 from vocagnolm.token_loss import add_token_losses, last_hidden_state, read_head
 
@@ -299,6 +301,46 @@ def test_tile_holds_the_larger_teacher_vocabulary() -> None:
     rows = token_loss.TILE_LOGITS // 1000
     assert token_loss.rows_per_tile(10**6, student, teacher) == max(rows, 1)
     assert token_loss.rows_per_tile(10**6, student) == token_loss.TILE_LOGITS // 10
+
+
+@pytest.mark.parametrize(
+    ("words", "rows"), [(152_064, 384), (32_000, 2048), (2**18, 256), (2**19, 128), (2**20, 64)]
+)
+def test_tiles_fill_the_matrix_units_of_a_gpu(words: int, rows: int) -> None:
+    with FakeTensorMode():
+        head = token_loss.Head(torch.empty(words, 4, device="cuda"), None, 1.0, None, torch.float32)
+    assert token_loss.rows_per_tile(10**6, head) == rows
+    assert token_loss.rows_per_tile(50, head) == 50
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(40, 57), (57, 40), (40, 40)])
+def test_sorted_distance_does_not_depend_on_rows_ordered_at_a_time(
+    ours: int, theirs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_p, log_q = (torch.randn(9, size).log_softmax(-1) for size in (ours, theirs))
+    found = []
+    for ordered in (1, 100, 10**6):
+        monkeypatch.setattr(distillation, "_ORDERED", ordered)
+        found.append(distillation._sorted_l1(log_p.clone(), log_p.exp(), log_q.clone()))
+    torch.testing.assert_close(found[1:], found[:1] * 2, rtol=0, atol=0)
+
+
+def test_sorted_distance_orders_many_rows_at_a_time_on_a_gpu() -> None:
+    sorts: list[torch.Size] = []
+
+    class Sorts(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, op: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if "sort" in op.name():
+                sorts.append(args[0].shape)
+            return op(*args, **kwargs or {})
+
+    with torch.device("meta"), Sorts():
+        log_p, log_q = torch.empty(1024, 32_000), torch.empty(1024, 32_768)
+        distillation._sorted_l1(log_p, torch.empty_like(log_p), log_q)
+    # Each is of 2**24 probabilities at most.
+    assert sorts == [(512, 32_768), (512, 32_768), (524, 32_000), (500, 32_000)]
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
