@@ -68,6 +68,10 @@ class LLM:
         self.calls.append((list(prompts), list(sampling_params)))
         model = AutoModelForCausalLM.from_pretrained(self.model)
         tokenizer = AutoTokenizer.from_pretrained(self.tokenizer)
+        words = model.config.vocab_size
+        # As vLLM does from 0.33 on.
+        if any(end >= words for params in sampling_params for end in params.stop_token_ids or ()):
+            raise ValueError(f"stop_token_ids beyond a vocabulary of {words}")
         outputs = []
         for prompt, params in zip(prompts, sampling_params, strict=True):
             ids = torch.tensor([prompt["prompt_token_ids"]])
@@ -209,6 +213,16 @@ def test_vllm_is_greedy_within_the_context(
         )
         for row in ids
     ]
+
+
+def test_vllm_is_not_told_of_ends_beyond_the_vocabulary(
+    saved: tuple[Any, Any], vllm: list[LLM]
+) -> None:
+    model, tokenizer = saved
+    tokenizer.add_special_tokens({"eos_token": "<end>"})
+    assert tokenizer.eos_token_id == model.config.vocab_size
+    list(VLLMEngine(source_of(tokenizer), tokenizer, "auto").generate(["a"], (), 3))
+    assert vllm[0].calls[0][1][0].stop_token_ids == model.generation_config.eos_token_id
 
 
 def test_vllm_ends_texts_as_transformers_does(saved: tuple[Any, Any], vllm: list[LLM]) -> None:

@@ -41,6 +41,9 @@ class VLLMEngine(Engine):
             # None is saved: `transformers` makes it from the configuration.
             ending = GenerationConfig.from_model_config(config)
         super().__init__(tokenizer, longest_context(config), ending, chat)
+        # A stop id that the model does not have is an error there; a tokenizer may have more.
+        words = config.get_text_config().vocab_size
+        self._stop_ids = sorted(id for id in self.eos_ids if id < words)
         self._llm = vllm.LLM(
             model=name,
             tokenizer=tokenizer.name_or_path or name,
@@ -60,8 +63,8 @@ class VLLMEngine(Engine):
     def _run(self, rows: list[Row]) -> Iterator[list[Completion]]:
         from vllm import SamplingParams
 
-        stops, ends = list(rows[0].stops), sorted(self.eos_ids)
-        sampling = partial(SamplingParams, temperature=0.0, seed=0, stop=stops, stop_token_ids=ends)
+        ending = {"stop": list(rows[0].stops), "stop_token_ids": self._stop_ids}
+        sampling = partial(SamplingParams, temperature=0.0, seed=0, **ending)
         for first in range(0, len(rows), _GROUP):
             group = rows[first : first + _GROUP]
             prompts = [{"prompt_token_ids": row.prompt} for row in group]
