@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
@@ -109,6 +110,45 @@ def test_checkpoint_without_all_weights_is_rejected(copied: Path) -> None:
     index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
     (copied / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match=r"lacks model-2\.safetensors"):
+        source.check_weights()
+    shutil.copy(copied / "model.safetensors", copied / "model-2.safetensors")
+    source.check_weights()
+
+
+# All but the last byte, not even the header, nothing, and what git leaves without its LFS.
+@pytest.mark.parametrize("kept", [slice(-1), slice(20), slice(0), None])
+@pytest.mark.parametrize("name", ["model.safetensors", "model-2.safetensors"])
+def test_weights_that_are_cut_off_are_rejected(copied: Path, name: str, kept: slice | None) -> None:
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (copied / "model.safetensors.index.json").write_text(json.dumps(index))
+    whole = (copied / "model.safetensors").read_bytes()
+    (copied / "model-2.safetensors").write_bytes(whole)
+    (copied / "consolidated.safetensors").write_bytes(b"")  # which transformers does not read
+    (copied / name).write_bytes(whole[kept] if kept else b"version https://git-lfs.github.com/spec")
+    with pytest.raises(ValueError, match=f"--student {copied}: {name} is cut off or damaged"):
+        ModelSource(str(copied), "student").check_weights()
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_weights_in_the_cache_of_the_hub_are_checked(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: bool
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    place = tmp_path / "hub" / "models--org--model"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("0" * 40)
+    snapshot = shutil.copytree(copied, place / "snapshots" / ("0" * 40))
+    source, weights = ModelSource("org/model", "teacher"), snapshot / "model.safetensors"
+    source.check_weights()
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"--teacher org/model: model.* is cut off"):
+        source.check_weights()
+    weights.unlink()
+    if offline:
+        with pytest.raises(ValueError, match="--teacher org/model lacks files of weights"):
+            source.check_weights()
+    else:
         source.check_weights()
 
 

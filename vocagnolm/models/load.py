@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from huggingface_hub import constants, try_to_load_from_cache
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -68,17 +70,30 @@ class ModelSource:
         return found
 
     def check_weights(self) -> None:
-        """Reject a directory that lacks weights, without reading any."""
-        directory = Path(self.name)
+        """Reject weights on disk that are absent or not whole, reading only their headers."""
+        directory, is_cached = Path(self.name), False
         if not directory.is_dir():
-            return
+            config = try_to_load_from_cache(self.name, "config.json", revision=self.revision)
+            if not isinstance(config, str):
+                return
+            directory, is_cached = Path(config).parent, True
         found = {path.name for pattern in _WEIGHT_FILES for path in directory.glob(pattern)}
         needed: set[str] = set()
         for index in directory.glob("*.index.json"):
             needed |= set(json_or_empty(index).get("weight_map", {}).values())
-        if not found or needed - found:
+        # What the cache lacks is downloaded, where that is allowed.
+        if (not found or needed - found) and not (is_cached and not constants.HF_HUB_OFFLINE):
             lacks = min(needed - found, default="files of weights (*.safetensors)")
             raise ValueError(f"{self._shown} lacks {lacks}: give the complete checkpoint")
+        for name in sorted(found & {*needed, "model.safetensors"}):
+            if name.endswith(".safetensors"):
+                try:
+                    with safe_open(directory / name, "numpy"):  # compares header and size
+                        pass
+                except (SafetensorError, OSError) as error:
+                    raise ValueError(
+                        f"{self._shown}: {name} is cut off or damaged ({error}): get it again"
+                    ) from error
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Load its tokenizer, slow or fast, untested."""
