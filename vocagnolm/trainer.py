@@ -15,19 +15,23 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 from transformers import EvalPrediction, PreTrainedModel, TrainingArguments
 
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.method import Method, MethodName
+from vocagnolm.models.adapters import adapt
 from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher
 from vocagnolm.packing import Batch, Blocks, PackedCollator, label_tokens, student_segments
+from vocagnolm.run.config import VocAgnoConfig
+from vocagnolm.run.job import load_given
 from vocagnolm.run.metrics import Throughput, log_in_lines
 from vocagnolm.run.resume import ResumableTrainer
-from vocagnolm.token_loss import add_token_losses, inner_model
+from vocagnolm.token_loss import add_token_losses, check_packing, inner_model
 
 if TYPE_CHECKING:
+    from peft import PeftConfig
+
     from vocagnolm.store.record import LossRecorder
 
 logger = logging.getLogger(__name__)
@@ -36,19 +40,26 @@ logger = logging.getLogger(__name__)
 class VocAgnoTrainer(ResumableTrainer):
     """Trains a student on the tokens where it lags behind a teacher most (arXiv 2503.19123).
 
-    `VocAgnoTrainer(model=..., teacher=..., args=..., train_dataset=...)` with the `Blocks` of
-    `prepare_dataset`, and otherwise as any Trainer; the `data_collator` is a `PackedCollator`.
+    `VocAgnoTrainer(model=..., teacher=..., args=VocAgnoConfig(...), train_dataset=...)`, and
+    otherwise as any Trainer; the `data_collator`, if it is given, is a `PackedCollator`.
     The update is the same for every split of a global batch into processes, accumulation steps and
     micro-batches (with `selection_scope="sequence"`, the default, and not `unmapped="mean"`).
 
     Args:
-        teacher: a causal LM with any vocabulary, or several, frozen and moved to the student's
-            device. Or a `StoredTeacher`, where packed sequences bring the losses of a store.
-        method: all settings of the method, or the name of one with the paper's settings.
+        model: the student: a hub name, a directory, or a model. A name is loaded in float32.
+        args: with names and raw data a `VocAgnoConfig`, the default; else any TrainingArguments.
+        train_dataset: documents (column `text`) or conversations (`messages`, or `prompt` and
+            `completion`) as a `datasets.Dataset` or a list of dicts, which are aligned and packed
+            here; or the `Blocks` of `prepare_dataset`. `eval_dataset` likewise, or a dict of them.
+        processing_class: the student's tokenizer, if it is not with the model.
+        teacher: a causal LM with any vocabulary, or several, by name or loaded, frozen and moved to
+            the student's device. Or a store's directory, or several; or, for `Blocks`, a
+            `StoredTeacher`.
+        peft_config: adapters that are trained instead of the student's weights.
+        method: all settings of the method, or the name of one with the paper's settings, instead of
+            those in `args`.
         recorder: keeps the teacher's losses (`vocagnolm.store.record`).
-        max_bad_steps: optimizer steps in a row that may be skipped because a loss or a gradient is
-            NaN or infinite.
-        device_peak_tflops: peak of the device for the MFU in the logs; looked up by default.
+        max_bad_steps, device_peak_tflops: as in `VocAgnoConfig`, for other TrainingArguments.
 
     `predict` gives each row's sum of losses in nats as `predictions` and its label tokens as
     `label_ids`: no logits.
@@ -59,36 +70,38 @@ class VocAgnoTrainer(ResumableTrainer):
 
     def __init__(
         self,
-        model: nn.Module | None = None,
+        model: str | nn.Module | None = None,
         args: TrainingArguments | None = None,
         data_collator: PackedCollator | None = None,
-        train_dataset: Dataset[Any] | None = None,
+        train_dataset: Any = None,
         *,
-        teacher: PreTrainedModel | Sequence[PreTrainedModel] | StoredTeacher | None = None,
-        method: MethodName | Method = "vocagnolm",
+        teacher: Any = None,
+        peft_config: "PeftConfig | None" = None,
+        method: MethodName | Method | None = None,
         recorder: "LossRecorder | None" = None,
-        max_bad_steps: int = 0,
-        device_peak_tflops: float | None = None,
         **others: Any,
     ):
         for name in ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics"):
             if others.pop(name, None) is not None:
                 raise ValueError(f"{name} has no effect: the method makes no logits")
+        args = args or VocAgnoConfig()
+        method = _method(args, method)
+        max_bad_steps = others.pop("max_bad_steps", vars(args).get("max_bad_steps", 0))
+        peak = others.pop("device_peak_tflops", vars(args).get("device_peak_tflops"))
+        others["train_dataset"] = train_dataset
+        model, teacher, others = load_given(args, model, teacher, others)
         models = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
-        method = method if isinstance(method, Method) else Method(method)
         is_stored = isinstance(models, StoredTeacher)
         count = models.teachers if isinstance(models, StoredTeacher) else len(models or ())
         method.check_teacher(count, is_stored=is_stored)
-        collator = _collator(method, data_collator, train_dataset)
-        others |= {"model": model, "args": args, "train_dataset": train_dataset}
+        if isinstance(models, Sequence):
+            _check_apart(model, models, args)
+        if peft_config is not None:
+            model = adapt(cast(PreTrainedModel, model), peft_config, args.seed)
+        collator = _collator(method, args, data_collator, others["train_dataset"])
         others |= {"data_collator": collator, "compute_metrics": self._mean_token_losses}
-        super().__init__(recorder, max_bad_steps, **others)
+        super().__init__(recorder, max_bad_steps, model=model, args=args, **others)
         self.model: PreTrainedModel
-        if isinstance(models, Sequence) and any(teacher is self.model for teacher in models):
-            raise ValueError(
-                "model and teacher are one object, and freezing the teacher would freeze the "
-                "student; pass copy.deepcopy(model)"
-            )
         if self.model.dtype in (torch.bfloat16, torch.float16):
             logger.warning(
                 "the student's weights are %s, on which small updates are lost: load it in "
@@ -106,9 +119,21 @@ class VocAgnoTrainer(ResumableTrainer):
         self.objective: Objective = Objective(method, source, self.args.seed)
         if method.accepts:
             self.metrics.weight_name = "mean_weight"
-        self.throughput = Throughput(self.accelerator, self.online_teachers, device_peak_tflops)
+        self.throughput = Throughput(self.accelerator, self.online_teachers, peak)
         self.add_callback(self.throughput)
         log_in_lines(self, self.blocks_per_step * collator.max_length)
+        if isinstance(args, VocAgnoConfig) and isinstance(self.train_dataset, Blocks):
+            self._check_packing(self.train_dataset, args.attend_across_documents)
+
+    def _check_packing(self, blocks: Blocks, crosses: bool) -> None:
+        """Reject attention by which packed documents see each other, or too short for a segment."""
+        ours, *theirs = blocks.longest_segments(crosses)
+        if isinstance(self.eval_dataset, Blocks):
+            ours = max(ours, self.eval_dataset.longest_segments(crosses)[0])
+        # A teacher that shares the student's tokens reads the student's rows.
+        lengths = [ours, *(theirs or [ours] * len(self.online_teachers))]
+        for model, longest in zip((self.model, *self.online_teachers), lengths, strict=False):
+            check_packing(model, self.args.device, longest=longest, crosses=crosses)
 
     @property
     def online_teachers(self) -> Sequence[PreTrainedModel]:
@@ -269,12 +294,43 @@ class VocAgnoTrainer(ResumableTrainer):
         }
 
 
-def _collator(method: Method, given: object, dataset: object) -> PackedCollator:
+def _method(args: TrainingArguments, given: MethodName | Method | None) -> Method:
+    """Return the settings of the method; those that are given beside a config replace its own."""
+    given = Method(given) if isinstance(given, str) else given
+    if not isinstance(args, VocAgnoConfig):
+        return given or Method()
+    vars(args).update(vars(given) if given else {})
+    return args.as_method()
+
+
+def _check_apart(student: Any, teachers: Sequence[Any], args: TrainingArguments) -> None:
+    """Reject a teacher that is the student; let Liger leave one of the student's family alone."""
+    if any(teacher is student for teacher in teachers):
+        raise ValueError(
+            "model and teacher are one object, and freezing the teacher would freeze the "
+            "student; pass copy.deepcopy(model)"
+        )
+    # As training begins, behind the probes of the teachers, Liger replaces the rotary embedding of
+    # a family, with which a teacher of the student's would compute, too.
+    kernels, families = args.liger_kernel_config, [each.config.model_type for each in teachers]
+    if isinstance(kernels, dict) and student is not None and student.config.model_type in families:
+        args.liger_kernel_config = {**kernels, "rope": False}
+
+
+def _collator(
+    method: Method, args: TrainingArguments, given: object, dataset: object
+) -> PackedCollator:
     """Return the collator that was given, if it suits the method, or that of the data set."""
     chunks = method.chunks if method.method == "chunk" else None
+    own = vars(args)
+    if isinstance(dataset, Blocks) and own.get("max_length", 0) not in (0, dataset.max_length):
+        raise ValueError(
+            f"train_dataset has sequences of {dataset.max_length} tokens: set args.max_length to it"
+        )
     if given is None and isinstance(dataset, Blocks):
         given = PackedCollator(
             dataset.max_length,
+            attend_across_documents=own.get("attend_across_documents", False),
             teacher_max_length=dataset.teacher_max_length,
             chunks=chunks,
             shares=method.aggregation_in_effect == "share",

@@ -272,7 +272,7 @@ def test_prepare_dataset_reads_conversations(
     ("columns", "said"),
     [
         ({"body": ["a"]}, "--text_column 'text' is not a column of the dataset"),
-        ({"text": [" "]}, r"no usable document among 1: \[\(0, 'empty'\)\]$"),
+        ({"text": [" "]}, r"the dataset has no usable document: 1 read, 1 skipped \(1 empty\)$"),
     ],
 )
 def test_prepare_dataset_needs_documents(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType, SimpleNamespace
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from architectures import build
 from packed_rows import rows
+from transformers import TrainingArguments
 from transformers.integrations import liger
 
-from vocagnolm.run import train
+from vocagnolm import PackedCollator, VocAgnoTrainer
 from vocagnolm.token_loss import add_token_losses
 
 
@@ -45,24 +47,14 @@ def test_token_losses_survive_liger(fake_liger: list[dict[str, Any]]) -> None:
     assert len(fake_liger) == 1
 
 
-def test_liger_leaves_a_teacher_of_the_family_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: Any) -> None:
-        raise InterruptedError
-
-    monkeypatch.setattr(train, "load_weights", stop)
-    llama, qwen = (SimpleNamespace(config=build(name).config) for name in ("llama", "qwen2"))
+def test_liger_leaves_a_teacher_of_the_family_alone(tmp_path: Path) -> None:
     given = {"rms_norm": True, "rope": True}
-    for teachers, rope in (([], True), ([qwen], True), ([qwen, llama], False)):
-        job: Any = SimpleNamespace(
-            args=SimpleNamespace(
-                liger_kernel_config=given, device=None, seed=0, attend_across_documents=False
-            ),
-            model=SimpleNamespace(save_store=None),
-        )
-        models: Any = SimpleNamespace(student=llama, teachers=teachers)
-        with pytest.raises(InterruptedError):
-            train.make_trainer(job, models, documents=None)  # type: ignore[arg-type]
-        assert job.args.liger_kernel_config == given | {"rope": rope}
+    for teachers, rope in ((["qwen2"], True), (["qwen2", "llama"], False)):
+        args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+        args.liger_kernel_config = given
+        models = {"model": build(), "teacher": [build(name) for name in teachers]}
+        VocAgnoTrainer(**models, args=args, data_collator=PackedCollator(8), train_dataset=[])
+        assert args.liger_kernel_config == given | {"rope": rope}
 
 
 @pytest.mark.usefixtures("fake_liger")

@@ -28,7 +28,11 @@ def add_adapters(
     adapters name the model and its revision on the hub. The model is changed in place, and may be
     on the meta device. A ValueError where a named layer is not there, or may not have an adapter.
     """
-    config = lora_config(model, options, revision)
+    return adapt(model, lora_config(model, options, revision), seed)
+
+
+def adapt(model: PreTrainedModel, config: PeftConfig, seed: int) -> PeftModel:
+    """The same with a config of PEFT, as it is."""
     # The run draws the same random numbers afterwards as without adapters.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

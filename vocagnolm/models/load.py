@@ -27,7 +27,7 @@ from transformers import (
 
 from vocagnolm.cli import json_settings
 from vocagnolm.io import file_sha256, json_or_empty
-from vocagnolm.readers import Role, load_tokenizer
+from vocagnolm.readers import Role, check_tokenizer, load_tokenizer
 from vocagnolm.token_loss import add_token_losses
 
 # Context of a model whose configuration names none.
@@ -53,6 +53,8 @@ class ModelSource:
     trust_remote_code: bool = False
     # More arguments of from_pretrained.
     init_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    # The model itself, where it was loaded already.
+    loaded: PreTrainedModel | None = None
 
     @property
     def _shown(self) -> str:
@@ -60,17 +62,21 @@ class ModelSource:
 
     def config(self) -> PreTrainedConfig:
         """Read its configuration only."""
+        if self.loaded is not None:
+            return self.loaded.config
         if is_adapter(self.name):
             raise ValueError(
                 f"{self._shown} holds adapters: merge them with their model by vocagnolm export "
                 f"{self.name} --merge"
             )
-        options = {"attn_implementation": self.attn_implementation, **self.init_kwargs}
+        options = {"attn_implementation": self.attn_implementation}
         found: PreTrainedConfig = self._from_pretrained(AutoConfig, **options)
         return found
 
     def check_weights(self) -> None:
         """Reject weights on disk that are absent or not whole, reading only their headers."""
+        if self.loaded is not None:
+            return
         directory, is_cached = Path(self.name), False
         if not directory.is_dir():
             config = try_to_load_from_cache(self.name, "config.json", revision=self.revision)
@@ -111,13 +117,14 @@ class ModelSource:
         The student is always loaded in float32, whatever its checkpoint says: AdamW's small updates
         are lost on bfloat16 weights. Weights that the checkpoint lacks are a ValueError.
         """
+        if self.loaded is not None:
+            return self.loaded
         options: dict[str, object] = {
             "dtype": dtype,
             "attn_implementation": self.attn_implementation,
             # Sizes that differ are rejected below, by name.
             "ignore_mismatched_sizes": True,
             "output_loading_info": True,
-            **self.init_kwargs,
         }
         # Quantized weights cannot be moved once they are loaded.
         if quantization:
@@ -134,15 +141,22 @@ class ModelSource:
         return model
 
     def checked_tokenizer(
-        self, config: PreTrainedConfig, role: Role, elsewhere: str | None = None
+        self,
+        config: PreTrainedConfig,
+        role: Role,
+        elsewhere: str | PreTrainedTokenizerBase | None = None,
     ) -> PreTrainedTokenizerBase:
-        """Load the tokenizer that goes with it, or one from elsewhere, fast and tested."""
-        tokenizer = load_tokenizer(
-            elsewhere or self.name,
-            role,
-            revision=None if elsewhere else self.revision,
-            trust_remote_code=self.trust_remote_code,
-        )
+        """Load the tokenizer that goes with it, or one from elsewhere; test any."""
+        if isinstance(elsewhere, PreTrainedTokenizerBase):
+            check_tokenizer(elsewhere, role)
+            tokenizer = elsewhere
+        else:
+            tokenizer = load_tokenizer(
+                elsewhere or self.name,
+                role,
+                revision=None if elsewhere else self.revision,
+                trust_remote_code=self.trust_remote_code,
+            )
         # More rows than ids is common, as vocabularies are padded.
         rows, largest = config.get_text_config().vocab_size, max(tokenizer.get_vocab().values())
         if largest >= rows:
@@ -154,14 +168,15 @@ class ModelSource:
 
     def skeleton(self, config: PreTrainedConfig) -> PreTrainedModel:
         """Make the model of a configuration on the meta device: shapes without weights."""
+        if self.loaded is not None:
+            return self.loaded
         with torch.device("meta"):
             made: PreTrainedModel = self._call(AutoModelForCausalLM.from_config, config)
         return made
 
     def _from_pretrained(self, kind: Any, **options: object) -> Any:
-        return self._call(
-            kind.from_pretrained, self.name, revision=self.revision or "main", **options
-        )
+        options |= {"revision": self.revision or "main", **self.init_kwargs}
+        return self._call(kind.from_pretrained, self.name, **options)
 
     def _call(self, function: Callable[..., Any], *given: object, **options: object) -> Any:
         """Name the model in the errors of transformers, and keep one of their many lines."""
@@ -170,26 +185,6 @@ class ModelSource:
         except (OSError, ValueError, ImportError, RuntimeError) as error:
             why = str(error).strip().partition("\n")[0]
             raise ValueError(f"{self._shown} cannot be loaded: {why}") from error
-
-
-def model_source(
-    name: str,
-    role: Role,
-    revision: str | None = None,
-    attn_implementation: str | None = None,
-    trust_remote_code: bool = False,
-    *,
-    init_kwargs: Mapping[str, Any] | None = None,
-) -> ModelSource:
-    """Make a source; `init_kwargs` of from_pretrained win over what is given beside them."""
-    more = {
-        "revision": revision,
-        "attn_implementation": attn_implementation,
-        "trust_remote_code": trust_remote_code,
-        **(init_kwargs or {}),
-    }
-    given = (more.pop("revision"), more.pop("attn_implementation"), more.pop("trust_remote_code"))
-    return ModelSource(name, role, *given, init_kwargs=more)
 
 
 def is_adapter(name: str | Path) -> bool:

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from vocagnolm.cli import Parser, print_main, shell
 from vocagnolm.io import MANIFEST_FILE, RUN_FILE, JsonObject, json_or_empty
 from vocagnolm.models.adapters import lora_config, merge_adapters
-from vocagnolm.models.load import ModelSource, is_adapter, model_source
+from vocagnolm.models.load import ModelSource, is_adapter
 from vocagnolm.readers import load_tokenizer
 from vocagnolm.run.options import ModelOptions
 from vocagnolm.run.resume import checkpoint_fault, is_finished
@@ -75,8 +75,8 @@ def export(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"--output_dir {target} is not empty: give another")
     trusted: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    revision, more = settings["student_revision"], settings.get("model_init_kwargs")
-    student = model_source(settings["student"], "student", revision, init_kwargs=more, **trusted)
+    given = {**trusted, "init_kwargs": settings.get("model_init_kwargs") or {}}
+    student = ModelSource(settings["student"], "student", settings["student_revision"], **given)
     place, revision = settings["student_tokenizer"], None
     if (checkpoint / "tokenizer_config.json").exists():
         place = str(checkpoint)

@@ -15,10 +15,16 @@ import pyarrow.compute as pc
 import torch
 from accelerate.utils import parse_flag_from_env
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainingArguments,
+)
 
 from vocagnolm.chat.reading import TRAIN_ON, TrainOn
 from vocagnolm.cli import corpora_of, listed, one_for_each, resolve_dtype
+from vocagnolm.conventions import TEXT
 from vocagnolm.corpus import is_conversations, joined, load_corpus, load_sample, only_text
 from vocagnolm.data import MISSING, Segments, align_corpus
 from vocagnolm.dist import cores, machine_first
@@ -29,12 +35,11 @@ from vocagnolm.models.load import (
     check_distinct,
     context_length,
     devices_of_a_machine,
-    model_source,
     quantization,
     shard_inside_machine,
 )
 from vocagnolm.objective import StoredTeacher
-from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.packing import Blocks
 from vocagnolm.readers import (
     Reader,
     Role,
@@ -45,9 +50,9 @@ from vocagnolm.readers import (
     tokenizer_sha256,
 )
 from vocagnolm.run.config import VocAgnoConfig
-from vocagnolm.run.options import DataOptions, GuidanceOptions, ModelOptions
+from vocagnolm.run.options import DataOptions, GuidanceOptions, ModelOptions, PackOptions
 from vocagnolm.run.plan import Sizes, epoch_steps, sizes_of, skip_reasons
-from vocagnolm.store.format import Store, manifest_of
+from vocagnolm.store.format import Store, is_store, manifest_of
 from vocagnolm.store.read import StoredReader
 
 # Settings of a run beside those of the model, the data and the method.
@@ -185,25 +190,34 @@ class Models:
 
 
 def read_models(
-    model: ModelOptions, options: GuidanceOptions, device: torch.device, *, shorten: bool = False
+    model: ModelOptions,
+    options: GuidanceOptions,
+    device: torch.device,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    shorten: bool = False,
 ) -> Models:
-    """Read configurations and tokenizers, which is cheap.
+    """Read configurations and tokenizers, which is cheap; `tokenizer` is the student's, if given.
 
     With `shorten`, a segment has no more student tokens than fit the student's context.
 
     Raises:
         ValueError: a model or tokenizer cannot be read, or they do not suit each other.
     """
-    names = model.teacher or []
-    revisions = [model.student_revision, *(model.teacher_revision or [""] * len(names))]
-    sources: list[ModelSource] = []
-    for name, revision in zip([model.student, *names], revisions, strict=True):
-        role: Role = "teacher" if sources else "student"
-        more: Any = options.teacher_model_init_kwargs if sources else options.model_init_kwargs
+
+    def source_of(model: Any, role: Role, revision: str | None, more: Any) -> ModelSource:
+        loaded = None if isinstance(model, str) else model
+        name = model if loaded is None else str(loaded.name_or_path)
         # An empty revision stands for none.
         given = (revision or None, options.attn_implementation, options.trust_remote_code)
-        sources.append(model_source(name, role, *given, init_kwargs=more))
-    places = [model.student_tokenizer, *(model.teacher_tokenizer or [""] * len(names))]
+        return ModelSource(name, role, *given, more or {}, loaded)
+
+    names, more = model.teacher or [], options.model_init_kwargs
+    sources = [source_of(model.student, "student", options.student_revision, more)]
+    for name, revision in zip(names, options.teacher_revision or [""] * len(names), strict=True):
+        sources.append(source_of(name, "teacher", revision, options.teacher_model_init_kwargs))
+    places: list[Any] = [tokenizer or options.student_tokenizer]
+    places += options.teacher_tokenizer or [None] * len(names)
     # All configurations first: a wrong name is reported before any tokenizer is read, which takes
     # longer.
     configs = [source.config() for source in sources]
@@ -213,8 +227,8 @@ def read_models(
         skeleton: nn.Module = source.skeleton(config)
         if role == "student" and model.use_peft:
             skeleton = add_adapters(cast(PreTrainedModel, skeleton), model, seed=0)
-        tokenizer = source.checked_tokenizer(config, role, place)
-        found.append(Model(source, config, tokenizer, sizes_of(skeleton)))
+        read = source.checked_tokenizer(config, role, place)
+        found.append(Model(source, config, read, sizes_of(skeleton)))
     student, *teachers = found
     context = context_length(student.config)
     length = min(options.max_length, context) if shorten else options.max_length
@@ -314,7 +328,6 @@ class Documents:
     texts: datasets.Dataset
     segments: Segments
     blocks: Blocks
-    collator: PackedCollator
     eval_blocks: Blocks | None
     settings: dict[str, Any]
 
@@ -355,24 +368,12 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
         texts=joined([each.texts for each in corpora], [each.name for each in corpora]),
         segments=segments,
         blocks=blocks,
-        collator=PackedCollator(
-            args.max_length,
-            attend_across_documents=args.attend_across_documents,
-            teacher_max_length=limits,
-            chunks=args.chunks if args.method == "chunk" else None,
-            shares=args.aggregation_in_effect == "share",
-        ),
         eval_blocks=_pack(corpora, evaluated, args.max_length, limits)[1] if evaluated else None,
         settings=_settings_of_corpora(job, models, corpora, blocks),
     )
     steps = epoch_steps(job, found)
     if found.is_whole and not steps:
-        needed = args.global_batch_tokens // args.max_length
-        raise ValueError(
-            f"--dataset {' '.join(data.dataset)} makes {len(blocks):,} sequences of "
-            f"{args.max_length} tokens, and one optimizer step needs {needed:,}: lower "
-            f"--global_batch_tokens to at most {len(blocks) * args.max_length}"
-        )
+        check_enough(blocks, args, f"--dataset {' '.join(data.dataset)}")
     # The corpus may be too small, which only the whole corpus shows.
     if not found.is_whole and steps is not None and steps < 2:
         return load_documents(job, models)
@@ -397,16 +398,15 @@ def _align_corpora(job: Job, models: Models, sample: bool) -> tuple[list[Corpus]
         )
     corpora = []
     for name, texts, total in read:
-        corpora.append(Corpus(name, texts, _align(job, models, texts, models.guide), total))
-        _check_usable(corpora[-1], data)
+        shown = f"--dataset {name}"
+        segments = align(texts, models.reader, models.guide, job.args, shown)
+        corpora.append(Corpus(name, texts, segments, total))
     if to_evaluate is None:
         return corpora, []
     # A store knows other documents only, and evaluation needs no teacher.
     online = None if job.model.teacher_losses else models.guide
-    evaluated = _align(job, models, to_evaluate, online)
-    if not len(evaluated.rows):
-        raise ValueError(f"--eval_dataset {data.eval_dataset} has no usable document")
-    return corpora, [evaluated]
+    shown = f"--eval_dataset {data.eval_dataset}"
+    return corpora, [align(to_evaluate, models.reader, online, job.args, shown)]
 
 
 def _settings_of_corpora(
@@ -441,30 +441,41 @@ def _read(
     return texts, total
 
 
-def _align(
-    job: Job, models: Models, texts: datasets.Dataset, guide: TeacherReaders | None
+def align(
+    texts: datasets.Dataset,
+    reader: Reader,
+    guide: TeacherReaders | None,
+    options: PackOptions,
+    shown: str,
 ) -> Segments:
-    workers = job.args.dataset_num_proc or cores()
-    return align_corpus(
-        *(texts, models.reader, guide),
+    """Align documents; a ValueError where none is left, or a store lacks some."""
+    workers = options.dataset_num_proc or cores()
+    segments = align_corpus(
+        *(texts, reader, guide),
         num_proc=workers if workers > 1 and len(texts) >= _MANY_DOCUMENTS else None,
-        train_on=job.args.train_on or TRAIN_ON[0],
+        train_on=options.train_on or TRAIN_ON[0],
     )
-
-
-def _check_usable(corpus: Corpus, data: DataOptions) -> None:
-    """Reject a corpus of which nothing is left, or that a store lacks documents of."""
-    name, read, skipped = corpus.name, len(corpus.texts), corpus.segments.skipped
-    missing = sum(reason == MISSING for _, reason in skipped)
-    if missing and data.missing_losses == "error":
+    missing = sum(reason == MISSING for _, reason in segments.skipped)
+    if missing and options.missing_losses == "error":
         raise ValueError(
-            f"--teacher_losses lacks {missing:,} of {read:,} documents of --dataset {name}, or has "
+            f"--teacher_losses lacks {missing:,} of {len(texts):,} documents of {shown}, or has "
             "another text of them: score this corpus, or leave them out with --missing_losses skip"
         )
-    if not len(corpus.segments.rows):
+    if not len(segments.rows):
         raise ValueError(
-            f"--dataset {name} has no usable document: {read:,} read, {len(skipped):,} skipped "
-            f"({skip_reasons(corpus.segments)})"
+            f"{shown} has no usable document: {len(texts):,} read, {len(segments.skipped):,} "
+            f"skipped ({skip_reasons(segments)})"
+        )
+    return segments
+
+
+def check_enough(blocks: Blocks, args: VocAgnoConfig, shown: str) -> None:
+    """Raise a ValueError for fewer packed sequences than one optimizer step needs."""
+    if len(blocks) < (needed := args.global_batch_tokens // args.max_length):
+        raise ValueError(
+            f"{shown} makes {len(blocks):,} sequences of {args.max_length} tokens, and one "
+            f"optimizer step needs {needed:,}: lower --global_batch_tokens to at most "
+            f"{len(blocks) * args.max_length}"
         )
 
 
@@ -535,17 +546,84 @@ def prepare_dataset(
     Raises:
         ValueError: the column is not there, or no document of it can be used.
     """
-    corpus = only_text(dataset, text_column, "the dataset")
     readers = [teacher_reader(each, teacher_context) for each in listed(teacher_tokenizer or [])]
-    aligned = align_corpus(
-        corpus,
+    return _blocks_of(
+        only_text(dataset, text_column, "the dataset"),
         student_reader(student_tokenizer, max_length),
         TeacherReaders(readers) if readers else None,
-        num_proc=num_proc,
-        train_on=train_on or TRAIN_ON[0],
+        PackOptions(max_length=max_length, train_on=train_on, dataset_num_proc=num_proc),
+        "the dataset",
     )
-    if not len(aligned.rows):
-        raise ValueError(
-            f"no usable document among {len(corpus):,}: {aligned.skipped[:1] or 'there is none'}"
-        )
-    return Blocks(aligned.rows, max_length, [teacher_context] * max(len(readers), 1))
+
+
+def _blocks_of(
+    texts: datasets.Dataset,
+    reader: Reader,
+    guide: TeacherReaders | None,
+    options: PackOptions,
+    shown: str,
+) -> Blocks:
+    segments = align(texts, reader, guide, options, shown)
+    limits = guide.limits() if guide else [sys.maxsize]
+    return Blocks(segments.rows, options.max_length, limits)
+
+
+# -- What a trainer is given ---------------------------------------------------------------------
+
+
+def is_raw(dataset: object) -> bool:
+    """Test for documents or conversations, as a data set or a list, that are not packed yet."""
+    if isinstance(dataset, list) and dataset and isinstance(dataset[0], dict):
+        return not {TEXT, "messages", "prompt"}.isdisjoint(dataset[0])
+    return isinstance(dataset, datasets.Dataset)
+
+
+def load_given(
+    args: TrainingArguments, student: Any, teacher: Any, others: dict[str, Any]
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Load models that a trainer is given by name, and pack documents, as a command does.
+
+    What is loaded and packed already stays as it is. The others hold `train_dataset`, and may hold
+    `eval_dataset`, a data set or several by name, and the student's tokenizer `processing_class`.
+
+    Raises:
+        ValueError: as for the command, whose options are named.
+    """
+    teachers = [] if isinstance(teacher, StoredTeacher) else listed(teacher or [])
+    student, *teachers = (str(x) if isinstance(x, Path) else x for x in (student, *teachers))
+    data = {name: others.get(name) for name in ("train_dataset", "eval_dataset")}
+    several = data["eval_dataset"] if isinstance(data["eval_dataset"], dict) else {}
+    if not any(isinstance(x, str) for x in (student, *teachers)) and not any(
+        map(is_raw, (*data.values(), *several.values()))
+    ):
+        return student, teacher, others
+    if not isinstance(args, VocAgnoConfig):
+        raise ValueError("models by name and documents need args=VocAgnoConfig(...)")
+    stores = [each for each in teachers if isinstance(each, str) and is_store(Path(each))]
+    teachers = [each for each in teachers if each not in stores]
+    names = ModelOptions(student, teachers or None, stores or None)
+    if not isinstance(teacher, StoredTeacher):
+        args.check_teacher(names.teachers, is_stored=bool(stores))
+    args.output_dir = args.output_dir or names.output_dir(args.method)
+    check_launch(Job(names, DataOptions(), args))
+    models = read_models(names, args, args.device, tokenizer=others.get("processing_class"))
+    for model in (models.student, *models.teachers):
+        model.source.check_weights()
+    # A store knows other documents only, and evaluation needs no teacher.
+    guides = {"train_dataset": models.guide, "eval_dataset": None if stores else models.guide}
+
+    def packed(dataset: Any, name: str) -> Any:
+        if isinstance(dataset, dict):
+            return {key: packed(each, name) for key, each in dataset.items()}
+        if not is_raw(dataset):
+            return dataset
+        texts = datasets.Dataset.from_list(dataset) if isinstance(dataset, list) else dataset
+        return _blocks_of(only_text(texts, None, name), models.reader, guides[name], args, name)
+
+    with machine_first():
+        data = {name: packed(dataset, name) for name, dataset in data.items()}
+    if isinstance(data["train_dataset"], Blocks):
+        check_enough(data["train_dataset"], args, "train_dataset")
+    student, loaded = load_weights(models, names, args.device, args.seed)
+    others = {**others, **data, "processing_class": models.reader.tokenizer}
+    return student, loaded or teacher, others

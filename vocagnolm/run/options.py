@@ -31,10 +31,13 @@ if TYPE_CHECKING:
 # Of an option that may also be None: its bare name means true.
 _SWITCH: dict[str, Any] = {"nargs": "?", "const": True}
 # Arguments of from_pretrained that are options here.
-_DTYPE = "is float32 for the student, which --bf16 computes in 16 bits, and --teacher_dtype"
+_DTYPE = "--teacher_dtype; the student is float32, and computes in 16 bits with --bf16"
 _TAKEN = {
     **dict.fromkeys(("dtype", "torch_dtype"), _DTYPE),
-    **dict.fromkeys(("quantization_config", "device_map"), "goes by --teacher_quantization"),
+    **dict.fromkeys(("quantization_config", "device_map"), "--teacher_quantization"),
+    "revision": "--student_revision or --teacher_revision",
+    "attn_implementation": "--attn_implementation",
+    "trust_remote_code": "--trust_remote_code",
 }
 
 
@@ -49,16 +52,6 @@ class ModelOptions:
     )
     teacher: list[str] | None = option(
         None, "Causal LM that guides it, with any vocabulary, or several.", first=True
-    )
-    student_revision: str | None = option(None, "Hub revision.")
-    teacher_revision: list[str] | None = option(
-        None, "Hub revision, for each teacher ('' for a directory)."
-    )
-    student_tokenizer: str | None = option(
-        None, "Tokenizer of the student, if it is not with its weights."
-    )
-    teacher_tokenizer: list[str] | None = option(
-        None, "Tokenizer of each teacher, if they are not with their weights."
     )
     teacher_losses: list[str] | None = option(
         None, "Stores of teacher losses (vocagnolm score) instead of a teacher.", first=True
@@ -84,24 +77,35 @@ class ModelOptions:
             raise ValueError("--teacher and --teacher_losses exclude each other: give one")
         if self.save_store and len(self.teacher or ()) != 1:
             raise ValueError("--save_store takes one --teacher")
-        for name in ("teacher_tokenizer", "teacher_revision"):
-            given = vars(self)[name]
-            if given and len(given) != self.teachers:
-                raise ValueError(
-                    f"--{name} needs one value for each of {self.teachers} teachers, "
-                    f"got {len(given)}"
-                )
 
     @property
     def teachers(self) -> int:
         """Number of teachers, in memory or as stores."""
         return len(self.teacher or self.teacher_losses or ())
 
+    def output_dir(self, method: str) -> str:
+        """Name a directory after the models, and a method that they do not tell."""
+        names = [self.student, *(self.teacher or self.teacher_losses or ())]
+        if method != "vocagnolm" or len(names) == 1:
+            names.append(method)
+        names = [getattr(name, "name_or_path", name) for name in names]
+        return os.path.join("runs", "__".join(Path(name).name for name in names))
+
 
 @dataclass
 class LoadOptions:
     """How models are loaded."""
 
+    student_revision: str | None = option(None, "Hub revision.")
+    teacher_revision: list[str] | None = option(
+        None, "Hub revision, for each teacher ('' for a directory)."
+    )
+    student_tokenizer: str | None = option(
+        None, "Tokenizer of the student, if it is not with its weights."
+    )
+    teacher_tokenizer: list[str] | None = option(
+        None, "Tokenizer of each teacher, if they are not with their weights."
+    )
     teacher_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "Precision of the teacher; auto is bfloat16 on a GPU, float32 on a CPU."
     )
@@ -130,7 +134,7 @@ class LoadOptions:
             if isinstance(given, str):
                 given = json_settings(f"--{name}", given)
             if taken := sorted({*_TAKEN} & {*(given or ())}):
-                raise ValueError(f"--{name}: {taken[0]} {_TAKEN[taken[0]]}")
+                raise ValueError(f"--{name}: {taken[0]} is given by {_TAKEN[taken[0]]}")
             setattr(self, name, given)
 
 
@@ -158,9 +162,6 @@ class DataOptions:
     )
     eval_dataset: str | None = option(
         None, "Evaluate on these documents instead of a held-out share.", first=True
-    )
-    missing_losses: Literal["error", "skip"] = option(
-        "error", "What to do about documents that --teacher_losses does not have."
     )
 
     _argument_group_name = "data"
@@ -198,6 +199,9 @@ class PackOptions:
     dataset_num_proc: int | None = option(
         None, "Processes that tokenize and align; by default one for each core."
     )
+    missing_losses: Literal["error", "skip"] = option(
+        "error", "What to do about documents that --teacher_losses does not have."
+    )
     student_chat_template: str | None = option(None, "plain, chatml or a file; by default its own.")
     teacher_chat_template: list[str] | None = option(
         None, "The same of each teacher, or one for all."
@@ -218,6 +222,16 @@ class GuidanceOptions(Method, PackOptions, LoadOptions):
         for each in (LoadOptions, PackOptions, Method):
             each.__post_init__(self)
         self.check_chunks(self.max_length)
+
+    def check_teacher(self, count: int, *, is_stored: bool = False) -> None:
+        """The same, and options that have one value for each teacher."""
+        super().check_teacher(count, is_stored=is_stored)
+        for name in ("teacher_tokenizer", "teacher_revision"):
+            given = vars(self)[name]
+            if given and len(given) != count:
+                raise ValueError(
+                    f"--{name} needs one value for each of {count} teachers, got {len(given)}"
+                )
 
     def as_method(self) -> Method:
         """Return the settings of the method alone."""
@@ -426,11 +440,7 @@ def parse(argv: Sequence[str]) -> Job:
     model, data, args, _ = made
     if args.eval_strategy != "no" and not evaluates:
         raise ValueError("--eval_strategy needs --eval_fraction or --eval_dataset")
-    if not args.output_dir:
-        names = [model.student, *(model.teacher or model.teacher_losses or ())]
-        if method.method != "vocagnolm" or len(names) == 1:
-            names.append(method.method)
-        args.output_dir = os.path.join("runs", "__".join(Path(name).name for name in names))
+    args.output_dir = args.output_dir or model.output_dir(args.method)
     job = Job(model, data, args, recipe)
     check_launch(job)
     for line in _warnings(options):

@@ -35,7 +35,7 @@ from torch.distributed import ReduceOp
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.utils.data import RandomSampler, Sampler
-from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
@@ -488,7 +488,6 @@ class ResumableTrainer(Trainer):
     def __init__(
         self, recorder: "LossRecorder | None" = None, max_bad_steps: int = 0, **given: Any
     ):
-        given["args"] = given.get("args") or TrainingArguments("tmp_trainer")
         check_arguments(given["args"])
         super().__init__(**given)
         for name in _OVERRIDDEN:

@@ -2,12 +2,14 @@
 
 import math
 from pathlib import Path
+from typing import Any, cast
 
 from vocagnolm.cli import Exit, is_main, print_main
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.dist import rank0
 from vocagnolm.io import check_writable, write_text
 from vocagnolm.models.load import model_files
+from vocagnolm.packing import Batch
 from vocagnolm.run import resume, wandb
 from vocagnolm.run.card import check_login, model_card, push
 from vocagnolm.run.job import (
@@ -23,7 +25,6 @@ from vocagnolm.run.job import (
 from vocagnolm.run.plan import plan
 from vocagnolm.store.format import SHARDS, read_manifest
 from vocagnolm.store.record import load_recorder
-from vocagnolm.token_loss import check_packing
 from vocagnolm.trainer import VocAgnoTrainer
 
 
@@ -115,42 +116,19 @@ def check_places(job: Job, models: Models) -> None:
 
 
 def make_trainer(job: Job, models: Models, documents: Documents) -> VocAgnoTrainer:
-    """Load the weights of all models, and make the trainer.
-
-    Raises:
-        ValueError: a model's attention lets packed documents see each other, or cannot hold the
-            longest.
-    """
-    args, crosses = job.args, job.args.attend_across_documents
-    families = [teacher.config.model_type for teacher in models.teachers]
-    # As training begins, behind the probes of the teachers, Liger replaces the rotary embedding of
-    # a family, with which a teacher of the student's would compute, too.
-    kernels = args.liger_kernel_config
-    if isinstance(kernels, dict) and models.student.config.model_type in families:
-        args.liger_kernel_config = {**kernels, "rope": False}
+    """Load the weights of all models, and make the trainer."""
+    args = job.args
     recorder = load_recorder(job, models, documents) if job.model.save_store else None
     student, teacher = load_weights(models, job.model, args.device, args.seed)
-    trainer = VocAgnoTrainer(
+    return VocAgnoTrainer(
         model=student,
         teacher=teacher,
         args=args,
-        method=job.args.as_method(),
         train_dataset=documents.blocks,
         eval_dataset=documents.eval_blocks,
-        data_collator=documents.collator,
         processing_class=models.reader.tokenizer,
         recorder=recorder,
-        max_bad_steps=args.max_bad_steps,
-        device_peak_tflops=args.device_peak_tflops,
     )
-    ours, *theirs = documents.blocks.longest_segments(crosses)
-    if documents.eval_blocks is not None:
-        ours = max(ours, documents.eval_blocks.longest_segments(crosses)[0])
-    # A teacher that shares the student's tokens reads the student's rows.
-    lengths = [ours, *(theirs or [ours] * len(trainer.online_teachers))]
-    for model, longest in zip((trainer.model, *trainer.online_teachers), lengths, strict=False):
-        check_packing(model, args.device, longest=longest, crosses=crosses)
-    return trainer
 
 
 def add_trackers(
@@ -169,7 +147,7 @@ def add_trackers(
     from vocagnolm.report.view import GuidanceView, view_texts
 
     blocks, rows = documents.blocks, documents.segments.rows
-    batch = documents.collator([blocks[0]])
+    batch = cast(Batch, trainer.data_collator([cast(Any, blocks[0])]))
     segments = [[rows[int(index)] for index in blocks.segments(0)]]
     texts = segments, documents.texts, models.reader.tokenizer
     teacher = " and ".join(job.model.teacher or job.model.teacher_losses or ())

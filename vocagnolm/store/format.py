@@ -25,7 +25,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vocagnolm.io import JsonObject, file_sha256, read_json, size_fault, write_file, write_json
+from vocagnolm.io import (
+    JsonObject,
+    file_sha256,
+    json_or_empty,
+    read_json,
+    size_fault,
+    write_file,
+    write_json,
+)
 from vocagnolm.spans import Spans
 
 MANIFEST_FILE, SHARDS = "manifest.json", "shards"
@@ -235,6 +243,11 @@ def read_manifest(directory: Path) -> JsonObject:
     if manifest and manifest.get("format") != _FORMAT:
         raise ValueError(f"{path} has format {manifest.get('format')!r}, not {_FORMAT}")
     return manifest
+
+
+def is_store(directory: Path) -> bool:
+    """Test whether a directory holds a store, finished or not."""
+    return bool(json_or_empty(directory / MANIFEST_FILE).get("format") == _FORMAT)
 
 
 def manifest_of(directory: Path) -> JsonObject:

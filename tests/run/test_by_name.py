@@ -1,0 +1,196 @@
+"""A trainer that is given names and documents is the run of the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+import yaml
+from adapter_world import World
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainingArguments
+
+from vocagnolm import VocAgnoConfig, VocAgnoTrainer, cli, prepare_dataset
+
+ROOT = Path(__file__).resolve().parents[2]
+SHORT = {"max_length": 64, "global_batch_tokens": 512, "max_steps": 3, "report_to": ["none"]}
+
+
+def config(directory: Path, **changes: Any) -> VocAgnoConfig:
+    options = {**SHORT, "use_cpu": True, "save_strategy": "no", "disable_tqdm": True, **changes}
+    return VocAgnoConfig(output_dir=str(directory), **options)
+
+
+def pages(world: World) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in world.pages.read_text().splitlines()]
+
+
+def assert_weights(trainer: Any, expected: dict[str, torch.Tensor]) -> None:
+    found = trainer.model.state_dict()
+    assert found.keys() >= expected.keys()
+    for name, weight in expected.items():
+        assert torch.equal(found[name], weight), name
+
+
+def test_eight_lines_the_command_and_a_recipe_give_the_same_weights(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(world.root)
+    names = {"student": str(world.student), "teacher": [str(world.teacher)], "top_k": 0.4}
+    options = {**names, "dataset": ["pages.jsonl"], **SHORT}
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump({**options, "output_dir": str(tmp_path / "recipe")}))
+    assert cli.main(["train", "--config", str(recipe), "--use_cpu"]) == 0
+    line = [
+        f"--{name}={each[0] if isinstance(each, list) else each}" for name, each in options.items()
+    ]
+    assert cli.main(["train", *line, f"--output_dir={tmp_path / 'line'}", "--use_cpu"]) == 0
+    expected = load_file(tmp_path / "recipe" / "model.safetensors")
+    for name, weight in load_file(tmp_path / "line" / "model.safetensors").items():
+        assert torch.equal(weight, expected[name]), name
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = re.findall(r"^```python\n(.*?)^```", readme, flags=re.MULTILINE | re.DOTALL)[0]
+    for ours, theirs in (
+        ("TinyLlama/TinyLlama_v1.1", str(world.student)),
+        ("Qwen/Qwen2.5-Math-7B-Instruct", str(world.teacher)),
+        ("runs/mine", str(tmp_path / "mine")),
+        ("max_length=2048", "**SHORT"),
+    ):
+        assert ours in code
+        code = code.replace(ours, theirs)
+    found: dict[str, Any] = {"SHORT": {**SHORT, "use_cpu": True}}
+    exec(compile(code, "README.md", "exec"), found)
+    assert_weights(found["trainer"], expected)
+
+
+def test_all_forms_of_a_model_and_of_documents_are_one(world: World, tmp_path: Path) -> None:
+    def run(model: Any, teacher: Any, data: Any, **given: Any) -> VocAgnoTrainer:
+        args = config(tmp_path, **given.pop("args", {}))
+        trainer = VocAgnoTrainer(model, args, None, data, teacher=teacher, **given)
+        trainer.train()
+        return trainer
+
+    def loaded(place: Path) -> Any:
+        return AutoModelForCausalLM.from_pretrained(place, dtype="float32")
+
+    rows, data = pages(world), datasets.Dataset.from_list(pages(world))
+    expected = run(str(world.student), str(world.teacher), data).model.state_dict()
+    assert_weights(run(world.student, [world.teacher], rows), expected)
+    assert_weights(run(loaded(world.student), loaded(world.teacher), data), expected)
+    tokenizers = [AutoTokenizer.from_pretrained(place) for place in (world.student, world.teacher)]
+    context = AutoConfig.from_pretrained(world.teacher).max_position_embeddings
+    blocks = prepare_dataset(data, *tokenizers, max_length=64, teacher_context=context)
+    assert_weights(run(loaded(world.student), str(world.teacher), blocks), expected)
+    nameless = loaded(world.student)
+    nameless.name_or_path = nameless.config.name_or_path = ""
+    given = {"processing_class": tokenizers[0]}
+    assert_weights(run(nameless, world.teacher, rows, **given), expected)
+    # A store's directory, and what is evaluated on without its losses.
+    store = tmp_path / "store"
+    argv = f"score --teacher {world.teacher} --dataset {world.pages} --output_dir {store}"
+    assert cli.main([*argv.split(), "--loss_dtype=float32"]) == 0
+    given = {"eval_dataset": {"own": rows[:3], "packed": blocks}}
+    trainer = run(str(world.student), str(store), rows, **given)
+    assert_weights(trainer, expected)
+    assert {"eval_own_loss", "eval_packed_loss"} <= trainer.evaluate().keys()
+
+
+def test_adapters_of_a_config_are_those_of_the_options(world: World, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    argv = world.argv("lora", eval_fraction=None, max_steps="2", save_steps="9")
+    assert cli.main(["train", *argv, "--use_peft", "--lora_r=4", "--use_cpu"]) == 0
+    trainer = VocAgnoTrainer(
+        model=str(world.student),
+        teacher=str(world.teacher),
+        args=config(tmp_path, max_steps=2, learning_rate=3e-3),
+        train_dataset=pages(world),
+        peft_config=peft.LoraConfig(
+            task_type="CAUSAL_LM", r=4, lora_alpha=32, target_modules="all-linear"
+        ),
+    )
+    trainer.train()
+    expected = load_file(world.root / "lora" / "adapter_model.safetensors")
+    found = peft.get_peft_model_state_dict(trainer.model)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
+def test_checkpoint_holds_the_config(world: World, tmp_path: Path) -> None:
+    args = config(tmp_path, save_strategy="steps", max_steps=1, method="random", top_k=0.5)
+    assert args.output_dir
+    trainer = VocAgnoTrainer(str(world.student), args, None, pages(world))
+    trainer.train()
+    path = tmp_path / "checkpoint-1" / "training_args.bin"
+    saved = torch.load(path, weights_only=False)
+    assert isinstance(saved, VocAgnoConfig)
+    assert saved.to_dict() == args.to_dict()
+    assert (saved.method, saved.top_k, saved.max_length) == ("random", 0.5, 64)
+    trainer = VocAgnoTrainer(
+        str(world.student), VocAgnoConfig(**saved.to_dict()), None, pages(world)
+    )
+    trainer.train(resume_from_checkpoint=True)
+
+
+def test_init_kwargs_reach_the_models(world: World, tmp_path: Path) -> None:
+    trainer = VocAgnoTrainer(
+        str(world.student),
+        config(
+            tmp_path,
+            model_init_kwargs={"attention_dropout": 0.25},
+            teacher_model_init_kwargs='{"attention_dropout": 0.5}',
+        ),
+        None,
+        pages(world),
+        teacher=str(world.teacher),
+    )
+    assert trainer.model.config.attention_dropout == 0.25
+    assert trainer.online_teachers[0].config.attention_dropout == 0.5
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"args": TrainingArguments("o", use_cpu=True)}, r"need args=VocAgnoConfig\(...\)"),
+    ({"teacher": None}, "--method vocagnolm needs a teacher"),
+    ({"model": "/no/model"}, "--student /no/model cannot be loaded"),
+    ({"train_dataset": [{"text": " "}]}, "train_dataset has no usable document: 1 read"),
+    (
+        {"train_dataset": datasets.Dataset.from_dict({"body": ["a"]})},
+        "not a column of train_dataset",
+    ),
+    ({"train_dataset": [{"text": "a"}]}, "lower --global_batch_tokens to at most 64"),
+    ({"eval_dataset": [{"text": ""}]}, "eval_dataset has no usable document"),
+    ({"max_length": 4096, "global_batch_tokens": 4096}, "exceeds the student's context"),
+    ({"model_init_kwargs": {"torch_dtype": "bfloat16"}}, "torch_dtype is given by --teacher_dtype"),
+    ({"teacher_tokenizer": ["a", "b"]}, "--teacher_tokenizer needs one value for each of 1"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_what_is_wrong_is_named(
+    changes: dict[str, Any], message: str, world: World, tmp_path: Path
+) -> None:
+    changes = dict(changes)
+    given = {
+        "model": str(world.student),
+        "teacher": str(world.teacher),
+        "train_dataset": pages(world),
+    }
+    own = {name: changes.pop(name) for name in [*changes] if hasattr(VocAgnoConfig, name)}
+
+    def make() -> None:
+        VocAgnoTrainer(**{"args": config(tmp_path, **own), **given, **changes})
+
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_blocks_of_another_length_are_rejected(world: World, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(world.student)
+    blocks = prepare_dataset(datasets.Dataset.from_list(pages(world)), tokenizer, max_length=32)
+    with pytest.raises(ValueError, match="train_dataset has sequences of 32 tokens"):
+        VocAgnoTrainer(str(world.student), config(tmp_path, method="cpt"), None, blocks)
