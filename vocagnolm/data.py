@@ -355,8 +355,7 @@ def align_corpus(
     if is_turns := is_conversations(corpus):
         if teachers.by_position:
             raise ValueError("--uld_pairing position does not go with chat templates: use last")
-        student.check_template()
-        teachers.check_templates()
+        teachers.check_templates(student)
         templates = [reader.template for reader in (student, *teachers.readers)]
         key += f"|{templates}|{train_on}"
     if corpus.features[TEXT] == datasets.Value("string"):

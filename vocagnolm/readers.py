@@ -250,13 +250,8 @@ class Reader:
         return found
 
     def check_template(self) -> None:
-        """Raise a ValueError where conversations cannot be read; warn where answers have no end."""
-        if self.template is None:
-            raise ValueError(
-                f"{tokenizer_name(self.tokenizer, self.role)} has no chat template, in which to "
-                f"read conversations: name one with --{self.role}_chat_template (plain, chatml or a"
-                " file)"
-            )
+        """Check what the template writes; warn where answers have no end."""
+        assert self.template is not None
         check_date(self.template.source, f"--{self.role}_chat_template")
         if self.role != "student":
             return
@@ -345,9 +340,17 @@ class TeacherReaders:
         """Return every teacher's tokens of documents, and where these must be cut."""
         return [reader.read(texts) for reader in self.readers], {}
 
-    def check_templates(self) -> None:
-        """Raise a ValueError where a teacher cannot read conversations."""
-        for reader in self.readers:
+    def check_templates(self, *others: Reader) -> None:
+        """Raise a ValueError that names all readers, or others, that cannot read conversations."""
+        readers = [*others, *self.readers]
+        if lacking := [reader for reader in readers if reader.template is None]:
+            names = " and ".join(tokenizer_name(each.tokenizer, each.role) for each in lacking)
+            options = " and ".join({f"--{each.role}_chat_template": None for each in lacking})
+            raise ValueError(
+                f"conversations need a chat template, found none in {names}: name one with "
+                f"{options} (plain, chatml or a file)"
+            )
+        for reader in readers:
             reader.check_template()
 
     def read_turns(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -266,8 +267,18 @@ def test_template_of_documents_is_not_asked_for(tokenizers_by_family: Tokenizers
     student = student_reader(tokenizers_by_family["metaspace"], 50)
     pages = datasets.Dataset.from_dict({"text": ["a page"]})
     assert len(align_corpus(pages, student, None).rows) == 1
-    with pytest.raises(ValueError, match="name one with --student_chat_template"):
-        align_corpus(corpus_of(talk(*TALK)), replace(student, template=None), None)
+    # All that lack one are named at once, each option once.
+    teacher = teacher_reader(tokenizers_by_family["nfc_digits"], 50)
+    several = TeacherReaders(
+        (teacher, replace(teacher, template=pair(tokenizers_by_family)[1].template), teacher)
+    )
+    for teachers, options in (
+        (None, "--student_chat_template ("),
+        (several, "--student_chat_template and --teacher_chat_template ("),
+    ):
+        with pytest.raises(ValueError, match=re.escape(f"name one with {options}")) as caught:
+            align_corpus(corpus_of(talk(*TALK)), student, teachers)
+        assert str(caught.value).count("teacher tokenizer") == (2 if teachers else 0)
 
 
 def test_rows_change_with_template_and_labels(

@@ -10,7 +10,7 @@ from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens
 from vocagnolm.chat.render import Template
 from vocagnolm.data import EMPTY, MISSING
-from vocagnolm.readers import Cuts, TeacherReaders
+from vocagnolm.readers import Cuts, Reader, TeacherReaders
 from vocagnolm.spans import Spans, Tokens
 from vocagnolm.store.format import LossArray, Store, StoredSegment
 
@@ -61,14 +61,15 @@ class StoredReader(TeacherReaders):
             teachers.append(Tokens.join(losses, spans, "float32"))
         return teachers, cuts
 
-    def check_templates(self) -> None:
-        """Raise a ValueError where a store is of documents."""
+    def check_templates(self, *others: Reader) -> None:
+        """Raise a ValueError where a store is of documents, or others have no template."""
         for store in self.stores:
             if "chat_template" not in store.manifest:
                 raise ValueError(
                     f"{store.directory} holds losses of documents, and --dataset conversations: "
                     "score them with vocagnolm score"
                 )
+        super().check_templates(*others)
 
     def read_turns(
         self, conversations: Sequence[Conversation], train_on: TrainOn

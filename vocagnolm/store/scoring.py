@@ -31,7 +31,7 @@ from vocagnolm.corpus import (
 from vocagnolm.dist import connect, rank0
 from vocagnolm.io import check_writable, differences, versions
 from vocagnolm.models.load import ModelSource, context_length, revision_of
-from vocagnolm.readers import Reader, teacher_reader, tokenizer_sha256
+from vocagnolm.readers import Reader, TeacherReaders, teacher_reader, tokenizer_sha256
 from vocagnolm.spans import Encoding, encode_batch, encode_rendered
 from vocagnolm.store import format as store
 from vocagnolm.store.read import StoredReader
@@ -190,7 +190,7 @@ def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig)
     reader = teacher_reader(tokenizer, context, options.teacher_chat_template)
     corpus = load_corpora(options)
     if is_conversations(corpus):
-        reader.check_template()
+        TeacherReaders([reader]).check_templates()
     sizes = least, options.shard_documents
     job = ScoringJob(options.output_dir, corpus, reader, *sizes, options.loss_dtype)
     if next(read_texts(corpus, range(len(corpus)), job.template), None) is None:
