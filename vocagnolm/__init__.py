@@ -5,6 +5,7 @@ The method lies flat here; everything around it is in packages. Read it in this 
     conventions    letters of shapes, -100 and -1, half-open, nats
     method         the settings of a method
     corpus         a file, a directory, a hub name -> a column of text
+    hub            a name that the hub cannot have, a hub that is away
     spans          text -> ids and character spans without gaps
     readers        tokens that open and close a text, and its limit; what guides a student
     alignment      Algorithm 1: the teacher tokens behind each student token

@@ -17,6 +17,7 @@ from datasets.utils import tqdm
 
 from vocagnolm.chat.formats import COLUMNS, Conversation, read_row
 from vocagnolm.conventions import TEXT
+from vocagnolm.hub import check_name
 
 _BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
@@ -93,8 +94,9 @@ def _local_path(dataset: str, option: str) -> Path | None:
     path = Path(dataset).expanduser()
     if path.exists():
         return path
-    if path.is_absolute() or dataset.startswith((".", "~")) or _builder(path):
+    if _builder(path):
         raise ValueError(f"{option} {dataset}: no such file or directory")
+    check_name(option, dataset, "dataset")
     return None
 
 

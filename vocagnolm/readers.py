@@ -18,6 +18,7 @@ import numpy as np
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens, special_ids
 from vocagnolm.chat.render import Template, check_date
+from vocagnolm.hub import check_name
 from vocagnolm.spans import (
     Tokens,
     encode,
@@ -50,6 +51,7 @@ def load_tokenizer(
     """Load a tokenizer from a directory or the hub; test its offsets, and its ids by its files."""
     from transformers import AutoTokenizer
 
+    check_name(f"{role} tokenizer", name)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             name, revision=revision, trust_remote_code=trust_remote_code

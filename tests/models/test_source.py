@@ -171,11 +171,12 @@ def test_pickled_weights_are_never_run(copied: Path, tmp_path: Path) -> None:
     assert not canary.exists()
 
 
-@pytest.mark.parametrize("name", ["no-such/model", "/no/such/directory"])
-def test_errors_of_transformers_name_the_model(name: str) -> None:
-    source = ModelSource(name, "teacher")
+def test_errors_of_transformers_name_the_model() -> None:
+    source = ModelSource("no-such/model", "teacher")
     for call, args in ((source.config, ()), (source.load, (torch.float32,))):
-        with pytest.raises(ValueError, match=f"--teacher {name} cannot be loaded: .") as caught:
+        with pytest.raises(
+            ValueError, match=r"--teacher no-such/model cannot be loaded: ."
+        ) as caught:
             call(*args)  # type: ignore[operator]
         assert "\n" not in str(caught.value)
 

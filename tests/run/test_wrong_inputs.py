@@ -129,7 +129,7 @@ def test_options_without_effect_are_warned_of(capsys: pytest.CaptureFixture[str]
 
 
 WRONG_RUNS: list[tuple[dict[str, str], str]] = [
-    ({"student": "/no/model"}, "--student /no/model cannot be loaded"),
+    ({"student": "/no/model"}, "--student /no/model: no such directory"),
     ({"teacher": "no-model"}, "--teacher no-model cannot be loaded"),
     ({"output_dir": "/proc/x/y"}, "--output_dir /proc/x/y: /proc cannot be written"),
     ({"save_store": "/proc/x"}, "--save_store /proc/x: /proc cannot be written"),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from vocagnolm import cli as command
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
+from vocagnolm.hub import check_name
 
 _NAME = "vocagnolm evaluate"
 _NO_MEMORY = "give a smaller --batch_size, a narrower --dtype, or --engine vllm"
@@ -52,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--benchmarks: {', '.join(unknown)} not among {known}")
     if arguments.chat and "demo" in arguments.benchmarks:
         parser.error("--chat: the demo asks for no boxed answers")
+    if arguments.model:
+        check_name("--model", arguments.model)
     # Only now: the graders and engines take seconds to import.
     from vocagnolm.evaluation import evaluate
 

@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from vocagnolm.cli import json_settings
+from vocagnolm.hub import check_name
 from vocagnolm.io import file_sha256, json_or_empty
 from vocagnolm.readers import Role, check_tokenizer, load_tokenizer
 from vocagnolm.token_loss import add_token_losses
@@ -62,6 +63,7 @@ class ModelSource:
 
     def config(self) -> PreTrainedConfig:
         """Read its configuration only."""
+        check_name(f"--{self.role}", self.name)
         if self.loaded is not None:
             return self.loaded.config
         if is_adapter(self.name):

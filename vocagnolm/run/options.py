@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from vocagnolm.cli import OneLineErrors, json_settings, log_main, near, one_for_each, shell
+from vocagnolm.hub import check_name
 from vocagnolm.method import Method, in_range, option
 
 if TYPE_CHECKING:
@@ -400,8 +401,10 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return f"{action.help or ''} [{shown}]".strip()
 
 
-def parse(argv: Sequence[str]) -> Job:
+def parse(argv: Sequence[str], *, check_names: bool = False) -> Job:
     """Read the command line; `--config FILE.yaml` gives values that flags override.
+
+    With `check_names`, models and corpora have to be here, or on a hub within reach.
 
     Raises:
         ValueError: an argument is wrong, in one line.
@@ -429,6 +432,12 @@ def parse(argv: Sequence[str]) -> Job:
             "--save_store keeps token losses of documents alone: it goes neither with --method kld "
             "or uld nor with --attend_across_documents"
         )
+    if check_names:
+        check_name("--student", model.student)
+        for name in model.teacher or ():
+            check_name("--teacher", name)
+        for name in data.dataset:
+            check_name("--dataset", name, "dataset")
 
     # Only now, as importing torch takes seconds.
     from vocagnolm.run.job import Job, check_launch
@@ -531,7 +540,7 @@ _OUT_OF_MEMORY = (
 @shell("train.py", out_of_memory=_OUT_OF_MEMORY, resumable=True)
 def main(argv: Sequence[str] | None = None) -> int:
     """Show a page of help, or run the job; return the exit status."""
-    job = parse(sys.argv[1:] if argv is None else argv)
+    job = parse(sys.argv[1:] if argv is None else argv, check_names=True)
     from vocagnolm.run.train import train
 
     return train(job)

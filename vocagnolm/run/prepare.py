@@ -20,12 +20,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     if {"-h", "--help"} & set(argv):
         print_main(f"usage: vocagnolm prepare [OPTION ...]\n\n{__doc__.strip()}")
         raise SystemExit(Exit.DONE)
-    # Only now: a page of help does not need them.
-    from vocagnolm.run.job import load_documents, read_models
+    # Only now: a page of help does not need them, nor does a wrong option.
     from vocagnolm.run.options import parse
+
+    job = parse(argv, check_names=True)
+    from vocagnolm.run.job import load_documents, read_models
     from vocagnolm.run.plan import describe_documents
 
-    job = parse(argv)
     models = read_models(job.model, job.args, job.args.device)
     documents = load_documents(job, models)
     print_main("\n".join(describe_documents(documents, models)))

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vocagnolm.cli import Exit, Parser, json_settings, print_main, shell
+from vocagnolm.hub import check_name
 from vocagnolm.store.format import SHARDS, Store, find_faults, manifest_of
 
 
@@ -63,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.quantization = json_settings("--quantization", arguments.quantization)
     if arguments.verify:
         return _verify(arguments)
+    check_name("--teacher", arguments.teacher)
     from vocagnolm.store.scoring import score
 
     score(arguments)

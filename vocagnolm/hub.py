@@ -1,0 +1,68 @@
+"""Names on the hub, judged in seconds: the libraries ask five times before they give up."""
+
+import os
+from functools import cache
+from pathlib import Path
+from threading import Thread
+from typing import Literal
+
+from huggingface_hub import constants, get_session
+from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+from vocagnolm.cli import log_main
+
+Kind = Literal["model", "dataset"]
+# For any answer of the hub.
+_WAIT_S = 3.0
+_warn_once = cache(log_main)
+
+
+def check_name(option: str, name: str, kind: Kind = "model") -> None:
+    """Reject a name that is no path here, and that the hub cannot have, or cannot be asked for.
+
+    What is cached is read without the hub: a warning says how to spare the wait.
+    """
+    if Path(name).expanduser().exists():
+        return
+    absent = f"no such {'directory' if kind == 'model' else 'file or directory'}"
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        raise ValueError(f"{option} {name}: {absent}") from None
+    if constants.HF_HUB_OFFLINE or not (reason := _unreachable()):
+        return
+    reason = f"{constants.ENDPOINT} cannot be reached ({reason})"
+    if not _is_cached(name, kind):
+        raise ValueError(
+            f"{option} {name}: {absent}, and {reason}: give one, or put it into the cache and "
+            "set HF_HUB_OFFLINE=1"
+        )
+    _warn_once(f"warning: {reason}: set HF_HUB_OFFLINE=1 to read what is cached at once")
+
+
+def _is_cached(name: str, kind: Kind) -> bool:
+    downloaded = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}", "snapshots")
+    # `datasets` keeps what it made of the files elsewhere, and spells the end of the name its way.
+    made = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets"))
+    pattern = f"{name.rpartition('/')[0]}___*"
+    return downloaded.is_dir() or (kind == "dataset" and any(made.glob(pattern)))
+
+
+@cache
+def _unreachable() -> str:
+    """Return why the hub cannot be reached; nothing if it answers, whatever it says."""
+    reasons = [f"no answer in {_WAIT_S:g} s"]
+
+    def ask() -> None:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=_WAIT_S)
+            reasons.append("")
+        except (HTTPError, OSError) as error:
+            reasons.append(" ".join(str(error).split()))
+
+    # In a thread, as no time-out holds for the look-up of a name.
+    thread = Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_WAIT_S)
+    return reasons[-1]
