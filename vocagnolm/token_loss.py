@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -155,11 +156,11 @@ def read_head(model: PreTrainedModel, hidden: Tensor) -> Head:
     # Read here: the backward pass runs outside of autocast.
     autocast = torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind) if autocast else hidden.dtype
-    weight_VD, bias_V = (
-        parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        for parameter in (embeddings.weight, embeddings.bias)
-    )
-    return Head(weight_VD, bias_V, *scale_and_cap(model.config), dtype)
+    # Its own forward, which would gather its weight, never runs.
+    if isinstance(embeddings, FSDPModule):
+        embeddings.unshard()
+    bias_V = cast("Tensor | None", embeddings.bias)
+    return Head(embeddings.weight, bias_V, *scale_and_cap(model.config), dtype)
 
 
 def last_hidden_state(

@@ -431,18 +431,15 @@ def compare_wrapped(wrapper):
         wrapped = torch.nn.parallel.DistributedDataParallel(model)
     else:
         mesh = distributed.init_device_mesh("cpu", (1,))
-        for layer in model.model.layers:
-            fully_shard(layer, mesh=mesh)
+        # Apart from the norm before it, as adapters have it: nothing else gathers the head.
+        for unit in (*model.model.layers, model.lm_head):
+            fully_shard(unit, mesh=mesh)
         wrapped = fully_shard(model, mesh=mesh)
     losses = wrapped(input_ids=ids, labels=labels, token_losses=True, weighted_tokens=26)
     assert torch.equal(losses, bare)
     found = gradients(model, (losses * weights).sum())
     found = {k: g.full_tensor() if isinstance(g, DTensor) else g for k, g in found.items()}
     assert_same_gradients(found, expected)
-    if wrapper == "fsdp2":  # a head that nothing has gathered is gathered here
-        assert isinstance(model.lm_head.weight, DTensor)
-        whole, *_ = token_loss.read_head(model, torch.zeros(1))
-        assert not isinstance(whole, DTensor)
 
 
 @pytest.mark.slow
