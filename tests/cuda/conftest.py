@@ -1,0 +1,30 @@
+"""Tests on a CUDA device that computes nothing: what it proves is in `fake_cuda`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import pytest
+from fake_cuda import in_fork, start
+
+
+@pytest.fixture(scope="session")
+def on_fake_cuda() -> Iterator[Callable[..., Any]]:
+    """`on_fake_cuda(function, *args)`: call it in a process of its own that has the device.
+
+    The function is one of a file's own, as the process runs the file again; it returns what can
+    be pickled. All processes are forked from one that has imported everything.
+    """
+    if not shutil.which("g++"):
+        pytest.skip("the device is compiled with g++, which is not here")
+
+    def call(function: Callable[..., Any], *args: Any) -> Any:
+        file = function.__code__.co_filename
+        return pool.submit(in_fork, file, function.__name__, args).result()
+
+    with ProcessPoolExecutor(1, get_context("spawn"), start) as pool:
+        yield call

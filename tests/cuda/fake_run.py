@@ -1,0 +1,196 @@
+"""Training steps of any method on the device of `fake_cuda`, by the real Trainer.
+
+`trainer.train()` runs whole: its data loader, pinned memory and copies to the device, micro-batches
+under autocast, clipping, the guard, the fused optimizer. Left out is what compares numbers before a
+run begins: the probe of the output head.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from fake_cuda import Seen, Watch, outside
+from peft import LoraConfig
+from torch.utils.data._utils import fetch
+from transformers import TrainerCallback, masking_utils
+
+from benchmarks.models import make_config, make_model, some_blocks
+from vocagnolm import token_loss
+from vocagnolm.method import Method
+from vocagnolm.models.adapters import adapt
+from vocagnolm.objective import StoredTeacher
+from vocagnolm.packing import PackedCollator
+from vocagnolm.run.config import VocAgnoConfig
+from vocagnolm.run.metrics import NO_BLOCK
+from vocagnolm.run.resume import StepSampler
+from vocagnolm.trainer import VocAgnoTrainer
+
+CUDA = torch.device("cuda", 0)
+LENGTHS = {"tiny": 64, "full": 2048}
+
+
+class Step(NamedTuple):
+    """What `Watch` saw of an optimizer step, the second of a run: the first makes AdamW's state.
+
+    Its phases: `fetch`, where batches come to the device; `micro-batch`; `update`, all else.
+    """
+
+    waits: Mapping[Seen, int]
+    copies: Mapping[Seen, int]
+    mixed: Mapping[Seen, int]
+    cpu: Mapping[Seen, int]
+    traces: Mapping[Seen, str]
+    peaks: Mapping[str, int]  # bytes, by phase
+    held: int  # bytes before the step
+
+    @property
+    def peak(self) -> int:
+        return max(self.peaks.values())
+
+
+def take_out_probes() -> None:
+    """Leave out what asks for numbers, or make it with real ones."""
+    token_loss._check_head = lambda *_: None
+    # It asks for the type of the weight, which is the fake's.
+    token_loss.output_embeddings = lambda model: model.get_output_embeddings()
+    # To transformers, fakes mean that it is traced.
+    masking_utils.is_tracing = lambda *_: False
+    # Fake weights cannot be exchanged for others; they are on the device.
+    torch.nn.Module.to = lambda module, *_, **__: module  # type: ignore[method-assign]
+    sampler: Any = StepSampler
+    sampler.__iter__ = outside(sampler.__iter__)
+    own = outside(fetch._MapDatasetFetcher.fetch)
+
+    def fetched(self: Any, index: Any) -> Any:
+        assert Watch.active is not None
+        return Watch.active.fakes(own(self, index))
+
+    fetch._MapDatasetFetcher.fetch = fetched  # type: ignore[method-assign]
+
+
+def make_run(
+    method: Method | None = None,
+    attention: str = "torch_varlen",
+    scale: str = "tiny",
+    rows: int = 2,
+    micro_batches: int = 2,
+    *,
+    teachers: int = 1,
+    stored: bool = False,
+    conversations: bool = False,
+    lora: bool = False,
+    teacher_dtype: torch.dtype = torch.bfloat16,
+    **options: Any,
+) -> VocAgnoTrainer:
+    """Make a trainer of two steps, inside of `with Watch()`.
+
+    Args:
+        method: the paper's by default.
+        scale: of `benchmarks.models.SIZES`: `tiny`, packed sequences of 64 tokens, or `full`, the
+            paper's models and 2,048 tokens.
+        rows: packed sequences of a micro-batch.
+        teachers: online, or whose losses are `stored`; as many as the method takes.
+        conversations: labels on answers only.
+        lora: trains adapters.
+        options: of `VocAgnoConfig`.
+    """
+    method, length = method or Method(), LENGTHS[scale]
+    reads_rows = method.method == "kld"  # the student's own
+    teachers = teachers if method.needs_teacher else 0
+    blocks = some_blocks(scale, length, 2 * rows * micro_batches)
+    without = "teacher_ids" if stored else "teacher_losses"
+    for block in blocks:
+        _set_teachers(block, 0 if reads_rows else teachers, conversations)
+        if without in block:
+            block[without] = [[] for _ in block[without]]
+    student: Any = make_model(make_config("student", scale), CUDA, torch.float32, attention)
+    role = make_config("student" if reads_rows else "teacher", scale)
+    teacher: Any = StoredTeacher(teachers)
+    if not stored:
+        models = [make_model(role, CUDA, teacher_dtype, attention) for _ in range(teachers)]
+        teacher = models or None
+    settings = {
+        "output_dir": tempfile.mkdtemp(),
+        "bf16": True,
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": micro_batches,
+        "max_steps": 2,
+        "logging_strategy": "no",
+        "logging_first_step": False,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    if lora:
+        with CUDA:
+            config = LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear")
+            student = adapt(student, config, 0)
+    return VocAgnoTrainer(
+        model=student,
+        teacher=teacher,
+        method=method,
+        args=VocAgnoConfig(**settings | options),
+        train_dataset=blocks,
+        data_collator=PackedCollator(
+            length,
+            teacher_max_length=[length] * max(teachers, 1),
+            chunks=method.chunks if method.method == "chunk" else None,
+            shares=method.aggregation_in_effect == "share",
+        ),
+    )
+
+
+def _set_teachers(block: dict[str, Any], teachers: int, conversations: bool) -> None:
+    """Repeat the one teacher of a packed sequence, or take it out."""
+    if conversations:
+        for name in ("student", "teacher"):
+            lengths = [len(ids) for ids in block[f"{name}_ids"]]
+            block[f"{name}_labelled"] = [np.array([n // 2, n]) for n in lengths]
+    for name in ("teacher_ids", "teacher_losses", "ranges", "shares"):
+        block[name] = [np.concatenate([values] * max(teachers, 1)) for values in block[name]]
+    block["teacher_counts"] = [list(counts) * teachers for counts in block["teacher_counts"]]
+    if not teachers:
+        for name in [name for name in block if name.startswith("teacher_")]:
+            del block[name]
+
+
+class _Steps(TrainerCallback):
+    """Takes the second step's records."""
+
+    def __init__(self, watch: Watch):
+        self.watch, self.held = watch, 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        watch = self.watch
+        if state.global_step == 1:
+            gc.collect()
+            watch.clear()
+            self.held = watch.now
+        else:
+            seen = (watch.waits, watch.copies, watch.mixed, watch.cpu, watch.traces)
+            self.step = Step(*map(dict, seen), dict(watch.peaks), self.held)
+
+
+def one_step(watch: Watch, trainer: VocAgnoTrainer) -> Step:
+    """Train; return what the second step did."""
+    # What the guard reads where all is well: no bad sequence or gradient, no signal.
+    watch.values[torch.int64, (4,)] = [NO_BLOCK] * 3 + [0]
+    phases = {"get_batch_samples": "fetch", "training_step": "micro-batch"}
+    for name, phase in phases.items():
+        setattr(trainer, name, watch.during(phase)(getattr(trainer, name)))
+    steps = _Steps(watch)
+    trainer.add_callback(steps)
+    with watch.during("update"):
+        trainer.train()
+    return steps.step
+
+
+def run(*args: Any, **options: Any) -> Step:
+    """Make a run, and take its step."""
+    with Watch() as watch:
+        return one_step(watch, make_run(*args, **options))
