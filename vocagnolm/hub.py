@@ -1,5 +1,6 @@
 """Names on the hub, judged in seconds: the libraries ask five times before they give up."""
 
+import logging
 import os
 from functools import cache
 from pathlib import Path
@@ -10,12 +11,10 @@ from huggingface_hub import constants, get_session
 from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from vocagnolm.cli import log_main
-
 Kind = Literal["model", "dataset"]
 # For any answer of the hub.
 _WAIT_S = 3.0
-_warn_once = cache(log_main)
+_warn_once = cache(logging.getLogger(__name__).warning)
 
 
 def check_name(option: str, name: str, kind: Kind = "model") -> None:
@@ -38,7 +37,7 @@ def check_name(option: str, name: str, kind: Kind = "model") -> None:
             f"{option} {name}: {absent}, and {reason}: give one, or put it into the cache and "
             "set HF_HUB_OFFLINE=1"
         )
-    _warn_once(f"warning: {reason}: set HF_HUB_OFFLINE=1 to read what is cached at once")
+    _warn_once(f"{reason}: set HF_HUB_OFFLINE=1 to read what is cached at once")
 
 
 def _is_cached(name: str, kind: Kind) -> bool:

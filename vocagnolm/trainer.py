@@ -6,6 +6,7 @@ divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`; the rest 
     text -> packed batch (`vocagnolm.packing`) -> losses of both models -> weights -> one update
 """
 
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -111,6 +112,8 @@ class VocAgnoTrainer(ResumableTrainer):
         self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
         # The keys of a packed sequence are no arguments of the model, and all are needed.
         self.args.remove_unused_columns = False
+        # It hides NaNs, at a host-device sync per micro-batch.
+        self.args.logging_nan_inf_filter = False
         device = self.args.device
         # FSDP2 moves the student as training begins only.
         add_token_losses(self.model, device)
@@ -145,6 +148,12 @@ class VocAgnoTrainer(ResumableTrainer):
         """Make a new student that gives token losses, for `model_init`."""
         return add_token_losses(super().call_model_init(trial), self.args.device)
 
+    def create_accelerator_and_postprocess(self) -> None:
+        """Copy pinned batches while the device works, where there is a GPU."""
+        if self.args.dataloader_pin_memory and self.args.device.type == "cuda":
+            self.args.accelerator_config.non_blocking = True
+        super().create_accelerator_and_postprocess()
+
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[dict[str, Any]], Tensor | None]:
@@ -154,8 +163,10 @@ class VocAgnoTrainer(ResumableTrainer):
             return [], None
         method = self._method.at_step(self.state.global_step, self.state.max_steps)
         self.objective = replace(self.objective, method=method)
-        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        count = torch.tensor(sum(map(self.objective.divisor_tokens, batches)), device=device)
+        # The parent class would count and gather labels on the device besides.
+        batches = list(itertools.islice(epoch_iterator, num_batches))
+        # Filled on the device: a copy from the host would wait for the last update.
+        count = torch.full((), sum(map(self.objective.divisor_tokens, batches)), device=device)
         total: Tensor = self.accelerator.reduce(count, "sum")
         return batches, total
 

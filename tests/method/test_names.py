@@ -41,10 +41,10 @@ def test_name_that_the_hub_cannot_have_is_not_asked_for(
         check_name("--teacher", name)
 
 
-def test_hub_that_is_away_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_hub_that_is_away_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ValueError, match=f"--teacher org/model: .*{NOWHERE} cannot.*OFFLINE=1"):
         check_name("--teacher", "org/model")
-    assert capsys.readouterr().err == ""
+    assert not caplog.messages
 
 
 def test_look_up_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,12 +63,12 @@ def test_look_up_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_cache_is_read_with_a_warning_where_the_hub_is_away(
-    kind: hub.Kind, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: hub.Kind, place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / place).mkdir(parents=True)
     check_name("--student", "org/name", kind)
     check_name("--teacher", "org/name", kind)
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = caplog.messages
     assert "set HF_HUB_OFFLINE=1" in line
     other: hub.Kind = "dataset" if kind == "model" else "model"
     with pytest.raises(ValueError, match="cannot be reached"):
@@ -76,7 +76,7 @@ def test_cache_is_read_with_a_warning_where_the_hub_is_away(
 
 
 def test_nothing_is_told_where_the_hub_answers_or_is_not_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     check_name("--student", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -88,4 +88,4 @@ def test_nothing_is_told_where_the_hub_answers_or_is_not_asked(
         check_name("--teacher", "org/model")
         # Once, even where it answers that there is nothing.
         assert len(stand_in.requests) == 1
-    assert capsys.readouterr().err == ""
+    assert not caplog.messages

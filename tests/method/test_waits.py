@@ -81,7 +81,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", indices)
     # As on a GPU: on a CPU numpy sorts, where nothing waits.
     monkeypatch.setattr(distillation, "_order", torch.argsort)
-    monkeypatch.setattr(distillation, "_sort", lambda q: q.sort().values)
+    monkeypatch.setattr(distillation, "_sort", lambda q, rows: q.sort().values)
     return found
 
 

@@ -51,8 +51,6 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
     # A push on the way would upload files that are being written.
     hub_strategy: str = "end"
     logging_first_step: bool = True
-    # It hides NaNs, at a host-device sync per micro-batch.
-    logging_nan_inf_filter: bool = False
     remove_unused_columns: bool = False
     ddp_find_unused_parameters: bool | None = False
     liger_kernel_config: dict[str, Any] | str | None = None  # type: ignore[assignment]
