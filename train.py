@@ -5,8 +5,9 @@ python train.py --teacher T --dry_run          # print the plan and exit
 python train.py --help                         # all options by subject
 """
 
-from vocagnolm.cli import run_script
-from vocagnolm.run.options import main
+import sys
+
+from vocagnolm.cli import main, run_script
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: main(["train", *sys.argv[1:]]))

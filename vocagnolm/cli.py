@@ -13,12 +13,14 @@ import json
 import logging
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from functools import partial, wraps
 from importlib.metadata import version
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from vocagnolm.conventions import NonFiniteLoss, SharedError
@@ -239,10 +241,24 @@ def stop(name: str, error: BaseException | str, status: int) -> int:
     return status
 
 
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Raise a KeyboardInterrupt; leave at once within an import, which may make any error of it."""
+    while frame:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            log_main("vocagnolm: interrupted")
+            os._exit(Exit.INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
 def run_script(main: _Main) -> NoReturn:
     """Run `main` as a process of its own, and leave without waiting for processes that are gone."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     status = main()
-    if "torch" not in sys.modules or not sys.modules["torch"].distributed.is_initialized():
+    is_alone = "torch" not in sys.modules or not sys.modules["torch"].distributed.is_initialized()
+    # After an interrupt Python may end itself by the signal, whatever the status.
+    if is_alone and status != Exit.INTERRUPTED:
         sys.exit(status)
     if status in (Exit.DONE, Exit.STOPPED):
         sys.modules["torch"].distributed.destroy_process_group()
@@ -252,6 +268,7 @@ def run_script(main: _Main) -> NoReturn:
     os._exit(status)
 
 
+@shell("vocagnolm")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, which reads the rest of the command line itself."""
     argv = sys.argv[1:] if argv is None else argv
@@ -260,18 +277,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.epilog = "vocagnolm COMMAND --help says more."
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('vocagnolm')}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
-    quiet_logs()
-    try:
-        command = parser.parse_args(argv[:1]).command
-        # Only now, because importing the rest takes seconds.
-        module = importlib.import_module(COMMANDS[command][0])
-    except (ValueError, ImportError) as error:
-        return stop("vocagnolm", error, Exit.WRONG)
-    return int(module.main(argv[1:]))
+    command = parser.parse_args(argv[:1]).command
+    # Only now, because importing the rest takes seconds.
+    return int(importlib.import_module(COMMANDS[command][0]).main(argv[1:]))
+
+
+def start() -> NoReturn:
+    """Run one command as a process of its own."""
+    run_script(main)
 
 
 # Start a command in several processes: `accelerate launch -m vocagnolm.cli score ...`.
 if __name__ == "__main__":
-    from vocagnolm.cli import main as the_one_main
+    from vocagnolm.cli import start as start_the_one
 
-    run_script(the_one_main)
+    start_the_one()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -202,3 +203,23 @@ def test_quick_answer_needs_no_torch(argv: str) -> None:
     command = [sys.executable, "-c", code, *argv.split()]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     assert found.stdout.endswith("False\n")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("where", ["in an import", "in the command"])
+def test_interrupt_is_one_line(where: str, tmp_path: Path) -> None:
+    send = "os.kill(os.getpid(), signal.SIGINT)"
+    # As C++ may do with it.
+    swallow = f"try:\n    {send}\nexcept KeyboardInterrupt:\n    raise RuntimeError from None\n"
+    work = f"from vocagnolm.cli import shell\n@shell('mine')\ndef main(argv):\n    {send}\n"
+    text = "import os, signal\n" + (swallow if where == "in an import" else work)
+    (tmp_path / "mine.py").write_text(text)
+    begin = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from vocagnolm import cli; cli.COMMANDS['audit'] = ('mine', ''); cli.start()"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-c", begin, "audit"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    name = "vocagnolm" if where == "in an import" else "mine"
+    assert (done.returncode, done.stderr) == (cli.Exit.INTERRUPTED, f"{name}: interrupted\n")
