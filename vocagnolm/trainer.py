@@ -151,7 +151,8 @@ class VocAgnoTrainer(ResumableTrainer):
     def create_accelerator_and_postprocess(self) -> None:
         """Copy pinned batches while the device works, where there is a GPU."""
         if self.args.dataloader_pin_memory and self.args.device.type == "cuda":
-            self.args.accelerator_config.non_blocking = True
+            accelerator: Any = self.args.accelerator_config
+            accelerator.non_blocking = True
         super().create_accelerator_and_postprocess()
 
     def get_batch_samples(
