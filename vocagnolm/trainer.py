@@ -8,6 +8,7 @@ divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`; the rest 
 
 import itertools
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -25,7 +26,6 @@ from vocagnolm.models.adapters import adapt
 from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher
 from vocagnolm.packing import Batch, Blocks, PackedCollator, label_tokens, student_segments
 from vocagnolm.run.config import VocAgnoConfig
-from vocagnolm.run.job import load_given
 from vocagnolm.run.metrics import Throughput, log_in_lines
 from vocagnolm.run.resume import ResumableTrainer
 from vocagnolm.token_loss import add_token_losses, check_packing, inner_model
@@ -90,7 +90,11 @@ class VocAgnoTrainer(ResumableTrainer):
         max_bad_steps = others.pop("max_bad_steps", vars(args).get("max_bad_steps", 0))
         peak = others.pop("device_peak_tflops", vars(args).get("device_peak_tflops"))
         others["train_dataset"] = train_dataset
-        model, teacher, others = load_given(args, model, teacher, others)
+        # Needs `datasets`, without which there are only loaded models and packed sequences.
+        if sys.modules.get("datasets") or isinstance(model, str):
+            from vocagnolm.run.job import load_given
+
+            model, teacher, others = load_given(args, model, teacher, others)
         models = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
         is_stored = isinstance(models, StoredTeacher)
         count = models.teachers if isinstance(models, StoredTeacher) else len(models or ())
