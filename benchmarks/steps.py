@@ -29,6 +29,7 @@ from benchmarks.models import (
     some_blocks,
 )
 from vocagnolm import Method
+from vocagnolm.attention import takes_segments
 from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher
 from vocagnolm.run.metrics import model_work, peak_tflops
 from vocagnolm.run.plan import Layout, sizes_of, student_memory, teacher_memory
@@ -170,7 +171,9 @@ class Steps:
     def _plan(self) -> tuple[float, float]:
         size = self.size
         precision = "mixed" if size.device == "cuda" else "float32"
-        layout = Layout(precision=precision, accumulates=size.accumulation > 1)
+        is_masked = size.device == "cuda" and not takes_segments(self.student)
+        mask = size.max_length if is_masked else 0
+        layout = Layout(precision=precision, accumulates=size.accumulation > 1, mask=mask)
         tokens = size.batch_size * size.max_length
         ours = student_memory(sizes_of(self.student), layout, tokens)
         return sum(ours.values()), sum(teacher_memory(sizes_of(self.teacher), 2).values())

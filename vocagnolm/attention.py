@@ -13,6 +13,7 @@ Shapes: B rows of T positions, N = B * T, H heads, D dimensions of a head.
 
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -25,7 +26,7 @@ from torch.nn.attention import varlen
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 TORCH_VARLEN = "torch_varlen"
-_FLASH = ("flash_attention_2", "flash_attention_3")
+_FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
 _USE_SDPA = "use --attn_implementation sdpa"
 
 
@@ -50,8 +51,40 @@ def takes_segments(model: PreTrainedModel) -> bool:
 
     On a GPU such attention computes in 16 bits only.
     """
-    attention = model.config._attn_implementation
+    return needs_segments(model.config._attn_implementation)
+
+
+def needs_segments(attention: str | None) -> bool:
+    """Test for torch_varlen, flash attention, and kernels of the hub by such a name."""
     return attention is not None and (attention == TORCH_VARLEN or "flash" in attention)
+
+
+def why_not_varlen(model: PreTrainedModel, *, trains: bool) -> str | None:
+    """Return why a model, which may be on the meta device, cannot have torch_varlen on a GPU."""
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = None
+    if not (model._supports_attention_backend and model._supports_flash_attn):
+        return "its attention cannot be exchanged"
+    if window and window < (getattr(config, "max_position_embeddings", None) or math.inf):
+        return f"it attends within a window of {window} tokens"
+    if getattr(config, "attn_logit_softcapping", None):
+        return "it has a soft cap of attention scores"
+    if getattr(config, "attention_chunk_size", None):
+        return "it attends in chunks"
+    if not model._supports_sdpa:  # as those with attention sinks
+        return "its attention is one of its own"
+    if trains and (dropout := _dropout(model)):
+        return f"it drops attention weights out ({dropout})"
+    return None
+
+
+def _dropout(model: PreTrainedModel) -> float:
+    # Its name differs between families of models.
+    config = model.config.get_text_config()
+    names = ("attention_dropout", "attn_pdrop")
+    return max(getattr(config, name, None) or 0.0 for name in names)
 
 
 def segment_call(
@@ -79,8 +112,7 @@ def segment_call(
     found |= dict.fromkeys(("max_length_q", "max_length_k"), segments.longest)
     # To make a mask, transformers would ask the device whether rows are packed: a host-device sync.
     # One of four dimensions it takes as made. A model with attention of its own might read it.
-    is_maskless = model.config._attn_implementation in (*_FLASH, TORCH_VARLEN)
-    if is_maskless and model._supports_attention_backend:
+    if _is_maskless(model.config._attn_implementation) and model._supports_attention_backend:
         found["attention_mask"] = ids.new_empty(1, 1, 0, 0)
     return found
 
@@ -89,18 +121,16 @@ def check_attention(model: PreTrainedModel) -> None:
     """Reject a model that its attention cannot serve."""
     if not takes_segments(model):
         return
+    _make_maskless(model.config._attn_implementation)
     # A model without **kwargs loses the edges on their way to the attention.
     parameters = inspect.signature(model.base_model.forward).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         raise ValueError(f"{_name(model)} does not take the ends of documents: {_USE_SDPA}")
     if model.config._attn_implementation != TORCH_VARLEN:
         return
-    config = model.config.get_text_config()
-    if getattr(config, "attention_chunk_size", None):
+    if getattr(model.config.get_text_config(), "attention_chunk_size", None):
         raise ValueError(f"{_name(model)} cannot attend in chunks, as it has to: {_USE_SDPA}")
-    # Its name differs between families of models.
-    names = ("attention_dropout", "attn_pdrop")
-    dropout = max(getattr(config, name, None) or 0.0 for name in names)
+    dropout = _dropout(model)
     # A frozen model drops nothing.
     if dropout and any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(
@@ -228,8 +258,18 @@ def _flash(
     return flash(module, query_BHTD, key_BHTD, value_BHTD, attention_mask, **options)
 
 
+def _is_maskless(attention: str) -> bool:
+    return attention == TORCH_VARLEN or getattr(_ATTENTIONS.get(attention), "func", None) is _flash
+
+
+def _make_maskless(attention: str) -> None:
+    """Let flash attention, which a kernel of the hub is too, do without a mask."""
+    if attention in _ATTENTIONS and not _is_maskless(attention):
+        AttentionInterface.register(attention, partial(_flash, _ATTENTIONS[attention]))
+
+
 for _flash_name in _FLASH:
-    AttentionInterface.register(_flash_name, partial(_flash, _ATTENTIONS[_flash_name]))
+    _make_maskless(_flash_name)
 AttentionInterface.register(TORCH_VARLEN, _attend)
 # With segments none is made.
 AttentionMaskInterface.register(TORCH_VARLEN, _MASKS["sdpa"])

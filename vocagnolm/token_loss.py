@@ -142,12 +142,16 @@ class HeadGradients:
 
 def rows_per_tile(rows: int, *heads: Head) -> int:
     """Rows of a tile of logits over one vocabulary, or of tiles over several side by side."""
+    words = sum(len(head.weight_VD) for head in heads)
     is_cuda = heads[0].weight_VD.is_cuda
-    logits = TILE_LOGITS_CUDA if is_cuda else TILE_LOGITS
-    fit = logits // sum(len(head.weight_VD) for head in heads)
-    if is_cuda and fit > 128:  # matrix units compute 128 rows at a time
-        fit -= fit % 128
-    return max(1, min(rows, fit))
+    return max(1, min(rows, tile_rows(words) if is_cuda else TILE_LOGITS // words))
+
+
+def tile_rows(words: int) -> int:
+    """Rows of a tile on a GPU."""
+    fit = TILE_LOGITS_CUDA // words
+    # Matrix units compute 128 rows at a time.
+    return fit - fit % 128 if fit > 128 else fit
 
 
 def read_head(model: PreTrainedModel, hidden: Tensor) -> Head:

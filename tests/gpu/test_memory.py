@@ -16,8 +16,8 @@ from benchmarks.steps import CPT, ONLINE, Size, Steps
 
 pytestmark = pytest.mark.gpu
 
-# What the plan leaves out: a tile of logits with its gradients, masks, buffers of libraries.
-LEFT_OUT_GIB = 0.75
+# What the plan leaves out: buffers of libraries, and the rounding of the allocator.
+LEFT_OUT_GIB = 0.25
 SIZES = [Size(scale="medium", batch_size=2, accumulation=2)]
 if torch.cuda.get_device_properties(0).total_memory > 70 * 2**30:
     SIZES.append(Size(accumulation=2))

@@ -29,8 +29,9 @@ from vocagnolm.run.plan import (
     teacher_memory,
 )
 
-#                 parameters, trained, linear, gathered, layers, hidden, inner
-SIZES = Sizes(1000, 100, 600, 900, 2, 10, 30)
+#     parameters, trained, linear, gathered, layers, hidden, inner, keys, words, trained_head
+SIZES = Sizes(1000, 100, 600, 900, 2, 10, 30, 5, 7, 70)
+HEAD, VARLEN = "output head", "torch_varlen"
 
 
 def layers_keep(width: int, inner: int, dtype: torch.dtype, tokens: int = 64) -> float:
@@ -60,7 +61,7 @@ def layers_keep(width: int, inner: int, dtype: torch.dtype, tokens: int = 64) ->
 )
 def test_activations_are_what_autograd_keeps(precision: Precision, dtype: torch.dtype) -> None:
     measured = layers_keep(512, 1408, dtype)
-    sizes = Sizes(0, 0, 0, 0, 1, hidden=512, inner=1408)
+    sizes = Sizes(0, 0, 0, 0, 1, hidden=512, inner=1408, keys=128, words=8, trained_head=0)
     planned = student_memory(sizes, Layout(precision=precision), tokens=1)["activations"]
     assert planned == pytest.approx(measured, rel=0.1)
 
@@ -69,7 +70,8 @@ def test_activations_are_what_autograd_keeps(precision: Precision, dtype: torch.
     ("layout", "expected"),
     [
         # 4 bytes of all, 12 of the trained; 2 layers x (28 x 10 + 18 x 30)
-        (Layout(), {STUDENT: 5200, "activations": 2 * 820}),
+        # A tile of 7 logits, the head's gradient, 3 rows of 10: float32
+        (Layout(), {STUDENT: 5200, "activations": 2 * 820, HEAD: 4 * (7 + 70 + 30)}),
         (
             Layout(devices=2, precision="mixed", accumulates=True),
             {
@@ -77,11 +79,22 @@ def test_activations_are_what_autograd_keeps(precision: Precision, dtype: torch.
                 "gradients to send": 400,
                 "weights in 16 bits": 1200,
                 "activations": 2 * 550,
+                # 7 logits and their gradient, the head's twice and in 16 bits, 3 rows of 10
+                HEAD: 7 * 6 + 70 * (8 + 2) + 120,
+            },
+        ),
+        (  # a mask of 4 columns in 16 bits, and keys and values of 5 more numbers, twice
+            Layout(precision="mixed", mask=4),
+            {
+                STUDENT: 5200,
+                "weights in 16 bits": 1200,
+                "activations": 2 * (550 + 8 + 20),
+                HEAD: 862,
             },
         ),
         (  # the inputs of 2 layers, and a layer made again
             Layout(precision="mixed", recomputes=True),
-            {STUDENT: 5200, "activations": 2 * 40 + 550},
+            {STUDENT: 5200, "activations": 2 * 40 + 550, HEAD: 862},
         ),
         (
             Layout(devices=8, shards=4, precision="16 bits", accumulates=True),
@@ -90,15 +103,16 @@ def test_activations_are_what_autograd_keeps(precision: Precision, dtype: torch.
                 "gathered weights": 2000,
                 "whole gradients": 400,
                 "activations": 2 * 450,
+                HEAD: 7 * 6 + 70 * 8 + 80,
             },
         ),
         (
             Layout(devices=4, shards=4, precision="16 bits", recomputes=True, reshards=True),
-            {STUDENT: 1300, "gathered weights": 2 * 900, "activations": 2 * 20 + 450},
+            {STUDENT: 1300, "gathered weights": 1800, "activations": 2 * 20 + 450, HEAD: 682},
         ),
         (
             Layout(devices=4, shards=4),
-            {STUDENT: 1300, "gathered weights": 4000, "activations": 2 * 820},
+            {STUDENT: 1300, "gathered weights": 4000, "activations": 2 * 820, HEAD: 428},
         ),
     ],
 )
@@ -134,7 +148,8 @@ def test_sizes_are_those_of_a_hand_count(tied: bool, tiny_llama: Callable[..., A
     outside = 100 * 32 * (1 if tied else 2) + 32
     total = 3 * (linear + 64) + outside
     gathered = 2 * (linear + 64) + outside
-    expected = Sizes(total, total - 3200, 3 * linear, gathered, 3, 32, 64)
+    head = 0 if tied else 3200
+    expected = Sizes(total, total - 3200, 3 * linear, gathered, 3, 32, 64, 16, 100, head)
     assert sizes_of(model) == expected
     model.model.layers = model.model.layers[:1]
     assert sizes_of(model).gathered == sizes_of(model).parameters
@@ -180,6 +195,7 @@ def test_plan_says_what_the_options_change(world: World, monkeypatch: pytest.Mon
         STUDENT: 16 * student.parameters,
         "activations": micro_batch * 2 * (28 * 32 + 18 * 64),
         "teacher": 4 * teacher.parameters,
+        HEAD: 4 * (micro_batch * student.words + student.trained_head + 3 * micro_batch * 32),
     }
     for options, part, expected in (
         ("--teacher_dtype=bfloat16", "teacher", 2 * teacher.parameters),
@@ -215,14 +231,16 @@ def test_layout_is_accelerates_when_the_launcher_says_it(
     run.gradient_accumulation_steps = 4
     assert student_layout(run) == Layout(32, accumulates=True)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    assert student_layout(run) == Layout(32, None, "mixed", accumulates=True)
+    assert student_layout(run, "sdpa").mask == run.max_length
+    assert student_layout(run, VARLEN) == Layout(32, None, "mixed", accumulates=True)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("FSDP_VERSION", "2")
     whole = Layout(32, 32, "16 bits", accumulates=True, reshards=True)
-    assert student_layout(run) == whole
+    assert student_layout(run, VARLEN) == whole
+    assert student_layout(run).mask == run.max_length
     monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "false")
     monkeypatch.setenv("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "4")
     monkeypatch.setenv("PARALLELISM_CONFIG_DP_SHARD_SIZE", "8")
     monkeypatch.setenv("FSDP_ACTIVATION_CHECKPOINTING", "true")
     expected = Layout(32, 8, "16 bits", recomputes=True, accumulates=True)
-    assert student_layout(run) == expected
+    assert student_layout(run, VARLEN) == expected

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from vocagnolm.attention import TORCH_VARLEN, why_not_varlen
 from vocagnolm.chat.reading import TRAIN_ON, TrainOn
 from vocagnolm.cli import corpora_of, listed, one_for_each, resolve_dtype
 from vocagnolm.conventions import TEXT
@@ -54,6 +56,8 @@ from vocagnolm.run.options import DataOptions, GuidanceOptions, ModelOptions, Pa
 from vocagnolm.run.plan import Sizes, epoch_steps, sizes_of, skip_reasons
 from vocagnolm.store.format import Store, is_store, manifest_of
 from vocagnolm.store.read import StoredReader
+
+logger = logging.getLogger(__name__)
 
 # Settings of a run beside those of the model, the data and the method.
 _RUN_SETTINGS = (
@@ -225,6 +229,7 @@ def read_models(
     for source, config, place in zip(sources, configs, places, strict=True):
         role = cast(Role, source.role)
         skeleton: nn.Module = source.skeleton(config)
+        source = _with_attention(source, skeleton, options, device)
         if role == "student" and model.use_peft:
             skeleton = add_adapters(cast(PreTrainedModel, skeleton), model, seed=0)
         read = source.checked_tokenizer(config, role, place)
@@ -238,6 +243,29 @@ def read_models(
     guide = _guide_of(student, teachers, model, options)
     dtype = resolve_dtype(options.teacher_dtype, device)
     return Models(student, reader, teachers, guide, dtype, options)
+
+
+def _with_attention(
+    source: ModelSource, skeleton: nn.Module, options: GuidanceOptions, device: torch.device
+) -> ModelSource:
+    """Choose torch_varlen where nothing else is asked for, and a GPU computes in 16 bits."""
+    trains = source.role == "student"
+    if not isinstance(options, VocAgnoConfig) or not options.is_mixed:
+        return source
+    # A plan is for a GPU, wherever it is made.
+    if device.type != "cuda" and not options.dry_run:
+        return source
+    if source.loaded is not None or options.attn_implementation:
+        return source
+    if not trains and options.teacher_dtype == "float32":
+        return source
+    if reason := why_not_varlen(cast(PreTrainedModel, skeleton), trains=trains):
+        logger.warning(
+            "--%s %s computes with sdpa, which takes more memory than torch_varlen: %s",
+            *(source.role, source.name, reason),
+        )
+        return source
+    return replace(source, attn_implementation=TORCH_VARLEN)
 
 
 def _guide_of(

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Literal, cast
 import numpy as np
 from accelerate import FullyShardedDataParallelPlugin, ParallelismConfig
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from vocagnolm.alignment import align_spans
+from vocagnolm.attention import needs_segments
 from vocagnolm.conventions import TEXT
 from vocagnolm.models.load import decoder_layers, devices_of_a_machine
 from vocagnolm.run.config import VocAgnoConfig
 from vocagnolm.run.resume import mixed_counts, step_of
 from vocagnolm.spans import encode
+from vocagnolm.token_loss import tile_rows
 
 if TYPE_CHECKING:
     from vocagnolm.data import Segments
@@ -167,8 +169,9 @@ def _sizes(documents: Documents) -> list[float] | None:
 
 # -- Memory ------------------------------------------------------------------------------------
 
-# Of a device at its fullest, in the student's backward pass, within 5 % of real runs. Left out are
-# tiles of logits, buffers of libraries, and a teacher's activations, which are gone by then.
+# Of a device at its fullest, in the student's backward pass, within 3 % of what tensors take
+# (tests/cuda/test_memory.py). Left out are buffers of libraries, about 1.5 GiB with NCCL, and a
+# teacher's activations, which are gone by then.
 
 # "mixed": float32 weights and residuals, products in 16 bits, as under autocast; "16 bits": all of
 # the forward pass, as under FSDP2 with mixed precision.
@@ -182,6 +185,7 @@ _KEPT: dict[Precision, tuple[int, int, int]] = {
 }
 # Bytes of a parameter: float32; AdamW has two moments.
 _WEIGHT, _GRADIENT, _MOMENTS = 4, 4, 8
+GATHERED = "teacher's gathered weights"
 # Bytes of a weight by --teacher_quantization; nf4 has a float32 scale for 64 weights.
 _QUANTIZED = {"fp8": 1.0, "int8": 1.0, "nf4": 0.5 + 4 / 64}
 
@@ -197,9 +201,13 @@ class Sizes:
     # Those of the layer in use, of the next one, and outside of all layers: gathered if sharded.
     gathered: int
     layers: int
-    # Widths of the residuals, and within the MLP.
+    # Widths of the residuals, within the MLP, and of all heads of keys.
     hidden: int
     inner: int
+    keys: int
+    # Words of the output head, and its weights that have a gradient.
+    words: int
+    trained_head: int
 
 
 def sizes_of(model: PreTrainedModel | nn.Module) -> Sizes:
@@ -225,7 +233,16 @@ def sizes_of(model: PreTrainedModel | nn.Module) -> Sizes:
         layers=count,
         hidden=hidden,
         inner=inner or 4 * hidden,
+        keys=_key_width(text, hidden),
+        words=head.weight.shape[0],
+        trained_head=head.weight.numel() if head.weight.requires_grad else 0,
     )
+
+
+def _key_width(config: PreTrainedConfig, hidden: int) -> int:
+    heads = getattr(config, "num_attention_heads", None) or 1
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    return groups * (getattr(config, "head_dim", None) or hidden // heads)
 
 
 def _parameters(module: nn.Module) -> int:
@@ -246,17 +263,20 @@ class Layout:
     accumulates: bool = False
     # Gathered weights are dropped between a forward and its backward pass.
     reshards: bool = False
+    # Columns of the mask that keeps packed documents apart; 0 for attention that needs none.
+    mask: int = 0
 
 
-def student_layout(run: VocAgnoConfig) -> Layout:
+def student_layout(run: VocAgnoConfig, attention: str | None = None) -> Layout:
     """Return how the student is spread and computes, as Trainer and Accelerate read it."""
     given = vars(run)
+    mask = run.max_length if run.is_mixed and not needs_segments(attention) else 0
     # Transformers is about to rename the option: one of the two may be absent.
     recomputes = any(given.get(f"{name}_checkpointing") for name in ("gradient", "activation"))
     accumulates = (run.gradient_accumulation_steps or 1) > 1
     if not run.is_sharded:
         precision: Precision = "mixed" if run.is_mixed else "float32"
-        return Layout(run.world_size, None, precision, recomputes, accumulates)
+        return Layout(run.world_size, None, precision, recomputes, accumulates, mask=mask)
     # Both read the environment that `accelerate launch` sets.
     shards = (given.get("parallelism_config") or ParallelismConfig()).dp_shard_size
     plugin = FullyShardedDataParallelPlugin(**(given.get("fsdp_plugin_args") or {}))
@@ -267,6 +287,7 @@ def student_layout(run: VocAgnoConfig) -> Layout:
         recomputes=recomputes or bool(plugin.activation_checkpointing),
         accumulates=accumulates,
         reshards=bool(plugin.reshard_after_forward),
+        mask=mask,
     )
 
 
@@ -289,12 +310,29 @@ def student_memory(student: Sizes, layout: Layout, tokens: float) -> dict[str, f
             parts["weights in 16 bits"] = 2 * student.linear
     per_hidden, per_inner, of_input = _KEPT[layout.precision]
     layer = per_hidden * student.hidden + per_inner * student.inner
+    # PyTorch makes a mask of numbers in every layer, and transformers repeats keys and values.
+    if layout.mask:
+        layer += 2 * layout.mask + 4 * (student.hidden - student.keys)
     kept = student.layers * layer
     # The inputs of all layers, and one layer made again.
     if layout.recomputes:
         kept = student.layers * of_input * student.hidden + layer
     parts["activations"] = tokens * kept
+    parts["output head"] = _head_memory(student, layout, tokens)
     return parts
+
+
+def _head_memory(student: Sizes, layout: Layout, tokens: float) -> float:
+    """Estimate the bytes of a backward pass through the output head, by tiles."""
+    tile = min(tokens, tile_rows(student.words)) * student.words
+    if layout.precision == "float32":
+        return 4 * tile + 4 * student.trained_head + 12 * tokens * student.hidden
+    # Logits and their gradient in 16 bits; the gradient's sum and what a tile adds to it.
+    head = 6 * tile + 8 * student.trained_head
+    if layout.shards is not None:  # the weight in 16 bits is a gathered one
+        return head + 8 * tokens * student.hidden
+    # The states before and behind the last norm, and their gradient.
+    return head + 2 * student.words * student.hidden + 12 * tokens * student.hidden
 
 
 def teacher_memory(
@@ -310,14 +348,17 @@ def teacher_memory(
     parts = {"teacher" if is_known else "teacher (at full width)": size / devices}
     # A forward pass gathers some.
     if devices > 1:
-        parts["teacher's gathered weights"] = width * teacher.gathered
+        parts[GATHERED] = width * teacher.gathered
     return parts
 
 
 def device_memory(job: Job, models: Models) -> dict[str, float]:
     """Estimate the bytes of a device by part, at its fullest."""
     tokens = (job.args.per_device_train_batch_size or 1) * job.args.max_length
-    parts = student_memory(models.student.sizes, student_layout(job.args), tokens)
+    layout = student_layout(job.args, models.student.source.attn_implementation)
+    parts = student_memory(models.student.sizes, layout, tokens)
+    # What a teacher gathers is dropped before the student's pass.
+    passing = parts["activations"] + parts["output head"]
     width = 4 if models.teacher_dtype == "float32" else 2
     devices = 1
     if job.args.teacher_sharding == "node":
@@ -325,5 +366,7 @@ def device_memory(job: Job, models: Models) -> dict[str, float]:
     for teacher in models.teachers:
         quantization = job.args.teacher_quantization
         for name, size in teacher_memory(teacher.sizes, width, quantization, devices).items():
+            if name == GATHERED:
+                size = max(0.0, size - passing)
             parts[name] = parts.get(name, 0.0) + size
-    return parts
+    return {name: size for name, size in parts.items() if size}
