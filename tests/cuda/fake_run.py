@@ -18,9 +18,10 @@ from fake_cuda import Seen, Watch, outside
 from peft import LoraConfig
 from torch.utils.data._utils import fetch
 from transformers import TrainerCallback, masking_utils
+from transformers.utils import import_utils
 
 from benchmarks.models import make_config, make_model, some_blocks
-from vocagnolm import token_loss
+from vocagnolm import packing, token_loss
 from vocagnolm.method import Method
 from vocagnolm.models.adapters import adapt
 from vocagnolm.objective import StoredTeacher
@@ -60,6 +61,11 @@ def take_out_probes() -> None:
     token_loss.output_embeddings = lambda model: model.get_output_embeddings()
     # To transformers, fakes mean that it is traced.
     masking_utils.is_tracing = lambda *_: False
+    # It has looked for a GPU, and flash attention, already.
+    for look in (import_utils.is_torch_cuda_available, import_utils.is_flash_attn_2_available):
+        look.cache_clear()
+    # Computed on the host, from characters that random tokens lack.
+    packing.segment_shares = lambda _, ranges: np.ones((*ranges.shape[:2], 3), np.float32)
     # Fake weights cannot be exchanged for others; they are on the device.
     torch.nn.Module.to = lambda module, *_, **__: module  # type: ignore[method-assign]
     sampler: Any = StepSampler

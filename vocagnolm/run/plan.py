@@ -309,6 +309,9 @@ def student_memory(student: Sizes, layout: Layout, tokens: float) -> dict[str, f
         if layout.precision == "mixed" and not layout.recomputes:
             parts["weights in 16 bits"] = 2 * student.linear
     per_hidden, per_inner, of_input = _KEPT[layout.precision]
+    # Frozen norms keep 8 bytes less, adapters the inputs of all linear layers in 16 bits.
+    if layout.precision == "mixed" and student.trained < student.linear:
+        per_hidden -= 6
     layer = per_hidden * student.hidden + per_inner * student.inner
     # PyTorch makes a mask of numbers in every layer, and transformers repeats keys and values.
     if layout.mask:

@@ -1,0 +1,125 @@
+"""An optimizer step of every method, by each attention: no mixed devices, and one wait.
+
+Two micro-batches in bfloat16, clipping, the guard, and the fused AdamW.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from fake_run import Step, run
+from methods_world import CHUNK_SETTINGS, VARIANTS
+
+from vocagnolm.method import Method
+from vocagnolm.objective import Objective
+
+METHODS: dict[str, dict[str, Any]] = {
+    "cpt": {"method": "cpt"},
+    "random": {"method": "random"},
+    "warmup": {"top_k_warmup_steps": 1},
+    **VARIANTS,
+    "kld": {"method": "kld"},
+    "kld forward": {"method": "kld", "kld_direction": "forward"},
+    "uld": {"method": "uld"},
+    "uld last": {"method": "uld", "uld_pairing": "last"},
+    "rho1": {"method": "rho1"},
+    "rho1 entropy": {"method": "rho1", "rho1_score": "loss_and_entropy"},
+    "rho1 accept": {"method": "rho1", "selection": "accept"},
+    **{name: {"method": "chunk", **more} for name, more in CHUNK_SETTINGS.items()},
+    **{how: {"teacher_reduction": how} for how in ("several mean", "several min", "several max")},
+    "several weighted": {"teacher_reduction": "weighted", "teacher_weights": [1.0, 3.0]},
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "stored": {"stored": True},
+    "several stored": {"stored": True, "teachers": 2},
+    "LoRA": {"lora": True},
+    "checkpointing": {"gradient_checkpointing": True},
+    "conversations": {"conversations": True},
+}
+# Of them, some make a step in `make test` already.
+QUICK = ("cpt", "vocagnolm", "kld", "uld", "chunk", "accept")
+# Planted where tokens are selected, with their weights.
+FAULTS: dict[str, Callable[[torch.Tensor], object]] = {
+    "item": lambda weight: weight.sum().item(),
+    "nonzero": lambda weight: weight.nonzero(),
+    "boolean mask": lambda weight: weight[weight > 0],
+    "copy": lambda weight: torch.ones(3).to(weight.device),
+    "made on the host": lambda _: torch.ones(3),
+    "two devices": lambda weight: weight.sum() + torch.tensor(1.0),
+}
+ATTENTIONS = ("sdpa", "torch_varlen", "flash_attention_2")
+
+
+def step_of(settings: dict[str, Any], attention: str, options: dict[str, Any]) -> Step:
+    """Take a step, in the process that has the device."""
+    how = settings.get("teacher_reduction", "")
+    if how:
+        settings = {**settings, "teacher_reduction": how.removeprefix("several ")}
+        options = {**options, "teachers": 2}
+    return run(Method(**settings), attention, **options)
+
+
+def check(step: Step, attention: str) -> None:
+    """See that a step mixes no devices, and waits once."""
+    assert not step.mixed, step.mixed
+    assert not [seen for seen in step.cpu if seen.phase == "micro-batch"], step.cpu
+    waits = {
+        seen: count
+        for seen, count in step.waits.items()
+        # With sdpa, transformers asks in each forward pass whether rows are packed.
+        if attention != "sdpa" or "find_packed_sequence_indices" not in seen.where
+    }
+    shown = {seen: step.traces[seen] for seen in waits}
+    assert [(seen.phase, seen.what, count) for seen, count in waits.items()] == [
+        ("update", "tolist", 1)  # the guard's
+    ], shown
+    copies = [seen for seen in step.copies if seen.phase == "micro-batch"]
+    assert not copies, {seen: step.traces[seen] for seen in copies}
+
+
+def cases(names: Iterable[str]) -> list[Any]:
+    """Names with attentions, of which most are slow."""
+    return [
+        pytest.param(
+            *(name, attention),
+            marks=[] if attention == "torch_varlen" and name in QUICK else pytest.mark.slow,
+        )
+        for name in names
+        for attention in ATTENTIONS
+    ]
+
+
+@pytest.mark.parametrize(("name", "attention"), cases(METHODS))
+def test_step_mixes_no_devices_and_waits_once(
+    name: str, attention: str, on_fake_cuda: Callable[..., Step]
+) -> None:
+    check(on_fake_cuda(step_of, METHODS[name], attention, {}), attention)
+
+
+@pytest.mark.parametrize(("way", "attention"), cases(WAYS))
+def test_ways_of_training_wait_once(
+    way: str, attention: str, on_fake_cuda: Callable[..., Step]
+) -> None:
+    check(on_fake_cuda(step_of, {}, attention, WAYS[way]), attention)
+
+
+def faulty_step(fault: str) -> Step:
+    """Take a step that does what it should not."""
+    own = Objective.select
+
+    def select(*args: Any, **options: Any) -> Any:
+        found = own(*args, **options)
+        FAULTS[fault](found.weight_BS)
+        return found
+
+    Objective.select = select  # type: ignore[method-assign]
+    return run(Method())
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_fault_is_found(fault: str, on_fake_cuda: Callable[..., Step]) -> None:
+    with pytest.raises(AssertionError):
+        check(on_fake_cuda(faulty_step, fault), "torch_varlen")
