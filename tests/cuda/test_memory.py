@@ -1,7 +1,7 @@
 """The plan of a run beside the most that its tensors take, at the paper's sizes.
 
-TinyLlama 1.1B with AdamW, and Qwen2.5-Math-7B in 16 bits; two micro-batches of 8 rows of 2,048 tokens.
-Several GPUs: test_sharded.py.
+TinyLlama 1.1B with AdamW, and Qwen2.5-Math-7B in 16 bits; two micro-batches of 8 rows of 2,048
+tokens. Several GPUs: test_sharded.py.
 """
 
 from __future__ import annotations
