@@ -95,6 +95,12 @@ def test_attaching_rejects_a_head_it_does_not_reproduce(name, monkeypatch):
         assert model.forward == forward
 
 
+def test_attaching_rejects_a_head_that_is_off_by_a_thousandth(monkeypatch):
+    monkeypatch.setattr(token_loss, "scale_and_cap", lambda config: (1.001, None))
+    with pytest.raises(ValueError, match="differ"):
+        add_token_losses(build("phi"))
+
+
 @pytest.mark.parametrize("bound_below", [0, 1])
 def test_gradients_are_nan_beyond_the_announced_tokens(bound_below):
     model = add_token_losses(build("phi"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,6 +42,11 @@ def test_windows_score_every_token_once_with_enough_context(
     assert scored == ids
     # Not more than needed: each but the last one is full.
     assert all(len(window.ids) == context for window in found[:-1])
+
+
+def test_windows_end_when_the_context_leaves_no_room() -> None:
+    with pytest.raises(AssertionError):
+        list(itertools.islice(windows(0, list(range(9)), START, 5, 4), 20))
 
 
 # Hugging Face models

@@ -47,6 +47,8 @@ def windows(
     #     window 0  s A B C D E
     #     window 1        s d e F G H
     #     window 2              s g h I J K
+    # Else a further window would score nothing, for ever.
+    assert min_context < context - 1, f"no room behind {min_context} tokens in {context}"
     at = 0
     while at < len(ids):
         first = max(0, at - min_context) if at else 0
