@@ -268,6 +268,15 @@ def test_shares_keep_the_nats_of_a_text() -> None:
     assert given.tolist() == [3.0, 3.0, 3.0, 3.0, 3.0, 16.0 + 16.0, 16.0]
 
 
+def test_shares_lose_nats_when_tokens_between_have_unequal_ones() -> None:
+    """Decision 39: those between the ends of a range have one share, of their characters."""
+    student = np.array([[0, 1], [0, 3]])
+    teacher = np.array([[0, 1], [0, 1], [0, 1], [1, 2], [2, 3]])
+    shares = covered_shares(student, teacher, align_spans(student, teacher))
+    # Of [0, 1) [0, 1) [1, 2): 1.5 characters of 2, where the definition has 0.5, 0.5 and 1.
+    assert shares.tolist() == [[0.5, 0.5, 0.5], [0.5, 0.75, 1.0]]
+
+
 def test_shares_of_tokens_without_characters_are_whole() -> None:
     # A chat template's tokens have none.
     student, teacher = np.array([[0, 2], [2, 4]]), np.array([[1, 1], [1, 3], [3, 3], [3, 4]])
