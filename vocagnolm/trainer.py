@@ -272,6 +272,15 @@ class VocAgnoTrainer(ResumableTrainer):
         options |= {"segments": student_segments(inputs), "label_tokens": label_tokens(inputs)}
         return model(**options, token_losses=True)
 
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Count the student's FLOPs as Trainer does, 6 a weight and token, and 2 of a teacher's."""
+        flops: int = super().floating_point_ops(inputs)
+        if self.online_teachers:
+            rows = self.objective.teacher_rows(cast(Batch, inputs))
+            for teacher, (_, labels_BT) in zip(self.online_teachers, rows, strict=True):
+                flops += 2 * labels_BT.numel() * teacher.num_parameters(exclude_embeddings=True)
+        return flops
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add how fast the run was since the last log."""
         if "loss" in logs:
