@@ -183,6 +183,25 @@ def test_stored_losses_have_pieces(readers: tuple[Reader, Reader], tmp_path: Pat
     assert online == offline != [[] for _ in online]
 
 
+def test_teacher_tokens_without_a_label_are_not_scored(readers: tuple[Reader, Reader]) -> None:
+    sample = sample_of(["The answer is 12."], *readers)
+    sample.batch["teacher_labels"][0, 1] = IGNORED_LABEL
+    ((view,),) = views_of(sample, guidance_of(sample))
+    losses = [loss for token in view.tokens for _, loss in token.pieces]
+    assert math.isnan(losses[0])
+    assert all(map(math.isfinite, losses[1:]))
+
+
+def test_mark_without_a_space_is_a_token_of_its_own(readers: tuple[Reader, Reader]) -> None:
+    sample = sample_of(["数 a"], *readers)
+    ((view,),) = views_of(sample, guidance_of(sample))
+    _, mark, number, *_ = view.tokens
+    assert (mark.text, mark.is_special, mark.student_loss_nats is None) == ("▁", True, False)
+    assert (number.text, number.start, number.end) == ("数", 0, 1)
+    assert mark.pieces == number.pieces != ()
+    assert shown(view) == "数 a"
+
+
 # The command.
 
 

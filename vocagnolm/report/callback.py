@@ -1,5 +1,6 @@
 """The guidance view of fixed packed sequences, again and again while a student is trained."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +53,9 @@ class GuidanceTable(TrainerCallback):
         rows = []
         for token in view.tokens:
             losses = (token.student_loss_nats, token.teacher_loss_nats, token.excess_nats)
-            pieces = " · ".join(f"{label(text)} {loss:.2f}" for text, loss in token.pieces)
+            pieces = " · ".join(
+                f"{label(text)} {'not scored' if math.isnan(loss) else f'{loss:.2f}'}"
+                for text, loss in token.pieces
+            )
             rows.append([token_label(token), token.status, *losses, pieces])
         self.report(_COLUMNS, rows, step)

@@ -8,11 +8,13 @@ callback alike.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from vocagnolm.alignment import align_segment, widen_spans
+from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.io import JsonObject
 
 if TYPE_CHECKING:
@@ -31,10 +33,11 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 class TokenView:
     """A student token and what became of it."""
 
-    # The name of a special token, else the characters that no token before it shows: the second
-    # token of a character (byte fallback) shows none.
+    # The name of a token that stands for no characters, else the characters that no token before
+    # it shows: the second token of a character (byte fallback) shows none.
     text: str
-    # Its characters in the text, shared ones included; none for a special token.
+    # Its characters in the text, shared ones included; none for a special token, and for a "▁" that
+    # the tokenizer put before the text.
     start: int
     end: int
     # "kept", from a weight of a half on, or "dropped" where both losses were compared, "unmapped"
@@ -47,8 +50,8 @@ class TokenView:
     student_loss_nats: float | None
     # Aggregated over its pieces, Eq. (2); None where there is none.
     teacher_loss_nats: float | None
-    # The teacher tokens that cover its characters, if they are known: text and loss in nats. Those
-    # that hold parts of one character all have that character.
+    # The teacher tokens that cover its characters, if they are known: text and loss in nats, NaN
+    # where it was not scored. Those that hold parts of one character all have that character.
     pieces: tuple[tuple[str, float], ...] = ()
 
     @property
@@ -111,12 +114,16 @@ def view_texts(
 
     `segments` has rows of `data.Segments.rows` for each row of the batch, `corpus` their documents.
     """
+    if "teacher_losses" in batch:
+        scored_BT = ~batch["teacher_losses"].isnan()
+    else:
+        scored_BT = batch["teacher_labels"] != IGNORED_LABEL
     views = []
     for row, of_row in enumerate(segments):
         # Each segment of the row takes its part of both iterators:
         #   tokens  segment 0 | segment 1 ...        losses  segment 0 | ... | of other teachers
         found = zip(*(values_BS[row].tolist() for values_BS in guidance[:5]), strict=True)
-        losses = iter(guidance.teacher_loss_BT[row].tolist())
+        losses = iter(guidance.teacher_loss_BT[row].where(scored_BT[row], math.nan).tolist())
         for segment in of_row:
             document, start = segment["document"], segment["start"]
             text = corpus[document]["text"][start : segment["end"]]
@@ -147,14 +154,19 @@ def _tokens(
         pieces.append((text[start:end], next(losses)))
     ranges = align_segment(segment)[0].tolist()
     shown = 0
-    for token, (start, end), (first, last), numbers in zip(ids, spans, ranges, found, strict=True):
+    following = [*(start for start, _ in spans[1:]), len(text)]
+    rows = zip(ids, spans, following, ranges, found, strict=True)
+    for token, (start, end), behind, (first, last), numbers in rows:
         student_loss, teacher_loss, has_label, is_mapped, weight = numbers
         status: Status = "kept" if weight >= 0.5 else "dropped"
         if not (has_label and is_mapped):
             status = "unmapped" if has_label else "unlabelled"
-        name = text[max(start, shown) : end]
+        name, word = text[max(start, shown) : end], str(tokenizer.convert_ids_to_tokens(token))
+        # Where no space is, it has the characters of the next token (docs/decisions.md, 9).
+        if word == "▁":
+            end = min(end, behind)
         yield TokenView(
-            str(tokenizer.convert_ids_to_tokens(token)) if start == end else name,
+            word if start == end else name,
             start,
             end,
             status,
@@ -164,4 +176,4 @@ def _tokens(
             # None for an unmapped token: its range is empty.
             pieces=tuple(pieces[first:last]),
         )
-        shown = end
+        shown = max(shown, end)
