@@ -16,12 +16,17 @@ from vocagnolm.run.metrics import LOG_FILE, GuidanceMetrics, RunLog
 
 ENTRY = {"loss": 1.70214, "student_loss_nats": 4.25, "teacher_loss_nats": 2.1, "step": 10}
 ENTRY |= {"selected_fraction": 0.405, "tokens_per_s": 128_400.0}
+ENTRY |= {"learning_rate": 8e-5, "grad_norm": 0.98765}
 # Entries, and their lines without the alignment.
 LINES: list[tuple[dict[str, Any], str]] = [
-    (ENTRY, "10 20.5k 1.7021 4.2500 2.1000 40.5% 128k 00:45"),
+    (ENTRY, "10 20.5k 1.7021 4.2500 2.1000 40.5% 8.0e-05 0.988 128k 00:45"),
     (
         {"selected_fraction": 0.0, "skipped_steps": 2},
-        "10 20.5k - - - 0.0% 0.00 00:45 2 steps skipped",
+        "10 20.5k - - - 0.0% - - 0.00 00:45 2 steps skipped",
+    ),
+    (
+        {"loss": 1e4, "student_loss_nats": 1e4, "selected_fraction": 1.0, "grad_norm": 1.2345e6},
+        "10 20.5k 10000.0000 10000.0000 - 100.0% - 1.23e+06 0.00 00:45",
     ),
     ({"eval_loss": 2.25, "eval_runtime": 3.0, "epoch": 1}, "10 20.5k eval_loss 2.2500"),
 ]
@@ -185,7 +190,7 @@ def test_trainer_prints_its_log_in_lines(
     trainer.train()
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
-    assert lines[0].split() == "step tokens loss student teacher kept tok/s left".split()
+    assert lines[0].split() == "step tokens loss student teacher kept lr grad tok/s left".split()
     assert [line.split()[:2] for line in lines[1:]] == [
         ["1", str(8 * MAX_LENGTH)],
         ["2", str(2 * 8 * MAX_LENGTH)],

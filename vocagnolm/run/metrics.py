@@ -248,7 +248,7 @@ class RunLog(TrainerCallback):
             # What was logged after the checkpoint is going to be logged again.
             history = "".join(json.dumps(entry) + "\n" for entry in state.log_history)
             write_text(self._path, history)
-            _print_row("step tokens loss student teacher kept tok/s left".split())
+            _print_row("step tokens loss student teacher kept lr grad tok/s left".split())
 
     def on_log(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
         """Print the newest entry."""
@@ -263,6 +263,8 @@ class RunLog(TrainerCallback):
             losses = ("loss", "student_loss_nats", "teacher_loss_nats")
             cells += [f"{entry[name]:.4f}" if name in entry else "-" for name in losses]
             cells.append(f"{weights[0]:.1%}")
+            for name, form in (("learning_rate", ".1e"), ("grad_norm", ".3g")):
+                cells.append(f"{entry[name]:{form}}" if name in entry else "-")
             cells.append(tqdm.format_sizeof(entry.get("tokens_per_s", 0.0)))
             before, began = self._begin
             pace = (time.monotonic() - began) / max(step - before, 1)
@@ -276,8 +278,8 @@ class RunLog(TrainerCallback):
 
 
 def _print_row(cells: Sequence[str], rest: str = "") -> None:
-    widths = (7, 7, 8, 8, 8, 6, 7, 10)
-    row = "".join(map(str.rjust, cells, widths))
+    widths = (7, 6, 7, 7, 7, 6, 7, 6, 5, 8)
+    row = " ".join(map(str.rjust, cells, widths))
     # Above a bar, if there is one.
     tqdm.write(f"{row}   {rest}".rstrip())
     sys.stdout.flush()

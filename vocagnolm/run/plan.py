@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from vocagnolm.alignment import align_spans
 from vocagnolm.attention import needs_segments
 from vocagnolm.conventions import TEXT
+from vocagnolm.method import Method
 from vocagnolm.models.load import decoder_layers, devices_of_a_machine
 from vocagnolm.run.config import VocAgnoConfig
 from vocagnolm.run.resume import mixed_counts, step_of
@@ -42,8 +43,7 @@ def plan(job: Job, models: Models, documents: Documents, checkpoint: str | None 
         lines.append(f"teacher    {teacher.source.name}: {size}")
     if models.guide:
         lines += [f"teacher    {stored}" for stored in models.guide.describe()]
-    settings = ", ".join(f"{name} {value}" for name, value in job.args.in_effect().items())
-    lines.append(f"method     {settings.removeprefix('method ')}")
+    lines.append(f"method     {_method(job)}")
     lines += describe_documents(documents, models)
     if len(documents.blocks.parts) > 1:
         lines.append(f"mixture    {_mixture(job, documents)}")
@@ -55,6 +55,13 @@ def plan(job: Job, models: Models, documents: Documents, checkpoint: str | None 
         f"output     {run.output_dir}",
     ]
     return "\n".join(lines)
+
+
+def _method(job: Job) -> str:
+    """Name the method, and those of its settings that are not the paper's."""
+    settings = job.args.in_effect()
+    changed = [f"{x} {y}" for x, y in settings.items() if y != getattr(Method, x) and x != "method"]
+    return ", ".join([str(settings["method"]), *changed])
 
 
 # -- Documents and steps -----------------------------------------------------------------------
