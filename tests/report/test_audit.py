@@ -19,7 +19,7 @@ from vocagnolm.alignment import align_spans
 from vocagnolm.corpus import load_corpus
 from vocagnolm.readers import load_tokenizer
 from vocagnolm.report import audit as audit_module
-from vocagnolm.report.audit import audit, chunk_overlaps, count_map
+from vocagnolm.report.audit import audit, chunk_overlaps, count_map, verdict
 from vocagnolm.spans import encode
 
 SMALL: dict[str, Any] = {"sequence_length": 64, "sequences": 5, "chunks": (2, 8, 64)}
@@ -85,6 +85,14 @@ def sequences(student: Tokenizer, texts: list[str]) -> list[tuple[str, Any]]:
     order = list(range(len(texts)))
     random.Random(0).shuffle(order)
     return list(audit_module._sequences(corpus_of(texts), order, student, 64))[:5]
+
+
+def test_verdict_warns_of_unmapped_and_straddling_tokens() -> None:
+    fit = {"mapped": 1.0, "unmapped": 0.0, "one_to_one": 0.9, "straddling": 0.05}
+    assert verdict(fit).startswith("a good pair")
+    assert "--aggregation" not in verdict(fit)
+    assert "consider --aggregation share" in verdict(fit | {"straddling": 0.15})
+    assert verdict(fit | {"mapped": 0.97, "unmapped": 0.03}).startswith("a poor pair")
 
 
 def test_sequences_are_documents_cut_at_the_length(

@@ -42,6 +42,9 @@ _BATCH = 128
 # Chunks of a sequence.
 CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 
+# Shares of the student's tokens from which a verdict warns.
+_MANY_UNMAPPED, _MANY_STRADDLING = 0.01, 0.1
+
 # A text part A of the student and a part B of the teacher, as sets of characters, give
 # IoU = |A n B| / |A u B| and IoS = |A n B| / |A| (Sections 2 and 6.1 of the paper).
 #
@@ -291,7 +294,9 @@ def audit_markdown(content: JsonObject) -> str:
     """Lay out an audit as tables: a column per teacher, in percent."""
     teachers, names = content["teachers"], labels(content)
     read = f"{content['documents']:,} documents ({content['skipped']:,} left out)"
-    lines = [f"student: {content['student']}"]
+    lines = [f"- {name}: {verdict(x['mapping'])}" for name, x in zip(names, teachers, strict=True)]
+    lines.append("- No model was loaded: vocagnolm inspect shows what a teacher knows of a text")
+    lines += ["", f"student: {content['student']}"]
     lines += [f"teacher: {teacher['teacher']}" for teacher in teachers]
     lines.append(f"corpus: {content['dataset']}, {read}")
     rows = [["shared tokens, of", *names]]
@@ -316,6 +321,19 @@ def audit_markdown(content: JsonObject) -> str:
         title = f"## Chunks of {sizes} student tokens, IoU / IoS (%)"
         lines += ["", title, "", markdown_table(rows)]
     return "\n".join(lines) + "\n"
+
+
+def verdict(mapping: Mapping[str, float]) -> str:
+    """Say what the `map_shares` of a pair mean for a run."""
+    unmapped, straddling = mapping["unmapped"], mapping["straddling"]
+    shares = f"{mapping['mapped']:.2%} of the student's tokens have teacher tokens, "
+    shares += f"{mapping['one_to_one']:.0%} exactly one with the same characters"
+    if unmapped > _MANY_UNMAPPED:
+        return f"a poor pair: {shares}; {unmapped:.1%} have none and are always trained"
+    if straddling > _MANY_STRADDLING:
+        shares += f"; {straddling:.0%} share a teacher token with text beside them: consider"
+        shares += " --aggregation share"
+    return f"a good pair: {shares}"
 
 
 def labels(content: JsonObject) -> list[str]:
