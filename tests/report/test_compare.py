@@ -21,7 +21,13 @@ from vocagnolm.evaluation.runner import RunDirectory
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, PAPER_BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import load_tasks, to_line
 from vocagnolm.method import MethodName
-from vocagnolm.report.compare import Comparison, compare, comparison_markdown, write_comparison
+from vocagnolm.report.compare import (
+    Comparison,
+    compare,
+    comparison_markdown,
+    findings,
+    write_comparison,
+)
 from vocagnolm.report.plots import bar_series, read_curves
 from vocagnolm.report.runs import (
     METHODS,
@@ -211,8 +217,8 @@ def test_chat_stands_beside_few_shot_unmixed(tmp_path: Path) -> None:
     assert pairs == [["a", "b"], ["a-chat", "b-chat"], ["a-chat", f"{paths[2].name}-chat"]]
     assert not any(row["not_paired"] for row in comparison.pairings)
     text = comparison_markdown(comparison)
-    assert cells(text, "a") == ["a", "harness", "37.5 +- 10.0"]
-    assert cells(text, "a-chat") == ["a-chat", "chat", "28.6* +- 10.0"]
+    assert cells(text, "a") == ["a", "harness", "37.5 (27.5 to 47.5)"]
+    assert cells(text, "a-chat") == ["a-chat", "chat", "28.6* (18.6 to 38.6)"]
     series = bar_series(comparison.runs, comparison.settings, comparison.reported)
     assert {label: bars.value["gsm8k"] for label, bars in series.items()} == pytest.approx(
         dict(zip(["a", "a-chat", "b", "b-chat"], [37.5, 200 / 7, 62.5, 500 / 7], strict=True))
@@ -284,7 +290,7 @@ def test_table_has_the_columns_of_table_1(paper_runs: list[Path]) -> None:
     assert cells(text, "other")[1] == "ours, harness"
     names = [*map(heading, PAPER_BENCHMARKS), *AVERAGES]
     assert cells(text, "run")[2:] == names
-    assert cells(text, "first") == ["first", "harness", *["37.5 +- 10.0"] * 12]
+    assert cells(text, "first") == ["first", "harness", *["37.5 (27.5 to 47.5)"] * 12]
     values = dict(zip(names, cells(text, "reported: Rho-1 (Table 1)")[2:], strict=True))
     assert (values["ASDiv"], values["SAT"], values["AVG"]) == ("41.2", "-", "-")
 
@@ -298,7 +304,7 @@ def test_partial_columns_are_marked(tmp_path: Path) -> None:
     text = comparison_markdown(compare(paths, ["Rho-1"]))
     accuracy, pairs = (
         [line for line in part.splitlines() if line.startswith("|")][2:]
-        for part in text.split("\n## ")
+        for part in text.split("## ")[1:]
     )
     assert [line.count("*") for line in accuracy] == [1, 1, 0]
     assert [line.split("|")[2].strip() for line in pairs] == ["GSM8K", "MATH*", "SVAMP*"]
@@ -316,7 +322,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_files_hold_the_comparison(paper_runs: list[Path], tmp_path: Path) -> None:
     edit_results(paper_runs[1], CHANGES["prompts"][0])
-    comparison = compare(paper_runs, [ROW, "Rho-1"], resamples=100)
+    comparison = compare(paper_runs, [ROW, "Rho-1"])
     write_comparison(comparison, tmp_path / "out")
     data = json.loads((tmp_path / "out" / "comparison.json").read_text())
     pairs = {row["column"]: row for row in data["pairings"]}
@@ -330,7 +336,7 @@ def test_files_hold_the_comparison(paper_runs: list[Path], tmp_path: Path) -> No
 
 
 def test_command_prints_tables(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["compare", *map(str, runs), "--reported", ROW, "--resamples", "100"]) == 0
+    assert cli.main(["compare", *map(str, runs), "--reported", ROW]) == 0
     differences = capsys.readouterr().out.split("## Points above first, over the same items")[1]
     assert cells(differences, "other")[1:3] == ["GSM8K", "+25.0"]
     assert cells(differences, "other")[4:] == ["8", "1", "3", "0.625", "1.000"]
@@ -410,7 +416,7 @@ def test_bars_are_means_over_the_seeds_of_a_setting(tmp_path: Path) -> None:
         write_evaluation(path / "evaluation", {"gsm8k": [idx < correct for idx in range(100)]})
 
     def bars() -> dict[str, Any]:
-        found = compare(paths, resamples=10)
+        found = compare(paths)
         series = bar_series(found.runs, found.settings, found.reported)
         return {label: tuple(bar.loc["gsm8k"]) for label, bar in series.items()}
 
@@ -437,9 +443,62 @@ def test_costs_are_read_off_the_log(trained: list[Path]) -> None:
     assert list(by_run) == ["plain", "guided", "wider"]
     guided = by_run["guided"]
     assert (guided["steps"], guided["student tokens"]) == ("9", "9,000")
-    assert (guided["tokens/s"], guided["hours"]) == ("105", "2.00")
-    assert (guided["FLOPs of the student"], guided["held-out loss"]) == ("3e+12", "2.5000")
+    assert (guided["tokens/s"], guided["time"]) == ("105", "2.0 h")
+    assert (guided["FLOPs"], guided["held-out loss"]) == ("3.00e+12", "2.5000")
     assert (by_run["plain"]["tokens/s"], by_run["plain"]["held-out loss"]) == ("-", "-")
+
+
+def held_out(place: Path, loss: float, **options: Any) -> Path:
+    return write_run(place, [entry(1, 1.0, eval_loss=loss)], student="s", **options)
+
+
+PLAIN: dict[str, Any] = {"method": "cpt", "teacher": None}
+
+
+def test_findings_hold_guided_runs_against_controls(tmp_path: Path) -> None:
+    paths = [
+        held_out(tmp_path / "guided", 8.683),
+        held_out(tmp_path / "wider", 8.0, top_k=0.6),
+        held_out(tmp_path / "plain", 8.197, **PLAIN),
+    ]
+    narrow, wide, missing = findings(compare(paths))
+    assert "CPT is ahead of VocAgnoLM, T, top_k 0.4 by 0.486 nats" in narrow
+    assert "no test possible" in narrow
+    assert "VocAgnoLM, T, top_k 0.6 is ahead of CPT by 0.197 nats" in wide
+    assert "--method random" in missing
+    assert "--method cpt" not in missing
+    # Without a control, others are held against the first.
+    pair, _ = findings(compare(paths[:2]))
+    assert "top_k 0.6 is ahead of VocAgnoLM, T, top_k 0.4 by 0.683 nats" in pair
+
+
+def test_findings_pair_seeds(tmp_path: Path) -> None:
+    paths = []
+    for seed, (ours, theirs) in enumerate(((2.0, 2.1), (2.1, 2.4), (2.3, 2.2))):
+        paths.append(held_out(tmp_path / f"g{seed}", ours, seed=seed))
+        paths.append(held_out(tmp_path / f"p{seed}", theirs, seed=seed, **PLAIN))
+    finding, _ = findings(compare(paths))
+    assert "VocAgnoLM, T is ahead of CPT by 0.100 nats" in finding
+    assert "with 2 of 3 seeds, sign test p = 1.000" in finding
+
+
+def test_findings_compare_no_losses_of_other_students(tmp_path: Path) -> None:
+    paths = [held_out(tmp_path / "a", 2.0, **PLAIN), held_out(tmp_path / "b", 1.0, rate=1, **PLAIN)]
+    assert len(findings(compare(paths))) == 1
+    settings = json.loads((paths[1] / "run.json").read_text())
+    write_json(paths[1] / "run.json", settings | {"student": "t"})
+    assert findings(compare(paths)) == []
+
+
+def test_findings_give_the_average_of_evaluations(paper_runs: list[Path]) -> None:
+    (finding,) = findings(compare(paper_runs))
+    assert "other against first, in points: AVG +25.0" in finding
+
+
+def test_difference_is_undecided_when_no_item_differs(tmp_path: Path) -> None:
+    paths = [write_evaluation(tmp_path / x, {"gsm8k": FIRST}) for x in ("first", "other")]
+    text = comparison_markdown(compare(paths)).split("## Points above first")[1]
+    assert cells(text, "other")[2:] == ["+0.0", "no item decides", "8", "0", "0", "-", "-"]
 
 
 def test_repeated_run_stands_beside_the_other(tmp_path: Path) -> None:
@@ -486,7 +545,7 @@ def test_settings_of_train_py_are_read(tmp_path: Path) -> None:
 
 
 def test_page_has_everything_and_loads_nothing(trained: list[Path], tmp_path: Path) -> None:
-    write_comparison(compare(trained, ["Rho-1"], resamples=10), tmp_path / "out")
+    write_comparison(compare(trained, ["Rho-1"]), tmp_path / "out")
     html = (tmp_path / "out" / "comparison.html").read_text()
     assert not re.search(r"(src|href)=\"(?!#|data:)|@import|url\((?!#)|<script", html)
     assert html.count("data:image/png") == 2
@@ -494,6 +553,7 @@ def test_page_has_everything_and_loads_nothing(trained: list[Path], tmp_path: Pa
         assert words in html
     assert str(tmp_path) not in html
     assert "/home/someone" not in html
+    assert "cannot be said without" in html
     titles = re.findall(r"<h2>(.*)</h2>", unescape(html))
     assert titles[:2] == ["Accuracy", "Along the training"]
     assert titles[2:4] == ["Accuracy (%)", "Points above plain, over the same items"]

@@ -12,13 +12,14 @@ wrong argument or file.
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, median
 from tempfile import TemporaryDirectory
 
 from vocagnolm.cli import Parser, print_main, shell
+from vocagnolm.evaluation.tasks.benchmarks import AVERAGES
 from vocagnolm.io import JsonObject, check_writable, markdown_table, write_json, write_text
 from vocagnolm.report.plots import bar_series, draw_bars, draw_curves, embed, read_curves
 from vocagnolm.report.render import TEMPLATES
@@ -35,19 +36,22 @@ from vocagnolm.report.runs import (
     read_run,
     read_training,
 )
-from vocagnolm.report.statistics import pair
+from vocagnolm.report.statistics import RESAMPLES, mcnemar_p, pair
 from vocagnolm.run.card import public_name
 
-RESAMPLES = 10_000
 # All that has to be known to read the tables and pictures.
 _STAR = "*: may not be put beside a published number; the notes on its run say why."
-_ACCURACIES = f"+-: half the width of the 95 % interval. {_STAR}"
+_ACCURACIES = f"In brackets: the 95 % interval. {_STAR}"
 _PAIRINGS = (
-    "Interval: paired bootstrap, {resamples:,} resamples, seed {seed}; too narrow where few items "
-    "are decided by one run only. p: McNemar's exact test, two-sided; p (Holm): corrected for the "
+    f"Interval: paired bootstrap, {RESAMPLES:,} resamples; too narrow where few items are decided "
+    "by one run only. p: McNemar's exact test, two-sided; p (Holm): corrected for the "
     f"number of benchmarks. {_STAR}"
 )
-_COSTS = "Tokens/s: the median of the log. Hours: since the training was last started."
+_COSTS = (
+    "Tokens/s: the median of the log. Time: since the training was last started. FLOPs: of the "
+    "student and of the teachers that are in the run; those of scoring a store are not counted."
+)
+_UNDECIDED = "no item decides"
 _BARS = (
     "Bars of one run: 95 % interval of its evaluation; of several seeds: their mean and standard "
     "deviation. Hollow: as reported (arXiv 2503.19123v1)."
@@ -56,6 +60,14 @@ _CURVES = (
     "Over the seeds of a setting: the mean, and a band from the lowest to the highest. Of the "
     "excess: the tokens' median, and a band from their 10th to their 90th percentile."
 )
+# What a method that chooses tokens has to beat, as in `METHODS`, and how to run it.
+_CONTROLS = {
+    "CPT": "plain pretraining (--method cpt)",
+    "random tokens": "the random control (--method random)",
+}
+_CHOOSING = {"VocAgnoLM", "Rho-1", "chunks"}
+# Options by which losses per token are of the same tokens.
+_OF_TOKENS = ("student", "student_tokenizer", "eval_fraction")
 # Title, rows with their header first, notes.
 _Section = tuple[str, list[list[str]], Sequence[str]]
 
@@ -75,13 +87,9 @@ class Comparison:
     reported: Sequence[Row]
     # Every other run against the first of its protocol, few-shot or chat, as `pair` does.
     pairings: Sequence[Row]
-    resamples: int
-    seed: int
 
 
-def compare(
-    paths: Sequence[Path], reported: Sequence[str] = (), resamples: int = RESAMPLES, seed: int = 0
-) -> Comparison:
+def compare(paths: Sequence[Path], reported: Sequence[str] = ()) -> Comparison:
     """Read runs, pair each evaluation with its protocol's first, and add rows of the paper."""
     if not paths:
         raise ValueError("no RUN to compare: give directories of train.py or evaluate_math.py")
@@ -94,19 +102,71 @@ def compare(
     for run in runs:
         baseline = first.setdefault(run.prompts == "chat", run)
         if baseline is not run:
-            pairings += pair(baseline, run, resamples, seed)
+            pairings += pair(baseline, run)
     settings = group_by_setting(trained)
-    return Comparison(runs, trained, settings, list(places), theirs, pairings, resamples, seed)
+    return Comparison(runs, trained, settings, list(places), theirs, pairings)
+
+
+def findings(comparison: Comparison) -> list[str]:
+    """Say what a comparison shows in sentences: of held-out losses, then of accuracies."""
+    settings = comparison.settings
+    methods = {runs[0].method for runs in settings.values()}
+    controls = [name for name, runs in settings.items() if runs[0].method in _CONTROLS]
+    # Others are held against the controls, or against the first setting.
+    references = controls if 0 < len(controls) < len(settings) else [*settings][:1]
+    found = []
+    for name in settings:
+        for reference in references if name not in references else ():
+            found += _held_out(name, reference, settings)
+    missing = [control for method, control in _CONTROLS.items() if method not in methods]
+    if missing and methods & _CHOOSING:
+        found.append(f"Whether the guidance helps cannot be said without {' and '.join(missing)}.")
+    paired = [x for x in comparison.pairings if not x["not_paired"]]
+    for first, other in dict.fromkeys((x["first"], x["other"]) for x in paired):
+        rows = [x for x in paired if (x["first"], x["other"]) == (first, other)]
+        # An average speaks for its benchmarks.
+        rows = [x for x in rows if x["column"] in AVERAGES][:1] or rows
+        shown = []
+        for x in rows:
+            points, interval = _difference(x)
+            shown.append(f"{heading(x['column'])} {points} ({interval})")
+        found.append(f"{other} against {first}, in points: {'; '.join(shown)}.")
+    return found
+
+
+def _held_out(
+    name: str, reference: str, settings: Mapping[str, Sequence[TrainingRun]]
+) -> list[str]:
+    """Compare the held-out losses of two settings, if they have some of one student."""
+    # Another vocabulary has other tokens, and its nats per token are other numbers.
+    both = settings[name], settings[reference]
+    students = [[runs[0].options.get(option) for option in _OF_TOKENS] for runs in both]
+    ours, theirs = (
+        {run.seed: run.eval_loss for run in runs if run.eval_loss is not None} for runs in both
+    )
+    if not ours or not theirs or students[0] != students[1]:
+        return []
+    gain = fmean(theirs.values()) - fmean(ours.values())
+    ahead, behind = (name, reference) if gain > 0 else (reference, name)
+    gains = [theirs[seed] - ours[seed] for seed in ours if seed in theirs]
+    if len(gains) > 1:
+        wins, losses = sum(x > 0 for x in gains), sum(x < 0 for x in gains)
+        share = f"{wins if gain > 0 else losses} of {len(gains)}"
+        test = f"with {share} seeds, sign test p = {mcnemar_p(wins, losses):.3f}"
+    else:
+        seeds = "one seed each" if len(ours) == len(theirs) == 1 else "no two seeds in common"
+        test = f"{seeds}: no test possible"
+    return [f"{ahead} is ahead of {behind} by {abs(gain):.3f} nats on held-out text; {test}."]
 
 
 def comparison_markdown(comparison: Comparison) -> str:
-    """Lay out a comparison as tables."""
-    parts = []
+    """Lay out a comparison as its findings and tables."""
+    parts = ["\n".join(f"- {finding}" for finding in findings(comparison))]
     for title, rows, notes in _sections(comparison):
         # A note, and a list about the runs.
         text = "\n".join(notes).replace("\n- ", "\n\n- ", 1)
         parts.append(f"## {title}\n\n{markdown_table(rows)}\n\n{text}".rstrip("\n"))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _sections(comparison: Comparison) -> list[_Section]:
@@ -126,8 +186,9 @@ def _accuracies(comparison: Comparison) -> _Section:
     for run in comparison.runs:
         cells = lines[run.label, run.prompts] = {}
         for x in run.scores:
-            star, width = "*" if x["marked"] else "", (x["high"] - x["low"]) / 2
-            cells[x["column"]] = f"{x['rounded']:.1f}{star} +- {width:.1f}"
+            star = "*" if x["marked"] else ""
+            interval = f"{x['low']:.1f} to {x['high']:.1f}"
+            cells[x["column"]] = f"{x['rounded']:.1f}{star} ({interval})"
         name, revision = run.model.rsplit(", revision ", 1)
         # As much of a hash as identifies it.
         model = f"{public_name(name)}, revision {revision[:19]}"
@@ -147,7 +208,6 @@ def _accuracies(comparison: Comparison) -> _Section:
 def _pairings(comparison: Comparison) -> list[_Section]:
     """Lay out the paired tests, a table for each baseline."""
     marked = {(x["run"], x["column"]) for run in comparison.runs for x in run.scores if x["marked"]}
-    note = _PAIRINGS.format(resamples=comparison.resamples, seed=comparison.seed)
     tables: dict[str, list[list[str]]] = {}
     for x in comparison.pairings:
         first, other, column = x["first"], x["other"], x["column"]
@@ -159,17 +219,25 @@ def _pairings(comparison: Comparison) -> list[_Section]:
         if x["not_paired"]:
             rows.append([*row, f"not paired: {x['not_paired']}", *["-"] * 6])
             continue
-        # Plus 0.0: never -0.0.
-        points, low, high = (f"{round(x[y], 1) + 0.0:+.1f}" for y in ("points", "low", "high"))
+        points, interval = _difference(x)
         counts = [_cell(x[y], "") for y in ("items", "only_first", "only_other")]
-        row += [points, f"{low} to {high}", *counts]
+        row += [points, interval, *counts]
         for p in (x["p"], x["p_holm"]):
+            p = None if interval == _UNDECIDED else p
             row.append("< 0.001" if p is not None and p < 0.001 else _cell(p, ".3f"))
         rows.append(row)
     return [
-        (f"Points above {first}, over the same items", rows, [note])
+        (f"Points above {first}, over the same items", rows, [_PAIRINGS])
         for first, rows in tables.items()
     ]
+
+
+def _difference(row: Row) -> tuple[str, str]:
+    """Write the points of a pairing, and their interval."""
+    # Plus 0.0: never -0.0.
+    points, low, high = (f"{round(row[x], 1) + 0.0:+.1f}" for x in ("points", "low", "high"))
+    is_decided = row["points"] or row["low"] or row["high"]
+    return points, f"{low} to {high}" if is_decided else _UNDECIDED
 
 
 def _cell(value: float | None, form: str) -> str:
@@ -178,17 +246,29 @@ def _cell(value: float | None, form: str) -> str:
 
 def _costs(comparison: Comparison) -> _Section:
     rows = [["run", "trained as", "seed", "steps", "student tokens", "held-out loss"]]
-    rows[0] += ["tokens/s", "hours", "FLOPs of the student"]
+    rows[0] += ["tokens/s", "time", "FLOPs"]
     for run in comparison.trained:
         log, steps = run.state.get("log_history", []), run.state.get("global_step", 0)
         speeds = [entry["tokens_per_s"] for entry in log if "tokens_per_s" in entry]
         seconds = [entry["train_runtime"] for entry in log if "train_runtime" in entry]
         row = [run.label, run.name, str(json.loads(run.seed)[0])]
         row += [f"{steps:,}", f"{steps * run.batch_tokens:,}", _cell(run.eval_loss, ".4f")]
-        row.append(_cell(statistics.median(speeds) if speeds else None, ",.0f"))
-        row.append(_cell(max(seconds) / 3600 if seconds else None, ",.2f"))
-        rows.append([*row, _cell(run.state.get("total_flos"), ".3g")])
+        row.append(_cell(median(speeds) if speeds else None, ",.0f"))
+        row.append(duration(max(seconds)) if seconds else "-")
+        rows.append([*row, _cell(run.state.get("total_flos"), ".2e")])
     return "Cost", rows, [_COSTS]
+
+
+def duration(seconds: float) -> str:
+    """Write a time in the unit that it has at least two of.
+
+    >>> duration(45), duration(150), duration(9000), duration(200_000)
+    ('45 s', '2.5 min', '2.5 h', '2.3 days')
+    """
+    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def to_json(comparison: Comparison) -> JsonObject:
@@ -206,8 +286,6 @@ def to_json(comparison: Comparison) -> JsonObject:
         "scores": [score for run in comparison.runs for score in run.scores],
         "reported": comparison.reported,
         "pairings": comparison.pairings,
-        "resamples": comparison.resamples,
-        "seed": comparison.seed,
     }
 
 
@@ -229,6 +307,7 @@ def write_comparison(comparison: Comparison, directory: Path) -> None:
         pictures.append(("Along the training", embed(draw_curves(curves)), _CURVES))
     page = TEMPLATES.get_template("comparison.html").render(
         names=comparison.labels,
+        findings=findings(comparison),
         baselines=list(dict.fromkeys(x["first"] for x in comparison.pairings)),
         pictures=pictures,
         sections=_sections(comparison),
@@ -247,8 +326,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--wandb", nargs="+", default=[], metavar="ENTITY/PROJECT", help=projects)
     add("--reported", action="append", default=[], metavar="NAME", help=row)
     add("--output_dir", type=Path, help="Gets comparison.html, .md, .json and .png.")
-    add("--resamples", type=int, default=RESAMPLES, help="Bootstrap resamples.")
-    add("--seed", type=int, default=0, help="Bootstrap seed.")
     arguments = parser.parse_args(argv)
     out = arguments.output_dir
     # Before the work, which may take minutes.
@@ -260,7 +337,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             from vocagnolm.run.wandb import fetch
 
             runs += fetch(arguments.wandb, out or Path(scratch))
-        comparison = compare(runs, arguments.reported, arguments.resamples, arguments.seed)
+        comparison = compare(runs, arguments.reported)
         if out:
             write_comparison(comparison, out)
         print_main(comparison_markdown(comparison).rstrip("\n"))

@@ -22,13 +22,10 @@ COLORS = "#1f5fbf #d2691e #1b7f4d #8e44ad #0e7490 #b5267b #7a5c00 #475569".split
 _MOST_MARKERS = 20
 # Titles, and entries of the log: the value, and the ends of its band, if it has some.
 CURVES = {
-    "loss on all tokens (nats)": ["student_loss_nats"],
-    "loss on selected tokens (nats)": ["selected_loss_nats"],
     "held-out loss (nats)": ["eval_loss"],
+    "loss on all tokens (nats)": ["student_loss_nats"],
     "excess, median (nats)": [f"excess_loss_p{share}_nats" for share in (50, 10, 90)],
-    "selected share of the tokens": ["selected_fraction"],
     "mean weight of the tokens": ["mean_weight"],
-    "unmapped share of the tokens": ["unmapped_fraction"],
 }
 
 
