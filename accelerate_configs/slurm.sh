@@ -33,12 +33,11 @@ srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" bash -c '
     --num_processes "$((8 * SLURM_NNODES))" --main_process_ip "$1" --main_process_port "$2" train.py "${@:3}"
 ' "$config" "$host" "$port" "$@" &
 step=$!
+while kill -0 "$step" 2>/dev/null; do
+  wait "$step" || true  # a trapped signal ends it early
+done
 status=0
 wait "$step" || status=$?
-while kill -0 "$step" 2>/dev/null; do  # a trapped signal ends `wait` early
-  status=0
-  wait "$step" || status=$?
-done
 if [[ -n "$preempted" ]]; then
   echo "preempted: requeueing job $SLURM_JOB_ID, which goes on from its newest checkpoint"
   scontrol requeue "$SLURM_JOB_ID"
