@@ -17,7 +17,7 @@ from vocagnolm.cli import COMMANDS
 from vocagnolm.run.options import parse
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")))
+PAGES = (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")))
 SCRIPTS = {"train.py": "train", "evaluate_math.py": "evaluate"}
 
 
