@@ -18,14 +18,22 @@ def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
     tokens that covers the student token: all of its characters (an IoS of 100 %) where the
     teacher's spans have no gaps.
 
-    Takes spans int64 [N, 2] and [M, 2] of the same text, starts and ends each non-decreasing (else
-    a ValueError: the search would be silently wrong). Returns int64 [N, 2], half-open ranges of
-    teacher tokens; (-1, -1) where no teacher token covers any character of the student token.
+    Args:
+        student_spans: int64 [N, 2], half-open spans of characters, as `encode` gives them.
+        teacher_spans: int64 [M, 2], of the same text.
 
-    >>> student = np.array([[0, 3], [3, 5], [5, 6]])  # "a+b", "=c", "!"
-    >>> teacher = np.array([[0, 1], [1, 4], [4, 5]])  # "a", "+b=", "c"
-    >>> align_spans(student, teacher).tolist()
-    [[0, 2], [1, 3], [-1, -1]]
+    Returns:
+        int64 [N, 2], half-open ranges of teacher tokens; (-1, -1) where no teacher token covers any
+        character of the student token.
+
+    Raises:
+        ValueError: starts or ends decrease, and the search would be silently wrong.
+
+    Example:
+        >>> student = np.array([[0, 3], [3, 5], [5, 6]])  # "a+b", "=c", "!"
+        >>> teacher = np.array([[0, 1], [1, 4], [4, 5]])  # "a", "+b=", "c"
+        >>> align_spans(student, teacher).tolist()
+        [[0, 2], [1, 3], [-1, -1]]
     """
     for name, spans in (("student", student_spans), ("teacher", teacher_spans)):
         if (wrong := find_disorder(spans)) is not None:

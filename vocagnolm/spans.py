@@ -215,7 +215,14 @@ _PROBE = "Let  $x_1 = 2$,\n\t\tthen   3.14\r\n\n\n für   \n  Fälle. 😀 数�
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding:
-    """Tokenize one text; see `encode_batch`."""
+    """Tokenize one text, literally and whole; its tokens' spans cover every character.
+
+    Returns:
+        `ids` int32 [N], without special tokens; `spans` int64 [N, 2], half-open, in characters.
+
+    Raises:
+        ValueError: the text holds a lone surrogate, or the tokenizer gives no usable offsets.
+    """
     return encode_texts(tokenizer, [text]).encoding(0)
 
 

@@ -35,7 +35,12 @@ class Verdict:
 
 
 class Grader:
-    """A pool of workers. Use as a context manager; nothing runs before it is entered."""
+    """A pool of workers. Use as a context manager; nothing runs before it is entered.
+
+    Example:
+        with Grader() as grader:
+            [verdict] = grader.grade("free", [("2 + 2 = 4. The answer is 4.", "4")])
+    """
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or min(8, os.cpu_count() or 1)

@@ -1,0 +1,90 @@
+"""What `mkdocs build` makes beside the pages: the page of options, from the parsers."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import os
+import re
+from typing import Any
+
+from mkdocs.structure.files import File
+
+from vocagnolm.cli import COMMANDS
+from vocagnolm.run.options import OPTIONS, Parser
+
+_HEAD = """\
+# Options
+
+```
+vocagnolm COMMAND --help
+```
+
+prints what stands here. The page is made from the same parsers when the site is built.
+
+## vocagnolm train
+
+`python train.py` is the same command. `--help_all` adds the fields of `transformers.TrainingArguments`.
+"""
+
+
+def on_config(config: Any) -> Any:
+    """Link pages to their sources where the repository has an address."""
+    if source := os.environ.get("VOCAGNOLM_SOURCE", "").rstrip("/"):
+        config.repo_url, config.edit_uri = source, f"{source}/edit/main/docs/"
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the page of options."""
+    files.append(File.generated(config, "options.md", content="\n".join([_HEAD, *_page()])))
+    return files
+
+
+def on_page_markdown(markdown: str, config: Any, **_: Any) -> str:
+    """Keep a mean with its deviation; lead to files outside of the pages, or only name them."""
+
+    def lead(found: re.Match[str]) -> str:
+        shown, path = found.groups()
+        return f"[{shown}]({config.repo_url}/blob/main/{path})" if config.repo_url else shown
+
+    markdown = re.sub(r"\[([^]]+)\]\(\.\./([^)]+)\)", lead, markdown)
+    return re.sub(r" (?:\+-|±) ", "\u00a0±\u00a0", markdown)
+
+
+def _page() -> list[str]:
+    parser = Parser(OPTIONS)
+    lines = []
+    for group in parser._action_groups:
+        if rows := [_row(action, parser.formatter_class("")) for action in group._group_actions]:
+            lines += ["", f"### {str(group.title).capitalize()}", ""]
+            lines += ["| option | | default |", "|---|---|---|", *rows]
+    for name, (module, sentence) in COMMANDS.items():
+        if name not in ("train", "prepare"):
+            lines += ["", f"## vocagnolm {name}", "", f"{sentence}.", ""]
+            lines += ["```", _help(module), "```"]
+    return lines
+
+
+def _row(action: argparse.Action, layout: argparse.HelpFormatter) -> str:
+    """Return name, help and default of one option, as the help page lays them out."""
+    name, _, values = layout._format_action_invocation(action).partition(" ")
+    about = (action.help or "").replace("%%", "%")
+    if action.choices:
+        about += " One of " + ", ".join(f"`{choice}`" for choice in action.choices) + "."
+    elif values:
+        name = f"{name}` `{values}"
+    default = ""
+    if action.default not in (None, False, "", argparse.SUPPRESS):
+        many = action.default if isinstance(action.default, list) else [action.default]
+        default = f"`{' '.join(map(str, many))}`"
+    return f"| `{name}` | {about} | {default} |".replace("||", r"\|\|")
+
+
+def _help(module: str) -> str:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        importlib.import_module(module).main(["--help"])
+    return printed.getvalue().rstrip()
