@@ -83,7 +83,7 @@ class Method:
     unmapped: Unmapped = option(
         "include", "Tokens without a teacher token, Section 6.2.", first=True
     )
-    # The paper does not say; a sequence's share does not depend on the batch (decision 1).
+    # The paper does not say; a sequence's share does not depend on the batch.
     selection_scope: Scope = option("sequence", "What the share is taken of.")
     loss_divisor: Literal["all", "selected"] = option(
         "all", "Divide by all label tokens (Eq. 3), or all weights."

@@ -180,7 +180,7 @@ _BUILT_IN = {
 
 
 def start_id(tokenizer: PreTrainedTokenizerBase, role: Role) -> int:
-    """Return the id to put before a text, so that its first token has a loss (decision 7).
+    """Return the id to put before a text, so that its first token has a loss.
 
     The BOS token where there is one; else `<|endoftext|>`, which separates documents in pretraining
     (the EOS token of a chat model ends a turn); else EOS.

@@ -26,7 +26,7 @@ prints what stands here. The page is made from the same parsers when the site is
 
 ## vocagnolm train
 
-`python train.py` is the same command. `--help_all` adds the fields of `transformers.TrainingArguments`.
+`python train.py` is the same. `--help_all` adds the fields of `transformers.TrainingArguments`.
 """
 
 

@@ -106,7 +106,7 @@ def test_recipe_has_the_papers_guidance(path: Path) -> None:
     found = recipe_options(path)
     if found["method"] == "rho1":  # Lin et al. (2024), Table 4
         expected["top_k"] = 0.7
-    if found.get("chunk_guidance") == "teacher":  # whole chunks, decision 31
+    if found.get("chunk_guidance") == "teacher":  # whole chunks: docs/method.md
         expected |= {"aggregation": "mean", "chunk_selection": "chunks"}
     held = expected.keys() & found.keys()
     assert {name: found[name] for name in held} == {name: expected[name] for name in held}
