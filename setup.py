@@ -13,11 +13,15 @@ from pathlib import Path
 from setuptools import setup
 
 _LINK = re.compile(r"(!?)\[([^]]+)\]\((?!http)([^)]+)\)")
+_PICTURE = re.compile(r"<picture>.*?</picture>\n*", re.DOTALL)
+_SOURCE = re.compile(r'\bsrc(set)?="(?!http)')
 _PAPER = "https://arxiv.org/abs/2503.19123"
 
 
 def readme_of_index(text: str, source: str, version: str) -> str:
     """Lead links and pictures to the version's tag in a repository, or leave their text alone."""
+    root = f"{source}/raw/v{version}/"
+    text = _SOURCE.sub(rf"\g<0>{root}", text) if source else _PICTURE.sub("", text)
 
     def lead(found: re.Match[str]) -> str:
         picture, shown, path = found.groups()

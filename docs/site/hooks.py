@@ -44,14 +44,18 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, config: Any, **_: Any) -> str:
-    """Keep a mean with its deviation; lead to files outside of the pages, or only name them."""
+    """Lead to files outside of the pages, or only name them."""
 
     def lead(found: re.Match[str]) -> str:
         shown, path = found.groups()
         return f"[{shown}]({config.repo_url}/blob/main/{path})" if config.repo_url else shown
 
-    markdown = re.sub(r"\[([^]]+)\]\(\.\./([^)]+)\)", lead, markdown)
-    return re.sub(r" (?:\+-|±) ", "\u00a0±\u00a0", markdown)
+    return re.sub(r"\[([^]]+)\]\(\.\./([^)]+)\)", lead, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Keep a mean and its deviation on one line of a table."""
+    return re.sub(r"<td.*?</td>", lambda cell: cell[0].replace(" +- ", "&nbsp;±&nbsp;"), html)
 
 
 def _page() -> list[str]:

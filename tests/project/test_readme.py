@@ -47,6 +47,10 @@ def test_library_example_of_the_documents_runs(
     assert names["trainer"].state.global_step > 0
 
 
+def test_example_of_the_api_page_holds() -> None:
+    exec(compile(python_example("docs/api.md"), "api.md", "exec"), {})
+
+
 def test_links_of_the_readme_exist() -> None:
     # mkdocs checks those of the pages.
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -68,4 +68,4 @@ def test_readme_of_the_wheel_has_no_links_to_files(installed: Path) -> None:
     (about,) = metadata.distributions(path=[str(installed)])
     readme = about.metadata.get_payload()
     assert readme.startswith("# VocAgnoLM")
-    assert re.findall(r"\]\((?!http)", readme) == []
+    assert re.findall(r"\]\((?!http)|src(?:set)?=\"(?!http)", readme) == []
