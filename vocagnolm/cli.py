@@ -40,9 +40,12 @@ COMMANDS = {
     "export": ("vocagnolm.run.export", "The whole student of a checkpoint, for from_pretrained"),
     "inspect": ("vocagnolm.report.inspect", "A text with its tokens kept, dropped and unmapped"),
     "prepare": ("vocagnolm.run.prepare", "The corpus of a run aligned ahead of it, without a GPU"),
+    "recipes": ("vocagnolm.run.recipe", "The recipes that train --config takes by name"),
     "score": ("vocagnolm.store.score", "Write or verify a teacher-loss store"),
     "train": ("vocagnolm.run.options", "Continually pretrain a student"),
 }
+# Those whose work several processes share.
+_SHARED = ("evaluate", "score", "train")
 
 
 class Exit(IntEnum):
@@ -274,12 +277,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     lines = (f"  {name:10}{sentence}" for name, (_, sentence) in COMMANDS.items())
     parser = Parser("vocagnolm", "\n".join(("Teacher-guided continual pretraining:", *lines)))
-    parser.epilog = "vocagnolm COMMAND --help says more."
+    parser.epilog = (
+        "vocagnolm COMMAND --help says more. evaluate, score and train take --accelerate_config "
+        "NAME to start several processes."
+    )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('vocagnolm')}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
-    command = parser.parse_args(argv[:1]).command
+    command, rest = parser.parse_args(argv[:1]).command, argv[1:]
     # Only now, because importing the rest takes seconds.
-    return int(importlib.import_module(COMMANDS[command][0]).main(argv[1:]))
+    if command in _SHARED and any(word.startswith("--accelerate_config") for word in rest):
+        from vocagnolm.launch import launch
+
+        return launch(command, rest)
+    return int(importlib.import_module(COMMANDS[command][0]).main(rest))
 
 
 def start() -> NoReturn:
@@ -287,7 +297,7 @@ def start() -> NoReturn:
     run_script(main)
 
 
-# Start a command in several processes: `accelerate launch -m vocagnolm.cli score ...`.
+# `accelerate launch -m vocagnolm.cli score ...`, as `--accelerate_config` does.
 if __name__ == "__main__":
     from vocagnolm.cli import start as start_the_one
 

@@ -31,7 +31,7 @@ AUDIT = {
 
 @pytest.fixture(scope="module")
 def figures() -> Any:
-    path = ROOT / "recipes" / "paper" / "figures.py"
+    path = ROOT / "benchmarks" / "figures.py"
     spec = importlib.util.spec_from_file_location("figures", path)
     assert spec
     assert spec.loader

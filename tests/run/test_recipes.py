@@ -13,10 +13,10 @@ import pytest
 from vocagnolm import dist as processes
 from vocagnolm.report.runs import REPORTED_FILE
 from vocagnolm.run.config import VocAgnoConfig
-from vocagnolm.run.options import parse, recipe_options
+from vocagnolm.run.options import parse
+from vocagnolm.run.recipe import RECIPES, recipe_options
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = ROOT / "recipes"
 BASE = RECIPES / "base.yaml"
 PAPER = sorted((RECIPES / "paper").rglob("*.yaml"))
 ABLATIONS = sorted((RECIPES / "ablations").rglob("*.yaml"))

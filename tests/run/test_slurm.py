@@ -16,7 +16,7 @@ STAND_INS = {
     "scontrol": 'if [[ "$1" == show ]]; then echo first; else echo "$@" >> "$LOG"; fi',
     "pkill": 'echo "pkill $*" >> "$LOG"; touch stop',
     # Says what it was given, then runs until it is asked to stop, and fails as the launcher does.
-    "accelerate": (
+    "vocagnolm": (
         'printf "%s\\n" "$@" > given; echo started >> "$LOG"\n'
         'if [[ "${DONE:-}" ]]; then exit 0; fi\n'
         "while [[ ! -e stop ]]; do read -r -t 0.05 <> <(:) || true; done; exit 1"
@@ -54,11 +54,11 @@ def test_slurm_script_requeues_when_it_is_preempted(
     assert job.wait(timeout=30) == 1
     assert log.read_text().splitlines() == [
         "started",
-        f"pkill -USR1 --uid {os.getuid()} --oldest --full -- -u train.py",
+        f"pkill -USR1 --uid {os.getuid()} --oldest --full -- -u -m vocagnolm.cli train",
         "requeue 123456",
     ]
     given = (tmp_path / "given").read_text().splitlines()
-    assert given[-3:] == ["train.py", "--teacher", "a b"]
+    assert given[:3] == ["train", "--teacher", "a b"]
     pairs = dict(itertools.pairwise(given))
     assert pairs["--num_processes"] == "16"
     assert (pairs["--main_process_ip"], pairs["--machine_rank"]) == ("first", "0")

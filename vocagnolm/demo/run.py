@@ -21,14 +21,13 @@ from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.io import ASSETS
 from vocagnolm.readers import start_id
 from vocagnolm.run.options import main as run_training
-from vocagnolm.run.options import recipe_options
+from vocagnolm.run.recipe import RECIPES, recipe_options
 from vocagnolm.spans import encode
 
 # Among the package's assets; benchmarks/make_demo_teacher.py makes them.
 TEACHER, STUDENT_TOKENIZER = "demo_teacher", "demo_student"
 BASE = "base"
-# Lies in the package, so that an installed demo has it; recipes/demo.yaml is a link to it.
-RECIPE = Path(__file__).with_name("recipe.yaml")
+RECIPE = RECIPES / "demo.yaml"
 # Fewer tokens than a packed text takes, so that no text comes twice.
 GENERAL_TOKENS, PAGE_TOKENS = 48, 46
 # The first pretraining: noise, prose and questions without answers.

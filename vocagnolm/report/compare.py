@@ -272,7 +272,7 @@ def duration(seconds: float) -> str:
 
 
 def to_json(comparison: Comparison) -> JsonObject:
-    """Return the content of `comparison.json`, from which recipes/paper/figures.py draws."""
+    """Return the content of `comparison.json`, from which benchmarks/figures.py draws."""
     setting_of = {x.label: name for name, runs in comparison.settings.items() for x in runs}
     evaluated = ("label", "model", "grader", "prompts", "conditions", "notes")
     trained = ("method", "teacher", "seed", "options", "eval_loss")

@@ -137,17 +137,10 @@ def check_arguments(args: TrainingArguments) -> None:
             raise ValueError(f"--{name} {found} {reason}: leave it out")
     if getattr(args.accelerator_config, "split_batches", False):
         raise ValueError("--accelerator_config: split_batches makes other batches: leave it out")
-    if args.deepspeed or parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
-        raise ValueError("DeepSpeed is not supported: shard with FSDP2 (accelerate_configs)")
-    # What `accelerate launch` says; Accelerate's own default is the first version.
-    is_launched = parse_flag_from_env("ACCELERATE_USE_FSDP")
-    version = os.environ.get("FSDP_VERSION", "1") if is_launched else 2
-    plugin = (args.fsdp and vars(args).get("fsdp_plugin_args")) or {}
-    if int(plugin.get("fsdp_version", version)) != 2:
-        raise ValueError("FSDP1 is not supported: set fsdp_version: 2, as in accelerate_configs")
+    _check_parallelism(args)
     if args.n_gpu > 1:
         raise ValueError(
-            f"one process sees {args.n_gpu} GPUs: start one for each with accelerate launch"
+            f"one process sees {args.n_gpu} GPUs: start one for each, by --accelerate_config ddp"
         )
     check_connected(args.world_size)
     kernels = args.liger_kernel_config or {}
@@ -161,6 +154,22 @@ def check_arguments(args: TrainingArguments) -> None:
     strategy = HubStrategy(args.hub_strategy)
     if args.push_to_hub and strategy != HubStrategy.END:
         raise ValueError(f"--hub_strategy {strategy.value} uploads files that are being written")
+
+
+def _check_parallelism(args: TrainingArguments) -> None:
+    """Allow DDP and FSDP2 alone, as the arguments or `accelerate launch` say."""
+    if args.deepspeed or parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
+        raise ValueError("DeepSpeed is not supported: shard with FSDP2 (accelerate_configs)")
+    # Accelerate's own default is the first version.
+    is_launched = parse_flag_from_env("ACCELERATE_USE_FSDP")
+    version = os.environ.get("FSDP_VERSION", "1") if is_launched else 2
+    plugin = (args.fsdp and vars(args).get("fsdp_plugin_args")) or {}
+    if int(plugin.get("fsdp_version", version)) != 2:
+        raise ValueError("FSDP1 is not supported: set fsdp_version: 2, as in accelerate_configs")
+    for name in ("tp_size", "cp_size", "sp_size"):
+        size = getattr(args.parallelism_config, name, None)
+        if int(size or os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")) > 1:
+            raise ValueError(f"parallelism_config_{name} is not supported: shard with FSDP2 alone")
 
 
 def split_global_batch(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]  # accelerate needs it too
+import psutil
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file

@@ -1,4 +1,4 @@
-"""Options of training, each with its default, help and check; recipes; and the command itself.
+"""Options of training, each with its default, help and check; and the command itself.
 
 Torch-free: a wrong name, choice or range is an error before torch is imported, which takes seconds.
 """
@@ -8,21 +8,19 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib.util
-import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from runpy import run_path
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
-
 from vocagnolm.cli import OneLineErrors, json_settings, log_main, near, one_for_each, shell
 from vocagnolm.hub import check_name
 from vocagnolm.method import Method, in_range, option
+from vocagnolm.run.recipe import as_flags, recipe_options, recipe_path
 
 if TYPE_CHECKING:
     from transformers import HfArgumentParser
@@ -318,7 +316,7 @@ class RunOptions:
             raise ValueError("--max_steps 0 makes no update: use --dry_run to see the plan")
 
 
-# -- Recipes and the command line ----------------------------------------------------------------
+# -- The command line ----------------------------------------------------------------
 
 
 _SPEC = importlib.util.find_spec("transformers")
@@ -332,18 +330,66 @@ OPTIONS = (ModelOptions, DataOptions, GuidanceOptions, RunOptions)
 _ABOUT = """\
 Continual pretraining with the token losses of a teacher of any vocabulary.
 
-    python train.py --teacher T --dry_run              # print the plan and exit
-    accelerate launch train.py --teacher Qwen/Qwen2.5-Math-7B-Instruct
-    accelerate launch train.py --config recipes/demo.yaml --teacher T
+    vocagnolm train --teacher T --dry_run              # print the plan and exit
+    vocagnolm train --teacher Qwen/Qwen2.5-Math-7B-Instruct --accelerate_config ddp
+    vocagnolm train --config paper/table1/cpt          # vocagnolm recipes lists them
+    accelerate launch train.py --teacher T             # the same command
 
-`vocagnolm train` is the same command. Given again, it resumes a run that ended
-early. Exit status: 0 done, 2 a wrong argument or file, 3 losses became NaN or
-infinite, 4 out of memory, 75 stopped by a signal with all saved, so that a
-scheduler may start it again. docs/running.md has the details.
+--accelerate_config starts the processes of an Accelerate file, or of one of the
+package: ddp, fsdp2, ... With it go --num_processes, --num_machines,
+--machine_rank, --main_process_ip, --main_process_port, --gpu_ids and
+--mixed_precision.
+
+Given again, the command resumes a run that ended early. Exit status: 0 done, 2
+a wrong argument or file, 3 losses became NaN or infinite, 4 out of memory, 75
+stopped by a signal with all saved, so that a scheduler may start it again.
+docs/running.md has the details.
 """
 _OF_TEACHERS = {
     *("teacher_revision", "teacher_tokenizer", "teacher_chat_template"),
     *("teacher_dtype", "teacher_quantization", "teacher_sharding"),
+}
+# What users of TRL and transformers type, and what they find here.
+_OTHER_NAMES = {
+    **dict.fromkeys(("model", "model_name_or_path"), "--student"),
+    "model_revision": "--student_revision",
+    "tokenizer_name_or_path": "--student_tokenizer",
+    **dict.fromkeys(("teacher_model", "teacher_model_name_or_path"), "--teacher"),
+    "teacher_model_revision": "--teacher_revision",
+    "teacher_tokenizer_name_or_path": "--teacher_tokenizer",
+    **dict.fromkeys(("dtype", "torch_dtype"), _DTYPE),
+    "use_flash_attention_2": "--attn_implementation flash_attention_2",
+    "use_lora": "--use_peft",
+    "load_in_4bit": "--teacher_quantization nf4",
+    "load_in_8bit": "--teacher_quantization int8",
+    **dict.fromkeys(("dataset_name", "train_file"), "--dataset"),
+    "dataset_config_name": "--dataset_config",
+    "dataset_train_split": "--dataset_split",
+    "dataset_test_split": "--eval_fraction or --eval_dataset",
+    "validation_file": "--eval_dataset",
+    "dataset_text_field": "--text_column",
+    "preprocessing_num_workers": "--dataset_num_proc",
+    **dict.fromkeys(("max_seq_length", "max_seq_len", "block_size"), "--max_length"),
+    **dict.fromkeys(("batch_size", "per_device_batch_size"), "--per_device_train_batch_size"),
+    "lr": "--learning_rate",
+    **dict.fromkeys(("epochs", "num_epochs"), "--num_train_epochs"),
+    "warmup_ratio": "--warmup_steps, a share if below 1",
+    "evaluation_strategy": "--eval_strategy",
+    "use_uld_loss": "--method uld",
+    "beta": "--method kld with --kld_direction",
+    **dict.fromkeys(("lmbda", "temperature"), "nothing, as no answers are sampled: leave it out"),
+    "accelerate_config": "an option of the command line of `vocagnolm train` alone",
+    "num_processes": "an option beside --accelerate_config",
+}
+# Options there that ask for what happens anyway: they are taken, with a warning.
+_PACKED = "documents are always packed, and kept apart"
+_ANSWERS = "of conversations the answers are trained on, unless --train_on all"
+_ANYWAY = {
+    "do_train": "this command trains",
+    "do_eval": "--eval_fraction or --eval_dataset evaluates",
+    "overwrite_output_dir": "a run that ended early resumes in its --output_dir",
+    **dict.fromkeys(("packing", "eval_packing", "padding_free"), _PACKED),
+    **dict.fromkeys(("assistant_only_loss", "completion_only_loss"), _ANSWERS),
 }
 
 
@@ -353,16 +399,17 @@ class Parser(OneLineErrors, HfArgumentParser):
     def __init__(self, types: Sequence[Any]) -> None:
         super().__init__(
             prog="train.py",
-            usage="train.py [--config RECIPE.yaml] --teacher TEACHER [OPTION ...]",
+            usage="vocagnolm train [--config RECIPE] --teacher TEACHER [OPTION ...]",
             description=_ABOUT,
-            epilog="train.py --help_all adds the other fields of transformers.TrainingArguments.",
+            epilog="--help_all adds the other fields of transformers.TrainingArguments.",
             formatter_class=_Help,
             allow_abbrev=False,
             add_help=False,
         )
         self._first = self.add_argument_group("most used")
         self._first.add_argument(
-            "--config", type=str, help="YAML file of options and of a base; flags override it."
+            "--config",
+            help="YAML file of options and of a base, or a recipe's name; flags override it.",
         )
         # A group for each class that has fields of its own, whichever inherits them.
         parts = (ModelOptions, DataOptions, LoadOptions, PackOptions, Method, RunOptions)
@@ -373,6 +420,9 @@ class Parser(OneLineErrors, HfArgumentParser):
         for kind in types:
             self._add_dataclass_arguments(kind)
         self.dataclass_types = list(types)
+        for name in _ANYWAY:
+            if f"--{name}" not in self._option_string_actions:
+                self.add_argument(f"--{name}", nargs="?", const=True, help=argparse.SUPPRESS)
 
     def _parse_dataclass_field(self, parser: Any, field: Any) -> None:  # type: ignore[override]
         field = copy.copy(field)
@@ -401,10 +451,12 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return f"{action.help or ''} [{shown}]".strip()
 
 
-def parse(argv: Sequence[str], *, check_names: bool = False) -> Job:
-    """Read the command line; `--config FILE.yaml` gives values that flags override.
+def check(argv: Sequence[str]) -> tuple[str | None, list[str], list[Any]]:
+    """Make all checks of a command line that need no torch, which takes seconds to import.
 
-    With `check_names`, models and corpora have to be here, or on a hub within reach.
+    Returns:
+        The file of `--config`; its options as flags, and the command line's behind them; the
+        dataclasses of `OPTIONS` and a namespace of the other options.
 
     Raises:
         ValueError: an argument is wrong, in one line.
@@ -413,7 +465,8 @@ def parse(argv: Sequence[str], *, check_names: bool = False) -> Job:
     if {"-h", "--help", "--help_all"} & {*argv}:
         (_full_parser() if "--help_all" in argv else quick).print_help()
         raise SystemExit(0)
-    recipe = quick.parse_known_args(argv)[0].config
+    config = quick.parse_known_args(argv)[0].config
+    recipe = str(recipe_path(config)) if config else None
     flags = as_flags(recipe_options(recipe)) if recipe else []
     try:
         _check_names(quick, flags)
@@ -422,16 +475,29 @@ def parse(argv: Sequence[str], *, check_names: bool = False) -> Job:
     _check_names(quick, argv)
     flags += argv
     # All checks that need no torch, on what recipe and flags say together.
-    *options, _, _ = quick.parse_args_into_dataclasses(
+    *options, _ = quick.parse_args_into_dataclasses(
         flags, return_remaining_strings=True, look_for_args_file=False
     )
-    model, data, method, run = options
+    model, _, method, _, _ = options
     method.check_teacher(model.teachers, is_stored=bool(model.teacher_losses))
     if model.save_store and (method.distance or method.attend_across_documents):
         raise ValueError(
             "--save_store keeps token losses of documents alone: it goes neither with --method kld "
             "or uld nor with --attend_across_documents"
         )
+    return recipe, flags, options
+
+
+def parse(argv: Sequence[str], *, check_names: bool = False) -> Job:
+    """Read the command line; `--config RECIPE` gives values that flags override.
+
+    With `check_names`, models and corpora have to be here, or on a hub within reach.
+
+    Raises:
+        ValueError: an argument is wrong, in one line.
+    """
+    recipe, flags, options = check(argv)
+    model, data, _, run, _ = options
     if check_names:
         check_name("--student", model.student)
         for name in model.teacher or ():
@@ -439,7 +505,7 @@ def parse(argv: Sequence[str], *, check_names: bool = False) -> Job:
         for name in data.dataset:
             check_name("--dataset", name, "dataset")
 
-    # Only now, as importing torch takes seconds.
+    # Only now, as it imports torch.
     from vocagnolm.run.job import Job, check_launch
 
     evaluates = data.eval_fraction or data.eval_dataset
@@ -464,36 +530,6 @@ def _full_parser() -> Parser:
     return Parser((ModelOptions, DataOptions, VocAgnoConfig))
 
 
-def recipe_options(path: str | Path) -> dict[str, Any]:
-    """Read a YAML file of options over those of its `base`, a file beside it."""
-    try:
-        options = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"--config {path} cannot be read: {error}") from error
-    if not isinstance(options, dict):
-        raise ValueError(f"--config {path} must be a mapping of options to values")
-    if "config" in options:
-        raise ValueError(f"--config {path} names another config: call it base")
-    base = options.pop("base", None)
-    if base is None:
-        return options
-    try:
-        return recipe_options(Path(path).parent / base) | options
-    except RecursionError:
-        raise ValueError(f"--config {path} is its own base") from None
-
-
-def as_flags(options: Mapping[str, Any]) -> list[str]:
-    """Write options as the flags that they stand for; without those that are null."""
-    flags: list[str] = []
-    for name, value in options.items():
-        if isinstance(value, list):
-            flags += [f"--{name}", *map(str, value)]
-        elif value is not None:
-            flags.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
-    return flags
-
-
 def _check_names(parser: Parser, words: Sequence[str]) -> None:
     """Raise a ValueError for an option that neither a parser nor Trainer knows; skip values."""
     # Its fields, from its source: importing it takes seconds.
@@ -503,14 +539,19 @@ def _check_names(parser: Parser, words: Sequence[str]) -> None:
     for word in parser.parse_known_args(words)[1]:
         option = "--" + word.partition("=")[0][2:].replace("-", "_")
         if word.startswith("--") and option not in known:
-            raise ValueError(f"unknown option {option}{near(option, known)}")
+            here = _OTHER_NAMES.get(option[2:])
+            hint = f": here it is {here}" if here else near(option, known)
+            raise ValueError(f"unknown option {option}{hint}")
 
 
 def _warnings(options: Sequence[Any]) -> Iterator[str]:
     """Yield a line for each option that was given and has no effect."""
-    model, data, method, run = options
+    model, data, method, run, others = options
+    for name, reason in _ANYWAY.items():
+        if vars(others)[name] is not None:
+            yield f"--{name} has no effect: {reason}"
     given = set()
-    for each in options:
+    for each in options[:-1]:
         given |= {field.name for field in fields(each) if vars(each)[field.name] != field.default}
     evaluates = data.eval_fraction or data.eval_dataset
     unread = {field.name for field in fields(Method)} - {*method.in_effect()}

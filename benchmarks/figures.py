@@ -1,7 +1,7 @@
 """Draw figures 1, 5, 6 and 7 of the paper from runs of ours.
 
     vocagnolm compare runs/paper/table1/* evaluations/* --reported "Table 1" --output_dir comparison
-    python recipes/paper/figures.py --comparison comparison/comparison.json \
+    python benchmarks/figures.py --comparison comparison/comparison.json \
         --audit audits/math/audit.json --figure 1 5 --output_dir figures
 
 Two settings never share a mark, and runs that were asked or graded differently no figure. Figure 3

@@ -1,0 +1,131 @@
+"""Several processes of one command: `--accelerate_config` does what `accelerate launch` does.
+
+Beside it, a signal reaches every process once, and the job's exit status is that of its processes.
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+import yaml
+
+from vocagnolm.cli import OneLineErrors, log_main, near
+from vocagnolm.run.recipe import as_flags
+
+CONFIGS = Path(__file__).with_name("accelerate_configs")
+# Options of `accelerate launch` that differ between machines and runs; a file has the others.
+_OPTIONS = {
+    **dict.fromkeys(("num_processes", "num_machines", "machine_rank", "main_process_port"), int),
+    **dict.fromkeys(("main_process_ip", "gpu_ids", "mixed_precision"), str),
+}
+
+
+def launch(command: str, argv: Sequence[str]) -> int:
+    """Run a command in the processes that `--accelerate_config` describes; return its status.
+
+    Raises:
+        ValueError: the file or an option is wrong, which is known before anything is started.
+    """
+    words, rest = split(argv)
+    if "RANK" in os.environ:
+        raise ValueError("--accelerate_config starts processes itself: leave accelerate launch out")
+    if command == "train":
+        from vocagnolm.run.options import check
+
+        check(rest)
+    return _run([*words, "--module", "vocagnolm.cli", command, *rest])
+
+
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words for `accelerate launch`, and those that are the command's own."""
+    parser = OneLineErrors(allow_abbrev=False, add_help=False)
+    parser.add_argument("--accelerate_config", required=True)
+    for name, kind in _OPTIONS.items():
+        parser.add_argument(f"--{name}", type=kind)
+    given, rest = parser.parse_known_args(argv)
+    options = vars(given)
+    path = config_path(options.pop("accelerate_config"))
+    _check_processes(path, given.num_processes)
+    return as_flags({"config_file": path, **options}), rest
+
+
+def config_path(given: str) -> Path:
+    """Return the file that `--accelerate_config` names: one that is there, or one of the package.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    packaged = CONFIGS / f"{given}.yaml"
+    if Path(given).is_file():
+        return Path(given)
+    if not packaged.is_file():
+        names = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+        raise ValueError(
+            f"--accelerate_config {given}: no such file, and none of {', '.join(names)}"
+            f"{near(given, names)}"
+        )
+    return packaged
+
+
+def _check_processes(path: Path, count: int | None) -> None:
+    """Raise a ValueError if Accelerate would start one process where several are asked for."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"--accelerate_config {path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"--accelerate_config {path} is no file of accelerate config")
+    is_one = content.get("distributed_type") in ("NO", False)
+    if is_one and (count or content.get("num_processes", 1)) > 1:
+        raise ValueError(
+            f"--num_processes: {path} has distributed_type NO, which starts one: use ddp or fsdp2"
+        )
+
+
+def _run(words: Sequence[str]) -> int:
+    """Start the processes by Accelerate, and wait for them."""
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    arguments = launch_command_parser().parse_args(words)
+    # Of the others torchrun would make the end of all processes 30 s later, saved or not.
+    arguments.signals_to_handle = "SIGHUP,SIGQUIT"
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _forward)
+    # The processes themselves say why they end.
+    logging.disable(logging.ERROR)
+    try:
+        launch_command(arguments)
+    except ChildFailedError as error:
+        # One that failed, rather than those that were ended because of it.
+        status = max(failure.exitcode for failure in error.failures.values())
+    except subprocess.CalledProcessError as error:
+        status = error.returncode
+    else:
+        return 0
+    if status < 0:
+        name = signal.Signals(-status).name
+        log_main(f"vocagnolm: error: {name} ended a process")
+        return 128 - status
+    return status
+
+
+def _forward(number: int, frame: FrameType | None) -> None:
+    """Send a signal on to the processes of the job; before there are any, end."""
+    import psutil
+
+    children = psutil.Process().children()
+    if not children:
+        raise KeyboardInterrupt
+    for child in children:
+        with suppress(ProcessLookupError):
+            # A terminal has sent its Ctrl-C to all processes of its session.
+            shares_terminal = sys.stdin.isatty() and os.getsid(child.pid) == os.getsid(0)
+            if number != signal.SIGINT or not shares_terminal:
+                os.kill(child.pid, number)

@@ -1,0 +1,72 @@
+"""Recipes: YAML files of options, those of the package by name; and the command that lists them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vocagnolm.cli import Parser, near, print_main, shell
+
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the package's recipes: their paths without the ending."""
+    paths = RECIPES.rglob("*.yaml")
+    return sorted(path.relative_to(RECIPES).with_suffix("").as_posix() for path in paths)
+
+
+def recipe_path(given: str) -> Path:
+    """Return the file that `--config` names: one that is there, or else a recipe of the package."""
+    packaged = RECIPES / f"{given}.yaml"
+    if Path(given).is_file():
+        return Path(given)
+    if not packaged.is_file():
+        raise ValueError(
+            f"--config {given}: no such file, and no recipe of the package"
+            f"{near(given, recipe_names())}: `vocagnolm recipes` lists them"
+        )
+    return packaged
+
+
+def recipe_options(path: str | Path) -> dict[str, Any]:
+    """Read a YAML file of options over those of its `base`, a file beside it."""
+    try:
+        options = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"--config {path} cannot be read: {error}") from error
+    if not isinstance(options, dict):
+        raise ValueError(f"--config {path} must be a mapping of options to values")
+    if "config" in options:
+        raise ValueError(f"--config {path} names another config: call it base")
+    base = options.pop("base", None)
+    if base is None:
+        return options
+    try:
+        return recipe_options(Path(path).parent / base) | options
+    except RecursionError:
+        raise ValueError(f"--config {path} is its own base") from None
+
+
+def as_flags(options: Mapping[str, Any]) -> list[str]:
+    """Write options as the flags that they stand for; without those that are null."""
+    flags: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, list):
+            flags += [f"--{name}", *map(str, value)]
+        elif value is not None:
+            flags.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
+    return flags
+
+
+@shell("vocagnolm recipes")
+def main(argv: Sequence[str] | None = None) -> None:
+    """List the recipes that `--config NAME` takes, each with the first line of its file."""
+    Parser("vocagnolm recipes", main.__doc__).parse_args(argv)
+    names = recipe_names()
+    width = max(map(len, names))
+    for name in names:
+        with (RECIPES / f"{name}.yaml").open(encoding="utf-8") as file:
+            print_main(f"{name:{width}}  {file.readline().removeprefix('#').strip()}")
