@@ -23,7 +23,7 @@ TEXT = "vocagnolm.spans, vocagnolm.readers, vocagnolm.alignment, vocagnolm.reade
         ),
         ("import vocagnolm.report.plots", "matplotlib"),
         # The commands' pages of help need what they import at the top, and no more.
-        ("import vocagnolm.run.options, vocagnolm.evaluation.main", "torch transformers datasets"),
+        ("import vocagnolm.launch, vocagnolm.evaluation.main", "torch transformers datasets"),
         (
             "import vocagnolm.report.audit, vocagnolm.demo.main",
             "torch transformers datasets",

@@ -61,7 +61,14 @@ def test_sdist_holds_every_tracked_file(source: Path) -> None:
     if listed.returncode:
         pytest.skip("not a git checkout")
     tracked = {name for name in listed.stdout.splitlines() if not name.startswith(".")}
-    assert {name for name in tracked if not (source / name).is_file()} == set()
+    assert {name for name in tracked if not (source / name).exists()} == set()
+
+
+@pytest.mark.parametrize("name", ["recipes", "accelerate_configs"])
+def test_wheel_holds_what_options_name(installed: Path, name: str) -> None:
+    found, expected = installed / "vocagnolm" / name, ROOT / "vocagnolm" / name
+    paths = {path.relative_to(expected) for path in expected.rglob("*.*")}
+    assert {path.relative_to(found) for path in found.rglob("*.*")} == paths
 
 
 def test_readme_of_the_wheel_has_no_links_to_files(installed: Path) -> None:

@@ -14,7 +14,7 @@ from vocagnolm import dist as processes
 from vocagnolm.report.runs import REPORTED_FILE
 from vocagnolm.run.config import VocAgnoConfig
 from vocagnolm.run.options import parse
-from vocagnolm.run.recipe import RECIPES, recipe_options
+from vocagnolm.run.recipe import RECIPES, recipe_options, recipe_path
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = RECIPES / "base.yaml"
@@ -44,6 +44,15 @@ TEACHERS = {
     "qwen2.5-math-instruct": "Qwen/Qwen2.5-Math-7B-Instruct",
     "tinyllama-cpt": "runs/paper/table1/cpt",
 }
+
+
+def test_recipe_is_found_by_name_when_no_file_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert recipe_path("paper/table1/cpt") == RECIPES / "paper" / "table1" / "cpt.yaml"
+    Path("demo").write_text("teacher: t")
+    assert recipe_path("demo") == Path("demo")
 
 
 def name_of(path: Path) -> str:
@@ -183,6 +192,6 @@ def test_recipes_share_a_directory_exactly() -> None:
 def test_documentation_leads_to_every_recipe() -> None:
     page = (ROOT / "docs" / "reproducing.md").read_text(encoding="utf-8")
     patterns = set(re.findall(r"recipes/[\w./*-]+\.yaml", page))
-    found = {pattern: list(ROOT.glob(pattern)) for pattern in patterns}
+    found = {pattern: list(RECIPES.parent.glob(pattern)) for pattern in patterns}
     assert all(found.values())
     assert {path for paths in found.values() for path in paths} == {BASE, *ALL}

@@ -13,6 +13,7 @@ import pytest
 from adapter_world import World
 
 from vocagnolm import cli
+from vocagnolm.launch import launch
 from vocagnolm.run.options import parse
 
 T = ("--teacher", "t")
@@ -22,6 +23,12 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("--teachr", "t"), "unknown option --teachr (did you mean --teacher?)"),
     ((*T, "--method", "vocagnlm"), "invalid choice: 'vocagnlm'"),
     (("stray", *T), "not used by the HfArgumentParser: ['stray']"),
+    (("--config", "paper/table1/cp"), "(did you mean paper/table1/cpt?)"),
+    # Names of other programs.
+    (("--model_name_or_path", "m"), "unknown option --model_name_or_path: here it is --student"),
+    ((*T, "--batch-size=4"), "--batch_size: here it is --per_device_train_batch_size"),
+    ((*T, "--lmbda", ".5"), "unknown option --lmbda: no answers are sampled here"),
+    ((*T, "--num_processes", "2"), "--num_processes: it goes with --accelerate_config"),
     # Ranges.
     ((*T, "--top_k", "1.4"), "--top_k must be in (0, 1], got 1.4"),
     ((*T, "--max_length", "1"), "--max_length must be in [4, 16777216], got 1"),
@@ -73,10 +80,29 @@ def test_wrong_launch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="2 processes were started"):
         parse([*T, "--use_cpu"])
     monkeypatch.undo()
+    monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")
+    with pytest.raises(ValueError, match="parallelism_config_cp_size is not supported"):
+        parse([*T, "--use_cpu"])
+    monkeypatch.undo()
     # The version that accelerate launch takes by default.
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ValueError, match="FSDP1 is not supported"):
         parse([*T, "--use_cpu"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("dp", "dp: no such file, and none of cpu, ddp"),
+        ("cpu --num_processes 2", "distributed_type NO, which starts one"),
+        ("ddp --num_processes two", "argument --num_processes: invalid int value: 'two'"),
+        ("ddp --teachr t", "unknown option --teachr (did you mean --teacher?)"),
+    ],
+)
+def test_wrong_accelerate_config_is_named(argv: str, message: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        launch("train", ["--accelerate_config", *argv.split()])
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +152,11 @@ def test_options_without_effect_are_warned_of(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err.splitlines() == [
         f"warning: --{name} has no effect with --method vocagnolm --selection accept"
         for name in ("aggregation", "top_k")
+    ]
+    parse([*T, "--do_train", "--packing", "true", "--use_cpu"])
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: --do_train has no effect: this command trains",
+        "warning: --packing has no effect: documents are always packed, and kept apart",
     ]
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
+import psutil  # accelerate needs it too
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file

@@ -377,9 +377,9 @@ _OTHER_NAMES = {
     "evaluation_strategy": "--eval_strategy",
     "use_uld_loss": "--method uld",
     "beta": "--method kld with --kld_direction",
-    **dict.fromkeys(("lmbda", "temperature"), "nothing, as no answers are sampled: leave it out"),
-    "accelerate_config": "an option of the command line of `vocagnolm train` alone",
-    "num_processes": "an option beside --accelerate_config",
+    **dict.fromkeys(("lmbda", "temperature"), "no answers are sampled here: leave it out"),
+    "accelerate_config": "it is for the command lines of train, evaluate and score",
+    "num_processes": "it goes with --accelerate_config",
 }
 # Options there that ask for what happens anyway: they are taken, with a warning.
 _PACKED = "documents are always packed, and kept apart"
@@ -540,8 +540,11 @@ def _check_names(parser: Parser, words: Sequence[str]) -> None:
         option = "--" + word.partition("=")[0][2:].replace("-", "_")
         if word.startswith("--") and option not in known:
             here = _OTHER_NAMES.get(option[2:])
-            hint = f": here it is {here}" if here else near(option, known)
-            raise ValueError(f"unknown option {option}{hint}")
+            if here and here.startswith("--"):
+                here = f"here it is {here}"
+            raise ValueError(
+                f"unknown option {option}{f': {here}' if here else near(option, known)}"
+            )
 
 
 def _warnings(options: Sequence[Any]) -> Iterator[str]:
