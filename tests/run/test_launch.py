@@ -17,7 +17,7 @@ from vocagnolm.cli import Exit
 WORKER = f"""
 import os, signal, sys, time
 from pathlib import Path
-got = Path("signals" + os.environ.get("RANK", "0"))
+got = Path(os.environ.get("WORLD_SIZE", "1") + "-" + os.environ.get("RANK", "0"))
 def note(number, frame):
     with got.open("a") as file:
         print(number, file=file)
@@ -28,33 +28,41 @@ while not got.read_text():
 time.sleep(0.5)
 sys.exit({int(Exit.STOPPED)})
 """
-START = "import sys; from vocagnolm.launch import _run; sys.exit(_run(sys.argv[1:]))"
+CONFIG = """
+compute_environment: LOCAL_MACHINE
+distributed_type: "{kind}"
+mixed_precision: "no"
+num_machines: 1
+num_processes: {processes}
+use_cpu: true
+main_process_port: 0
+"""
+# One job after the other, in one process, as imports take seconds.
+START = """
+from vocagnolm.launch import _run
+print([_run([f"--config_file={name}", "--module", "worker"]) for name in ("1.yaml", "2.yaml")])
+"""
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("processes", [1, 2])
-def test_signal_reaches_each_process_once_and_status_comes_back(
-    processes: int, tmp_path: Path
-) -> None:
+def test_signal_reaches_each_process_once_and_status_comes_back(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(WORKER)
-    kind = "MULTI_GPU" if processes > 1 else "NO"
-    (tmp_path / "config.yaml").write_text(
-        f"compute_environment: LOCAL_MACHINE\ndistributed_type: '{kind}'\nmixed_precision: 'no'\n"
-        f"num_machines: 1\nnum_processes: {processes}\nuse_cpu: true\nmain_process_port: 0\n"
-    )
-    words = ["--config_file=config.yaml", "--module", "worker"]
+    for processes, kind in ((1, "NO"), (2, "MULTI_GPU")):
+        text = CONFIG.format(kind=kind, processes=processes)
+        (tmp_path / f"{processes}.yaml").write_text(text)
     job = subprocess.Popen(
-        [sys.executable, "-c", START, *words],
+        [sys.executable, "-c", START],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    while len(list(tmp_path.glob("signals*"))) < processes:
-        assert job.poll() is None, job.communicate()[1]
-        time.sleep(0.05)
-    job.send_signal(signal.SIGTERM)
-    _, printed = job.communicate(timeout=60)
-    assert (job.returncode, printed) == (Exit.STOPPED, "")
-    for rank in range(processes):
-        assert (tmp_path / f"signals{rank}").read_text() == f"{signal.SIGTERM:d}\n"
+    for processes in (1, 2):
+        while len(list(tmp_path.glob(f"{processes}-*"))) < processes:
+            assert job.poll() is None, job.communicate()
+            time.sleep(0.05)
+        job.send_signal(signal.SIGTERM)
+    assert job.communicate(timeout=60) == (f"{[int(Exit.STOPPED)] * 2}\n", "")
+    for name in ("1-0", "2-0", "2-1"):
+        assert (tmp_path / name).read_text() == f"{signal.SIGTERM:d}\n"

@@ -540,11 +540,10 @@ def _check_names(parser: Parser, words: Sequence[str]) -> None:
         option = "--" + word.partition("=")[0][2:].replace("-", "_")
         if word.startswith("--") and option not in known:
             here = _OTHER_NAMES.get(option[2:])
-            if here and here.startswith("--"):
-                here = f"here it is {here}"
-            raise ValueError(
-                f"unknown option {option}{f': {here}' if here else near(option, known)}"
-            )
+            if not here:
+                raise ValueError(f"unknown option {option}{near(option, known)}")
+            here = f"here it is {here}" if here.startswith("--") else here
+            raise ValueError(f"unknown option {option}: {here}")
 
 
 def _warnings(options: Sequence[Any]) -> Iterator[str]:
