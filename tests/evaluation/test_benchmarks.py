@@ -13,8 +13,13 @@ from typing import Any
 import pytest
 from real_data import real_data
 
-from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Item
-from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
+from vocagnolm.evaluation.tasks.benchmarks import (
+    BENCHMARKS,
+    PAPER_BENCHMARKS,
+    Item,
+    read_benchmarks,
+)
+from vocagnolm.evaluation.tasks.tasks import Task, load_items, load_tasks
 
 SAMPLES = Path(__file__).parents[1] / "data/evaluation"
 COUNTS = dict(
@@ -249,3 +254,39 @@ def test_item_reads_as_expected(case: str) -> None:
 def test_question_says_what_it_expects(gold: str, hint: str) -> None:
     row = {**TABLE, "answer": gold, "ans_type": "boolean_text"}
     assert BENCHMARKS["tabmwp"].item(0, row).question.partition("How many?")[2] == hint
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ("halves: {file: a, question: b, answer: c, shot: 1}", "keyword argument 'shot'"),
+        ("gsm8k: {file: a, question: b, answer: c}", "gsm8k is one of ours"),
+        ("a/b: {file: a, question: b, answer: c}", "a/b is one of ours, or no name"),
+        ("halves: {file: a, question: b}", "halves needs question, answer, and"),
+        ("halves: {hub: a, question: b, answer: c}", "halves needs question, answer, and"),
+        ("halves: {file: a, question: b, answer: c, answer_kind: d}", "must be one of free, le"),
+        ("- halves", "cannot be read"),
+        ("halves: [", "cannot be read"),
+    ],
+)
+def test_wrong_file_of_benchmarks_is_named(record: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(record)
+    with pytest.raises(ValueError, match=f"^--benchmarks_file {path}.*{message}"):
+        read_benchmarks(path)
+
+
+def test_own_items_are_made_of_their_fields(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("m: {file: a.jsonl, question: '{body} {ask}', answer: '{gold[value]}'}")
+    rows = [{"body": "2 +", "ask": "2?", "gold": {"value": 4}, "idx": "x"}, {"body": "3"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps(rows[0]))
+    mine = read_benchmarks(path)["m"]
+    items, _ = load_items(mine, Path("another"))
+    assert items == [Item(0, "2 + 2?", "4")]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match="item 1 of m lacks 'ask', and has body"):
+        load_items(mine, None)
+    (tmp_path / "a.jsonl").write_text("")
+    with pytest.raises(ValueError, match="expected 1 items of m, found 0"):
+        load_items(mine, None)

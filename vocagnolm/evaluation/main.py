@@ -4,17 +4,19 @@
     accelerate launch evaluate_math.py --model Qwen/Qwen2.5-Math-7B       # one process per GPU
     vocagnolm evaluate --model M --dry_run                                # prompts and token counts
     vocagnolm evaluate --model M --chat              # zero-shot, in the model's own chat template
+    vocagnolm evaluate --model M --benchmarks_file mine.yaml         # your own: docs/extending.md
     vocagnolm evaluate --regrade FILE.jsonl.gz --benchmark gsm8k          # grade stored outputs
 
 Killed at any moment, the same command resumes. Exit status: 0 done, 2 a wrong argument or file,
 130 interrupted.
 """
 
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
 from vocagnolm import cli as command
-from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, read_benchmarks
 from vocagnolm.hub import check_name
 
 _NAME = "vocagnolm evaluate"
@@ -29,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--model", help="A directory, or a name on the hub.")
     add("--revision", help="Branch, tag or commit on the hub.")
     known = ", ".join(BENCHMARKS)
-    add("--benchmarks", nargs="+", default=list(PAPER_BENCHMARKS), help=f"Of {known}.")
+    add("--benchmarks", nargs="+", help=f"Of {known}; default: the paper's nine, or your own.")
+    add("--benchmarks_file", type=Path, help="YAML file of your own benchmarks.")
     add("--data_dir", type=Path, help="Items in the harness's layout; without it, downloads.")
     add("--prompts_dir", type=Path, help="The harness's prompts/cot; without it, our own prompts.")
     add("--chat", action="store_true", help="Zero-shot, which is not the paper's protocol.")
@@ -41,16 +44,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--report_to", choices=("none", "wandb"), default="none")
     add("--dry_run", action="store_true", help="Print one prompt per benchmark and token counts.")
     add("--regrade", type=Path, metavar="FILE", help="Grade stored outputs; needs --benchmark.")
-    add("--benchmark", choices=BENCHMARKS, help="Of the outputs in --regrade FILE.")
+    add("--benchmark", help="Of the outputs in --regrade FILE.")
     add("--output", type=Path, help="Of --regrade: the graded items; default: standard output.")
     arguments = parser.parse_args(argv)
     if bool(arguments.model) == bool(arguments.regrade and arguments.benchmark):
         parser.error("give --model, or --regrade FILE and its --benchmark")
-    # `gsm8k,math` and `gsm8k math`.
-    names = ",".join(arguments.benchmarks).split(",")
-    arguments.benchmarks = list(dict.fromkeys(filter(None, names)))
-    if unknown := set(arguments.benchmarks) - BENCHMARKS.keys():
-        parser.error(f"--benchmarks: {', '.join(unknown)} not among {known}")
+    _choose_benchmarks(arguments)
     if arguments.chat and "demo" in arguments.benchmarks:
         parser.error("--chat: the demo asks for no boxed answers")
     if arguments.model:
@@ -64,3 +63,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         evaluate.regrade(arguments.regrade, asked, arguments.output)
     else:
         evaluate.evaluate(arguments)
+
+
+def _choose_benchmarks(arguments: Namespace) -> None:
+    """Add a user's own benchmarks to ours, and list the names of those that are asked."""
+    own = read_benchmarks(arguments.benchmarks_file) if arguments.benchmarks_file else {}
+    BENCHMARKS.update(own)
+    # `gsm8k,math` and `gsm8k math`.
+    names = ",".join(arguments.benchmarks or own or PAPER_BENCHMARKS).split(",")
+    arguments.benchmarks = list(dict.fromkeys(filter(None, names)))
+    given = {"--benchmarks": arguments.benchmarks, "--benchmark": [arguments.benchmark or "demo"]}
+    for option, benchmarks in given.items():
+        if unknown := set(benchmarks) - BENCHMARKS.keys():
+            raise ValueError(f"{option}: {', '.join(unknown)} not among {', '.join(BENCHMARKS)}")

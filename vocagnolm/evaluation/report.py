@@ -107,7 +107,7 @@ def build_results(
     earlier = json_or_empty(directory.path / "results.json").get("benchmarks", {})
     complete = {path.stem for path in directory.path.glob("*.jsonl")}
     columns = {name: column for name, column in earlier.items() if name in complete} | dict(asked)
-    benchmarks = {name: columns[name] for name in BENCHMARKS if name in columns}
+    benchmarks = {name: columns[name] for name in (*BENCHMARKS, *columns) if name in columns}
     return {
         "model": settings["model"],
         "grader": HARNESS,

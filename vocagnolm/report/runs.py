@@ -78,7 +78,7 @@ class TrainingRun:
     """A run of train.py."""
 
     label: str
-    # As in `METHODS`.
+    # As in `METHODS`, or a user's own.
     method: str
     # Who guided it, joined if there are several; "" for nobody.
     teacher: str
@@ -110,10 +110,11 @@ def heading(column: str) -> str:
 def in_order(columns: Iterable[str]) -> list[str]:
     """Sort columns as in Table 1, each once; those that the table does not have come last.
 
-    >>> in_order(["demo", "AVG", "math", "gsm8k", "math"])
-    ['gsm8k', 'math', 'AVG', 'demo']
+    >>> in_order(["mine", "demo", "AVG", "math", "gsm8k", "math"])
+    ['gsm8k', 'math', 'AVG', 'demo', 'mine']
     """
-    return sorted(set(columns), key=_COLUMNS.index)
+    known = {name: place for place, name in enumerate(_COLUMNS)}
+    return sorted(set(columns), key=lambda name: (known.get(name, len(known)), name))
 
 
 def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | None]]:
@@ -203,9 +204,10 @@ def read_training(label: str, directory: Path) -> TrainingRun:
         # Weights & Biases gives 1.0 back as 1.
         return int(float(text)) if float(text).is_integer() else float(text)
 
+    method = str(settings["method"])
     return TrainingRun(
         label=label,
-        method=METHODS[settings["method"]],
+        method=METHODS.get(method, method),
         teacher=" + ".join(map(teacher_name, teachers)),
         options=json.loads(_SEED_IN_A_PATH.sub("seed", kept), parse_float=number),
         seed=json.dumps([settings.get("seed"), settings.get("data_seed"), in_paths]),

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from operator import itemgetter
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import yaml
 
@@ -163,18 +164,32 @@ class Benchmark:
     version: int = 1
     # The name of a protocol other than the paper's.
     protocol: str = ""
+    # Of a user's own benchmark: the directory of its file, and what makes question and gold of a
+    # row's fields, as in "{body} {question}"; ours have `READERS`.
+    directory: Path | None = None
+    question: str = ""
+    answer: str = ""
 
     def names(self) -> dict[str, str]:
         """Name the benchmark in a record, and a protocol other than the paper's."""
         return {"benchmark": self.id} | ({"protocol": self.protocol} if self.protocol else {})
 
     def item(self, idx: int, row: RawRow) -> Item:
-        """Build the item of a raw row."""
-        question, raw_gold = READERS[self.id](row)
+        """Build the item of a raw row; a ValueError where a user's own has none of its fields."""
+        question, raw_gold = self._own(idx, row) if self.directory else READERS[self.id](row)
         # The harness normalises once before generation and once more when it grades.
         gold = strip_string(raw_gold)
         question += _HINTS.get(gold.lower(), "")
         return Item(idx, question.strip(), strip_string(gold))
+
+    def _own(self, idx: int, row: RawRow) -> tuple[str, object]:
+        try:
+            return self.question.format(**row), self.answer.format(**row)
+        except (KeyError, IndexError) as error:
+            raise ValueError(
+                f"--benchmarks_file: item {idx} of {self.id} lacks {error}, and has "
+                f"{', '.join(row)}"
+            ) from error
 
     def in_chat(self) -> "Benchmark":
         """Ask the question alone, for an answer in a box, up to the end of the model's turn."""
@@ -192,6 +207,7 @@ class Benchmark:
 
 
 _RECORDS = yaml.safe_load((resources.files(__package__) / "benchmarks.yaml").read_text("utf-8"))
+# Ours; the command adds those of `--benchmarks_file`.
 BENCHMARKS = {name: Benchmark(name, **record) for name, record in _RECORDS.items()}
 PAPER_BENCHMARKS = tuple(BENCHMARKS)[:9]
 AVERAGES: Mapping[str, tuple[str, ...]] = {
@@ -199,3 +215,30 @@ AVERAGES: Mapping[str, tuple[str, ...]] = {
     "AVG w/o TAB, MMLU-STEM, SAT": PAPER_BENCHMARKS[:5] + PAPER_BENCHMARKS[6:7],
     "AVG w/o SAT": PAPER_BENCHMARKS[:-1],
 }
+
+
+def read_benchmarks(path: Path) -> dict[str, Benchmark]:
+    """Read a user's own benchmarks from a YAML file, by name.
+
+    A record has `question` and `answer`, made of the fields of an item, and where the items are: a
+    `file` of JSON lines beside the YAML file, or `hub` and `hub_parts`. All other fields of
+    `Benchmark` may be given. A ValueError where something is wrong.
+    """
+    found, fault = {}, f"--benchmarks_file {path}"
+    try:
+        for name, record in yaml.safe_load(path.read_text("utf-8")).items():
+            # As many items as there are.
+            given = {"column": name, "item_count": 0, "shots": 0, "directory": path.parent}
+            found[name] = Benchmark(name, **given | record)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, AttributeError) as error:
+        raise ValueError(f"{fault} cannot be read: {error}") from error
+    for name, one in found.items():
+        # Its results are files of that name.
+        if name in _RECORDS or not re.fullmatch(r"\w[\w-]*", str(name)):
+            raise ValueError(f"{fault}: {name} is one of ours, or no name of letters: rename it")
+        if not (one.question and one.answer and (one.file or (one.hub and one.hub_parts))):
+            raise ValueError(f"{fault}: {name} needs question, answer, and file or hub, hub_parts")
+        if one.answer_kind not in get_args(AnswerKind):
+            kinds = ", ".join(get_args(AnswerKind))
+            raise ValueError(f"{fault}: answer_kind of {name} must be one of {kinds}")
+    return found

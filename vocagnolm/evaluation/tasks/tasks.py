@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import chain
 from pathlib import Path
@@ -39,11 +39,15 @@ class Task:
 
     def settings(self) -> JsonObject:
         """Settings that two items must share to belong together."""
+        benchmark = self.benchmark
+        # Nobody raises the version of a user's own.
+        own = {"stops": [*benchmark.stops], "answer_kind": benchmark.answer_kind}
         return {
-            "version": self.benchmark.version,
+            "version": benchmark.version,
             "data_sha256": self.data["digest"],
             "prompts_sha256": self.prompt_set and self.prompt_set["sha256"],
-            "max_new_tokens": self.benchmark.max_new_tokens,
+            "max_new_tokens": benchmark.max_new_tokens,
+            **(own if benchmark.directory else {}),
         }
 
     def marks(self) -> dict[str, str]:
@@ -55,7 +59,7 @@ class Task:
             marks["partial"] = f"partial: {len(self.items)} of {known} items"
         if self.prompt_set and self.prompt_set["origin"] != "harness":
             marks["other_prompts"] = f"prompts: {self.prompt_set['origin']}, not the harness's"
-        if not self.data["verified"]:
+        if not (self.data["verified"] or self.benchmark.directory):
             marks["other_data"] = f"data: {self.data['origin']} is not verified to be the harness's"
         return marks
 
@@ -72,6 +76,7 @@ def load_tasks(
     for name in names:
         benchmark = BENCHMARKS[name].in_chat() if render else BENCHMARKS[name]
         items, data = load_items(benchmark, data_dir)
+        benchmark = replace(benchmark, item_count=len(items))
         examples, prompt_set = "", None
         if benchmark.prompt_set:
             examples, prompt_set = load_prompt_set(benchmark.prompt_set, prompts_dir)
@@ -90,10 +95,14 @@ def load_items(benchmark: Benchmark, data_dir: Path | None) -> tuple[list[Item],
     the name of a download), their digest, and whether it shows them to be the harness's.
     """
     origin, rows = _read_rows(benchmark, data_dir)
-    items = [benchmark.item(row.get("idx", index), row) for index, row in enumerate(rows)]
+    items = []
+    for index, row in enumerate(rows):
+        idx = index if benchmark.directory else row.get("idx", index)
+        items.append(benchmark.item(idx, row))
     items.sort(key=lambda item: item.idx)
-    if (found := len({item.idx for item in items})) != benchmark.item_count or found < len(items):
-        expected = f"expected {benchmark.item_count} items of {benchmark.id}"
+    count = benchmark.item_count or max(len(items), 1)
+    if (found := len({item.idx for item in items})) != count or found < len(items):
+        expected = f"expected {count} items of {benchmark.id}"
         raise ValueError(f"{origin}: {expected}, found {len(items)} with {found} indices")
     digest = items_digest(items)
     verified = digest == benchmark.items_sha256
@@ -101,11 +110,12 @@ def load_items(benchmark: Benchmark, data_dir: Path | None) -> tuple[list[Item],
 
 
 def _read_rows(benchmark: Benchmark, data_dir: Path | None) -> tuple[str, Iterable[RawRow]]:
-    if benchmark.file is None:
+    if benchmark.file is None and benchmark.hub is None:
         content = (resources.files(__package__) / f"{benchmark.id}.jsonl").read_bytes()
         return "demo_world", read_lines(content)
-    if data_dir is not None:
-        return benchmark.file, read_lines((data_dir / benchmark.file).read_bytes())
+    folder = benchmark.directory or data_dir
+    if folder is not None and benchmark.file is not None:
+        return benchmark.file, read_lines((folder / benchmark.file).read_bytes())
     import datasets
 
     if benchmark.hub is None:
