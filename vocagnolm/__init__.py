@@ -27,6 +27,7 @@ from typing import Any
 _MODULES = {
     "Blocks": "packing",
     "Method": "method",
+    "Objective": "objective",
     "PackedCollator": "packing",
     "VocAgnoConfig": "run.config",
     "VocAgnoTrainer": "trainer",

@@ -451,7 +451,11 @@ class _Aligner:
         # Of the others a model has more tokens than its limit, or they are cut already.
         for text in np.flatnonzero(~fits).tolist():
             marks, spans = cuts.get(text, ()), [model.encoding(text).spans for model in models]
-            found = MISSING if marks is None else cut_text(contents[text], spans, limits, marks)
+            # Without a teacher it is cut for the student alone.
+            if text in cuts and not any(map(len, spans[1:])):
+                spans = spans[:1]
+            most = limits[: len(spans)]
+            found = MISSING if marks is None else cut_text(contents[text], spans, most, marks)
             if isinstance(found, str):
                 skipped[documents[text]] = found
             else:

@@ -6,14 +6,22 @@ Shapes: B sequences, S student positions, T teacher positions. Losses are in nat
 token that is predicted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vocagnolm.method import UNITS, Aggregation, Reduction, Scope, Unmapped, check_choice
+from vocagnolm.method import (
+    AGGREGATIONS,
+    UNITS,
+    Reduction,
+    Scope,
+    Unmapped,
+    check_choice,
+    load_own,
+)
 
 CountT = TypeVar("CountT", int, Tensor)
 
@@ -32,7 +40,7 @@ class TokenGuidance(NamedTuple):
 def aggregate_teacher_losses(
     teacher_loss_BT: Tensor,
     ranges_BS2: Tensor,
-    aggregation: Aggregation = "max",
+    aggregation: str | Callable[[Tensor, Tensor], Tensor] = "max",
     valid_BT: Tensor | None = None,
     shares_BS3: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -46,13 +54,22 @@ def aggregate_teacher_losses(
     lie in the student token, L_T(i) = sum_j L_T(j) |i and j| / |j|; other aggregations do not look
     at `shares_BS3` (`vocagnolm.alignment.covered_shares`).
 
+    A function of your own, or its name `package.module:function`, gets the losses in the range of
+    each student token, float32 [B, S, W], and which of the W places hold one, bool [B, S, W]; it
+    returns float32 [B, S]. W is the length of the longest range, which is a host-device sync.
+
     Returns the losses, float32 [B, S], 0.0 where unmapped; and the mapped tokens, bool [B, S].
     """
-    check_choice("aggregation", aggregation, Aggregation)
+    if isinstance(aggregation, str):
+        check_choice("aggregation", aggregation, AGGREGATIONS)
+        if ":" in aggregation:
+            aggregation = load_own("aggregation", aggregation)
     loss_BT = teacher_loss_BT.detach().float()
     valid_BT = torch.ones_like(loss_BT, dtype=torch.bool) if valid_BT is None else valid_BT
     count_BS = _range_sums(valid_BT.long(), ranges_BS2)
-    if aggregation == "max":
+    if not isinstance(aggregation, str):
+        loss_BS = _by_function(aggregation, loss_BT, ranges_BS2, valid_BT)
+    elif aggregation == "max":
         loss_BS = _range_maxima(loss_BT.masked_fill(~valid_BT, -torch.inf), ranges_BS2)
     else:
         # A prefix sum would carry a NaN to all later tokens: taken out here, put back by range.
@@ -65,6 +82,29 @@ def aggregate_teacher_losses(
         loss_BS = loss_BS / count_BS if aggregation == "mean" else loss_BS
         loss_BS = loss_BS.masked_fill(_range_sums(broken_BT.long(), ranges_BS2) > 0, torch.nan)
     return loss_BS.masked_fill(count_BS <= 0, 0.0).float(), count_BS > 0
+
+
+def _by_function(
+    function: Callable[[Tensor, Tensor], Tensor],
+    loss_BT: Tensor,
+    ranges_BS2: Tensor,
+    valid_BT: Tensor,
+) -> Tensor:
+    """Lay the losses of every range in a row of their own, from its left, and reduce the rows."""
+    first_BS, last_BS = ranges_BS2.long().clamp(min=0).unbind(-1)
+    longest = max(1, int((last_BS - first_BS).amax()))
+    place_BSW = first_BS[..., None] + torch.arange(longest, device=loss_BT.device)
+    held_BSW = place_BSW < last_BS[..., None]
+    flat = place_BSW.clamp(max=loss_BT.shape[-1] - 1).flatten(1)
+    loss_BSW = loss_BT.gather(-1, flat).view_as(place_BSW)
+    held_BSW &= valid_BT.gather(-1, flat).view_as(place_BSW)
+    found_BS = function(loss_BSW, held_BSW)
+    if found_BS.shape != first_BS.shape:
+        raise ValueError(
+            f"--aggregation: expected one loss for each student token, {list(first_BS.shape)}, got "
+            f"{list(found_BS.shape)}"
+        )
+    return found_BS
 
 
 def _widest_float(tensor: Tensor) -> torch.dtype:
@@ -227,6 +267,8 @@ def reduce_teachers(
     loss_BKS, mapped_BS = loss_BS.reshape(shape), mapped_BS.reshape(shape).all(1)
     if reduction in ("min", "max"):
         reduced_BS = loss_BKS.amin(1) if reduction == "min" else loss_BKS.amax(1)
+    elif reduction == "first":
+        reduced_BS = loss_BKS[:, 0]
     else:
         # In float64, equal losses have exactly their mean. No tensor of weights: copying it to a
         # device would be a host-device sync.

@@ -1,15 +1,21 @@
 """Settings of a method. Torch-free: the command line is checked before torch is imported."""
 
+import importlib
 import math
+import os
+import sys
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
-MethodName = Literal["vocagnolm", "cpt", "random", "kld", "uld", "rho1", "chunk"]
+if TYPE_CHECKING:
+    from vocagnolm.objective import Objective
+
 Aggregation = Literal["max", "mean", "sum", "share"]
 Unmapped = Literal["include", "exclude", "mean"]
 Selection = Literal["top_k", "accept"]
 Scope = Literal["sequence", "batch"]
-Reduction = Literal["min", "mean", "max", "weighted"]
+Reduction = Literal["min", "mean", "max", "weighted", "first"]
 # KL(p_S || p_T), Eq. (5), and KL(p_T || p_S), over the tokens that student and teacher share; L1 of
 # the probabilities sorted by size, the Wasserstein distance of ULD, Eq. (6), of any vocabularies.
 Distance = Literal["reverse_kl", "forward_kl", "sorted_l1"]
@@ -18,8 +24,9 @@ Distance = Literal["reverse_kl", "forward_kl", "sorted_l1"]
 UNITS = 10**6
 
 # Settings that a method reads, beside those of the choice of tokens.
-_OWN: dict[MethodName, set[str]] = {
-    "vocagnolm": {"aggregation"},
+_READ_BY: dict[str, set[str]] = {
+    "cpt": set(),
+    "random": set(),
     "kld": {"kld_direction"},
     "uld": {"uld_weight", "uld_pairing"},
     "rho1": {"rho1_score"},
@@ -55,9 +62,56 @@ def in_range(options: object, interval: str, *names: str) -> None:
 
 
 def check_choice(name: str, value: str, kind: Any) -> None:
-    """Raise a ValueError for a value that is none of its `Literal`."""
-    if value not in get_args(kind):
-        raise ValueError(f"--{name} must be one of {', '.join(get_args(kind))}, got {value}")
+    """Raise a ValueError for a value that is none of its `Literal`, or of some `Names`."""
+    known = kind if isinstance(kind, Names) else get_args(kind)
+    if value not in known:
+        raise ValueError(f"--{name} must be one of {', '.join(known)}, got {value}")
+
+
+# -- What users write themselves -----------------------------------------------------------------
+
+
+class Names(tuple[str, ...]):
+    """The names that an option knows; any `package.module:name` is one of them."""
+
+    __slots__ = ()
+
+    def __contains__(self, name: object) -> bool:
+        return ":" in str(name) or super().__contains__(name)
+
+
+METHODS = Names("vocagnolm cpt random kld uld rho1 chunk package.module:Class".split())
+AGGREGATIONS = Names([*get_args(Aggregation), "package.module:function"])
+
+
+def load_own(option: str, name: str) -> Any:
+    """Import the class or function of a user that an option names, as `package.module:name`.
+
+    Modules of the working directory come first. A ValueError where it cannot be imported.
+    """
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    module, _, attribute = name.partition(":")
+    try:
+        return attrgetter(attribute)(importlib.import_module(module))
+    # A module can raise anything.
+    except Exception as error:
+        raise ValueError(
+            f"--{option} {name} cannot be loaded ({type(error).__name__}: {error}): expected "
+            "package.module:name, defined at the top level of a module of the working directory "
+            "or of an installed package"
+        ) from error
+
+
+def name_own(option: str, given: Any) -> str:
+    """Return the name by which `load_own` finds a class or function, or raise a ValueError."""
+    name = f"{getattr(given, '__module__', None)}:{getattr(given, '__qualname__', given)}"
+    if load_own(option, name) is not given:
+        raise ValueError(f"--{option}: {name} names another object than the one that is given")
+    return name
+
+
+# -- Settings ------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -66,19 +120,25 @@ class Method:
 
     Named as the options of `train.py` and described by their help texts. The defaults are the
     paper's. A value that is out of range is a ValueError.
+
+    A class or function of your own is given itself, or by its name `package.module:name`
+    (docs/extending.md); the settings keep the name.
     """
 
-    method: MethodName = option(
+    method: str = option(
         "vocagnolm",
-        "vocagnolm; cpt: plain pretraining; random: a random top_k; or a baseline (Section 4.2).",
+        "vocagnolm; cpt: plain pretraining; random: a random top_k; a baseline (Section 4.2); or "
+        "your own.",
         first=True,
+        choices=METHODS,
     )
     top_k: float = option(0.4, "Share of the tokens trained, Eq. 4.", first=True)
-    aggregation: Aggregation = option(
+    aggregation: str = option(
         "max",
         "How several teacher losses become one, Eq. 2; share (beyond the paper): each counts by "
-        "the share of its token's characters.",
+        "the share of its token's characters; or your own.",
         first=True,
+        choices=AGGREGATIONS,
     )
     unmapped: Unmapped = option(
         "include", "Tokens without a teacher token, Section 6.2.", first=True
@@ -119,7 +179,11 @@ class Method:
         "chunks",
         "Select whole chunks by the teacher's, the losses of both aggregated alike, or tokens.",
     )
-    teacher_reduction: Reduction = option("mean", "How the losses of several teachers become one.")
+    teacher_reduction: Reduction = option(
+        "mean",
+        "How the losses of several teachers become one; first: of the first store that has the "
+        "document.",
+    )
     teacher_weights: list[float] | None = option(None, "For --teacher_reduction weighted.")
 
     _argument_group_name = "method"
@@ -128,6 +192,7 @@ class Method:
         for name, kind in get_type_hints(Method).items():
             if get_origin(kind) is Literal:
                 check_choice(name, vars(self)[name], kind)
+        self._check_own()
         in_range(self, "(0, 1]", "top_k")
         in_range(self, "[0, 1)", "unselected_weight")
         in_range(self, "[0, inf)", "top_k_warmup_steps")
@@ -136,16 +201,7 @@ class Method:
         # Or it would not be counted as it was typed.
         if abs(self.top_k - round(self.top_k * UNITS) / UNITS) > 1e-12:
             raise ValueError(f"--top_k must have at most six decimals, got {self.top_k}")
-        if self.method in ("chunk", "rho1") and self.aggregation == "share":
-            raise ValueError(
-                f"--aggregation share counts characters, but --method {self.method} compares whole "
-                "tokens: use --aggregation sum"
-            )
-        if self.method == "chunk" and self.selection == "accept":
-            raise ValueError(
-                "--selection accept weighs each token, but --method chunk compares chunks: "
-                "use --method vocagnolm"
-            )
+        self._check_chunk()
         if self.with_entropies and self.unmapped == "mean":
             raise ValueError(
                 "--rho1_score loss_and_entropy cannot rank unmapped tokens, which have no entropy"
@@ -156,12 +212,39 @@ class Method:
                 "selected"
             )
 
+    def _check_own(self) -> None:
+        """Keep the names of a user's own class and function, which must be there."""
+        for name, known in (("method", METHODS), ("aggregation", AGGREGATIONS)):
+            if not isinstance(vars(self)[name], str):
+                setattr(self, name, name_own(name, vars(self)[name]))
+            check_choice(name, vars(self)[name], known)
+        if ":" in self.aggregation and not callable(load_own("aggregation", self.aggregation)):
+            raise ValueError(f"--aggregation {self.aggregation} is no function")
+        if self.own_objective and self.loss_divisor == "selected":
+            raise ValueError(
+                f"--loss_divisor selected: {self.as_typed} counts its tokens itself, in "
+                "divisor_tokens: leave the option out"
+            )
+
+    def _check_chunk(self) -> None:
+        """Reject what goes by characters, or by tokens, where others are compared."""
+        if self.method in ("chunk", "rho1") and self.aggregation == "share":
+            raise ValueError(
+                f"--aggregation share counts characters, but --method {self.method} compares whole "
+                "tokens: use --aggregation sum"
+            )
+        if self.method == "chunk" and self.selection == "accept":
+            raise ValueError(
+                "--selection accept weighs each token, but --method chunk compares chunks: "
+                "use --method vocagnolm"
+            )
+
     def in_effect(self) -> dict[str, object]:
         """Return the settings that the method reads; a reduction only where one was asked for."""
-        names = {"method", *_OWN.get(self.method, ())}
+        names = {"method", *_READ_BY.get(self.method, {"aggregation"})}
         if self.accepts:
             names = {"method"}
-        elif self.choice != "all":
+        elif self.choice != "all" or self.own_objective:
             names |= {*_OF_A_CHOICE}
         if self.choice == "guided":
             names |= {"selection"} if self.accepts else {"selection", "unmapped"}
@@ -190,8 +273,23 @@ class Method:
         return f"--method {self.method}"
 
     @property
+    def own_objective(self) -> "type[Objective] | None":
+        """The class of a method of the user's own; None for one of ours."""
+        if ":" not in self.method:
+            return None
+        found = load_own("method", self.method)
+        # It loads torch.
+        from vocagnolm.objective import Objective
+
+        if not (isinstance(found, type) and issubclass(found, Objective)):
+            raise ValueError(f"--method {self.method} is no subclass of vocagnolm.Objective")
+        return found
+
+    @property
     def choice(self) -> Literal["all", "random", "guided"]:
         """How the tokens that get weight 1 are chosen."""
+        if own := self.own_objective:
+            return "guided" if own.needs_teacher else "all"
         if self.method in ("cpt", "kld", "uld"):
             return "all"
         random_chunks = self.method == "chunk" and self.chunk_guidance == "random"
@@ -203,7 +301,7 @@ class Method:
         return self.choice == "guided" and self.selection == "accept"
 
     @property
-    def aggregation_in_effect(self) -> Aggregation:
+    def aggregation_in_effect(self) -> str:
         """How teacher losses become one: acceptance compares nats of the same characters."""
         return "share" if self.accepts else self.aggregation
 
@@ -249,6 +347,11 @@ class Method:
             )
         if compares and count > 1:
             raise ValueError(f"{self.as_typed} takes one teacher, got {count}")
+        if self.teacher_reduction == "first" and count > 1 and not is_stored:
+            raise ValueError(
+                "--teacher_reduction first takes stores: of teachers in memory the first has every "
+                "document; score the documents of each one, and give --teacher_losses"
+            )
         expected = count if self.teacher_reduction == "weighted" else 0
         found = len(self.teacher_weights or ())
         if found != expected:

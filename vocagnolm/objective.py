@@ -7,7 +7,7 @@ it and would round its outputs, and a second model in `prepare` is an error.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -100,7 +100,15 @@ class OnlineTeacher:
 
 @dataclass(frozen=True)
 class Objective:
-    """A method with its teacher, if it has one, and the seed of its random choices."""
+    """A method with its teacher, if it has one, and the seed of its random choices.
+
+    A method of your own is a subclass with a `select` (docs/extending.md). It may give any weights;
+    `needs_teacher` says whether it has a teacher. To spare the output head's backward pass, it
+    counts its tokens in `weighted_tokens`; for another divisor than all tokens, in
+    `divisor_tokens`.
+    """
+
+    needs_teacher: ClassVar[bool] = True
 
     method: Method
     teacher: OnlineTeacher | StoredTeacher | None = None
@@ -114,8 +122,10 @@ class Objective:
         return selected + floor * (label_tokens(batch) - selected) if floor else selected
 
     def weighted_tokens(self, batch: Batch) -> int:
-        """Count the tokens of a batch that get a weight above 0, with entropies at most."""
+        """Count the tokens of a batch that get a weight above 0, or more; too few is an error."""
         all_weigh = self.method.accepts or self.method.unselected_weight > 0
+        # Nobody knows what a user's own weighs.
+        all_weigh |= type(self) is not Objective
         return label_tokens(batch) if all_weigh else self._selected_tokens(batch)
 
     def _selected_tokens(self, batch: Batch) -> int:

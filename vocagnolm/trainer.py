@@ -21,7 +21,7 @@ from transformers import EvalPrediction, PreTrainedModel, TrainingArguments
 
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import TokenGuidance
-from vocagnolm.method import Method, MethodName
+from vocagnolm.method import Method, name_own
 from vocagnolm.models.adapters import adapt
 from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher
 from vocagnolm.packing import Batch, Blocks, PackedCollator, label_tokens, student_segments
@@ -59,6 +59,7 @@ class VocAgnoTrainer(ResumableTrainer):
         peft_config: adapters that are trained instead of the student's weights.
         method: all settings of the method, or the name of one with the paper's settings, instead of
             those in `args`.
+        objective: a method of your own, instead of the `method` in the settings.
         recorder: keeps the teacher's losses (`vocagnolm.store.record`).
         max_bad_steps, device_peak_tflops: as in `VocAgnoConfig`, for other TrainingArguments.
 
@@ -78,7 +79,8 @@ class VocAgnoTrainer(ResumableTrainer):
         *,
         teacher: Any = None,
         peft_config: "PeftConfig | None" = None,
-        method: MethodName | Method | None = None,
+        method: str | Method | None = None,
+        objective: type[Objective] | None = None,
         recorder: "LossRecorder | None" = None,
         **others: Any,
     ):
@@ -86,7 +88,7 @@ class VocAgnoTrainer(ResumableTrainer):
             if others.pop(name, None) is not None:
                 raise ValueError(f"{name} has no effect: the method makes no logits")
         args = args or VocAgnoConfig()
-        method = _method(args, method)
+        method = _method(args, method, objective)
         max_bad_steps = others.pop("max_bad_steps", vars(args).get("max_bad_steps", 0))
         peak = others.pop("device_peak_tflops", vars(args).get("device_peak_tflops"))
         others["train_dataset"] = train_dataset
@@ -123,7 +125,8 @@ class VocAgnoTrainer(ResumableTrainer):
         add_token_losses(self.model, device)
         source = OnlineTeacher(models, device) if isinstance(models, Sequence) else models
         self._method, self.orders_steps = method, method.splits_alike
-        self.objective: Objective = Objective(method, source, self.args.seed)
+        kind = method.own_objective or Objective
+        self.objective: Objective = kind(method, source, self.args.seed)
         if method.accepts:
             self.metrics.weight_name = "mean_weight"
         self.throughput = Throughput(self.accelerator, self.online_teachers, peak)
@@ -319,12 +322,17 @@ class VocAgnoTrainer(ResumableTrainer):
         }
 
 
-def _method(args: TrainingArguments, given: MethodName | Method | None) -> Method:
+def _method(
+    args: TrainingArguments, given: str | Method | None, objective: type[Objective] | None
+) -> Method:
     """Return the settings of the method; those that are given beside a config replace its own."""
     given = Method(given) if isinstance(given, str) else given
     if not isinstance(args, VocAgnoConfig):
-        return given or Method()
+        given = given or Method()
+        return replace(given, method=name_own("method", objective)) if objective else given
     vars(args).update(vars(given) if given else {})
+    if objective:
+        args.method = name_own("method", objective)
     return args.as_method()
 
 

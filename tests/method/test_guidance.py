@@ -20,8 +20,15 @@ from vocagnolm.guidance import (
     select_top,
     selected_count,
 )
+from vocagnolm.method import Aggregation
 
-AGGREGATE = {"max": max, "sum": sum, "mean": lambda losses: sum(losses) / len(losses)}
+
+def least(loss_BSW, held_BSW):
+    """A function of a user's own."""
+    return loss_BSW.masked_fill(~held_BSW, math.inf).amin(-1)
+
+
+AGGREGATE = {"max": max, "sum": sum, "mean": lambda x: sum(x) / len(x), least: min}
 # Few distinct values: many ties.
 LOSSES = st.floats(0, 20, width=32) | st.sampled_from([0.0, 0.5, 1.0, 2.0])
 SHARES = st.sampled_from([1.0, 0.5, 0.25, 0.75])  # of the first token, those between, the last
@@ -51,7 +58,7 @@ def teacher_batches(draw):
     )
 
 
-@given(teacher_batches(), st.sampled_from(get_args(guidance.Aggregation)))
+@given(teacher_batches(), st.sampled_from([*get_args(Aggregation), least]))
 def test_aggregation_equals_a_loop_over_tokens(batch, aggregation):
     losses, valid, ranges, shares = batch
     found, mapped = aggregate_teacher_losses(
@@ -122,7 +129,7 @@ def test_short_ranges_keep_their_precision_late_in_rows():
     assert found.item() == pytest.approx(1e-4, rel=1e-5)
 
 
-@pytest.mark.parametrize("aggregation", get_args(guidance.Aggregation))
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_broken_teacher_loss_breaks_only_its_ranges(aggregation, broken):
     loss = torch.tensor([[1.0, broken, 2.0, broken, 3.0]])
@@ -358,7 +365,7 @@ def test_random_scores_are_uniform_over_blocks_and_positions():
     assert (chosen.double().mean(0) - 0.4).abs().max() < 0.12
 
 
-@pytest.mark.parametrize("aggregation", get_args(guidance.Aggregation))
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
 @pytest.mark.parametrize("unmapped", get_args(guidance.Unmapped))
 @pytest.mark.parametrize("scope", get_args(guidance.Scope))
 def test_nothing_waits_for_the_device(aggregation, unmapped, scope):

@@ -10,12 +10,37 @@ import pytest
 import torch
 
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.guidance import aggregate_teacher_losses, select_tokens
+from vocagnolm.guidance import aggregate_teacher_losses, select_tokens, select_top
 from vocagnolm.method import Method
 from vocagnolm.objective import Objective, OnlineTeacher, TeacherLosses
 
+
+def least(loss_BSW: torch.Tensor, held_BSW: torch.Tensor) -> torch.Tensor:
+    """A user's own aggregation."""
+    return loss_BSW.masked_fill(~held_BSW, torch.inf).amin(-1)
+
+
+class Hardest(Objective):
+    """A user's own method, which has no teacher."""
+
+    needs_teacher = False
+
+    def select(self, student_loss_BS: Any, batch: Any, teacher: Any = None) -> Any:
+        found = super().select(student_loss_BS, batch)
+        scores = found.student_loss_BS, found.valid_BS
+        weight_BS = select_top(*scores, self.method.top_k, self.method.selection_scope)
+        return found._replace(weight_BS=weight_BS.float())
+
+
 WRONG: list[dict[str, Any]] = [
     {"method": "ppo"},
+    {"method": "nothing:Here"},
+    {"method": "math:sqrt"},
+    {"method": ":Class"},
+    {"aggregation": "math:nothing"},
+    {"aggregation": "math:pi"},
+    {"aggregation": lambda loss_BSW, held_BSW: loss_BSW},
+    {"loss_divisor": "selected", "method": Hardest},
     *({"top_k": value} for value in (1.4, 0.0, float("nan"), 1e-7, 0.1234567, 1 / 3)),
     *({"top_k_warmup_steps": value} for value in (-1.0, float("nan"), float("inf"))),
     *({"unselected_weight": value} for value in (1.0, -0.1, float("nan"))),
@@ -203,6 +228,38 @@ def test_selection_maps_no_token_without_a_teacher(method: Method) -> None:
         assert not torch.equal(found.weight_BS, other)
     assert torch.equal(found.weight_BS.sum(-1).long(), counts)
     assert not (found.weight_BS.bool() & ~valid).any()
+
+
+def test_own_method_without_a_teacher_weighs_by_its_select() -> None:
+    method = Method(Hardest, top_k=0.3)  # type: ignore[arg-type]
+    assert method.method == f"{__name__}:Hardest"
+    assert method == Method(method.method, top_k=0.3)
+    assert {"top_k", "selection_scope"} <= method.in_effect().keys()
+    assert "unmapped" not in method.in_effect()
+    with pytest.raises(ValueError, match="Hardest has no use for a teacher"):
+        method.check_teacher(1)
+    batch, student, _ = random_batch(1)
+    valid = batch["labels"] != IGNORED_LABEL
+    batch |= {"mapped_tokens": [0] * 3, "unmapped_tokens": valid.sum(-1).tolist()}
+    mine = method.own_objective(method)  # type: ignore[misc]
+    weights = mine.weights(mine.select(student, batch)) > 0
+    assert weights.sum(-1).tolist() == [-(-3 * int(row.sum()) // 10) for row in valid]
+    for loss_S, weight_S, valid_S in zip(student, weights, valid, strict=True):
+        assert loss_S[weight_S].min() > loss_S[valid_S & ~weight_S].max()
+    # An upper bound, as nobody knows what a `select` weighs.
+    assert mine.weighted_tokens(batch) == mine.divisor_tokens(batch) == valid.sum()
+
+
+def test_own_aggregation_is_kept_by_its_name() -> None:
+    method = Method(aggregation=least)  # type: ignore[arg-type]
+    assert method.aggregation == f"{__name__}:least"
+    batch, student, losses = random_batch(1)
+    losses = losses._replace(entropy_BT=None, valid_BT=torch.ones_like(losses.valid_BT))
+    found = Objective(method).select(student, batch, losses)
+    negated = aggregate_teacher_losses(-losses.loss_BT, batch["teacher_ranges"], "max")
+    assert torch.equal(found.teacher_loss_BS, -negated[0])
+    with pytest.raises(ValueError, match="expected one loss for each student token"):
+        aggregate_teacher_losses(losses.loss_BT, batch["teacher_ranges"], lambda x, _: x)
 
 
 CHOICES = [

@@ -16,7 +16,8 @@ from references import full_losses, largest_difference, slow_weights
 from transformers import PreTrainedTokenizerBase
 from world import make_models
 
-from vocagnolm.conventions import IGNORED_LABEL
+from vocagnolm.alignment import align_segment
+from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED
 from vocagnolm.data import align_corpus
 from vocagnolm.method import Method
 from vocagnolm.objective import Objective, OnlineTeacher
@@ -86,6 +87,33 @@ def test_stored_conversations_train_as_the_teacher_does(
     assert logs[0] == pytest.approx(logs[1], abs=TOLERANCE)
     both = [dict(trainer.model.named_parameters()) for trainer in trainers]
     assert largest_difference(*both) < TOLERANCE
+
+
+class Nothing(Store):
+    """A store that has no document."""
+
+    def segments(self, text: str) -> None:
+        """Nothing."""
+
+
+def test_store_without_a_conversation_leaves_it_to_others(world: World, store: Store) -> None:
+    corpus, student, _ = world.conversations()
+    nothing = Nothing(store.directory)
+    alone, both, plain = (
+        align_corpus(corpus, student, reader).rows
+        for reader in (
+            StoredReader([store]),
+            StoredReader([nothing, store], first=True),
+            StoredReader([nothing, store], plain=True),
+        )
+    )
+    assert not len(align_corpus(corpus, student, StoredReader([nothing, store])).rows)
+    assert str(list(both)) == str(list(alone))
+    for name in ("student_ids", "student_labelled", "document"):
+        assert plain[name][:] == alone[name][:]
+    for row in plain:
+        assert row["teacher_counts"] == [1, 1]
+        assert (align_segment(row) == UNMAPPED).all()
 
 
 def test_mixture_with_conversations_resumes_bit_equal(world: World, tmp_path: Path) -> None:

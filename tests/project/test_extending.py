@@ -1,104 +1,154 @@
-"""What docs/extending.md says to write, taken from the page, works."""
+"""The files of docs/extending.md, as they stand there, work with the commands beside them."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pytest
 import torch
-import yaml
+from adapter_world import World, make_world
+from inline_grader import graded_inline
+from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 from world import MAX_LENGTH, make_trainer
 
-from vocagnolm import objective
-from vocagnolm.evaluation.extraction import extract
-from vocagnolm.evaluation.tasks import tasks
-from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, READERS, Benchmark
-from vocagnolm.guidance import aggregate_teacher_losses
-from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm import VocAgnoConfig, VocAgnoTrainer, cli, objective
+from vocagnolm.evaluation import evaluate
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
+from vocagnolm.packing import PackedCollator
 from vocagnolm.readers import student_reader
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs/extending.md").read_text(encoding="utf-8")
+FILES = re.findall(r"^`([\w.]+)`[^\n]*:\n\n```\w+\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+COMMANDS = re.findall(r"^```\n(vocagnolm .*)\n```", PAGE, re.MULTILINE)
+# Smaller than the paper's run.
+SHORT: dict[str, Any] = {
+    **{"max_length": 64, "global_batch_tokens": 512, "per_device_train_batch_size": 8},
+    **{"max_steps": 2, "learning_rate": 1e-2, "report_to": ["none"]},
+}
+SMALL = ["--use_cpu", *(f"--{k}={v[0] if k == 'report_to' else v}" for k, v in SHORT.items())]
 
 
-def blocks_of(section: str, language: str) -> list[str]:
-    (text,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL)
-    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+@pytest.fixture(scope="module")
+def world(
+    tokenizer_dirs: dict[str, Path],
+    tiny_llama: Callable[..., Any],
+    training_texts: list[str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> World:
+    root = tmp_path_factory.mktemp("world")
+    return make_world(root, tiny_llama, tokenizer_dirs, training_texts[:60])
 
 
-def run(section: str, **names: Any) -> dict[str, Any]:
-    """Run the Python of a section from top to bottom, and return its names."""
-    for block in blocks_of(section, "python"):
-        exec(compile(block, "extending.md", "exec"), names)
-    return names
+@pytest.fixture
+def place(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory with the page's files, and models and a corpus under the page's names."""
+    for name, text in FILES:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    for name, target in (("STUDENT", world.student), ("TEACHER", world.teacher)):
+        (tmp_path / name).symlink_to(target, target_is_directory=True)
+    (tmp_path / "pages.jsonl").symlink_to(world.pages)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    for name, _ in FILES:
+        sys.modules.pop(name.removesuffix(".py"), None)
 
 
-def test_fifth_aggregation_guides_a_run(
-    blocks: Blocks, pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Set as they are, so that they are again when the test ends.
-    monkeypatch.setattr(objective, "aggregate_teacher_losses", aggregate_teacher_losses)
-    annotations = objective.Method.__annotations__
-    monkeypatch.setitem(annotations, "aggregation", annotations["aggregation"])
-    method = run("An aggregation")["method"]
-    trainer = make_trainer(tmp_path, blocks, *pair, options={"method": method}, max_steps=1)
-    batch = PackedCollator(MAX_LENGTH)([blocks[0], blocks[1]])
+def run(start: str, *more: str) -> None:
+    """Run the command of the page that begins so, as a user does, in this process."""
+    (line,) = (line for line in COMMANDS if line.startswith(f"vocagnolm {start}"))
+    assert cli.main([*shlex.split(line)[1:], *more]) == 0
+
+
+def test_method_of_the_page_is_the_objective_of_a_trainer(place: Path) -> None:
+    run("train --method", *SMALL, "--output_dir=command", "--save_steps=1")
+    # Resumed by its name.
+    for path in ("command/model.safetensors", "command/README.md"):
+        Path(path).unlink()
+    shutil.rmtree("command/checkpoint-2")
+    run("train --method", *SMALL, "--output_dir=command", "--save_steps=1")
+    settings = json.loads(Path("command/run.json").read_text())
+    assert settings["method"] == "soft:Soft"
+    assert "`soft:Soft`" in Path("command/README.md").read_text()
+
+    from soft import Soft  # type: ignore[import-not-found]
+
+    args = VocAgnoConfig(output_dir="trainer", save_strategy="no", use_cpu=True, **SHORT)
+    rows = [json.loads(line) for line in Path("pages.jsonl").read_text().splitlines()]
+    trainer = VocAgnoTrainer("STUDENT", args, None, rows, teacher="TEACHER", objective=Soft)
+    batch = PackedCollator(64)([trainer.train_dataset[0], trainer.train_dataset[1]])
     found = trainer.token_guidance(batch)
-    several = 0
+    lag = torch.sigmoid(found.student_loss_BS - found.teacher_loss_BS)
+    assert torch.equal(found.weight_BS[found.mapped_BS], lag[found.mapped_BS])
+    assert (found.weight_BS[found.valid_BS & ~found.mapped_BS] == 1).all()
+    assert ((found.weight_BS > 0) == found.valid_BS).all()
+    trainer.train()
+    for name, weight in load_file("command/model.safetensors").items():
+        assert torch.equal(trainer.model.state_dict()[name], weight), name
+    assert args.to_dict()["method"] == "soft:Soft"
+    assert VocAgnoConfig(output_dir="again", use_cpu=True, method="soft:Soft").method == args.method
+
+
+def test_aggregation_of_the_page_is_the_least_loss(place: Path) -> None:
+    run("train --aggregation", *SMALL, "--output_dir=command")
+    assert json.loads(Path("command/run.json").read_text())["aggregation"] == "least:least"
+
+    from least import least  # type: ignore[import-not-found]
+
+    args = VocAgnoConfig(output_dir="trainer", aggregation=least, use_cpu=True, **SHORT)
+    assert args.to_dict()["aggregation"] == "least:least"
+    rows = [json.loads(line) for line in Path("pages.jsonl").read_text().splitlines()]
+    trainer = VocAgnoTrainer("STUDENT", args, None, rows, teacher="TEACHER")
+    batch = PackedCollator(64)([trainer.train_dataset[0], trainer.train_dataset[1]])
+    found, several = trainer.token_guidance(batch), 0
     for row, ranges in enumerate(batch["teacher_ranges"].tolist()):
         for token, (first, last) in enumerate(ranges):
             if found.mapped_BS[row, token]:
                 losses = found.teacher_loss_BT[row, first:last]
-                valid = batch["teacher_labels"][row, first:last] >= 0
-                assert found.teacher_loss_BS[row, token] == losses[valid].min()
-                several += int(valid.sum()) > 1
+                assert found.teacher_loss_BS[row, token] == losses.min()
+                several += last - first > 1
     assert several > 10
     trainer.train()
+    for name, weight in load_file("command/model.safetensors").items():
+        assert torch.equal(trainer.model.state_dict()[name], weight), name
 
 
-def test_hardest_tokens_are_trained(blocks: Blocks, pair: Any, tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, blocks, pair[0], options={"method": "random"}, max_steps=1)
-    mine = run("A method", trainer=trainer)["Hardest"](trainer.objective.method)
-    assert trainer.state.global_step == 1
-    assert type(trainer.objective).__name__ == "Hardest"
-    batch = PackedCollator(MAX_LENGTH)([blocks[0], blocks[1]])
-    loss_BS = torch.rand(batch["labels"].shape)
-    found = mine.select(loss_BS, batch)
-    assert found.weight_BS.sum() == mine.weighted_tokens(batch)
-    for loss_S, weight_S, valid_S in zip(loss_BS, found.weight_BS > 0, found.valid_BS, strict=True):
-        assert loss_S[weight_S].min() > loss_S[valid_S & ~weight_S].max()
-
-
-def test_benchmark_of_the_page_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(READERS, "halves", None)
-    run("A benchmark")
-    (record,), (lines,) = (blocks_of("A benchmark", language) for language in ("yaml", "json"))
-    mine = Benchmark("halves", **yaml.safe_load(record)["halves"])
-    monkeypatch.setitem(BENCHMARKS, "halves", mine)
-    (tmp_path / "halves").mkdir()
-    (tmp_path / "halves/test.jsonl").write_text(lines, encoding="utf-8")
-    (task,) = tasks.load_tasks(["halves"], tmp_path, None, None)
-    items = task.items
-    assert [item.gold for item in items] == [
-        str(json.loads(line)["answer"]) for line in lines.splitlines()
-    ]
-    assert task.prompts[items[0].idx] == "Question: What is half of 8?\nAnswer:"
-    output = "Half of 30 is 15. The answer is 15."
-    assert extract(task.benchmark.answer_kind, output) == items[1].gold
+def test_benchmark_of_the_page_is_asked(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, benchmark in BENCHMARKS.items():
+        monkeypatch.setitem(BENCHMARKS, name, benchmark)
+    run("evaluate", "--dry_run")
+    shown = capsys.readouterr().out
+    assert shown.startswith("=== halves (halves): 2 items, 0 shots\n--- prompt tokens")
+    assert shown.endswith("The answer is 3.\n\nQuestion: What is half of 8?\nAnswer:\n\n")
+    with graded_inline(evaluate):
+        run("evaluate", "--output_dir=found")
+    records = [json.loads(line) for line in Path("found/halves.jsonl").read_text().splitlines()]
+    assert [record["gold"] for record in records] == ["4", "15"]
+    assert json.loads(Path("found/results.json").read_text())["benchmarks"]["halves"]["n"] == 2
 
 
 def test_own_guide_gives_its_losses(
     student_tokenizer: PreTrainedTokenizerBase, tiny_llama: Callable[..., Any], tmp_path: Path
 ) -> None:
     corpus = datasets.Dataset.from_dict({"text": ["one and one is two", "two is what I said"] * 4})
-    reader = student_reader(student_tokenizer, MAX_LENGTH)
-    names = run("A teacher source", corpus=corpus, reader=reader)
+    names: dict[str, Any] = {
+        "corpus": corpus,
+        "reader": student_reader(student_tokenizer, MAX_LENGTH),
+    }
+    _, section = PAGE.split("## A teacher source\n")
+    for block in re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL):
+        exec(compile(block, "extending.md", "exec"), names)
     student, blocks = tiny_llama(len(student_tokenizer)), names["blocks"]
     options = {"method": objective.Method(aggregation="max")}
     trainer = make_trainer(

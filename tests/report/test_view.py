@@ -202,6 +202,22 @@ def test_mark_without_a_space_is_a_token_of_its_own(readers: tuple[Reader, Reade
     assert shown(view) == "数 a"
 
 
+def test_pieces_follow_a_document_without_a_teacher(
+    readers: tuple[Reader, Reader], tmp_path: Path
+) -> None:
+    texts = ["Anna has 12 apples.", "x_1 = 2025"]
+    stored = random_store(tmp_path / "store", texts[1:], readers[1].tokenizer)
+    sample = sample_of(texts, readers[0], StoredReader([stored], plain=True))
+    losses_BT = sample.batch["teacher_losses"]
+    (views,) = views_of(sample, guidance_of(sample)._replace(teacher_loss_BT=losses_BT))
+    (segment,) = stored.segments(texts[1]) or ()
+    pieces = [
+        list({id(piece): piece[1] for token in view.tokens for piece in token.pieces}.values())
+        for view in views
+    ]
+    assert pieces == [[], segment.losses.tolist()]
+
+
 # The command.
 
 

@@ -22,6 +22,8 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     # Names, choices and types.
     (("--teachr", "t"), "unknown option --teachr (did you mean --teacher?)"),
     ((*T, "--method", "vocagnlm"), "invalid choice: 'vocagnlm'"),
+    ((*T, "--method", "nothing:Here"), "--method nothing:Here cannot be loaded (ModuleNotFound"),
+    ((*T, "--aggregation", "math:pi"), "--aggregation math:pi is no function"),
     (("stray", *T), "not used by the HfArgumentParser: ['stray']"),
     (("--config", "paper/table1/cp"), "(did you mean paper/table1/cpt?)"),
     # Names of other programs.
@@ -43,6 +45,11 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     ((*T, "--teacher_losses", "s"), "--teacher and --teacher_losses exclude each other"),
     ((*TWO, "--method", "uld"), "--method uld takes one teacher, got 2"),
     ((*TWO, "--teacher_reduction", "weighted"), "takes 2 --teacher_weights, found 0"),
+    ((*TWO, "--teacher_reduction", "first"), "--teacher_reduction first takes stores"),
+    (
+        ("--teacher_losses", "s", "--missing_losses", "plain", "--unmapped", "exclude"),
+        "--missing_losses plain trains on every token",
+    ),
     ((*TWO, "--teacher_tokenizer", "a"), "--teacher_tokenizer needs one value for each of 2"),
     ((*TWO, "--save_store", "s"), "--save_store"),
     ((*T, "--save_store", "s", "--attend_across_documents"), "--save_store"),
@@ -223,7 +230,16 @@ def test_command_ends_in_one_line(
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "argv", ["", "--teachr t", "--method vocagnlm", "--top_k 3", "--config none.yaml", "--help"]
+    "argv",
+    [
+        "",
+        "--teachr t",
+        "--method vocagnlm",
+        "--method a:B",
+        "--top_k 3",
+        "--config none.yaml",
+        "--help",
+    ],
 )
 def test_quick_answer_needs_no_torch(argv: str) -> None:
     code = (

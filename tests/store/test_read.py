@@ -239,6 +239,48 @@ def test_documents_that_one_store_lacks_are_skipped(
     assert segments.skipped == [(1, MISSING), (3, MISSING)]
 
 
+def test_first_store_of_a_document_is_its_teacher(
+    tokenizers_by_family: Tokenizers, tmp_path: Path
+) -> None:
+    student = student_of(tokenizers_by_family, "metaspace", 24)
+    parts = {"nfc_digits": PAGES[:2], "byte_level": PAGES[1:3]}
+    stores = [
+        random_store(tmp_path / family, texts, tokenizers_by_family[family], context=20)
+        for family, texts in parts.items()
+    ]
+    segments = align_corpus(in_memory(PAGES), student, StoredReader(stores, first=True))
+    assert segments.skipped == [(3, MISSING), (4, MISSING)]
+    for document, store in enumerate((0, 0, 1)):
+        rows = [row for row in segments.rows if row["document"] == document]
+        alone = rows_of([PAGES[document]], student, StoredReader([stores[store]]))
+        # NaN is not equal to itself.
+        assert str(rows) == str([row | {"document": document} for row in alone])
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_missing_document_is_plain_text_where_asked(
+    tokenizers_by_family: Tokenizers, tmp_path: Path, first: bool
+) -> None:
+    student = student_of(tokenizers_by_family, "metaspace", 24)
+    tokenizer = tokenizers_by_family["byte_level"]
+    stores = [
+        random_store(tmp_path / "a", PAGES[:1], tokenizer, context=20),
+        random_store(tmp_path / "b", PAGES[:2], tokenizer, context=20),
+    ]
+    reader = StoredReader(stores, first=first, plain=True)
+    found, plain = rows_of(PAGES, student, reader), rows_of(PAGES, student, None)
+    for document in range(len(PAGES)):
+        rows, alone = ([r for r in x if r["document"] == document] for x in (found, plain))
+        is_guided = document < (2 if first else 1)
+        assert {row["unmapped_text_tokens"] > 0 for row in rows} == {not is_guided}
+        if not is_guided:
+            names = ("start", "end", "student_ids", "text_tokens", "unmapped_text_tokens")
+            assert columns(rows, names) == columns(alone, names)
+            assert all(row["teacher_counts"] == [1] * (1 if first else 2) for row in rows)
+    others = [StoredReader(stores, first=a, plain=b) for a in (True, False) for b in (True, False)]
+    assert len({other.fingerprint() for other in others}) == 4
+
+
 def test_document_with_changed_text_is_not_found(
     tokenizers_by_family: Tokenizers, tmp_path: Path
 ) -> None:

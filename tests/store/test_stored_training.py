@@ -10,9 +10,11 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, get_args
 
+import datasets
 import pytest
 import torch
 from built_trainer import build as build_trainer
@@ -30,7 +32,7 @@ from vocagnolm.guidance import reduce_teachers
 from vocagnolm.method import Aggregation, Method
 from vocagnolm.models import load as models
 from vocagnolm.objective import StoredTeacher
-from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.packing import Blocks
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.run import options as train
 from vocagnolm.store import score
@@ -76,20 +78,21 @@ class World:
     tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
     segments: Segments
 
-    def blocks(self, *stores: Store) -> Blocks:
-        """The blocks with the losses of stores; without a store as the online teacher's."""
-        if not stores:
-            return Blocks(self.segments.rows, MAX_LENGTH, TEACHER_CONTEXT)
-        reader = StoredReader(stores)
+    def rows(self, reader: StoredReader) -> datasets.Dataset:
+        """The segments with the losses of stores."""
         student = student_reader(self.tokenizers[0], MAX_LENGTH)
-        rows = align_corpus(in_memory(self.texts), student, reader).rows
-        return Blocks(rows, MAX_LENGTH, reader.limits())
+        return align_corpus(in_memory(self.texts), student, reader).rows
 
     def trainer(self, out: Path, *stores: Store, options: Any = None, **training: Any) -> Any:
+        """Train from stores, by the first of which documents need no other; or online."""
         teacher = copy.deepcopy(self.teacher)
         if stores:
             teacher = StoredTeacher(len(stores))
-        blocks = self.blocks(*stores)
+        blocks = Blocks(self.segments.rows, MAX_LENGTH, TEACHER_CONTEXT)
+        if stores:
+            first = (options or {}).get("method", Method()).teacher_reduction == "first"
+            reader = StoredReader(stores, first=first, plain=first)
+            blocks = Blocks(self.rows(reader), MAX_LENGTH, reader.limits())
         student = copy.deepcopy(self.student)
         return make_trainer(out, blocks, student, teacher, options=options, **training)
 
@@ -186,6 +189,7 @@ REDUCTIONS: list[tuple[Any, ...]] = [
     ("mean",),
     ("max",),
     ("weighted", (1.0, 2.5, 0.1)),
+    ("first",),
 ]
 
 
@@ -201,10 +205,32 @@ def test_copies_of_a_store_give_its_parameters(
     assert_equal(three, one)
 
 
+@pytest.mark.slow
+def test_stores_of_some_documents_train_as_one_of_all(
+    world: World, tokenizers_by_family: Tokenizers, tmp_path: Path
+) -> None:
+    ours, theirs = world.texts[::2], world.texts[1::2]
+    math = random_store(tmp_path / "math", ours, tokenizers_by_family["nfc_digits"], seed=1)
+    # Of the first five the other store speaks.
+    code = random_store(
+        tmp_path / "code", ours[:5] + theirs, tokenizers_by_family["byte_level"], seed=2
+    )
+    parts = [(text, part) for text in ours for part in math.segments(text) or ()]
+    parts += [(text, part) for text in theirs for part in code.segments(text) or ()]
+    one = trained(world.trainer(tmp_path, write_store(tmp_path / "both", parts)))
+    options = {"method": reduced_by("first")}
+    assert_equal(trained(world.trainer(tmp_path, math, code, options=options)), one)
+
+
 def slow_teacher(
-    world: World, blocks: Blocks, stores: list[Store], number: int, aggregation: str, combine: Any
+    world: World,
+    rows: list[dict[str, Any]],
+    segments: Sequence[int],
+    stores: list[Store],
+    aggregation: str,
+    combine: Any,
 ) -> dict[int, float]:
-    """The teachers' loss of every text token of a block, with loops over stores and tokens."""
+    """The teachers' loss of the text tokens of a block, with loops over stores and tokens."""
     aggregate = {"max": max, "mean": lambda x: sum(x) / len(x)}.get(aggregation, sum)
 
     def share_of(first: int, last: int, a: int, b: int) -> float:
@@ -214,8 +240,7 @@ def slow_teacher(
         return sum(1 / sharing[c] for c in shared) / (last - first)
 
     guides, at = {}, 0
-    rows = list(world.segments.rows)
-    for segment in blocks.segments(number):
+    for segment in segments:
         row = rows[int(segment)]
         text, start, end = world.texts[row["document"]], row["start"], row["end"]
         spans = tokens_between(world.tokenizers[0], text, start, end).spans + start
@@ -229,8 +254,9 @@ def slow_teacher(
                     for (first, last), loss in zip(part.spans, part.losses, strict=True)
                     if max(first, start) < b and min(last, end) > a
                 ]
-                losses.append(aggregate(covering))
-            guides[position] = combine(losses)
+                losses += [aggregate(covering)] if covering else []
+            if losses:
+                guides[position] = combine(losses)
         at += len(row["student_ids"])
     return guides
 
@@ -245,13 +271,14 @@ def test_loss_of_several_stores_equals_slow_reference(
     aggregation: str,
     reduction: tuple[Any, ...],
 ) -> None:
-    families = ("nfc_digits", "byte_level", "prepend")
-    stores = [
-        random_store(tmp_path / f, world.texts, tokenizers_by_family[f], seed=n)
-        for n, f in enumerate(families)
-    ]
+    is_first = reduction[0] == "first"
+    stores = []
+    for n, f in enumerate(("nfc_digits", "byte_level", "prepend")):
+        # The first store has few documents, each one more than the one before, and none has all.
+        texts = [t for i, t in enumerate(world.texts) if i % 4 <= n or not is_first]
+        stores.append(random_store(tmp_path / f, texts, tokenizers_by_family[f], seed=n))
     weights = reduction[1] if len(reduction) > 1 else (1.0, 1.0, 1.0)
-    combine = {"min": min, "max": max}.get(
+    combine = {"min": min, "max": max, "first": itemgetter(0)}.get(
         reduction[0], lambda x: sum(w * y for w, y in zip(weights, x, strict=True)) / sum(weights)
     )
     settings = {"top_k": 0.3, "aggregation": aggregation, "loss_divisor": "selected"}
@@ -260,11 +287,12 @@ def test_loss_of_several_stores_equals_slow_reference(
     method = replace(reduced_by(*reduction), **settings)
     trainer = world.trainer(tmp_path, *stores, options={"method": method})
     blocks = trainer.train_dataset
-    batch = PackedCollator(MAX_LENGTH, shares=aggregation == "share")([blocks[i] for i in range(3)])
+    rows = list(world.rows(StoredReader(stores, first=is_first, plain=is_first)))
+    batch = trainer.data_collator([blocks[i] for i in range(3)])
     losses = full_losses(trainer.model, batch["input_ids"], batch["position_ids"], batch["labels"])
     chosen = torch.zeros(losses.shape)
     for row in range(3):
-        guides = slow_teacher(world, blocks, stores, row, aggregation, combine)
+        guides = slow_teacher(world, rows, blocks.segments(row), stores, aggregation, combine)
         labels = (batch["labels"][row] != IGNORED_LABEL).nonzero().flatten().tolist()
         unmapped = [t for t in labels if t not in guides]  # end tokens
         excess = {t: float(losses[row, t].detach()) - guides[t] for t in labels if t in guides}
@@ -291,19 +319,20 @@ def test_reduction_of_equal_losses_is_the_loss(teachers: int) -> None:
     loss_BS = 12 * torch.rand(3, 500, generator=torch.Generator().manual_seed(0))
     weights = tuple(0.1 + 0.3 * number for number in range(teachers))
     copies, mapped = (x.repeat(1, teachers) for x in (loss_BS, torch.ones(3, 500).bool()))
-    for reduction in (("min",), ("mean",), ("max",), ("weighted", weights)):
+    for reduction in (("min",), ("mean",), ("max",), ("weighted", weights), ("first",)):
         reduced, is_mapped = reduce_teachers(copies, mapped, teachers, *reduction)
         assert torch.equal(reduced, loss_BS)
         assert is_mapped.all()
 
 
-@pytest.mark.parametrize("reduction", ["min", "mean", "max"])
+@pytest.mark.parametrize("reduction", ["min", "mean", "max", "first"])
 def test_token_is_unmapped_when_one_teacher_has_none(reduction: Any) -> None:
     losses = torch.tensor([[1.0, 2.0, 0.0, 4.0, 0.0, 0.0]])
     mapped = torch.tensor([[True, True, False, True, False, False]])
     reduced, is_mapped = reduce_teachers(losses, mapped, 2, reduction)
     assert is_mapped.tolist() == [[True, False, False]]
-    assert reduced.tolist() == [[{"min": 1.0, "mean": 2.5, "max": 4.0}[reduction], 0.0, 0.0]]
+    expected = {"min": 1.0, "mean": 2.5, "max": 4.0, "first": 1.0}[reduction]
+    assert reduced.tolist() == [[expected, 0.0, 0.0]]
 
 
 # train.py
@@ -455,7 +484,8 @@ def test_train_stops_or_skips_when_documents_are_missing(
     options = {"dataset": str(pages), "teacher_losses": str(place.score())}
     assert error_of(**options) == (
         f"--teacher_losses lacks 2 of 41 documents of --dataset {pages}, or has another text of "
-        "them: score this corpus, or leave them out with --missing_losses skip"
+        "them: score this corpus, leave them out with --missing_losses skip, or train on them "
+        "without a teacher with --missing_losses plain"
     )
     assert not (tmp_path / "new").exists()
     place.train(tmp_path / "run", **options, missing_losses="skip")
@@ -465,6 +495,33 @@ def test_train_stops_or_skips_when_documents_are_missing(
     assert [json.loads(line) for line in skipped] == [
         {"document": number, "reason": reason} for number in (3, 20)
     ]
+
+
+def test_each_domain_has_a_teacher_and_the_rest_none(
+    place: Place,
+    training_texts: list[str],
+    tmp_path: Path,
+    error_of: Callable[..., str],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    write_pages(tmp_path / "code.jsonl", [text[:120] for text in training_texts[50:60]])
+    write_pages(tmp_path / "rest.jsonl", [text[:120] for text in training_texts[60:65]])
+    math, code = place.score(), tmp_path / "code"
+    place.score(str(code), teacher=str(place.root / "teacher2"), dataset=f"{code}.jsonl")
+    given = {"teacher_losses": f"{code} {math}", "teacher_reduction": "first"}
+    # Of pages that the second store alone has.
+    alone = place.train(tmp_path / "alone", teacher_losses=str(math))
+    assert_equal(place.train(tmp_path / "both", **given), alone)
+    given["dataset"] = f"{place.root / 'pages.jsonl'} {code}.jsonl"
+    capfd.readouterr()
+    place.train(tmp_path / "domains", **given)
+    assert "100.00% of the text tokens mapped" in capfd.readouterr().out
+    given["dataset"] += f" {tmp_path / 'rest.jsonl'}"
+    assert "--teacher_losses lacks 5 of 5 documents" in error_of(**given)
+    place.train(tmp_path / "all", **given, missing_losses="plain")
+    shown = re.search(r"([\d.]+)% of the text tokens mapped", capfd.readouterr().out)
+    assert shown
+    assert 80 < float(shown[1]) < 99
 
 
 @pytest.mark.parametrize("held_out", ["dataset", pytest.param("fraction", marks=pytest.mark.slow)])

@@ -23,7 +23,7 @@ from vocagnolm.chat.reading import TRAIN_ON, TrainOn
 from vocagnolm.cli import Parser, corpora_of, shell
 from vocagnolm.conventions import TEXT, NonFiniteLoss
 from vocagnolm.io import check_writable, write_text
-from vocagnolm.method import Aggregation, Selection, Unmapped
+from vocagnolm.method import AGGREGATIONS, Selection, Unmapped
 from vocagnolm.report.view import GuidanceView, TextView, view_texts
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--max_length", type=int, help="Student tokens of a part; default: 2048 or its context.")
     add("--top_k", type=float, default=0.4, help="Share of the mapped tokens kept, Eq. 4.")
     add("--selection", choices=get_args(Selection), default="top_k", help="Or by acceptance.")
-    add("--aggregation", choices=get_args(Aggregation), default="max", help="Eq. 2.")
+    add("--aggregation", choices=AGGREGATIONS, default="max", help="Eq. 2.")
     add("--unmapped", choices=get_args(Unmapped), default="include", help="Section 6.2.")
     add("--train_on", choices=TRAIN_ON, default=TRAIN_ON[0], help="Of conversations.")
     add("--output_dir", type=Path, help=f"Gets {PAGE}.")

@@ -150,7 +150,7 @@ def _tokens(
     theirs = widen_spans(segment["teacher_steps"], segment["teacher_jumps"]).tolist()
     theirs = theirs[: segment["teacher_counts"][0] - 1]
     pieces = []
-    for start, end in [[0, 0], *theirs] if theirs else ():
+    for start, end in [[0, 0], *theirs]:
         pieces.append((text[start:end], next(losses)))
     ranges = align_segment(segment)[0].tolist()
     shown = 0

@@ -281,7 +281,11 @@ def _guide_of(
                     f"{store.manifest['teacher']} with another tokenizer than the student's: score "
                     "the corpus with a model that has the student's, or use --method vocagnolm"
                 )
-        return StoredReader(stores)
+        return StoredReader(
+            stores,
+            first=options.teacher_reduction == "first",
+            plain=options.missing_losses == "plain",
+        )
     if options.method in ("kld", "rho1"):
         for teacher in teachers:
             check_same_tokens(student.tokenizer, teacher.tokenizer, options.method)
@@ -487,7 +491,8 @@ def align(
     if missing and options.missing_losses == "error":
         raise ValueError(
             f"--teacher_losses lacks {missing:,} of {len(texts):,} documents of {shown}, or has "
-            "another text of them: score this corpus, or leave them out with --missing_losses skip"
+            "another text of them: score this corpus, leave them out with --missing_losses skip, "
+            "or train on them without a teacher with --missing_losses plain"
         )
     if not len(segments.rows):
         raise ValueError(

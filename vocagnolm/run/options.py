@@ -86,7 +86,7 @@ class ModelOptions:
         """Name a directory after the models, and a method that they do not tell."""
         names = [self.student, *(self.teacher or self.teacher_losses or ())]
         if method != "vocagnolm" or len(names) == 1:
-            names.append(method)
+            names.append(method.rpartition(":")[2])
         names = [getattr(name, "name_or_path", name) for name in names]
         return os.path.join("runs", "__".join(Path(name).name for name in names))
 
@@ -198,8 +198,10 @@ class PackOptions:
     dataset_num_proc: int | None = option(
         None, "Processes that tokenize and align; by default one for each core."
     )
-    missing_losses: Literal["error", "skip"] = option(
-        "error", "What to do about documents that --teacher_losses does not have."
+    missing_losses: Literal["error", "skip", "plain"] = option(
+        "error",
+        "What to do about documents that --teacher_losses does not have; plain: train on them as "
+        "without a teacher.",
     )
     student_chat_template: str | None = option(None, "plain, chatml or a file; by default its own.")
     teacher_chat_template: list[str] | None = option(
@@ -221,6 +223,12 @@ class GuidanceOptions(Method, PackOptions, LoadOptions):
         for each in (LoadOptions, PackOptions, Method):
             each.__post_init__(self)
         self.check_chunks(self.max_length)
+        includes = self.unmapped == "include" or self.accepts
+        if self.missing_losses == "plain" and (self.method == "chunk" or not includes):
+            raise ValueError(
+                "--missing_losses plain trains on every token of documents without losses, which "
+                f"--method {self.method} --unmapped {self.unmapped} does not: use skip"
+            )
 
     def check_teacher(self, count: int, *, is_stored: bool = False) -> None:
         """The same, and options that have one value for each teacher."""

@@ -22,19 +22,25 @@ def spans_and_losses(segments: Sequence[StoredSegment]) -> tuple[Spans, LossArra
 
 
 class StoredReader(TeacherReaders):
-    """One or several stores of the same corpus."""
+    """One or several stores of the same corpus, a teacher each.
 
-    def __init__(self, stores: Sequence[Store]):
+    With `first` they are one teacher: of a document the first store that has it. A document that
+    lacks losses is missing, or with `plain` has no teacher.
+    """
+
+    def __init__(self, stores: Sequence[Store], *, first: bool = False, plain: bool = False):
         super().__init__()
-        self.stores = stores
+        self.stores, self.first, self.plain = stores, first, plain
 
     def limits(self) -> list[int]:
         """Return the most tokens each teacher was shown at once, its start token counted."""
-        return [int(store.manifest["context"]) for store in self.stores]
+        contexts = [int(store.manifest["context"]) for store in self.stores]
+        return [min(contexts)] if self.first else contexts
 
     def fingerprint(self) -> str:
         """Return all that decides what is read here."""
-        return "|".join(store.fingerprint() for store in self.stores)
+        how = [name for name in ("first", "plain") if getattr(self, name)]
+        return "|".join([*(store.fingerprint() for store in self.stores), *how])
 
     def describe(self) -> list[str]:
         """Name each store, its teacher and its size."""
@@ -49,9 +55,10 @@ class StoredReader(TeacherReaders):
         cuts: dict[int, list[int] | None] = {}
         found = []
         for number, text in enumerate(texts):
-            stored = [store.segments(text) or [] for store in self.stores]
+            having = (store.segments(text) or [] for store in self.stores)
+            stored = [next(filter(None, having), [])] if self.first else [*having]
             if not all(stored):
-                cuts[number], stored = None, [[] for _ in stored]
+                cuts[number], stored = [] if self.plain else None, [[] for _ in stored]
             elif len(stored[0]) > 1:
                 cuts[number] = [segment.start for segment in stored[0][1:]]
             found.append([spans_and_losses(segments) for segments in stored])
@@ -75,9 +82,23 @@ class StoredReader(TeacherReaders):
         self, conversations: Sequence[Conversation], train_on: TrainOn
     ) -> list[list[TurnTokens | str]]:
         """Return the stored tokens of conversations, found by their rendered text."""
-        return [
+        found = [
             [_stored_turns(store, one, train_on) for one in conversations] for store in self.stores
         ]
+        if self.first:
+            by_store = zip(*found, strict=True)
+            found = [[next((x for x in reads if x != MISSING), MISSING) for reads in by_store]]
+        for number, one in enumerate(conversations if self.plain else ()):
+            if any(reads[number] == MISSING for reads in found):
+                for reads in found:
+                    reads[number] = _no_turns(one)
+        return found
+
+
+def _no_turns(conversation: Conversation) -> TurnTokens:
+    """Return no tokens of a conversation."""
+    none, stops = np.empty((0, 2), np.int64), dict.fromkeys(range(len(conversation.roles)), 0)
+    return TurnTokens(math.nan, np.empty(0, np.float32), none, none, stops, 0)
 
 
 def _stored_turns(store: Store, conversation: Conversation, train_on: TrainOn) -> TurnTokens | str:
