@@ -190,7 +190,7 @@ def test_recipes_share_a_directory_exactly() -> None:
 
 
 def test_documentation_leads_to_every_recipe() -> None:
-    page = (ROOT / "docs" / "reproducing.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
     patterns = set(re.findall(r"recipes/[\w./*-]+\.yaml", page))
     found = {pattern: list(RECIPES.parent.glob(pattern)) for pattern in patterns}
     assert all(found.values())

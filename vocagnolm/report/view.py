@@ -162,7 +162,7 @@ def _tokens(
         if not (has_label and is_mapped):
             status = "unmapped" if has_label else "unlabelled"
         name, word = text[max(start, shown) : end], str(tokenizer.convert_ids_to_tokens(token))
-        # Where no space is, it has the characters of the next token (docs/decisions.md, 9).
+        # Where no space is, it has the characters of the next token (docs/method.md, choices).
         if word == "▁":
             end = min(end, behind)
         yield TokenView(
