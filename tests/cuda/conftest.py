@@ -9,7 +9,7 @@ from multiprocessing import get_context
 from typing import Any
 
 import pytest
-from fake_cuda import in_fork, start
+from fake_cuda import in_fork, start, stop
 
 
 @pytest.fixture(scope="session")
@@ -17,14 +17,16 @@ def on_fake_cuda() -> Iterator[Callable[..., Any]]:
     """`on_fake_cuda(function, *args)`: call it in a process of its own that has the device.
 
     The function is one of a file's own, as the process runs the file again; it returns what can
-    be pickled. All processes are forked from one that has imported everything.
+    be pickled. All processes are forked from one that has imported everything. `keep=True` takes
+    one that others take, too, which is faster, as PyTorch has seen most shapes there.
     """
     if not shutil.which("g++"):
         pytest.skip("the device is compiled with g++, which is not here")
 
-    def call(function: Callable[..., Any], *args: Any) -> Any:
+    def call(function: Callable[..., Any], *args: Any, keep: bool = False) -> Any:
         file = function.__code__.co_filename
-        return pool.submit(in_fork, file, function.__name__, args).result()
+        return pool.submit(in_fork, file, function.__name__, args, keep).result()
 
     with ProcessPoolExecutor(1, get_context("spawn"), start) as pool:
         yield call
+        pool.submit(stop).result()

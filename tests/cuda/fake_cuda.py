@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import hashlib
 import importlib
 import os
@@ -32,7 +33,7 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from functools import wraps
+from functools import cache, wraps
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -216,13 +217,15 @@ class Watch(TorchDispatchMode):
         copies: those between host and device that do not.
         mixed: operations that read tensors of both.
         cpu: operations that make a tensor on the host.
+        sent: bytes of messages between processes, by operation and dtype: all that is gathered or
+            reduced, of which each process has a share.
         traces: of everything seen, the innermost lines that led to it.
         now, peaks: bytes of all storages on the device, and the most in each phase.
         phase: what follows belongs to.
         values: what is read of a tensor of a dtype and shape; zeros else.
     """
 
-    active: Watch | None = None
+    active: Any = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,6 +239,7 @@ class Watch(TorchDispatchMode):
         """Forget what was seen, but for what is alive."""
         self.waits, self.copies = Counter[Seen](), Counter[Seen]()
         self.mixed, self.cpu = Counter[Seen](), Counter[Seen]()
+        self.sent = Counter[tuple[str, torch.dtype]]()
         self.traces: dict[Seen, str] = {}
         self.peaks = {self.phase: self.now}
 
@@ -288,6 +292,8 @@ class Watch(TorchDispatchMode):
             blocks = blocks or (is_in and not any(tensor.is_pinned() for tensor in read))
             way = "to the device" if is_in else "to the host"
             self.record(self.waits if blocks else self.copies, f"copy {way}")
+        if func.namespace == "c10d" and read:
+            self.sent[_name(func), read[0].dtype] += max(tensor.nbytes for tensor in read)
         for tensor in out:
             self.see(tensor)
         return made
@@ -383,7 +389,6 @@ def _places(index: Tensor | None) -> list[Tensor | None]:
 
 def _tolist(tensor: Any) -> Any:
     watch = Watch.active
-    assert watch is not None
     if tensor.is_cuda:
         watch.record(watch.waits, "tolist")
     return watch.value(tensor.dtype, tuple(tensor.shape))
@@ -427,12 +432,29 @@ def start() -> None:
     fake_run = importlib.import_module("fake_run")
     install()  # after TorchDynamo, which lists the functions of torch.cuda
     fake_run.take_out_probes()
+    gc.collect()
+    gc.freeze()  # what is imported stays as it is: forks share it
 
 
-def in_fork(path: str, name: str, args: tuple[Any, ...]) -> Any:
-    """Call a function of a file in a copy of this process, which stays as it is."""
+def in_fork(path: str, name: str, args: tuple[Any, ...], keep: bool) -> Any:
+    """Call a function of a file in a copy of this process, which stays as it is.
+
+    The copy is of this call alone, or the one of all calls that `keep` it.
+    """
+    if keep:
+        return _kept().submit(_call, path, name, args).result()
     with ProcessPoolExecutor(1, get_context("fork")) as pool:
         return pool.submit(_call, path, name, args).result()
+
+
+@cache
+def _kept() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, get_context("fork"))
+
+
+def stop() -> None:
+    """End the process that was kept."""
+    _kept().shutdown()
 
 
 def _call(path: str, name: str, args: tuple[Any, ...]) -> Any:

@@ -8,9 +8,11 @@ run begins: the probe of the output head.
 from __future__ import annotations
 
 import gc
+import os
 import tempfile
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -24,19 +26,25 @@ from benchmarks.models import make_config, make_model, some_blocks
 from vocagnolm import packing, token_loss
 from vocagnolm.method import Method
 from vocagnolm.models.adapters import adapt
+from vocagnolm.models.load import shard_inside_machine
 from vocagnolm.objective import StoredTeacher
 from vocagnolm.packing import PackedCollator
 from vocagnolm.run.config import VocAgnoConfig
 from vocagnolm.run.metrics import NO_BLOCK
+from vocagnolm.run.plan import device_memory, sizes_of
 from vocagnolm.run.resume import StepSampler
 from vocagnolm.trainer import VocAgnoTrainer
 
 CUDA = torch.device("cuda", 0)
-LENGTHS = {"tiny": 64, "full": 2048}
+# Tokens of a packed sequence, and what differs from `benchmarks.models.SIZES`.
+SCALES: dict[str, tuple[int, dict[str, int]]] = {
+    "tiny": (64, {"num_hidden_layers": 1}),
+    "full": (2048, {}),
+}
 
 
 class Step(NamedTuple):
-    """What `Watch` saw of an optimizer step, the second of a run: the first makes AdamW's state.
+    """What `Watch` saw of an optimizer step.
 
     Its phases: `fetch`, where batches come to the device; `micro-batch`; `update`, all else.
     """
@@ -45,6 +53,7 @@ class Step(NamedTuple):
     copies: Mapping[Seen, int]
     mixed: Mapping[Seen, int]
     cpu: Mapping[Seen, int]
+    sent: Mapping[tuple[str, torch.dtype], int]
     traces: Mapping[Seen, str]
     peaks: Mapping[str, int]  # bytes, by phase
     held: int  # bytes before the step
@@ -73,7 +82,6 @@ def take_out_probes() -> None:
     own = outside(fetch._MapDatasetFetcher.fetch)
 
     def fetched(self: Any, index: Any) -> Any:
-        assert Watch.active is not None
         return Watch.active.fakes(own(self, index))
 
     fetch._MapDatasetFetcher.fetch = fetched  # type: ignore[method-assign]
@@ -93,7 +101,7 @@ def make_run(
     teacher_dtype: torch.dtype = torch.bfloat16,
     **options: Any,
 ) -> VocAgnoTrainer:
-    """Make a trainer of two steps, inside of `with Watch()`.
+    """Make a trainer of one step, inside of `with Watch()`.
 
     Args:
         method: the paper's by default.
@@ -105,27 +113,32 @@ def make_run(
         lora: trains adapters.
         options: of `VocAgnoConfig`.
     """
-    method, length = method or Method(), LENGTHS[scale]
+    method, (length, sizes) = method or Method(), SCALES[scale]
     reads_rows = method.method == "kld"  # the student's own
     teachers = teachers if method.needs_teacher else 0
-    blocks = some_blocks(scale, length, 2 * rows * micro_batches)
+    blocks = some_blocks(scale, length, rows * micro_batches)
     without = "teacher_ids" if stored else "teacher_losses"
     for block in blocks:
         _set_teachers(block, 0 if reads_rows else teachers, conversations)
         if without in block:
             block[without] = [[] for _ in block[without]]
-    student: Any = make_model(make_config("student", scale), CUDA, torch.float32, attention)
-    role = make_config("student" if reads_rows else "teacher", scale)
+    blocks *= int(os.environ.get("WORLD_SIZE", 1))
+    own = make_config("student", scale, **sizes)
+    role = own if reads_rows else make_config("teacher", scale, **sizes)
+    student: Any = make_model(own, CUDA, torch.float32, attention)
     teacher: Any = StoredTeacher(teachers)
     if not stored:
         models = [make_model(role, CUDA, teacher_dtype, attention) for _ in range(teachers)]
+        if options.get("teacher_sharding") == "node":
+            models = [shard_inside_machine(model, CUDA) for model in models]
         teacher = models or None
     settings = {
         "output_dir": tempfile.mkdtemp(),
         "bf16": True,
+        "max_length": length,
         "per_device_train_batch_size": rows,
         "gradient_accumulation_steps": micro_batches,
-        "max_steps": 2,
+        "max_steps": 1,
         "logging_strategy": "no",
         "logging_first_step": False,
         "save_strategy": "no",
@@ -165,38 +178,74 @@ def _set_teachers(block: dict[str, Any], teachers: int, conversations: bool) -> 
             del block[name]
 
 
-class _Steps(TrainerCallback):
-    """Takes the second step's records."""
+class _AtStep(TrainerCallback):
+    """Makes AdamW's state before the step, as fake weights are never updated; forgets what was."""
 
     def __init__(self, watch: Watch):
         self.watch, self.held = watch, 0
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        for parameter in given["model"].parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+        given["optimizer"].step()
+        given["optimizer"].zero_grad()
+        del parameter
+        gc.collect()
+        self.watch.clear()
+        self.held = self.watch.now
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         watch = self.watch
-        if state.global_step == 1:
-            gc.collect()
-            watch.clear()
-            self.held = watch.now
-        else:
-            seen = (watch.waits, watch.copies, watch.mixed, watch.cpu, watch.traces)
-            self.step = Step(*map(dict, seen), dict(watch.peaks), self.held)
+        seen = (watch.waits, watch.copies, watch.mixed, watch.cpu, watch.sent, watch.traces)
+        self.step = Step(*map(dict, seen), dict(watch.peaks), self.held)
 
 
 def one_step(watch: Watch, trainer: VocAgnoTrainer) -> Step:
-    """Train; return what the second step did."""
+    """Train; return what the step did."""
     # What the guard reads where all is well: no bad sequence or gradient, no signal.
     watch.values[torch.int64, (4,)] = [NO_BLOCK] * 3 + [0]
     phases = {"get_batch_samples": "fetch", "training_step": "micro-batch"}
     for name, phase in phases.items():
         setattr(trainer, name, watch.during(phase)(getattr(trainer, name)))
-    steps = _Steps(watch)
-    trainer.add_callback(steps)
+    at_step = _AtStep(watch)
+    trainer.add_callback(at_step)
     with watch.during("update"):
         trainer.train()
-    return steps.step
+    return at_step.step
 
 
 def run(*args: Any, **options: Any) -> Step:
     """Make a run, and take its step."""
     with Watch() as watch:
         return one_step(watch, make_run(*args, **options))
+
+
+def planned(trainer: VocAgnoTrainer) -> float:
+    """Return the bytes that `--dry_run` plans for a device."""
+    source = SimpleNamespace(attn_implementation=trainer.model.config._attn_implementation)
+    models = SimpleNamespace(
+        student=SimpleNamespace(sizes=sizes_of(trainer.model), source=source),
+        teachers=[SimpleNamespace(sizes=sizes_of(each)) for each in trainer.online_teachers],
+        teacher_dtype="bfloat16",
+    )
+    job: Any = SimpleNamespace(args=trainer.args)
+    return sum(device_memory(job, cast(Any, models)).values())
+
+
+def check_step(step: Step, attention: str) -> None:
+    """See that a step mixes no devices, and waits once."""
+    assert not step.mixed, step.mixed
+    assert not [seen for seen in step.cpu if seen.phase == "micro-batch"], step.cpu
+    waits = {
+        seen: count
+        for seen, count in step.waits.items()
+        # With sdpa, transformers asks in each forward pass whether rows are packed.
+        if attention != "sdpa" or "find_packed_sequence_indices" not in seen.where
+    }
+    shown = {seen: step.traces[seen] for seen in waits}
+    assert [(seen.phase, seen.what, count) for seen, count in waits.items()] == [
+        ("update", "tolist", 1)  # the guard's
+    ], shown
+    copies = [seen for seen in step.copies if seen.phase == "micro-batch"]
+    assert not copies, {seen: step.traces[seen] for seen in copies}
