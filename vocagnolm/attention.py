@@ -26,7 +26,6 @@ from torch.nn.attention import varlen
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 TORCH_VARLEN = "torch_varlen"
-_FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
 _USE_SDPA = "use --attn_implementation sdpa"
 
 
@@ -263,13 +262,11 @@ def _is_maskless(attention: str) -> bool:
 
 
 def _make_maskless(attention: str) -> None:
-    """Let flash attention, which a kernel of the hub is too, do without a mask."""
+    """Let flash attention of any version, or a kernel of the hub, do without a mask."""
     if attention in _ATTENTIONS and not _is_maskless(attention):
         AttentionInterface.register(attention, partial(_flash, _ATTENTIONS[attention]))
 
 
-for _flash_name in _FLASH:
-    _make_maskless(_flash_name)
 AttentionInterface.register(TORCH_VARLEN, _attend)
 # With segments none is made.
 AttentionMaskInterface.register(TORCH_VARLEN, _MASKS["sdpa"])

@@ -148,7 +148,11 @@ def rows_per_tile(rows: int, *heads: Head) -> int:
 
 
 def tile_rows(words: int) -> int:
-    """Rows of a tile on a GPU."""
+    """Rows of a tile on a GPU.
+
+    >>> tile_rows(32_000), tile_rows(152_064), tile_rows(10**6)
+    (2048, 384, 67)
+    """
     fit = TILE_LOGITS_CUDA // words
     # Matrix units compute 128 rows at a time.
     return fit - fit % 128 if fit > 128 else fit

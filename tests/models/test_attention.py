@@ -17,7 +17,7 @@ from transformers.modeling_flash_attention_utils import FlashAttentionKwargs
 
 from vocagnolm import attention as packed_attention
 from vocagnolm import token_loss
-from vocagnolm.attention import RowSegments, segments_of
+from vocagnolm.attention import RowSegments, segments_of, why_not_varlen
 from vocagnolm.objective import OnlineTeacher
 from vocagnolm.token_loss import check_packing
 
@@ -195,6 +195,25 @@ def test_window_shorter_than_a_segment_is_rejected() -> None:
 def test_capped_scores_of_gemma2_are_rejected() -> None:
     with pytest.raises(ValueError, match="soft cap of attention scores, which Gemma2Attention"):
         with_attention("gemma2", "torch_varlen")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "trains", "reason"),
+    [
+        ("llama", {}, True, None),
+        ("llama", {"attention_dropout": 0.1}, True, "drops attention weights"),
+        ("llama", {"attention_dropout": 0.1}, False, None),
+        ("mistral", {"sliding_window": 24}, True, "a window of 24 tokens"),
+        ("mistral", {"sliding_window": 10**6}, True, None),
+        ("qwen2", {"sliding_window": 24}, True, None),  # which it does not use
+        ("gemma2", {"sliding_window": 10**6}, True, "a soft cap"),
+    ],
+)
+def test_varlen_is_the_default_where_the_model_allows_it(
+    name: str, options: dict[str, Any], trains: bool, reason: str | None
+) -> None:
+    found = why_not_varlen(build(name, **options), trains=trains)
+    assert found == reason if reason is None else reason in (found or "")
 
 
 def test_kernel_unlike_the_models_attention_is_rejected(

@@ -47,4 +47,5 @@ def with_flash(monkeypatch: pytest.MonkeyPatch, **overrides: Any) -> Any:
     monkeypatch.setattr(flash, "lazy_import_flash_attention", lambda name: stand_ins)
     model = with_attention("llama", "sdpa", **overrides)
     model.config._attn_implementation = "flash_attention_2"  # looks for the package if it is set
+    packed_attention.check_attention(model)
     return model
