@@ -115,7 +115,9 @@ class LoadOptions:
         "none", "Spread the teacher's weights over the devices of each machine."
     )
     attn_implementation: str | None = option(
-        None, "Attention of all models, as in from_pretrained, or torch_varlen.", first=True
+        None,
+        "Attention of all models, as in from_pretrained; on a GPU in 16 bits torch_varlen.",
+        first=True,
     )
     trust_remote_code: bool = option(False, "Run model code from the hub.")
     model_init_kwargs: dict[str, Any] | str | None = option(
