@@ -292,7 +292,7 @@ class Watch(TorchDispatchMode):
             blocks = blocks or (is_in and not any(tensor.is_pinned() for tensor in read))
             way = "to the device" if is_in else "to the host"
             self.record(self.waits if blocks else self.copies, f"copy {way}")
-        if func.namespace == "c10d" and read:
+        if "c10d" in func.namespace and func.__name__ != "wait_tensor.default" and read:
             self.sent[_name(func), read[0].dtype] += max(tensor.nbytes for tensor in read)
         for tensor in out:
             self.see(tensor)

@@ -19,32 +19,48 @@ from fake_run import Step, check_step, make_run, one_step, planned
 from vocagnolm.method import Method
 from vocagnolm.run.plan import sizes_of
 
-Sharded = tuple[Step, float, int, int]
-GATHER = "_allgather_base_", torch.bfloat16
-SCATTER = "_reduce_scatter_base_", torch.float32
-REDUCE = "allreduce_", torch.float32
-# The divisor, and what the guard asks all processes: 1 and 4 numbers.
-SMALL = {("allreduce_", torch.int64): 8 + 32}
+Messages = dict[tuple[str, torch.dtype], int]
+Sharded = tuple[Step, float, Messages]
 
 
 def take_step(config: str, scale: str, attention: str, options: Mapping[str, Any]) -> Sharded:
-    """Take a step as the first process; return it, its plan, and both models' parameters."""
+    """Take a step as the first process; return it, its plan, and what it has to send."""
     start_first(config)
     with Watch() as watch:
         trainer = make_run(Method(), attention, scale, 8, **options)
-        sizes = [sizes_of(model) for model in (trainer.model, *trainer.online_teachers)]
-        plan = planned(trainer)
-        step = one_step(watch, trainer)
-    student, teacher = (size.parameters for size in sizes)
-    return step, plan, student, teacher
+        plan, messages = planned(trainer), expected_messages(trainer, config)
+        return one_step(watch, trainer), plan, messages
 
 
+def expected_messages(trainer: Any, config: str) -> Messages:
+    """Bytes of a step of two micro-batches."""
+    student, *teachers = [sizes_of(each) for each in (trainer.model, *trainer.online_teachers)]
+    gathered = student.parameters
+    if trainer.args.teacher_sharding == "node":
+        gathered += teachers[0].parameters
+    trained = [weight for weight in trainer.model.parameters() if weight.requires_grad]
+    found = {
+        # All weights in each micro-batch, in 16 bits; gradients once, in float32.
+        ("_allgather_base_", torch.bfloat16): 2 * 2 * gathered,
+        ("_reduce_scatter_base_", torch.float32): 4 * student.trained,
+        # The divisor, four numbers of the guard, and a norm for each weight.
+        ("allreduce_", torch.int64): 8 + 4 * 8,
+        ("all_reduce", torch.float32): 4 * len(trained),
+    }
+    if config == "hsdp_32xh100":
+        found["allreduce_", torch.float32] = 4 * student.trained // 8  # between machines
+    return found
+
+
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"lora": True}, marks=pytest.mark.slow)], ids=["whole", "LoRA"]
+)
 def test_sharded_step_waits_once_and_sends_what_its_weights_say(
-    on_fake_cuda: Callable[..., Sharded],
+    options: dict[str, Any], on_fake_cuda: Callable[..., Sharded]
 ) -> None:
-    step, _, student, _ = on_fake_cuda(take_step, "fsdp2", "tiny", "torch_varlen", {})
+    step, _, messages = on_fake_cuda(take_step, "fsdp2", "tiny", "torch_varlen", options)
     check_step(step, "torch_varlen")
-    assert step.sent == SMALL | {GATHER: 2 * 2 * student, SCATTER: 4 * student}
+    assert step.sent == messages
 
 
 @pytest.mark.slow
@@ -61,12 +77,7 @@ def test_sharded_step_takes_what_the_plan_says(
     config: str, attention: str, teacher_sharding: str, on_fake_cuda: Callable[..., Sharded]
 ) -> None:
     options = {"teacher_sharding": teacher_sharding}
-    step, plan, student, teacher = on_fake_cuda(take_step, config, "full", attention, options)
+    step, plan, messages = on_fake_cuda(take_step, config, "full", attention, options)
     check_step(step, attention)
     assert plan == pytest.approx(step.peak, rel=0.03)
-    # In each of two micro-batches all weights in 16 bits; gradients in float32, once.
-    gathered = student + (teacher if teacher_sharding == "node" else 0)
-    expected = SMALL | {GATHER: 2 * 2 * gathered, SCATTER: 4 * student}
-    if config == "hsdp_32xh100":
-        expected[REDUCE] = 4 * student // 8  # between machines
-    assert step.sent == expected
+    assert step.sent == messages
