@@ -6,6 +6,7 @@ real: the trainer, autograd, autocast, the optimizer, the order of operations. S
     devices   no operation mixes the CPU and the GPU; tensors are made where they are used
     waits     where the host waits for the device, and how often
     memory    every storage that is alive, and so the peak, rounded as CUDA's allocator does
+    messages  what one process sends to others that are not there (`fake_processes`)
 
 and cannot prove what kernels compute, how fast they are, what NCCL does, what DDP's reducer does
 (it reads memory), the workspaces of libraries, or waits inside a kernel's own code. Those are for
@@ -30,13 +31,12 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, wraps
 from multiprocessing import get_context
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -51,15 +51,6 @@ aten = torch.ops.aten
 
 # -- The device ----------------------------------------------------------------------------------
 
-H100 = SimpleNamespace(
-    name="NVIDIA H100 80GB HBM3",
-    major=9,
-    minor=0,
-    total_memory=int(79.6 * 2**30),
-    multi_processor_count=132,
-    shared_memory_per_block_optin=232448,
-)
-
 
 class Stream:
     """The only one."""
@@ -71,9 +62,6 @@ class Stream:
 
     def synchronize(self) -> None:
         _waits("synchronize")
-
-    def query(self) -> bool:
-        return True
 
     def is_capturing(self) -> bool:
         return False
@@ -93,35 +81,20 @@ class Event(Stream):
     def record(self, stream: Any = None) -> None:
         pass
 
-    def elapsed_time(self, other: Any) -> float:
-        return 1.0
-
-    wait = record
-
 
 def install() -> None:
-    """Give this process the device. `torch.cuda` stays that of a process that has one."""
+    """Give this process the device, and `torch.cuda` the answers that training asks for."""
     ctypes.CDLL(str(_compiled())).install()
     only = Stream()
     torch.Stream, torch.Event = Stream, Event  # type: ignore[misc]
     answers: dict[str, Callable[..., Any]] = {
-        **dict.fromkeys("is_available is_initialized is_bf16_supported".split(), _always(True)),
-        **dict.fromkeys("current_device memory_allocated memory_reserved".split(), _always(0)),
-        **dict.fromkeys("max_memory_allocated max_memory_reserved".split(), _always(0)),
-        **dict.fromkeys("init _lazy_init set_device empty_cache".split(), _always(None)),
-        **dict.fromkeys("reset_peak_memory_stats manual_seed_all".split(), _always(None)),
-        **dict.fromkeys("manual_seed set_rng_state set_rng_state_all".split(), _always(None)),
-        **dict.fromkeys("current_stream default_stream".split(), _always(only)),
-        **dict.fromkeys("stream device".split(), lambda *_: contextlib.nullcontext()),
+        **dict.fromkeys(("is_available", "is_initialized", "is_bf16_supported"), _always(True)),
+        **dict.fromkeys(("set_device", "empty_cache", "manual_seed_all"), _always(None)),
         "device_count": _always(1),
-        "is_current_stream_capturing": _always(False),
-        "get_device_name": _always(H100.name),
-        "get_device_capability": _always((H100.major, H100.minor)),
-        "get_device_properties": _always(H100),
-        "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
-        "get_rng_state_all": _always([]),
-        "mem_get_info": _always((H100.total_memory, H100.total_memory)),
-        "memory_stats": lambda *_: defaultdict(int),
+        "current_device": _always(0),
+        "current_stream": _always(only),
+        "stream": lambda _: contextlib.nullcontext(),
+        "get_device_name": _always("NVIDIA H100 80GB HBM3"),
         "synchronize": lambda *_: _waits("synchronize"),
         "Stream": Stream,
         "Event": Event,
@@ -131,9 +104,7 @@ def install() -> None:
     accelerator: Any = torch.accelerator
     accelerator.is_available = _always(True)
     accelerator.current_accelerator = _always(torch.device("cuda"))
-    accelerator.current_device_index = _always(0)
     accelerator.current_stream = _always(only)
-    accelerator.synchronize = answers["synchronize"]
     # Fakes ask the driver for nothing.
     fake_tensor.init_gpu_context = _always(None)
     torch._C._ensureCUDADeviceGuardSet = _always(None)
@@ -242,11 +213,6 @@ class Watch(TorchDispatchMode):
         self.sent = Counter[tuple[str, torch.dtype]]()
         self.traces: dict[Seen, str] = {}
         self.peaks = {self.phase: self.now}
-
-    @property
-    def peak(self) -> int:
-        """The most bytes at once since `clear`."""
-        return max(self.peaks.values())
 
     def __enter__(self) -> Watch:
         Watch.active = self

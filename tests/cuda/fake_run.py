@@ -56,7 +56,6 @@ class Step(NamedTuple):
     sent: Mapping[tuple[str, torch.dtype], int]
     traces: Mapping[Seen, str]
     peaks: Mapping[str, int]  # bytes, by phase
-    held: int  # bytes before the step
 
     @property
     def peak(self) -> int:
@@ -182,7 +181,7 @@ class _AtStep(TrainerCallback):
     """Makes AdamW's state before the step, as fake weights are never updated; forgets what was."""
 
     def __init__(self, watch: Watch):
-        self.watch, self.held = watch, 0
+        self.watch = watch
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         for parameter in given["model"].parameters():
@@ -193,12 +192,11 @@ class _AtStep(TrainerCallback):
         del parameter
         gc.collect()
         self.watch.clear()
-        self.held = self.watch.now
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         watch = self.watch
         seen = (watch.waits, watch.copies, watch.mixed, watch.cpu, watch.sent, watch.traces)
-        self.step = Step(*map(dict, seen), dict(watch.peaks), self.held)
+        self.step = Step(*map(dict, seen), dict(watch.peaks))
 
 
 def one_step(watch: Watch, trainer: VocAgnoTrainer) -> Step:
