@@ -53,20 +53,15 @@ def _compute_places() -> None:
 
 
 def _count_gathered() -> None:
-    """Tell the watch of the memory that FSDP2 gives to a tensor, and takes from it."""
+    """Tell the watch of the memory that FSDP2 takes from a tensor; what is given, it sees."""
     fake: Any = FakeTensor
     fake.data_ptr = lambda tensor: tensor.untyped_storage()._cdata
-    give, take = _fsdp_param.alloc_storage, _fsdp_param.free_storage
-
-    def given(tensor: Any) -> None:
-        give(tensor)
-        Watch.active.see(tensor)
+    take = _fsdp_param.free_storage
 
     def taken(tensor: Any) -> None:
         Watch.active.forget(tensor)
         take(tensor)
 
-    _replace(give, given)
     _replace(take, taken)
 
 
