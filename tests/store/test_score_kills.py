@@ -144,3 +144,27 @@ def test_two_processes_share_the_work_of_a_server(
     begun = {(process, int(shard) % 2) for _, process, shard in lines_of(tmp_path / "scored")}
     assert len(begun) == len(dict(begun)) == 2
     assert contents(paths[0]) == contents(paths[1])
+
+
+def test_killed_process_has_kept_every_answer_of_a_server(
+    processes: Processes, server: ServedTeacher, teacher: Path, corpus: Path, tmp_path: Path
+) -> None:
+    log, started = tmp_path / "log", list[int]()
+
+    def run(directory: str) -> int:
+        argv = served_arguments(server, teacher, corpus, tmp_path / directory)
+        argv += ["--concurrency", "3", "--shard_documents", "100"]
+        started.append(processes.start(argv[1:], log, tmp_path / "scored"))
+        return processes.wait(started[-1])
+
+    server.plan = lambda number: kill(started[-1]) if number in (20, 40) else None
+    assert [run("killed"), run("killed"), run("killed")] == [-9, -9, 0], log.read_text()
+    asked = Counter(tuple(body["prompt"]) for body in server.bodies)
+    server.bodies.clear()
+    server.plan = lambda number: None
+    assert run("whole") == 0
+    # Asked for again: three in flight, and the prompt that finds the API, at each of two kills.
+    again = asked - Counter(tuple(body["prompt"]) for body in server.bodies)
+    assert again.total() <= 2 * (3 + 1)
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+    assert not [*tmp_path.glob("killed/.*")]

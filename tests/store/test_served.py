@@ -19,8 +19,8 @@ from vocagnolm.cli import Exit
 from vocagnolm.readers import teacher_reader
 from vocagnolm.spans import encode
 from vocagnolm.store import served as serving
-from vocagnolm.store.format import Store, find_faults
-from vocagnolm.store.served import ServedScorer
+from vocagnolm.store.format import Store
+from vocagnolm.store.served import ServedScorer, answer_files
 from vocagnolm.store.windows import Window
 
 Command = Callable[..., list[str]]
@@ -163,12 +163,24 @@ def test_interrupt_keeps_finished_shards(
         signal.signal(signal.SIGINT, given)
     kept = {path.name for path in tmp_path.glob("S/shard-*.arrow")}
     assert 0 < len(kept) < len(list(scored.glob("shard-*.arrow")))
-    before = len(server.bodies)
-    assert cli.main(argv) == 0
-    prompts = [tuple(body["prompt"]) for body in server.bodies]
-    assert set(prompts[:before]) - set(prompts[before:])  # asked for once
-    opened = Store(tmp_path / "S")
-    assert not find_faults(opened.directory, opened.manifest["shards"], by_hash=True)
+
+
+@pytest.mark.parametrize("model", [MODEL, "another"])
+def test_answers_are_those_of_whole_lines_and_one_model(
+    server: ServedTeacher, teacher_tokenizer: PreTrainedTokenizerBase, tmp_path: Path, model: str
+) -> None:
+    reader, shard = teacher_reader(teacher_tokenizer, CONTEXT), tmp_path / "shard-00000.arrow"
+    asked = [Window(0, [reader.start, *range(50, 50 + size)], size) for size in range(1, 5)]
+    expected = ServedScorer(server.url, MODEL, reader, 1).losses(asked, shard)
+    (path,) = answer_files(shard)
+    path.write_bytes(path.read_bytes()[:-6])
+    server.bodies.clear()
+    server.known_as = model
+    found = ServedScorer(server.url, model, reader, 1).losses(asked, shard)
+    for mine, own in zip(found, expected, strict=True):
+        assert np.array_equal(mine, own)
+    again = asked[-1:] if model == MODEL else asked
+    assert [body["prompt"] for body in server.bodies] == [window.ids for window in again]
 
 
 # Faults
@@ -249,7 +261,7 @@ def test_document_that_the_server_rejects_is_listed(
 
 
 def test_window_that_ends_within_a_character_is_not_asked_for_as_text(
-    server: ServedTeacher, teacher_tokenizer: PreTrainedTokenizerBase
+    server: ServedTeacher, teacher_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     server.apis = ("llama.cpp",)
     reader = teacher_reader(teacher_tokenizer, CONTEXT)
@@ -257,7 +269,7 @@ def test_window_that_ends_within_a_character_is_not_asked_for_as_text(
     scorer.find_api("llama.cpp")
     ids = [reader.start, *encode(teacher_tokenizer, "a \U00010348").ids.tolist()]
     windows = [Window(0, ids, 1), Window(1, ids[:-1], 1), Window(2, ids[:2], 1)]
-    whole, cut, other = scorer.losses(windows)
+    whole, cut, other = scorer.losses(windows, tmp_path / "shard")
     assert isinstance(cut, str)
     assert "ends within a character" in cut
     assert not isinstance(whole, str)

@@ -31,6 +31,7 @@ class ServedTeacher(ThreadingHTTPServer):
         apis: those that it has; llama.cpp takes a text only, leaves the start token out, and hides
             the loss of the first one.
         start: its start token.
+        known_as: the model's name.
         is_late: give each token the next one's loss, as llama.cpp with another start token.
         known: what the model says of prompts, which servers of one model may share.
     """
@@ -49,7 +50,7 @@ class ServedTeacher(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.model, self.tokenizer, self.start = model, tokenizer, start
         self.apis: Sequence[str] = ("vllm", "sglang", "llama.cpp")
-        self.is_late = False
+        self.known_as, self.is_late = MODEL, False
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.failed: Counter[str] = Counter()
@@ -153,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
             kind = "vllm"
         if kind == "sglang" and kind not in server.apis:
             return self._say(404, {"error": "no such path"})
-        if body.get("model", MODEL) != MODEL:
+        if body.get("model", server.known_as) != server.known_as:
             return self._say(404, {"error": f"no such model: {body['model']}"})
         if kind == "llama.cpp" and not isinstance(prompt, str):
             return self._say(422, {"error": "a prompt is a text"})

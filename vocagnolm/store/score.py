@@ -6,10 +6,11 @@
     vocagnolm score --verify S         # compare every byte with the checksums
     vocagnolm score --verify S --dataset D    # and look for every document
 
-Killed at any moment, the same command continues at the shards that are not written. Delete those
-that --verify finds bad: the same command scores what is missing. Any number of processes may share
-the work. Exit status: 0 done, 1 faults found, 2 a wrong argument or file, 3 losses that are not
-finite, 130 interrupted. A server's key is read from VOCAGNOLM_API_KEY.
+Killed at any moment, the same command continues at the shards that are not written, and keeps every
+answer of a server. Delete those that --verify finds bad: the same command scores what is missing.
+Any number of processes may share the work. Exit status: 0 done, 1 faults found, 2 a wrong argument
+or file, 3 losses that are not finite, 130 interrupted. A server's key is read from
+VOCAGNOLM_API_KEY.
 """
 
 import argparse

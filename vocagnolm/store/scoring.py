@@ -35,7 +35,7 @@ from vocagnolm.readers import Reader, TeacherReaders, teacher_reader, tokenizer_
 from vocagnolm.spans import Encoding, encode_batch, encode_rendered
 from vocagnolm.store import format as store
 from vocagnolm.store.read import StoredReader
-from vocagnolm.store.served import ServedScorer
+from vocagnolm.store.served import ServedScorer, answer_files
 from vocagnolm.store.windows import HFScorer, Window, windows
 
 logger = logging.getLogger(__name__)
@@ -290,6 +290,7 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> int:
     """
     texts = list(job.documents(shard))
     encodings = job.encode(texts)
+    path = job.directory / store.shard_name(shard)
     asked: list[Window] = []
     for number, one in enumerate(encodings):
         # A rendered conversation has its own start token.
@@ -299,7 +300,8 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> int:
     # The windows of a document score its tokens in order, each of them once.
     rows: list[list[store.LossArray]] = [[] for _ in texts]
     failed: dict[int, str] = {}
-    for window, row in zip(asked, scorer.losses(asked), strict=True):
+    found = scorer.losses(asked, path) if isinstance(scorer, ServedScorer) else scorer.losses(asked)
+    for window, row in zip(asked, found, strict=True):
         if isinstance(row, str):
             failed[window.document] = row
         else:
@@ -323,6 +325,8 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> int:
     if len(failed) == len(texts) >= _HOPELESS:
         raise ValueError(f"no document of shard {shard} could be scored: {failed[0]}")
     store.write_shard(job.directory, shard, segments, job.loss_dtype, replace=False)
+    for answers in answer_files(path):
+        answers.unlink(missing_ok=True)
     return tokens
 
 

@@ -7,14 +7,18 @@ back is checked against what was asked for: its tokens, and a finite loss of eac
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import math
 import os
 import random
 import re
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -48,6 +52,8 @@ _PART = "\ufffd"
 _SAME_NATS = 0.5
 # vLLM writes this for minus infinity.
 _NO_LOSS_NATS = 9999.0
+# Ends the name of a file of answers for a shard that is not written yet.
+_ANSWERS = ".answers"
 
 
 # -- Three APIs --------------------------------------------------------------------------------
@@ -189,17 +195,35 @@ class ServedScorer:
             except (OSError, *_MALFORMED) as error:
                 return str(error)
 
-    def losses(self, windows: Sequence[Window]) -> list[LossArray | str]:
-        """Return the losses of the scored tokens of each window, in nats, or why it has none."""
-        return asyncio.run(self._ask_all(windows))
+    def losses(self, windows: Sequence[Window], shard: Path) -> list[LossArray | str]:
+        """Return the losses of the scored tokens of each window, in nats, or why it has none.
 
-    async def _ask_all(self, windows: Sequence[Window]) -> list[LossArray | str]:
+        As they come, they are written to a file beside the shard that they are for: what a killed
+        process was answered is not asked for again.
+        """
+        # Each process has a file of its own, so that only a last line can be cut off.
+        path = shard.with_name(f".{shard.name}.{uuid.uuid4().hex}{_ANSWERS}")
+        known = _read_answers(shard)
+        with path.open("wb") as file:
+            return asyncio.run(self._ask_all(windows, known, file))
+
+    async def _ask_all(
+        self, windows: Sequence[Window], known: dict[bytes, LossArray], file: BinaryIO
+    ) -> list[LossArray | str]:
         gate = asyncio.Semaphore(self._concurrency)
         async with self._connect() as http:
 
             async def ask(window: Window) -> LossArray | str:
+                asked = f"{self._model} {self.api.name} {window.ids} {window.scored}"
+                key = hashlib.sha256(asked.encode()).hexdigest().encode()
+                if key in known:
+                    return known[key]
                 async with gate:
-                    return await self._ask(http, window)
+                    found = await self._ask(http, window)
+                if not isinstance(found, str):
+                    file.write(key + b" " + base64.b64encode(found.tobytes()) + b"\n")
+                    file.flush()
+                return found
 
             return await asyncio.gather(*map(ask, windows))
 
@@ -316,3 +340,22 @@ class ServedScorer:
     def _decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens behind the start token: alone, decoders trim a first space."""
         return str(self._reader.tokenizer.decode([self._reader.start, *ids]))[len(self._start) :]
+
+
+# -- Answers for a shard that is not written yet -----------------------------------------------
+
+
+def answer_files(shard: Path) -> list[Path]:
+    """List the files of answers for a shard, one of each process that has asked."""
+    return list(shard.parent.glob(f".{shard.name}.*{_ANSWERS}"))
+
+
+def _read_answers(shard: Path) -> dict[bytes, LossArray]:
+    """Read what killed processes were answered: a line is a hash of what was asked, and losses."""
+    known = {}
+    for path in answer_files(shard):
+        # Another job may just have written the shard. A line that is cut off has no end.
+        with suppress(FileNotFoundError):
+            for key, losses in re.findall(rb"([0-9a-f]{64}) ([\w+/=]+)\n", path.read_bytes()):
+                known[key] = np.frombuffer(base64.b64decode(losses), np.float32)
+    return known
