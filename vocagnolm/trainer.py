@@ -6,6 +6,7 @@ divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`; the rest 
     text -> packed batch (`vocagnolm.packing`) -> losses of both models -> weights -> one update
 """
 
+import inspect
 import itertools
 import logging
 import sys
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import EvalPrediction, PreTrainedModel, TrainingArguments
+from transformers import EvalPrediction, PreTrainedModel, Trainer, TrainingArguments
 
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import TokenGuidance
@@ -92,6 +93,8 @@ class VocAgnoTrainer(ResumableTrainer):
         max_bad_steps = others.pop("max_bad_steps", vars(args).get("max_bad_steps", 0))
         peak = others.pop("device_peak_tflops", vars(args).get("device_peak_tflops"))
         others["train_dataset"] = train_dataset
+        # An unknown argument, before hours of alignment.
+        inspect.signature(Trainer).bind_partial(**others)
         # Needs `datasets`, without which there are only loaded models and packed sequences.
         if sys.modules.get("datasets") or isinstance(model, str):
             from vocagnolm.run.job import load_given
@@ -109,12 +112,7 @@ class VocAgnoTrainer(ResumableTrainer):
         others |= {"data_collator": collator, "compute_metrics": self._mean_token_losses}
         super().__init__(recorder, max_bad_steps, model=model, args=args, **others)
         self.model: PreTrainedModel
-        if self.model.dtype in (torch.bfloat16, torch.float16):
-            logger.warning(
-                "the student's weights are %s, on which small updates are lost: load it in "
-                "float32 and set bf16=True for bfloat16 compute",
-                self.model.dtype,
-            )
+        _check_student(self.model, self.optimizer)
         self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
         # The keys of a packed sequence are no arguments of the model, and all are needed.
         self.args.remove_unused_columns = False
@@ -350,6 +348,23 @@ def _check_apart(student: Any, teachers: Sequence[Any], args: TrainingArguments)
         args.liger_kernel_config = {**kernels, "rope": False}
 
 
+def _check_student(model: PreTrainedModel, given: torch.optim.Optimizer | None) -> None:
+    """Warn about weights in 16 bits; reject an optimizer that holds those of another model."""
+    if model.dtype in (torch.bfloat16, torch.float16):
+        logger.warning(
+            "the student's weights are %s, on which small updates are lost: load it in float32 and "
+            "set bf16=True for bfloat16 compute",
+            model.dtype,
+        )
+    groups = given.param_groups if given else []
+    held = {id(each) for group in groups for each in group["params"]}
+    if given and held.isdisjoint(id(each) for each in model.parameters() if each.requires_grad):
+        raise ValueError(
+            "optimizers: the optimizer has no weight of the student that is trained: load the "
+            "model (and add its adapters), and make the optimizer of its parameters"
+        )
+
+
 def _collator(
     method: Method, args: TrainingArguments, given: object, dataset: object
 ) -> PackedCollator:
@@ -367,6 +382,11 @@ def _collator(
             teacher_max_length=dataset.teacher_max_length,
             chunks=chunks,
             shares=method.aggregation_in_effect == "share",
+        )
+    if given is None:
+        raise ValueError(
+            "train_dataset must be documents or the Blocks of prepare_dataset, got "
+            f"{type(dataset).__name__}"
         )
     if not isinstance(given, PackedCollator) or given.chunks != chunks:
         raise ValueError(

@@ -162,6 +162,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"train_dataset": datasets.Dataset.from_dict({"body": ["a"]})},
         "not a column of train_dataset",
     ),
+    ({"train_dataset": ["a"]}, "train_dataset must be a datasets.Dataset, .* got list"),
+    (
+        {"eval_dataset": datasets.Dataset.from_dict({"text": ["a"]}).to_iterable_dataset()},
+        "eval_dataset must be a datasets.Dataset, .* got IterableDataset",
+    ),
+    (
+        {"optimizers": (torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]), None)},
+        "the optimizer has no weight of the student",
+    ),
     ({"train_dataset": [{"text": "a"}]}, "lower --global_batch_tokens to at most 64"),
     ({"eval_dataset": [{"text": ""}]}, "eval_dataset has no usable document"),
     ({"max_length": 4096, "global_batch_tokens": 4096}, "exceeds the student's context"),

@@ -26,7 +26,6 @@ from transformers import (
 from vocagnolm.attention import TORCH_VARLEN, why_not_varlen
 from vocagnolm.chat.reading import TRAIN_ON, TrainOn
 from vocagnolm.cli import corpora_of, listed, one_for_each, resolve_dtype
-from vocagnolm.conventions import TEXT
 from vocagnolm.corpus import is_conversations, joined, load_corpus, load_sample, only_text
 from vocagnolm.data import MISSING, Segments, align_corpus
 from vocagnolm.dist import cores, machine_first
@@ -604,11 +603,20 @@ def _blocks_of(
 # -- What a trainer is given ---------------------------------------------------------------------
 
 
-def is_raw(dataset: object) -> bool:
-    """Test for documents or conversations, as a data set or a list, that are not packed yet."""
-    if isinstance(dataset, list) and dataset and isinstance(dataset[0], dict):
-        return not {TEXT, "messages", "prompt"}.isdisjoint(dataset[0])
-    return isinstance(dataset, datasets.Dataset)
+def _as_dataset(given: Any, name: str) -> Any:
+    """Make a data set of a list of dicts; packed sequences stay as they are."""
+    if isinstance(given, dict) and name == "eval_dataset":
+        return {key: _as_dataset(each, name) for key, each in given.items()}
+    if isinstance(given, list) and given and all(isinstance(row, dict) for row in given):
+        are_ids = not {"student_ids", "input_ids"}.isdisjoint(given[0])
+        return given if are_ids else datasets.Dataset.from_list(given)
+    if isinstance(given, str | Path | list | dict | datasets.IterableDataset):
+        raise ValueError(
+            f"{name} must be a datasets.Dataset, a list of dicts, or the Blocks of "
+            f"prepare_dataset, got {type(given).__name__}: datasets.load_dataset(..., split=...) "
+            "without streaming returns the first"
+        )
+    return given
 
 
 def load_given(
@@ -624,12 +632,14 @@ def load_given(
     """
     teachers = [] if isinstance(teacher, StoredTeacher) else listed(teacher or [])
     student, *teachers = (str(x) if isinstance(x, Path) else x for x in (student, *teachers))
-    data = {name: others.get(name) for name in ("train_dataset", "eval_dataset")}
+    data = {name: _as_dataset(others.get(name), name) for name in ("train_dataset", "eval_dataset")}
     several = data["eval_dataset"] if isinstance(data["eval_dataset"], dict) else {}
-    if not any(isinstance(x, str) for x in (student, *teachers)) and not any(
-        map(is_raw, (*data.values(), *several.values()))
-    ):
+    named = any(isinstance(model, str) for model in (student, *teachers))
+    values = (*data.values(), *several.values())
+    if not named and not any(isinstance(each, datasets.Dataset) for each in values):
         return student, teacher, others
+    if student is None:
+        raise ValueError("model must be a name, a directory or a model: it reads the documents")
     if not isinstance(args, VocAgnoConfig):
         raise ValueError("models by name and documents need args=VocAgnoConfig(...)")
     stores = [each for each in teachers if isinstance(each, str) and is_store(Path(each))]
@@ -648,10 +658,9 @@ def load_given(
     def packed(dataset: Any, name: str) -> Any:
         if isinstance(dataset, dict):
             return {key: packed(each, name) for key, each in dataset.items()}
-        if not is_raw(dataset):
+        if not isinstance(dataset, datasets.Dataset):
             return dataset
-        texts = datasets.Dataset.from_list(dataset) if isinstance(dataset, list) else dataset
-        return _blocks_of(only_text(texts, None, name), models.reader, guides[name], args, name)
+        return _blocks_of(only_text(dataset, None, name), models.reader, guides[name], args, name)
 
     with machine_first():
         data = {name: packed(dataset, name) for name, dataset in data.items()}
