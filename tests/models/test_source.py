@@ -104,29 +104,51 @@ def test_load_accepts_when_tied_weights_are_stored_once(
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
+def shards(model: Path, whole: str) -> list[Path]:
+    """Two files, which the index of the whole one names, in its place."""
+    ours = (model / "model.safetensors").read_bytes()
+    stem, kind = whole.split(".")
+    files = [model / f"{stem}-1.{kind}", model / f"{stem}-2.{kind}"]
+    for file in files:
+        file.write_bytes(ours)
+        if kind == "bin":
+            torch.save(load_file(model / "model.safetensors"), file)
+    (model / "model.safetensors").unlink()
+    index = {"weight_map": {"a": files[0].name, "b": files[1].name}}
+    (model / f"{whole}.index.json").write_text(json.dumps(index))
+    return files
+
+
 def test_checkpoint_without_all_weights_is_rejected(copied: Path) -> None:
     source = ModelSource(str(copied), "student")
+    # Of files that transformers does not read, and that a download often leaves out.
+    index = json.dumps({"weight_map": {"a": "pytorch_model-1.bin"}})
+    (copied / "pytorch_model.bin.index.json").write_text(index)
     source.check_weights()
-    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
-    (copied / "model.safetensors.index.json").write_text(json.dumps(index))
+    shards(copied, "model.safetensors")[1].rename(copied / "elsewhere")
     with pytest.raises(ValueError, match=r"lacks model-2\.safetensors"):
         source.check_weights()
-    shutil.copy(copied / "model.safetensors", copied / "model-2.safetensors")
+    (copied / "elsewhere").rename(copied / "model-2.safetensors")
     source.check_weights()
 
 
 # All but the last byte, not even the header, nothing, and what git leaves without its LFS.
 @pytest.mark.parametrize("kept", [slice(-1), slice(20), slice(0), None])
-@pytest.mark.parametrize("name", ["model.safetensors", "model-2.safetensors"])
-def test_weights_that_are_cut_off_are_rejected(copied: Path, name: str, kept: slice | None) -> None:
-    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
-    (copied / "model.safetensors.index.json").write_text(json.dumps(index))
-    whole = (copied / "model.safetensors").read_bytes()
-    (copied / "model-2.safetensors").write_bytes(whole)
+@pytest.mark.parametrize("whole", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_that_are_cut_off_are_rejected(
+    copied: Path, whole: str, kept: slice | None
+) -> None:
+    first, second = shards(copied, whole)
     (copied / "consolidated.safetensors").write_bytes(b"")  # which transformers does not read
-    (copied / name).write_bytes(whole[kept] if kept else b"version https://git-lfs.github.com/spec")
-    with pytest.raises(ValueError, match=f"--student {copied}: {name} is cut off or damaged"):
-        ModelSource(str(copied), "student").check_weights()
+    source = ModelSource(str(copied), "student")
+    source.check_weights()
+    content = second.read_bytes()
+    second.write_bytes(content[kept] if kept else b"version https://git-lfs.github.com/spec")
+    with pytest.raises(ValueError, match=f"--student {copied}: {second.name} is cut off or damag"):
+        source.check_weights()
+    second.write_bytes(content)
+    first.rename(copied / whole)
+    source.check_weights()
 
 
 @pytest.mark.parametrize("offline", [False, True])

@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import os
 import sys
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,7 +77,7 @@ class ModelSource:
         return found
 
     def check_weights(self) -> None:
-        """Reject weights on disk that are absent or not whole, reading only their headers."""
+        """Reject weights on disk that are absent or cut off; only their ends are read."""
         if self.loaded is not None:
             return
         directory, is_cached = Path(self.name), False
@@ -87,21 +88,19 @@ class ModelSource:
             directory, is_cached = Path(config).parent, True
         found = {path.name for pattern in _WEIGHT_FILES for path in directory.glob(pattern)}
         needed: set[str] = set()
-        for index in directory.glob("*.index.json"):
-            needed |= set(json_or_empty(index).get("weight_map", {}).values())
+        # In this order transformers looks for them, and takes the first.
+        for name in ("model.safetensors", "pytorch_model.bin"):
+            index = json_or_empty(directory / f"{name}.index.json").get("weight_map", {})
+            needed = needed or {name} & found or {*index.values()}
         # What the cache lacks is downloaded, where that is allowed.
         if (not found or needed - found) and not (is_cached and not constants.HF_HUB_OFFLINE):
             lacks = min(needed - found, default="files of weights (*.safetensors)")
             raise ValueError(f"{self._shown} lacks {lacks}: give the complete checkpoint")
-        for name in sorted(found & {*needed, "model.safetensors"}):
-            if name.endswith(".safetensors"):
-                try:
-                    with safe_open(directory / name, "numpy"):  # compares header and size
-                        pass
-                except (SafetensorError, OSError) as error:
-                    raise ValueError(
-                        f"{self._shown}: {name} is cut off or damaged ({error}): get it again"
-                    ) from error
+        for name in sorted(needed & found):
+            if reason := _fault(directory / name):
+                raise ValueError(
+                    f"{self._shown}: {name} is cut off or damaged ({reason}): get it again"
+                )
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Load its tokenizer, slow or fast, untested."""
@@ -187,6 +186,22 @@ class ModelSource:
         except (OSError, ValueError, ImportError, RuntimeError) as error:
             why = str(error).strip().partition("\n")[0]
             raise ValueError(f"{self._shown} cannot be loaded: {why}") from error
+
+
+def _fault(weights: Path) -> str:
+    """Return what shows that a file of weights is not whole; nothing if it seems to be."""
+    if weights.suffix == ".bin":
+        # A zip file, which has its table at the end, or a pickle, as before PyTorch 1.6.
+        with weights.open("rb") as file:
+            start = file.read(1)
+        is_whole = zipfile.is_zipfile(weights) if start == b"P" else start == b"\x80"
+        return "" if is_whole else "no file of torch.save"
+    try:
+        # It compares a header with its file's size.
+        with safe_open(weights, "numpy"):
+            return ""
+    except (SafetensorError, OSError) as error:
+        return str(error)
 
 
 def is_adapter(name: str | Path) -> bool:
