@@ -54,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error("--chat: the demo asks for no boxed answers")
     if arguments.model:
         check_name("--model", arguments.model)
+        for name in () if arguments.data_dir else arguments.benchmarks:
+            if hub := BENCHMARKS[name].hub:
+                check_name(f"--benchmarks {name} without --data_dir:", hub, "dataset")
     # Only now: the graders and engines take seconds to import.
     from vocagnolm.evaluation import evaluate
 
