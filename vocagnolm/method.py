@@ -36,12 +36,17 @@ _OF_A_CHOICE = "top_k top_k_warmup_steps unselected_weight selection_scope loss_
 _T = TypeVar("_T")
 
 
+class FirstHelp(str):
+    """Line in `--help` of an option that comes on top of the page."""
+
+
 def option(default: _T, help: str = "", *, first: bool = False, **of_argparse: Any) -> _T:
     """Return the field of a dataclass of options: its default, and its line in `--help`.
 
     Those that are `first` come on top of the page.
     """
-    metadata: dict[str, Any] = {"help": help, "first": first, **of_argparse}
+    # All of it goes to argparse, in any HfArgumentParser.
+    metadata: dict[str, Any] = {"help": FirstHelp(help) if first else help, **of_argparse}
     if isinstance(default, list):
         return cast(_T, field(default_factory=default.copy, metadata=metadata))
     return field(default=default, metadata=metadata)

@@ -13,7 +13,13 @@ import torch
 import yaml
 from adapter_world import World
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainingArguments
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    HfArgumentParser,
+    TrainingArguments,
+)
 
 from vocagnolm import VocAgnoConfig, VocAgnoTrainer, cli, prepare_dataset
 
@@ -135,6 +141,13 @@ def test_checkpoint_holds_the_config(world: World, tmp_path: Path) -> None:
         str(world.student), VocAgnoConfig(**saved.to_dict()), None, pages(world)
     )
     trainer.train(resume_from_checkpoint=True)
+
+
+def test_config_is_read_by_any_parser_of_dataclasses(tmp_path: Path) -> None:
+    (args,) = HfArgumentParser(VocAgnoConfig).parse_args_into_dataclasses(
+        ["--output_dir", str(tmp_path), "--use_cpu", "--top_k", "0.3", "--max_length", "64"]
+    )
+    assert (args.top_k, args.max_length, args.global_batch_tokens) == (0.3, 64, 2**21)
 
 
 def test_init_kwargs_reach_the_models(world: World, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ Torch-free: a wrong name, choice or range is an error before torch is imported, 
 from __future__ import annotations
 
 import argparse
-import copy
 import importlib.util
 import os
 import re
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vocagnolm.cli import OneLineErrors, json_settings, log_main, near, one_for_each, shell
 from vocagnolm.hub import check_name
-from vocagnolm.method import Method, in_range, option
+from vocagnolm.method import FirstHelp, Method, in_range, option
 from vocagnolm.run.recipe import as_flags, recipe_options, recipe_path
 
 if TYPE_CHECKING:
@@ -435,11 +434,8 @@ class Parser(OneLineErrors, HfArgumentParser):
                 self.add_argument(f"--{name}", nargs="?", const=True, help=argparse.SUPPRESS)
 
     def _parse_dataclass_field(self, parser: Any, field: Any) -> None:  # type: ignore[override]
-        field = copy.copy(field)
-        group = self._groups.get(field.name, parser)
-        if field.metadata.get("first"):
-            group = self._first
-        field.metadata = {key: value for key, value in field.metadata.items() if key != "first"}
+        is_first = isinstance(field.metadata.get("help"), FirstHelp)
+        group: Any = self._first if is_first else self._groups.get(field.name, parser)
         HfArgumentParser._parse_dataclass_field(group, field)
 
 
