@@ -272,6 +272,9 @@ class OwnModel(PreTrainedModel):
         super().__init__(config)
         self.layer = torch.nn.Linear(3, 4)
         self.post_init()
+
+    def get_output_embeddings(self):
+        return self.layer
 """
 
 
