@@ -6,9 +6,10 @@
 Run in the repository's root, with OMP_NUM_THREADS=1. A finished run is a line of
 `benchmarks/experiments/acceptance.jsonl` and is not repeated. `const` weighs all tokens 1, on the
 packed sequences of the guided runs; `shuffled` has the weights of `accept` in a random order within
-each micro-batch. Worlds are those of `worlds`, the demo's with 40 % wrong pages and with none;
-students of `OLD` worlds have read four times as much before. `--table` prints what there is, less
-`const`, seed by seed.
+each micro-batch. Worlds are those of `worlds`, the demo's with 40 % wrong pages and with none, and
+`KINDS` of the former: older students, documents of a line, source code. `RULE@TEACHER` has another
+teacher than that of the pages, such as one that should not help. `--table` prints what there is,
+less `const`, seed by seed.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ import re
 import statistics
 import subprocess
 import sys
+import sysconfig
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
+from random import Random
 from typing import Any
 from unittest import mock
 
@@ -30,13 +34,16 @@ import numpy as np
 import torch
 
 from benchmarks.experiments import methods
-from benchmarks.experiments.worlds import SPOILS, DemoWorld, TextWorld, World
+from benchmarks.experiments.worlds import SPOILS, DemoWorld, TextWorld, World, write_corpus
 from vocagnolm.alignment import widen_spans
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.objective import Objective
 from vocagnolm.run import train as run_train
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
+# Beside those of `methods`: the student as it begins; one that has read spoilt pages, or source
+# code; the pages' own, with losses in 16 bits.
+TEACHERS = (*methods.TEACHERS, "start", "junk", "code", "half")
 STORED = "--teacher_losses={losses}"
 ACCEPT = f"--selection=accept {STORED}"
 SHARE_40 = f"--aggregation=share {STORED}"
@@ -57,25 +64,105 @@ MORE = {
     "const-lr.006": f"{RULES['const']} --learning_rate=0.006",
     **{
         f"{rule}@{teacher}": options.replace("{losses}", f"{{losses-{teacher}}}")
-        for teacher in methods.TEACHERS
-        for rule, options in (("accept", ACCEPT), ("share40", SHARE_40))
+        for teacher in TEACHERS
+        for rule, options in (("accept", ACCEPT), ("share40", SHARE_40), ("paper", STORED))
     },
 }
-PARTS = 5  # of a run, for which weights are averaged
-OLD = [f"{name}-old" for name in SPOILS]
+PARTS = 5  # of a run, and of the tokens by their frequency, for which weights are averaged
 DEMOS = ("demo", "demo-right")
 METRICS = ("nats_per_character", "top1")
 DEMO_METRICS = ("clean_loss", "accuracy")
 
 
-class OldWorld(TextWorld):
-    """Students that have read more before."""
+class MoreWorld(TextWorld):
+    """Real documents, with teachers that should not help."""
+
+    def place(self, name: str, seed: int) -> Path:  # noqa: D102
+        path = super().place(name, seed)
+        if name.endswith("start"):
+            return self.root / "needs" / f"{name}-{seed}"
+        return self.root / "needs" / name if "junk" in name else path
+
+    def make(self, name: str, path: Path, seed: int) -> None:  # noqa: D102
+        if name == "losses-half":
+            self.score("teacher", path, seed, "--loss_dtype=float16")
+        else:
+            super().make(name, path, seed)
+
+    def make_start(self, path: Path, seed: int) -> None:
+        """The student as it begins."""
+        path.symlink_to(self.student(seed))
+
+    def make_junk(self, path: Path, _: int) -> None:
+        """A teacher that has read documents spoilt as the pages are."""
+        self._pretrain("teacher", "large", path, self.longer_steps, 1000, texts="junk_texts")
+
+    def make_junk_texts(self, path: Path, _: int) -> None:
+        """What it has read."""
+        rng = Random("junk")
+        spoilt = (self.spoil(text, rng) for text in self.documents[2])
+        write_corpus(path, [" ".join(piece for piece, _ in pieces) for pieces in spoilt])
+
+    def make_code(self, path: Path, _: int) -> None:
+        """A teacher that has read source code."""
+        self._pretrain("teacher", "large", path, self.longer_steps, 1000, texts="code_texts")
+
+    def make_code_texts(self, path: Path, _: int) -> None:
+        """What it has read."""
+        write_corpus(path, source_code())
+
+
+class OldWorld(MoreWorld):
+    """Students that have read four times as much before."""
 
     first_steps = 400
 
     def place(self, name: str, seed: int) -> Path:  # noqa: D102
         path = super().place(name, seed)
-        return path.with_name(f"old-{path.name}") if name == "base" else path
+        return path.with_name(f"{self.first_steps}-{path.name}") if name == "base" else path
+
+
+class ConvergedWorld(OldWorld):
+    """Students that have read three times as much as the teacher."""
+
+    first_steps = 1800
+
+
+class ShortWorld(MoreWorld):
+    """Pages of eight words."""
+
+    page_documents = 20_000
+
+    @cached_property
+    def documents(self) -> tuple[list[str], list[str], list[str]]:
+        """As in other worlds, but for the pages."""
+        held_out, others, rest = super().documents
+        pages: dict[str, None] = {}  # each once
+        for text in others:
+            words = text.split(" ")
+            lines = (" ".join(words[at : at + 8]) for at in range(0, len(words), 8))
+            pages |= dict.fromkeys(line for line in lines if line.strip())
+        return held_out, list(pages), rest
+
+
+class CodeWorld(MoreWorld):
+    """Source code instead of mathematics."""
+
+    shared = "code"
+
+    @cached_property
+    def _sources(self) -> dict[str, str]:
+        return dict.fromkeys(source_code(), "")
+
+
+def source_code() -> list[str]:
+    """The standard library of Python, in pieces of 40 lines."""
+    found = []
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-z]*/*.py")):
+        if path.parent.name not in ("site-packages", "test", "idlelib"):
+            lines = path.read_text(encoding="utf-8", errors="ignore").splitlines()
+            found += ["\n".join(lines[at : at + 40]) for at in range(0, len(lines), 40)]
+    return [text for text in found if text.strip()]
 
 
 class RightWorld(DemoWorld):
@@ -86,12 +173,18 @@ class RightWorld(DemoWorld):
         self._write_pages(path, seed, wrong_share=0.0)
 
 
+KINDS = {"old": OldWorld, "converged": ConvergedWorld, "short": ShortWorld, "code": CodeWorld}
+WORLDS = [*SPOILS, *(f"{spoilt}-{kind}" for spoilt in SPOILS for kind in KINDS), *DEMOS]
+
+
 def make_world(name: str, root: Path, corpora: Sequence[Path]) -> World:
     """Return a world of this page."""
     if name in DEMOS:
         return (DemoWorld if name == "demo" else RightWorld)(root / name)
-    kind = OldWorld if name in OLD else TextWorld
-    return kind(root / name, corpora, SPOILS[name.removesuffix("-old")])
+    spoilt, _, kind = name.rpartition("-")
+    if kind in KINDS:
+        return KINDS[kind](root / name, corpora, SPOILS[spoilt])
+    return MoreWorld(root / name, corpora, SPOILS[name])
 
 
 class Weights:
@@ -99,7 +192,10 @@ class Weights:
 
     def __init__(self, world: World, *, shuffled: bool):
         self.world, self.shuffled = world, shuffled
-        self.parts: dict[str, list[list[float]]] = {}
+        # By what is averaged, and the number of a part: a sum and a count.
+        self.parts: dict[str, list[list[float]]] = defaultdict(
+            lambda: [[0.0, 0.0] for _ in range(PARTS)]
+        )
         self.all: list[list[float]] = []  # of a micro-batch: sums of W, W^2 and 1
         self.kinds: dict[int, np.ndarray[Any, Any]] = {}
 
@@ -116,24 +212,48 @@ class Weights:
             found = select(objective, student, batch, teacher)
             if self.shuffled:
                 found = _shuffled(found, batch["block"])
-            self._add(objective.weights(found), found.valid_BS, batch["block"].tolist())
+            self._add(found, objective.weights(found), batch)
             return found
 
         replaced = mock.patch.object(run_train, "make_trainer", made)
         with replaced, mock.patch.object(Objective, "select", selected):
             yield
 
-    def _add(self, weight_BS: torch.Tensor, valid_BS: torch.Tensor, blocks: list[int]) -> None:
+    def _add(self, found: TokenGuidance, weight_BS: torch.Tensor, batch: Any) -> None:
+        valid_BS, mapped_BS = found.valid_BS, found.mapped_BS & found.valid_BS
         totals = weight_BS.sum(), weight_BS.square().sum(), valid_BS.sum()
         self.all.append([*map(float, totals)])
         step = self.trainer.state.global_step * PARTS // self.trainer.state.max_steps
-        for block, weight_S, valid_S in zip(blocks, weight_BS, valid_BS, strict=True):
+        self._average("weights", step, weight_BS, valid_BS)
+        # Where the teacher knows better.
+        is_ahead_BS = found.teacher_loss_BS < found.student_loss_BS
+        self._average("ahead", step, is_ahead_BS.float(), mapped_BS)
+        for block, weight_S, valid_S, ids_S in zip(
+            batch["block"].tolist(), weight_BS, valid_BS, batch["input_ids"], strict=True
+        ):
             kind_S = self._kinds(block, len(valid_S))
+            fifth_S = self._fifths[ids_S]
             for kind, name in enumerate(("spoilt", "good")):
                 chosen = torch.from_numpy(kind_S == kind) & valid_S
-                sums = self.parts.setdefault(name, [[0.0, 0.0] for _ in range(PARTS)])[step]
-                sums[0] += float(weight_S[chosen].sum())
-                sums[1] += float(chosen.sum())
+                self._average(name, step, weight_S, chosen)
+                for fifth in range(PARTS):
+                    self._average(f"{name}_fifths", fifth, weight_S, chosen & (fifth_S == fifth))
+
+    def _average(self, name: str, part: int, value: torch.Tensor, chosen: torch.Tensor) -> None:
+        sums = self.parts[name][part]
+        sums[0] += float(value[chosen].sum())
+        sums[1] += float(chosen.sum())
+
+    @cached_property
+    def _fifths(self) -> torch.Tensor:
+        """Of every student token, rarest in the pages first: about as many tokens of them each."""
+        ids = np.concatenate(self.documents.segments.rows["student_ids"])
+        counts = np.bincount(ids, minlength=self.trainer.model.config.vocab_size)
+        order = counts.argsort(kind="stable")
+        before = np.cumsum(counts[order]) - counts[order]
+        fifths = np.empty_like(order)
+        fifths[order] = before * PARTS // len(ids)
+        return torch.from_numpy(fifths.clip(max=PARTS - 1))
 
     def _kinds(self, block: int, length: int) -> np.ndarray[Any, Any]:
         """1 for the tokens of a sequence that are as they were, 0 for spoilt, -1 for others."""
@@ -228,12 +348,7 @@ def main() -> None:
     add = parser.add_argument
     add("--output_dir", type=Path)
     add("--corpora", type=Path, nargs="+", default=(), help=".jsonl files of documents")
-    add(
-        "--worlds",
-        nargs="+",
-        choices=[*SPOILS, *OLD, *DEMOS],
-        default=("noisy", "inserted-40", "clean"),
-    )
+    add("--worlds", nargs="+", choices=WORLDS, default=("noisy", "inserted-40", "clean"))
     add("--seeds", type=int, nargs="+", default=range(10, 15))
     add("--rules", nargs="+", choices=RULES | MORE, default=[*RULES])
     add("--table", action="store_true", help="run nothing")

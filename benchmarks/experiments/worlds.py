@@ -99,7 +99,7 @@ class World(ABC):
         """Store the losses of a need on the pages."""
         model, pages = self.need(teacher, seed).resolve(), self.need("pages", seed)
         options = (f"--teacher={model}", f"--dataset={pages}", f"--output_dir={path}")
-        if status := vocagnolm(["score", *options, *more, "--loss_dtype=float32"]):
+        if status := vocagnolm(["score", *options, "--loss_dtype=float32", *more]):
             raise SystemExit(status)
 
     @abstractmethod
@@ -204,6 +204,7 @@ class TextWorld(World):
     options = ("--max_length=256", "--global_batch_tokens=1024", f"--max_steps={steps}")
     held_out_documents, held_out_characters = 200, 500
     page_documents = 1000  # enough that no document is read twice
+    shared = "text"  # the directory of what all such worlds have in common
 
     def __init__(self, root: Path, corpora: Sequence[Path], spoil: Spoil):
         super().__init__(root)
@@ -212,7 +213,7 @@ class TextWorld(World):
     def place(self, name: str, seed: int) -> Path:  # noqa: D102
         if name == "pages" or "losses" in name:
             return self.root / "needs" / name
-        common = self.root.parent / "text"  # of all such worlds
+        common = self.root.parent / self.shared
         return common / (f"base-{seed}" if name == "base" else name)
 
     def make(self, name: str, path: Path, seed: int) -> None:  # noqa: D102
@@ -282,8 +283,10 @@ class TextWorld(World):
         """A student that has read a little."""
         self._pretrain(_STUDENT, _SMALL, path, self.first_steps, seed)
 
-    def _pretrain(self, tokenizer: str, size: str, path: Path, steps: int, seed: int) -> None:
-        """Train a model on documents as they are, in an order of its own."""
+    def _pretrain(
+        self, tokenizer: str, size: str, path: Path, steps: int, seed: int, texts: str = "rest"
+    ) -> None:
+        """Train a model on documents, as they are by default, in an order of its own."""
         torch.manual_seed(seed)
         untrained = path.with_name(f"{path.name}.untrained")
         model = make_model(VOCABULARIES[tokenizer][1], *WIDTHS_AND_LAYERS[size])
@@ -291,7 +294,7 @@ class TextWorld(World):
         read_with = self.need(f"tokenizer-{tokenizer}", seed)
         AutoTokenizer.from_pretrained(read_with).save_pretrained(untrained)
         options = (*self.options, "--method=cpt", f"--max_steps={steps}", f"--seed={seed}")
-        train(untrained, self.need("rest", seed), path, *options)
+        train(untrained, self.need(texts, seed), path, *options)
 
     def make_oracle_losses(self, path: Path, _: int) -> None:
         """Losses of the student's own tokens that say which are as they were, and nothing else."""
