@@ -271,7 +271,11 @@ CHOICES = [
         for scope in ("sequence", "batch")
     ),
 ]
-ACCEPT = Method(selection="accept", loss_divisor="selected", unselected_weight=0.25)
+ACCEPT = [
+    Method(selection="accept"),
+    Method(selection="accept", loss_divisor="selected", unselected_weight=0.25),  # reads neither
+    Method("random", top_k=0.3, selection="accept", loss_divisor="selected"),  # by no teacher
+]
 COUNTED = [
     replace(method, loss_divisor=divisor, unselected_weight=weight)
     for method in CHOICES
@@ -280,7 +284,7 @@ COUNTED = [
 ]
 
 
-@pytest.mark.parametrize("method", [Method("cpt"), ACCEPT, *COUNTED], ids=str)
+@pytest.mark.parametrize("method", [Method("cpt"), *ACCEPT, *COUNTED], ids=str)
 def test_counts_before_a_forward_are_those_after(method: Method) -> None:
     batch, student, losses = random_batch(1)
     losses = losses._replace(entropy_BT=None, valid_BT=torch.ones_like(losses.valid_BT))

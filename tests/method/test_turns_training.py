@@ -160,6 +160,8 @@ def test_view_of_conversations_conserves_nats(world: World, method: Method) -> N
             expected = 1.0 if token.excess_nats is None else math.exp(min(0.0, token.excess_nats))
             is_labelled = token.student_loss_nats is not None
             assert token.weight == pytest.approx(expected if is_labelled else 0.0)
+            if token.excess_nats is not None:
+                assert token.status == ("kept" if token.weight >= 0.5 else "dropped")
     view = view_documents(corpus.select([0]), readers, model, objective, [0])[0]
     first = next(n for n, token in enumerate(view.tokens) if token.status != "unlabelled")
     assert view.tokens[first].start > view.text.index("\n")

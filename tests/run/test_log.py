@@ -164,7 +164,7 @@ def test_mean_loss_is_over_steps_that_made_an_update() -> None:
     history = [
         {"step": 4.0, "selected_fraction": 0.4, "loss": 2.0, "skipped_steps": 2.0},
         {"step": 4.0, "eval_loss": 9.0},
-        {"step": 6.0, "selected_fraction": 0.4, "loss": 1.0},
+        {"step": 6.0, "mean_weight": 0.4, "loss": 1.0},  # by acceptance
     ]
     accelerator: Any = SimpleNamespace(
         num_processes=1,
