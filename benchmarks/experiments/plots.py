@@ -1,0 +1,202 @@
+"""Write the tables and figures of `acceptance` into docs/results.md and docs/images.
+
+    python -m benchmarks.experiments.plots
+
+Run in the repository's root. Everything comes from `acceptance.jsonl`; nothing is run.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.experiments.acceptance import DEMO_METRICS, DEMOS, METRICS, PARTS, read_results
+from vocagnolm.report.plots import COLORS, add_legend, new_plot
+
+PAGE, IMAGES = Path("docs/results.md"), Path("docs/images")
+WORLDS = {
+    "noisy": "noisy pages",
+    "inserted-40": "junk between words",
+    "clean": "clean pages",
+    "demo": "demo",
+    "demo-right": "demo, none wrong",
+}
+LABELS = {
+    "accept": "acceptance",
+    "share40": "share, top 40 %",
+    "share70f3": "share, top 70 %, weight .3",
+    "paper": "the paper's: max, top 40 %",
+    "rho1-accept": "acceptance, student's tokenizer",
+    "rho1": "Rho-1, top 40 %, the same",
+    "const-lr.0015": "all tokens, half the rate",
+    "const-lr.006": "all tokens, twice the rate",
+    "shuffled": "acceptance, shuffled",
+    "random": "a random 40 %",
+    "cpt": "CPT, packed without a teacher",
+}
+# What might break acceptance, as a world and a teacher, where it is not that of the pages.
+TRIALS = {
+    ("clean", "start"): "teacher: the student's first state; clean pages",
+    ("noisy", "start"): "the same, noisy pages",
+    ("inserted-40", "start"): "the same, junk between words",
+    ("clean", "code"): "teacher: has read source code; clean pages",
+    ("noisy", "code"): "the same, noisy pages",
+    ("inserted-40", "junk"): "teacher: has read such junk; junk between words",
+    ("clean-converged", ""): "students that have read three times as much as the teacher; clean",
+    ("noisy-converged", ""): "the same, noisy pages",
+    ("clean-old", ""): "students four times as old; clean pages",
+    ("noisy-old", ""): "the same, noisy pages",
+    ("inserted-40-old", ""): "the same, junk between words",
+    ("clean-short", ""): "pages of eight words; clean",
+    ("inserted-40-short", ""): "the same, junk between words",
+    ("clean-code", ""): "pages of source code; clean",
+    ("noisy-code", ""): "the same, noisy",
+    ("noisy", "half"): "losses in 16 bits; noisy pages",
+    ("inserted-40", "half"): "the same, junk between words",
+    **{
+        (world, f"{cut}-{size}"): f"teacher: {cut}r tokens, {size}; {WORLDS[world]}"
+        for world in ("noisy", "inserted-40")
+        for cut in ("fine", "coarse")
+        for size in ("small", "large")
+    },
+}
+# Less those of `const` with the same seed.
+Differences = list[float]
+
+
+class Results:
+    """All finished runs."""
+
+    def __init__(self) -> None:
+        self.rows = read_results()
+
+    def of(self, world: str, rule: str) -> list[dict[str, Any]]:
+        """The runs of a rule, by seed."""
+        seeds = sorted(seed for name, seed, of in self.rows if (name, of) == (world, rule))
+        return [self.rows[world, seed, rule] for seed in seeds]
+
+    def differences(self, world: str, rule: str, metric: str) -> Differences:
+        """What a rule changes, seed by seed."""
+        rows = [(row, self.rows.get((world, row["seed"], "const"))) for row in self.of(world, rule)]
+        return [row[metric] - const[metric] for row, const in rows if const]
+
+    def cell(self, world: str, rule: str, metric: str) -> str:
+        """The mean, and all of a few or the ends of many."""
+        found = [_signed(value) for value in sorted(self.differences(world, rule, metric))]
+        if not found:
+            return ""
+        mean = _signed(statistics.mean(self.differences(world, rule, metric)))
+        each = " ".join(found) if len(found) < 4 else f"{found[0]} to {found[-1]}"
+        return f"{mean} ({each})"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}".replace("0.", ".")
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *(row for row in rows if any(row[1:]))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def evidence(results: Results) -> str:
+    """All rules beside all tokens alike."""
+    worlds = [name for name in WORLDS if results.of(name, "accept")]
+    head = [f"{WORLDS[world]} ({len(results.of(world, 'accept'))} seeds)" for world in worlds]
+    rows = []
+    for rule, label in LABELS.items():
+        metrics = (DEMO_METRICS[1] if world in DEMOS else METRICS[0] for world in worlds)
+        cells = [
+            results.cell(world, rule, metric) for world, metric in zip(worlds, metrics, strict=True)
+        ]
+        rows.append([label, *cells])
+    return _table(["rule", *head], rows)
+
+
+def trials(results: Results) -> str:
+    """What may break acceptance; the mean weight, and the share of tokens that the teacher led."""
+    rows, rules = [], ("accept", "share40", "paper")
+    for (world, teacher), label in TRIALS.items():
+        names = [f"{rule}@{teacher}" if teacher else rule for rule in rules]
+        runs = [row for row in results.of(world, names[0]) if "ahead" in row]
+        means = [
+            f"{statistics.mean(numbers):.2f}" if numbers else ""
+            for numbers in (
+                [row["mean_weight"] for row in runs],
+                [row["ahead"][-1] for row in runs],
+            )
+        ]
+        cells = [results.cell(world, name, METRICS[0]) for name in names]
+        rows.append([label, *cells, *means] if any(cells) else [label])
+    head = ["what", "acceptance", "share, top 40 %", "the paper's", "mean weight", "teacher ahead"]
+    return _table(head, rows)
+
+
+def draw_evidence(results: Results) -> Any:
+    """A dot for each seed of each rule."""
+    worlds = [name for name in WORLDS if name not in DEMOS]
+    rules = [rule for rule in LABELS if results.of("noisy", rule)]
+    figure, panels = new_plot(7, 0.3 * len(rules) + 1, columns=len(worlds), sharey=True)
+    for axes, world in zip(panels, worlds, strict=True):
+        axes.axvline(0, color="black", linewidth=0.8)
+        for place, rule in enumerate(rules):
+            found = results.differences(world, rule, METRICS[0])
+            color = COLORS[0] if rule.startswith("accept") else COLORS[-1]
+            axes.plot(found, [place] * len(found), "o", color=color, markersize=4, alpha=0.7)
+        axes.set_title(WORLDS[world], fontsize=9, loc="left")
+        axes.set_yticks(range(len(rules)), [LABELS[rule] for rule in rules])
+        axes.grid(axis="x", linewidth=0.3)
+    panels[0].invert_yaxis()
+    panels[1].set_xlabel("nats per character, less all tokens alike; a dot is a seed", fontsize=8)
+    return figure
+
+
+def draw_weights(results: Results) -> Any:
+    """Mean weights of good and of spoilt tokens, over training and by frequency."""
+    worlds = ("noisy", "inserted-40")
+    figure, panels = new_plot(7, 4.6, len(worlds), 2, sharex="col", sharey=True)
+    looks = {"accept": ("acceptance", COLORS[0], "o"), "paper": ("the paper's", COLORS[1], "s")}
+    lines = {}
+    for row, world in enumerate(worlds):
+        for column, ending in enumerate(("", "_fifths")):
+            axes = panels[2 * row + column]
+            for rule, (label, color, marker) in looks.items():
+                for kind, dash in (("good", "-"), ("spoilt", "--")):
+                    found = [run for run in results.of(world, rule) if kind + ending in run]
+                    if not found:
+                        continue
+                    parts = zip(*(run[kind + ending] for run in found), strict=True)
+                    means = [statistics.mean(part) for part in parts]
+                    look = {"color": color, "marker": marker, "linestyle": dash, "markersize": 4}
+                    (line,) = axes.plot(range(1, PARTS + 1), means, **look)
+                    lines[f"{label}, {kind} tokens"] = line
+            axes.set_ylim(0, 1)
+            axes.grid(linewidth=0.3)
+            axes.set_title(WORLDS[world], fontsize=9, loc="left")
+            if row + 1 == len(worlds):
+                names = ("rarest", "most frequent") if ending else ("begin", "end")
+                ticks = [names[0], *("" for _ in range(PARTS - 2)), names[1]]
+                axes.set_xticks(range(1, PARTS + 1), ticks)
+                what = "fifth of the tokens by frequency" if ending else "fifth of the training"
+                axes.set_xlabel(what, fontsize=8)
+        panels[2 * row].set_ylabel("mean weight", fontsize=8)
+    add_legend(figure, lines)
+    return figure
+
+
+def main() -> None:
+    """Write all."""
+    results, page = Results(), PAGE.read_text(encoding="utf-8")
+    for name, table in (("evidence", evidence(results)), ("trials", trials(results))):
+        begin, end = f"<!-- acceptance {name} -->\n", "\n<!-- end -->"
+        before, _, rest = page.partition(begin)
+        page = f"{before}{begin}\n{table}\n{rest[rest.index(end) :]}"
+    PAGE.write_text(page, encoding="utf-8")
+    draw_evidence(results).savefig(IMAGES / "acceptance.png")
+    draw_weights(results).savefig(IMAGES / "acceptance_weights.png")
+
+
+if __name__ == "__main__":
+    main()
