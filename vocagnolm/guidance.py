@@ -123,7 +123,9 @@ def _range_sums(values_BT: Tensor, ranges_BS2: Tensor) -> Tensor:
 def _shared_sums(values_BT: Tensor, ranges_BS2: Tensor, shares_BS3: Tensor | None) -> Tensor:
     """Weigh a range's first value, the sum of those between, and the last, by their shares."""
     if shares_BS3 is None:
-        raise ValueError("--aggregation share needs PackedCollator(..., shares=True)")
+        raise ValueError(
+            "this method reads shares of characters: use PackedCollator(..., shares=True)"
+        )
     # The ends are read, not subtracted from a sum, so that a range of one whole token is its value:
     #     range      [first | . . . . | last - 1]
     #     shares        f       between     l

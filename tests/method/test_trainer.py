@@ -513,8 +513,10 @@ def test_trainer_rejects_contradictions(
 def test_collator_is_that_of_the_blocks_by_default(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
-    trainer = make_trainer(tmp_path, blocks, *pair, options={"data_collator": None})
-    assert trainer.data_collator == PackedCollator(MAX_LENGTH, False, blocks.teacher_max_length)
+    options = {"data_collator": None, "method": Method(selection="accept")}
+    trainer = make_trainer(tmp_path, blocks, *pair, options=options)
+    expected = PackedCollator(MAX_LENGTH, False, blocks.teacher_max_length, shares=True)
+    assert trainer.data_collator == expected
 
 
 def test_trainer_takes_arguments_by_position(

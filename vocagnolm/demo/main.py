@@ -31,6 +31,7 @@ METHODS = {
     "vocagnolm": ("VocAgnoLM", "--method=vocagnolm"),
     "cpt": ("CPT", "--method=cpt"),
     "random": ("random 40 %", "--method=random"),
+    "accept": ("VocAgnoLM, accept", "--method=vocagnolm", "--selection=accept"),
 }
 # Digits shown of each metric; losses are in nats per token.
 _METRICS = {"accuracy": 3, "clean_loss": 3, "answer_loss": 3, "seconds": 1}
@@ -46,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--output_dir", type=Path, default=Path("runs/demo"))
     add("--seeds", type=int, nargs="+", default=[0, 1, 2, 3], help="A student for each.")
     add("--wrong_share", type=float, default=0.4, help="Pages with wrong solutions.")
-    add("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    default = [name for name in METHODS if name != "accept"]
+    add("--methods", nargs="+", choices=METHODS, default=default, help="Default: all but accept.")
     add("--options", nargs="+", default=(), metavar="NAME=VALUE", help="For train.py.")
     arguments = parser.parse_args(argv)
     from vocagnolm.demo.run import run_seed
