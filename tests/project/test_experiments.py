@@ -13,8 +13,10 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.experiments import (
+    acceptance,
     conversations,
     methods,
+    plots,
     selection_under_precision,
     worlds,
 )
@@ -132,6 +134,30 @@ def test_answers_are_what_follows_the_question(problem: str, at: int, tmp_path: 
     after = sum(start >= at for start, _ in answer["offset_mapping"])
     expected = after * uniform / (len(problem) - at)
     assert found["answer_nats_per_character"] == pytest.approx(expected)
+
+
+@pytest.mark.slow
+def test_acceptance_is_compared_at_its_tiniest_size(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acceptance, "RESULTS", tmp_path / "results.jsonl")
+    world = acceptance.MoreWorld(tmp_path / "noisy", [corpus], worlds.SPOILS["noisy"])
+    for name in ("longer_steps", "first_steps", "options", "held_out_documents", "page_documents"):
+        monkeypatch.setattr(acceptance.MoreWorld, name, getattr(TinyWorld, name))
+    for rule in ("const", "accept", "shuffled", "accept@start"):
+        acceptance.do(world, "noisy", 10, rule)
+    rows = {rule: row for (_, _, rule), row in acceptance.read_results().items()}
+    assert rows["const"]["weights"][0] == rows["const"]["ess"] == 1
+    # The first step's weights are the same in another order.
+    assert rows["shuffled"]["weights"][0] == rows["accept"]["weights"][0] < 1
+    assert rows["shuffled"]["good"][0] != rows["accept"]["good"][0]
+    assert rows["accept@start"]["mean_weight"] > 0.95  # what it judges has hardly changed
+    results = plots.Results()
+    expected = rows["accept"]["nats_per_character"] - rows["const"]["nats_per_character"]
+    assert results.differences("noisy", "accept", "nats_per_character") == [expected]
+    assert "acceptance, shuffled" in plots.evidence(results)
+    assert "first state; noisy" not in plots.trials(results)
+    assert "the same, noisy pages" in plots.trials(results)
 
 
 @pytest.mark.slow
