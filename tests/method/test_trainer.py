@@ -474,6 +474,8 @@ def test_log_reports_what_a_slow_count_finds(
     assert log["teacher_loss_nats"] == pytest.approx(teacher_sum / teacher_tokens, rel=1e-5)
     ratio = log["teacher_tokens_per_student_token"]
     assert ratio == pytest.approx(teacher_tokens / tokens)
+    ahead = sum(value > 0 for value in excess) / len(excess)
+    assert log["teacher_ahead_fraction"] == pytest.approx(ahead)
     for quantile in (0.1, 0.5, 0.9):
         # So few tokens are all in the sample.
         expected = float(torch.tensor(excess).quantile(quantile))

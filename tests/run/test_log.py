@@ -64,6 +64,15 @@ def test_entry_is_one_aligned_line(
     assert row.split() == line.split()
 
 
+def test_teacher_that_is_seldom_ahead_is_warned_of_once(
+    run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step, ahead in enumerate((0.9, 0.26, 0.124, 0.1)):
+        print_main(run, step, ENTRY | {"teacher_ahead_fraction": ahead})
+    (message,) = caplog.messages
+    assert message.startswith("step 2: the teacher's loss is below the student's on 12 %")
+
+
 def test_time_left_counts_from_the_resumed_step(
     run: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,7 +124,8 @@ def test_sample_is_of_the_kept_steps_since_the_last_log() -> None:
     metrics.drop_step()
     add(2)
     metrics.keep_step()
-    assert metrics.read()["excess_loss_p10_nats"] == 2
+    report = metrics.read()
+    assert (report["excess_loss_p10_nats"], report["teacher_ahead_fraction"]) == (2, 1)
     assert metrics.excess_sample is not None
     assert metrics.excess_sample.tolist() == [2, 2, 2]
 

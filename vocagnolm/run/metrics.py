@@ -47,6 +47,8 @@ _SAMPLED = 2**13
 NO_BLOCK = -1
 _METRICS_FILE = "metrics_{}.safetensors"  # of one process
 LOG_FILE = "log.jsonl"
+# A teacher that is ahead of the student on fewer tokens is warned of.
+_FEW_AHEAD = 0.25
 # The mean weight of a log of the training, by its method.
 _WEIGHTS = ("selected_fraction", "mean_weight")
 
@@ -175,8 +177,10 @@ class GuidanceMetrics:
             report["unmapped_fraction"] = 1.0 - sums["mapped_tokens"] / tokens
             scores, excess = _sampled([(scores, excess)])
             sample = self.excess_sample = excess[scores != NO_BLOCK].cpu()
-            for percent in (10, 50, 90) if len(sample) else ():
-                report[f"excess_loss_p{percent}_nats"] = sample.quantile(percent / 100).item()
+            if len(sample):
+                report["teacher_ahead_fraction"] = (sample > 0).double().mean().item()
+                for percent in (10, 50, 90):
+                    report[f"excess_loss_p{percent}_nats"] = sample.quantile(percent / 100).item()
         return report
 
     def mean_loss(self, history: Sequence[Mapping[str, float]]) -> float:
@@ -237,6 +241,7 @@ class RunLog(TrainerCallback):
         self._tokens_per_step = tokens_per_step
         # The step and the time at which training began.
         self._begin = 0, 0.0
+        self._warned = False
         # An evaluation alone has no run to keep, and may have no directory.
         self._path: Path | None = None
 
@@ -271,6 +276,14 @@ class RunLog(TrainerCallback):
             cells.append(tqdm.format_interval(pace * (state.max_steps - step)))
             if skipped := entry.get("skipped_steps"):
                 rest = f"{skipped:g} steps skipped"
+            ahead = entry.get("teacher_ahead_fraction", 1.0)
+            if ahead < _FEW_AHEAD and not self._warned:
+                self._warned = True
+                logger.warning(
+                    "step %d: the teacher's loss is below the student's on %.0f %% of the tokens "
+                    "it covers: it has little to teach; compare with --method cpt",
+                    *(step, 100 * ahead),
+                )
         else:
             shown = [name for name in entry if name.endswith("loss")]
             rest = ", ".join(f"{name} {entry[name]:.4f}" for name in shown)

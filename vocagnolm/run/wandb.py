@@ -39,6 +39,7 @@ _NAMES = {
     "selected_fraction": "guidance/selected_fraction",
     "mean_weight": "guidance/mean_weight",
     "unmapped_fraction": "guidance/unmapped_fraction",
+    "teacher_ahead_fraction": "guidance/teacher_ahead_fraction",
     "excess_loss_p10_nats": "guidance/excess_loss_p10_nats",
     "excess_loss_p50_nats": "guidance/excess_loss_p50_nats",
     "excess_loss_p90_nats": "guidance/excess_loss_p90_nats",
