@@ -7,6 +7,7 @@ Run in the repository's root. Everything comes from `acceptance.jsonl`; nothing 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,7 +90,7 @@ class Results:
             return ""
         mean = _signed(statistics.mean(self.differences(world, rule, metric)))
         each = " ".join(found) if len(found) < 4 else f"{found[0]} to {found[-1]}"
-        return f"{mean} ({each})"
+        return f"{mean} ({each})" if len(found) > 1 else mean
 
 
 def _signed(value: float) -> str:
@@ -103,15 +104,13 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def evidence(results: Results) -> str:
     """All rules beside all tokens alike."""
-    worlds = [name for name in WORLDS if results.of(name, "accept")]
-    head = [f"{WORLDS[world]} ({len(results.of(world, 'accept'))} seeds)" for world in worlds]
+    worlds = {name: DEMO_METRICS[1] if name in DEMOS else METRICS[0] for name in WORLDS}
+    counts = {world: len(results.differences(world, "accept", worlds[world])) for world in worlds}
+    shown = [world for world, count in counts.items() if count]
+    head = [f"{WORLDS[world]} ({counts[world]} seeds)" for world in shown]
     rows = []
     for rule, label in LABELS.items():
-        metrics = (DEMO_METRICS[1] if world in DEMOS else METRICS[0] for world in worlds)
-        cells = [
-            results.cell(world, rule, metric) for world, metric in zip(worlds, metrics, strict=True)
-        ]
-        rows.append([label, *cells])
+        rows.append([label, *(results.cell(world, rule, worlds[world]) for world in shown)])
     return _table(["rule", *head], rows)
 
 
@@ -168,7 +167,8 @@ def draw_weights(results: Results) -> Any:
                     if not found:
                         continue
                     parts = zip(*(run[kind + ending] for run in found), strict=True)
-                    means = [statistics.mean(part) for part in parts]
+                    # 0 where there is no such token.
+                    means = [statistics.mean(part) or math.nan for part in parts]
                     look = {"color": color, "marker": marker, "linestyle": dash, "markersize": 4}
                     (line,) = axes.plot(range(1, PARTS + 1), means, **look)
                     lines[f"{label}, {kind} tokens"] = line
