@@ -1,8 +1,9 @@
-"""Write the tables and figures of `acceptance` into docs/results.md and docs/images.
+"""Write the tables of `acceptance` into docs/results.md, and draw its figures.
 
     python -m benchmarks.experiments.plots
 
 Run in the repository's root. Everything comes from `acceptance.jsonl`; nothing is run.
+`docs/images/make.py` draws the figures, light and dark.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from benchmarks.experiments.acceptance import DEMO_METRICS, DEMOS, METRICS, PARTS, read_results
 from vocagnolm.report.plots import COLORS, add_legend, new_plot
 
-PAGE, IMAGES = Path("docs/results.md"), Path("docs/images")
+PAGE = Path("docs/results.md")
 WORLDS = {
     "noisy": "noisy pages",
     "inserted-40": "junk between words",
@@ -139,7 +140,7 @@ def draw_evidence(results: Results) -> Any:
     rules = [rule for rule in LABELS if results.of("noisy", rule)]
     figure, panels = new_plot(7, 0.3 * len(rules) + 1, columns=len(worlds), sharey=True)
     for axes, world in zip(panels, worlds, strict=True):
-        axes.axvline(0, color="black", linewidth=0.8)
+        axes.axvline(0, color=axes.spines["left"].get_edgecolor(), linewidth=0.8)
         for place, rule in enumerate(rules):
             found = results.differences(world, rule, METRICS[0])
             color = COLORS[0] if rule.startswith("accept") else COLORS[-1]
@@ -187,15 +188,13 @@ def draw_weights(results: Results) -> Any:
 
 
 def main() -> None:
-    """Write all."""
+    """Write the tables."""
     results, page = Results(), PAGE.read_text(encoding="utf-8")
     for name, table in (("evidence", evidence(results)), ("trials", trials(results))):
         begin, end = f"<!-- acceptance {name} -->\n", "\n<!-- end -->"
         before, _, rest = page.partition(begin)
         page = f"{before}{begin}\n{table}\n{rest[rest.index(end) :]}"
     PAGE.write_text(page, encoding="utf-8")
-    draw_evidence(results).savefig(IMAGES / "acceptance.png")
-    draw_weights(results).savefig(IMAGES / "acceptance_weights.png")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,20 @@
 """Make the pictures of the README and the site, light and dark.
 
-    python docs/images/make.py                       # all but the photograph, in 15 s on a CPU core
-    python docs/images/make.py --only bars           # from benchmarks/experiments/demo.json
-    python docs/images/make.py --only photograph     # inspect.png, which needs Chromium
+    python -m docs.images.make                       # all but the photograph, in 20 s on a CPU core
+    python -m docs.images.make --only bars           # from benchmarks/experiments/demo.json
+    python -m docs.images.make --only photograph     # inspect.png, which needs Chromium
 
 alignment-*.svg and strip-*.svg show what the demo's first student, which has read questions but no
-answer, and the demo's teacher make of a page with a wrong solution. bars-*.svg are the results of
-`vocagnolm demo`.
+answer, and the demo's teacher make of a page with a wrong solution. bars-*.svg and wrong-*.svg are
+results of `vocagnolm demo`, acceptance-*.svg and weights-*.svg of `benchmarks.experiments`.
+gpus-*.svg and store-*.svg are computed, from the formulas of the plan and of the logged MFU.
+rules-*.svg is the decision tree of docs/results.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import shutil
 import statistics
@@ -19,18 +22,39 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
+import matplotlib as mpl
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.experiments import plots
+from benchmarks.generated import TOKEN_RATIO
+from benchmarks.models import make_config
 from vocagnolm.demo.main import METHODS
 from vocagnolm.demo.run import BASE, TEACHER, make_base
 from vocagnolm.demo.world import write_jsonl
 from vocagnolm.io import ASSETS
 from vocagnolm.report import inspect
+from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
 from vocagnolm.report.view import TokenView
+from vocagnolm.run.metrics import model_work
+from vocagnolm.run.plan import (
+    GATHERED,
+    Layout,
+    Sizes,
+    sizes_of,
+    student_memory,
+    teacher_memory,
+)
 
 HERE = Path(__file__).parent
-RESULTS = HERE.parents[1] / "benchmarks/experiments/demo.json"
+ROOT = HERE.parents[1]
+RESULTS = ROOT / "benchmarks/experiments/demo.json"
+OTHER_SHARES = ROOT / "benchmarks/experiments/demo_wrong_shares.json"
 QUESTION = "Q: Zoe fills 4 bags. Each one holds 12 shells. How many shells does Zoe need?\nA:"
 WRONG = " 4 + 12 = 47. #### 47"
 PAGE = (
@@ -48,7 +72,27 @@ THEMES = {
     "dark": {"ink": "#e6edf3", "faint": "#9198a1", "line": "#4b535d", "cool": "88,166,255",
              "warm": "255,150,70"},
 }  # fmt: skip
+# Series of plots, as they can be read on a dark page.
+LIGHTER = {
+    "#1f5fbf": "#58a6ff",
+    "#d2691e": "#ff9646",
+    "#1b7f4d": "#3fb97a",
+    "#8e44ad": "#b783d8",
+    "#0e7490": "#39b3cf",
+    "#b5267b": "#e35fa8",
+    "#475569": "#9198a1",
+}
 Theme = dict[str, str]
+PICTURES = (
+    *("alignment", "strip", "bars", "wrong", "acceptance", "weights", "rules", "gpus", "store"),
+    "photograph",
+)
+# The paper's run: tokens, packed sequences of a micro-batch, and the share that is selected.
+RUN_TOKENS, ROWS, ROW_TOKENS, TOP_K = 15e9, 8, 2048, 0.4
+# An H100: FLOP/s of 16 bits and GiB; the share of them that a student and a teacher are to reach.
+H100_FLOPS, H100_GIB, STUDENT_MFU, TEACHER_MFU = 989e12, 79.6, 0.4, 0.6
+GPUS = (1, 2, 4, 8, 16, 32, 64)
+MACHINE = 8
 MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,monospace"
 SANS = "system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif"
 
@@ -56,10 +100,10 @@ SANS = "system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif"
 def main() -> None:
     """Make what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=("alignment", "strip", "bars", "photograph"), nargs="+")
-    chosen = parser.parse_args().only or ["alignment", "strip", "bars"]
-    with tempfile.TemporaryDirectory() as name:
-        scratch = Path(name)
+    parser.add_argument("--only", choices=PICTURES, nargs="+")
+    chosen = parser.parse_args().only or [*PICTURES[:-1]]
+    with tempfile.TemporaryDirectory() as directory:
+        scratch = Path(directory)
         if {"alignment", "strip", "photograph"} & {*chosen}:
             make_base(scratch, 0)
         if {"alignment", "strip"} & {*chosen}:
@@ -70,6 +114,18 @@ def main() -> None:
             draw("strip", lambda theme: strip(page, theme))
         if "bars" in chosen:
             draw("bars", lambda theme: bars(json.loads(RESULTS.read_text()), theme))
+        if "rules" in chosen:
+            draw("rules", rules)
+        plotted: dict[str, Callable[[], Any]] = {
+            "wrong": wrong,
+            "acceptance": lambda: plots.draw_evidence(plots.Results()),
+            "weights": lambda: plots.draw_weights(plots.Results()),
+            "gpus": gpus,
+            "store": store,
+        }
+        for name, plot in plotted.items():
+            if name in chosen:
+                draw(name, partial(themed, plot))
         if "photograph" in chosen:
             photograph(scratch)
 
@@ -78,6 +134,23 @@ def draw(name: str, picture: Callable[[Theme], str]) -> None:
     """Write a picture in every theme."""
     for theme, colours in THEMES.items():
         (HERE / f"{name}-{theme}.svg").write_text(picture(colours) + "\n", encoding="utf-8")
+
+
+def themed(plot: Callable[[], Any], theme: Theme) -> str:
+    """Draw a figure of matplotlib in the colours of a theme, as text."""
+    ink = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), theme["ink"])
+    ink |= dict.fromkeys(("xtick.color", "ytick.color"), theme["ink"])
+    style = {"svg.hashsalt": "vocagnolm", "grid.color": theme["line"], **ink}
+    style |= {"axes.facecolor": "none", "figure.facecolor": "none", "font.size": 9}
+    file = io.StringIO()
+    with mpl.rc_context(style):
+        plot().savefig(file, format="svg", metadata={"Date": None})
+    drawn = file.getvalue()
+    if theme is THEMES["dark"]:
+        for dark, lighter in LIGHTER.items():
+            drawn = drawn.replace(dark, lighter)
+    # Trailing blanks are no part of it.
+    return "\n".join(line.rstrip() for line in drawn[drawn.index("<svg") :].splitlines())
 
 
 def look(scratch: Path, text: str) -> list[TokenView]:
@@ -240,6 +313,176 @@ def bars(results: dict[str, dict[str, list[float]]], theme: Theme) -> str:
 
     title = "Accuracy of the demo's methods"
     return svg(left + full + 130, 10 + len(results) * high + 30, title, parts())
+
+
+def wrong() -> Any:
+    """Draw what guidance wins over plain pretraining, by the share of wrong pages."""
+    found = json.loads(OTHER_SHARES.read_text()) | {"0.4": json.loads(RESULTS.read_text())}
+    figure, (axes,) = new_plot(6, 3)
+    handles = {}
+    shares = sorted(found, key=float)
+    for index, method in enumerate(("vocagnolm", "share")):
+        means, x = [], []
+        look = series_style(index)
+        for share in shares:
+            runs = [found[share][name]["accuracy"] for name in (method, "cpt")]
+            gains = [one - plain for one, plain in zip(*runs, strict=True)]
+            place = 100 * float(share) + (index - 0.5)
+            axes.plot([place] * len(gains), gains, linestyle="", markersize=4, alpha=0.5, **look)
+            means.append(statistics.mean(gains))
+            x.append(place)
+        label = METHODS[method][0]
+        (handles[label],) = axes.plot(x, means, linestyle=dashes(index), **look)
+    axes.axhline(0, color=mpl.rcParams["axes.edgecolor"], linewidth=0.8)
+    axes.set_xticks([100 * float(share) for share in shares])
+    axes.set_xlabel("pages with a wrong solution, in %; small marks are seeds, lines their mean")
+    axes.set_ylabel("accuracy less plain")
+    axes.grid(axis="y", linewidth=0.3)
+    add_legend(figure, handles)
+    return figure
+
+
+def gpus() -> Any:
+    """Draw the time of the paper's run and the memory of a GPU against the number of GPUs."""
+    figure, (times, memory) = new_plot(7, 3.2, columns=2)
+    student, teacher = true_models()
+    of_student, of_teacher = seconds_of_a_token(student, teacher)
+    plans = {
+        "teacher online": of_student + of_teacher,
+        "from a store": of_student,
+        "scoring": of_teacher,
+    }
+    handles = {}
+    for index, (name, seconds) in enumerate(plans.items()):
+        hours = [RUN_TOKENS * seconds / 3600 / count for count in GPUS]
+        (handles[name],) = times.plot(
+            GPUS, hours, linestyle=dashes(index), markersize=4, **series_style(index)
+        )
+    times.set_yscale("log", base=2)
+    times.set_ylabel("hours of 15 billion tokens")
+    sizes = [sizes_of(model) for model in (student, teacher)]
+    for index, (name, gib) in enumerate(memory_of_gpus(*sizes).items(), len(plans)):
+        (handles[name],) = memory.plot(
+            [*gib], [*gib.values()], linestyle=dashes(index), markersize=4, **series_style(index)
+        )
+    memory.axhline(H100_GIB, color=mpl.rcParams["axes.edgecolor"], linewidth=0.8)
+    memory.text(1, H100_GIB + 1, "an H100 has", fontsize=8)
+    memory.set_ylim(0, 90)
+    memory.set_ylabel("GiB of a GPU")
+    for axes in (times, memory):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(GPUS, [str(count) for count in GPUS])
+        axes.set_xlabel("GPUs")
+        axes.grid(linewidth=0.3)
+    times.yaxis.set_major_formatter("{x:.0f}")
+    add_legend(figure, handles)
+    return figure
+
+
+def true_models() -> list[Any]:
+    """TinyLlama 1.1B and Qwen2.5-Math-7B, without weights."""
+    models = []
+    for role in ("student", "teacher"):
+        with torch.device("meta"):
+            config = make_config(role, "full")  # type: ignore[arg-type]
+            models.append(AutoModelForCausalLM.from_config(config))
+    return models
+
+
+def seconds_of_a_token(student: Any, teacher: Any, selected: float = TOP_K) -> tuple[float, float]:
+    """Seconds of a GPU for a token of the student's: of the student's step, and the teacher's."""
+    keys = ROW_TOKENS / 2
+    training = model_work(student).training_flops(1, keys, selected)
+    forward = model_work(teacher).forward_flops(1, keys, 1) * TOKEN_RATIO
+    return training / (H100_FLOPS * STUDENT_MFU), forward / (H100_FLOPS * TEACHER_MFU)
+
+
+def memory_of_gpus(student: Sizes, teacher: Sizes) -> dict[str, dict[int, float]]:
+    """GiB of a GPU by their number, as `--dry_run` plans them."""
+    tokens, found = ROWS * ROW_TOKENS, {}
+    for name in ("DDP", "FSDP2", "FSDP2, --teacher_sharding node"):
+        found[name] = {}
+        for count in GPUS:
+            layout = Layout(count, None, "mixed", accumulates=True)
+            if name != "DDP" and count > 1:
+                layout = Layout(count, count, "16 bits", accumulates=True)
+            devices = min(count, MACHINE) if name.endswith("node") else 1
+            parts = student_memory(student, layout, tokens)
+            held = teacher_memory(teacher, 2, None, devices)
+            # It is dropped before the student's pass.
+            passing = parts["activations"] + parts["output head"]
+            held[GATHERED] = max(0, held.get(GATHERED, 0) - passing)
+            found[name][count] = (sum(parts.values()) + sum(held.values())) / 2**30
+    return found
+
+
+def store() -> Any:
+    """Draw the cost of several runs with an online teacher and from a store, by FLOPs alone."""
+    models = true_models()
+    guided, teacher = seconds_of_a_token(*models)
+    plain, _ = seconds_of_a_token(*models, selected=1)
+    figure, (axes,) = new_plot(6, 3)
+    runs = range(1, 7)
+    lines = {
+        "online: teacher in every run": [count * (guided + teacher) / plain for count in runs],
+        "from a store: scored once": [(teacher + count * guided) / plain for count in runs],
+        "plain pretraining": [*runs],
+    }
+    handles = {}
+    for index, (name, costs) in enumerate(lines.items()):
+        (handles[name],) = axes.plot(runs, costs, linestyle=dashes(index), **series_style(index))
+    axes.set_ylim(0)
+    axes.set_xlabel("runs on the same corpus")
+    axes.set_ylabel("cost, in plain runs")
+    axes.grid(linewidth=0.3)
+    add_legend(figure, handles)
+    return figure
+
+
+def rules(theme: Theme) -> str:
+    """Draw which rule to begin with."""
+    questions = (
+        ("Is the text clean, and of one subject?", "plain pretraining", "--method cpt"),
+        ("Have you a good model with the student's tokenizer?", "acceptance by it",
+         "--method rho1 --selection accept"),
+        ("Is much of it wrong, and does the teacher know?", "share, top 40 %",
+         "--aggregation share"),
+    )  # fmt: skip
+    wide, high, right, step = 300.0, 46.0, 372.0, 86.0
+
+    def parts() -> Iterator[str]:
+        line = f'stroke="{theme["faint"]}" stroke-width="1.5" fill="none"'
+        cool = f'fill="rgba({theme["cool"]},.16)" stroke="rgb({theme["cool"]})"'
+        for row, (question, rule, options) in enumerate(questions):
+            y = 4 + row * step
+            yield box(2, y, wide, high, f'{line} stroke-dasharray="5 3"')
+            first, second = halves(question)
+            middle = 'text-anchor="middle" font-size="14"'
+            yield text(2 + wide / 2, y + 19, first, theme["ink"], middle)
+            yield text(2 + wide / 2, y + 37, second, theme["ink"], middle)
+            yield f'<path d="M{wide + 2} {y + high / 2}H{right}" {line}/>'
+            yield text(wide + 22, y + high / 2 - 6, "yes", theme["faint"], 'font-size="13"')
+            yield from answer(right, y, rule, options, cool)
+            yield f'<path d="M{2 + wide / 2} {y + high}V{y + step}" {line}/>'
+            yield text(2 + wide / 2 + 8, y + high + 25, "no", theme["faint"], 'font-size="13"')
+        yield from answer(2, 4 + 3 * step, "acceptance", "--selection accept", cool)
+
+    def answer(x: float, y: float, rule: str, options: str, paint: str) -> Iterator[str]:
+        yield box(x, y, wide, high, paint)
+        middle = 'text-anchor="middle" font-size="14"'
+        yield text(x + wide / 2, y + 19, rule, theme["ink"], middle)
+        mono = f'text-anchor="middle" font-size="13" font-family="{MONO}"'
+        yield text(x + wide / 2, y + 37, options, theme["ink"], mono)
+
+    title = "Which rule to begin with"
+    return svg(right + wide + 2, 8 + 3 * step + high, title, parts())
+
+
+def halves(question: str) -> tuple[str, str]:
+    """Break a line near its middle."""
+    words = question.split()
+    count = next(n for n in range(len(words)) if len(" ".join(words[:n])) >= len(question) / 2 - 3)
+    return " ".join(words[:count]), " ".join(words[count:])
 
 
 def photograph(scratch: Path) -> None:
