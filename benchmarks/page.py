@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -51,7 +52,7 @@ class Page:
         )
         table = markdown_table([HEADER, *self.rows]) if self.rows else ""
         skipped = "\n".join(f"- {line}" for line in self.skipped)
-        return "\n\n".join(filter(None, [table, skipped, where]))
+        return "\n\n".join(filter(None, [table, skipped, textwrap.fill(where, 116)]))
 
     def write(self) -> None:
         """Replace what stands between the marks of the page."""
