@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shlex
 import shutil
 import sys
@@ -11,20 +12,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 import torch
 from adapter_world import World, make_world
 from inline_grader import graded_inline
 from safetensors.torch import load_file
-from transformers import PreTrainedTokenizerBase
-from world import MAX_LENGTH, make_trainer
 
-from vocagnolm import VocAgnoConfig, VocAgnoTrainer, cli, objective
+from vocagnolm import VocAgnoConfig, VocAgnoTrainer, cli
 from vocagnolm.evaluation import evaluate
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.packing import PackedCollator
-from vocagnolm.readers import student_reader
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/extending.md").read_text(encoding="utf-8")
 FILES = re.findall(r"^`([\w.]+)`[^\n]*:\n\n```\w+\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -138,24 +135,10 @@ def test_benchmark_of_the_page_is_asked(
     assert json.loads(Path("found/results.json").read_text())["benchmarks"]["halves"]["n"] == 2
 
 
-def test_own_guide_gives_its_losses(
-    student_tokenizer: PreTrainedTokenizerBase, tiny_llama: Callable[..., Any], tmp_path: Path
-) -> None:
-    corpus = datasets.Dataset.from_dict({"text": ["one and one is two", "two is what I said"] * 4})
-    names: dict[str, Any] = {
-        "corpus": corpus,
-        "reader": student_reader(student_tokenizer, MAX_LENGTH),
-    }
-    _, section = PAGE.split("## A teacher source\n")
-    for block in re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL):
-        exec(compile(block, "extending.md", "exec"), names)
-    student, blocks = tiny_llama(len(student_tokenizer)), names["blocks"]
-    options = {"method": objective.Method(aggregation="max")}
-    trainer = make_trainer(
-        tmp_path, blocks, student, names["teacher"], options=options, max_steps=1
-    )
-    batch = PackedCollator(MAX_LENGTH)([blocks[0]])
+def test_teacher_source_of_the_page_gives_its_losses(place: Path) -> None:
+    trainer = runpy.run_path("words.py")["trainer"]
+    assert trainer.state.global_step == 10
+    batch = PackedCollator(64)([trainer.train_dataset[0]])
     found = trainer.token_guidance(batch)
     losses = {round(loss, 3) for loss in found.teacher_loss_BS[found.mapped_BS].tolist()}
     assert losses == {0.1, 0.5, 9.0}
-    trainer.train()
