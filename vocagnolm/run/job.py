@@ -73,7 +73,7 @@ _NO_EFFECT_ON_NUMBERS = (
 )
 # Documents of a corpus that a plan is made from, unless it has few enough to read them all.
 _SAMPLE_DOCUMENTS, _SMALL_DOCUMENTS = 1000, 10_000
-# Below this, processes take longer to start than they save on 32 cores (docs/running.md).
+# Below this, processes take longer to start than they save on 32 cores.
 _MANY_DOCUMENTS = 10_000
 
 
