@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +74,16 @@ class Read(BaseException):
 
 @pytest.fixture(autouse=True)
 def _stand_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand in a place like the checkout, with the directories that pages name."""
+    """Stand in a place like the checkout, with the directories and files that pages name."""
     for path in ROOT.iterdir():
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "DATA").mkdir()
     (tmp_path / "PROMPTS/cot").mkdir(parents=True)
+    page = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+    for name, text in re.findall(r"^`([\w.]+)`[^\n]*:\n\n```\w+\n(.*?)^```", page, re.M | re.S):
+        (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 @pytest.mark.parametrize("words", typed_commands())
