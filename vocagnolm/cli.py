@@ -21,7 +21,7 @@ from enum import IntEnum
 from functools import partial, wraps
 from importlib.metadata import version
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TextIO
 
 from vocagnolm.conventions import NonFiniteLoss, SharedError
 
@@ -44,8 +44,14 @@ COMMANDS = {
     "score": ("vocagnolm.store.score", "Write or verify a teacher-loss store"),
     "train": ("vocagnolm.run.options", "Continually pretrain a student"),
 }
-# Those whose work several processes share.
+# Those whose work several processes share; their modules have a `check(argv)` that needs no torch.
 _SHARED = ("evaluate", "score", "train")
+# Options that name what may be on the hub, with its kind.
+_ON_HUB: dict[str, Literal["model", "dataset"]] = {
+    **dict.fromkeys(("model", "student", "teacher"), "model"),
+    **dict.fromkeys(("student_tokenizer", "teacher_tokenizer"), "model"),
+    **dict.fromkeys(("dataset", "eval_dataset"), "dataset"),
+}
 
 
 class Exit(IntEnum):
@@ -94,11 +100,15 @@ class Parser(OneLineErrors):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None
     ) -> argparse.Namespace:
-        """Read a command line; a command imports its own work behind this, as --help needs none."""
+        """Read a command line, and look for models and corpora where they are said to be.
+
+        A command imports its own work behind this, as --help needs none.
+        """
         arguments = super().parse_args(args)
         for name, value in vars(arguments).items():
             if isinstance(value, int) and value < 0:
                 raise ValueError(f"--{name} must not be negative, got {value}")
+        check_names(arguments)
         return arguments
 
     def add_dataset(
@@ -118,6 +128,16 @@ class Parser(OneLineErrors):
         choices = ("auto", "bfloat16", "float16", "float32")
         shown = f"Precision{whose}; auto: bfloat16 on a GPU, float32 on a CPU."
         self.add_argument("--dtype", choices=choices, default="auto", help=shown)
+
+
+def check_names(*options: object) -> None:
+    """Reject models and corpora that are neither here nor on a hub within reach, in seconds."""
+    from vocagnolm.hub import check_name
+
+    for option, kind in _ON_HUB.items():
+        for each in options:
+            for name in filter(None, listed(vars(each).get(option))):
+                check_name(f"--{option}", name, kind)
 
 
 def listed(value: Any) -> list[Any]:
@@ -288,7 +308,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command in _SHARED and any(word.startswith("--accelerate_config") for word in rest):
         from vocagnolm.launch import launch
 
-        return launch(command, rest)
+        return launch(command, importlib.import_module(COMMANDS[command][0]).check, rest)
     return int(importlib.import_module(COMMANDS[command][0]).main(rest))
 
 

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -26,8 +26,10 @@ _OPTIONS = {
 }
 
 
-def launch(command: str, argv: Sequence[str]) -> int:
+def launch(command: str, check: Callable[[Sequence[str]], object], argv: Sequence[str]) -> int:
     """Run a command in the processes that `--accelerate_config` describes; return its status.
+
+    The command's own options are checked first.
 
     Raises:
         ValueError: the file or an option is wrong, which is known before anything is started.
@@ -35,10 +37,7 @@ def launch(command: str, argv: Sequence[str]) -> int:
     words, rest = split(argv)
     if "RANK" in os.environ:
         raise ValueError("--accelerate_config starts processes itself: leave accelerate launch out")
-    if command == "train":
-        from vocagnolm.run.options import check
-
-        check(rest)
+    check(rest)
     return _run([*words, "--module", "vocagnolm.cli", command, *rest])
 
 

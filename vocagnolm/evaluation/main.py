@@ -23,9 +23,8 @@ _NAME = "vocagnolm evaluate"
 _NO_MEMORY = "give a smaller --batch_size, a narrower --dtype, or --engine vllm"
 
 
-@command.shell(_NAME, out_of_memory=_NO_MEMORY, resumable=True)
-def main(argv: Sequence[str] | None = None) -> None:
-    """Evaluate, preview or regrade."""
+def check(argv: Sequence[str] | None = None) -> Namespace:
+    """Read the command line; a ValueError where an argument is wrong."""
     parser = command.Parser(_NAME, __doc__)
     add = parser.add_argument
     add("--model", help="A directory, or a name on the hub.")
@@ -52,11 +51,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     _choose_benchmarks(arguments)
     if arguments.chat and "demo" in arguments.benchmarks:
         parser.error("--chat: the demo asks for no boxed answers")
-    if arguments.model:
-        check_name("--model", arguments.model)
-        for name in () if arguments.data_dir else arguments.benchmarks:
-            if hub := BENCHMARKS[name].hub:
-                check_name(f"--benchmarks {name} without --data_dir:", hub, "dataset")
+    downloads = arguments.model and not arguments.data_dir
+    for name in arguments.benchmarks if downloads else ():
+        if hub := BENCHMARKS[name].hub:
+            check_name(f"--benchmarks {name} without --data_dir:", hub, "dataset")
+    return arguments
+
+
+@command.shell(_NAME, out_of_memory=_NO_MEMORY, resumable=True)
+def main(argv: Sequence[str] | None = None) -> None:
+    """Evaluate, preview or regrade."""
+    arguments = check(argv)
     # Only now: the graders and engines take seconds to import.
     from vocagnolm.evaluation import evaluate
 

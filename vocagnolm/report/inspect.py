@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, get_args
 from vocagnolm.chat.reading import TRAIN_ON, TrainOn
 from vocagnolm.cli import Parser, corpora_of, shell
 from vocagnolm.conventions import TEXT, NonFiniteLoss
-from vocagnolm.hub import check_name
 from vocagnolm.io import check_writable, write_text
 from vocagnolm.method import AGGREGATIONS, Selection, Unmapped
 from vocagnolm.report.view import GuidanceView, TextView, view_texts
@@ -70,8 +69,6 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Show texts."""
     arguments = _parse(argv)
-    check_name("--student", arguments.student)
-    check_name("--teacher", *arguments.teacher)
     from vocagnolm.report.render import render_html, render_text
 
     # Checked before anything is loaded.

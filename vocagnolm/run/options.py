@@ -16,8 +16,15 @@ from pathlib import Path
 from runpy import run_path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vocagnolm.cli import OneLineErrors, json_settings, log_main, near, one_for_each, shell
-from vocagnolm.hub import check_name
+from vocagnolm.cli import (
+    OneLineErrors,
+    check_names,
+    json_settings,
+    log_main,
+    near,
+    one_for_each,
+    shell,
+)
 from vocagnolm.method import FirstHelp, Method, in_range, option
 from vocagnolm.run.recipe import as_flags, recipe_options, recipe_path
 
@@ -494,22 +501,18 @@ def check(argv: Sequence[str]) -> tuple[str | None, list[str], list[Any]]:
     return recipe, flags, options
 
 
-def parse(argv: Sequence[str], *, check_names: bool = False) -> Job:
+def parse(argv: Sequence[str], *, on_hub: bool = False) -> Job:
     """Read the command line; `--config RECIPE` gives values that flags override.
 
-    With `check_names`, models and corpora have to be here, or on a hub within reach.
+    With `on_hub`, models and corpora have to be here, or on a hub within reach.
 
     Raises:
         ValueError: an argument is wrong, in one line.
     """
     recipe, flags, options = check(argv)
-    model, data, _, run, _ = options
-    if check_names:
-        check_name("--student", model.student)
-        for name in model.teacher or ():
-            check_name("--teacher", name)
-        for name in data.dataset:
-            check_name("--dataset", name, "dataset")
+    _, data, _, run, _ = options
+    if on_hub:
+        check_names(*options)
 
     # Only now, as it imports torch.
     from vocagnolm.run.job import Job, check_launch
@@ -589,7 +592,7 @@ _OUT_OF_MEMORY = (
 @shell("train.py", out_of_memory=_OUT_OF_MEMORY, resumable=True)
 def main(argv: Sequence[str] | None = None) -> int:
     """Show a page of help, or run the job; return the exit status."""
-    job = parse(sys.argv[1:] if argv is None else argv, check_names=True)
+    job = parse(sys.argv[1:] if argv is None else argv, on_hub=True)
     from vocagnolm.run.train import train
 
     return train(job)

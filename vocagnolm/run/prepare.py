@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Only now: a page of help does not need them, nor does a wrong option.
     from vocagnolm.run.options import parse
 
-    job = parse(argv, check_names=True)
+    job = parse(argv, on_hub=True)
     from vocagnolm.run.job import load_documents, read_models
     from vocagnolm.run.plan import describe_documents
 

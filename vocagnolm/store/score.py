@@ -19,16 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vocagnolm.cli import Exit, Parser, json_settings, print_main, shell
-from vocagnolm.hub import check_name
 from vocagnolm.store.format import SHARDS, Store, find_faults, manifest_of
 
 
-@shell(
-    "vocagnolm score", out_of_memory="lower --batch_tokens, --context or --dtype", resumable=True
-)
-def main(argv: Sequence[str] | None = None) -> int:
-    """Score a corpus or verify a store, and return the exit status."""
-    logging.getLogger("vocagnolm").setLevel(logging.INFO)
+def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; a ValueError where an argument is wrong."""
     parser = Parser("vocagnolm score", __doc__)
     add = parser.add_argument
     add("--teacher", help="Causal LM that scores: a hub name or a directory.")
@@ -63,9 +58,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError(f"--{name} must be at least 1, got {value}")
     if arguments.quantization is not None:
         arguments.quantization = json_settings("--quantization", arguments.quantization)
+    return arguments
+
+
+@shell(
+    "vocagnolm score", out_of_memory="lower --batch_tokens, --context or --dtype", resumable=True
+)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Score a corpus or verify a store, and return the exit status."""
+    logging.getLogger("vocagnolm").setLevel(logging.INFO)
+    arguments = check(argv)
     if arguments.verify:
         return _verify(arguments)
-    check_name("--teacher", arguments.teacher)
     from vocagnolm.store.scoring import score
 
     score(arguments)
