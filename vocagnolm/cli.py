@@ -308,7 +308,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command in _SHARED and any(word.startswith("--accelerate_config") for word in rest):
         from vocagnolm.launch import launch
 
-        return launch(command, importlib.import_module(COMMANDS[command][0]).check, rest)
+        return launch(command, rest)
     return int(importlib.import_module(COMMANDS[command][0]).main(rest))
 
 

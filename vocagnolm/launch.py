@@ -3,20 +3,19 @@
 Beside it, a signal reaches every process once, and the job's exit status is that of its processes.
 """
 
+import importlib
 import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-import yaml
-
-from vocagnolm.cli import OneLineErrors, log_main, near
-from vocagnolm.run.recipe import as_flags
+from vocagnolm.cli import COMMANDS, OneLineErrors, log_main
+from vocagnolm.run.recipe import as_flags, find_file, read_mapping
 
 CONFIGS = Path(__file__).with_name("accelerate_configs")
 # Options of `accelerate launch` that differ between machines and runs; a file has the others.
@@ -26,18 +25,16 @@ _OPTIONS = {
 }
 
 
-def launch(command: str, check: Callable[[Sequence[str]], object], argv: Sequence[str]) -> int:
+def launch(command: str, argv: Sequence[str]) -> int:
     """Run a command in the processes that `--accelerate_config` describes; return its status.
 
-    The command's own options are checked first.
-
     Raises:
-        ValueError: the file or an option is wrong, which is known before anything is started.
+        ValueError: the file or an option is wrong, the command's own too; nothing is started.
     """
     words, rest = split(argv)
     if "RANK" in os.environ:
         raise ValueError("--accelerate_config starts processes itself: leave accelerate launch out")
-    check(rest)
+    importlib.import_module(COMMANDS[command][0]).check(rest)
     return _run([*words, "--module", "vocagnolm.cli", command, *rest])
 
 
@@ -49,42 +46,15 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         parser.add_argument(f"--{name}", type=kind)
     given, rest = parser.parse_known_args(argv)
     options = vars(given)
-    path = config_path(options.pop("accelerate_config"))
-    _check_processes(path, given.num_processes)
-    return as_flags({"config_file": path, **options}), rest
-
-
-def config_path(given: str) -> Path:
-    """Return the file that `--accelerate_config` names: one that is there, or one of the package.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    packaged = CONFIGS / f"{given}.yaml"
-    if Path(given).is_file():
-        return Path(given)
-    if not packaged.is_file():
-        names = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
-        raise ValueError(
-            f"--accelerate_config {given}: no such file, and none of {', '.join(names)}"
-            f"{near(given, names)}"
-        )
-    return packaged
-
-
-def _check_processes(path: Path, count: int | None) -> None:
-    """Raise a ValueError if Accelerate would start one process where several are asked for."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"--accelerate_config {path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"--accelerate_config {path} is no file of accelerate config")
+    path = find_file("--accelerate_config", options.pop("accelerate_config"), CONFIGS)
+    content = read_mapping("--accelerate_config", path)
     is_one = content.get("distributed_type") in ("NO", False)
-    if is_one and (count or content.get("num_processes", 1)) > 1:
+    # Accelerate would start one process where several are asked for.
+    if is_one and (given.num_processes or content.get("num_processes", 1)) > 1:
         raise ValueError(
             f"--num_processes: {path} has distributed_type NO, which starts one: use ddp or fsdp2"
         )
+    return as_flags({"config_file": path, **options}), rest
 
 
 def _run(words: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ from vocagnolm import dist as processes
 from vocagnolm.report.runs import REPORTED_FILE
 from vocagnolm.run.config import VocAgnoConfig
 from vocagnolm.run.options import parse
-from vocagnolm.run.recipe import RECIPES, recipe_options, recipe_path
+from vocagnolm.run.recipe import RECIPES, find_file, recipe_options
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = RECIPES / "base.yaml"
@@ -50,9 +50,9 @@ def test_recipe_is_found_by_name_when_no_file_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert recipe_path("paper/table1/cpt") == RECIPES / "paper" / "table1" / "cpt.yaml"
+    assert find_file("--config", "paper/table1/cpt") == RECIPES / "paper" / "table1" / "cpt.yaml"
     Path("demo").write_text("teacher: t")
-    assert recipe_path("demo") == Path("demo")
+    assert find_file("--config", "demo") == Path("demo")
 
 
 def name_of(path: Path) -> str:

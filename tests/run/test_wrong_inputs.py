@@ -100,15 +100,18 @@ def test_wrong_launch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("dp", "dp: no such file, and none of cpu, ddp"),
-        ("cpu --num_processes 2", "distributed_type NO, which starts one"),
-        ("ddp --num_processes two", "argument --num_processes: invalid int value: 'two'"),
-        ("ddp --teachr t", "unknown option --teachr (did you mean --teacher?)"),
+        ("train dp", "dp: no such file, and none of the package (did you mean ddp?): cpu, ddp"),
+        ("train cpu --num_processes 2", "distributed_type NO, which starts one"),
+        ("train ddp --num_processes two", "argument --num_processes: invalid int value: 'two'"),
+        ("train ddp --teachr t", "unknown option --teachr (did you mean --teacher?)"),
+        ("score ddp --teachr t", "unrecognized arguments: --teachr t (did you mean --teacher?)"),
+        ("evaluate ddp --modle m", "unrecognized arguments: --modle m (did you mean --model?)"),
     ],
 )
 def test_wrong_accelerate_config_is_named(argv: str, message: str) -> None:
+    command, *words = argv.split()
     with pytest.raises(ValueError) as caught:  # noqa: PT011
-        launch("train", ["--accelerate_config", *argv.split()])
+        launch(command, ["--accelerate_config", *words])
     assert message in str(caught.value)
 
 

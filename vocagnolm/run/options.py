@@ -26,7 +26,7 @@ from vocagnolm.cli import (
     shell,
 )
 from vocagnolm.method import FirstHelp, Method, in_range, option
-from vocagnolm.run.recipe import as_flags, recipe_options, recipe_path
+from vocagnolm.run.recipe import as_flags, find_file, recipe_options
 
 if TYPE_CHECKING:
     from transformers import HfArgumentParser
@@ -479,7 +479,7 @@ def check(argv: Sequence[str]) -> tuple[str | None, list[str], list[Any]]:
         (_full_parser() if "--help_all" in argv else quick).print_help()
         raise SystemExit(0)
     config = quick.parse_known_args(argv)[0].config
-    recipe = str(recipe_path(config)) if config else None
+    recipe = str(find_file("--config", config)) if config else None
     flags = as_flags(recipe_options(recipe)) if recipe else []
     try:
         _check_names(quick, flags)

@@ -12,33 +12,37 @@ from vocagnolm.cli import Parser, near, print_main, shell
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 
 
-def recipe_names() -> list[str]:
-    """Return the names of the package's recipes: their paths without the ending."""
-    paths = RECIPES.rglob("*.yaml")
-    return sorted(path.relative_to(RECIPES).with_suffix("").as_posix() for path in paths)
+def names_in(directory: Path) -> list[str]:
+    """Return the names of the YAML files of the package: their paths without the ending."""
+    paths = directory.rglob("*.yaml")
+    return sorted(path.relative_to(directory).with_suffix("").as_posix() for path in paths)
 
 
-def recipe_path(given: str) -> Path:
-    """Return the file that `--config` names: one that is there, or else a recipe of the package."""
-    packaged = RECIPES / f"{given}.yaml"
+def find_file(option: str, given: str, directory: Path = RECIPES) -> Path:
+    """Return the file that an option names: one that is there, or else one of the package."""
     if Path(given).is_file():
         return Path(given)
-    if not packaged.is_file():
-        raise ValueError(
-            f"--config {given}: no such file, and no recipe of the package"
-            f"{near(given, recipe_names())}: `vocagnolm recipes` lists them"
-        )
-    return packaged
+    if given not in (names := names_in(directory)):
+        shown = "`vocagnolm recipes` lists them" if directory == RECIPES else ", ".join(names)
+        none = f"no such file, and none of the package{near(given, names)}: {shown}"
+        raise ValueError(f"{option} {given}: {none}")
+    return directory / f"{given}.yaml"
+
+
+def read_mapping(option: str, path: str | Path) -> dict[str, Any]:
+    """Read a YAML file of names and values, or raise a ValueError."""
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{option} {path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{option} {path} must be a mapping of options to values")
+    return content
 
 
 def recipe_options(path: str | Path) -> dict[str, Any]:
     """Read a YAML file of options over those of its `base`, a file beside it."""
-    try:
-        options = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"--config {path} cannot be read: {error}") from error
-    if not isinstance(options, dict):
-        raise ValueError(f"--config {path} must be a mapping of options to values")
+    options = read_mapping("--config", path)
     if "config" in options:
         raise ValueError(f"--config {path} names another config: call it base")
     base = options.pop("base", None)
@@ -65,7 +69,7 @@ def as_flags(options: Mapping[str, Any]) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> None:
     """List the recipes that `--config NAME` takes, each with the first line of its file."""
     Parser("vocagnolm recipes", main.__doc__).parse_args(argv)
-    names = recipe_names()
+    names = names_in(RECIPES)
     width = max(map(len, names))
     for name in names:
         with (RECIPES / f"{name}.yaml").open(encoding="utf-8") as file:
