@@ -122,49 +122,60 @@ def align_positions(student_tokens: int, teacher_tokens: int) -> Spans:
     return ranges
 
 
+# Stands for a token that one byte does not hold.
+_ESCAPE = 255
+
+
 def narrow_spans(
     spans: Spans, edges: npt.ArrayLike | None = None
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32], IntArray]:
     """Write spans in about a byte each, as `widen_spans` reads them.
 
-    They are those of one row, or of several, concatenated, with these edges. Returns (steps [N],
-    jumps [3 J], edges of the rows in the jumps). A step is how far a token ends behind the one
-    before. A token that does not begin where that one ends, as a byte of a shared character, or
-    ends more than 255 behind it, has a jump: its index in the row, its start and its end counted
-    from there.
+    They are those of one row, or of several, concatenated, with these edges; each row begins at the
+    character 0. Returns (codes [N], exceptions [3 M], edges of the rows in the exceptions). A code
+    is 2 x length + overlap: the characters that a token goes beyond the end of the one before, and
+    those that it shares with it.
 
-    >>> narrow_spans(np.array([[0, 2], [2, 3], [2, 3], [3, 999]]))[:2]  # of [2, 3) two bytes
-    (array([2, 1, 0, 0], dtype=uint8), array([  2,  -1,   0,   3,   0, 996], dtype=int32))
+        characters    0   1   2   3   4   5
+        token 0       [-------)                 length 2, overlap 0   code 2 * 2 + 0 = 4
+        token 1               [---)             length 1, overlap 0   code 2
+        token 2               [---)             length 0, overlap 1   code 1: a byte of an emoji
+        token 3                   [-------)     length 2, overlap 0   code 4
+
+    Whatever one byte does not hold, as an overlap above 1, a gap or a length above 127, has the
+    code 255, and its index in the row, length and overlap are listed apart.
+
+    >>> narrow_spans(np.array([[0, 2], [2, 3], [2, 3], [3, 400]]))[:2]
+    (array([  4,   2,   1, 255], dtype=uint8), array([  3, 397,   0], dtype=int32))
     """
     rows = np.asarray([0, len(spans)] if edges is None else edges)
     before = np.append(0, spans[:, 1])
     before[rows] = 0
-    begin, step = (spans - before[:-1, None]).T
-    odd = np.flatnonzero((begin != 0) | (step > np.iinfo(np.uint8).max))
+    length, overlap = spans[:, 1] - before[:-1], before[:-1] - spans[:, 0]
+    codes = 2 * length + overlap
+    odd = np.flatnonzero((length < 0) | (overlap < 0) | (overlap > 1) | (codes >= _ESCAPE))
+    codes[odd] = _ESCAPE
     ends = odd.searchsorted(rows)
     first = np.repeat(rows[:-1], np.diff(ends))
-    jumps = np.stack((odd - first, begin[odd], step[odd]), axis=1)
-    steps = step.astype(np.uint8)
-    steps[odd] = 0
-    return steps, jumps.ravel().astype(np.int32), 3 * ends
+    exceptions = np.stack((odd - first, length[odd], overlap[odd]), axis=1)
+    return codes.astype(np.uint8), exceptions.ravel().astype(np.int32), 3 * ends
 
 
-def widen_spans(steps: Sequence[int] | IntArray, jumps: Sequence[int] | IntArray) -> Spans:
+def widen_spans(codes: Sequence[int] | IntArray, exceptions: Sequence[int] | IntArray) -> Spans:
     """Read what `narrow_spans` wrote.
 
-    >>> widen_spans([2, 1, 0, 0], [2, -1, 0, 3, 0, 996]).tolist()
-    [[0, 2], [2, 3], [2, 3], [3, 999]]
+    >>> widen_spans([4, 2, 1, 255], [3, 397, 0]).tolist()
+    [[0, 2], [2, 3], [2, 3], [3, 400]]
     """
-    step = np.array(steps, dtype=np.int64)
+    code = np.asarray(codes, dtype=np.int64)
+    length, overlap = code >> 1, code & 1
+    if len(exceptions):
+        token, *odd = np.asarray(exceptions, dtype=np.int64).reshape(-1, 3).T
+        length[token], overlap[token] = odd
     # In column order, since starts and ends are searched each by itself.
-    spans = np.empty((len(step), 2), np.int64, order="F")
-    if len(jumps):
-        token, begin, end = np.asarray(jumps, dtype=np.int64).reshape(-1, 3).T
-        step[token] = end
-    step.cumsum(out=spans[:, 1])
-    np.subtract(spans[:, 1], step, out=spans[:, 0])
-    if len(jumps):
-        spans[token, 0] += begin
+    spans = np.empty((len(code), 2), np.int64, order="F")
+    length.cumsum(out=spans[:, 1])
+    np.subtract(spans[:, 1], length + overlap, out=spans[:, 0])
     return spans
 
 
@@ -176,7 +187,7 @@ def align_segment(row: Mapping[str, Any]) -> Spans:
     """
     # ids      <s> t e x t </s>        tokens of the text have spans, those around it have none
     # spans        0 1 2 3
-    ours = widen_spans(row["student_steps"], row["student_jumps"])
+    ours = widen_spans(row["student_codes"], row["student_exceptions"])
     theirs = _by_teacher(row)
     ranges = np.full((len(theirs), len(row["student_ids"]), 2), UNMAPPED, dtype=np.int64)
     for mine, spans, tokens in zip(ranges, theirs, row["teacher_counts"], strict=True):
@@ -189,7 +200,7 @@ def align_segment(row: Mapping[str, Any]) -> Spans:
 
 def segment_shares(row: Mapping[str, Any], ranges: Spans) -> npt.NDArray[np.float32]:
     """Measure `covered_shares` of every student token of a segment, float32 [K, S, 3]."""
-    ours = widen_spans(row["student_steps"], row["student_jumps"])
+    ours = widen_spans(row["student_codes"], row["student_exceptions"])
     shares = np.ones((*ranges.shape[:2], 3), np.float32)
     text = slice(1, 1 + len(ours))
     for mine, found, spans in zip(shares, ranges, _by_teacher(row), strict=True):
@@ -200,7 +211,7 @@ def segment_shares(row: Mapping[str, Any], ranges: Spans) -> npt.NDArray[np.floa
 
 def _by_teacher(row: Mapping[str, Any]) -> list[Spans]:
     """Return the spans of each teacher's tokens in the text of a segment."""
-    spans = widen_spans(row["teacher_steps"], row["teacher_jumps"])
+    spans = widen_spans(row["teacher_codes"], row["teacher_exceptions"])
     parts, first = [], 0
     for tokens in row["teacher_counts"]:
         # Without its start token.

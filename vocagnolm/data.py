@@ -36,7 +36,7 @@ from vocagnolm.readers import Reader, TeacherReaders
 from vocagnolm.spans import IntArray, Spans, Tokens
 
 # Raise it when the columns or the segmentation change: old caches must not be read.
-_FORMAT = 10
+_FORMAT = 11
 # Documents that are aligned and cached together: minutes of work.
 _PART = 100_000
 # Why a document is skipped.
@@ -48,8 +48,8 @@ _FILL = 0.95
 _ARRAYS = {
     **dict.fromkeys(("student_ids", "teacher_ids", "teacher_counts"), "int32"),
     "teacher_losses": "float32",
-    **dict.fromkeys(("student_steps", "teacher_steps"), "uint8"),
-    **dict.fromkeys(("student_jumps", "teacher_jumps"), "int32"),
+    **dict.fromkeys(("student_codes", "teacher_codes"), "uint8"),
+    **dict.fromkeys(("student_exceptions", "teacher_exceptions"), "int32"),
     **dict.fromkeys(("student_labelled", "teacher_labelled"), "int32"),
 }
 _INTEGERS = (
@@ -276,10 +276,10 @@ class Segments:
 
     `student_ids` and `teacher_ids` hold the special tokens too. From a store come `teacher_losses`
     instead of `teacher_ids`, NaN for a start token. Several teachers' tokens are concatenated,
-    `teacher_counts` of each. Steps and jumps are the spans of the text's tokens (`narrow_spans`);
-    the teachers' are left out where tokens are mapped by index. Of a conversation, which is a
-    segment, half-open ranges of tokens are labelled; no ranges stand for all tokens, as of a
-    document. Without a teacher there are no columns of its tokens.
+    `teacher_counts` of each. Codes and exceptions are the spans of the text's tokens
+    (`narrow_spans`); the teachers' are left out where tokens are mapped by index. Of a
+    conversation, which is a segment, half-open ranges of tokens are labelled; no ranges stand for
+    all tokens, as of a document. Without a teacher there are no columns of its tokens.
     """
 
     rows: datasets.Dataset
@@ -495,6 +495,7 @@ class _Aligner:
         for side in ("student", "teacher")[: 2 - self.teachers.by_position]:
             if found := columns.pop(f"{side}_spans", None):
                 edges, spans = found
-                steps, jumps, jump_edges = narrow_spans(spans, edges)
-                columns |= {f"{side}_steps": (edges, steps), f"{side}_jumps": (jump_edges, jumps)}
+                codes, exceptions, exception_edges = narrow_spans(spans, edges)
+                columns[f"{side}_codes"] = edges, codes
+                columns[f"{side}_exceptions"] = exception_edges, exceptions
         return _as_table(columns, self.schema)

@@ -49,10 +49,10 @@ class Block(TypedDict, total=False):
     teacher_labelled: Sequence[IntArray]
     ranges: Sequence[IntArray]
     # Read again for the shares of characters only.
-    student_steps: Sequence[IntArray]
-    student_jumps: Sequence[IntArray]
-    teacher_steps: Sequence[IntArray]
-    teacher_jumps: Sequence[IntArray]
+    student_codes: Sequence[IntArray]
+    student_exceptions: Sequence[IntArray]
+    teacher_codes: Sequence[IntArray]
+    teacher_exceptions: Sequence[IntArray]
 
 
 def segment_rows(block: Mapping[str, Any]) -> list[dict[str, Any]]:

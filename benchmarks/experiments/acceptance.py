@@ -263,7 +263,7 @@ class Weights:
             kind, at = np.full(length, -1), 0
             for place in self.documents.blocks.segments(block).tolist():
                 row = self.documents.segments.rows[place]
-                spans = row["start"] + widen_spans(row["student_steps"], row["student_jumps"])
+                spans = row["start"] + widen_spans(row["student_codes"], row["student_exceptions"])
                 spoilt = np.append(0, np.cumsum(~self.world.pages[row["document"]][1]))
                 is_good = spoilt[spans[:, 1]] == spoilt[spans[:, 0]]
                 kind[at + 1 : at + 1 + len(spans)] = is_good  # behind the start token

@@ -312,16 +312,15 @@ def test_narrow_spans_are_read_back(moves: list[tuple[int, int]], copies: int) -
         end = start + length
         spans.append((start, end))
     array = np.array(spans * copies, dtype=np.int64).reshape(-1, 2)
-    steps, jumps, _ = narrow_spans(array)
-    assert (steps.dtype, jumps.dtype, len(steps)) == (np.uint8, np.int32, len(array))
-    assert (
-        widen_spans(steps, jumps).tolist() == widen_spans(steps.tolist(), jumps.tolist()).tolist()
-    )
-    assert widen_spans(steps, jumps).tolist() == array.tolist()
+    codes, exceptions, _ = narrow_spans(array)
+    assert (codes.dtype, exceptions.dtype, len(codes)) == (np.uint8, np.int32, len(array))
+    for found in ((codes, exceptions), (codes.tolist(), exceptions.tolist())):
+        assert widen_spans(*found).tolist() == array.tolist()
 
 
 def test_narrow_spans_of_plain_text_take_a_byte() -> None:
-    spans = np.array([[0, 3], [3, 4], [4, 259], [259, 515]])
-    steps, jumps, _ = narrow_spans(spans)
-    assert (steps.tolist(), jumps.tolist()) == ([3, 1, 255, 0], [3, 0, 256])  # the last takes more
-    assert narrow_spans(spans[:3])[1].tolist() == []
+    spans = np.array([[0, 3], [2, 129], [129, 257]])
+    codes, exceptions, _ = narrow_spans(spans)
+    # The longest that a byte holds, and one character more.
+    assert (codes.tolist(), exceptions.tolist()) == ([6, 253, 255], [2, 128, 0])
+    assert narrow_spans(spans[:2])[1].tolist() == []

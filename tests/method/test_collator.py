@@ -152,10 +152,10 @@ def test_worked_example_of_two_segments() -> None:
         "teacher_ids": [[90, 20, 21], [90, 23]],
         "teacher_losses": [[], []],
         # "abcd" and "e" beside "abc" and "de"; "x" beside "xy".
-        "student_steps": [[4, 1], [1]],
-        "teacher_steps": [[3, 2], [2]],
-        "student_jumps": [[], []],
-        "teacher_jumps": [[], []],
+        "student_codes": [[8, 2], [2]],
+        "teacher_codes": [[6, 4], [4]],
+        "student_exceptions": [[], []],
+        "teacher_exceptions": [[], []],
         "ranges": [[[[-1, -1], [1, 3], [2, 3]]], [[[-1, -1], [1, 2], [-1, -1]]]],
         "teacher_counts": [[3], [2]],
         "student_labelled": [[], []],
@@ -289,15 +289,15 @@ def one_teacher(block: dict[str, Any], teacher: int) -> dict[str, Any]:
     alone: dict[str, Any] = {
         "ranges": [ranges[teacher : teacher + 1] for ranges in block["ranges"]]
     }
-    names = ("teacher_ids", "teacher_counts", "teacher_steps", "teacher_jumps")
+    names = ("teacher_ids", "teacher_counts", "teacher_codes", "teacher_exceptions")
     alone |= {name: [] for name in names}
     for row in segment_rows(block):
         counts = row["teacher_counts"]
         ids = slice(sum(counts[:teacher]), sum(counts[: teacher + 1]))
         text = slice(ids.start - teacher, ids.stop - teacher - 1)
-        spans = widen_spans(row["teacher_steps"], row["teacher_jumps"])[text]
-        steps, jumps, _ = narrow_spans(spans)
-        columns = (row["teacher_ids"][ids], counts[teacher : teacher + 1], steps, jumps)
+        spans = widen_spans(row["teacher_codes"], row["teacher_exceptions"])[text]
+        codes, exceptions, _ = narrow_spans(spans)
+        columns = (row["teacher_ids"][ids], counts[teacher : teacher + 1], codes, exceptions)
         for name, column in zip(names, columns, strict=True):
             alone[name].append(column)
     return {**block, **alone}

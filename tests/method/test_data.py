@@ -126,7 +126,7 @@ NO_CONVERSATION = {
 def mapped(row: Row) -> Row:
     """A row with what its spans say, instead of the spans."""
     ranges = align_segment(row)
-    spans = ("student_steps", "student_jumps", "teacher_steps", "teacher_jumps")
+    spans = ("student_codes", "student_exceptions", "teacher_codes", "teacher_exceptions")
     return {name: row[name] for name in row if name not in spans} | {
         "ranges": ranges.tolist(),
         "shares": segment_shares(row, ranges).tolist(),
@@ -200,7 +200,7 @@ def test_tokens_are_mapped_by_number_without_spans(tokenizers_by_family: Tokeniz
     (row,) = align_corpus(in_memory([text]), student, both).rows
     count, fewer, same = (len(encode(r.tokenizer, text).ids) for r in (student, one, other))
     assert fewer < same == count
-    assert (row["teacher_steps"], row["teacher_counts"]) == ([], [1 + fewer, 1 + same])
+    assert (row["teacher_codes"], row["teacher_counts"]) == ([], [1 + fewer, 1 + same])
     for found, tokens in zip(align_segment(row).tolist(), (fewer, same), strict=True):
         pairs = [[n, n + 1] if 1 <= n <= tokens else [-1, -1] for n in range(count + 2)]
         assert found == pairs

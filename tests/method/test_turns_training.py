@@ -78,7 +78,7 @@ def test_stored_conversations_train_as_the_teacher_does(
     corpus, student, teacher = world.conversations()
     rows = align_corpus(corpus, student, StoredReader([store])).rows
     beside = align_corpus(corpus, student, teacher).rows
-    names = ("student_ids", "student_labelled", "teacher_labelled", "teacher_steps")
+    names = ("student_ids", "student_labelled", "teacher_labelled", "teacher_codes")
     assert all(rows[name][:] == beside[name][:] for name in names)
     trainers = [world.trainer(tmp_path / name, name) for name in ("turns", "stored turns")]
     for trainer in trainers:

@@ -13,21 +13,15 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 from score_world import contents
-from transformers import PreTrainedTokenizerFast
 
-from vocagnolm.spans import encode_batch
 from vocagnolm.store.format import (
     MANIFEST_FILE,
     SHARDS,
     Store,
     StoredSegment,
     begin_store,
-    decode_spans,
     document_key,
-    encode_spans,
     find_faults,
     finish_store,
     is_written,
@@ -43,70 +37,22 @@ TRAILING_ZERO = next(str(i) for i in itertools.count() if not document_key(str(i
 # Spans
 
 
-@st.composite
-def gapless_spans(draw: Any) -> tuple[int, list[list[int]]]:
-    """A first character, and spans whose starts and ends never go back and leave no gap."""
-    start = draw(st.integers(0, 10_000))
-    spans: list[list[int]] = []
-    at, floor = start, start
-    for _ in range(draw(st.integers(0, 40))):
-        begin = at - draw(st.integers(0, min(at - floor, draw(st.sampled_from([0, 1, 300])))))
-        at += draw(st.one_of(st.integers(0, 5), st.integers(120, 135), st.just(70_000)))
-        spans.append([begin, at])
-        floor = begin
-    return start, spans
-
-
-@given(gapless_spans())
-@example((0, []))
-@example((5, [[5, 5]]))
-@example((0, [[0, 127], [126, 253], [253, 381]]))  # around the longest that a byte holds
-def test_spans_come_back_when_they_leave_no_gap(case: tuple[int, list[list[int]]]) -> None:
-    start, spans = case
-    array = np.array(spans, np.int64).reshape(-1, 2)
-    codes, exceptions = encode_spans(array, start)
-    assert codes.dtype == np.uint8
-    assert exceptions.dtype == np.int32
-    assert len(codes) == len(spans)
-    decoded = decode_spans(codes, exceptions, start, spans[-1][1] if spans else start)
-    assert decoded.dtype == np.int64
-    assert decoded.tolist() == spans
-    shape = [  # (length, overlap) of each token
-        (end - before, before - begin)
-        for (begin, end), before in zip(spans, [start, *array[:, 1].tolist()], strict=False)
-    ]
-    large = [
-        i for i, (length, overlap) in enumerate(shape) if 2 * length + overlap > 254 or overlap > 1
-    ]
-    assert exceptions[::3].tolist() == np.flatnonzero(codes == 255).tolist() == large
-
-
 @pytest.mark.parametrize("spans", [[[0, 2], [3, 4]], [[1, 2]], [[0, 3], [0, 2]]])
-def test_spans_with_a_gap_are_rejected(spans: list[list[int]]) -> None:
+def test_spans_with_a_gap_are_rejected(spans: list[list[int]], tmp_path: Path) -> None:
+    segment = StoredSegment(0, 4, np.array(spans), np.zeros(len(spans), np.float32))
     with pytest.raises(ValueError, match="gap"):
-        encode_spans(np.array(spans), 0)
+        write_shard(tmp_path, 0, [(document_key("abcd"), segment)], "float16")
 
 
-@pytest.mark.parametrize(("codes", "end"), [([4, 6], 6), ([4, 6], 4), ([5, 6], 5)])
-def test_spans_that_do_not_cover_the_text_are_rejected(codes: list[int], end: int) -> None:
-    none = np.empty(0, np.int32)
-    assert decode_spans(np.array([4, 6], np.uint8), none, 0, 5).tolist() == [[0, 2], [2, 5]]
-    with pytest.raises(ValueError, match="spans from"):
-        decode_spans(np.array(codes, np.uint8), none, 0, end)
-
-
-def test_spans_come_back_when_tokenizers_made_them(
-    tokenizers_by_family: dict[str, PreTrainedTokenizerFast],
-    fuzz_texts: Callable[..., list[str]],
+@pytest.mark.parametrize("spans", [[[0, 2], [2, 5]], [[0, 2], [2, 3]]])
+def test_spans_that_do_not_cover_the_text_are_rejected(
+    spans: list[list[int]], tmp_path: Path
 ) -> None:
-    tokens = 0
-    for tokenizer in tokenizers_by_family.values():
-        for encoding in encode_batch(tokenizer, fuzz_texts(300, seed=7)):
-            codes, exceptions = encode_spans(encoding.spans, 0)
-            end = encoding.spans[-1, 1] if len(encoding.spans) else 0
-            assert np.array_equal(decode_spans(codes, exceptions, 0, end), encoding.spans)
-            tokens += len(codes)
-    assert tokens > 10_000
+    segment = StoredSegment(0, 4, np.array(spans), np.zeros(2, np.float32))
+    write_shard(tmp_path, 0, [(document_key("abcd"), segment)], "float16")
+    finish_store(tmp_path, about(0))
+    with pytest.raises(ValueError, match="spans from"):
+        Store(tmp_path).segments("abcd")
 
 
 def test_token_takes_about_three_bytes(tmp_path: Path) -> None:

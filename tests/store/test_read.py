@@ -29,7 +29,13 @@ Row = dict[str, Any]
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
 SHARED_COLUMNS = (
     *("document", "start", "end", "student_ids", "student_tokens", "teacher_tokens"),
-    *("student_steps", "student_jumps", "teacher_steps", "teacher_jumps", "unmapped_text_tokens"),
+    *(
+        "student_codes",
+        "student_exceptions",
+        "teacher_codes",
+        "teacher_exceptions",
+        "unmapped_text_tokens",
+    ),
 )
 LONG = ("Anna has 12 apples, buys 30 more and has 42. " * 5 + "\n\n") * 3
 PAGES = [LONG, "naïve café 😀😀 数学 \u0301e" * 9, "short 25", "x" * 200, "a\n\n" * 90]

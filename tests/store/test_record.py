@@ -180,7 +180,7 @@ def test_store_differs_when_the_teacher_is_quantized_otherwise(
 
 def made_up(directory: Path) -> LossRecorder:
     """A recorder of two documents in two blocks, of seven and of three tokens."""
-    row = {"document": 0, "teacher_tokens": 3, "teacher_steps": [1, 1], "teacher_jumps": []}
+    row = {"document": 0, "teacher_tokens": 3, "teacher_codes": [2, 2], "teacher_exceptions": []}
     segments = [{**row, "start": 0, "end": 2}, {**row, "start": 2, "end": 4}]
     segments.append({**row, "document": 1, "start": 0, "end": 2})
     documents: Any = SimpleNamespace(

@@ -144,10 +144,10 @@ def _tokens(
     # position   0      1 .. n          n + 1
     # token      <s>    of the text     </s>, behind a document's end only
     # Special tokens have no characters; those of a chat template are among the text's.
-    ours = widen_spans(segment["student_steps"], segment["student_jumps"]).tolist()
+    ours = widen_spans(segment["student_codes"], segment["student_exceptions"]).tolist()
     spans = [[0, 0], *ours, *[[len(text)] * 2] * (len(ids) - 1 - len(ours))]
     # The first teacher's, behind its start token, which ranges count and no token shows.
-    theirs = widen_spans(segment["teacher_steps"], segment["teacher_jumps"]).tolist()
+    theirs = widen_spans(segment["teacher_codes"], segment["teacher_exceptions"]).tolist()
     theirs = theirs[: segment["teacher_counts"][0] - 1]
     pieces = []
     for start, end in [[0, 0], *theirs]:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vocagnolm.alignment import narrow_spans, widen_spans
 from vocagnolm.io import (
     JsonObject,
     file_sha256,
@@ -66,58 +67,6 @@ def document_key(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()[:_KEY_BYTES]
 
 
-# -- Spans in one byte per token ---------------------------------------------------------------
-
-# Ends never decrease and no character lies between two tokens, so a token is known from the end of
-# the one before: by the characters it goes beyond it (length), and those it shares (overlap).
-#
-#     characters    0   1   2   3   4   5
-#     token 0       [-------)                 length 2, overlap 0   code 2 * 2 + 0 = 4
-#     token 1               [---)             length 1, overlap 0   code 2
-#     token 2               [---)             length 0, overlap 1   code 1: a byte of an emoji
-#     token 3                   [-------)     length 2, overlap 0   code 4
-#
-# An overlap above 1, or a length above 126, is rare: its code is 255, and both are listed apart.
-_ESCAPE = 255
-
-
-def encode_spans(spans: Spans, start: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-    """Encode spans that leave no gap as a byte per token, and a list of the few that need more.
-
-    Takes spans [N, 2], starts and ends non-decreasing, that begin at the character `start`; returns
-    codes, uint8 [N], 2 x length + overlap, and for every code 255 its index, length and overlap,
-    int32 [3 M].
-
-    >>> codes, exceptions = encode_spans(np.array([[0, 2], [2, 3], [2, 3], [3, 400]]), 0)
-    >>> codes.tolist(), exceptions.tolist()
-    ([4, 2, 1, 255], [3, 397, 0])
-    """
-    before = np.concatenate([[start], spans[:-1, 1]])
-    length, overlap = spans[:, 1] - before, before - spans[:, 0]
-    if min(length.min(initial=0), overlap.min(initial=0)) < 0:
-        raise ValueError("spans leave a gap, or decrease")
-    codes = 2 * length + overlap
-    is_exception = (overlap > 1) | (codes >= _ESCAPE)
-    where = np.flatnonzero(is_exception)
-    exceptions = np.stack([where, length[where], overlap[where]], axis=-1).ravel()
-    return np.where(is_exception, _ESCAPE, codes).astype(np.uint8), exceptions.astype(np.int32)
-
-
-def decode_spans(
-    codes: npt.NDArray[np.uint8], exceptions: npt.NDArray[np.int32], start: int, end: int
-) -> Spans:
-    """Invert `encode_spans`; int64 [N, 2]. A ValueError where they do not cover [start, end)."""
-    length, overlap = (codes >> 1).astype(np.int64), (codes & 1).astype(np.int64)
-    where = exceptions[::3]
-    length[where], overlap[where] = exceptions[1::3], exceptions[2::3]
-    ends = start + np.cumsum(length)
-    # The token before ends at `ends - length`; this one begins `overlap` characters earlier.
-    spans = np.stack([ends - length - overlap, ends], axis=-1)
-    if len(spans) and not (spans[0, 0] == start and spans[-1, 1] == end):
-        raise ValueError(f"spans from {spans[0, 0]} to {spans[-1, 1]} of a text [{start}, {end})")
-    return spans
-
-
 # -- Writing -----------------------------------------------------------------------------------
 
 
@@ -148,7 +97,9 @@ def write_shard(
     )
     rows = []
     for key, segment in segments:
-        codes, exceptions = encode_spans(segment.spans, segment.start)
+        codes, exceptions, _ = narrow_spans(segment.spans - segment.start)
+        if exceptions.reshape(-1, 3)[:, 1:].min(initial=0) < 0:
+            raise ValueError("spans leave a gap, or decrease")
         losses = segment.losses.astype(loss_dtype)
         row = (key, segment.start, segment.end, codes, exceptions, losses)
         rows.append(dict(zip(schema.names, row, strict=True)))
@@ -342,7 +293,11 @@ class Store:
             raise ValueError(f"{len(losses)} losses of {len(codes)} tokens")
         if not (np.isfinite(losses).all() and losses.min(initial=0) > _BELOW_ZERO):
             raise ValueError("losses that are not finite, or below zero")
-        spans = decode_spans(codes, exceptions, start, end)
+        spans = start + widen_spans(codes, exceptions)
+        if len(spans) and not (spans[0, 0] == start and spans[-1, 1] == end):
+            raise ValueError(
+                f"spans from {spans[0, 0]} to {spans[-1, 1]} of a text [{start}, {end})"
+            )
         return StoredSegment(start, end, spans, losses.astype(np.float32))
 
     def __reduce__(self) -> tuple[type[Store], tuple[Path]]:

@@ -52,7 +52,7 @@ class LossRecorder(TrainerCallback):
     def __init__(self, directory: Path, documents: Documents, description: Mapping[str, object]):
         self._directory, self._documents, self._description = directory, documents, description
         self._segments = documents.segments.rows.select_columns(
-            ["document", "start", "end", "teacher_tokens", "teacher_steps", "teacher_jumps"]
+            ["document", "start", "end", "teacher_tokens", "teacher_codes", "teacher_exceptions"]
         )
         self._recorded: list[tuple[Tensor, Tensor]] = []
         self._written: set[int] = set()
@@ -105,7 +105,8 @@ class LossRecorder(TrainerCallback):
                 for number in self._documents.blocks.segments(block):
                     segment = self._segments[int(number)]
                     start, behind = segment["start"], at + segment["teacher_tokens"]
-                    spans = widen_spans(segment["teacher_steps"], segment["teacher_jumps"]) + start
+                    encoded = segment["teacher_codes"], segment["teacher_exceptions"]
+                    spans = start + widen_spans(*encoded)
                     losses = row[at + 1 : behind]
                     key = document_key(self._documents.texts[segment["document"]][TEXT])
                     yield key, StoredSegment(start, segment["end"], spans, losses)
