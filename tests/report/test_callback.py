@@ -129,7 +129,7 @@ def test_view_is_the_trainers_when_training_has_ended(
     assert {text.block for text in view.texts} == set(sample.batch["block"].tolist())
     student = [t.student_loss_nats for t in view.tokens if t.student_loss_nats is not None]
     assert sum(student) == pytest.approx(guidance.student_loss_BS.sum().item(), rel=1e-5)
-    trained = sum(token.is_trained for token in view.tokens)
+    trained = sum(token.weight > 0 for token in view.tokens)
     assert trained == guidance.weight_BS.sum().item()
 
 

@@ -100,7 +100,7 @@ def test_view_equals_brute_force(training_texts: list[str], readers: tuple[Reade
                     assert token.teacher_loss_nats == guidance.teacher_loss_BS[row, position].item()
                 if token.status != "unlabelled":
                     assert token.student_loss_nats == guidance.student_loss_BS[row, position].item()
-                assert token.is_trained == bool(guidance.weight_BS[row, position])
+                assert token.weight == guidance.weight_BS[row, position]
             at, teacher_at = at + len(view.tokens), teacher_at + 1 + len(theirs)
     assert sorted(set(documents)) == list(range(len(texts)))
     assert len(documents) > len(texts), "no text was cut"
@@ -135,7 +135,7 @@ def test_special_tokens_are_named_and_have_a_status(
     assert not view.tokens[1].is_special
     trained = guidance._replace(weight_BS=torch.ones_like(guidance.weight_BS))
     ((view,),) = views_of(sample, trained)
-    assert view.tokens[-1].is_trained
+    assert view.tokens[-1].weight
     assert {token.status for token in view.tokens[1:-1]} == {"kept"}
 
 
@@ -292,7 +292,7 @@ def test_command_obeys_settings_when_they_are_given(models: dict[str, str]) -> N
     for token in mapped:
         losses = [loss for _, loss in token.pieces]
         assert token.teacher_loss_nats == pytest.approx(sum(losses) / len(losses), abs=1e-5)
-    assert not text.tokens[-1].is_trained
+    assert not text.tokens[-1].weight
 
 
 def test_command_shares_losses_out(models: dict[str, str]) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
@@ -254,21 +255,9 @@ def _costs(comparison: Comparison) -> _Section:
         row = [run.label, run.name, str(json.loads(run.seed)[0])]
         row += [f"{steps:,}", f"{steps * run.batch_tokens:,}", _cell(run.eval_loss, ".4f")]
         row.append(_cell(median(speeds) if speeds else None, ",.0f"))
-        row.append(duration(max(seconds)) if seconds else "-")
+        row.append(str(timedelta(seconds=round(max(seconds)))) if seconds else "-")
         rows.append([*row, _cell(run.state.get("total_flos"), ".2e")])
     return "Cost", rows, [_COSTS]
-
-
-def duration(seconds: float) -> str:
-    """Write a time in the unit that it has at least two of.
-
-    >>> duration(45), duration(150), duration(9000), duration(200_000)
-    ('45 s', '2.5 min', '2.5 h', '2.3 days')
-    """
-    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def to_json(comparison: Comparison) -> JsonObject:

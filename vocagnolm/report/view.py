@@ -55,11 +55,6 @@ class TokenView:
     pieces: tuple[tuple[str, float], ...] = ()
 
     @property
-    def is_trained(self) -> bool:
-        """True if it has a weight."""
-        return self.weight > 0
-
-    @property
     def is_special(self) -> bool:
         """True if it stands for no characters."""
         return self.start == self.end
