@@ -4,17 +4,16 @@ Every process has the same job and a scorer of its own, and scores every n-th sh
 """
 
 import logging
-import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 import datasets
 import numpy as np
 import torch
 from accelerate import PartialState
+from tqdm.auto import tqdm
 from transformers import PreTrainedConfig
 
 from vocagnolm.chat.render import Template
@@ -46,8 +45,6 @@ PACKAGES = "vocagnolm torch transformers tokenizers pyarrow"
 # teacher reads at once, as activations of more are large.
 _MIN_CONTEXT = 512
 _LONGEST_CONTEXT = 4096
-# Between two lines about the progress.
-_LOG_S = 30.0
 # As many documents as this fail together for one reason, which lies in the settings.
 _HOPELESS = 8
 
@@ -264,26 +261,16 @@ def score_corpus(
         logger.info("%d of %d shards are written already", job.shards - len(left), job.shards)
     # Every process takes every n-th shard, so that all end at about the same time.
     mine = left[state.process_index :: state.num_processes]
-    tokens, started = 0, time.monotonic()
-    logged = started
-    for done, shard in enumerate(mine, 1):
+    for shard in tqdm(mine, "shards of this process", disable=not state.is_main_process):
         # Another job may have written it meanwhile.
-        tokens += 0 if job.is_written(shard) else score_shard(job, shard, scorer)
-        now = time.monotonic()
-        if state.is_main_process and (now - logged >= _LOG_S or done == len(mine)):
-            logged, passed_s = now, now - started
-            logger.info(
-                "%d of %d shards, %s tokens per second, %s left",
-                *(min(done * state.num_processes, len(left)), len(left)),
-                f"{tokens * state.num_processes / max(passed_s, 1e-9):,.0f}",
-                timedelta(seconds=round(passed_s / done * (len(mine) - done))),
-            )
+        if not job.is_written(shard):
+            score_shard(job, shard, scorer)
     state.wait_for_everyone()
     rank0(lambda: store.finish_store(job.directory, description))
 
 
-def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> int:
-    """Score the documents of a shard, write it, and return the number of tokens.
+def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> None:
+    """Score the documents of a shard, and write it.
 
     A document that a server cannot score is kept without tokens, as one that no tokenizer can read.
     A NonFiniteLoss where a loss is NaN or infinite; nothing is written then.
@@ -306,7 +293,7 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> int:
             failed[window.document] = row
         else:
             rows[window.document].append(row)
-    segments, tokens = [], 0
+    segments = []
     for number, (text, encoding) in enumerate(zip(texts, encodings, strict=True)):
         # Nothing predicts the start token of a conversation: 0 is written.
         own = np.zeros(min(len(encoding.ids), 1) if job.template else 0, np.float32)
@@ -321,13 +308,11 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> int:
             raise NonFiniteLoss(f"a loss of {largest:g} nats {where}: use --loss_dtype float32")
         segment = store.StoredSegment(0, len(text), spans, losses)
         segments.append((store.document_key(text), segment))
-        tokens += len(losses)
     if len(failed) == len(texts) >= _HOPELESS:
         raise ValueError(f"no document of shard {shard} could be scored: {failed[0]}")
     store.write_shard(job.directory, shard, segments, job.loss_dtype, replace=False)
     for answers in answer_files(path):
         answers.unlink(missing_ok=True)
-    return tokens
 
 
 # -- What a store lacks ------------------------------------------------------------------------
