@@ -7,7 +7,7 @@ have the columns of `vocagnolm.chat.formats` beside it. Knows no tokenizer.
 import glob
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 from datasets.utils import tqdm
 
 from vocagnolm.chat.formats import COLUMNS, Conversation, read_row
+from vocagnolm.chat.render import Template
 from vocagnolm.conventions import TEXT
 from vocagnolm.hub import check_name
 
@@ -216,3 +217,22 @@ def conversations_of(
         else:
             found[index] = Conversation(text, tuple(roles), tuple(ends), tuple(untrained), given)
     return found, faults
+
+
+def read_texts(
+    corpus: datasets.Dataset, indices: range, template: Template | None = None
+) -> Iterator[tuple[int, str]]:
+    """Read usable documents with their indices; conversations are rendered by the template."""
+    for at in range(0, len(indices), 1000):
+        part = indices[at : at + 1000]
+        columns = corpus.with_format("arrow")[part.start : part.stop]
+        if template is None:
+            for index, text in zip(part, column_values(columns[TEXT]), strict=True):
+                if not unusable(text):
+                    yield index, text
+        else:
+            conversations, _ = conversations_of(columns, part)
+            for index, one in conversations.items():
+                rendered = template.render(one)
+                if not isinstance(rendered, str):
+                    yield index, rendered.text

@@ -84,7 +84,7 @@ def sequences(student: Tokenizer, texts: list[str]) -> list[tuple[str, Any]]:
     """All texts of 64 tokens, of documents in an order of their own."""
     order = list(range(len(texts)))
     random.Random(0).shuffle(order)
-    return list(audit_module._sequences(corpus_of(texts), order, student, 64))[:5]
+    return list(audit_module._sequences(corpus_of(texts).select(order), student, 64))[:5]
 
 
 def test_verdict_warns_of_unmapped_and_straddling_tokens() -> None:

@@ -14,7 +14,7 @@ import json
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from tqdm.auto import tqdm
 
 from vocagnolm.alignment import align_spans
 from vocagnolm.cli import Parser, corpora_of, print_main, shell
-from vocagnolm.conventions import TEXT, UNMAPPED
+from vocagnolm.conventions import UNMAPPED
 from vocagnolm.io import JsonObject, check_writable, markdown_table, write_json, write_text
 from vocagnolm.readers import load_tokenizer, tokenizer_sha256
 from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
@@ -195,9 +195,9 @@ def audit(
     """
     counts = {name: Counter[str]() for name in teachers}
     usable: list[int] = []
-    tokenizers, indices = (student, *teachers.values()), range(len(corpus))
-    bar = tqdm(indices, desc="documents", disable=None)
-    for index, text, (ours, *theirs) in _documents(corpus, bar, tokenizers):
+    found_documents = _documents(corpus, (student, *teachers.values()))
+    bar = tqdm(found_documents, desc="usable documents", disable=None)
+    for index, text, (ours, *theirs) in bar:
         if not all(map(len, (ours, *theirs))):
             continue
         usable.append(index)
@@ -210,7 +210,7 @@ def audit(
         )
     documents = len(usable)
     random.Random(seed).shuffle(usable)
-    found_sequences = _sequences(corpus, usable, student, sequence_length)
+    found_sequences = _sequences(corpus.select(usable), student, sequence_length)
     sampled = list(itertools.islice(found_sequences, sequences))
     if not sampled:
         logging.getLogger(__name__).warning(
@@ -245,31 +245,26 @@ def audit(
 
 
 def _documents(
-    corpus: datasets.Dataset, indices: Iterable[int], tokenizers: Sequence[PreTrainedTokenizerBase]
+    corpus: datasets.Dataset, tokenizers: Sequence[PreTrainedTokenizerBase]
 ) -> Iterator[tuple[int, str, list[Spans]]]:
-    """Read some documents; yield those that are text by index, with the spans of each tokenizer."""
+    """Yield the documents that are text by index, with the spans of each tokenizer."""
     # Here, because it brings datasets, which the command's --help does not need.
-    from vocagnolm.corpus import column_values, unusable
+    from vocagnolm.corpus import read_texts
 
-    if getattr(corpus.features[TEXT], "dtype", None) == "string":
-        # As Arrow: the library would fail on a whole batch if one text in it is not valid UTF-8.
-        corpus = corpus.with_format("arrow")
-    rest = iter(indices)
-    while batch := list(itertools.islice(rest, _BATCH)):
-        values = zip(batch, column_values(corpus[batch][TEXT]), strict=True)
-        texts = {index: text for index, text in values if not unusable(text)}
-        read = [encode_batch(tokenizer, list(texts.values())) for tokenizer in tokenizers]
-        for index, *encodings in zip(texts, *read, strict=True):
-            yield index, texts[index], [encoding.spans for encoding in encodings]
+    found = read_texts(corpus, range(len(corpus)))
+    while batch := list(itertools.islice(found, _BATCH)):
+        read = [encode_batch(tokenizer, [text for _, text in batch]) for tokenizer in tokenizers]
+        for (index, text), *encodings in zip(batch, *read, strict=True):
+            yield index, text, [encoding.spans for encoding in encodings]
 
 
 def _sequences(
-    corpus: datasets.Dataset, order: Sequence[int], student: PreTrainedTokenizerBase, length: int
+    corpus: datasets.Dataset, student: PreTrainedTokenizerBase, length: int
 ) -> Iterator[tuple[str, Spans]]:
     """Join whole documents; yield texts of so many student tokens, and the spans of these."""
     parts: list[str] = []
     tokens = 0
-    for _, text, (spans,) in _documents(corpus, order, [student]):
+    for _, text, (spans,) in _documents(corpus, [student]):
         parts.append(text)
         tokens += len(spans)
         if tokens < length:

@@ -18,15 +18,8 @@ from transformers import PreTrainedConfig
 
 from vocagnolm.chat.render import Template
 from vocagnolm.cli import corpora_of, print_main, resolve_dtype
-from vocagnolm.conventions import TEXT, NonFiniteLoss
-from vocagnolm.corpus import (
-    column_values,
-    conversations_of,
-    is_conversations,
-    joined,
-    load_corpus,
-    unusable,
-)
+from vocagnolm.conventions import NonFiniteLoss
+from vocagnolm.corpus import is_conversations, joined, load_corpus, read_texts
 from vocagnolm.dist import connect, rank0
 from vocagnolm.io import check_writable, differences, versions
 from vocagnolm.models.load import ModelSource, context_length, revision_of
@@ -326,22 +319,3 @@ def find_missing(opened: store.Store, options: Namespace) -> list[int]:
         template = Template.of_json(opened.manifest)
     texts = read_texts(corpus, range(len(corpus)), template)
     return [index for index, text in texts if opened.segments(text) is None]
-
-
-def read_texts(
-    corpus: datasets.Dataset, indices: range, template: Template | None
-) -> Iterator[tuple[int, str]]:
-    """Read usable documents with their indices; conversations are rendered by the template."""
-    for at in range(0, len(indices), 1000):
-        part = indices[at : at + 1000]
-        columns = corpus.with_format("arrow")[part.start : part.stop]
-        if template is None:
-            for index, text in zip(part, column_values(columns[TEXT]), strict=True):
-                if not unusable(text):
-                    yield index, text
-        else:
-            conversations, _ = conversations_of(columns, part)
-            for index, one in conversations.items():
-                rendered = template.render(one)
-                if not isinstance(rendered, str):
-                    yield index, rendered.text
