@@ -147,12 +147,6 @@ def test_outputs_are_all_there_when_it_is_done(evaluated: SimpleNamespace, model
     assert (evaluated.path / "row.md").read_text() in evaluated.out
 
 
-def test_log_has_one_line_per_benchmark(evaluated: SimpleNamespace) -> None:
-    assert evaluated.err == "demo: 0.0 (95 % interval 0.0 to 19.4), 0 of 16 right\n"
-    assert "* partial: 16 of 400 items (Demo)" in evaluated.out
-    assert f"written: {evaluated.path}/results.json" in evaluated.out
-
-
 def test_rerun_asks_nothing_again_when_all_is_there(
     evaluated: SimpleNamespace,
     own_model: Path,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,27 +115,6 @@ def test_complete_ends_the_same_after_a_kill(
     directory.complete("gsm8k", [0, 1, 4])
     assert (directory.path / "gsm8k.jsonl").read_bytes() == killed
     assert not list(directory.path.glob("*.part*"))
-
-
-@pytest.mark.parametrize("name", ["settings.json", "gsm8k.jsonl"])
-def test_file_stays_whole_when_writing_fails(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    directory.complete("gsm8k", [1, 4])
-    before = (directory.path / name).read_bytes()
-
-    def fail(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", fail)
-    joined = changed("benchmarks.math", {"version": 1})
-    write: dict[str, Callable[[], None]] = {
-        "settings.json": lambda: directory.write_settings(joined),
-        "gsm8k.jsonl": lambda: directory.complete("gsm8k", [4]),
-    }
-    with pytest.raises(OSError, match="No space"):
-        write[name]()
-    assert (directory.path / name).read_bytes() == before
 
 
 @pytest.mark.parametrize("text", ["naïve 数学 😀", "a\udc80b", "\x00\x1b\x7f", "\u2028\r\n"])

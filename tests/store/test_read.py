@@ -287,16 +287,6 @@ def test_missing_document_is_plain_text_where_asked(
     assert len({other.fingerprint() for other in others}) == 4
 
 
-def test_document_with_changed_text_is_not_found(
-    tokenizers_by_family: Tokenizers, tmp_path: Path
-) -> None:
-    store = random_store(tmp_path / "store", ["one two"], tokenizers_by_family["byte_level"])
-    reader = StoredReader([store])
-    texts = ["one two", "one two ", "One two", "one", ""]
-    _, cuts = reader.read(texts)
-    assert cuts == dict.fromkeys(range(1, 5))
-
-
 def test_reading_stops_at_a_nonfinite_loss(tmp_path: Path) -> None:
     spans = np.array([[0, 1], [1, 2]])
     for name, bad in (("nan", np.nan), ("inf", np.inf)):

@@ -98,20 +98,6 @@ def test_store_is_the_same_when_scored_again(
     assert contents(tmp_path) == contents(scored)
 
 
-@pytest.mark.parametrize("loss_dtype", ["float16", "float32"])
-def test_losses_do_not_depend_on_batches(
-    teacher: Path, corpus: Path, texts: list[str], tmp_path: Path, loss_dtype: str
-) -> None:
-    found = []
-    for tokens in ("1", "4096"):
-        path = tmp_path / tokens
-        more = ["--batch_tokens", tokens, "--loss_dtype", loss_dtype]
-        assert cli.main(arguments(teacher, corpus, path, *more)) == 0
-        opened = Store(path)
-        found.append(np.concatenate([opened.segments(text)[0].losses for text in texts]))  # type: ignore[index]
-    np.testing.assert_allclose(*found, rtol=2e-3 if loss_dtype == "float16" else 1e-4, atol=1e-5)
-
-
 def test_score_leaves_out_documents_that_are_no_text(teacher: Path, tmp_path: Path) -> None:
     corpus = tmp_path / "pages.parquet"
     values = [b"good", b"\xff\xfe", None, b"", b" \n ", b"x", b"good", b"\xc3\xa9" * 300]

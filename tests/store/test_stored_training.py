@@ -194,18 +194,6 @@ REDUCTIONS: list[tuple[Any, ...]] = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda reduction: reduction[0])
-def test_copies_of_a_store_give_its_parameters(
-    world: World, store: Store, tmp_path: Path, reduction: tuple[Any, ...]
-) -> None:
-    one = trained(world.trainer(tmp_path, store))
-    three = trained(
-        world.trainer(tmp_path, store, store, store, options={"method": reduced_by(*reduction)})
-    )
-    assert_equal(three, one)
-
-
-@pytest.mark.slow
 def test_stores_of_some_documents_train_as_one_of_all(
     world: World, tokenizers_by_family: Tokenizers, tmp_path: Path
 ) -> None:

@@ -108,14 +108,6 @@ def test_hf_scorer_keeps_batches_within_their_tokens(
     assert padded < 1.3 * sum(len(window.ids) for window in asked)
 
 
-def test_losses_are_those_of_one_forward_pass(model: Any) -> None:
-    ids = [random.Random(1).randrange(VOCABULARY) for _ in range(60)]
-    (window,) = windows(0, ids, START, 61, 5)
-    assert window == Window(0, [START, *ids], 60)
-    (row,) = HFScorer(model, 61).losses([window])
-    np.testing.assert_allclose(row, slow_losses(model, window), rtol=0, atol=1e-5)
-
-
 def test_hf_scorer_freezes_its_model(tiny_llama: Callable[..., Any]) -> None:
     model = tiny_llama(VOCABULARY).train()
     HFScorer(model, 1)
