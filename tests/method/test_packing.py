@@ -17,7 +17,7 @@ from world import MAX_LENGTH, TEACHER_CONTEXT, make_blocks
 
 from vocagnolm.alignment import align_segment
 from vocagnolm.data import Segments
-from vocagnolm.packing import Block, Blocks, chunk_edges, pack, padded_width
+from vocagnolm.packing import Block, Blocks, chunk_edges, pack
 from vocagnolm.run.job import prepare_dataset
 
 ROOM, TEACHER_ROOM = 16, 20
@@ -210,13 +210,6 @@ def test_longest_segments_are_those_of_the_rows(aligned: Segments) -> None:
     two = Blocks(aligned.rows.select(ours.argsort()[-2:]), 48, [300])
     assert len(two) == 2
     assert two.longest_segments(attend_across_documents=True) == [48, 64]
-
-
-@pytest.mark.parametrize(
-    ("longest", "limit", "width"), [(1, 99, 64), (64, 99, 64), (65, 999, 128), (65, 100, 100)]
-)
-def test_rows_are_padded_to_few_widths(longest: int, limit: int, width: int) -> None:
-    assert padded_width(longest, limit) == width
 
 
 @pytest.mark.parametrize(("tokens", "chunks"), [(10, 4), (3, 5), (0, 2), (7, 1), (100, 7)])
