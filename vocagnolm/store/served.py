@@ -141,7 +141,7 @@ class ServedScorer:
         self._url, self._model = url.rstrip("/").removesuffix("/v1"), model
         self._reader, self._concurrency = reader, concurrency
         self._key = os.environ.get(API_KEY, "").strip()
-        self.api = APIS[0]
+        self.api, self._retries = APIS[0], len(WAITS_S)
         self._start = str(reader.tokenizer.decode([reader.start]))
         # Losses of first tokens by their texts, where the server hides them.
         self._first: dict[str, float] = {}
@@ -162,10 +162,11 @@ class ServedScorer:
         """Ask for a short prompt by the API of that name, or by each; keep the first that works."""
         ids = encode(self._reader.tokenizer, PROBE).ids.tolist()[: self._reader.text_limit]
         window = Window(0, [self._reader.start, *ids], len(ids))
-        reasons = []
+        reasons, self._retries = [], _PROBE_RETRIES
         for self.api in [api for api in APIS if name in (None, api.name)]:
             reason = asyncio.run(self._probe(window))
             if not reason:
+                self._retries = len(WAITS_S)
                 return
             reasons.append(f"{self.api.name}: {reason}")
         raise ValueError(
@@ -181,14 +182,14 @@ class ServedScorer:
                     # All tokens that may follow the start token, as the first loss is hidden.
                     size = len(self._reader.tokenizer)
                     body = _completion(self._model, self._start, logprobs=size)
-                    answer = await self._post(http, body, _PROBE_RETRIES)
+                    answer = await self._post(http, body)
                     if isinstance(answer, str):
                         return answer
                     followers = answer["choices"][0]["logprobs"]["top_logprobs"][0]
                     # Parts of characters share a text, nothing or U+FFFD.
                     whole = {text: one for text, one in followers.items() if text.strip(_PART)}
                     self._first = {text: -float(logprob) for text, logprob in whole.items()}
-                found = await self._ask(http, window, _PROBE_RETRIES)
+                found = await self._ask(http, window)
                 if isinstance(found, str):
                     return found
                 return "" if np.ptp(found) else "all losses are the same"
@@ -227,9 +228,7 @@ class ServedScorer:
 
             return await asyncio.gather(*map(ask, windows))
 
-    async def _ask(
-        self, http: httpx.AsyncClient, window: Window, retries: int | None = None
-    ) -> LossArray | str:
+    async def _ask(self, http: httpx.AsyncClient, window: Window) -> LossArray | str:
         """Ask for a window, again where the answer is not of its tokens."""
         prompt: Prompt = window.ids
         if not self.api.takes_ids:
@@ -240,7 +239,7 @@ class ServedScorer:
             prompt = self._start + text
         body, reason = self.api.request(self._model, prompt), ""
         for _ in range(_ATTEMPTS):
-            answer = await self._post(http, body, retries)
+            answer = await self._post(http, body)
             if isinstance(answer, str):
                 return answer
             try:
@@ -259,9 +258,7 @@ class ServedScorer:
             limits=httpx.Limits(),
         )
 
-    async def _post(
-        self, http: httpx.AsyncClient, body: JsonObject, retries: int | None
-    ) -> JsonObject | str:
+    async def _post(self, http: httpx.AsyncClient, body: JsonObject) -> JsonObject | str:
         """Return the answer to a request, or why the server finds it wrong.
 
         An OSError if all attempts fail. A ValueError where the server does not know the path, the
@@ -269,7 +266,7 @@ class ServedScorer:
         """
         import httpx
 
-        waits_s = WAITS_S[:retries]
+        waits_s = WAITS_S[: self._retries]
         for attempt in range(len(waits_s) + 1):
             asked_s = 0.0
             try:
