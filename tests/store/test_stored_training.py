@@ -30,7 +30,6 @@ from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.guidance import reduce_teachers
 from vocagnolm.method import Aggregation, Method
-from vocagnolm.models import load as models
 from vocagnolm.objective import StoredTeacher
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import student_reader, teacher_reader
@@ -412,23 +411,6 @@ def error_of(place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     return run
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"unmapped": "mean", "aggregation": "sum"}])
-def test_train_from_scored_corpus_gives_online_parameters(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
-) -> None:
-    online = place.train(tmp_path / "online", **changes)
-    directory = place.score()
-    loaded = []
-    load = models.ModelSource.load
-    monkeypatch.setattr(
-        models.ModelSource, "load", lambda self, *a: loaded.append(self.role) or load(self, *a)
-    )
-    stored = place.train(tmp_path / "stored", teacher_losses=str(directory), **changes)
-    assert loaded == ["student"]
-    assert_equal(stored, online)
-
-
 def test_dry_run_names_the_stored_teachers(
     place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -563,26 +545,6 @@ def test_train_stops_when_a_store_cannot_be_used(
     assert re.match(
         rf"the teacher-loss store {store} is damaged, 1 of 3 shards: \S+1.arrow is", error
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["metaspace", "byte_level", "unigram"])
-def test_one_store_trains_students_of_any_tokenizer(
-    place: Place,
-    tokenizer_dirs: dict[str, Path],
-    tiny_llama: Callable[..., Any],
-    family: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    store = place.score()
-    save_model(tmp_path / "student", tokenizer_dirs[family], tiny_llama(700, seed=9))
-    changes = {"student": str(tmp_path / "student"), "teacher_losses": str(store)}
-    place.train(tmp_path / "run", **changes, logging_steps="1")
-    assert "100.00% of the text tokens mapped" in capsys.readouterr().out
-    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
-    first, _, last = (log for log in state["log_history"] if "loss" in log)
-    assert last["selected_loss_nats"] < first["selected_loss_nats"]
 
 
 @pytest.mark.slow
