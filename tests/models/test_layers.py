@@ -53,7 +53,7 @@ def test_liger_leaves_a_teacher_of_the_family_alone(tmp_path: Path) -> None:
         args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
         args.liger_kernel_config = given
         models = {"model": build(), "teacher": [build(name) for name in teachers]}
-        VocAgnoTrainer(**models, args=args, data_collator=PackedCollator(8), train_dataset=[])
+        VocAgnoTrainer(**models, args=args, data_collator=PackedCollator(8))
         assert args.liger_kernel_config == given | {"rope": rope}
 
 

@@ -21,16 +21,17 @@ def argv_of(world: World, out: Path, **changes: str) -> list[str]:
     return world.argv(str(out), **options)
 
 
-@pytest.mark.parametrize("part", ["model.safetensors", "model-2.safetensors"])
+@pytest.mark.parametrize("part", ["model-1.safetensors", "model-2.safetensors"])
 def test_missing_weights_are_reported(
     part: str, world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     place = tmp_path / "student"
     shutil.copytree(world.student, place)
-    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    names = ["model-1.safetensors", "model-2.safetensors"]
+    index = {"weight_map": dict(zip("ab", names, strict=True))}
     (place / "model.safetensors.index.json").write_text(json.dumps(index))
-    if part == "model.safetensors":
-        (place / part).rename(place / "model-2.safetensors")
+    names.remove(part)
+    (place / "model.safetensors").rename(place / names[0])
     assert options.main(argv_of(world, tmp_path / "out", student=str(place))) == 2
     assert f"--student {place} lacks {part}: give the complete" in capfd.readouterr().err
 
