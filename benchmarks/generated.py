@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from vocagnolm.packing import PackedCollator, pack
 
-TOKEN_RATIO = 0.943  # Qwen2.5's tokens per token of TinyLlama's (docs/results.md)
+TOKEN_RATIO = 0.943  # Qwen2.5's tokens per token of TinyLlama's (NOTEBOOK.md)
 DOCUMENT_TOKENS = 2333  # 14.7 B tokens in 6.3 M documents (OpenWebMath, arXiv 2310.06786)
 DOCUMENT_SIGMA = 1.0  # of the lengths' logarithm: an assumption
 

@@ -1,4 +1,4 @@
-"""Write the tables of `acceptance` into docs/results.md, and draw its figures.
+"""Write the tables of `acceptance` into docs/results.md.
 
     python -m benchmarks.experiments.plots
 

@@ -28,7 +28,7 @@ from vocagnolm.spans import Encoding, Spans, encode, encode_batch
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
 CORPORA = ("gsm8k_train", "math_train", "planetmath", "stacks_project")
 TEACHERS = ("mistral-7b-v0.1", "deepseek-math-7b", "qwen2.5")
-# More of them prove more: VOCAGNOLM_FUZZ=20000 is what docs/method.md is about.
+# More of them prove more: VOCAGNOLM_FUZZ=20000.
 FUZZ_COUNT, BATCH = int(os.environ.get("VOCAGNOLM_FUZZ", "4000")), 500
 
 
