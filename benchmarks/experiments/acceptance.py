@@ -8,7 +8,8 @@ Run in the repository's root, with OMP_NUM_THREADS=1. A finished run is a line o
 packed sequences of the guided runs; `shuffled` has the weights of `accept` in a random order within
 each micro-batch. Worlds are those of `worlds`, the demo's with 40 % wrong pages and with none, and
 `KINDS` of the former: older students, documents of a line, source code. `RULE@TEACHER` has another
-teacher than that of the pages, such as one that should not help. `--table` prints what there is,
+teacher than that of the pages, such as one that should not help. `RULE-curve` is evaluated ten
+times as it trains. `--table` prints what there is,
 less `const`, seed by seed.
 """
 
@@ -62,6 +63,11 @@ RULES = {
 MORE = {
     "const-lr.0015": f"{RULES['const']} --learning_rate=0.0015",
     "const-lr.006": f"{RULES['const']} --learning_rate=0.006",
+    # Held-out loss ten times in a run.
+    **{
+        f"{rule}-curve": f"{RULES[rule]} --eval_strategy=steps --eval_steps=0.1"
+        for rule in ("cpt", "paper", "accept")
+    },
     **{
         f"{rule}@{teacher}": options.replace("{losses}", f"{{losses-{teacher}}}")
         for teacher in TEACHERS
@@ -276,6 +282,9 @@ class Weights:
         weight, squares, tokens = (np.array(each) for each in zip(*self.all, strict=True))
         effective = (weight**2 / np.maximum(tokens * squares, 1e-9)).mean()
         found: dict[str, Any] = {"mean_weight": weight.sum() / tokens.sum(), "ess": effective}
+        log = self.trainer.state.log_history
+        if evaluated := [entry for entry in log if "eval_loss" in entry]:
+            found["curve"] = [[entry["step"], entry["eval_loss"]] for entry in evaluated]
         for name, parts in self.parts.items():
             if sum(count for _, count in parts):
                 found[name] = [round(total / max(count, 1), 4) for total, count in parts]

@@ -170,8 +170,8 @@ def do(world: World, name: str, run: str, seed: int) -> None:
 def _train(world: World, directory: Path, run: str, seed: int) -> float:
     """Run `train.py`, and return how long it took."""
     needs = _Needs(world, seed)
-    options = [option.format_map(needs) for option in run.split()]
-    options += [f"--seed={seed}", "--eval_strategy=no", f"--eval_dataset={needs['clean']}"]
+    options = [f"--seed={seed}", "--eval_strategy=no", f"--eval_dataset={needs['clean']}"]
+    options += [option.format_map(needs) for option in run.split()]
     student, pages = world.student(seed), world.need("pages", seed)
     started = time.process_time()
     train(student, pages, directory, *world.options, *options)
