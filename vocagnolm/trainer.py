@@ -304,7 +304,10 @@ class VocAgnoTrainer(ResumableTrainer):
         return None, loss_BS.sum(-1), (inputs["labels"] != IGNORED_LABEL).sum(-1)
 
     def _mean_token_losses(self, rows: EvalPrediction) -> dict[str, float]:
-        """Plain loss per token of all rows, and of those of each corpus if there are several."""
+        """Plain loss per token of all rows, and of those of each corpus if there are several.
+
+        `tokens` is how many there are: as many in every run that is evaluated on the same texts.
+        """
         loader = self.callback_handler.eval_dataloader
         assert loader is not None
         sums, counts = np.asarray(rows.predictions), np.asarray(rows.label_ids)
@@ -314,10 +317,11 @@ class VocAgnoTrainer(ResumableTrainer):
             for name, size in parts.items():
                 by_name[f"{name}_loss"] = slice(first, first + size)
                 first += size
-        return {
+        losses = {
             name: float(sums[part].sum(dtype=np.float64) / max(counts[part].sum(), 1))
             for name, part in by_name.items()
         }
+        return losses | {"tokens": int(counts.sum())}
 
 
 def _method(

@@ -265,10 +265,12 @@ def test_evaluation_loss_does_not_depend_on_batch_size(
     batch = PackedCollator(MAX_LENGTH)([blocks[i] for i in range(len(blocks))])
     with torch.no_grad():
         losses = full_losses(pair[0], batch["input_ids"], batch["position_ids"], batch["labels"])
-    expected = float(losses.sum() / (batch["labels"] != IGNORED_LABEL).sum())
+    tokens = int((batch["labels"] != IGNORED_LABEL).sum())
     trainer = make_trainer(tmp_path, blocks, *pair, per_device_eval_batch_size=7)
     assert len(blocks) % 7, "the last batch must be smaller"
-    assert trainer.evaluate(blocks)["eval_loss"] == pytest.approx(expected, abs=LOSS_TOLERANCE)
+    found = trainer.evaluate(blocks)
+    assert found["eval_loss"] == pytest.approx(float(losses.sum() / tokens), abs=LOSS_TOLERANCE)
+    assert found["eval_tokens"] == tokens
 
 
 def test_teacher_is_neither_trained_nor_saved(

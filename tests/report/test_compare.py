@@ -447,8 +447,9 @@ def test_costs_are_read_off_the_log(trained: list[Path]) -> None:
     assert (by_run["plain"]["tokens/s"], by_run["plain"]["held-out loss"]) == ("-", "-")
 
 
-def held_out(place: Path, loss: float, **options: Any) -> Path:
-    return write_run(place, [entry(1, 1.0, eval_loss=loss)], student="s", **options)
+def held_out(place: Path, loss: float, tokens: int = 99, **options: Any) -> Path:
+    log = [entry(1, 1.0, eval_loss=loss, eval_tokens=tokens)]
+    return write_run(place, log, student="s", **options)
 
 
 PLAIN: dict[str, Any] = {"method": "cpt", "teacher": None}
@@ -487,6 +488,16 @@ def test_findings_compare_no_losses_of_other_students(tmp_path: Path) -> None:
     settings = json.loads((paths[1] / "run.json").read_text())
     write_json(paths[1] / "run.json", settings | {"student": "t"})
     assert findings(compare(paths)) == []
+
+
+def test_findings_compare_no_losses_of_other_texts(tmp_path: Path) -> None:
+    paths = [held_out(tmp_path / "plain", 2.0, **PLAIN), held_out(tmp_path / "guided", 1.0, 98)]
+    finding, _ = findings(compare(paths))
+    assert finding == "VocAgnoLM, T and CPT were not evaluated on the same texts."
+    # Seeds that only one of them has may have held out others.
+    paths += [held_out(tmp_path / f"{seed}", 1.0, 99 - seed, seed=seed) for seed in (0, 1)]
+    finding, _ = findings(compare([paths[0], *paths[2:]]))
+    assert "is ahead of CPT by 1.000 nats" in finding
 
 
 def test_findings_give_the_average_of_evaluations(paper_runs: list[Path]) -> None:

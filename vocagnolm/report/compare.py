@@ -138,7 +138,10 @@ def findings(comparison: Comparison) -> list[str]:
 def _held_out(
     name: str, reference: str, settings: Mapping[str, Sequence[TrainingRun]]
 ) -> list[str]:
-    """Compare the held-out losses of two settings, if they have some of one student."""
+    """Compare the held-out losses of two settings, if they have some of one student.
+
+    Of the same texts: texts of equally many tokens are taken to be those.
+    """
     # Another vocabulary has other tokens, and its nats per token are other numbers.
     both = settings[name], settings[reference]
     students = [[runs[0].options.get(option) for option in _OF_TOKENS] for runs in both]
@@ -147,6 +150,10 @@ def _held_out(
     )
     if not ours or not theirs or students[0] != students[1]:
         return []
+    seeds = ours.keys() & theirs.keys() or ours.keys() | theirs.keys()
+    texts = [{run.eval_tokens for run in runs if run.seed in seeds} for runs in both]
+    if texts[0] != texts[1]:
+        return [f"{name} and {reference} were not evaluated on the same texts."]
     gain = fmean(theirs.values()) - fmean(ours.values())
     ahead, behind = (name, reference) if gain > 0 else (reference, name)
     gains = [theirs[seed] - ours[seed] for seed in ours if seed in theirs]

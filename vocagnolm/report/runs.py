@@ -89,8 +89,9 @@ class TrainingRun:
     batch_tokens: int
     # Log and cost; empty before the run is saved.
     state: JsonObject
-    # After the last step; None if training has not come so far.
+    # After the last step, and of how many tokens; None if training has not come so far.
     eval_loss: float | None
+    eval_tokens: int | None
 
     @property
     def name(self) -> str:
@@ -187,11 +188,10 @@ def read_training(label: str, directory: Path) -> TrainingRun:
     settings = read_json(directory / RUN_FILE)
     path = directory / STATE_FILE
     state = read_json(path) if path.is_file() else {}
-    losses = [
-        entry["eval_loss"]
-        for entry in state.get("log_history", [])
-        if entry["step"] == state["max_steps"] and "eval_loss" in entry
-    ]
+    last: JsonObject = {}
+    for entry in state.get("log_history", []):
+        if entry["step"] == state["max_steps"] and "eval_loss" in entry:
+            last = entry
     # A store names the teacher that scored it.
     stores = settings.get("teacher_losses")
     teachers = [store["teacher"] for store in stores] if stores else settings.get("teacher") or []
@@ -213,7 +213,8 @@ def read_training(label: str, directory: Path) -> TrainingRun:
         seed=json.dumps([settings.get("seed"), settings.get("data_seed"), in_paths]),
         batch_tokens=settings["global_batch_tokens"],
         state=state,
-        eval_loss=losses[-1] if losses else None,
+        eval_loss=last.get("eval_loss"),
+        eval_tokens=last.get("eval_tokens"),
     )
 
 
