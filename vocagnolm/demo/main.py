@@ -27,11 +27,11 @@ from vocagnolm.io import markdown_table
 _NAME = "vocagnolm demo"
 # Names of runs: their labels, and what they add to the recipe.
 METHODS = {
-    "share": ("VocAgnoLM, share", "--method=vocagnolm", "--aggregation=share"),
     "vocagnolm": ("VocAgnoLM", "--method=vocagnolm"),
+    "share": ("VocAgnoLM, share", "--method=vocagnolm", "--aggregation=share"),
+    "accept": ("VocAgnoLM, accept", "--method=vocagnolm", "--selection=accept"),
     "cpt": ("CPT", "--method=cpt"),
     "random": ("random 40 %", "--method=random"),
-    "accept": ("VocAgnoLM, accept", "--method=vocagnolm", "--selection=accept"),
 }
 # Digits shown of each metric; losses are in nats per token.
 _METRICS = {"accuracy": 3, "clean_loss": 3, "answer_loss": 3, "seconds": 1}
@@ -47,8 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--output_dir", type=Path, default=Path("runs/demo"))
     add("--seeds", type=int, nargs="+", default=[0, 1, 2, 3], help="A student for each.")
     add("--wrong_share", type=float, default=0.4, help="Pages with wrong solutions.")
-    default = [name for name in METHODS if name != "accept"]
-    add("--methods", nargs="+", choices=METHODS, default=default, help="Default: all but accept.")
+    add("--methods", nargs="+", choices=METHODS, default=[*METHODS])
     add("--options", nargs="+", default=(), metavar="NAME=VALUE", help="For train.py.")
     arguments = parser.parse_args(argv)
     from vocagnolm.demo.run import run_seed
