@@ -85,14 +85,6 @@ def test_load_corpus_keeps_the_order_of_sorted_paths(
     assert texts_of(tmp_path) == expected
 
 
-def test_load_corpus_reads_compressed_and_plain_files(
-    tmp_path: Path,
-) -> None:
-    for index, (suffix, compress) in enumerate(COMPRESS.items()):
-        write(tmp_path / f"{index}.jsonl{suffix}", compress(lines_of({"text": f"text {index}"})))
-    assert texts_of(tmp_path) == [f"text {index}" for index in range(len(COMPRESS))]
-
-
 def test_load_corpus_reads_the_named_file(
     tmp_path: Path,
 ) -> None:

@@ -19,7 +19,7 @@ from vocagnolm.alignment import align_segment
 from vocagnolm.chat.formats import read_row
 from vocagnolm.chat.reading import TrainOn
 from vocagnolm.chat.render import Template
-from vocagnolm.data import Segments, align_corpus
+from vocagnolm.data import align_corpus
 from vocagnolm.packing import Blocks, PackedCollator
 from vocagnolm.readers import Reader, TeacherReaders, student_reader, teacher_reader
 
@@ -279,26 +279,3 @@ def test_template_of_documents_is_not_asked_for(tokenizers_by_family: Tokenizers
         with pytest.raises(ValueError, match=re.escape(f"name one with {options}")) as caught:
             align_corpus(corpus_of(talk(*TALK)), student, teachers)
         assert str(caught.value).count("teacher tokenizer") == (2 if teachers else 0)
-
-
-def test_rows_change_with_template_and_labels(
-    tokenizers_by_family: Tokenizers, tmp_path: Path
-) -> None:
-    """Nothing that was cached for other settings is read."""
-    student, teacher = pair(tokenizers_by_family)
-    corpus_of(talk(*TALK)).save_to_disk(tmp_path)
-    # One in memory is not cached.
-    corpus = datasets.load_from_disk(tmp_path)
-    assert isinstance(corpus, datasets.Dataset)
-
-    def row(**options: Any) -> dict[str, Any]:
-        segments: Segments = align_corpus(corpus, student, teacher, **options)
-        found: dict[str, Any] = segments.rows[0]
-        return found
-
-    first, second = row(), row(train_on="all")
-    assert first["student_labelled"] != second["student_labelled"]
-    assert student.template
-    source = student.template.source.replace("\n\n", " ~ ")
-    student = replace(student, template=replace(student.template, source=source))
-    assert row()["student_ids"] != first["student_ids"]

@@ -16,12 +16,9 @@ import transformers
 import yaml
 from accelerate import ParallelismConfig, PartialState
 from accelerate.utils import DistributedType
-from held_memory import measure_runs
 from methods_world import World
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from world import make_blocks, make_trainer
 
-from vocagnolm.method import Method
 from vocagnolm.run import options as train
 
 
@@ -51,14 +48,8 @@ def run_job(directory: Path, number: int, job: dict) -> None:
         **job["training"],
         **sharding,
     }
-    out, blocks = directory / f"out{number}", make_blocks(texts, *tokenizers)
-    if "method" in job:
-        trainer = World(texts, tokenizers, models).trainer(out, job["method"], **training)
-    else:
-        method = Method(**job["settings"])
-        if not method.needs_teacher:
-            models[1] = None
-        trainer = make_trainer(out, blocks, *models, options={"method": method}, **training)
+    out = directory / f"out{number}"
+    trainer = World(texts, tokenizers, models).trainer(out, job["method"], **training)
     assert trainer.accelerator.num_processes == world_size
     assert (trainer.accelerator.distributed_type == DistributedType.FSDP) == job["fsdp"]
     trainer.train()
@@ -70,8 +61,7 @@ def run_job(directory: Path, number: int, job: dict) -> None:
         policy = trainer.model_wrapped._get_fsdp_state()._mp_policy
         assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    if "method" not in job:
-        state["eval_loss"] = torch.tensor(trainer.evaluate(blocks)["eval_loss"])
+    state["eval_loss"] = torch.tensor(trainer.evaluate(trainer.train_dataset)["eval_loss"])
     if trainer.accelerator.is_main_process:
         torch.save(state, directory / f"{number}.pt")
 
@@ -86,7 +76,6 @@ def fsdp_environment(path: str) -> dict[str, str]:
 def main() -> None:
     directory = Path(sys.argv[1])
     jobs = json.loads((directory / "jobs.json").read_text())
-    measure_runs()
     for number, job in enumerate(jobs):
         if job["fsdp"]:
             # The real FSDP2 path of Accelerate, on CPU: it would fall back to DDP by itself.
