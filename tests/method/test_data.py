@@ -225,9 +225,7 @@ def test_document_is_cut_from_one_token_too_many(
     assert (len(found.rows) > 1) == bool(ours_less or theirs_less)
 
 
-def test_align_corpus_fills_segments_well(
-    tokenizers_by_family: Tokenizers,
-) -> None:
+def test_align_corpus_fills_segments_well(tokenizers_by_family: Tokenizers) -> None:
     text = ("Anna has 12 apples and buys 30 more. " * 40 + "\n\n") * 135
     assert len(text) > 200_000
     student, teacher = readers(tokenizers_by_family, limits=(512, 1024))
@@ -241,9 +239,7 @@ def test_align_corpus_fills_segments_well(
     assert max(segments.rows["teacher_tokens"]) <= 1024
 
 
-def test_align_corpus_cuts_at_white_space(
-    tokenizers_by_family: Tokenizers,
-) -> None:
+def test_align_corpus_cuts_at_white_space(tokenizers_by_family: Tokenizers) -> None:
     text = "some words of a sentence " * 60
     student, teacher = readers(tokenizers_by_family)
     rows = list(align_corpus(in_memory([text]), student, teacher).rows)
@@ -287,9 +283,7 @@ def test_align_corpus_skips_one_document(tokenizers_by_family: Tokenizers, tmp_p
     assert segments.skipped == [(1, "not valid UTF-8"), (2, "not text but NoneType")]
 
 
-def test_align_corpus_skips_a_document(
-    tokenizers_by_family: Tokenizers,
-) -> None:
+def test_align_corpus_skips_a_document(tokenizers_by_family: Tokenizers) -> None:
     student, teacher = readers(tokenizers_by_family, limits=(64, 3))
     segments = align_corpus(in_memory(["aa", "ab \U0001d538", "b"]), student, teacher)
     assert segments.skipped == [(1, "character 3 alone exceeds a context")]
@@ -320,9 +314,7 @@ def test_unusable_documents_give_no_rows(
     assert segments.total("student_tokens") == 0
 
 
-def test_digest_tells_missing_or_reordered_documents(
-    tokenizers_by_family: Tokenizers,
-) -> None:
+def test_digest_tells_missing_or_reordered_documents(tokenizers_by_family: Tokenizers) -> None:
     pair = readers(tokenizers_by_family)
     same, again, reversed_, shorter = (
         align_corpus(in_memory(pages), *pair).digest()
@@ -526,9 +518,7 @@ def test_mapped_text_fraction_counts_text_tokens_alone() -> None:
     assert Segments(rows, []).mapped_text_fraction == pytest.approx(20 / 25)
 
 
-def test_nothing_is_mapped_without_a_teacher(
-    tokenizers_by_family: Tokenizers,
-) -> None:
+def test_nothing_is_mapped_without_a_teacher(tokenizers_by_family: Tokenizers) -> None:
     student, teacher = readers(tokenizers_by_family, limits=(24, 10_000))
     guided = align_corpus(in_memory(PAGES), student, teacher)
     plain = align_corpus(in_memory(PAGES), student, None)

@@ -139,9 +139,7 @@ def test_distance_from_the_student_itself_is_exactly_zero(name: str, distance: A
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_distances_are_summed_in_the_widest_dtype(
-    dtype: torch.dtype,
-) -> None:
+def test_distances_are_summed_in_the_widest_dtype(dtype: torch.dtype) -> None:
     student, teacher = (build("llama", words, seed) for words, seed in ((41, 0), (57, 1)))
     ids = torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(2))
     tokens = torch.arange(1, 9)
@@ -235,32 +233,6 @@ def test_teacher_may_have_another_dtype(distance: Any) -> None:
         total, *_ = distill(student, ids, states_of(teacher.to(dtype), ids), tokens, distance)
         found.append((total, gradients(student, total)))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
-
-
-def test_distances_make_tiles_of_both_vocabularies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_loss, "TILE_LOGITS", 3 * (STUDENT_WORDS + 570))
-    student, teacher = build("llama", STUDENT_WORDS, 0), build("llama", 570, 1)
-    ids = torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(2))
-    states, rows = states_of(teacher, ids), []
-    own = token_loss.Head.logits
-
-    def logits(self: Any, hidden: Tensor, tile: Any) -> Tensor:
-        rows.append(len(hidden))
-        return own(self, hidden, tile)
-
-    monkeypatch.setattr(token_loss.Head, "logits", logits)
-    distill(student, ids, states, torch.arange(1, 9), "sorted_l1")
-    assert list(filter(None, rows)) == [
-        3,
-        3,
-        3,
-        3,
-        2,
-        2,
-        3,
-        3,
-        2,
-    ]  # and the second row, without counterparts
 
 
 def test_tile_holds_the_larger_teacher_vocabulary() -> None:

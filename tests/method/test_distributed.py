@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 from launch import run_jobs
-from methods_world import World
+from methods_world import World, make_world
 from references import largest_difference
-from transformers import PreTrainedTokenizerBase
-from world import make_models
+from world import Tokenizers
 
 pytestmark = pytest.mark.processes
 
@@ -50,7 +49,7 @@ JOBS: list[dict[str, Any]] = [
         for method in ("stored turns", "mixture")
     ),
     *({"processes": 2, "models": "plain", "fsdp": False, "training": t} for t in (CLIPPED, EPOCH)),
-    {"processes": 4, "models": "tied", "fsdp": False, "training": CHECKPOINTED},
+    {"processes": 4, "models": "tied", "fsdp": False, "training": CHECKPOINTED, "machines": [1, 2]},
     {"processes": 4, "models": "tied", "fsdp": True, "training": CHECKPOINTED},
     {"processes": 4, "models": "plain", "fsdp": True, "method": "selected"},
     {"processes": 4, "models": "plain", "fsdp": True, "replicas": 2},
@@ -59,20 +58,13 @@ JOBS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def worlds(
-    training_texts: list[str],
-    student_tokenizer: PreTrainedTokenizerBase,
-    teacher_tokenizer: PreTrainedTokenizerBase,
-    tiny_llama: Callable[..., Any],
+    training_texts: list[str], tokenizers: Tokenizers, tiny_llama: Callable[..., Any]
 ) -> dict[str, World]:
-    tokenizers = student_tokenizer, teacher_tokenizer
-
     def make(tied: bool) -> World:
         def build(*arguments: Any, **options: Any) -> Any:
             return tiny_llama(*arguments, **options, tie_word_embeddings=tied)
 
-        _, reference = make_models(build, student_tokenizer, student_tokenizer)
-        models = (*make_models(build, *tokenizers), reference)
-        return World(training_texts[:59], tokenizers, models)
+        return make_world(build, tokenizers, training_texts[:59])
 
     return {"plain": make(False), "tied": make(True)}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from methods_world import METHODS, World
+from methods_world import METHODS, World, make_world
 from references import (
     LOSS_TOLERANCE,
     PARAMETER_TOLERANCE,
@@ -20,8 +20,7 @@ from references import (
     largest_difference,
     slow_distance,
 )
-from transformers import PreTrainedTokenizerBase
-from world import make_models, make_trainer
+from world import Tokenizers, make_trainer
 
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.method import Method
@@ -29,15 +28,9 @@ from vocagnolm.method import Method
 
 @pytest.fixture(scope="module")
 def world(
-    training_texts: list[str],
-    student_tokenizer: PreTrainedTokenizerBase,
-    teacher_tokenizer: PreTrainedTokenizerBase,
-    tiny_llama: Callable[..., Any],
+    training_texts: list[str], tokenizers: Tokenizers, tiny_llama: Callable[..., Any]
 ) -> World:
-    texts = [*training_texts[:59], "😀 数学 ½ x́"]
-    tokenizers = student_tokenizer, teacher_tokenizer
-    _, reference = make_models(tiny_llama, student_tokenizer, student_tokenizer)
-    return World(texts, tokenizers, (*make_models(tiny_llama, *tokenizers), reference))
+    return make_world(tiny_llama, tokenizers, [*training_texts[:59], "😀 数学 ½ x́"])
 
 
 def batch_of(trainer: Any, rows: int = 4) -> dict[str, Any]:

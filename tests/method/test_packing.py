@@ -52,9 +52,7 @@ def slow_best_fit(lengths: list[tuple[int, int]], room: int, teacher_room: int) 
 @given(segment_lengths)
 @example([(ROOM, TEACHER_ROOM)] * 3)
 @example([(1, TEACHER_ROOM), (1, TEACHER_ROOM), (1, 0)])
-def test_pack_equals_slow_best_fit_decreasing(
-    lengths: list[tuple[int, int]],
-) -> None:
+def test_pack_equals_slow_best_fit_decreasing(lengths: list[tuple[int, int]]) -> None:
     ours, theirs = [a for a, _ in lengths], [b for _, b in lengths]
     assert pack(ours, theirs, ROOM, TEACHER_ROOM) == slow_best_fit(lengths, ROOM, TEACHER_ROOM)
     unlimited = [(a, 0) for a in ours]
@@ -62,9 +60,7 @@ def test_pack_equals_slow_best_fit_decreasing(
 
 
 @given(segment_lengths)
-def test_pack_keeps_every_teachers_limit(
-    lengths: list[tuple[int, int]],
-) -> None:
+def test_pack_keeps_every_teachers_limit(lengths: list[tuple[int, int]]) -> None:
     ours, theirs = [a for a, _ in lengths], [[b, 2 * a] for a, b in lengths]
     limits = [TEACHER_ROOM, 2 * ROOM - 1 if all(a < ROOM for a in ours) else 2 * ROOM]
     blocks = pack(ours, np.array(theirs).reshape(-1, 2), ROOM, limits)

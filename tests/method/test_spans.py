@@ -91,9 +91,7 @@ def test_empty_text_has_no_tokens_whatever_is_said() -> None:
     assert encode(tokenizer, "").ids.shape == (0,)
 
 
-def test_encode_gives_no_tokens(
-    tokenizers_by_family: Tokenizers,
-) -> None:
+def test_encode_gives_no_tokens(tokenizers_by_family: Tokenizers) -> None:
     assert encode(tokenizers_by_family["unigram"], " \n ").spans.shape == (0, 2)
 
 
@@ -228,9 +226,7 @@ def test_fill_gaps_follows_the_rule(case: tuple[str, Spans]) -> None:
 
 
 @given(texts_and_spans(smallest=0))
-def test_fill_gaps_leaves_no_empty_span(
-    case: tuple[str, Spans],
-) -> None:
+def test_fill_gaps_leaves_no_empty_span(case: tuple[str, Spans]) -> None:
     text, spans = case
     filled = fill_gaps(spans, text)
     assert_spans_hold(filled, text)

@@ -119,35 +119,6 @@ def test_gradients_are_zero_when_no_token_is_weighted(bound):
     assert all((g == 0).all() for g in gradients(model, (losses * 0.0).sum()).values())
 
 
-def test_forward_reads_only_rows_that_have_a_loss(monkeypatch):
-    model = add_token_losses(build())
-    ids, labels, _ = batch()
-    count = int((labels[:, 1:] != -100).sum())
-    rows, own = [], token_loss.Head.logits
-    monkeypatch.setattr(token_loss.Head, "logits", lambda *a: rows.append(len(a[1])) or own(*a))
-    for told, read in ((None, ids.numel()), (count, count), (0, 0)):
-        rows.clear()
-        losses = model(input_ids=ids, labels=labels, token_losses=True, label_tokens=told)
-        assert sum(rows) == read
-        assert max(rows, default=0) <= 4
-    # Not a single one was announced: no loss is silently wrong.
-    assert losses.isnan().sum() == count
-
-
-def test_backward_computes_only_rows_that_carry_weight(monkeypatch):
-    model = add_token_losses(build())
-    ids, labels, weights = batch()
-    rows = []
-    own = token_loss.Head.gradient
-    monkeypatch.setattr(token_loss.Head, "gradient", lambda *a: rows.append(len(a[1])) or own(*a))
-    for bound in (None, int((weights[:, 1:] != 0).sum())):
-        losses = model(input_ids=ids, labels=labels, token_losses=True, weighted_tokens=bound)
-        (losses * weights).sum().backward()
-        assert sum(rows) == (weights[:, 1:] != 0).sum()
-        assert max(rows) <= 4
-        rows.clear()
-
-
 def test_ignored_token_with_a_nan_state_harms_nothing():
     model = add_token_losses(build())
     ids, labels, _ = batch(rows=1, ignored=0)

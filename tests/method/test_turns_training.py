@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methods_world import World
+from methods_world import World, make_world
 from references import full_losses, largest_difference, slow_weights
-from transformers import PreTrainedTokenizerBase
-from world import make_models
+from world import Tokenizers
 
 from vocagnolm.alignment import align_segment
 from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED
@@ -31,14 +30,9 @@ TOLERANCE = 1e-5
 
 @pytest.fixture(scope="module")
 def world(
-    training_texts: list[str],
-    tiny_llama: Callable[..., Any],
-    student_tokenizer: PreTrainedTokenizerBase,
-    teacher_tokenizer: PreTrainedTokenizerBase,
+    training_texts: list[str], tokenizers: Tokenizers, tiny_llama: Callable[..., Any]
 ) -> World:
-    tokenizers = student_tokenizer, teacher_tokenizer
-    models = (*make_models(tiny_llama, *tokenizers), None)
-    return World(training_texts[:40], tokenizers, models)
+    return make_world(tiny_llama, tokenizers, training_texts[:40])
 
 
 def test_packed_conversations_are_guided_as_alone(world: World, tmp_path: Path) -> None:
