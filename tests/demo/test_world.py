@@ -127,14 +127,6 @@ def test_wrong_answers_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert judge(ASSETS / TEACHER)["accuracy"] == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [(" 5 + 7 = 12. #### 12", "12"), ("5 + 7\n#### 12", ""), (" ####", ""), (" #### 1 2", "1")],
-)
-def test_final_number_is_the_word_after_the_mark(text: str, number: str) -> None:
-    assert extract("marked", text) == number
-
-
 @pytest.fixture
 def environment() -> Iterator[None]:
     """The demo's settings of its processes end with the test."""
