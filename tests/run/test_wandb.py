@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from adapter_world import World
 from wandb_files import stored
 
 from vocagnolm.cli import Exit
@@ -24,25 +23,12 @@ from vocagnolm.trainer import VocAgnoTrainer
 SECTIONS = ("train/", "guidance/", "teacher/", "speed/", "memory/", "eval/")
 
 
-@pytest.fixture(scope="module")
-def options(
-    tokenizer_dirs: dict[str, Path],
-    tiny_llama: Callable[..., Any],
-    training_texts: list[str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> list[str]:
+@pytest.fixture
+def options(world: World) -> list[str]:
     """Options of a run of two steps, with a teacher."""
-    root = tmp_path_factory.mktemp("tracked")
-    for seed, (name, family) in enumerate((("student", "metaspace"), ("teacher", "byte_level"))):
-        shutil.copytree(tokenizer_dirs[family], root / name)
-        tiny_llama(700, seed=seed).save_pretrained(root / name)
-    lines = (json.dumps({"text": text}) + "\n" for text in training_texts[:20])
-    (root / "pages.jsonl").write_text("".join(lines))
-    return [
-        *(f"--student={root / 'student'}", f"--teacher={root / 'teacher'}", "--use_cpu"),
-        *(f"--dataset={root / 'pages.jsonl'}", "--eval_fraction=0.2", "--logging_steps=1"),
-        *("--max_length=64", "--global_batch_tokens=128", "--max_steps=2"),
-    ]
+    steps = {"max_steps": "2", "logging_steps": "1", "global_batch_tokens": "128"}
+    changes = {"report_to": None, "output_dir": None, "save_steps": None, "learning_rate": None}
+    return [*world.argv("", **steps, **changes), "--use_cpu"]
 
 
 @pytest.mark.slow

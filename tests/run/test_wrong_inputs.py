@@ -232,27 +232,16 @@ def test_command_ends_in_one_line(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    "argv",
-    [
-        "",
-        "--teachr t",
-        "--method vocagnlm",
-        "--method a:B",
-        "--top_k 3",
-        "--config none.yaml",
-        "--help",
-    ],
-)
-def test_quick_answer_needs_no_torch(argv: str) -> None:
+def test_quick_answers_need_no_torch() -> None:
     code = (
         "import sys; from vocagnolm.run.options import parse\n"
-        "try: parse(sys.argv[1:])\n"
-        "except (ValueError, SystemExit): print('torch' in sys.modules)"
+        "for argv in ('', '--teachr t', '--method vocagnlm', '--method a:B', '--top_k 3',\n"
+        "             '--config none.yaml', '--help'):\n"
+        "    try: parse(argv.split())\n"
+        "    except (ValueError, SystemExit): assert 'torch' not in sys.modules, argv\n"
+        "    else: raise AssertionError(argv)"
     )
-    command = [sys.executable, "-c", code, *argv.split()]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert found.stdout.endswith("False\n")
+    subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=True)
 
 
 @pytest.mark.processes
