@@ -101,21 +101,6 @@ def test_pairing_is_by_idx_in_any_order(runs: list[Path]) -> None:
     assert compare(runs).pairings == before
 
 
-def test_pairing_is_independent_of_other_benchmarks(tmp_path: Path) -> None:
-    pairs = []
-    for others in ((), ("gsm8k", "svamp")):
-        paths = [
-            write_evaluation(
-                tmp_path / f"{len(pairs)}-{place}", dict.fromkeys([*others, "math"], right)
-            )
-            for place, right in enumerate((FIRST, OTHER))
-        ]
-        pairs.append(paired(compare(paths))["math"])
-    alone, beside = pairs
-    assert (alone.low, alone.high) == (beside.low, beside.high)
-    assert alone.low < alone.high
-
-
 def test_average_difference_is_narrower_than_its_columns(paper_runs: list[Path]) -> None:
     rows = paired(compare(paper_runs))
     assert list(rows)[-3:] == list(AVERAGES)
