@@ -189,7 +189,7 @@ def two_teachers(names: tuple[str, ...]) -> dict[str, Any]:
         "student_ids": [[1, 10, 11], [1, 12, 2]],
         "teacher_ids": [[90, 20, 21, 80, 30], [90, 22, 80, 31]],
         "teacher_losses": [[none, 0.5, 1.5, none, 2.5], [none, 3.5, none, 4.5]],
-        "ranges": [[[no, [1, 2], [2, 3]], [no, [1, 2], [1, 2]]], [[no, [1, 2], no]] * 2],
+        "ranges": [[[no, [1, 2], [2, 3]], [no, [1, 2], no]], [[no, [1, 2], no]] * 2],
         "teacher_counts": [[3, 2], [2, 2]],
         "student_labelled": [[], []],
         "teacher_labelled": [[], []],
@@ -216,10 +216,11 @@ def test_worked_example_of_two_stored_teachers(limits: list[int] | None, widths:
     assert batch["teacher_ranges"].tolist() == [
         [
             *(none, [1, 2], [2, 3], none, [4, 5], none, none, none),
-            *(none, [w + 1, w + 2], [w + 1, w + 2], none, [w + 3, w + 4], none, none, none),
+            *(none, [w + 1, w + 2], none, none, [w + 3, w + 4], none, none, none),
         ]
     ]
-    assert (batch["mapped_tokens"], batch["unmapped_tokens"]) == ([3], [1])
+    # Tokens are mapped that every teacher has.
+    assert (batch["mapped_tokens"], batch["unmapped_tokens"]) == ([2], [2])
 
 
 def test_labels_of_a_conversation_stay_in_their_ranges() -> None:
@@ -230,7 +231,7 @@ def test_labels_of_a_conversation_stay_in_their_ranges() -> None:
     assert first == [-100, -100, 21, -100, 22] + [-100] * 59
     assert second == [-100, 30, -100, -100] + [-100] * 60
     assert batch["teacher_label_tokens"] == [2, 1]
-    assert (batch["mapped_tokens"], batch["unmapped_tokens"]) == ([2], [0])
+    assert (batch["mapped_tokens"], batch["unmapped_tokens"]) == ([1], [1])
 
 
 @pytest.mark.parametrize("teacher_attends", [False, True])

@@ -187,7 +187,7 @@ SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
 
 @pytest.mark.slow
 def test_both_processes_stop_at_one_step(whole_two: Path, place: Place) -> None:
-    moments, times = random.Random(11), max(3, KILLS if KILLS > 4 else 0)
+    moments, times = random.Random(11), max(2, KILLS if KILLS > 4 else 0)
     happened = [events(whole_two.with_name(f"whole_two-{rank}")) for rank in (0, 1)]
     for number in range(times):
         out, rank = place.root / f"stopped{number}", moments.randrange(2)

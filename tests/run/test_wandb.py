@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from adapter_world import World
-from wandb_files import stored
+from wandb_files import PLACE, stored
 
 from vocagnolm.cli import Exit
 from vocagnolm.run import options as command
@@ -54,7 +54,11 @@ def test_trackers_hold_all_that_was_logged(
     assert config["parameters"] == config["trained_parameters"] > 0
     assert config["corpus"]["student_tokens"] > config["corpus"]["blocks"] > 0
     assert config["lr_scheduler_type"] == "cosine_with_min_lr"
-    assert json.loads((out / "wandb_run.json").read_text())["id"] == run.name.rpartition("-")[2]
+    # What an evaluation goes on with: test_wandb_evaluations.py.
+    place = json.loads((out / "wandb_run.json").read_text())
+    assert place.items() >= {"id": run.name.rpartition("-")[2], "name": "table1/a"}.items()
+    assert place.keys() >= PLACE.keys()
+    assert place["config"]["corpus"] == config["corpus"]
 
     history = json.loads((out / "trainer_state.json").read_text())["log_history"]
     logged = [entry for entry in history if "student_loss_nats" in entry]

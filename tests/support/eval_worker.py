@@ -1,4 +1,4 @@
-"""Processes of evaluate_math.py for `ForkServer`, by `argv`."""
+"""Processes of evaluate_math.py for `ForkServer`, by `argv`, without processes that grade."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from typing import Any
 
 import torch
 from fork_server import serve
+from inline_grader import graded_inline
 
+from vocagnolm.evaluation import evaluate
 from vocagnolm.evaluation import main as evaluate_math
 
 
 def run(request: dict[str, Any]) -> int:
     """Be the script."""
-    status = evaluate_math.main(request["argv"])
+    with graded_inline(evaluate):
+        status = evaluate_math.main(request["argv"])
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     return status
