@@ -12,13 +12,11 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
-from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.alignment import align_segment
 from vocagnolm.chat.formats import read_row
 from vocagnolm.chat.reading import TrainOn
-from vocagnolm.chat.render import Template
 from vocagnolm.data import align_corpus
 from vocagnolm.packing import Blocks, PackedCollator
 from vocagnolm.readers import Reader, TeacherReaders, student_reader, teacher_reader
@@ -246,21 +244,6 @@ def test_no_teacher_token_has_labels_without_contents(
     batch = PackedCollator(200)([Blocks(rows, 200, 200)[0]])
     assert (batch["labels"] >= 0).any()
     assert (batch["teacher_labels"] == -100).all()
-
-
-def test_special_tokens_leave_white_space_to_contents(tokenizers_by_family: Tokenizers) -> None:
-    """Those of the Phi-3 family take what follows them."""
-    tokenizer, plain = deepcopy(tokenizers_by_family["nfc_digits"]), pair(tokenizers_by_family)[0]
-    names = ("<|user|>", "<|assistant|>", "<|end|>")
-    tokenizer.add_tokens([AddedToken(name, special=True, rstrip=True) for name in names])
-    form = "<|{{ m.role }}|>\n{{ m.content }}<|end|>\n"
-    template = Template(f"{{% for m in messages %}}{form}{{% endfor %}}", ())
-    student, teacher = student_reader(tokenizer, 99), teacher_reader(tokenizer, 99)
-    corpus = corpus_of(talk("q", "  42"))
-    (row,) = align_corpus(corpus, replace(student, template=template), None).rows
-    assert said(student, row["student_ids"], row["student_labelled"]) == ["42<|end|>"]
-    (row,) = align_corpus(corpus, plain, replace(teacher, template=template)).rows
-    assert said(teacher, row["teacher_ids"], row["teacher_labelled"]) == ["42"]
 
 
 def test_template_of_documents_is_not_asked_for(tokenizers_by_family: Tokenizers) -> None:

@@ -136,16 +136,6 @@ def whole(place: Place) -> Path:
 
 
 @pytest.mark.slow
-def test_log_has_every_loss_when_nothing_happens(whole: Path) -> None:
-    entries = history(whole)
-    assert [entry["step"] for entry in entries if "loss" in entry] == [1, 2, 4, 6, 8]
-    assert [entry["step"] for entry in entries if "eval_loss" in entry] == [5, 8]
-    losses = [entry["loss"] for entry in entries if "loss" in entry]
-    mean = sum(loss * steps for loss, steps in zip(losses, (1, 1, 2, 2, 2), strict=True)) / STEPS
-    assert entries[-1]["train_loss"] == pytest.approx(mean, rel=1e-12)
-
-
-@pytest.mark.slow
 def test_run_ends_alike_when_it_is_killed_anywhere(whole: Path, place: Place) -> None:
     moments = random.Random(7)
     times, happened = zip(*timed_events(whole), strict=True)

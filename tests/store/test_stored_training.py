@@ -503,19 +503,6 @@ def test_run_is_resumed_from_the_same_content_only(
     assert_equal(resumed, whole)
 
 
-def test_train_stops_when_a_store_cannot_be_used(
-    place: Place, tmp_path: Path, error_of: Callable[..., str]
-) -> None:
-    store = Path(shutil.copytree(place.score(), tmp_path / "store"))
-    expected = f"{tmp_path / 'none'} is no finished teacher-loss store"
-    assert error_of(teacher_losses=str(tmp_path / "none")).startswith(expected)
-    (store / "shard-00001.arrow").unlink()
-    error = error_of(teacher_losses=str(store))
-    assert re.match(
-        rf"the teacher-loss store {store} is damaged, 1 of 3 shards: \S+1.arrow is", error
-    )
-
-
 @pytest.mark.slow
 def test_stored_run_equals_online_run_on_real_text(
     tiny_llama: Callable[..., Any], tmp_path: Path
