@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Offer the fixtures, where tests are run: not where they are handed out to other processes."""
     if config.getoption("dist", "no") == "no":
         gc.disable()  # until all is imported: it stays
-        for name in ("families", "world", "wandb_files"):
+        for name in ("families", "world", "adapter_world", "wandb_files"):
             config.pluginmanager.import_plugin(name)
 
 

@@ -6,9 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from chat_templates import CONTENTS, FORMS, TEMPLATES, TRIMS, chat_tokenizer, turns
-from hypothesis import given
-from hypothesis import strategies as st
+from chat_templates import TEMPLATES, chat_tokenizer, turns
 
 from vocagnolm.chat.formats import Conversation, conversation
 from vocagnolm.chat.render import DATE, Rendered, Template, check_date
@@ -19,38 +17,6 @@ TOKENS = (("bos_token", "<s>"), ("eos_token", "</s>"))
 
 def template(source: str) -> Template:
     return Template(source, TOKENS)
-
-
-@pytest.mark.parametrize("name", ["qwen2.5", "llama-3-8b", "deepseek-math-7b", "tinyllama"])
-@given(contents=st.lists(CONTENTS, min_size=1, max_size=5), system=st.booleans())
-def test_contents_lie_where_the_template_puts_them(
-    name: str, contents: list[str], system: bool
-) -> None:
-    asked = turns(*contents, system=system)
-    bos = {
-        "llama-3-8b": "<|begin_of_text|>",
-        "deepseek-math-7b": "<\uff5cbegin\u2581of\u2581sentence\uff5c>",
-    }
-    eos = {"deepseek-math-7b": "<\uff5cend\u2581of\u2581sentence\uff5c>"}
-    tokens = (("bos_token", bos.get(name, "<s>")), ("eos_token", eos.get(name, "</s>")))
-    found = Template(TEMPLATES[name], tokens).render(asked)
-    assert isinstance(found, Rendered)
-    text, at = "", 0
-    for piece in FORMS[name](asked.roles):
-        if isinstance(piece, str):
-            text += piece
-            continue
-        start, end = asked.places[piece]
-        shown = asked.text[start:end]
-        if name in TRIMS:
-            start += len(shown) - len(shown.lstrip())
-            shown = shown.strip()
-        assert found.places[piece].tolist() == [len(text), len(text) + len(shown)]
-        assert found.origins[piece] == (start if shown else end)
-        text += shown
-        at += len(shown)
-    assert found.text == text
-    assert found.trimmed == sum(map(len, contents[: len(asked.roles)])) - at
 
 
 LOOP = "{% for m in messages %}"
@@ -100,14 +66,9 @@ def test_date_is_fixed_or_the_template_rejected() -> None:
     check_date(dated + "{{ strftime_now }}", "--student_chat_template")
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_text_is_that_of_the_tokenizer(name: str) -> None:
-    tokenizer = chat_tokenizer(name)
-    own, asked = template_of(tokenizer, "student"), turns(" 1 + 1?\n", "2", "and \t", "")
+def test_template_is_kept_as_json() -> None:
+    own = template_of(chat_tokenizer("llama-3-8b"), "student")
     assert own is not None
-    found = own.render(asked)
-    assert isinstance(found, Rendered)
-    assert found.text == tokenizer.apply_chat_template(asked.messages, tokenize=False)
     assert Template.of_json(own.as_json()) == own
 
 

@@ -68,7 +68,6 @@ def test_sharded_step_waits_once_and_sends_what_its_weights_say(
     ("config", "attention", "teacher_sharding"),
     [
         ("fsdp2", "torch_varlen", "none"),
-        ("fsdp2", "sdpa", "none"),
         ("fsdp2_32xh100", "torch_varlen", "node"),
         ("hsdp_32xh100", "torch_varlen", "none"),
     ],

@@ -1,4 +1,4 @@
-"""An optimizer step of every method, by each attention: no mixed devices, and one wait.
+"""An optimizer step of every method, and by each attention: no mixed devices, and one wait.
 
 Two micro-batches in bfloat16, clipping, the guard, and the fused AdamW.
 """
@@ -41,7 +41,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 # Of them, some make a step in `make test` already.
 QUICK = ("cpt", "vocagnolm", "kld", "uld")
-ATTENTIONS = ("sdpa", "torch_varlen", "flash_attention_2")
+VARLEN = "torch_varlen"
 
 
 def step_of(settings: dict[str, Any], attention: str, options: dict[str, Any]) -> Step:
@@ -54,29 +54,31 @@ def step_of(settings: dict[str, Any], attention: str, options: dict[str, Any]) -
 
 
 def cases(names: Iterable[str]) -> list[Any]:
-    """Names with attentions, of which most are slow."""
-    return [
-        pytest.param(
-            *(name, attention),
-            marks=[] if attention == "torch_varlen" and name in QUICK else pytest.mark.slow,
-        )
-        for name in names
-        for attention in ATTENTIONS
-    ]
+    """Names with the attention of the paper's runs; but for some they are slow."""
+    slow = pytest.mark.slow
+    return [pytest.param(name, marks=[] if name in QUICK else slow) for name in names]
 
 
-@pytest.mark.parametrize(("name", "attention"), cases(METHODS))
-def test_step_mixes_no_devices_and_waits_once(
+@pytest.mark.parametrize("name", cases(METHODS))
+def test_step_mixes_no_devices_and_waits_once(name: str, on_fake_cuda: Callable[..., Step]) -> None:
+    check_step(on_fake_cuda(step_of, METHODS[name], VARLEN, {}, keep=True), VARLEN)
+
+
+@pytest.mark.parametrize("way", cases(WAYS))
+def test_ways_of_training_wait_once(way: str, on_fake_cuda: Callable[..., Step]) -> None:
+    check_step(on_fake_cuda(step_of, {}, VARLEN, WAYS[way], keep=True), VARLEN)
+
+
+# Models attend; methods see losses. Those that pair distributions read states of both models.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vocagnolm", "kld", "uld"])
+@pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2"])
+def test_other_attentions_wait_once(
     name: str, attention: str, on_fake_cuda: Callable[..., Step]
 ) -> None:
-    check_step(on_fake_cuda(step_of, METHODS[name], attention, {}, keep=True), attention)
-
-
-@pytest.mark.parametrize(("way", "attention"), cases(WAYS))
-def test_ways_of_training_wait_once(
-    way: str, attention: str, on_fake_cuda: Callable[..., Step]
-) -> None:
-    check_step(on_fake_cuda(step_of, {}, attention, WAYS[way], keep=True), attention)
+    options = {"conversations": name == "vocagnolm", "gradient_checkpointing": name == "uld"}
+    step = on_fake_cuda(step_of, METHODS[name], attention, options, keep=True)
+    check_step(step, attention)
 
 
 def faulty_step() -> Step:
@@ -105,4 +107,4 @@ def test_planted_faults_are_found(on_fake_cuda: Callable[..., Step]) -> None:
     assert {(seen.phase, seen.what) for seen in step.mixed} == {("micro-batch", "add")}
     assert ("micro-batch", "ones") in {(seen.phase, seen.what) for seen in step.cpu}
     with pytest.raises(AssertionError):
-        check_step(step, "torch_varlen")
+        check_step(step, VARLEN)

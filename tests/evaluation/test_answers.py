@@ -18,194 +18,168 @@ from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.grading.symbolic import decide, parse_number
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 
-Case = tuple[str, str, str, str | None, bool]  # benchmark, output, gold, prediction, correct
+Case = tuple[str, str, str, bool]  # benchmark, output, gold, correct
 PMATRIX = r"\begin{pmatrix}1\\2\end{pmatrix}"
 
 # Groups named "quirk" are wrong as mathematics, and kept as the published numbers have them.
 CASES: dict[str, list[Case]] = {
     "same string": [
-        ("gsm8k", "The answer is 7.", "7", "7", True),
-        ("asdiv", "The answer is red.", "red", "red", True),
-        ("asdiv", "The answer is red.", "blue", "red", False),
+        ("gsm8k", "The answer is 7.", "7", True),
+        ("asdiv", "The answer is red.", "red", True),
+        ("asdiv", "The answer is red.", "blue", False),
     ],
     "no output is the word None": [  # quirk
-        ("gsm8k", "", "7", None, False),
-        ("asdiv", "", "None", None, True),
+        ("gsm8k", "", "7", False),
+        ("asdiv", "", "None", True),
     ],
     "numbers are compared by value": [
-        ("gsm8k", "The answer is 18.00.", "18", "18", True),
-        ("gsm8k", "The answer is 1,234.", "1234", "1,234", True),
-        ("gsm8k", "The answer is $5.50.", "5.5", "5.50", True),
-        ("gsm8k", "The answer is 1e3.", "1000", "1e3", True),
-        ("gsm8k", "The answer is -3.", "3", "-3", False),
-        ("gsm8k", "The answer is 19.", "18", "19", False),
-        ("mawps", "The answer is .5.", "0.5", "0.5", True),
-        ("mawps", "The answer is 1_000.", "1000", "1_000", True),
+        ("gsm8k", "The answer is 18.00.", "18", True),
+        ("gsm8k", "The answer is 1,234.", "1234", True),
+        ("gsm8k", "The answer is $5.50.", "5.5", True),
+        ("gsm8k", "The answer is 1e3.", "1000", True),
+        ("gsm8k", "The answer is -3.", "3", False),
+        ("gsm8k", "The answer is 19.", "18", False),
+        ("mawps", "The answer is .5.", "0.5", True),
+        ("mawps", "The answer is 1_000.", "1000", True),
     ],
-    "quirk: commas anywhere": [("gsm8k", "The answer is 1,2,3.", "123", "1,2,3", True)],
+    "quirk: commas anywhere": [("gsm8k", "The answer is 1,2,3.", "123", True)],
     "tolerance is one in ten thousand": [
-        ("svamp", "The answer is 0.33333.", "0.33334", "0.33333", True),
-        ("svamp", "The answer is 0.333.", "0.33334", "0.333", False),
+        ("svamp", "The answer is 0.33333.", "0.33334", True),
+        ("svamp", "The answer is 0.333.", "0.33334", False),
     ],
-    "quirk: 326.53 for 326.5": [("svamp", "The answer is 326.53.", "326.5", "326.53", True)],
+    "quirk: 326.53 for 326.5": [("svamp", "The answer is 326.53.", "326.5", True)],
     "thousands": [
-        ("asdiv", r"The answer is 667\,766.", "667766", r"667\,766", True),
-        ("asdiv", "The answer is 552.560.", "552560", "552.560", False),
-        ("asdiv", "The answer is 12 500.", "12500", "12500", True),
+        ("asdiv", r"The answer is 667\,766.", "667766", True),
+        ("asdiv", "The answer is 552.560.", "552560", False),
+        ("asdiv", "The answer is 12 500.", "12500", True),
     ],
     "mixed numbers and times": [  # quirk: 5 times 5/8
-        ("math", r"\boxed{5\frac{5}{8}}", "5.625", r"5\frac{5}{8}", False),
-        ("math", r"\boxed{5\frac{5}{8}}", "3.125", r"5\frac{5}{8}", True),
-        ("asdiv", "The answer is 2:30 P.M..", "2:30", "2:30P.M", False),
+        ("math", r"\boxed{5\frac{5}{8}}", "5.625", False),
+        ("math", r"\boxed{5\frac{5}{8}}", "3.125", True),
+        ("asdiv", "The answer is 2:30 P.M..", "2:30", False),
     ],
     "quirk: a factor of 100": [
-        ("gsm8k", "The answer is 50%.", "0.5", "50", True),
-        ("gsm8k", "The answer is 0.5.", "50", "0.5", True),
-        ("gsm8k", "The answer is 700.", "7", "700", True),
-        ("gsm8k", "The answer is 7000.", "7", "7000", False),
+        ("gsm8k", "The answer is 50%.", "0.5", True),
+        ("gsm8k", "The answer is 0.5.", "50", True),
+        ("gsm8k", "The answer is 700.", "7", True),
+        ("gsm8k", "The answer is 7000.", "7", False),
     ],
     "quirk: not a number, and infinity": [
-        ("math", "The answer is nan.", "nan", "nan", True),
-        ("math", "The answer is nan.", "7", "nan", False),
+        ("math", "The answer is nan.", "nan", True),
+        ("math", "The answer is nan.", "7", False),
     ],
     "empty answer": [
-        ("gsm8k", "I cannot tell.", "7", "", False),
-        ("asdiv", "The answer is .", "", "", True),
-        ("math", r"\boxed{}", "7", "", False),
+        ("gsm8k", "I cannot tell.", "7", False),
+        ("asdiv", "The answer is .", "", True),
+        ("math", r"\boxed{}", "7", False),
     ],
     "brackets and case": [
-        ("math", r"\boxed{(A)}", "A", "(A)", True),
-        ("asdiv", "The answer is RED.", "red", "RED", True),
-        ("math", r"\boxed{{3}}", "3", "{3}", True),
-        ("math", r"\boxed{[1,2]}", "1,2", "[1,2]", True),
+        ("math", r"\boxed{(A)}", "A", True),
+        ("asdiv", "The answer is RED.", "red", True),
+        ("math", r"\boxed{{3}}", "3", True),
+        ("math", r"\boxed{[1,2]}", "1,2", True),
     ],
     "tuples and intervals by their elements": [
-        ("math", r"\boxed{(1, 2)}", "(1,2)", "(1,2)", True),
-        ("math", r"\boxed{(0.5, 2)}", r"(\frac{1}{2},2)", "(0.5,2)", True),
-        ("math", r"\boxed{(2, 1)}", "(1,2)", "(2,1)", False),
-        ("math", r"\boxed{(1,2,3)}", "(1,2)", "(1,2,3)", False),
+        ("math", r"\boxed{(1, 2)}", "(1,2)", True),
+        ("math", r"\boxed{(0.5, 2)}", r"(\frac{1}{2},2)", True),
+        ("math", r"\boxed{(2, 1)}", "(1,2)", False),
+        ("math", r"\boxed{(1,2,3)}", "(1,2)", False),
     ],
     "quirk: open intervals are closed ones": [
-        ("math", r"\boxed{[1,2)}", "(1,2]", "[1,2)", True),
-        ("math", r"\boxed{[1,2]}", "(1,2)", "[1,2]", True),
+        ("math", r"\boxed{[1,2)}", "(1,2]", True),
+        ("math", r"\boxed{[1,2]}", "(1,2)", True),
     ],
     "matrices by their elements": [
-        ("math", rf"\boxed{{{PMATRIX}}}", PMATRIX, PMATRIX, True),
-        (
-            "math",
-            r"\boxed{\begin{bmatrix} 1.0 \\ 2 \end{bmatrix}}",
-            PMATRIX,
-            r"\begin{pmatrix}1\\2\end{pmatrix}",
-            True,
-        ),
-        (
-            "math",
-            r"\boxed{\begin{pmatrix}2\\1\end{pmatrix}}",
-            PMATRIX,
-            r"\begin{pmatrix}2\\1\end{pmatrix}",
-            False,
-        ),
-        (
-            "math",
-            r"\boxed{\begin{pmatrix}\frac{2}{2}\\2\end{pmatrix}}",
-            PMATRIX,
-            r"\begin{pmatrix}\frac{2}{2}\\2\end{pmatrix}",
-            True,
-        ),
+        ("math", rf"\boxed{{{PMATRIX}}}", PMATRIX, True),
+        ("math", r"\boxed{\begin{bmatrix} 1.0 \\ 2 \end{bmatrix}}", PMATRIX, True),
+        ("math", r"\boxed{\begin{pmatrix}2\\1\end{pmatrix}}", PMATRIX, False),
+        ("math", r"\boxed{\begin{pmatrix}\frac{2}{2}\\2\end{pmatrix}}", PMATRIX, True),
     ],
     "equations by the difference of their sides": [
-        ("math", r"\boxed{y + 1 = 2p}", "2p=y+1", "y+1=2p", True),
-        ("math", r"\boxed{2p-q=1}", "q+1=2p", "2p-q=1", True),
-        ("math", r"\boxed{2p-q=2}", "q+1=2p", "2p-q=2", False),
+        ("math", r"\boxed{y + 1 = 2p}", "2p=y+1", True),
+        ("math", r"\boxed{2p-q=1}", "q+1=2p", True),
+        ("math", r"\boxed{2p-q=2}", "q+1=2p", False),
     ],
     "one side of an assignment": [
-        ("math", r"\boxed{n=5}", "5", "5", True),
-        ("math", r"\boxed{5}", "n=5", "5", True),
-        ("math", r"\boxed{abc=5}", "5", "abc=5", False),
+        ("math", r"\boxed{n=5}", "5", True),
+        ("math", r"\boxed{5}", "n=5", True),
+        ("math", r"\boxed{abc=5}", "5", False),
     ],
     "quirk: an equation stays whole": [
-        ("gsm8k", "The answer is 3*4=12.", "12", "3*4=12", False),
-        ("gsm8k", "The answer is 80+150=230.", "230", "80+150=230", False),
+        ("gsm8k", "The answer is 3*4=12.", "12", False),
+        ("gsm8k", "The answer is 80+150=230.", "230", False),
     ],
     "algebra": [
-        ("math", r"\boxed{(x+1)^2}", "x^2+2x+1", "(x+1)^2", True),
-        ("math", r"\boxed{x+1}", "1+x", "x+1", True),
-        ("math", r"\boxed{x+2}", "1+x", "x+2", False),
-        ("math", r"\boxed{\sqrt{12}}", r"2\sqrt{3}", r"\sqrt{12}", True),
-        ("math", r"\boxed{\sqrt3}", r"\sqrt{3}", r"\sqrt{3}", True),
-        ("math", r"\boxed{\frac{2}{4}}", r"\frac{1}{2}", r"\frac{2}{4}", True),
-        ("math", r"\boxed{2^{10}}", "1024", "2^{10}", True),
-        ("math", r"\boxed{5!}", "120", "5!", True),
-        ("math", r"\boxed{\binom{5}{2}}", "10", r"\binom{5}{2}", True),
-        ("math", r"\boxed{3 \cdot 4}", "12", r"3\cdot4", True),
-        ("math", r"\boxed{\sin^2 x+\cos^2 x}", "1", r"\sin^2x+\cos^2x", True),
-        ("math", r"\boxed{2\pi}", r"\pi+\pi", r"2\pi", True),
-        ("math", r"\boxed{2\pi}", r"3\pi", r"2\pi", False),
+        ("math", r"\boxed{(x+1)^2}", "x^2+2x+1", True),
+        ("math", r"\boxed{x+1}", "1+x", True),
+        ("math", r"\boxed{x+2}", "1+x", False),
+        ("math", r"\boxed{\sqrt{12}}", r"2\sqrt{3}", True),
+        ("math", r"\boxed{\sqrt3}", r"\sqrt{3}", True),
+        ("math", r"\boxed{\frac{2}{4}}", r"\frac{1}{2}", True),
+        ("math", r"\boxed{2^{10}}", "1024", True),
+        ("math", r"\boxed{5!}", "120", True),
+        ("math", r"\boxed{\binom{5}{2}}", "10", True),
+        ("math", r"\boxed{3 \cdot 4}", "12", True),
+        ("math", r"\boxed{\sin^2 x+\cos^2 x}", "1", True),
+        ("math", r"\boxed{2\pi}", r"\pi+\pi", True),
+        ("math", r"\boxed{2\pi}", r"3\pi", False),
     ],
     "formula against decimal": [
-        ("math", r"\boxed{\frac{1}{2}}", "0.5", r"\frac{1}{2}", True),
-        ("math", r"\boxed{1.41421}", r"\sqrt{2}", "1.41421", True),
-        ("math", r"\boxed{1.41}", r"\sqrt{2}", "1.41", False),
-        ("math", r"\boxed{0.333}", r"\frac{1}{3}", "0.333", False),
+        ("math", r"\boxed{\frac{1}{2}}", "0.5", True),
+        ("math", r"\boxed{1.41421}", r"\sqrt{2}", True),
+        ("math", r"\boxed{1.41}", r"\sqrt{2}", False),
+        ("math", r"\boxed{0.333}", r"\frac{1}{3}", False),
     ],
-    "quirk: a formula has no factor of 100": [
-        ("math", r"\boxed{50}", r"\frac{1}{2}", "50", False),
-    ],
+    "quirk: a formula has no factor of 100": [("math", r"\boxed{50}", r"\frac{1}{2}", False)],
     "quirk: what follows a valid beginning is ignored": [
-        ("math", r"\boxed{1}", "1,-2", "1", True),
-        ("asdiv", "The answer is Evelyn.\nI hope", "Evelyn", "Evelyn.Ihope", True),
+        ("math", r"\boxed{1}", "1,-2", True),
+        ("asdiv", "The answer is Evelyn.\nI hope", "Evelyn", True),
     ],
     "quirk: words after the answer": [
-        (
-            "math",
-            "The final answer is 72. I hope it is correct.",
-            "72",
-            "72Ihopeitiscorrect",
-            False,
-        ),
+        ("math", "The final answer is 72. I hope it is correct.", "72", False)
     ],
     "quirk: units delete variables, of both sides alike": [
-        ("math", r"\boxed{(a+5)(b+2)}", "(+5)(b+2)", "(+5)(b+2)", True),
-        ("math", r"\boxed{864 \mbox{ inches}^2}", "864^2", "864^2", True),
-        ("math", r"\boxed{864}", "864^2", "864", False),
+        ("math", r"\boxed{(a+5)(b+2)}", "(+5)(b+2)", True),
+        ("math", r"\boxed{864 \mbox{ inches}^2}", "864^2", True),
+        ("math", r"\boxed{864}", "864^2", False),
     ],
     "doubled backslash": [
-        ("math", r"\boxed{\\frac{1}{2}}", r"\frac{1}{2}", r"\\frac{1}{2}", True),
-        ("math", r"\boxed{\\pi}", r"\pi", r"\\pi", True),
+        ("math", r"\boxed{\\frac{1}{2}}", r"\frac{1}{2}", True),
+        ("math", r"\boxed{\\pi}", r"\pi", True),
     ],
     "sets in any order": [
-        ("math", r"\boxed{\{1,2\}}", "{1,2}", "{1,2}", True),
-        ("math", r"\boxed{\{1,3\}}", "{1,2}", "{1,3}", False),
+        ("math", r"\boxed{\{1,2\}}", "{1,2}", True),
+        ("math", r"\boxed{\{1,3\}}", "{1,2}", False),
     ],
     "quirk: pi is a letter, not a number": [
-        ("math", r"\boxed{3.14159}", r"\pi", "3.14159", False),
-        ("math", r"\boxed{\pi/2}", r"0.5\pi", r"\pi/2", True),
+        ("math", r"\boxed{3.14159}", r"\pi", False),
+        ("math", r"\boxed{\pi/2}", r"0.5\pi", True),
     ],
     "powers of ten": [
-        ("math", r"\boxed{1.2 \times 10^6}", "1200000", r"1.2\times10^6", True),
-        ("math", r"\boxed{10^{-3}}", "0.001", "10^{-3}", True),
+        ("math", r"\boxed{1.2 \times 10^6}", "1200000", True),
+        ("math", r"\boxed{10^{-3}}", "0.001", True),
     ],
-    "infinity": [("math", r"\boxed{(2,\infty)}", r"(2,\infty)", r"(2,\infty)", True)],
+    "infinity": [("math", r"\boxed{(2,\infty)}", r"(2,\infty)", True)],
     "complex numbers": [
-        ("math", r"\boxed{2i+1}", "1+2i", "2i+1", True),
-        ("math", r"\boxed{1+2j}", "1+2i", "1+2i", True),
-        ("math", r"\boxed{1-2i}", "1+2i", "1-2i", False),
+        ("math", r"\boxed{2i+1}", "1+2i", True),
+        ("math", r"\boxed{1+2j}", "1+2i", True),
+        ("math", r"\boxed{1-2i}", "1+2i", False),
     ],
     "words": [
-        ("gsm8k", "The answer is twenty-five.", "25", "25", True),
-        ("tabmwp", "The answer is Yes.", "yes", "Yes", True),
-        ("tabmwp", "The answer is No.", "yes", "No", False),
+        ("gsm8k", "The answer is twenty-five.", "25", True),
+        ("tabmwp", "The answer is Yes.", "yes", True),
+        ("tabmwp", "The answer is No.", "yes", False),
     ],
     "letters by string": [
-        ("mmlu_stem", "The answer is (b).", "B", "B", True),
-        ("mathqa", "The answer is (A).", "B", "A", False),
-        ("sat", "I do not know.", "C", "placeholder", False),
-        ("mathqa", "The answer is 12.", "12", "placeholder", False),
+        ("mmlu_stem", "The answer is (b).", "B", True),
+        ("mathqa", "The answer is (A).", "B", False),
+        ("sat", "I do not know.", "C", False),
+        ("mathqa", "The answer is 12.", "12", False),
     ],
     "marked by string": [
-        ("demo", "#### 7", "7", "7", True),
-        ("demo", "#### 700", "7", "700", False),
-        ("demo", "7", "7", "", False),
+        ("demo", "#### 7", "7", True),
+        ("demo", "#### 700", "7", False),
+        ("demo", "7", "7", False),
     ],
 }
 
@@ -217,7 +191,7 @@ def inline() -> Iterator[InlineGrader]:
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "output", "gold", "prediction", "correct"),
+    ("benchmark", "output", "gold", "correct"),
     [
         pytest.param(*case, id=f"{rule}-{number}")
         for rule, cases in CASES.items()
@@ -225,17 +199,11 @@ def inline() -> Iterator[InlineGrader]:
     ],
 )
 def test_answers_get_the_harness_verdict(
-    inline: InlineGrader,
-    benchmark: str,
-    output: str,
-    gold: str,
-    prediction: str | None,
-    correct: bool,
+    inline: InlineGrader, benchmark: str, output: str, gold: str, correct: bool
 ) -> None:
     kind = BENCHMARKS[benchmark].answer_kind
     verdict = next(inline.grade(kind, [(output, gold)]))
-    assert (verdict.prediction, verdict.correct) == (prediction, correct)
-    assert extract(kind, output) == prediction
+    assert (verdict.prediction, verdict.correct) == (extract(kind, output), correct)
 
 
 # The reference

@@ -10,10 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-import torch
 from huggingface_hub import ModelCard
 from inline_grader import graded_inline
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.chat.formats import Conversation
@@ -21,7 +20,6 @@ from vocagnolm.chat.render import Rendered
 from vocagnolm.evaluation import evaluate
 from vocagnolm.evaluation import main as evaluate_math
 from vocagnolm.evaluation.engines.generation import Chat
-from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.extraction import extract
 from vocagnolm.evaluation.tasks import tasks
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, INSTRUCTION
@@ -98,24 +96,6 @@ def test_turn_ends_with_the_templates_special_token(
     source = "{% for m in messages %}{{ m.content }}" + behind + "{% endfor %}"
     source += "{% if add_generation_prompt %}<|turn|>{% endif %}"
     assert Chat(tokenizer, source).end_ids == set(tokenizer.convert_tokens_to_ids(ends))
-
-
-def test_engine_adds_no_tokens_and_stops_at_the_turn(
-    tiny_llama: Callable[..., Any], student_tokenizer: Tokenizer
-) -> None:
-    chat = Chat(student_tokenizer, TEMPLATE)
-    model = tiny_llama(len(student_tokenizer), initializer_range=0.5)
-    model.generation_config = GenerationConfig(eos_token_id=1)
-    prompt = chat.prompt("Why?")
-    ids = student_tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    written = model.generate(torch.tensor([ids]), max_new_tokens=9, do_sample=False)[0, len(ids) :]
-    fifth = int(written[4])
-    object.__setattr__(chat, "end_ids", frozenset({fifth}))
-    engine = HFEngine(model, student_tokenizer, 2, chat)
-    ((done,),) = engine.generate([prompt], (), 9)
-    assert done.n_prompt_tokens == len(ids)
-    assert done.n_new_tokens == written.tolist().index(fifth) + 1
-    assert done.finish_reason == "eos"
 
 
 @pytest.mark.parametrize(

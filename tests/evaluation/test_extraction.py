@@ -128,9 +128,7 @@ def test_extraction_is_total(kind: AnswerKind, output: str) -> None:
 
 
 @given(st.text())
-def test_extraction_gives_a_letter_or_the_placeholder(
-    output: str,
-) -> None:
+def test_extraction_gives_a_letter_or_the_placeholder(output: str) -> None:
     assert extract("letter", f"answer is {output}") in {*"ABCDE", "placeholder"}
 
 

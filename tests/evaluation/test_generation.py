@@ -363,33 +363,19 @@ def old(kind: str, **settings: Any) -> Any:
 
 LOCAL = [[["global", "local"], 1]]
 SERVED = {
-    "qwen2": small("Qwen2"),
-    "mistral_within_its_window": small("Mistral", sliding_window=4096),
     "mistral_at_its_window": small("Mistral", sliding_window=160),
     "mistral_past_its_window": small("Mistral", sliding_window=24),
-    "gemma2": small("Gemma2", sliding_window=24, head_dim=8),
     "gemma3": small("Gemma3Text", sliding_window=24, head_dim=8),
-    "gpt_neox": small("GPTNeoX"),
     "dynamic_rope": small("Llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
     "longrope": small("Phi3", pad_token_id=0, rope_parameters=LONGROPE),
     "gpt2": old("GPT2"),
-    "gptj": old("GPTJ", rotary_dim=4),
     "gpt_neo": small("GPTNeo", num_layers=2, num_heads=4, attention_types=LOCAL, window_size=24),
-    "opt": small("OPT", ffn_dim=64, word_embed_proj_dim=32, init_std=0.5),
     "bloom": old("Bloom", hidden_size=32),
-    "falcon_alibi": small("Falcon", alibi=True),
     "mpt": transformers.MptConfig(d_model=32, n_layers=2, n_heads=4, initializer_range=0.5),
 }
 
 
-# Others that work as one of these does, in `make check`.
-ALIKE = ("qwen2", "mistral_within_its_window", "gemma2", "gpt_neox", "gptj", "opt", "falcon_alibi")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in SERVED],
-)
+@pytest.mark.parametrize("name", SERVED)
 def test_completions_equal_plain_generation_when_positions_work_differently(
     name: str, tokenizers_by_family: Tokenizers
 ) -> None:

@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hostile import hostile_pairs
+import sympy
+from inline_grader import graded_inline
 
 from vocagnolm.evaluation.extraction import AnswerKind
 from vocagnolm.evaluation.grading import grading, worker
@@ -150,22 +151,14 @@ def test_grader_executes_nothing_when_the_answer_is_code() -> None:
 
 
 @pytest.mark.usefixtures("canary")
-def test_worker_rejects_code() -> None:
-    program = (
-        "import sympy\n"
-        "from vocagnolm.evaluation.grading.worker import restrict_sympy\n"
-        "restrict_sympy()\n"
-        "assert sympy.Number('7') == 7 and sympy.sympify('x').is_Symbol\n"
-        f"for code in ({MKDIR!r}, 'x.name', '(lambda: 1)()', 'sin(1)', 'eval(1)'):\n"
-        "    for evaluate in (True, False):\n"
-        "        try:\n"
-        "            sympy.sympify(code, evaluate=evaluate)\n"
-        "        except (ValueError, AttributeError):\n"
-        "            continue\n"
-        "        raise SystemExit(code)\n"
-    )
-    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (finished.returncode, finished.stderr) == (0, "")
+@pytest.mark.parametrize("code", [MKDIR, "x.name", "(lambda: 1)()", "sin(1)", "eval(1)"])
+@pytest.mark.parametrize("evaluate", [True, False])
+def test_restricted_sympy_rejects_code(code: str, evaluate: bool) -> None:
+    with graded_inline():
+        assert sympy.Number("7") == 7
+        assert sympy.sympify("x").is_Symbol
+        with pytest.raises((ValueError, AttributeError)):
+            sympy.sympify(code, evaluate=evaluate)
 
 
 @pytest.mark.slow
@@ -198,17 +191,6 @@ def test_grader_gives_verdicts(grader: Grader, kind: AnswerKind) -> None:
         assert verdict.decided_by != "crash"
         assert seconds < BUSY_LIMIT_S
     assert_alive(grader)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("canary")
-def test_grader_gives_verdicts_when_outputs_are_generated() -> None:
-    hostile = list(hostile_pairs(int(os.environ.get("VOCAGNOLM_OUTPUTS", "200")), seed=1))
-    with Grader(workers=2) as grader:
-        for job, (verdict, seconds) in zip(hostile, timed_all(grader, hostile), strict=True):
-            assert verdict.decided_by != "crash", job
-            assert seconds < BUSY_LIMIT_S, job
-        assert_alive(grader)
 
 
 # Limits
@@ -269,9 +251,7 @@ def test_grader_says_crash() -> None:
         assert_alive(grader)
 
 
-def test_grader_says_timeout(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_grader_says_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     with Grader(workers=1) as grader:
         assert_alive(grader)
         (process,) = processes_with_parent(os.getpid())[-1:]

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from inline_grader import graded_inline
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.evaluation import evaluate
 from vocagnolm.evaluation import main as evaluate_math
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
-from vocagnolm.evaluation.tasks import tasks
-from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
-from vocagnolm.evaluation.tasks.tasks import load_tasks, text_sha256
+from vocagnolm.evaluation.tasks.tasks import load_tasks
 from vocagnolm.models.load import revision_of
 
 N_ITEMS = 16
@@ -80,60 +76,6 @@ def records(path: Path) -> list[dict[str, Any]]:
 # What it does
 
 
-def slow_record(model: Any, tokenizer: Any, task: tasks.Task, idx: int) -> dict[str, Any]:
-    """What plain generation gives for a prompt that is alone, cut afterwards."""
-    ids = tokenizer(task.prompts[idx], return_tensors="pt").input_ids
-    room = model.config.max_position_embeddings - ids.shape[1]
-    cap = min(task.benchmark.max_new_tokens, room)
-    with torch.no_grad():
-        new = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=cap,
-            pad_token_id=0,
-        )[0, ids.shape[1] :].tolist()
-    reason = "length" if cap == task.benchmark.max_new_tokens else "context"
-    if new[-1] == tokenizer.eos_token_id:
-        reason = "eos"
-    for count in range(1, len(new) + 1):
-        text = tokenizer.decode(new[:count], skip_special_tokens=True)
-        places = [text.index(stop) for stop in task.benchmark.stops if stop in text]
-        if places:
-            new, text, reason = new[:count], text[: min(places)], "stop"
-            break
-    return {
-        "benchmark": task.benchmark.id,
-        "idx": idx,
-        "prompt_sha256": text_sha256(task.prompts[idx]),
-        "n_prompt_tokens": ids.shape[1],
-        "n_new_tokens": len(new),
-        "finish_reason": reason,
-        "raw_output": text.strip(),
-    }
-
-
-def slow_records(model: Path, task: tasks.Task) -> list[dict[str, Any]]:
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    return [slow_record(loaded, tokenizer, task, item.idx) for item in task.items]
-
-
-def generated(path: Path) -> list[dict[str, Any]]:
-    """The records without what the graders say."""
-    graded = ("prediction", "gold", "correct", "decided_by", "math_verify")
-    return [{k: v for k, v in record.items() if k not in graded} for record in records(path)]
-
-
-def test_records_equal_plain_generation(evaluated: SimpleNamespace, model: Path) -> None:
-    (task,) = load_tasks(["demo"], None, None, N_ITEMS)
-    expected = slow_records(model, task)
-    assert generated(evaluated.path / "demo.jsonl") == expected
-    assert {"stop", "length"} <= {record["finish_reason"] for record in expected}
-    golds = [record["gold"] for record in records(evaluated.path / "demo.jsonl")]
-    assert golds == [item.gold for item in task.items]
-
-
 def test_outputs_are_all_there_when_it_is_done(evaluated: SimpleNamespace, model: Path) -> None:
     names = {path.name for path in evaluated.path.iterdir()} - {"printed", "complained", ".lock"}
     assert names == {"demo.jsonl", "results.json", "row.md", "settings.json"}
@@ -141,27 +83,13 @@ def test_outputs_are_all_there_when_it_is_done(evaluated: SimpleNamespace, model
     assert results["model"]["name"] == str(model)
     assert results["model"]["revision"].startswith("sha256:")
     assert results["benchmarks"]["demo"]["n"] == N_ITEMS
+    (task,) = load_tasks(["demo"], None, None, N_ITEMS)
+    golds = [record["gold"] for record in records(evaluated.path / "demo.jsonl")]
+    assert golds == [item.gold for item in task.items]
     settings = json.loads((evaluated.path / "settings.json").read_text())
     assert settings == results["settings"]
     assert (settings["dtype"], settings["engine"], settings["limit"]) == ("float32", "hf", N_ITEMS)
     assert (evaluated.path / "row.md").read_text() in evaluated.out
-
-
-def test_rerun_asks_nothing_again_when_all_is_there(
-    evaluated: SimpleNamespace,
-    own_model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    path = Path(shutil.copytree(evaluated.path, tmp_path / "copy"))
-    before = (path / "demo.jsonl").read_bytes()
-
-    def advance(*_: Any) -> None:
-        raise AssertionError("the model was asked")
-
-    monkeypatch.setattr(HFEngine, "_advance", advance)
-    assert evaluate_math.main(arguments(own_model, path)) == 0  # a model may have moved
-    assert (path / "demo.jsonl").read_bytes() == before
 
 
 @pytest.mark.slow
@@ -172,46 +100,6 @@ def test_results_lie_in_the_model(own_model: Path) -> None:
     assert evaluate_math.main(argv) == 0  # its own files do not make it another model
     asked = Namespace(model="org/name", output_dir=None, chat=False)
     assert evaluate.output_dir(asked) == Path("runs/name/evaluation")
-
-
-@pytest.mark.slow
-def test_all_nine_benchmarks_run(
-    tokenizer_dirs: dict[str, Path],
-    tmp_path: Path,
-    tiny_llama: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dirs["metaspace"])
-    data = Path(__file__).parents[1] / "data/evaluation"
-    # Few and short items; common characters stop some, and the longest prompts fill the context.
-    few = {
-        name: dataclasses.replace(
-            benchmark, item_count=3, max_new_tokens=16, stops=(*benchmark.stops, "er")
-        )
-        for name, benchmark in BENCHMARKS.items()
-    }
-    monkeypatch.setattr(tasks, "BENCHMARKS", MappingProxyType(few))
-    asked = load_tasks(PAPER_BENCHMARKS, data / "items", data / "prompts", 2)
-    prompts = [prompt for task in asked for prompt in task.prompts.values()]
-    context = max(len(tokenizer(prompt).input_ids) for prompt in prompts) + 6
-    model = tmp_path / "model"
-    tiny_llama(
-        len(tokenizer), initializer_range=0.5, max_position_embeddings=context
-    ).save_pretrained(model)
-    tokenizer.save_pretrained(model)
-    argv = ["--model", str(model), "--data_dir", str(data / "items"), "--limit", "2"]
-    argv += ["--prompts_dir", str(data / "prompts"), "--output_dir", str(tmp_path / "out")]
-    assert evaluate_math.main(argv) == 0
-    results = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert list(results["benchmarks"]) == list(PAPER_BENCHMARKS)
-    assert list(results["averages"]) == ["AVG", "AVG w/o TAB, MMLU-STEM, SAT", "AVG w/o SAT"]
-    columns = results["benchmarks"].values()
-    assert all(column["n"] == 2 and "partial" in column["marked"] for column in columns)
-    reasons = {reason for column in columns for reason in column["finish_reasons"]}
-    assert {"stop", "length", "context"} <= reasons
-    for task in asked:
-        expected = slow_records(model, task)
-        assert generated(tmp_path / "out" / f"{task.benchmark.id}.jsonl") == expected
 
 
 def test_dry_run_prints_prompts_and_counts(

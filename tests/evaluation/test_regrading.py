@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inline_grader import graded_inline
+from inline_grader import InlineGrader, graded_inline
 
 from vocagnolm.evaluation import evaluate
 from vocagnolm.evaluation import main as evaluate_math
 from vocagnolm.evaluation.evaluate import regrade
-from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 
 OUTPUTS: list[dict[str, Any]] = [
@@ -46,7 +45,7 @@ def inline() -> Iterator[None]:
         yield
 
 
-@pytest.mark.processes
+@pytest.mark.usefixtures("inline")
 @pytest.mark.parametrize("name", ["outputs.jsonl", "outputs.jsonl.gz"])
 def test_regrade_writes_what_the_grader_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
@@ -54,9 +53,8 @@ def test_regrade_writes_what_the_grader_says(
     file, output = write(tmp_path / name, OUTPUTS), tmp_path / "new" / "graded.jsonl"
     argv = ["--regrade", str(file), "--benchmark", "gsm8k", "--output", str(output)]
     assert evaluate_math.main(argv) == 0
-    with Grader(1) as grader:
-        pairs = [(record["raw_output"], str(record["gold"])) for record in OUTPUTS]
-        verdicts = list(grader.grade(BENCHMARKS["gsm8k"].answer_kind, pairs))
+    pairs = [(record["raw_output"], str(record["gold"])) for record in OUTPUTS]
+    verdicts = list(InlineGrader().grade(BENCHMARKS["gsm8k"].answer_kind, pairs))
     graded = read(output.read_text())
     assert graded == [
         record | {"benchmark": "gsm8k"} | asdict(verdict)

@@ -6,9 +6,6 @@ import json
 import os
 import random
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fork_server import ForkServer
 from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.evaluation.engines.generation import Completion
@@ -207,46 +205,15 @@ def test_prompts_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
 # Real processes
 
 
-class Launcher:
-    """Processes of evaluate_math.py, started by `eval_worker.py`."""
-
-    def __init__(self) -> None:
-        here = Path(__file__).parents[1] / "support"
-        self._process = subprocess.Popen(
-            [sys.executable, str(here / "eval_worker.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": str(here.parents[1]),
-                "CUDA_VISIBLE_DEVICES": "",
-            },
-        )
-
-    def _ask(self, request: dict[str, Any]) -> int:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
-
-    def start(self, argv: Sequence[str], log: Path, **environ: str) -> int:
-        return self._ask({"argv": list(argv), "log": str(log), "environ": environ})
-
-    def wait(self, process: int) -> int:
-        return self._ask({"wait": process})
-
-    def stop(self) -> None:
-        self._process.communicate()
-
-
 @pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    started = Launcher()
+def launcher() -> Iterator[ForkServer]:
+    started = ForkServer("eval_worker.py")
     yield started
     started.stop()
+
+
+def asked(arguments: list[str], path: Path, log: Path) -> dict[str, Any]:
+    return {"argv": [*arguments, str(path)], "log": str(log)}
 
 
 @pytest.fixture(scope="module")
@@ -266,11 +233,11 @@ def arguments(
 
 @pytest.fixture(scope="module")
 def uninterrupted(
-    launcher: Launcher, arguments: list[str], tmp_path_factory: pytest.TempPathFactory
+    launcher: ForkServer, arguments: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     path = tmp_path_factory.mktemp("uninterrupted")
     log = path / "log"
-    assert launcher.wait(launcher.start([*arguments, str(path)], log)) == 0, log.read_text()
+    assert launcher.wait(launcher.start(asked(arguments, path, log))) == 0, log.read_text()
     outputs = [json.loads(line)["raw_output"] for line in files(path)["demo.jsonl"].splitlines()]
     assert len(outputs) == 40
     assert len(set(outputs)) > 30, "they are all alike"
@@ -297,7 +264,7 @@ def kill_when_written(process: int, path: Path, size: int, delay: float) -> None
 @pytest.mark.processes
 @pytest.mark.slow
 def test_items_are_the_same(
-    launcher: Launcher,
+    launcher: ForkServer,
     arguments: list[str],
     uninterrupted: Path,
     tmp_path: Path,
@@ -310,41 +277,27 @@ def test_items_are_the_same(
     for kill in range(kills):
         # Bytes, until the next kill.
         more = rng.uniform(0, total / (kills - 2)) if kill < kills - 1 else total
-        process = launcher.start([*arguments, str(path)], log)
+        process = launcher.start(asked(arguments, path, log))
         kill_when_written(process, path, size_of_items(path) + int(more), rng.uniform(0, 0.004))
         statuses.append(launcher.wait(process))
         seen.append(len(RunDirectory(path).finished("demo")))
     assert statuses.count(-signal.SIGKILL) >= kills - 1, log.read_text()
     assert len(set(seen) - {0, 40}) >= min(3, kills - 2), f"killed at {seen} items"
     assert seen == sorted(seen)
-    assert launcher.wait(launcher.start([*arguments, str(path)], log)) == 0, log.read_text()
+    assert launcher.wait(launcher.start(asked(arguments, path, log))) == 0, log.read_text()
     assert files(path) == files(uninterrupted)
     for name in ("row.md", "settings.json"):
         assert (path / name).read_bytes() == (uninterrupted / name).read_bytes()
 
 
-def run_two(launcher: Launcher, argv: Sequence[str], logs: Path) -> tuple[list[int], list[str]]:
-    """Exit statuses and logs of two gloo processes, as launched by torchrun."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": "2"}
-    shared |= {"WORLD_SIZE": "2"}
-    files = [logs / f"log{rank}" for rank in range(2)]
-    processes = [
-        launcher.start(argv, file, **shared, RANK=str(rank), LOCAL_RANK=str(rank))
-        for rank, file in enumerate(files)
-    ]
-    statuses = [launcher.wait(process) for process in processes]
-    return statuses, [file.read_text() for file in files]
-
-
 @pytest.mark.processes
 def test_two_real_processes_give_the_same_items(
-    launcher: Launcher, arguments: list[str], uninterrupted: Path, tmp_path: Path
+    launcher: ForkServer, arguments: list[str], uninterrupted: Path, tmp_path: Path
 ) -> None:
-    path = tmp_path / "shared"
-    statuses, logs = run_two(launcher, [*arguments, str(path)], tmp_path)
+    path, files_of = tmp_path / "shared", [tmp_path / f"log{rank}" for rank in range(2)]
+    started = launcher.start_two(*(asked(arguments, path, log) for log in files_of))
+    statuses = [launcher.wait(process) for process in started]
+    logs = [log.read_text() for log in files_of]
     assert statuses == [0, 0], "\n".join(logs)
     assert files(path) == files(uninterrupted)
     assert "demo: 0.0 (95 %" in logs[0]

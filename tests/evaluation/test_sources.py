@@ -136,15 +136,6 @@ def test_load_leaves_rows_out(hub: Hub) -> None:
     assert [(item.idx, item.gold) for item in items] == [(0, "1"), (1, "3")]
 
 
-def test_load_reads_gsm_hard(hub: Hub) -> None:
-    hub["reasoning-machines/gsm-hard", None, "train"] = [
-        {"input": "How far?", "code": "def solution():\n    return 1", "target": 5887.5}
-    ]
-    items, data = load_items(replace(BENCHMARKS["gsm_hard"], item_count=1), None)
-    assert items == [Item(0, "How far?", "5887.5")]
-    assert not data["verified"]
-
-
 def test_load_reads_subjects_in_the_harnesss_order(hub: Hub) -> None:
     benchmark = replace(BENCHMARKS["mmlu_stem"], item_count=18)
     row = {"choices": ["a", "b", "c", "d"], "answer": 2}

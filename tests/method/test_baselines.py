@@ -63,11 +63,13 @@ def test_chunk_recipe_trains_the_chunks_that_lag_most() -> None:
 
     Mean losses of the student's chunks are 3, 2 and 5, of the teacher's 1, 0.5 and 4.5: excess 2,
     1.5 and 0.5. The first chunk has three label tokens, so one is taken of the second, from its
-    start. By tokens, maxima or the teacher alone the second chunk, or its 6 nats, would lead.
+    start. By tokens, maxima or the teacher alone the second chunk, or its 6 nats, would lead, and
+    with the teacher's last token, which has no loss, the third.
     """
     labels = [-100, 1, 1, 1, 1, 1, 1, 1, 1, 1]
     student = torch.tensor([[0.0, 1.0, 3.0, 5.0, 0.0, 0.0, 6.0, 5.2, 4.9, 4.9]])
-    teacher = TeacherLosses(torch.tensor([[0.5, 1.5, 1.0, 0.0, 5.0, 4.0]]), torch.ones(1, 6).bool())
+    has_loss = torch.tensor([[True] * 5 + [False]])
+    teacher = TeacherLosses(torch.tensor([[0.5, 1.5, 1.0, 0.0, 4.5, 0.0]]), has_loss)
     batch = chunked(labels, [0, 0, 0, 0, 1, 1, 1, 2, 2, 2], [[0, 2], [2, 4], [4, 6]])
     for chunks in (8, 16, 32, 64):
         objective = Objective(method_of(f"table2/chunk-{chunks}__mistral-proxmath"))

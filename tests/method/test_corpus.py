@@ -73,9 +73,7 @@ def test_load_corpus_makes_one_document_of_a_file(tmp_path: Path, suffix: str) -
     assert texts_of(write(tmp_path / f"a.txt{suffix}", COMPRESS[suffix](text.encode()))) == [text]
 
 
-def test_load_corpus_keeps_the_order_of_sorted_paths(
-    tmp_path: Path,
-) -> None:
+def test_load_corpus_keeps_the_order_of_sorted_paths(tmp_path: Path) -> None:
     names = ("b/z.txt", "b/deep/er/a.txt", "a.txt", "c.txt", "a/y.txt", "B.txt")
     for name in names:
         write(tmp_path / name, name)
@@ -85,17 +83,7 @@ def test_load_corpus_keeps_the_order_of_sorted_paths(
     assert texts_of(tmp_path) == expected
 
 
-def test_load_corpus_reads_compressed_and_plain_files(
-    tmp_path: Path,
-) -> None:
-    for index, (suffix, compress) in enumerate(COMPRESS.items()):
-        write(tmp_path / f"{index}.jsonl{suffix}", compress(lines_of({"text": f"text {index}"})))
-    assert texts_of(tmp_path) == [f"text {index}" for index in range(len(COMPRESS))]
-
-
-def test_load_corpus_reads_the_named_file(
-    tmp_path: Path,
-) -> None:
+def test_load_corpus_reads_the_named_file(tmp_path: Path) -> None:
     for name in ("a[1].jsonl", "a1.jsonl", "a*.jsonl", "a?.jsonl"):
         write(tmp_path / name, lines_of({"text": name}))
     for name in ("a[1].jsonl", "a*.jsonl", "a?.jsonl"):
@@ -295,27 +283,6 @@ def test_answers_of_other_types(tmp_path: Path, answers: list[Any]) -> None:
     assert load_corpus(str(path))["text"][:] == texts
     given = load_corpus(str(path), text_column="completion")["text"][:]
     assert given == answers
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "options"),
-    [
-        ("tools", [{"name": "f"}], {"tools": [{"name": "f"}]}),
-        ("chat_template_kwargs", {"day": "Monday"}, {"day": "Monday"}),
-    ],
-)
-def test_options_of_templates_are_kept(
-    tmp_path: Path, name: str, value: Any, options: dict[str, Any]
-) -> None:
-    path = write(tmp_path / "a.jsonl", lines_of({"messages": [ASK, SAY], name: value}))
-    (given,) = load_corpus(str(path))["given"]
-    assert json.loads(given)["options"] == options
-
-
-def test_load_corpus_reads_documents_when_told(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", lines_of({"text": "x", "messages": [ASK]}))
-    assert load_corpus(str(path), text_column="text").column_names == ["text"]
-    assert is_conversations(load_corpus(str(path)))
 
 
 def test_files_of_two_kinds_are_rejected(tmp_path: Path) -> None:

@@ -46,6 +46,11 @@ PAIRS = [
 ]
 Row = dict[str, Any]
 Tokenizers = dict[str, PreTrainedTokenizerFast]
+# Without a place to cut, or with many; in characters of several tokens.
+LONG_TEXTS = [
+    *("x" * 300, "0123456789" * 30, "😀" * 70, "👩\u200d👩\u200d👧\u200d👦" * 15, "数学" * 90),
+    *("word " * 60, "a\n\n" * 70, "e\u0301" * 80, "<s></s><|endoftext|>" * 8),
+]
 PAGES = [
     "A page.\n\nIts second paragraph, with $x^2 = 4$ and 1,234 apples.\nEnd. " * 3,
     "Short",
@@ -151,13 +156,14 @@ def test_align_corpus_equals_the_slow_reference(
     fuzz_texts: Callable[..., list[str]],
     pair: tuple[str, str],
 ) -> None:
-    texts = [*fuzz_texts(40, seed=7, pieces=60), *fuzz_texts(40, seed=8), *PAGES]
+    texts = [*fuzz_texts(40, seed=7, pieces=60), *fuzz_texts(40, seed=8), *PAGES, *LONG_TEXTS]
     student, teacher = readers(tokenizers_by_family, pair)
     segments = align_corpus(in_memory(texts), student, teacher)
     documents = by_document(segments)
     skipped = dict(segments.skipped)
     assert sorted([*documents, *skipped]) == list(range(len(texts)))
     assert len(segments.rows) > len(documents) > 60
+    assert all(len(rows) > 1 for rows in [*documents.values()][-len(LONG_TEXTS) :])
     for document, rows in documents.items():
         text = texts[document]
         assert_tiles(text, rows)
@@ -172,24 +178,6 @@ def test_align_corpus_equals_the_slow_reference(
         assert blank or "unigram" in pair  # the only one that drops white space
     keys = [(row["document"], row["start"]) for row in segments.rows]
     assert keys == sorted(keys)
-
-
-def test_ranges_of_a_worked_example(
-    tokenizers_by_family: Tokenizers,
-) -> None:
-    student, teacher = readers(tokenizers_by_family)
-    text = "has 25"
-    (row,) = align_corpus(in_memory([text]), student, teacher).rows
-    ours, theirs = (encode(reader.tokenizer, text) for reader in (student, teacher))
-    pieces = [text[a:b] for a, b in theirs.spans]
-    assert pieces[-3:] == [" ", "2", "5"]  # single digits
-    assert text[slice(*ours.spans[-1])] == " 25"
-    count = len(pieces)
-    assert row["student_ids"] == [1, *ours.ids, 2]
-    assert row["teacher_ids"][0] == teacher.tokenizer.get_vocab()["<|endoftext|>"]
-    ranges = align_segment(row).tolist()[0]
-    assert ranges[-2] == [count - 2, count + 1]
-    assert ranges[0] == ranges[-1] == [-1, -1]
 
 
 def test_tokens_are_mapped_by_number_without_spans(tokenizers_by_family: Tokenizers) -> None:
@@ -225,32 +213,6 @@ def test_ids_take_two_bytes_where_they_fit(
     assert Blocks(rows, 99, [99] * len(teachers))[0][f"{role}_ids"][0][-1] == largest  # type: ignore[literal-required]
 
 
-LONG_TEXTS = [
-    *("x" * 3000, "0123456789" * 300, "😀" * 700, "👩\u200d👩\u200d👧\u200d👦" * 150, "数学" * 900),
-    *("word " * 600, "a\n\n" * 700, "e\u0301" * 800, "<s></s><|endoftext|>" * 80),
-]
-
-
-@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_align_corpus_keeps_both_limits(
-    tokenizers_by_family: Tokenizers, pair: tuple[str, str]
-) -> None:
-    student, teacher = readers(tokenizers_by_family, pair, (48, 40))
-    segments = align_corpus(in_memory(LONG_TEXTS), student, teacher)
-    assert segments.skipped == []
-    for text, rows in zip(LONG_TEXTS, by_document(segments).values(), strict=True):
-        assert_tiles(text, rows)
-        assert len(rows) > 1, text[:9]
-        for row in rows:
-            assert len(row["student_ids"]) == row["student_tokens"] <= 48
-            assert len(row["teacher_ids"]) == row["teacher_tokens"] <= 40
-            assert row["student_ids"][0] == student.start
-        ends = [row["student_ids"][-1] == student.end for row in rows]
-        if "<" not in text:
-            assert ends == [False] * (len(rows) - 1) + [True], text[:9]
-    assert segments.mapped_text_fraction == 1.0
-
-
 @pytest.mark.parametrize(("ours_less", "theirs_less"), [(0, 0), (1, 0), (0, 1)])
 def test_document_is_cut_from_one_token_too_many(
     tokenizers_by_family: Tokenizers, ours_less: int, theirs_less: int
@@ -263,9 +225,7 @@ def test_document_is_cut_from_one_token_too_many(
     assert (len(found.rows) > 1) == bool(ours_less or theirs_less)
 
 
-def test_align_corpus_fills_segments_well(
-    tokenizers_by_family: Tokenizers,
-) -> None:
+def test_align_corpus_fills_segments_well(tokenizers_by_family: Tokenizers) -> None:
     text = ("Anna has 12 apples and buys 30 more. " * 40 + "\n\n") * 135
     assert len(text) > 200_000
     student, teacher = readers(tokenizers_by_family, limits=(512, 1024))
@@ -279,23 +239,12 @@ def test_align_corpus_fills_segments_well(
     assert max(segments.rows["teacher_tokens"]) <= 1024
 
 
-def test_align_corpus_cuts_at_white_space(
-    tokenizers_by_family: Tokenizers,
-) -> None:
+def test_align_corpus_cuts_at_white_space(tokenizers_by_family: Tokenizers) -> None:
     text = "some words of a sentence " * 60
     student, teacher = readers(tokenizers_by_family)
     rows = list(align_corpus(in_memory([text]), student, teacher).rows)
     assert len(rows) > 5
     assert all(" " in text[row["start"] - 1 : row["start"] + 1] for row in rows[1:])
-
-
-def test_align_corpus_reads_special_tokens_as_text(
-    tokenizers_by_family: Tokenizers,
-) -> None:
-    student, teacher = readers(tokenizers_by_family)
-    (row,) = align_corpus(in_memory(["a </s> b"]), student, teacher).rows
-    assert row["student_ids"].count(student.end) == 1
-    assert row["student_ids"].count(student.start) == 1
 
 
 # What cannot be used
@@ -334,9 +283,7 @@ def test_align_corpus_skips_one_document(tokenizers_by_family: Tokenizers, tmp_p
     assert segments.skipped == [(1, "not valid UTF-8"), (2, "not text but NoneType")]
 
 
-def test_align_corpus_skips_a_document(
-    tokenizers_by_family: Tokenizers,
-) -> None:
+def test_align_corpus_skips_a_document(tokenizers_by_family: Tokenizers) -> None:
     student, teacher = readers(tokenizers_by_family, limits=(64, 3))
     segments = align_corpus(in_memory(["aa", "ab \U0001d538", "b"]), student, teacher)
     assert segments.skipped == [(1, "character 3 alone exceeds a context")]
@@ -367,9 +314,7 @@ def test_unusable_documents_give_no_rows(
     assert segments.total("student_tokens") == 0
 
 
-def test_digest_tells_missing_or_reordered_documents(
-    tokenizers_by_family: Tokenizers,
-) -> None:
+def test_digest_tells_missing_or_reordered_documents(tokenizers_by_family: Tokenizers) -> None:
     pair = readers(tokenizers_by_family)
     same, again, reversed_, shorter = (
         align_corpus(in_memory(pages), *pair).digest()
@@ -388,15 +333,6 @@ def pages(tmp_path: Path) -> datasets.Dataset:
     texts = [*PAGES, None, "", *(f"Page {number} of it." for number in range(20))]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return load_corpus(str(path))
-
-
-def test_two_processes_align_the_same(
-    tokenizers_by_family: Tokenizers, pages: datasets.Dataset
-) -> None:
-    pair = readers(tokenizers_by_family)
-    alone, shared = (align_corpus(pages, *pair, num_proc=n) for n in (None, 2))
-    assert list(shared.rows) == list(alone.rows)
-    assert shared.skipped == alone.skipped == [(3, "not text but NoneType"), (4, "empty")]
 
 
 def count_encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -438,31 +374,25 @@ def test_fingerprint_tells_readers_and_mapping(tokenizers_by_family: Tokenizers)
     assert all(teacher.fingerprint() in found[way] for way in (0, 1, 3))
 
 
-@pytest.mark.parametrize(
-    ("pair", "limits"),
-    [
-        (PAIRS[0], (23, 32)),
-        (PAIRS[0], (24, 31)),
-        (("metaspace", "byte_level"), (24, 32)),
-        (("prepend", "nfc_digits"), (24, 32)),
-    ],
-)
-def test_cache_is_missed_after_a_reader_changed(
-    tokenizers_by_family: Tokenizers,
-    pages: datasets.Dataset,
-    monkeypatch: pytest.MonkeyPatch,
-    pair: tuple[str, str],
-    limits: tuple[int, int],
+def test_cache_is_missed_after_a_reader_or_the_format_changed(
+    tokenizers_by_family: Tokenizers, pages: datasets.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    changed = [
+        readers(tokenizers_by_family, PAIRS[0], (23, 32)),
+        readers(tokenizers_by_family, PAIRS[0], (24, 31)),
+        readers(tokenizers_by_family, ("metaspace", "byte_level")),
+        readers(tokenizers_by_family, ("prepend", "nfc_digits")),
+    ]
     encoded = count_encoded(monkeypatch)
     align_corpus(pages, *readers(tokenizers_by_family))
     align_corpus(pages, readers(tokenizers_by_family)[0], None)
-    encoded.clear()
-    align_corpus(pages, *readers(tokenizers_by_family, pair, limits))
-    assert encoded
+    for pair in changed:
+        encoded.clear()
+        align_corpus(pages, *pair)
+        assert encoded
     encoded.clear()
     monkeypatch.setattr(vocagnolm.data, "_FORMAT", -1)
-    align_corpus(pages, *readers(tokenizers_by_family, pair, limits))
+    align_corpus(pages, *changed[0])
     assert encoded
 
 
@@ -556,7 +486,7 @@ def test_skipped_documents_are_read_in_columns(
 # Segments
 
 
-@pytest.mark.parametrize("fraction", [0.01, 0.07, 0.1, 0.25, 0.3, 0.5, 0.999])
+@pytest.mark.parametrize("fraction", [0.01, 0.3, 0.999])
 def test_split_holds_out_the_exact_share(tokenizers_by_family: Tokenizers, fraction: float) -> None:
     texts = [f"Document {number}. " * (1 + number % 9) for number in range(100)]
     segments = align_corpus(in_memory(texts), *readers(tokenizers_by_family))
@@ -588,9 +518,7 @@ def test_mapped_text_fraction_counts_text_tokens_alone() -> None:
     assert Segments(rows, []).mapped_text_fraction == pytest.approx(20 / 25)
 
 
-def test_nothing_is_mapped_without_a_teacher(
-    tokenizers_by_family: Tokenizers,
-) -> None:
+def test_nothing_is_mapped_without_a_teacher(tokenizers_by_family: Tokenizers) -> None:
     student, teacher = readers(tokenizers_by_family, limits=(24, 10_000))
     guided = align_corpus(in_memory(PAGES), student, teacher)
     plain = align_corpus(in_memory(PAGES), student, None)

@@ -314,11 +314,6 @@ def test_counts_are_exact_on_host_and_device(mapped, unmapped, top_k):
         assert selected_count(*tensors, top_k, strategy).tolist() == [expected, 0]
 
 
-def test_counts_take_every_millionth_for_what_was_typed():
-    for millionths in range(1, 10**6, 7):
-        assert selected_count(10**6, 0, millionths / 10**6, "exclude") == millionths
-
-
 def test_random_scores_do_not_depend_on_batch_split():
     blocks = torch.tensor([7, 0, 123_456, 7, 2**40])
     scores = random_scores(blocks, torch.arange(64), seed=3)
@@ -343,40 +338,6 @@ def test_random_scores_follow_splitmix64():
     assert mix(0) == 0xE220A8397B1DCDAF  # the first output of the published generator for seed 0
     expected = [[mix(mix(mix(5) + b) + s) % 2**63 for s in range(20)] for b in (0, 9)]
     assert random_scores(torch.tensor([0, 9]), torch.arange(20), seed=5).tolist() == expected
-
-
-def test_random_scores_are_uniform_over_blocks_and_positions():
-    uniform = random_scores(torch.arange(400), torch.arange(500), seed=0).double() / 2**63
-    assert 0 <= uniform.min() < 1e-4
-    assert 1 - 1e-4 < uniform.max() <= 1
-    assert abs(uniform.mean() - 0.5) < 0.003
-    shares = torch.histc(uniform, 20, 0, 1) / uniform.numel()
-    assert (shares - 0.05).abs().max() < 0.003  # six standard deviations
-    for dim in (0, 1):
-        means = uniform.mean(dim)
-        expected = (1 / 12 / uniform.shape[dim]) ** 0.5
-        assert 0.85 < means.std() / expected < 1.15
-    neighbours = torch.corrcoef(torch.stack([uniform[:, 1:].flatten(), uniform[:, :-1].flatten()]))
-    assert abs(neighbours[0, 1]) < 0.01
-    chosen = select_top(
-        random_scores(torch.arange(400), torch.arange(500), seed=0), uniform >= 0, 0.4, "sequence"
-    )
-    assert (chosen.sum(-1) == 200).all()
-    assert (chosen.double().mean(0) - 0.4).abs().max() < 0.12
-
-
-@pytest.mark.parametrize("aggregation", get_args(Aggregation))
-@pytest.mark.parametrize("unmapped", get_args(guidance.Unmapped))
-@pytest.mark.parametrize("scope", get_args(guidance.Scope))
-def test_nothing_waits_for_the_device(aggregation, unmapped, scope):
-    with torch.device("meta"):  # where reading a value raises
-        student, loss = torch.empty(2, 5), torch.empty(2, 7)
-        ranges, valid = torch.empty(2, 5, 2).long(), torch.empty(2, 5).bool()
-        shares = torch.ones(*ranges.shape[:2], 3, device=ranges.device)
-        teacher, mapped = aggregate_teacher_losses(loss, ranges, aggregation, loss > 0, shares)
-        options = {"top_k": 0.4, "unmapped": unmapped, "scope": scope}
-        assert select_tokens(student, teacher, valid, mapped, **options).shape == (2, 5)
-        assert random_scores(torch.empty(2).long(), torch.arange(5), seed=0).shape == (2, 5)
 
 
 @pytest.mark.parametrize("reduction", ["min", "max", "mean", "weighted"])

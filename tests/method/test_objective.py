@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import Any
 
@@ -10,9 +9,9 @@ import pytest
 import torch
 
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.guidance import aggregate_teacher_losses, select_tokens, select_top
+from vocagnolm.guidance import aggregate_teacher_losses, select_top
 from vocagnolm.method import Method
-from vocagnolm.objective import Objective, OnlineTeacher, TeacherLosses
+from vocagnolm.objective import Objective, TeacherLosses
 
 
 def least(loss_BSW: torch.Tensor, held_BSW: torch.Tensor) -> torch.Tensor:
@@ -67,19 +66,14 @@ def test_method_names_the_option_that_is_wrong(settings: dict[str, Any]) -> None
         Method(**settings)
 
 
-def test_split_is_not_changed_by_settings_that_are_not_read() -> None:
+def test_splits_are_alike_where_no_micro_batch_is_read() -> None:
+    assert Method().splits_alike
+    assert not Method(selection_scope="batch").splits_alike
+    assert not Method(unmapped="mean").splits_alike
     assert Method("cpt", selection_scope="batch").splits_alike
     assert Method("random", unmapped="mean").splits_alike
     assert not Method("rho1", rho1_score="loss_and_entropy", selection_scope="batch").splits_alike
     assert not Method("cpt", rho1_score="loss_and_entropy").with_entropies
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [({}, True), ({"selection_scope": "batch"}, False), ({"unmapped": "mean"}, False)],
-)
-def test_splits_are_alike_without_a_micro_batch(settings: dict[str, Any], expected: bool) -> None:
-    assert Method(**settings).splits_alike is expected
 
 
 def test_defaults_are_the_papers() -> None:
@@ -111,10 +105,6 @@ def test_method_tells_what_it_needs(
 ) -> None:
     assert method.choice == choice
     assert method.needs_teacher == needs_teacher
-    if needs_teacher:
-        error = pytest.raises(ValueError, match="compares distributions")
-        with error if compares else nullcontext():
-            method.check_teacher(1, is_stored=True)
     message = "has no use for a teacher" if not needs_teacher else "needs a teacher"
     with pytest.raises(ValueError, match=f"--method {method.method}.* {message}"):
         method.check_teacher(0 if needs_teacher else 1)
@@ -174,43 +164,6 @@ def random_batch(teachers: int) -> tuple[dict[str, Any], torch.Tensor, TeacherLo
     batch["teacher_shares"] = torch.ones(*ranges.shape[:2], 3)
     losses = TeacherLosses(loss, torch.rand(loss.shape, generator=generator) < 0.95, entropy)
     return batch, torch.rand(rows, positions, generator=generator), losses
-
-
-# Entropies are one teacher's.
-@pytest.mark.parametrize(("teachers", "with_entropies"), [(1, False), (1, True), (2, False)])
-def test_selection_puts_both_equations_together(teachers: int, with_entropies: bool) -> None:
-    batch, student, losses = random_batch(teachers)
-    losses = losses if with_entropies else losses._replace(entropy_BT=None)
-    name = "rho1" if with_entropies else "vocagnolm"
-    method = Method(name, top_k=0.3, unmapped="exclude", selection_scope="batch")
-    found = Objective(method).select(student.requires_grad_(), batch, losses)
-
-    def aggregated(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        parts = [
-            aggregate_teacher_losses(values, ranges, "max", losses.valid_BT)
-            for ranges in batch["teacher_ranges"].split(student.shape[1], 1)
-        ]
-        mapped = torch.stack([part[1] for part in parts]).all(0)
-        return torch.stack([part[0] for part in parts]).double().mean(0).float() * mapped, mapped
-
-    teacher, mapped = aggregated(losses.loss_BT)
-    valid = batch["labels"] != IGNORED_LABEL
-    weights = select_tokens(
-        student.detach(),
-        teacher,
-        valid,
-        mapped,
-        top_k=0.3,
-        unmapped="exclude",
-        scope="batch",
-        entropy_BS=aggregated(losses.entropy_BT)[0] if losses.entropy_BT is not None else None,
-    )
-    assert 0 < weights.sum() < valid.sum()
-    for ours, expected in zip(
-        found, (student, teacher, valid, mapped, weights, losses.loss_BT), strict=True
-    ):
-        assert torch.equal(ours, expected)
-        assert not ours.requires_grad
 
 
 @pytest.mark.parametrize("method", [Method("cpt"), Method("random", top_k=0.25), Method("kld")])
@@ -301,36 +254,6 @@ def test_counts_before_a_forward_are_those_after(method: Method) -> None:
     assert objective.divisor_tokens(batch) == pytest.approx(float(expected))
 
 
-class Asked:
-    """A teacher that says what it was asked."""
-
-    def losses(self, batch: Any, with_entropies: bool) -> Any:
-        return batch, with_entropies
-
-
-@pytest.mark.parametrize(
-    ("method", "expected"),
-    [
-        (Method(), ("batch", False)),
-        (Method("rho1", rho1_score="loss_and_entropy"), ("batch", True)),
-        (Method("chunk"), ("batch", False)),
-        *((Method(name), None) for name in ("cpt", "random", "kld", "uld")),
-        (Method("chunk", chunk_guidance="random"), None),
-    ],
-)
-def test_teacher_is_asked_where_it_guides(method: Method, expected: Any) -> None:
-    assert Objective(method, Asked()).teacher_losses("batch") == expected  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "method", [Method("kld"), Method("uld"), Method("rho1", rho1_score="loss_and_entropy")]
-)
-def test_distributions_are_compared_with_one_model(method: Method) -> None:
-    method.check_teacher(1)
-    with pytest.raises(ValueError, match=f"^--method {method.method} takes one teacher, got 2"):
-        method.check_teacher(2)
-
-
 @pytest.mark.parametrize(
     ("selection", "expected"), [("chunks", [1, 1, 1, 0, 0, 0]), ("tokens", [1, 0, 0, 1, 1, 0])]
 )
@@ -347,13 +270,6 @@ def test_whole_chunks_are_chosen_by_their_own_losses(selection: Any, expected: l
     assert found.weight_BS.tolist() == [expected]
 
 
-def test_chunks_are_no_more_than_a_blocks_tokens() -> None:
-    Method("chunk", chunks=8).check_chunks(8)
-    Method().check_chunks(1)
-    with pytest.raises(ValueError, match="--chunks 8 exceeds"):
-        Method("chunk", chunks=8).check_chunks(7)
-
-
 def test_teacher_rows_are_those_that_teachers_read() -> None:
     names = ("position_ids", "labels", "teacher_position_ids", "teacher_labels")
     batch: dict[str, Any] = {name: torch.rand(2, 7) for name in names}
@@ -364,38 +280,3 @@ def test_teacher_rows_are_those_that_teachers_read() -> None:
     for a, b, name in zip(first, second, names[2:], strict=True):
         assert torch.equal(a, batch[name][:, :3])
         assert torch.equal(b, batch[name][:, 3:])
-
-
-class Silent(OnlineTeacher):
-    """A teacher without a model."""
-
-    def __init__(self) -> None:
-        pass
-
-    def states(self, *_: Any) -> Any:
-        return "states"
-
-
-def test_pairs_are_the_same_token_or_the_last_of_a_range() -> None:
-    ignored, none = IGNORED_LABEL, [-1, -1]
-    batch: dict[str, Any] = {
-        "input_ids": torch.zeros(2, 3),
-        "position_ids": torch.zeros(2, 3),
-        "labels": torch.tensor([[ignored, 5, 6], [ignored, 7, 8]]),
-        "teacher_input_ids": torch.zeros(2, 4),
-        "teacher_position_ids": torch.zeros(2, 4),
-        "teacher_ranges": torch.tensor([[none, [1, 3], none], [none, [1, 2], [2, 4]]]),
-        "teacher_widths": [4],
-        "segment_edges": torch.tensor([0, 3, 6]),
-        "longest_segment": 3,
-        "teacher_segment_edges": [torch.tensor([0, 4, 8])],
-        "teacher_longest_segment": [4],
-        "mapped_tokens": [1, 2],
-        "unmapped_tokens": [1, 0],
-    }
-    ours, theirs = (
-        [rows.tolist() for rows in Objective(Method(name), Silent()).pairs(batch)[1:4]]  # type: ignore[arg-type]
-        for name in ("kld", "uld")
-    )
-    assert ours == [*[[1, 2, 4, 5]] * 2, []]
-    assert theirs == [[1, 4, 5], [2, 4 + 1, 4 + 3], [2]]

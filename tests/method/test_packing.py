@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_blocks
 
 from vocagnolm.alignment import align_segment
@@ -21,7 +20,6 @@ from vocagnolm.packing import Block, Blocks, chunk_edges, pack
 from vocagnolm.run.job import prepare_dataset
 
 ROOM, TEACHER_ROOM = 16, 20
-Tokenizers = dict[str, PreTrainedTokenizerFast]
 segment_lengths = st.lists(
     st.tuples(st.integers(1, ROOM), st.integers(0, TEACHER_ROOM)), max_size=60
 )
@@ -51,39 +49,10 @@ def slow_best_fit(lengths: list[tuple[int, int]], room: int, teacher_room: int) 
     return [sorted(block["segments"]) for block in blocks]
 
 
-def first_fit(lengths: list[int], room: int) -> int:
-    """Blocks that first-fit-decreasing needs."""
-    rooms: list[int] = []
-    for need in sorted(lengths, reverse=True):
-        for index, left in enumerate(rooms):
-            if left >= need:
-                rooms[index] -= need
-                break
-        else:
-            rooms.append(room - need)
-    return len(rooms)
-
-
 @given(segment_lengths)
-@example([])
 @example([(ROOM, TEACHER_ROOM)] * 3)
 @example([(1, TEACHER_ROOM), (1, TEACHER_ROOM), (1, 0)])
-def test_pack_holds_every_segment_once_in_both_limits(
-    lengths: list[tuple[int, int]],
-) -> None:
-    ours, theirs = [a for a, _ in lengths], [b for _, b in lengths]
-    blocks = pack(ours, theirs, ROOM, TEACHER_ROOM)
-    assert sorted(segment for block in blocks for segment in block) == list(range(len(lengths)))
-    for block in blocks:
-        assert block == sorted(block) != []
-        assert sum(ours[segment] for segment in block) <= ROOM
-        assert sum(theirs[segment] for segment in block) <= TEACHER_ROOM
-
-
-@given(segment_lengths)
-def test_pack_equals_slow_best_fit_decreasing(
-    lengths: list[tuple[int, int]],
-) -> None:
+def test_pack_equals_slow_best_fit_decreasing(lengths: list[tuple[int, int]]) -> None:
     ours, theirs = [a for a, _ in lengths], [b for _, b in lengths]
     assert pack(ours, theirs, ROOM, TEACHER_ROOM) == slow_best_fit(lengths, ROOM, TEACHER_ROOM)
     unlimited = [(a, 0) for a in ours]
@@ -91,9 +60,7 @@ def test_pack_equals_slow_best_fit_decreasing(
 
 
 @given(segment_lengths)
-def test_pack_keeps_every_teachers_limit(
-    lengths: list[tuple[int, int]],
-) -> None:
+def test_pack_keeps_every_teachers_limit(lengths: list[tuple[int, int]]) -> None:
     ours, theirs = [a for a, _ in lengths], [[b, 2 * a] for a, b in lengths]
     limits = [TEACHER_ROOM, 2 * ROOM - 1 if all(a < ROOM for a in ours) else 2 * ROOM]
     blocks = pack(ours, np.array(theirs).reshape(-1, 2), ROOM, limits)
@@ -105,31 +72,7 @@ def test_pack_keeps_every_teachers_limit(
     assert pack(ours, np.array(lengths).reshape(-1, 2)[:, [1, 1]], ROOM, [TEACHER_ROOM] * 2) == once
 
 
-@given(st.lists(st.integers(1, ROOM), min_size=1, max_size=80))
-def test_pack_needs_few_blocks(ours: list[int]) -> None:
-    count = len(pack(ours, [1] * len(ours), ROOM, 10**9))
-    lowest = -(-sum(ours) // ROOM)
-    # Both are within 11/9 of the optimum + 1 (Johnson 1974), which is at least `lowest`.
-    assert lowest <= count <= 11 / 9 * first_fit(ours, ROOM) + 1
-    assert count < 2 * lowest + 1  # no two blocks could be merged
-
-
-@given(segment_lengths)
-def test_pack_leaves_no_two_blocks_that_fit_together(
-    lengths: list[tuple[int, int]],
-) -> None:
-    ours = [a for a, _ in lengths]
-    sums = sorted(sum(ours[i] for i in block) for block in pack(ours, ours, ROOM, 10**9))
-    assert len(sums) < 2 or sums[0] + sums[1] > ROOM
-
-
-def test_pack_fills_blocks_when_there_are_many_segments() -> None:
-    lengths = np.random.default_rng(0).integers(10, 2049, 20_000)
-    blocks = pack(lengths, lengths, 2048, 4096)
-    assert len(blocks) * 2048 < 1.01 * lengths.sum()
-
-
-@pytest.mark.parametrize("ratio", [0.95, 1.0, 1.05, 1.2])
+@pytest.mark.parametrize("ratio", [0.95, 1.2])
 def test_pack_fills_the_teachers_row_if_tighter(ratio: float) -> None:
     random = np.random.default_rng(0)
     ours = np.clip(random.lognormal(6.5, 1, 20_000).astype(int), 4, 2048)
@@ -193,23 +136,6 @@ def test_corpora_are_packed_apart(aligned: Segments) -> None:
     assert all(len({*corpus.tolist()}) == 1 for corpus in corpora)
     assert blocks.parts == dict(zip(sizes, np.bincount([c[0] for c in corpora]), strict=True))
     assert sorted(n for i in range(len(blocks)) for n in blocks.segments(i)) == [*range(edges[-1])]
-
-
-def test_longest_segments_are_those_of_the_rows(aligned: Segments) -> None:
-    blocks = Blocks(aligned.rows, 48, 120)
-    ours, theirs = (np.array(aligned.rows[f"{who}_tokens"]) for who in ("student", "teacher"))
-    assert blocks.longest_segments() == [ours.max(), theirs.max()]
-    # Across documents a segment is a whole row, the teacher's padded.
-    rows = [theirs[blocks.segments(block)].sum() for block in range(len(blocks))]
-    assert blocks.teacher_tokens.tolist() == rows
-    assert theirs.max() < max(rows) <= 120
-    assert blocks.longest_segments(attend_across_documents=True) == [48, 120]
-    wide = Blocks(aligned.rows, 48, [300])
-    widest = max(theirs[wide.segments(block)].sum() for block in range(len(wide)))
-    assert wide.longest_segments(attend_across_documents=True) == [48, 64 * -(-widest // 64)]
-    two = Blocks(aligned.rows.select(ours.argsort()[-2:]), 48, [300])
-    assert len(two) == 2
-    assert two.longest_segments(attend_across_documents=True) == [48, 64]
 
 
 @pytest.mark.parametrize(("tokens", "chunks"), [(10, 4), (3, 5), (0, 2), (7, 1), (100, 7)])

@@ -19,18 +19,14 @@ def test_start_id_prefers_the_bos_token(tokenizers_by_family: Tokenizers) -> Non
     assert start_id(tokenizer, "student") == backend.token_to_id("<|im_start|>")
 
 
-def test_start_id_without_bos_is_the_separator(
-    tokenizers_by_family: Tokenizers,
-) -> None:
+def test_start_id_without_bos_is_the_separator(tokenizers_by_family: Tokenizers) -> None:
     tokenizer = tokenizers_by_family["nfc_digits"]
     separator = start_id(tokenizer, "teacher")
     assert tokenizer.convert_ids_to_tokens(separator) == "<|endoftext|>"
     assert separator != tokenizer.eos_token_id  # <|im_end|>, the end of a turn
 
 
-def test_start_id_at_last_is_the_eos_token(
-    tokenizers_by_family: Tokenizers,
-) -> None:
+def test_start_id_at_last_is_the_eos_token(tokenizers_by_family: Tokenizers) -> None:
     tokenizer = tokenizers_by_family["unigram"]
     assert start_id(tokenizer, "teacher") == tokenizer.eos_token_id is not None
 
@@ -41,9 +37,7 @@ def test_start_id_rejects_when_there_is_no_candidate() -> None:
         start_id(tokenizer, "teacher")
 
 
-def test_student_without_end_token_is_rejected(
-    tokenizers_by_family: Tokenizers,
-) -> None:
+def test_student_without_end_token_is_rejected(tokenizers_by_family: Tokenizers) -> None:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tokenizers_by_family["metaspace"].backend_tokenizer, bos_token="<s>"
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from architectures import build
-from packed_rows import SEGMENTS, rows
-from segment_attention import with_attention
+from packed_rows import SEGMENTS, rows, with_attention
 
 from vocagnolm.attention import segments_of
 from vocagnolm.token_loss import add_token_losses

@@ -86,34 +86,13 @@ def test_encode_gives_the_worked_spans(
     assert encode(tokenizers_by_family[family], text).spans.tolist() == [*map(list, expected)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_encode_gives_no_tokens_when_text_is_empty(
-    tokenizers_by_family: Tokenizers, family: str
-) -> None:
-    encoding = encode(tokenizers_by_family[family], "")
-    assert encoding.ids.shape == (0,)
-    assert encoding.spans.shape == (0, 2)
-
-
 def test_empty_text_has_no_tokens_whatever_is_said() -> None:
     tokenizer: Any = StubTokenizer([(0, 0), (0, 0)])
     assert encode(tokenizer, "").ids.shape == (0,)
 
 
-def test_encode_gives_no_tokens(
-    tokenizers_by_family: Tokenizers,
-) -> None:
+def test_encode_gives_no_tokens(tokenizers_by_family: Tokenizers) -> None:
     assert encode(tokenizers_by_family["unigram"], " \n ").spans.shape == (0, 2)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("text", ["x", "\x00", "😀", "a\x00b", "\r\n", "a\r\n\r\nb\r", "\u0301"])
-def test_encode_covers_short_and_odd_texts(
-    tokenizers_by_family: Tokenizers, family: str, text: str
-) -> None:
-    encoding = encode(tokenizers_by_family[family], text)
-    assert_spans_hold(encoding.spans, text)
-    assert len(encoding.ids) or (family == "unigram" and not text.strip())
 
 
 @pytest.mark.parametrize("length", [100_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
@@ -183,17 +162,6 @@ def test_text_may_exceed_what_the_tokenizer_says(
     assert encode(tokenizer, "1234 5678").ids.tolist() == expected
 
 
-def test_encode_batch_gives_what_encode_gives(
-    tokenizers_by_family: Tokenizers, fuzz_texts: Callable[..., list[str]]
-) -> None:
-    tokenizer, texts = tokenizers_by_family["nfc_digits"], [*fuzz_texts(50, seed=3), ""]
-    for text, batched in zip(texts, encode_batch(tokenizer, texts), strict=True):
-        single = encode(tokenizer, text)
-        np.testing.assert_array_equal(single.ids, batched.ids)
-        np.testing.assert_array_equal(single.spans, batched.spans)
-    assert encode_batch(tokenizer, []) == []
-
-
 def test_encode_rejects_a_lone_surrogate(student_tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ValueError, match="position 2: surrogates not allowed"):
         encode_batch(student_tokenizer, ["fine", "ab\ud800c"])
@@ -258,9 +226,7 @@ def test_fill_gaps_follows_the_rule(case: tuple[str, Spans]) -> None:
 
 
 @given(texts_and_spans(smallest=0))
-def test_fill_gaps_leaves_no_empty_span(
-    case: tuple[str, Spans],
-) -> None:
+def test_fill_gaps_leaves_no_empty_span(case: tuple[str, Spans]) -> None:
     text, spans = case
     filled = fill_gaps(spans, text)
     assert_spans_hold(filled, text)

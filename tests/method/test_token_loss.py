@@ -12,8 +12,6 @@ from architectures import ARCHITECTURES, VOCABULARY, assert_same_gradients, buil
 from launch import launch
 from torch import distributed
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from transformers.modeling_outputs import BaseModelOutput
 
 from benchmarks.claims import token_losses
 from benchmarks.harness import alone
@@ -121,49 +119,6 @@ def test_gradients_are_zero_when_no_token_is_weighted(bound):
     assert all((g == 0).all() for g in gradients(model, (losses * 0.0).sum()).values())
 
 
-def test_losses_are_zero_at_first_and_ignored_tokens():
-    model = add_token_losses(build())
-    ids, labels, _ = batch(ignored=0.5)
-    losses = model(input_ids=ids, labels=labels, token_losses=True)
-    scored = labels != -100
-    scored[:, 0] = False
-    assert losses.shape == ids.shape
-    assert (losses[~scored] == 0).all()
-    assert (losses[scored] > 0).all()
-    everything = model(input_ids=ids, labels=ids, token_losses=True)
-    torch.testing.assert_close(losses[scored], everything[scored])
-    assert model(input_ids=ids[:, :1], labels=ids[:, :1], token_losses=True).tolist() == [[0], [0]]
-
-
-def test_forward_reads_only_rows_that_have_a_loss(monkeypatch):
-    model = add_token_losses(build())
-    ids, labels, _ = batch()
-    count = int((labels[:, 1:] != -100).sum())
-    rows, own = [], token_loss.Head.logits
-    monkeypatch.setattr(token_loss.Head, "logits", lambda *a: rows.append(len(a[1])) or own(*a))
-    for told, read in ((None, ids.numel()), (count, count), (0, 0)):
-        rows.clear()
-        losses = model(input_ids=ids, labels=labels, token_losses=True, label_tokens=told)
-        assert sum(rows) == read
-        assert max(rows, default=0) <= 4
-    # Not a single one was announced: no loss is silently wrong.
-    assert losses.isnan().sum() == count
-
-
-def test_backward_computes_only_rows_that_carry_weight(monkeypatch):
-    model = add_token_losses(build())
-    ids, labels, weights = batch()
-    rows = []
-    own = token_loss.Head.gradient
-    monkeypatch.setattr(token_loss.Head, "gradient", lambda *a: rows.append(len(a[1])) or own(*a))
-    for bound in (None, int((weights[:, 1:] != 0).sum())):
-        losses = model(input_ids=ids, labels=labels, token_losses=True, weighted_tokens=bound)
-        (losses * weights).sum().backward()
-        assert sum(rows) == (weights[:, 1:] != 0).sum()
-        assert max(rows) <= 4
-        rows.clear()
-
-
 def test_ignored_token_with_a_nan_state_harms_nothing():
     model = add_token_losses(build())
     ids, labels, _ = batch(rows=1, ignored=0)
@@ -245,19 +200,6 @@ def test_a_float64_model_is_differentiated_in_float64():
     losses = model(input_ids=ids, labels=labels, token_losses=True)
     assert losses.dtype == torch.float32
     assert_same_gradients(gradients(model, (losses * weights).sum()), expected, relative=1e-12)
-
-
-def test_gradient_checkpointing_changes_nothing():
-    model = add_token_losses(build())
-    ids, labels, weights = batch()
-    found = []
-    for checkpointing in (False, True):
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-        model.train()
-        losses = model(input_ids=ids, labels=labels, token_losses=True)
-        found.append(gradients(model, (losses * weights).sum()))
-    assert_same_gradients(*found)
 
 
 @pytest.mark.parametrize("frozen", ["lm_head", "model"])
@@ -389,29 +331,6 @@ def test_models_of_another_kind_are_rejected_with_advice():
     ids = torch.zeros(1, 2).long()
     with pytest.raises(ValueError, match="no last_hidden_state"):
         token_loss._token_losses(model, ids, labels=ids)
-
-
-def test_known_token_counts_need_no_device_wait():
-    class Waits(TorchDispatchMode):
-        """Record the operations whose result a host must wait for."""
-
-        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-            if any(
-                x in str(operation) for x in ("nonzero", "_local_scalar_dense", "masked_select")
-            ):
-                found.append(str(operation))
-            return operation(*args, **kwargs or {})
-
-    model = add_token_losses(build("phi"))
-    embed = model.model.embed_tokens  # transformers' own masks are not what is tested
-    model.model.forward = lambda input_ids, **_: BaseModelOutput(embed(input_ids))
-    ids, labels, weights = batch()
-    for bound, expected in ((26, []), (None, ["aten.nonzero.default"])):
-        found = []
-        with Waits():
-            losses = model(input_ids=ids, labels=labels, token_losses=True, weighted_tokens=bound)
-            (losses * weights).sum().backward()
-        assert found == expected
 
 
 def test_labels_are_required():

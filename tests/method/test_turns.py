@@ -12,14 +12,12 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
-from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.alignment import align_segment
 from vocagnolm.chat.formats import read_row
 from vocagnolm.chat.reading import TrainOn
-from vocagnolm.chat.render import Template
-from vocagnolm.data import Segments, align_corpus
+from vocagnolm.data import align_corpus
 from vocagnolm.packing import Blocks, PackedCollator
 from vocagnolm.readers import Reader, TeacherReaders, student_reader, teacher_reader
 
@@ -248,21 +246,6 @@ def test_no_teacher_token_has_labels_without_contents(
     assert (batch["teacher_labels"] == -100).all()
 
 
-def test_special_tokens_leave_white_space_to_contents(tokenizers_by_family: Tokenizers) -> None:
-    """Those of the Phi-3 family take what follows them."""
-    tokenizer, plain = deepcopy(tokenizers_by_family["nfc_digits"]), pair(tokenizers_by_family)[0]
-    names = ("<|user|>", "<|assistant|>", "<|end|>")
-    tokenizer.add_tokens([AddedToken(name, special=True, rstrip=True) for name in names])
-    form = "<|{{ m.role }}|>\n{{ m.content }}<|end|>\n"
-    template = Template(f"{{% for m in messages %}}{form}{{% endfor %}}", ())
-    student, teacher = student_reader(tokenizer, 99), teacher_reader(tokenizer, 99)
-    corpus = corpus_of(talk("q", "  42"))
-    (row,) = align_corpus(corpus, replace(student, template=template), None).rows
-    assert said(student, row["student_ids"], row["student_labelled"]) == ["42<|end|>"]
-    (row,) = align_corpus(corpus, plain, replace(teacher, template=template)).rows
-    assert said(teacher, row["teacher_ids"], row["teacher_labelled"]) == ["42"]
-
-
 def test_template_of_documents_is_not_asked_for(tokenizers_by_family: Tokenizers) -> None:
     student = student_reader(tokenizers_by_family["metaspace"], 50)
     pages = datasets.Dataset.from_dict({"text": ["a page"]})
@@ -279,26 +262,3 @@ def test_template_of_documents_is_not_asked_for(tokenizers_by_family: Tokenizers
         with pytest.raises(ValueError, match=re.escape(f"name one with {options}")) as caught:
             align_corpus(corpus_of(talk(*TALK)), student, teachers)
         assert str(caught.value).count("teacher tokenizer") == (2 if teachers else 0)
-
-
-def test_rows_change_with_template_and_labels(
-    tokenizers_by_family: Tokenizers, tmp_path: Path
-) -> None:
-    """Nothing that was cached for other settings is read."""
-    student, teacher = pair(tokenizers_by_family)
-    corpus_of(talk(*TALK)).save_to_disk(tmp_path)
-    # One in memory is not cached.
-    corpus = datasets.load_from_disk(tmp_path)
-    assert isinstance(corpus, datasets.Dataset)
-
-    def row(**options: Any) -> dict[str, Any]:
-        segments: Segments = align_corpus(corpus, student, teacher, **options)
-        found: dict[str, Any] = segments.rows[0]
-        return found
-
-    first, second = row(), row(train_on="all")
-    assert first["student_labelled"] != second["student_labelled"]
-    assert student.template
-    source = student.template.source.replace("\n\n", " ~ ")
-    student = replace(student, template=replace(student.template, source=source))
-    assert row()["student_ids"] != first["student_ids"]

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methods_world import World
+from methods_world import World, make_world
 from references import full_losses, largest_difference, slow_weights
-from transformers import PreTrainedTokenizerBase
-from world import make_models
+from world import Tokenizers
 
 from vocagnolm.alignment import align_segment
 from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED
@@ -31,14 +30,9 @@ TOLERANCE = 1e-5
 
 @pytest.fixture(scope="module")
 def world(
-    training_texts: list[str],
-    tiny_llama: Callable[..., Any],
-    student_tokenizer: PreTrainedTokenizerBase,
-    teacher_tokenizer: PreTrainedTokenizerBase,
+    training_texts: list[str], tokenizers: Tokenizers, tiny_llama: Callable[..., Any]
 ) -> World:
-    tokenizers = student_tokenizer, teacher_tokenizer
-    models = (*make_models(tiny_llama, *tokenizers), None)
-    return World(training_texts[:40], tokenizers, models)
+    return make_world(tiny_llama, tokenizers, training_texts[:40])
 
 
 def test_packed_conversations_are_guided_as_alone(world: World, tmp_path: Path) -> None:
@@ -114,24 +108,6 @@ def test_store_without_a_conversation_leaves_it_to_others(world: World, store: S
     for row in plain:
         assert row["teacher_counts"] == [1, 1]
         assert (align_segment(row) == UNMAPPED).all()
-
-
-def test_mixture_with_conversations_resumes_bit_equal(world: World, tmp_path: Path) -> None:
-    def trainer() -> Any:
-        return world.trainer(tmp_path, "mixture", save_strategy="steps", save_steps=2)
-
-    whole, again = trainer(), trainer()
-    seen = (batch["labels"] for batch in whole.get_train_dataloader())
-    # Questions have no labels: some rows have far fewer than others.
-    counts = [int(row.ne(IGNORED_LABEL).sum()) for labels in seen for row in labels]
-    assert min(counts) < 0.7 * max(counts)
-    whole.train()
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    both = [dict(one.model.named_parameters()) for one in (whole, again)]
-    assert largest_difference(*both) == 0
-    losses = [[e["loss"] for e in one.state.log_history if "loss" in e] for one in (whole, again)]
-    assert losses[0] == losses[1]
-    assert len(losses[0]) == 3
 
 
 def test_store_of_documents_is_told_apart(world: World, store: Store, tmp_path: Path) -> None:

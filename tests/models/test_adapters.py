@@ -69,9 +69,7 @@ def test_losses_and_gradients_equal_those_of_own_logits(
         assert (a - b).abs().max() <= 1e-6 * (1 + b.abs().max())
 
 
-def test_adapters_are_the_same(
-    tiny_llama: Callable[..., Any],
-) -> None:
+def test_adapters_are_the_same(tiny_llama: Callable[..., Any]) -> None:
     states = []
     for draws, seed in ((0, 7), (5, 7), (5, 8)):
         torch.rand(draws)
@@ -84,9 +82,7 @@ def test_adapters_are_the_same(
     assert not torch.equal(states[0][first], states[2][first])
 
 
-def test_only_adapters_are_trained_and_in_float32(
-    tiny_llama: Callable[..., Any],
-) -> None:
+def test_only_adapters_are_trained_and_in_float32(tiny_llama: Callable[..., Any]) -> None:
     adapted = add_adapters(tiny_llama(VOCABULARY), arguments(), seed=0)
     trained = {name for name, p in adapted.named_parameters() if p.requires_grad}
     assert trained
@@ -94,9 +90,7 @@ def test_only_adapters_are_trained_and_in_float32(
     assert {p.dtype for p in adapted.parameters()} == {torch.float32}
 
 
-def test_only_named_layers_are_trained_whole(
-    tiny_llama: Callable[..., Any],
-) -> None:
+def test_only_named_layers_are_trained_whole(tiny_llama: Callable[..., Any]) -> None:
     norms = [
         f"layers.{n}.{part}_layernorm" for n in range(2) for part in ("input", "post_attention")
     ]

@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 import torch
 from architectures import assert_same_gradients, build, gradients
-from packed_rows import SEGMENTS, rows
-from segment_attention import with_attention, with_flash
+from packed_rows import SEGMENTS, rows, with_attention
 from torch.nn.attention import varlen
 from transformers import AttentionInterface, masking_utils
 from transformers.modeling_flash_attention_utils import FlashAttentionKwargs
 
 from vocagnolm import attention as packed_attention
 from vocagnolm import token_loss
-from vocagnolm.attention import RowSegments, segments_of, why_not_varlen
-from vocagnolm.objective import OnlineTeacher
+from vocagnolm.attention import RowSegments, why_not_varlen
 from vocagnolm.token_loss import check_packing
 
 MODELS = ("llama", "llama_tied", "qwen2", "qwen3", "mistral", "gpt_neox", "granite", "cohere")
@@ -71,9 +69,7 @@ def test_check_packing_accepts_the_implementation(name: str) -> None:
         check_packing(with_attention(name, "torch_varlen"))
 
 
-def test_segments_that_do_not_reach_attention_are_rejected(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_segments_that_do_not_reach_attention_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     model = with_attention("llama", "torch_varlen")
     own = model.model.forward
 
@@ -104,25 +100,11 @@ def test_attention_equals_that_of_sdpa() -> None:
     assert torch.equal(*texts)
 
 
-@pytest.mark.parametrize("attention", ["torch_varlen", "flash_attention_2"])
-def test_rows_with_segments_need_no_mask_code(
-    attention: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = with_attention("llama", "torch_varlen")
-    if attention == "flash_attention_2":
-        model = with_flash(monkeypatch)
-    batch, expected = rows(), with_attention("llama", "sdpa")(**rows())
-
-    def wait(position_ids: Any) -> None:
-        raise AssertionError("the device was asked whether rows are packed")
-
-    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", wait)
-    losses = model(**batch, segments=SEGMENTS)
-    torch.testing.assert_close(losses, expected, rtol=0, atol=1e-5)
-
-
 def test_model_with_its_own_flash_attention_gets_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, batch = with_flash(monkeypatch), rows()
+    model, batch = with_attention("llama", "sdpa"), rows()
+    # transformers would look for the package.
+    model.config._attn_implementation = "flash_attention_2"
+    packed_attention.check_attention(model)
     arguments = {name: batch[name] for name in ("input_ids", "position_ids")}
     assert packed_attention.segment_call(model, SEGMENTS, arguments)["attention_mask"].numel() == 0
     monkeypatch.setattr(model, "_supports_attention_backend", False)
@@ -216,9 +198,7 @@ def test_varlen_is_the_default_where_the_model_allows_it(
     assert found == reason if reason is None else reason in (found or "")
 
 
-def test_kernel_unlike_the_models_attention_is_rejected(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_kernel_unlike_the_models_attention_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     own = packed_attention._reference
     monkeypatch.setattr(
         packed_attention, "_reference", lambda rows, s, scale: own(rows, s, 2 * scale)
@@ -250,9 +230,7 @@ def test_kernel_of_torch_2_11_gets_its_arguments(monkeypatch: pytest.MonkeyPatch
     assert packed_attention._on_gpu((query,) * 3, segments, 0.3) is query
 
 
-def test_checks_run_in_the_kernels_precision(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_checks_run_in_the_kernels_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     dtypes: set[torch.dtype] = set()
     own = packed_attention._reference
 
@@ -266,37 +244,3 @@ def test_checks_run_in_the_kernels_precision(
     )
     check_packing(with_attention("llama", "torch_varlen"))
     assert dtypes == {torch.bfloat16}
-
-
-def test_several_teachers_have_the_losses_of_sdpa() -> None:
-    batch = rows()
-    other = {name: value[:, :12] for name, value in batch.items() if name != "token_losses"}
-    found = []
-    for attention in ("sdpa", "torch_varlen"):
-        models = [with_attention(name, attention) for name in ("llama", "qwen2")]
-        both = {
-            f"teacher_{name}": torch.cat([batch[name], other[name]], -1)
-            for name in ("input_ids", "labels", "position_ids")
-        }
-        cut = segments_of([5, 7, 12, 1, 7, 4])
-        both |= {
-            "teacher_widths": [16, 12],
-            "teacher_segment_edges": [SEGMENTS.edges, cut.edges],
-            "teacher_longest_segment": [SEGMENTS.longest, cut.longest],
-            "teacher_label_tokens": [
-                int((rows["labels"][:, 1:] != -100).sum()) for rows in (batch, other)
-            ],
-        }
-        teacher = OnlineTeacher(models, torch.device("cpu"))
-        found.append(teacher.losses(both)[0])
-        losses, _, entropies = teacher.losses(both, with_entropies=True)
-        assert torch.equal(losses, found[-1])
-        own = [
-            model(**rows, segments=segments, with_entropies=True)[1]
-            for model, rows, segments in (
-                (models[0], batch, SEGMENTS),
-                (models[1], {**other, "token_losses": True}, cut),
-            )
-        ]
-        torch.testing.assert_close(entropies, torch.cat(own, -1))
-    torch.testing.assert_close(*found, rtol=0, atol=1e-5)

@@ -35,6 +35,7 @@ from vocagnolm.models.load import (
     ModelSource,
     check_distinct,
     context_length,
+    shard_inside_machine,
     tensor_parallel_size,
 )
 from vocagnolm.run.plan import sizes_of
@@ -368,3 +369,12 @@ def test_one_model_with_two_tokenizers_is_rejected(
     check_distinct(student, same, ours, ours)
     check_distinct(student, tiny_llama(VOCABULARY, seed=1), ours, theirs)
     check_distinct(student, tiny_llama(VOCABULARY + 1), ours, theirs)
+
+
+def test_machines_of_unequal_size_are_rejected(
+    tiny_llama: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="3 processes are not 2 per machine"):
+        shard_inside_machine(tiny_llama(64), torch.device("cpu"))

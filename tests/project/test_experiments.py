@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from pathlib import Path
 from random import Random
 
@@ -66,28 +65,6 @@ def test_pages_know_what_is_as_it_was(name: str, corpus: Path, tmp_path: Path) -
     # Of an inserted phrase and a word's share of what is inserted: 9.7 and 4.6 characters.
     expected = {"clean": 1, "noisy": 0.5, "inserted-40": 4.6 / (4.6 + 0.4 * 9.7)}
     assert share == pytest.approx(expected[name], abs=0.12)
-
-
-def ask(root: Path, name: str, written: Path) -> None:
-    class Slow(TinyWorld):
-        def make_rest(self, path: Path, _: int) -> None:
-            written.open("a").write(f"{name}\n")
-            path.mkdir()
-            (path / "texts.jsonl").write_text("x")
-
-    Slow(root / name, [], worlds.keep).need("rest", 0)
-
-
-def test_worlds_that_start_together_make_a_shared_need_once(tmp_path: Path) -> None:
-    context, written = multiprocessing.get_context("fork"), tmp_path / "written"
-    asking = [context.Process(target=ask, args=(tmp_path, str(n), written)) for n in range(4)]
-    for process in asking:
-        process.start()
-    for process in asking:
-        process.join()
-    assert [process.exitcode for process in asking] == [0] * 4
-    assert len(written.read_text().split()) == 1
-    assert (tmp_path / "text/rest/texts.jsonl").read_text() == "x"
 
 
 @pytest.mark.slow

@@ -8,13 +8,13 @@ import runpy
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from adapter_world import World, make_world
+from adapter_world import World
 from inline_grader import graded_inline
 from safetensors.torch import load_file
 
@@ -32,17 +32,6 @@ SHORT: dict[str, Any] = {
     **{"max_steps": 2, "learning_rate": 1e-2, "report_to": ["none"]},
 }
 SMALL = ["--use_cpu", *(f"--{k}={v[0] if k == 'report_to' else v}" for k, v in SHORT.items())]
-
-
-@pytest.fixture(scope="module")
-def world(
-    tokenizer_dirs: dict[str, Path],
-    tiny_llama: Callable[..., Any],
-    training_texts: list[str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> World:
-    root = tmp_path_factory.mktemp("world")
-    return make_world(root, tiny_llama, tokenizer_dirs, training_texts[:60])
 
 
 @pytest.fixture

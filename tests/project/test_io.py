@@ -31,16 +31,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return done
 
 
-def test_full_disk_names_the_file_and_leaves_no_part(tmp_path: Path) -> None:
-    def write(file: Any) -> None:
-        file.write(b"a part")
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(OSError, match=r"No space left on device: .*run.json"):
-        files.write_file(tmp_path / "run.json", write)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="names of open files are in /proc")
 def test_file_is_flushed_before_it_has_its_name(
     tmp_path: Path, calls: list[tuple[str, str]]
@@ -68,7 +58,7 @@ def test_failed_write_leaves_the_old_file_alone(tmp_path: Path, replace: bool) -
         raise OSError(28, "No space left on device")
 
     (tmp_path / "run.json").write_text("the old one")
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=r"No space left on device: .*run.json"):
         files.write_file(tmp_path / "run.json", write, replace=replace)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["the old one"]
 

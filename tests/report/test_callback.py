@@ -133,9 +133,7 @@ def test_view_is_the_trainers_when_training_has_ended(
     assert trained == guidance.weight_BS.sum().item()
 
 
-def test_other_processes_compute_and_write_nothing(
-    tmp_path: Path,
-) -> None:
+def test_other_processes_compute_and_write_nothing(tmp_path: Path) -> None:
     calls = []
 
     def look() -> Any:

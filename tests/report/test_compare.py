@@ -101,21 +101,6 @@ def test_pairing_is_by_idx_in_any_order(runs: list[Path]) -> None:
     assert compare(runs).pairings == before
 
 
-def test_pairing_is_independent_of_other_benchmarks(tmp_path: Path) -> None:
-    pairs = []
-    for others in ((), ("gsm8k", "svamp")):
-        paths = [
-            write_evaluation(
-                tmp_path / f"{len(pairs)}-{place}", dict.fromkeys([*others, "math"], right)
-            )
-            for place, right in enumerate((FIRST, OTHER))
-        ]
-        pairs.append(paired(compare(paths))["math"])
-    alone, beside = pairs
-    assert (alone.low, alone.high) == (beside.low, beside.high)
-    assert alone.low < alone.high
-
-
 def test_average_difference_is_narrower_than_its_columns(paper_runs: list[Path]) -> None:
     rows = paired(compare(paper_runs))
     assert list(rows)[-3:] == list(AVERAGES)
@@ -523,16 +508,12 @@ def test_held_out_loss_is_that_of_the_last_step(tmp_path: Path) -> None:
     assert [run.eval_loss for run in compare([write_run(tmp_path, log)]).trained] == [None]
 
 
-def test_seeds_are_pooled_when_a_server_gives_whole_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", ["rate", "student"])
+def test_seeds_are_pooled_across_numbers_and_paths(named: str, tmp_path: Path) -> None:
+    """A server gives whole numbers, and the models of a seed have it in their path."""
     for seed, rate in enumerate((1.0, 1)):
-        write_run(tmp_path / f"{seed}", [entry(1, 1.0)], seed=seed, rate=rate)
-    (runs,) = compare([tmp_path / "0", tmp_path / "1"]).settings.values()
-    assert len(runs) == 2
-
-
-def test_seeds_are_pooled_when_named_in_paths_only(tmp_path: Path) -> None:
-    for n in range(2):
-        write_run(tmp_path / f"{n}", [entry(1, 1.0)], student=f"/x/seed{n}/student", method="cpt")
+        value = rate if named == "rate" else f"/x/seed{seed}/student"
+        write_run(tmp_path / f"{seed}", [entry(1, 1.0)], seed=seed, **{named: value})
     (runs,) = compare([tmp_path / "0", tmp_path / "1"]).settings.values()
     assert len(runs) == 2
 

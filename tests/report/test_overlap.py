@@ -46,18 +46,14 @@ def test_decoded_vocabulary_holds_every_byte_when_byte_level(
     assert not any("Ġ".encode() in word for word in words)
 
 
-def test_decoded_vocabulary_reads_byte_tokens(
-    tokenizers_by_family: Tokenizers,
-) -> None:
+def test_decoded_vocabulary_reads_byte_tokens(tokenizers_by_family: Tokenizers) -> None:
     words = decoded_vocabulary(tokenizers_by_family["metaspace"])
     assert words >= {bytes([byte]) for byte in range(256)}
     assert words >= {b"<s>", b"</s>", b"<unk>"}
     assert not any("▁".encode() in word or word.startswith(b"<0x") for word in words)
 
 
-def test_byte_overlap_finds_words_behind_a_space(
-    tokenizers_by_family: Tokenizers,
-) -> None:
+def test_byte_overlap_finds_words_behind_a_space(tokenizers_by_family: Tokenizers) -> None:
     both = [tokenizers_by_family[name] for name in ("metaspace", "byte_level")]
     ours, theirs = (set(tokenizer.get_vocab()) for tokenizer in both)
     decoded = vocabulary_overlap(*map(decoded_vocabulary, both))

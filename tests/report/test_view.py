@@ -121,9 +121,7 @@ def test_view_shows_every_character_once(
     assert len(read) > 45
 
 
-def test_special_tokens_are_named_and_have_a_status(
-    readers: tuple[Reader, Reader],
-) -> None:
+def test_special_tokens_are_named_and_have_a_status(readers: tuple[Reader, Reader]) -> None:
     sample = sample_of(["The answer"], *readers)
     guidance = guidance_of(sample)
     ((view,),) = views_of(sample, guidance)

@@ -6,12 +6,11 @@ import json
 import logging
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock, Timeout
 
 from vocagnolm.io import MANIFEST_FILE, RUN_FILE, write_json
 from vocagnolm.run import resume
@@ -227,24 +226,17 @@ def test_directory_takes_runs_of_its_settings_only(tmp_path: Path) -> None:
         check_settings(tmp_path, {"top_k": 0.5, "seed": 1, "new": "y"})
 
 
-_OTHER_RUN = """
-import sys
-from pathlib import Path
-from vocagnolm.run import resume
-resume._LOCK_S = 0
-resume.claim(Path(sys.argv[1]), {})
-"""
-
-
-@pytest.mark.processes
-def test_directory_is_locked_until_released(tmp_path: Path) -> None:
-    def other_run() -> str:
-        command = [sys.executable, "-c", _OTHER_RUN, str(tmp_path / "run")]
-        return subprocess.run(command, capture_output=True, text=True, check=False).stderr
-
-    claim(tmp_path / "run", {"seed": 1})
-    claim(tmp_path / "run", {"seed": 2})  # again by the same process
-    assert "run is written to by another run" in other_run()
-    assert json.loads((tmp_path / "run" / RUN_FILE).read_text()) == {"seed": 2}
-    release(tmp_path / "run")
-    assert other_run() == ""
+def test_directory_is_locked_until_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    claim(run, {"seed": 1})
+    claim(run, {"seed": 2})  # again by the same process
+    other = FileLock(run / ".lock", timeout=0)
+    with pytest.raises(Timeout):
+        other.acquire()
+    assert json.loads((run / RUN_FILE).read_text()) == {"seed": 2}
+    release(run)
+    monkeypatch.setattr(resume, "_LOCK_S", 0)
+    with other, pytest.raises(ValueError, match="run is written to by another run"):
+        claim(run, {})

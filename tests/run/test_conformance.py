@@ -43,7 +43,6 @@ CASES: dict[str, dict[str, Any]] = {
     "plateau": EVALUATED | {"lr_scheduler_type": "reduce_lr_on_plateau"},
     "neftune_noise_alpha": {"neftune_noise_alpha": 5.0},
     "gradient_checkpointing": {"gradient_checkpointing": True},
-    "torch_compile": {"torch_compile": True, "torch_compile_backend": "eager"},
     "logging_strategy epoch": EPOCHS | {"logging_strategy": "epoch"},
     "logging_strategy no": {"logging_strategy": "no"},
     "logging_first_step": {"logging_first_step": True},
@@ -59,8 +58,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 # Upstream's logits are float32, which these optimizers' divisions make visible.
 TOLERANCES = {"weight_decay": 1e-5, "adafactor": 1e-5}
-SLOW = ("dataloader_num_workers", "torch_compile", "weight_decay")
-ROWS = [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in CASES]
 
 
 class Events(TrainerCallback):
@@ -89,7 +86,7 @@ def upstream(trainer: Any, model: Any, events: Events) -> Trainer:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", CASES)
 def test_pretraining_is_that_of_the_upstream_trainer(
     name: str, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:

@@ -1,22 +1,19 @@
-"""The memory that a plan tells, against hand counts and against what a run holds.
+"""The memory that a plan tells, against hand counts.
 
-Runs of several processes: test_export.py.
+Beside what steps take, in one process or sharded: tests/cuda.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from adapter_world import World, make_world
-from held_memory import STUDENT, held_of, measure_runs
+from adapter_world import World
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from vocagnolm.run import options as command
-from vocagnolm.run import train
 from vocagnolm.run.job import read_models
 from vocagnolm.run.plan import (
     Layout,
@@ -31,7 +28,7 @@ from vocagnolm.run.plan import (
 
 #     parameters, trained, linear, gathered, layers, hidden, inner, keys, words, trained_head
 SIZES = Sizes(1000, 100, 600, 900, 2, 10, 30, 5, 7, 70)
-HEAD, VARLEN = "output head", "torch_varlen"
+STUDENT, HEAD, VARLEN = "student with AdamW", "output head", "torch_varlen"
 
 
 def layers_keep(width: int, inner: int, dtype: torch.dtype, tokens: int = 64) -> float:
@@ -161,32 +158,12 @@ def test_sizes_are_those_of_a_hand_count(tied: bool, tiny_llama: Callable[..., A
 # Runs
 
 
-@pytest.fixture(scope="module")
-def world(
-    tiny_llama: Callable[..., Any],
-    tokenizer_dirs: dict[str, Path],
-    training_texts: list[str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> World:
-    root = tmp_path_factory.mktemp("memory")
-    return make_world(root, tiny_llama, tokenizer_dirs, training_texts[:20])
-
-
 def plan(world: World, *options: str, **changes: str | None) -> tuple[Any, dict[str, float]]:
     argv = [*world.argv("plan", use_cpu="True", **changes), *options, "--dry_run"]
     job = command.parse(argv)
     models = read_models(job.model, job.args, job.args.device)
     sizes = models.student.sizes, [teacher.sizes for teacher in models.teachers]
     return sizes, device_memory(job, models)
-
-
-def test_plan_counts_what_one_process_holds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "make_trainer", train.make_trainer)  # restored behind the test
-    measure_runs()
-    short = {"max_steps": "2", "save_strategy": "no", "eval_fraction": None}
-    assert command.main(world.argv("run", use_cpu="True", **short)) == 0
-    held, planned = held_of(world.root / "run")
-    assert held == pytest.approx({name: planned[name] for name in held}, rel=0.1)
 
 
 def test_plan_says_what_the_options_change(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

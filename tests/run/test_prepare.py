@@ -24,10 +24,3 @@ def test_run_finds_what_was_prepared(
     monkeypatch.setattr(vocagnolm.data._Aligner, "align_batch", align_again)
     assert options.main([*argv, "--dry_run"]) == 0
     assert set(prepared) <= set(capfd.readouterr().out.splitlines())
-
-
-def test_wrong_option_is_one_line(world: World, capfd: pytest.CaptureFixture[str]) -> None:
-    assert prepare.main(world.argv("run", use_cpu="True", dataset="no.jsonl")) == 2
-    assert capfd.readouterr().err == (
-        "vocagnolm prepare: error: --dataset no.jsonl: no such file or directory\n"
-    )

@@ -222,9 +222,7 @@ def test_losses_are_written_before_every_checkpoint(
     assert notes.written == [(2, 16), (3, 8)]
 
 
-def test_skipped_step_changes_nothing(
-    make: Callable[..., Any],
-) -> None:
+def test_skipped_step_changes_nothing(make: Callable[..., Any]) -> None:
     trainer = make(max_steps=5, save_strategy="no", optim="adamw_torch", max_bad_steps=1)
     losses, calls, seen = trainer._student_losses, [], []
 

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from adapter_world import World
 
 from vocagnolm.evaluation import main as evaluation
 from vocagnolm.run import options as train
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def model(tokenizer_dirs: dict[str, Path], tiny_llama: Callable[..., Any], tmp_path: Path) -> Path:
-    shutil.copytree(tokenizer_dirs["metaspace"], tmp_path / "model")
-    tiny_llama(700).save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
-
-
-@pytest.fixture
-def pages(training_texts: list[str], tmp_path: Path) -> Path:
-    lines = (json.dumps({"text": text}) + "\n" for text in training_texts[:20])
-    (tmp_path / "pages.jsonl").write_text("".join(lines))
-    return tmp_path / "pages.jsonl"
 
 
 def torchrun(*argv: object) -> subprocess.CompletedProcess[str]:
@@ -51,10 +34,10 @@ def torchrun(*argv: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_torchrun_trains_one_student_without_a_gpu(model: Path, pages: Path) -> None:
-    out = pages.with_name("run")
+def test_torchrun_trains_one_student_without_a_gpu(world: World) -> None:
+    out = world.root / "run"
     done = torchrun(
-        *("train.py", "--method=cpt", f"--student={model}", f"--dataset={pages}"),
+        *("train.py", "--method=cpt", f"--student={world.student}", f"--dataset={world.pages}"),
         *("--max_length=32", "--global_batch_tokens=64", "--max_steps=2", "--logging_steps=1"),
         *("--report_to=none", f"--output_dir={out}"),
     )
@@ -65,31 +48,6 @@ def test_torchrun_trains_one_student_without_a_gpu(model: Path, pages: Path) -> 
         "metrics_0.safetensors",
         "metrics_1.safetensors",
     }
-
-
-@pytest.mark.processes
-@pytest.mark.slow
-def test_torchrun_scores_one_store_without_a_gpu(model: Path, pages: Path) -> None:
-    out = pages.with_name("store")
-    done = torchrun(
-        *("-m", "vocagnolm.cli", "score", f"--teacher={model}", f"--dataset={pages}"),
-        *(f"--output_dir={out}", "--min_context=16", "--shard_documents=10"),
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads((out / "manifest.json").read_text())["shards"]) == 2
-    assert done.stdout.count("\n") == 1
-
-
-@pytest.mark.processes
-@pytest.mark.slow
-def test_torchrun_evaluates_once_without_a_gpu(model: Path) -> None:
-    out = model.with_name("evaluation")
-    done = torchrun(
-        *("evaluate_math.py", f"--model={model}", "--benchmarks=demo", "--limit=4"),
-        f"--output_dir={out}",
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("written: ") == 1
 
 
 COMMANDS = {

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler, skip_first_batches
+from torch.utils.data import Dataset
 from world import make_trainer, outcome
 
 from vocagnolm.method import Method
@@ -126,3 +127,27 @@ def test_order_stays_where_updates_depend_on_it(
     assert steps_of(list(make(method, data=plain)._get_train_sampler())) == drawn
     # Fewer than a step takes.
     assert sorted(make(method, data=plain[:5])._get_train_sampler()) == [*range(5)]
+
+
+class ManyBlocks(Dataset[Any]):
+    """As many blocks as the paper's corpus has, of which each is one of a few."""
+
+    def __init__(self, blocks: Blocks):
+        self._blocks, self.read = blocks, 0
+
+    def __len__(self) -> int:
+        return 7_320_000
+
+    def __getitem__(self, number: int) -> Any:
+        self.read += 1
+        return {**self._blocks[number % len(self._blocks)], "block": number}
+
+
+@pytest.mark.slow
+def test_resuming_reads_no_block_that_comes_before(make: Make, blocks: Blocks) -> None:
+    many = ManyBlocks(blocks)
+    options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    loader = make(data=many, max_steps=-1, **options).get_train_dataloader()
+    first = next(iter(skip_first_batches(loader, 400_000)))["block"].tolist()  # as Trainer does
+    assert many.read <= 16  # the next batch is fetched ahead
+    assert first == list(loader.batch_sampler)[400_000]

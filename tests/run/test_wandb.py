@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from wandb_files import stored
+from adapter_world import World
+from wandb_files import PLACE, stored
 
 from vocagnolm.cli import Exit
 from vocagnolm.run import options as command
@@ -24,25 +23,12 @@ from vocagnolm.trainer import VocAgnoTrainer
 SECTIONS = ("train/", "guidance/", "teacher/", "speed/", "memory/", "eval/")
 
 
-@pytest.fixture(scope="module")
-def options(
-    tokenizer_dirs: dict[str, Path],
-    tiny_llama: Callable[..., Any],
-    training_texts: list[str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> list[str]:
+@pytest.fixture
+def options(world: World) -> list[str]:
     """Options of a run of two steps, with a teacher."""
-    root = tmp_path_factory.mktemp("tracked")
-    for seed, (name, family) in enumerate((("student", "metaspace"), ("teacher", "byte_level"))):
-        shutil.copytree(tokenizer_dirs[family], root / name)
-        tiny_llama(700, seed=seed).save_pretrained(root / name)
-    lines = (json.dumps({"text": text}) + "\n" for text in training_texts[:20])
-    (root / "pages.jsonl").write_text("".join(lines))
-    return [
-        *(f"--student={root / 'student'}", f"--teacher={root / 'teacher'}", "--use_cpu"),
-        *(f"--dataset={root / 'pages.jsonl'}", "--eval_fraction=0.2", "--logging_steps=1"),
-        *("--max_length=64", "--global_batch_tokens=128", "--max_steps=2"),
-    ]
+    steps = {"max_steps": "2", "logging_steps": "1", "global_batch_tokens": "128"}
+    changes = {"report_to": None, "output_dir": None, "save_steps": None, "learning_rate": None}
+    return [*world.argv("", **steps, **changes), "--use_cpu"]
 
 
 @pytest.mark.slow
@@ -68,7 +54,11 @@ def test_trackers_hold_all_that_was_logged(
     assert config["parameters"] == config["trained_parameters"] > 0
     assert config["corpus"]["student_tokens"] > config["corpus"]["blocks"] > 0
     assert config["lr_scheduler_type"] == "cosine_with_min_lr"
-    assert json.loads((out / "wandb_run.json").read_text())["id"] == run.name.rpartition("-")[2]
+    # What an evaluation goes on with: test_wandb_evaluations.py.
+    place = json.loads((out / "wandb_run.json").read_text())
+    assert place.items() >= {"id": run.name.rpartition("-")[2], "name": "table1/a"}.items()
+    assert place.keys() >= PLACE.keys()
+    assert place["config"]["corpus"] == config["corpus"]
 
     history = json.loads((out / "trainer_state.json").read_text())["log_history"]
     logged = [entry for entry in history if "student_loss_nats" in entry]

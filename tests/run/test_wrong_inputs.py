@@ -22,8 +22,6 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     # Names, choices and types.
     (("--teachr", "t"), "unknown option --teachr (did you mean --teacher?)"),
     ((*T, "--method", "vocagnlm"), "invalid choice: 'vocagnlm'"),
-    ((*T, "--method", "nothing:Here"), "--method nothing:Here cannot be loaded (ModuleNotFound"),
-    ((*T, "--aggregation", "math:pi"), "--aggregation math:pi is no function"),
     (("stray", *T), "not used by the HfArgumentParser: ['stray']"),
     (("--config", "paper/table1/cp"), "(did you mean paper/table1/cpt?)"),
     # Names of other programs.
@@ -83,10 +81,6 @@ def test_wrong_option_is_named(argv: tuple[str, ...], message: str) -> None:
 
 
 def test_wrong_launch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vocagnolm.dist.launched_processes", lambda: 2)
-    with pytest.raises(ValueError, match="2 processes were started"):
-        parse([*T, "--use_cpu"])
-    monkeypatch.undo()
     monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")
     with pytest.raises(ValueError, match="parallelism_config_cp_size is not supported"):
         parse([*T, "--use_cpu"])
@@ -215,7 +209,7 @@ def test_rows_fit_the_context_of_a_teacher_of_the_same_tokens(
 
 
 @pytest.mark.parametrize(
-    "command", ["inspect --nosuch", "audit", "export", "score --verify none", "trian"]
+    "command", ["inspect --nosuch", "audit", "export", "score --verify none", "prepare", "trian"]
 )
 def test_command_ends_in_one_line(
     command: str,
@@ -232,27 +226,16 @@ def test_command_ends_in_one_line(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    "argv",
-    [
-        "",
-        "--teachr t",
-        "--method vocagnlm",
-        "--method a:B",
-        "--top_k 3",
-        "--config none.yaml",
-        "--help",
-    ],
-)
-def test_quick_answer_needs_no_torch(argv: str) -> None:
+def test_quick_answers_need_no_torch() -> None:
     code = (
         "import sys; from vocagnolm.run.options import parse\n"
-        "try: parse(sys.argv[1:])\n"
-        "except (ValueError, SystemExit): print('torch' in sys.modules)"
+        "for argv in ('', '--teachr t', '--method vocagnlm', '--method a:B', '--top_k 3',\n"
+        "             '--config none.yaml', '--help'):\n"
+        "    try: parse(argv.split())\n"
+        "    except (ValueError, SystemExit): assert 'torch' not in sys.modules, argv\n"
+        "    else: raise AssertionError(argv)"
     )
-    command = [sys.executable, "-c", code, *argv.split()]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert found.stdout.endswith("False\n")
+    subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=True)
 
 
 @pytest.mark.processes

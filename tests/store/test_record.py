@@ -6,22 +6,18 @@ import hashlib
 import json
 import re
 import signal
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import datasets
-import numpy as np
 import pytest
 import torch
+from adapter_world import World
 from stored_world import in_memory
-from transformers import AutoTokenizer
 
 from vocagnolm.cli import Exit
-from vocagnolm.data import align_corpus
-from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.run import options as train
 from vocagnolm.run.job import load_documents, read_models
 from vocagnolm.store import record as recording
@@ -41,19 +37,8 @@ EPOCHS = ("--max_steps=90", "--save_steps=12")  # one may leave a block out; sev
 
 
 @pytest.fixture(scope="module")
-def models(
-    tmp_path_factory: pytest.TempPathFactory,
-    tokenizer_dirs: dict[str, Path],
-    tiny_llama: Callable[..., Any],
-) -> dict[str, str]:
-    directories = {}
-    for role, family in (("student", "metaspace"), ("teacher", "nfc_digits")):
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer_dirs[family])
-        directory = tmp_path_factory.mktemp(role)
-        tiny_llama(len(tokenizer), max_position_embeddings=128).save_pretrained(directory)
-        tokenizer.save_pretrained(directory)
-        directories[role] = str(directory)
-    return directories
+def models(world: World) -> dict[str, str]:
+    return {"student": str(world.student), "teacher": str(world.teacher)}
 
 
 @pytest.fixture(scope="module")
@@ -95,33 +80,6 @@ def test_run_from_its_own_store_gives_its_weights(
     assert [path.name for path in directory.glob("*.json")] == [MANIFEST_FILE]
     second = run(models, corpus, tmp_path / "b", f"--teacher_losses={directory}", *EPOCHS)
     assert second == first
-
-
-@pytest.mark.slow
-def test_store_holds_every_loss_once_over_epochs(
-    models: dict[str, str], corpus: Path, tmp_path: Path
-) -> None:
-    directory = tmp_path / "store"
-    options = (f"--teacher={models['teacher']}", f"--save_store={directory}", *EPOCHS)
-    run(models, corpus, tmp_path / "run", *options)
-    store = Store(directory)
-    readers = (
-        student_reader(AutoTokenizer.from_pretrained(models["student"]), BLOCK),
-        teacher_reader(AutoTokenizer.from_pretrained(models["teacher"]), 128),
-    )
-    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
-    import datasets
-
-    rows = align_corpus(datasets.Dataset.from_dict({"text": texts}), *readers).rows
-    assert store.manifest["segments"] == len(rows)
-    assert store.manifest["tokens"] == sum(rows["teacher_tokens"]) - len(rows)
-    for document, text in enumerate(texts):
-        segments = store.segments(text)
-        mine = [row for row in rows if row["document"] == document]
-        assert segments is not None
-        assert [s.start for s in segments] == [row["start"] for row in mine]
-        assert [len(s.losses) + 1 for s in segments] == [row["teacher_tokens"] for row in mine]
-        assert all(np.isfinite(s.losses).all() for s in segments)
 
 
 @pytest.mark.slow

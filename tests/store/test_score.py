@@ -361,10 +361,3 @@ def test_verify_says_so_when_there_is_no_store(
     assert "no finished teacher-loss store" in error(["score", "--verify", str(tmp_path)], capsys)
     (tmp_path / "manifest.json").write_text("{")
     assert "is damaged" in error(["score", "--verify", str(tmp_path)], capsys)
-
-
-def test_quantization_is_json(
-    teacher: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    argv = arguments(teacher, corpus, tmp_path / "S", "--quantization", json.dumps([4]))
-    assert "is not a JSON object" in error(argv, capsys)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from score_worker import Processes, kill
+from fork_server import ForkServer
 from score_world import (
     DOCUMENTS,
     arguments,
@@ -27,10 +29,19 @@ KILLS = int(os.environ.get("VOCAGNOLM_KILLS", "4"))  # 50 take half a minute
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[Processes]:
-    started = Processes()
+def processes() -> Iterator[ForkServer]:
+    started = ForkServer("score_worker.py")
     yield started
     started.stop()
+
+
+def asked(argv: list[str], log: Path, scored: Path) -> dict[str, Any]:
+    return {"argv": argv, "log": str(log), "scored": str(scored)}
+
+
+def kill(process: int) -> None:
+    """SIGKILL a process that has not been waited for, whether it has ended or not."""
+    os.kill(process, signal.SIGKILL)
 
 
 def lines_of(path: Path) -> list[list[str]]:
@@ -38,7 +49,7 @@ def lines_of(path: Path) -> list[list[str]]:
 
 
 def score_with_kills(
-    processes: Processes, argv: list[str], path: Path, log: Path, scored: Path, kills: int
+    processes: ForkServer, argv: list[str], path: Path, log: Path, scored: Path, kills: int
 ) -> list[list[int]]:
     """Kill both processes of a job at random moments, one after the other, and start it again.
 
@@ -49,7 +60,7 @@ def score_with_kills(
     statuses = []
     for _ in range(kills):
         began = len(lines_of(scored))
-        job = processes.start_two(argv, log, scored)
+        job = processes.start_two(*[asked(argv, log, scored)] * 2)
         if rng.random() < 0.15:  # anywhere in the start
             time.sleep(rng.uniform(0, 1))
         else:  # after some lines, or at the end
@@ -64,7 +75,7 @@ def score_with_kills(
         time.sleep(rng.choice([0, 0, rng.uniform(0, 0.1)]))
         kill(job[1])
         statuses.append([processes.wait(process) for process in job])
-    job = processes.start_two(argv, log, scored)
+    job = processes.start_two(*[asked(argv, log, scored)] * 2)
     statuses.append([processes.wait(process) for process in job])
     return statuses
 
@@ -84,7 +95,7 @@ def check_scored_once(scored: Path, shards: int) -> None:
 
 @pytest.mark.slow
 def test_store_is_the_same_after_many_kills(
-    processes: Processes, scored: Path, teacher: Path, corpus: Path, tmp_path: Path
+    processes: ForkServer, scored: Path, teacher: Path, corpus: Path, tmp_path: Path
 ) -> None:
     path, log, lines = tmp_path / "S", tmp_path / "log", tmp_path / "scored"
     argv = arguments(teacher, corpus, path)[1:]
@@ -96,23 +107,15 @@ def test_store_is_the_same_after_many_kills(
     assert contents(path) == contents(scored)
 
 
-def test_store_is_the_same_when_two_jobs_write(
-    processes: Processes, scored: Path, teacher: Path, corpus: Path, tmp_path: Path
-) -> None:
-    path, log = tmp_path / "S", tmp_path / "log"
-    argv = arguments(teacher, corpus, path)[1:]
-    jobs = [processes.start(argv, log, tmp_path / "scored") for _ in range(2)]
-    assert [processes.wait(job) for job in jobs] == [0, 0], log.read_text()
-    assert contents(path) == contents(scored)
-
-
 def test_one_of_two_differing_jobs_is_rejected(
-    processes: Processes, scored: Path, teacher: Path, corpus: Path, tmp_path: Path
+    processes: ForkServer, scored: Path, teacher: Path, corpus: Path, tmp_path: Path
 ) -> None:
     path, log = tmp_path / "S", tmp_path / "log"
     settings: list[list[str]] = [[], ["--loss_dtype", "float32"]]
     jobs = [
-        processes.start(arguments(teacher, corpus, path, *more)[1:], log, tmp_path / "scored")
+        processes.start(
+            asked(arguments(teacher, corpus, path, *more)[1:], log, tmp_path / "scored")
+        )
         for more in settings
     ]
     assert sorted(processes.wait(job) for job in jobs) == [0, 2], log.read_text()
@@ -120,24 +123,15 @@ def test_one_of_two_differing_jobs_is_rejected(
     assert not find_faults(path, manifest_of(path)[SHARDS], by_hash=True)
 
 
-def test_two_processes_stop_with_one_line(
-    processes: Processes, scored: Path, teacher: Path, corpus: Path, tmp_path: Path
-) -> None:
-    log = tmp_path / "log"
-    argv = arguments(teacher, corpus, scored, "--min_context", "9")[1:]
-    job = processes.start_two(argv, log, tmp_path / "scored")
-    assert [processes.wait(process) for process in job] == [2, 2], log.read_text()
-    assert log.read_text().count("holds another store") == 1
-    assert "Traceback" not in log.read_text()
-
-
 def test_two_processes_share_the_work_of_a_server(
-    processes: Processes, server: ServedTeacher, teacher: Path, corpus: Path, tmp_path: Path
+    processes: ForkServer, server: ServedTeacher, teacher: Path, corpus: Path, tmp_path: Path
 ) -> None:
     paths, log = [tmp_path / "one", tmp_path / "two"], tmp_path / "log"
     alone, both = (served_arguments(server, teacher, corpus, path)[1:] for path in paths)
-    assert processes.wait(processes.start(alone, log, tmp_path / "alone")) == 0, log.read_text()
-    job = processes.start_two(both, log, tmp_path / "scored")
+    assert processes.wait(processes.start(asked(alone, log, tmp_path / "alone"))) == 0, (
+        log.read_text()
+    )
+    job = processes.start_two(*[asked(both, log, tmp_path / "scored")] * 2)
     assert [processes.wait(process) for process in job] == [0, 0], log.read_text()
     check_scored_once(tmp_path / "scored", DOCUMENTS // 4)
     # Every second shard each.
@@ -147,14 +141,14 @@ def test_two_processes_share_the_work_of_a_server(
 
 
 def test_killed_process_has_kept_every_answer_of_a_server(
-    processes: Processes, server: ServedTeacher, teacher: Path, corpus: Path, tmp_path: Path
+    processes: ForkServer, server: ServedTeacher, teacher: Path, corpus: Path, tmp_path: Path
 ) -> None:
     log, started = tmp_path / "log", list[int]()
 
     def run(directory: str) -> int:
         argv = served_arguments(server, teacher, corpus, tmp_path / directory)
         argv += ["--concurrency", "3", "--shard_documents", "100"]
-        started.append(processes.start(argv[1:], log, tmp_path / "scored"))
+        started.append(processes.start(asked(argv[1:], log, tmp_path / "scored")))
         return processes.wait(started[-1])
 
     server.plan = lambda number: kill(started[-1]) if number in (20, 40) else None

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from score_world import CONTEXT, arguments, contents, error, served_arguments, write_corpus
-from served_teacher import FAULTS, MODEL, ServedTeacher, at_random
+from score_world import CONTEXT, contents, error, served_arguments, write_corpus
+from served_teacher import FAULTS, MODEL, ServedTeacher
 from transformers import PreTrainedTokenizerBase
 
 from vocagnolm import cli
@@ -191,29 +190,6 @@ def test_concurrency_bounds_the_requests(
 ) -> None:
     assert cli.main(command("--concurrency", "2", texts=few)) == 0
     assert server.busiest <= 2
-
-
-@pytest.mark.slow
-def test_thousand_documents_survive_a_fifth_of_faults(
-    server: ServedTeacher, command: Command, teacher: Path, tmp_path: Path
-) -> None:
-    rng = random.Random(0)
-    texts = [f"{number} {rng.randrange(10**6)} apples" for number in range(1000)]
-    for path in ("good", "bad"):
-        argv = command(texts=texts, to=path)
-        argv[argv.index("--shard_documents") + 1] = "100"
-        assert cli.main(argv) == 0
-        server.plan = at_random(0.2, seed=1)
-    assert sum(server.failed[fault] for fault in FAULTS) > 200
-    assert contents(tmp_path / "bad") == contents(tmp_path / "good")
-    opened = Store(tmp_path / "bad")
-    assert (opened.manifest["documents"], opened.manifest["unscored"]) == (1000, 0)
-    assert cli.main(arguments(teacher, tmp_path / "texts.jsonl", tmp_path / "local")) == 0
-    local = Store(tmp_path / "local")
-    for text in texts:
-        (mine,), (expected,) = opened.segments(text) or [], local.segments(text) or []
-        assert np.array_equal(mine.spans, expected.spans)
-        np.testing.assert_allclose(mine.losses, expected.losses, rtol=2e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 
 class World(NamedTuple):
     """Where everything lies; runs are made below `root`."""
@@ -52,3 +54,15 @@ def make_world(
     tiny_llama(700, seed=1).save_pretrained(world.teacher)
     world.pages.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return world
+
+
+@pytest.fixture(scope="module")
+def world(
+    tokenizer_dirs: dict[str, Path],
+    tiny_llama: Callable[..., Any],
+    training_texts: list[str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> World:
+    """A world of 60 pages."""
+    root = tmp_path_factory.mktemp("world")
+    return make_world(root, tiny_llama, tokenizer_dirs, training_texts[:60])

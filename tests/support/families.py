@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from fuzz import FUZZ_PIECES
-from real_data import real_data
 from tokenizers import (
     Regex,
     Tokenizer,
@@ -236,9 +235,3 @@ def tiny_llama() -> Callable[..., Any]:
         return model.eval()
 
     return build
-
-
-@pytest.fixture(scope="session")
-def shared_dir() -> Path:
-    """Real tokenizers and corpora; skips where they are absent."""
-    return real_data("tokenizers").parent

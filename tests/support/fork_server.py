@@ -1,15 +1,68 @@
-"""A process that imports once and forks for every request: each child is a script, started fast."""
+"""A process that imports once and forks for every request: each child is a script, started fast.
+
+A request names its log, to which all output goes, and what to add to the environment.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+HERE = Path(__file__).parent
 
-def serve(run: Callable[[dict[str, Any]], None]) -> None:
+
+class ForkServer:
+    """Starts a script of this directory that serves, and gives it requests."""
+
+    def __init__(self, script: str, **environ: str) -> None:
+        environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environ, "CUDA_VISIBLE_DEVICES": ""},
+        )
+
+    def _ask(self, request: dict[str, Any]) -> int:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def start(self, request: dict[str, Any]) -> int:
+        """Start a process; its number."""
+        return self._ask({"environ": {}, **request})
+
+    def start_two(self, *requests: dict[str, Any]) -> list[int]:
+        """Start one job of two gloo processes, as torchrun does."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        shared |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        return [
+            self.start({**request, "environ": {**shared, "RANK": rank, "LOCAL_RANK": rank}})
+            for rank, request in zip("01", requests, strict=True)
+        ]
+
+    def wait(self, process: int) -> int:
+        """Its exit status, negative for a signal."""
+        return self._ask({"wait": process})
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def serve(run: Callable[[dict[str, Any]], int]) -> None:
     """Answer JSON lines: what to run with the child's number, `{"wait": n}` with its status."""
     for line in sys.stdin:
         request = json.loads(line)
@@ -19,9 +72,21 @@ def serve(run: Callable[[dict[str, Any]], None]) -> None:
         else:
             answer = os.fork()
             if not answer:
-                try:
-                    run(request)
-                finally:
-                    os._exit(99)  # never back into the loop
+                _be(run, request)
         sys.stdout.write(f"{answer}\n")
         sys.stdout.flush()
+
+
+def _be(run: Callable[[dict[str, Any]], int], request: dict[str, Any]) -> None:
+    """Be a process of its own, never back in the loop."""
+    status = 99
+    try:
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for stream in (1, 2):
+            os.dup2(log, stream)
+        os.environ |= request["environ"]
+        status = run(request)
+        sys.stdout.flush()
+    finally:
+        # One exit in about twenty would abort in gloo's threads, with all the work done.
+        os._exit(status)

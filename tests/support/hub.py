@@ -1,13 +1,12 @@
 """A stand-in for the hub's HTTP API, with repositories in memory.
 
-It knows what a push and a download ask for: making a repository, announcing and committing files,
-and reading them. Requests are logged, so that a test sees what was asked.
+It knows what a push asks for: making a repository, announcing and committing files. Requests are
+logged, so that a test sees what was asked.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from threading import Thread
 from typing import Any
 
 COMMIT = "0" * 40
-_FILE = re.compile(r"/(?:datasets/)?([\w.-]+/[\w.-]+)/resolve/[^/]+/(.+)")
 _API = re.compile(r"/api/(?:models|datasets)/([\w.-]+/[\w.-]+)(?:/(.*))?")
 
 
@@ -60,11 +58,6 @@ class Hub:
                 elif line["key"] == "file":
                     files[value["path"]] = base64.b64decode(value["content"])
             return {"commitUrl": f"{self.url}/{name}/commit/{COMMIT}", "commitOid": COMMIT}
-        if asked_for == "tree":
-            known = {"type": "file", "oid": COMMIT}
-            return [
-                {"path": path, "size": len(content), **known} for path, content in files.items()
-            ]
         siblings = [{"rfilename": path} for path in files]
         return {"id": name, "sha": COMMIT, "private": False, "tags": [], "siblings": siblings}
 
@@ -93,14 +86,6 @@ def serving() -> Iterator[Hub]:
             path = self.path.partition("?")[0]
             hub.requests.append(f"{self.command} {path}")
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            if found := _FILE.fullmatch(path):
-                content = hub.repositories.get(found[1], {}).get(found[2])
-                if content is None:
-                    self.reply(404, b"", X_Error_Code="EntryNotFound")
-                    return
-                digest = f'"{hashlib.sha1(content).hexdigest()}"'
-                self.reply(200, content, ETag=digest, X_Repo_Commit=COMMIT)
-                return
             answer = hub.answer(path, body)
             if answer is None:
                 self.reply(404, b"{}", X_Error_Code="RepoNotFound")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import datasets
-from world import MAX_LENGTH, TEACHER_CONTEXT, make_trainer
+from world import MAX_LENGTH, TEACHER_CONTEXT, Tokenizers, make_models, make_trainer
 
 from vocagnolm.chat.formats import read_row
 from vocagnolm.data import Segments, align_corpus
@@ -158,3 +159,10 @@ class World:
         return make_trainer(
             out, blocks, copy.deepcopy(self.student), teacher, options=options, **training
         )
+
+
+def make_world(tiny_llama: Callable[..., Any], tokenizers: Tokenizers, texts: list[str]) -> World:
+    """A world of texts with tiny models."""
+    ours, _ = tokenizers
+    _, reference = make_models(tiny_llama, ours, ours)
+    return World(texts, tokenizers, (*make_models(tiny_llama, *tokenizers), reference))

@@ -6,7 +6,6 @@ It answers with losses of one forward pass per prompt, so equal prompts have equ
 from __future__ import annotations
 
 import json
-import random
 import socket
 import threading
 from collections import Counter
@@ -217,12 +216,6 @@ def _worse(values: list[float | None], fault: str | None) -> list[float | None]:
     if fault == "minus":
         values[-1] = float("inf")
     return values[:-1] if fault == "short" else values
-
-
-def at_random(share: float, seed: int) -> Plan:
-    """Fail so often, in every way."""
-    rng = random.Random(seed)
-    return lambda number: rng.choice(FAULTS) if rng.random() < share else None
 
 
 @contextmanager

@@ -1,28 +1,20 @@
-"""Training runs that start at once and meet a signal at a chosen moment.
+"""Training runs for `ForkServer`, by `argv`, that meet a signal at a chosen moment.
 
-python tests/support/survival_worker.py
-
-Reads one JSON request per line: `{"argv": [...], "environ": {...}, "log": FILE, "events": FILE}`
-starts a process and is answered with its id, `{"wait": ID}` with its exit status, negative for a
-signal. The process writes a line to the second file at each event of training and saving: the time
-in seconds, and what happens. With
-`"signal": NAME` it sends itself that signal at the events numbered `"at"`, or `"after_s"` seconds
-after the first event; with `"break"`, something is broken (see `BREAKS`).
+The process writes a line to the file `events` at each event of training and saving: the time in
+seconds, and what happens. With `"signal": NAME` it sends itself that signal at the events numbered
+`"at"`, or `"after_s"` seconds after the first event; with `"break"`, something is broken (see
+`BREAKS`).
 """
 
 from __future__ import annotations
 
-import errno
-import json
 import os
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,54 +28,7 @@ from vocagnolm.cli import run_script
 from vocagnolm.run import job, options, resume, train
 from vocagnolm.trainer import VocAgnoTrainer
 
-ROOT = Path(__file__).parents[2]
 _SAVE_S = 0.01  # each operation of a save takes so long at least, so that signals meet some
-
-
-class Runs:
-    """What starts and ends the processes."""
-
-    def __init__(self, cache: Path) -> None:
-        environ = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-        self._process = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **environ, "HF_DATASETS_CACHE": str(cache), "HF_HUB_OFFLINE": "1"},
-        )
-
-    def _ask(self, request: dict[str, Any]) -> int:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
-
-    def start(self, argv: Sequence[str], log: Path, **request: Any) -> int:
-        paths = {"log": str(log), "events": str(log.with_suffix(".events"))}
-        return self._ask({"argv": list(argv), "environ": {}, **paths, **request})
-
-    def start_two(self, argv: Sequence[str], log: Path, *requests: dict[str, Any]) -> list[int]:
-        """One job of two gloo processes, as launched by torchrun, each with its own request."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": "2"}
-        shared |= {"WORLD_SIZE": "2"}
-        started = []
-        for rank, request in enumerate(requests):
-            environ = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            place = log.with_name(f"{log.stem}-{rank}{log.suffix}")
-            started.append(self.start(argv, place, environ=environ, **request))
-        return started
-
-    def wait(self, process: int) -> int:
-        return self._ask({"wait": process})
-
-    def stop(self) -> None:
-        self._process.kill()
-        self._process.communicate()
 
 
 class Moment:
@@ -181,33 +126,15 @@ def _slow_alignment(seconds: float) -> None:
     job.align_corpus = align_corpus
 
 
-def _full_disk(save: int) -> None:
-    """The disk is full when a checkpoint of this index is to be declared complete."""
-    original, saves = resume.finish_checkpoint, []
-
-    def finish(staged: Path, *args: Any) -> None:
-        saves.append(staged)
-        if len(saves) == save:
-            raise OSError(errno.ENOSPC, "No space left on device", str(staged))
-        original(staged, *args)
-
-    resume.finish_checkpoint = finish
-
-
 BREAKS = {
     "fsdp": _shard,
     "slow": _slow_alignment,
     "nan": _nan_loss,
-    "disk": _full_disk,
 }
 
 
-def run(request: dict[str, Any]) -> None:
-    """Be the script, in a process of its own."""
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    os.environ |= request["environ"]
+def run(request: dict[str, Any]) -> int:
+    """Be the script."""
     for name, *where in request.get("break", ()):
         BREAKS[name](*where)
     watch(Moment(request))
@@ -215,9 +142,8 @@ def run(request: dict[str, Any]) -> None:
     try:
         run_script(options.main)
     except SystemExit as left:
-        status = int(left.code or 0)
-    sys.stdout.flush()
-    os._exit(status)
+        return int(left.code or 0)
+    raise AssertionError("it leaves")
 
 
 if __name__ == "__main__":

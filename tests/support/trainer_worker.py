@@ -5,6 +5,7 @@ python tests/support/forked_job.py tests/support/trainer_worker.py DIR 2
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -16,12 +17,12 @@ import transformers
 import yaml
 from accelerate import ParallelismConfig, PartialState
 from accelerate.utils import DistributedType
-from held_memory import measure_runs
 from methods_world import World
+from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from world import make_blocks, make_trainer
 
-from vocagnolm.method import Method
+from vocagnolm.models.load import shard_inside_machine
+from vocagnolm.objective import OnlineTeacher
 from vocagnolm.run import options as train
 
 
@@ -51,14 +52,10 @@ def run_job(directory: Path, number: int, job: dict) -> None:
         **job["training"],
         **sharding,
     }
-    out, blocks = directory / f"out{number}", make_blocks(texts, *tokenizers)
-    if "method" in job:
-        trainer = World(texts, tokenizers, models).trainer(out, job["method"], **training)
-    else:
-        method = Method(**job["settings"])
-        if not method.needs_teacher:
-            models[1] = None
-        trainer = make_trainer(out, blocks, *models, options={"method": method}, **training)
+    out = directory / f"out{number}"
+    trainer = World(texts, tokenizers, models).trainer(out, job["method"], **training)
+    for machines in job.get("machines", ()):
+        check_sharded_teacher(trainer, machines)
     assert trainer.accelerator.num_processes == world_size
     assert (trainer.accelerator.distributed_type == DistributedType.FSDP) == job["fsdp"]
     trainer.train()
@@ -70,10 +67,27 @@ def run_job(directory: Path, number: int, job: dict) -> None:
         policy = trainer.model_wrapped._get_fsdp_state()._mp_policy
         assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    if "method" not in job:
-        state["eval_loss"] = torch.tensor(trainer.evaluate(blocks)["eval_loss"])
+    state["eval_loss"] = torch.tensor(trainer.evaluate(trainer.train_dataset)["eval_loss"])
     if trainer.accelerator.is_main_process:
         torch.save(state, directory / f"{number}.pt")
+
+
+def check_sharded_teacher(trainer: Any, machines: int) -> None:
+    """A teacher that is sharded inside each machine says what a whole one says, bit for bit."""
+    world_size, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+    (whole,), cpu = trainer.online_teachers, torch.device("cpu")
+    os.environ["LOCAL_WORLD_SIZE"] = str(world_size // machines)
+    sharded = shard_inside_machine(copy.deepcopy(whole), cpu)
+    os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
+    # Every process has rows of its own shape.
+    batch = trainer.data_collator([trainer.train_dataset[n] for n in range(rank + 1)])
+    expected, found = (OnlineTeacher([each], cpu).losses(batch)[0] for each in (whole, sharded))
+    assert torch.equal(expected, found)
+    parts: Any = sharded.parameters()
+    share = sum(p.to_local().numel() for p in parts) / sum(p.numel() for p in whole.parameters())
+    assert abs(share * world_size / machines - 1) < 0.1, share
+    units = sum(isinstance(module, FSDPModule) for module in sharded.modules())
+    assert units == len(whole.model.layers) + 1, "more than a layer is gathered at a time"
 
 
 def fsdp_environment(path: str) -> dict[str, str]:
@@ -86,7 +100,6 @@ def fsdp_environment(path: str) -> dict[str, str]:
 def main() -> None:
     directory = Path(sys.argv[1])
     jobs = json.loads((directory / "jobs.json").read_text())
-    measure_runs()
     for number, job in enumerate(jobs):
         if job["fsdp"]:
             # The real FSDP2 path of Accelerate, on CPU: it would fall back to DDP by itself.

@@ -14,6 +14,16 @@ import pytest
 
 # What a user's environment may say, and a test may not hear.
 _NAMES = "MODE PROJECT API_KEY ENTITY NAME RUN_GROUP TAGS BASE_URL IDENTITY_TOKEN_FILE WATCH"
+# What a training run leaves for its evaluations.
+PLACE: dict[str, Any] = {
+    "id": "abc123",
+    "project": "students",
+    "entity": None,
+    "group": "table1",
+    "name": "table1/a",
+    "tags": ["cpt"],
+    "config": {"method": "cpt", "models": {"student": {"parameters": 3}}},
+}
 
 
 @pytest.fixture

@@ -140,9 +140,7 @@ def rebuilt_dir(tokenizer_dir: Callable[..., Path]) -> Path:
     return directory
 
 
-def test_ids_unlike_the_tokenizer_json_are_rejected(
-    rebuilt_dir: Path,
-) -> None:
+def test_ids_unlike_the_tokenizer_json_are_rejected(rebuilt_dir: Path) -> None:
     message = load_error(rebuilt_dir, "teacher")
     assert "(LlamaTokenizer) does not give the ids of its own tokenizer.json: set" in message
 
