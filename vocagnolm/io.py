@@ -114,18 +114,18 @@ def differences(
     return [f"{prefix}{name} was {before.get(name)}, now {now[name]}" for name in changed]
 
 
-def check_writable(output_dir: Path, option: str = "--output_dir") -> None:
+def check_writable(output_dir: Path) -> None:
     """Reject a directory for results, before any work is done, if nothing can be written there."""
     # A directory that does not exist yet will be made in its nearest parent that does.
     place = next(place for place in (output_dir, *output_dir.parents) if place.exists())
     if not place.is_dir():
-        raise ValueError(f"{option} {output_dir}: {place} is a file, not a directory")
+        raise ValueError(f"--output_dir {output_dir}: {place} is a file, not a directory")
     try:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
         reason = f"{place} cannot be written to ({error.strerror})"
-        raise ValueError(f"{option} {output_dir}: {reason}") from error
+        raise ValueError(f"--output_dir {output_dir}: {reason}") from error
 
 
 def versions(packages: str) -> dict[str, str]:

@@ -34,8 +34,6 @@ from vocagnolm.token_loss import add_token_losses, check_packing, inner_model
 if TYPE_CHECKING:
     from peft import PeftConfig
 
-    from vocagnolm.store.record import LossRecorder
-
 logger = logging.getLogger(__name__)
 
 
@@ -61,7 +59,6 @@ class VocAgnoTrainer(ResumableTrainer):
         method: all settings of the method, or the name of one with the paper's settings, instead of
             those in `args`.
         objective: a method of your own, instead of the `method` in the settings.
-        recorder: keeps the teacher's losses (`vocagnolm.store.record`).
         max_bad_steps, device_peak_tflops: as in `VocAgnoConfig`, for other TrainingArguments.
 
     `predict` gives each row's sum of losses in nats as `predictions` and its label tokens as
@@ -82,7 +79,6 @@ class VocAgnoTrainer(ResumableTrainer):
         peft_config: "PeftConfig | None" = None,
         method: str | Method | None = None,
         objective: type[Objective] | None = None,
-        recorder: "LossRecorder | None" = None,
         **others: Any,
     ):
         for name in ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics"):
@@ -110,7 +106,7 @@ class VocAgnoTrainer(ResumableTrainer):
             model = adapt(cast(PreTrainedModel, model), peft_config, args.seed)
         collator = _collator(method, args, data_collator, others["train_dataset"])
         others |= {"data_collator": collator, "compute_metrics": self._mean_token_losses}
-        super().__init__(recorder, max_bad_steps, model=model, args=args, **others)
+        super().__init__(max_bad_steps, model=model, args=args, **others)
         self.model: PreTrainedModel
         _check_student(self.model, self.optimizer)
         self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
@@ -206,7 +202,6 @@ class VocAgnoTrainer(ResumableTrainer):
         self.metrics.add_student(loss_BS, found.valid_BS, found.weight_BS, block_B)
         if teacher is not None:
             self.metrics.add_teacher(teacher.loss_BT, teacher.valid_BT, block_B)
-            self.guard.add_teacher(block_B, teacher.loss_BT)
             excess_BS = found.student_loss_BS - found.teacher_loss_BS
             self.metrics.add_excess(excess_BS, found.mapped_BS & found.valid_BS, block_B)
         return (self.objective.weights(found) * loss_BS).sum()

@@ -16,7 +16,6 @@ import torch
 from transformers import Trainer, TrainerCallback
 from world import Tokenizers, make_blocks, make_trainer
 
-from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.run import resume
 from vocagnolm.run.resume import newest_checkpoint
 
@@ -28,10 +27,9 @@ def make(
     """`make(**training)`: a trainer of 3 steps that saves each."""
     blocks = make_blocks(training_texts[:40], *tokenizers)
 
-    def trainer(recorder: Any = None, max_bad_steps: int = 0, **training: Any) -> Any:
+    def trainer(max_bad_steps: int = 0, **training: Any) -> Any:
         saving = {"save_strategy": "steps", "save_steps": 1, **training}
-        options = {"eval_dataset": [blocks[0]], "recorder": recorder}
-        options["max_bad_steps"] = max_bad_steps
+        options = {"eval_dataset": [blocks[0]], "max_bad_steps": max_bad_steps}
         return make_trainer(tmp_path, blocks, *copy.deepcopy(pair), options=options, **saving)
 
     return trainer
@@ -189,37 +187,6 @@ def test_checkpoint_lacks_no_file_of_another_machine(
     with pytest.raises(OSError, match=r"lacks metrics_1.safetensors"):
         make().train()
     assert newest_checkpoint(tmp_path) is None
-
-
-def test_losses_are_written_before_every_checkpoint(
-    make: Callable[..., Any], tmp_path: Path
-) -> None:
-    class Notes(TrainerCallback):
-        def __init__(self) -> None:
-            self.held, self.written = 0, []
-
-        def add(self, block_B: torch.Tensor, loss_BT: torch.Tensor) -> None:
-            assert len(block_B) == len(loss_BT)
-            self.held += len(block_B)
-
-        def write(self, step: int) -> None:
-            assert not (tmp_path / f"checkpoint-{step}").exists()
-            self.written.append((step, self.held))
-            self.held = 0
-
-    notes = Notes()
-    trainer = make(notes, max_steps=5, save_steps=2)
-    losses, calls = trainer.objective.teacher.losses, []
-
-    def bad_in_the_fourth(batch: Any, **kwargs: Any) -> Any:
-        calls.append(batch)
-        found = losses(batch, **kwargs)
-        return found._replace(loss_BT=found.loss_BT * (torch.nan if len(calls) == 4 else 1.0))
-
-    trainer.objective.teacher.losses = bad_in_the_fourth
-    with pytest.raises(NonFiniteLoss):
-        trainer.train()
-    assert notes.written == [(2, 16), (3, 8)]
 
 
 def test_skipped_step_changes_nothing(make: Callable[..., Any]) -> None:

@@ -49,8 +49,6 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
         "--missing_losses plain trains on every token",
     ),
     ((*TWO, "--teacher_tokenizer", "a"), "--teacher_tokenizer needs one value for each of 2"),
-    ((*TWO, "--save_store", "s"), "--save_store"),
-    ((*T, "--save_store", "s", "--attend_across_documents"), "--save_store"),
     # Corpora.
     ((*T, "--dataset", "a", "a"), "--dataset names one twice"),
     ((*T, "--dataset", "a", "b", "--dataset_weights", "1"), "--dataset_weights needs one for each"),
@@ -168,7 +166,6 @@ WRONG_RUNS: list[tuple[dict[str, str], str]] = [
     ({"student": "/no/model"}, "--student /no/model: no such directory"),
     ({"teacher": "no-model"}, "--teacher no-model cannot be loaded"),
     ({"output_dir": "/proc/x/y"}, "--output_dir /proc/x/y: /proc cannot be written"),
-    ({"save_store": "/proc/x"}, "--save_store /proc/x: /proc cannot be written"),
     ({"max_length": "4096", "global_batch_tokens": "4096"}, "exceeds the student's context"),
     ({"eval_dataset": "no.jsonl"}, "--eval_dataset no.jsonl: no such file"),
     ({"resume_from_checkpoint": "/no"}, "--resume_from_checkpoint /no: no such directory"),

@@ -68,9 +68,7 @@ _PLACES = (
     "student teacher student_tokenizer teacher_tokenizer student_chat_template "
     "teacher_chat_template dataset"
 ).split()
-_NO_EFFECT_ON_NUMBERS = (
-    "dataset_num_proc trust_remote_code eval_dataset save_store teacher_sharding".split()
-)
+_NO_EFFECT_ON_NUMBERS = "dataset_num_proc trust_remote_code eval_dataset teacher_sharding".split()
 # Documents of a corpus that a plan is made from, unless it has few enough to read them all.
 _SAMPLE_DOCUMENTS, _SMALL_DOCUMENTS = 1000, 10_000
 # Below this, processes take longer to start than they save on 32 cores.
@@ -421,11 +419,10 @@ def _align_corpora(job: Job, models: Models, sample: bool) -> tuple[list[Corpus]
         name, option = data.eval_dataset, "--eval_dataset"
         to_evaluate = load_corpus(name, text_column=column, option=option)
     read = [(name, *_read(job, name, given, sample)) for name, given in corpora_of(data)]
-    needs_all = job.args.method == "chunk" or job.model.save_store
-    if needs_all and any(is_conversations(texts) for _, texts, _ in read):
+    if job.args.method == "chunk" and any(is_conversations(texts) for _, texts, _ in read):
         raise ValueError(
-            "--method chunk and --save_store need a loss of every token, and the questions of a "
-            "conversation have none"
+            "--method chunk needs a loss of every token, and the questions of a conversation have "
+            "none"
         )
     corpora = []
     for name, texts, total in read:

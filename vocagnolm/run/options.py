@@ -61,7 +61,6 @@ class ModelOptions:
     teacher_losses: list[str] | None = option(
         None, "Stores of teacher losses (vocagnolm score) instead of a teacher.", first=True
     )
-    save_store: str | None = option(None, "Keep the teacher's losses as a store in this directory.")
     use_peft: bool = option(
         False, "Train LoRA adapters instead of the student's weights.", first=True
     )
@@ -80,8 +79,6 @@ class ModelOptions:
         in_range(self, "[0, 1)", "lora_dropout")
         if self.teacher and self.teacher_losses:
             raise ValueError("--teacher and --teacher_losses exclude each other: give one")
-        if self.save_store and len(self.teacher or ()) != 1:
-            raise ValueError("--save_store takes one --teacher")
 
     @property
     def teachers(self) -> int:
@@ -493,11 +490,6 @@ def check(argv: Sequence[str]) -> tuple[str | None, list[str], list[Any]]:
     )
     model, _, method, _, _ = options
     method.check_teacher(model.teachers, is_stored=bool(model.teacher_losses))
-    if model.save_store and (method.distance or method.attend_across_documents):
-        raise ValueError(
-            "--save_store keeps token losses of documents alone: it goes neither with --method kld "
-            "or uld nor with --attend_across_documents"
-        )
     return recipe, flags, options
 
 

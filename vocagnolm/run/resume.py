@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -52,9 +52,6 @@ from vocagnolm.io import (
 )
 from vocagnolm.run.config import check_arguments
 from vocagnolm.run.metrics import NO_BLOCK, GuidanceMetrics
-
-if TYPE_CHECKING:
-    from vocagnolm.store.record import LossRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -394,20 +391,13 @@ class StepGuard(TrainerCallback):
     The check makes one host-device sync per optimizer step, none per micro-batch.
 
     Args:
-        trainer: its recorder gets the teacher's losses of steps that made an update.
+        trainer: its metrics have the losses of the step.
         max_bad_steps: steps in a row that may be skipped; one more stops the run, after the
             student's last good state is saved.
     """
 
     def __init__(self, trainer: "ResumableTrainer", max_bad_steps: int):
         self._trainer, self._max_bad_steps = trainer, max_bad_steps
-        # Of the step in progress.
-        self._teacher_losses: list[tuple[Tensor, Tensor]] = []
-
-    def add_teacher(self, block_B: Tensor, loss_BT: Tensor) -> None:
-        """Hold the teacher's losses [B, T] for the recorder until the step is kept."""
-        if self._trainer.recorder is not None:
-            self._teacher_losses.append((block_B, loss_BT))
 
     def on_pre_optimizer_step(self, args: object, state: Any, control: Any, **given: Any) -> None:
         """Skip the update, or stop, if a loss or a gradient is not finite on any process."""
@@ -425,12 +415,8 @@ class StepGuard(TrainerCallback):
             preemption.is_agreed = control.should_training_stop = True
         if max(faults) == NO_BLOCK:
             metrics.keep_step()
-            for found in self._teacher_losses:
-                assert self._trainer.recorder is not None
-                self._trainer.recorder.add(*found)
         else:
             self._skip_or_stop(model, state.global_step + 1, *faults)
-        self._teacher_losses = []
 
     def _gradient_fault(self, model: nn.Module) -> Tensor:
         """0 if this process's gradients are not finite, else -1; without a host-device sync."""
@@ -485,9 +471,7 @@ class ResumableTrainer(Trainer):
         orders_steps: begin steps of several micro-batches with their widest packed sequences.
     """
 
-    def __init__(
-        self, recorder: "LossRecorder | None" = None, max_bad_steps: int = 0, **given: Any
-    ):
+    def __init__(self, max_bad_steps: int = 0, **given: Any):
         check_arguments(given["args"])
         super().__init__(**given)
         for name in _OVERRIDDEN:
@@ -498,10 +482,9 @@ class ResumableTrainer(Trainer):
             self.args.save_total_limit = 2
         self.settings: Settings = {}
         self.orders_steps = self._is_saving = False
-        self.recorder, self.metrics = recorder, GuidanceMetrics(self.accelerator)
-        self.preemption, self.guard = Preemption(), StepGuard(self, max_bad_steps)
-        for callback in filter(None, (self.preemption, recorder, self.guard)):
-            self.add_callback(callback)
+        self.metrics, self.preemption = GuidanceMetrics(self.accelerator), Preemption()
+        self.add_callback(self.preemption)
+        self.add_callback(StepGuard(self, max_bad_steps))
         # Under mixed precision Accelerate's FSDP2 casts the outputs of the forward, as losses that
         # are to be ranked, and reduces gradients in 16 bits.
         plugin = self.accelerator.state.fsdp_plugin if self.accelerator.is_fsdp2 else None
@@ -593,9 +576,6 @@ class ResumableTrainer(Trainer):
         state, name = self.state, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         directory = Path(self._get_output_dir(trial))
         staged, final = directory / _SAVING / name, directory / name
-        # First, as the teacher's losses of finished steps are not computed again.
-        if self.recorder is not None:
-            self.recorder.write(state.global_step)
         known_best = state.best_model_checkpoint
         self._is_saving = True
         try:

@@ -7,7 +7,7 @@ from typing import Any, cast
 from vocagnolm.cli import Exit, is_main, print_main
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.dist import rank0
-from vocagnolm.io import check_writable, write_text
+from vocagnolm.io import write_text
 from vocagnolm.models.load import model_files
 from vocagnolm.packing import Batch
 from vocagnolm.run import resume, wandb
@@ -23,8 +23,6 @@ from vocagnolm.run.job import (
     write_skipped,
 )
 from vocagnolm.run.plan import plan
-from vocagnolm.store.format import SHARDS, read_manifest
-from vocagnolm.store.record import load_recorder
 from vocagnolm.trainer import VocAgnoTrainer
 
 
@@ -96,19 +94,13 @@ def train(job: Job) -> int:
 
 
 def check_places(job: Job, models: Models) -> None:
-    """Check what would fail after hours: weights, places to write to, keys.
+    """Check what would fail after hours: weights and keys.
 
     Raises:
         ValueError: one of them is missing or damaged.
     """
     for model in (models.student, *models.teachers):
         model.source.check_weights()
-    if job.model.save_store:
-        store = Path(job.model.save_store)
-        check_writable(store, "--save_store")
-        is_finished = SHARDS in read_manifest(store)
-        if is_finished and resume.newest_checkpoint(Path(str(job.args.output_dir))) is None:
-            raise ValueError(f"--save_store {store} holds a finished store: give another")
     if job.args.push_to_hub:
         check_login(job.args.hub_token)
     if job.args.report_to:
@@ -118,7 +110,6 @@ def check_places(job: Job, models: Models) -> None:
 def make_trainer(job: Job, models: Models, documents: Documents) -> VocAgnoTrainer:
     """Load the weights of all models, and make the trainer."""
     args = job.args
-    recorder = load_recorder(job, models, documents) if job.model.save_store else None
     student, teacher = load_weights(models, job.model, args.device, args.seed)
     return VocAgnoTrainer(
         model=student,
@@ -127,7 +118,6 @@ def make_trainer(job: Job, models: Models, documents: Documents) -> VocAgnoTrain
         train_dataset=documents.blocks,
         eval_dataset=documents.eval_blocks,
         processing_class=models.reader.tokenizer,
-        recorder=recorder,
     )
 
 

@@ -147,7 +147,7 @@ def finish_store(directory: Path, description: Mapping[str, object]) -> None:
 
     The description names teacher, tokenizer, segmentation and versions.
     """
-    # Shards of later steps have longer numbers.
+    # From a hundred thousand on, numbers are longer.
     paths = sorted(directory.glob("shard-*.arrow"), key=lambda path: (len(path.name), path.name))
     with ThreadPoolExecutor(_THREADS) as pool:
         shards = list(pool.map(_describe, paths))
