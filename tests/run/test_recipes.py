@@ -78,7 +78,7 @@ def test_recipe_is_the_papers_run(path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert 0 <= run.max_steps * run.global_batch_tokens - tokens_of(path) * 10**9 < 2**21
     found = recipe_options(path)
     assert found.items() >= SETTINGS.items()
-    beyond = {"guidance_table_steps", "unselected_weight", "top_k_warmup_steps"}
+    beyond = {"unselected_weight", "top_k_warmup_steps"}
     assert run.in_effect().keys() <= found.keys() | beyond, "every option in effect is written out"
     assert {"attend_across_documents", "max_steps", "output_dir"} <= found.keys()
     assert "bf16" not in found  # rejected on a machine without a GPU

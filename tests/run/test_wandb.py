@@ -40,7 +40,7 @@ def test_trackers_hold_all_that_was_logged(
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
     recipe, out = tmp_path / "recipes" / "table1" / "a.yaml", tmp_path / "run"
     recipe.parent.mkdir(parents=True)
-    recipe.write_text("project: lab/p\nguidance_table_steps: 1\n")
+    recipe.write_text("project: lab/p\n")
     argv = [*options, f"--config={recipe}", f"--output_dir={out}"]
     assert command.main([*argv, "--report_to", "wandb", "tensorboard"]) == 0
     (run,) = offline.glob("offline-run-*")
@@ -67,16 +67,13 @@ def test_trackers_hold_all_that_was_logged(
         step = entry.pop("step")
         assert row.items() >= {**wandb.tracked(entry), wandb.STEP: step}.items()
     names = {name.partition("._")[0] for row in found["history"] for name in row}
-    assert {"eval/loss", "guidance/tokens", "guidance/excess_loss_nats"} <= names
+    assert "eval/loss" in names
     assert all(name.startswith((*SECTIONS, "_")) for name in names)
 
     events = EventAccumulator(str(tmp_path / "events"))
     events.Reload()
-    tags = events.Tags()
     entries = {name for entry in history for name in entry} - {"step"}
-    assert set(tags["scalars"]) == set(wandb.tracked(dict.fromkeys(entries)))
-    assert tags["histograms"] == ["guidance/excess_loss_nats"]
-    assert {"config/text_summary", "guidance/tokens/text_summary"} <= set(tags["tensors"])
+    assert set(events.Tags()["scalars"]) == set(wandb.tracked(dict.fromkeys(entries)))
 
 
 @pytest.mark.slow

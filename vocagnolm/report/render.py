@@ -64,12 +64,11 @@ def token_label(token: TokenView) -> str:
 
 def _settings_line(view: GuidanceView) -> str:
     method = view.method
-    step = "" if view.step is None else f"step {view.step:,} · "
     if method.accepts:
-        return f"{step}method {method.method} · selection accept"
+        return f"method {method.method} · selection accept"
     share = f"top_k {method.top_k:g} of {view.competition}"
     how = f"aggregation {method.aggregation} · unmapped {method.unmapped}"
-    return f"{step}method {method.method} · {share} · {how}"
+    return f"method {method.method} · {share} · {how}"
 
 
 def _summary(view: GuidanceView) -> list[list[str]]:

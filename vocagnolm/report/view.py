@@ -1,8 +1,7 @@
 """The guidance view: which tokens of a text are trained, with both losses and the teacher's pieces.
 
 From a batch of packed sequences, the losses and weights of its tokens (`guidance.TokenGuidance`)
-and the texts, `view_texts` makes plain data, which pages show, for the command and the training
-callback alike.
+and the texts, `view_texts` makes plain data, which pages show.
 """
 
 from __future__ import annotations
@@ -88,8 +87,6 @@ class GuidanceView:
     method: Method
     # Tokens among which the share is taken, in words.
     competition: str
-    # Optimizer steps of the student, where a training run shows itself.
-    step: int | None = None
     texts: tuple[TextView, ...] = ()
 
     @property

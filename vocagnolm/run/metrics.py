@@ -63,8 +63,6 @@ class GuidanceMetrics:
             and the teacher's, losses were not finite; -1 while there is none.
         bad_steps: how many of the last steps were dropped in a row.
         weight_name: of the mean weight in the report.
-        excess_sample: excess losses of random tokens that were read last, in nats; None without a
-            teacher.
     """
 
     weight_name = "selected_fraction"
@@ -73,7 +71,6 @@ class GuidanceMetrics:
         self._accelerator, self._device = accelerator, accelerator.device
         # MPS has no float64.
         self._dtype = torch.float32 if self._device.type == "mps" else torch.float64
-        self.excess_sample: Tensor | None = None
         self.restore(None)
 
     def _clear(self) -> None:
@@ -176,7 +173,7 @@ class GuidanceMetrics:
             report["teacher_tokens_per_student_token"] = sums["teacher_tokens"] / tokens
             report["unmapped_fraction"] = 1.0 - sums["mapped_tokens"] / tokens
             scores, excess = _sampled([(scores, excess)])
-            sample = self.excess_sample = excess[scores != NO_BLOCK].cpu()
+            sample = excess[scores != NO_BLOCK].cpu()
             if len(sample):
                 report["teacher_ahead_fraction"] = (sample > 0).double().mean().item()
                 for percent in (10, 50, 90):
@@ -207,7 +204,7 @@ class GuidanceMetrics:
     def restore(self, directory: Path | None) -> None:
         """Start from a checkpoint's sums, if it has any, or from none."""
         self.bad_blocks = torch.full((2,), NO_BLOCK, device=self._device)
-        self.bad_steps, self.excess_sample = 0, None
+        self.bad_steps = 0
         self._clear()
         process, world_size = self._accelerator.process_index, self._accelerator.num_processes
         count = len([*directory.glob(_METRICS_FILE.format("*"))]) if directory else 0

@@ -305,9 +305,6 @@ class RunOptions:
         None, "Name of the run in trackers; by default the path of --config."
     )
     project: str = option("vocagnolm", "Project of the run in trackers; PROJECT or ENTITY/PROJECT.")
-    guidance_table_steps: int = option(
-        0, "Show the guidance of a sample every so many steps; 0: never."
-    )
     device_peak_tflops: float | None = option(
         None, "Peak of a device for the MFU in the logs; by its name if not given."
     )
@@ -323,7 +320,7 @@ class RunOptions:
         in_range(self, "[1, inf)", "gradient_accumulation_steps")
         in_range(self, "(0, inf)", "num_train_epochs", "device_peak_tflops")
         in_range(self, "[0, inf)", "learning_rate", "save_steps", "eval_steps", "logging_steps")
-        in_range(self, "[0, inf)", "max_bad_steps", "guidance_table_steps")
+        in_range(self, "[0, inf)", "max_bad_steps")
         in_range(self, "[0, 4294967295]", "seed")
         if self.max_steps == 0:
             raise ValueError("--max_steps 0 makes no update: use --dry_run to see the plan")
@@ -560,7 +557,6 @@ def _warnings(options: Sequence[Any]) -> Iterator[str]:
     unread = {field.name for field in fields(Method)} - {*method.in_effect()}
     for has_effect, names, condition in (
         (False, unread, f"with {method.as_typed}"),
-        (method.choice == "guided", {"guidance_table_steps"}, f"with {method.as_typed}"),
         (model.teacher, _OF_TEACHERS, "without --teacher"),
         (model.teacher_losses, {"missing_losses"}, "without --teacher_losses"),
         (model.use_peft, {name for name in given if "lora_" in name}, "without --use_peft"),

@@ -2,14 +2,12 @@
 
 import math
 from pathlib import Path
-from typing import Any, cast
 
 from vocagnolm.cli import Exit, is_main, print_main
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.dist import rank0
 from vocagnolm.io import write_text
 from vocagnolm.models.load import model_files
-from vocagnolm.packing import Batch
 from vocagnolm.run import resume, wandb
 from vocagnolm.run.card import check_login, model_card, push
 from vocagnolm.run.job import (
@@ -59,7 +57,9 @@ def train(job: Job) -> int:
     # Last, so that a wrong command leaves no trace in the directory.
     rank0(lambda: resume.claim(output_dir, settings))
     rank0(lambda: write_skipped(documents, output_dir))
-    add_trackers(trainer, job, models, documents, is_resumed=checkpoint is not None)
+    if args.report_to and is_main():
+        about = wandb.about(job, models, documents, settings)
+        wandb.begin(trainer, job, about, is_resumed=checkpoint is not None)
 
     # Train.
     trained = trainer.train(resume_from_checkpoint=checkpoint)
@@ -118,38 +118,6 @@ def make_trainer(job: Job, models: Models, documents: Documents) -> VocAgnoTrain
         train_dataset=documents.blocks,
         eval_dataset=documents.eval_blocks,
         processing_class=models.reader.tokenizer,
-    )
-
-
-def add_trackers(
-    trainer: VocAgnoTrainer, job: Job, models: Models, documents: Documents, *, is_resumed: bool
-) -> None:
-    """Begin the run in the trackers of `--report_to`; add the callback of guidance tables."""
-    args, show = trainer.args, None
-    if job.args.report_to and is_main():
-        about = wandb.about(job, models, documents, trainer.settings)
-        show = wandb.begin(trainer, job, about, is_resumed=is_resumed).table
-    every = job.args.guidance_table_steps
-    if not every or job.args.choice != "guided":
-        return
-    # Here, because a run without tables needs no pages.
-    from vocagnolm.report.callback import GuidanceTable
-    from vocagnolm.report.view import GuidanceView, view_texts
-
-    blocks, rows = documents.blocks, documents.segments.rows
-    batch = cast(Batch, trainer.data_collator([cast(Any, blocks[0])]))
-    segments = [[rows[int(index)] for index in blocks.segments(0)]]
-    texts = segments, documents.texts, models.reader.tokenizer
-    teacher = " and ".join(job.model.teacher or job.model.teacher_losses or ())
-    scopes = {"sequence": "each sequence", "batch": "the sequences shown"}
-    scope = f"the mapped tokens of {scopes[job.args.selection_scope]}"
-    view = GuidanceView(job.model.student, teacher, job.args.as_method(), scope)
-    directory = Path(str(args.output_dir), "guidance")
-    trainer.add_callback(
-        GuidanceTable(
-            lambda: view_texts(batch, trainer.token_guidance(batch), *texts),
-            *(every, view, directory, show),
-        )
     )
 
 

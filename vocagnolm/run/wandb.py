@@ -18,12 +18,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from transformers import Trainer, TrainerCallback, TrainerState
+from transformers import Trainer
 from transformers.integrations import integration_utils
 from transformers.trainer import TRAINER_STATE_NAME
 
 from vocagnolm.cli import log_main
-from vocagnolm.io import RUN_FILE, JsonObject, json_or_empty, markdown_table, versions, write_json
+from vocagnolm.io import RUN_FILE, JsonObject, json_or_empty, versions, write_json
 from vocagnolm.run.options import RunOptions
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def begin_run(arguments: Mapping[str, Any]) -> Any:
 # -- A run of training -------------------------------------------------------------------------
 
 
-def begin(trainer: Trainer, job: Job, about: Mapping[str, Any], *, is_resumed: bool) -> Extras:
+def begin(trainer: Trainer, job: Job, about: Mapping[str, Any], *, is_resumed: bool) -> None:
     """Begin a run in all trackers, before it trains; on rank 0.
 
     A run that was cut off and resumed is one run, in Weights & Biases too.
@@ -161,8 +161,6 @@ def begin(trainer: Trainer, job: Job, about: Mapping[str, Any], *, is_resumed: b
     integration_utils.rewrite_logs = tracked
     args, where = trainer.args, place(job, about["settings"])
     args.project, args.run_name = where["project"], where["name"]
-    extras = Extras(trainer, about)
-    trainer.add_callback(extras)
     if "wandb" in (args.report_to or ()):
         directory = Path(str(args.output_dir))
         known = _read_place(directory) if is_resumed else {}
@@ -170,47 +168,6 @@ def begin(trainer: Trainer, job: Job, about: Mapping[str, Any], *, is_resumed: b
         run = begin_run(arguments)
         found = {"id": run.id, "project": run.project, "entity": run.entity or None}
         write_json(directory / _PLACE_FILE, {**arguments, **found})
-    return extras
-
-
-class Extras(TrainerCallback):
-    """Shows what transformers' callbacks do not: what a run is made of, histograms and tables."""
-
-    def __init__(self, trainer: Any, about: Mapping[str, Any]):
-        self._trainer, self._about = trainer, about
-        self._board: Any = None
-
-    def on_train_begin(self, *args: object, **kwargs: object) -> None:
-        """Show TensorBoard what the run is made of, which wandb knows already."""
-        callbacks = self._trainer.callback_handler.callbacks
-        boards = (getattr(callback, "tb_writer", None) for callback in callbacks)
-        self._board = next(filter(None, boards), None)
-        if self._board:
-            about = json.dumps(self._about, indent=2)
-            self._board.add_text("config", f"```json\n{about}\n```")
-
-    def on_log(self, args: object, state: TrainerState, *_: object, **given: Any) -> None:
-        """Send the sample of excess losses whose quantiles the log has."""
-        if "excess_loss_p50_nats" in given["logs"]:
-            name, sample = "guidance/excess_loss_nats", self._trainer.metrics.excess_sample
-            if self._board:
-                self._board.add_histogram(name, sample, state.global_step)
-            self._log(name, state.global_step, "Histogram", sample.tolist())
-
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], step: int) -> None:
-        """Send the table of the guidance of a sample's tokens."""
-        name = "guidance/tokens"
-        if self._board:
-            shown = [[str(cell) for cell in row] for row in (columns, *rows)]
-            self._board.add_text(name, markdown_table(shown), step)
-        self._log(name, step, "Table", list(columns), [list(row) for row in rows])
-
-    def _log(self, name: str, step: int, kind: str, *made_of: object) -> None:
-        """Send Weights & Biases one of its own kinds of values."""
-        if "wandb" in self._trainer.args.report_to:
-            import wandb
-
-            wandb.log({name: getattr(wandb, kind)(*made_of), STEP: step})
 
 
 def finish() -> None:
