@@ -17,12 +17,12 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
-    TrainingArguments,
 )
 
 from benchmarks.generated import make_blocks
 from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED
 from vocagnolm.packing import PackedCollator
+from vocagnolm.run.config import VocAgnoConfig
 from vocagnolm.trainer import VocAgnoTrainer
 
 ModelRole = Literal["student", "teacher"]
@@ -112,8 +112,10 @@ def make_trainer(
     more: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> VocAgnoTrainer:
-    """Make a trainer as train.py does, with TrainingArguments and `more` of its own."""
-    options = {"bf16": True, "report_to": "none", "disable_tqdm": True, **options}
+    """Make a trainer as train.py does, with options and `more` of its own."""
+    given = {"max_length": length, "bf16": True, "disable_tqdm": True}
+    given |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    options = {**given, **options}
     if fsdp:
         sharding = {"version": 2, "reshard_after_forward": False}
         sharding["state_dict_type"] = "SHARDED_STATE_DICT"
@@ -123,7 +125,7 @@ def make_trainer(
         model=student,
         teacher=teacher,
         method=method,
-        args=TrainingArguments(output_dir=output_dir, use_cpu=on_cpu and not fsdp, **options),
+        args=VocAgnoConfig(output_dir=output_dir, use_cpu=on_cpu and not fsdp, **options),
         train_dataset=blocks,
         data_collator=PackedCollator(length, teacher_max_length=length),
         **(more or {}),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import EvalPrediction, PreTrainedModel, Trainer, TrainingArguments
+from transformers import EvalPrediction, PreTrainedModel, Trainer
 
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import TokenGuidance
@@ -47,7 +47,7 @@ class VocAgnoTrainer(ResumableTrainer):
 
     Args:
         model: the student: a hub name, a directory, or a model. A name is loaded in float32.
-        args: with names and raw data a `VocAgnoConfig`, the default; else any TrainingArguments.
+        args: `TrainingArguments` with the settings of this trainer; those of the paper by default.
         train_dataset: documents (column `text`) or conversations (`messages`, or `prompt` and
             `completion`) as a `datasets.Dataset` or a list of dicts, which are aligned and packed
             here; or the `Blocks` of `prepare_dataset`. `eval_dataset` likewise, or a dict of them.
@@ -59,7 +59,6 @@ class VocAgnoTrainer(ResumableTrainer):
         method: all settings of the method, or the name of one with the paper's settings, instead of
             those in `args`.
         objective: a method of your own, instead of the `method` in the settings.
-        max_bad_steps, device_peak_tflops: as in `VocAgnoConfig`, for other TrainingArguments.
 
     `predict` gives each row's sum of losses in nats as `predictions` and its label tokens as
     `label_ids`: no logits.
@@ -71,7 +70,7 @@ class VocAgnoTrainer(ResumableTrainer):
     def __init__(
         self,
         model: str | nn.Module | None = None,
-        args: TrainingArguments | None = None,
+        args: VocAgnoConfig | None = None,
         data_collator: PackedCollator | None = None,
         train_dataset: Any = None,
         *,
@@ -85,9 +84,9 @@ class VocAgnoTrainer(ResumableTrainer):
             if others.pop(name, None) is not None:
                 raise ValueError(f"{name} has no effect: the method makes no logits")
         args = args or VocAgnoConfig()
+        if not isinstance(args, VocAgnoConfig):
+            raise ValueError(f"args must be a VocAgnoConfig, got {type(args).__name__}")
         method = _method(args, method, objective)
-        max_bad_steps = others.pop("max_bad_steps", vars(args).get("max_bad_steps", 0))
-        peak = others.pop("device_peak_tflops", vars(args).get("device_peak_tflops"))
         others["train_dataset"] = train_dataset
         # An unknown argument, before hours of alignment.
         inspect.signature(Trainer).bind_partial(**others)
@@ -106,7 +105,7 @@ class VocAgnoTrainer(ResumableTrainer):
             model = adapt(cast(PreTrainedModel, model), peft_config, args.seed)
         collator = _collator(method, args, data_collator, others["train_dataset"])
         others |= {"data_collator": collator, "compute_metrics": self._mean_token_losses}
-        super().__init__(max_bad_steps, model=model, args=args, **others)
+        super().__init__(model=model, args=args, **others)
         self.model: PreTrainedModel
         _check_student(self.model, self.optimizer)
         self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
@@ -119,14 +118,14 @@ class VocAgnoTrainer(ResumableTrainer):
         add_token_losses(self.model, device)
         source = OnlineTeacher(models, device) if isinstance(models, Sequence) else models
         self._method, self.orders_steps = method, method.splits_alike
-        kind = method.own_objective or Objective
-        self.objective: Objective = kind(method, source, self.args.seed)
+        self.objective = (method.own_objective or Objective)(method, source, self.args.seed)
         if method.accepts:
             self.metrics.weight_name = "mean_weight"
+        peak = args.device_peak_tflops
         self.throughput = Throughput(self.accelerator, self.online_teachers, peak)
         self.add_callback(self.throughput)
         log_in_lines(self, self.blocks_per_step * collator.max_length)
-        if isinstance(args, VocAgnoConfig) and isinstance(self.train_dataset, Blocks):
+        if isinstance(self.train_dataset, Blocks):
             self._check_packing(self.train_dataset, args.attend_across_documents)
 
     def _check_packing(self, blocks: Blocks, crosses: bool) -> None:
@@ -320,20 +319,17 @@ class VocAgnoTrainer(ResumableTrainer):
 
 
 def _method(
-    args: TrainingArguments, given: str | Method | None, objective: type[Objective] | None
+    args: VocAgnoConfig, given: str | Method | None, objective: type[Objective] | None
 ) -> Method:
     """Return the settings of the method; those that are given beside a config replace its own."""
     given = Method(given) if isinstance(given, str) else given
-    if not isinstance(args, VocAgnoConfig):
-        given = given or Method()
-        return replace(given, method=name_own("method", objective)) if objective else given
     vars(args).update(vars(given) if given else {})
     if objective:
         args.method = name_own("method", objective)
     return args.as_method()
 
 
-def _check_apart(student: Any, teachers: Sequence[Any], args: TrainingArguments) -> None:
+def _check_apart(student: Any, teachers: Sequence[Any], args: VocAgnoConfig) -> None:
     """Reject a teacher that is the student; let Liger leave one of the student's family alone."""
     if any(teacher is student for teacher in teachers):
         raise ValueError(
@@ -365,19 +361,18 @@ def _check_student(model: PreTrainedModel, given: torch.optim.Optimizer | None) 
 
 
 def _collator(
-    method: Method, args: TrainingArguments, given: object, dataset: object
+    method: Method, args: VocAgnoConfig, given: object, dataset: object
 ) -> PackedCollator:
     """Return the collator that was given, if it suits the method, or that of the data set."""
     chunks = method.chunks if method.method == "chunk" else None
-    own = vars(args)
-    if isinstance(dataset, Blocks) and own.get("max_length", 0) not in (0, dataset.max_length):
+    if isinstance(dataset, Blocks) and args.max_length != dataset.max_length:
         raise ValueError(
             f"train_dataset has sequences of {dataset.max_length} tokens: set args.max_length to it"
         )
     if given is None and isinstance(dataset, Blocks):
         given = PackedCollator(
             dataset.max_length,
-            attend_across_documents=own.get("attend_across_documents", False),
+            attend_across_documents=args.attend_across_documents,
             teacher_max_length=dataset.teacher_max_length,
             chunks=chunks,
             shares=method.aggregation_in_effect == "share",

@@ -24,12 +24,11 @@ import torch
 import transformers
 from accelerate import ParallelismConfig
 from torch import Tensor
-from transformers import TrainingArguments
 
 from benchmarks.generated import make_texts, tokenizer
 from benchmarks.harness import Claim, Measured, alone, one_thread
 from benchmarks.models import allow_fsdp_on_cpu, llama
-from vocagnolm import Blocks, VocAgnoTrainer, prepare_dataset
+from vocagnolm import Blocks, VocAgnoConfig, VocAgnoTrainer, prepare_dataset
 from vocagnolm.cli import main as vocagnolm
 from vocagnolm.models.load import shard_inside_machine
 
@@ -135,8 +134,9 @@ def train(world: World, layout: str, accumulation: int, out: Path) -> None:
         sharding["parallelism_config"] = ParallelismConfig(
             dp_replicate_size=2, dp_shard_size=size.processes // 2
         )
-    arguments = TrainingArguments(
+    arguments = VocAgnoConfig(
         output_dir=str(out),
+        max_length=world.blocks.max_length,
         per_device_train_batch_size=BATCH,
         gradient_accumulation_steps=accumulation,
         max_steps=size.steps,
@@ -145,7 +145,6 @@ def train(world: World, layout: str, accumulation: int, out: Path) -> None:
         max_grad_norm=0.0,
         logging_steps=1,
         save_strategy="no",
-        report_to="none",
         disable_tqdm=True,
         dataloader_pin_memory=False,
         ddp_find_unused_parameters=False,

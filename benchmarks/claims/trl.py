@@ -30,13 +30,13 @@ from typing import Any
 
 import datasets
 import torch
-from transformers import AutoTokenizer, TrainingArguments
+from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from benchmarks.generated import make_texts, tokenizer
 from benchmarks.harness import Claim, Measured, Skipped, Way, quartiles, take_turns_apart
 from benchmarks.models import llama
-from vocagnolm import VocAgnoTrainer, prepare_dataset
+from vocagnolm import VocAgnoConfig, VocAgnoTrainer, prepare_dataset
 from vocagnolm.conventions import IGNORED_LABEL
 
 CLAIMS = (
@@ -216,7 +216,12 @@ class Job:
             model=model,
             teacher=teacher,
             method=OURS[self.way],
-            args=TrainingArguments(**self.arguments),
+            args=VocAgnoConfig(
+                max_length=width,
+                per_device_train_batch_size=1,
+                gradient_accumulation_steps=1,
+                **self.arguments,
+            ),
             train_dataset=packed[0],
         )
         trainer.train_dataset = [blocks[0] for blocks in packed]

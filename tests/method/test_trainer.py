@@ -17,13 +17,14 @@ from references import (
     slow_weights,
 )
 from torch.nn import functional as F
-from transformers import PreTrainedTokenizerBase, TrainingArguments
+from transformers import PreTrainedTokenizerBase
 from world import MAX_LENGTH, make_blocks, make_trainer
 
 from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
 from vocagnolm.method import Aggregation, Method
 from vocagnolm.objective import StoredTeacher, TeacherLosses
 from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.run.config import VocAgnoConfig
 from vocagnolm.trainer import VocAgnoTrainer
 
 
@@ -399,7 +400,14 @@ def test_collator_is_that_of_the_blocks_by_default(
 def test_trainer_takes_arguments_by_position(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
-    args = TrainingArguments(str(tmp_path), use_cpu=True, max_steps=1, report_to="none")
+    args = VocAgnoConfig(
+        output_dir=str(tmp_path),
+        max_length=MAX_LENGTH,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=1,
+        max_steps=1,
+        use_cpu=True,
+    )
     collate = PackedCollator(MAX_LENGTH)
     trainer = VocAgnoTrainer(pair[0], args, collate, blocks, teacher=pair[1])
     assert trainer.train().global_step == 1

@@ -11,10 +11,9 @@ import pytest
 import torch
 from architectures import build
 from packed_rows import rows
-from transformers import TrainingArguments
 from transformers.integrations import liger
 
-from vocagnolm import PackedCollator, VocAgnoTrainer
+from vocagnolm import PackedCollator, VocAgnoConfig, VocAgnoTrainer
 from vocagnolm.token_loss import add_token_losses
 
 
@@ -50,7 +49,7 @@ def test_token_losses_survive_liger(fake_liger: list[dict[str, Any]]) -> None:
 def test_liger_leaves_a_teacher_of_the_family_alone(tmp_path: Path) -> None:
     given = {"rms_norm": True, "rope": True}
     for teachers, rope in ((["qwen2"], True), (["qwen2", "llama"], False)):
-        args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+        args = VocAgnoConfig(output_dir=str(tmp_path), max_length=8, use_cpu=True)
         args.liger_kernel_config = given
         models = {"model": build(), "teacher": [build(name) for name in teachers]}
         VocAgnoTrainer(**models, args=args, data_collator=PackedCollator(8))

@@ -28,8 +28,9 @@ def make(
     blocks = make_blocks(training_texts[:40], *tokenizers)
 
     def trainer(max_bad_steps: int = 0, **training: Any) -> Any:
-        saving = {"save_strategy": "steps", "save_steps": 1, **training}
-        options = {"eval_dataset": [blocks[0]], "max_bad_steps": max_bad_steps}
+        saving = {"save_strategy": "steps", "save_steps": 1, "max_bad_steps": max_bad_steps}
+        saving |= training
+        options = {"eval_dataset": [blocks[0]]}
         return make_trainer(tmp_path, blocks, *copy.deepcopy(pair), options=options, **saving)
 
     return trainer

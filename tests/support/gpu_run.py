@@ -59,7 +59,8 @@ def train(
         "gradient_accumulation_steps": 2,
         "learning_rate": 1e-3,
         "warmup_steps": 2,
-        "more": {"callbacks": [*callbacks], "max_bad_steps": 1},
+        "more": {"callbacks": [*callbacks]},
+        "max_bad_steps": 1,
     }
     trainer = make_trainer(
         student,

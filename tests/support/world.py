@@ -9,11 +9,12 @@ from typing import Any
 import datasets
 import pytest
 import torch
-from transformers import PreTrainedTokenizerBase, TrainingArguments
+from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.packing import Blocks, PackedCollator
 from vocagnolm.readers import student_reader, teacher_reader
+from vocagnolm.run.config import VocAgnoConfig
 from vocagnolm.trainer import VocAgnoTrainer
 
 MAX_LENGTH = 48
@@ -91,14 +92,19 @@ def make_trainer(
 ) -> VocAgnoTrainer:
     """A trainer that runs 3 steps of 8 blocks on the CPU, unless told otherwise."""
     settings = {
+        "max_length": MAX_LENGTH,
         "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
         "max_steps": 3,
         # Adam would hide a loss that is scaled wrongly, and so would clipping.
         "optim": "sgd",
         "learning_rate": 3e-3,
         "max_grad_norm": 0.0,
+        "weight_decay": 0.0,
+        "lr_scheduler_type": "linear",
         "logging_steps": 1,
         "save_strategy": "no",
+        "save_total_limit": None,
         "report_to": "none",
         "disable_tqdm": True,
         "logging_nan_inf_filter": False,
@@ -111,7 +117,7 @@ def make_trainer(
     collator = PackedCollator(MAX_LENGTH, shares=shares)
     return VocAgnoTrainer(
         model=student,
-        args=TrainingArguments(output_dir=str(output_dir), **settings),
+        args=VocAgnoConfig(output_dir=str(output_dir), **settings),
         train_dataset=blocks,
         **{"teacher": teacher, "data_collator": collator, **(options or {})},
     )

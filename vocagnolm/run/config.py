@@ -127,10 +127,7 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
 
 
 def check_arguments(args: TrainingArguments) -> None:
-    """Raise a ValueError for arguments that would change what a run computes or keeps.
-
-    Of any trainer, with `VocAgnoConfig` or not.
-    """
+    """Raise a ValueError for arguments that would change what a run computes or keeps."""
     for name, (value, reason) in _ONE_VALUE.items():
         # Another transformers may lack one.
         if (found := vars(args).get(name, value)) != value:

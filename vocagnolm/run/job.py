@@ -20,7 +20,6 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    TrainingArguments,
 )
 
 from vocagnolm.attention import TORCH_VARLEN, why_not_varlen
@@ -617,7 +616,7 @@ def _as_dataset(given: Any, name: str) -> Any:
 
 
 def load_given(
-    args: TrainingArguments, student: Any, teacher: Any, others: dict[str, Any]
+    args: VocAgnoConfig, student: Any, teacher: Any, others: dict[str, Any]
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Load models that a trainer is given by name, and pack documents, as a command does.
 
@@ -637,8 +636,6 @@ def load_given(
         return student, teacher, others
     if student is None:
         raise ValueError("model must be a name, a directory or a model: it reads the documents")
-    if not isinstance(args, VocAgnoConfig):
-        raise ValueError("models by name and documents need args=VocAgnoConfig(...)")
     stores = [each for each in teachers if isinstance(each, str) and is_store(Path(each))]
     teachers = [each for each in teachers if each not in stores]
     names = ModelOptions(student, teachers or None, stores or None)

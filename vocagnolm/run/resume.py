@@ -50,7 +50,7 @@ from vocagnolm.io import (
     size_fault,
     write_json,
 )
-from vocagnolm.run.config import check_arguments
+from vocagnolm.run.config import VocAgnoConfig
 from vocagnolm.run.metrics import NO_BLOCK, GuidanceMetrics
 
 logger = logging.getLogger(__name__)
@@ -471,9 +471,8 @@ class ResumableTrainer(Trainer):
         orders_steps: begin steps of several micro-batches with their widest packed sequences.
     """
 
-    def __init__(self, max_bad_steps: int = 0, **given: Any):
-        check_arguments(given["args"])
-        super().__init__(**given)
+    def __init__(self, args: VocAgnoConfig, **given: Any):
+        super().__init__(args=args, **given)
         for name in _OVERRIDDEN:
             if not hasattr(Trainer, name):
                 raise ImportError(f"this transformers has no Trainer.{name}: install another")
@@ -484,7 +483,7 @@ class ResumableTrainer(Trainer):
         self.orders_steps = self._is_saving = False
         self.metrics, self.preemption = GuidanceMetrics(self.accelerator), Preemption()
         self.add_callback(self.preemption)
-        self.add_callback(StepGuard(self, max_bad_steps))
+        self.add_callback(StepGuard(self, args.max_bad_steps))
         # Under mixed precision Accelerate's FSDP2 casts the outputs of the forward, as losses that
         # are to be ranked, and reduces gradients in 16 bits.
         plugin = self.accelerator.state.fsdp_plugin if self.accelerator.is_fsdp2 else None
