@@ -204,9 +204,10 @@ def test_report_equals_a_hand_count(
 ) -> None:
     student, teacher = model_work(pair[0]), model_work(pair[1])
     training = {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 2}
-    options = {"device_peak_tflops": 1e-3, "method": method}
+    training |= {"max_steps": 2, "logging_steps": 2}
+    options = {"method": method}
     trainer = make_trainer(
-        tmp_path, blocks, *pair, max_steps=2, logging_steps=2, **training, options=options
+        tmp_path, blocks, *pair, device_peak_tflops=1e-3, **training, options=options
     )
     batches = batches_of(trainer)
     trainer.train()

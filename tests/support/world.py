@@ -102,6 +102,7 @@ def make_trainer(
         "max_grad_norm": 0.0,
         "weight_decay": 0.0,
         "lr_scheduler_type": "linear",
+        "logging_first_step": False,
         "logging_steps": 1,
         "save_strategy": "no",
         "save_total_limit": None,
