@@ -68,7 +68,7 @@ class InstantGrader:
 
     def grade(self, kind: Any, answers: Sequence[tuple[str, str]]) -> Iterator[Verdict]:
         for output, gold in answers:
-            yield Verdict(output[-3:], int(gold) % 2 == 0, "string", None)
+            yield Verdict(output[-3:], int(gold) % 2 == 0, "string")
 
 
 @dataclass

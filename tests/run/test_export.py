@@ -184,8 +184,8 @@ def test_export_gives_the_trained_model(
 @pytest.mark.parametrize("name", ["adapted", "sharded"])
 def test_export_merges_adapters(name: str, several: World, tmp_path: Path) -> None:
     run = several.root / name
-    merged = export.export(run / "checkpoint-5", tmp_path / "merged", merge=True)
-    finished = export.export(run, tmp_path / "finished", merge=True)
+    merged = export.export(run / "checkpoint-5", tmp_path / "merged")
+    finished = export.export(run, tmp_path / "finished")
     assert largest_difference(weights_of(merged), weights_of(finished)) == 0.0
     before, after = weights_of(several.student), weights_of(merged)
     adapters, layer = adapters_of(run), "model.layers.0.self_attn.q_proj"
@@ -223,13 +223,11 @@ def test_export_leaves_nothing_behind_when_it_is_interrupted(
 def test_export_rejects_what_it_cannot_write(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain, adapted = (world.root / name / "checkpoint-5" for name in ("plain", "adapted"))
+    plain = world.root / "plain" / "checkpoint-5"
     cut = tmp_path / "checkpoint-5"
     shutil.copytree(plain, cut)
     os.truncate(cut / "model.safetensors", 99)
     for argv, message in (
-        ([adapted], f"{adapted} holds adapters: add --merge for a whole model"),
-        ([plain, "--merge"], f"{plain} holds no adapters: leave --merge out"),
         ([plain, "--output_dir", world.student], f"--output_dir {world.student} is not empty"),
         ([tmp_path / "absent"], f"{tmp_path / 'absent'}: no such directory"),
         ([cut], f"{cut}: model.safetensors has 99 bytes"),

@@ -69,8 +69,7 @@ class ModelSource:
             return self.loaded.config
         if is_adapter(self.name):
             raise ValueError(
-                f"{self._shown} holds adapters: merge them with their model by vocagnolm export "
-                f"{self.name} --merge"
+                f"{self._shown} holds adapters: merge them with their model by vocagnolm export"
             )
         options = {"attn_implementation": self.attn_implementation}
         found: PreTrainedConfig = self._from_pretrained(AutoConfig, **options)

@@ -1,9 +1,10 @@
 """Write the student of a checkpoint, whole, for `from_pretrained`.
 
     vocagnolm export runs/my-student/checkpoint-500
-    vocagnolm export runs/my-adapters --merge --dtype bfloat16 --output_dir my-student
+    vocagnolm export runs/my-adapters --dtype bfloat16 --output_dir my-student
 
-What FSDP has saved in shards is merged by one process, without a GPU. Exit status: 0 done, 2 a
+What FSDP has saved in shards is merged by one process, without a GPU, and adapters are added to the
+weights that they belong to. Exit status: 0 done, 2 a
 wrong argument or file.
 """
 
@@ -37,7 +38,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("checkpoint", type=Path, help="A checkpoint of a run, or the directory of a finished run.")
     add("--output_dir", type=Path, help="Default: beside the checkpoint, export-500 for step 500.")
-    add("--merge", action="store_true", help="Add adapters to the weights that they belong to.")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="Precision written.")
     add("--trust_remote_code", action="store_true", help="Run model code from the hub.")
     print_main(f"exported {export(**vars(parser.parse_args(argv)))}")
@@ -47,14 +47,13 @@ def export(
     checkpoint: Path,
     output_dir: Path | None = None,
     *,
-    merge: bool = False,
     dtype: str = "float32",
     trust_remote_code: bool = False,
 ) -> Path:
     """Write the whole model of a checkpoint with its tokenizer, or nothing; return the directory.
 
     The checkpoint may be `checkpoint-N` of a run, from one process or from many, or the directory
-    of a finished run. With `merge` adapters are added to the student's weights.
+    of a finished run.
 
     Raises:
         ValueError: the checkpoint is damaged, or the options do not suit it.
@@ -68,9 +67,6 @@ def export(
         raise ValueError(f"{checkpoint} lacks the settings of its run, as train.py writes them")
     is_sharded = (checkpoint / _SHARDS).is_dir()
     is_adapted = is_adapter(checkpoint) or (is_sharded and settings["use_peft"])
-    if is_adapted != merge:
-        remedy = "add --merge for a whole model" if is_adapted else "leave --merge out"
-        raise ValueError(f"{checkpoint} holds {'' if is_adapted else 'no '}adapters: {remedy}")
     target = output_dir or checkpoint.with_name(f"export-{checkpoint.name.split('-')[-1]}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"--output_dir {target} is not empty: give another")
