@@ -309,10 +309,6 @@ class PackedCollator:
             lacks = f"an item of the data set lacks {', '.join(missing)}"
             raise ValueError(f"{lacks}: expected those of vocagnolm.packing.Blocks")
         student = [block["student_ids"] for block in blocks]
-        if (longest := max(sum(map(len, row)) for row in student)) > self.max_length:
-            raise ValueError(
-                f"packed sequences have {longest} tokens, beyond max_length {self.max_length}"
-            )
         trained = [_labels(block["student_ids"], block["student_labelled"]) for block in blocks]
         ids, labels, positions, segments = self._rows(student, trained, self.max_length)
         batch: Batch = {
@@ -358,13 +354,7 @@ class PackedCollator:
         longest = tokens.max(0).tolist()
         if self.teacher_max_length is None:
             return [padded_width(width, sys.maxsize) for width in longest]
-        limits = np.atleast_1d(self.teacher_max_length).tolist()
-        if any(width > limit for width, limit in zip(longest, limits, strict=True)):
-            raise ValueError(
-                f"packed sequences have {longest} teacher tokens, beyond a teacher_max_length of "
-                f"{limits}: give the collator the one that they were packed for"
-            )
-        return list(map(padded_width, longest, limits))
+        return list(map(padded_width, longest, np.atleast_1d(self.teacher_max_length).tolist()))
 
     def _ranges(self, block: Block, widths: Sequence[int]) -> IntArray:
         """Return the teacher ranges of a row, [K, S, 2], in the columns of all teachers."""
