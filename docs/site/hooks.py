@@ -22,7 +22,7 @@ _HEAD = """\
 vocagnolm COMMAND --help
 ```
 
-prints what stands here. The page is made from the same parsers when the site is built.
+prints what stands here: every option of every command, with its default.
 
 ## vocagnolm train
 
@@ -54,15 +54,17 @@ def on_page_markdown(markdown: str, config: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Keep a mean and its deviation on one line of a table."""
-    return re.sub(r"<td.*?</td>", lambda cell: cell[0].replace(" +- ", "&nbsp;±&nbsp;"), html)
+    """Keep what a cell of numbers says on one line."""
+    html = html.replace(" +- ", "&nbsp;±&nbsp;")
+    return re.sub(r"<td>(?=(?:[-+.,\d\s()±%]|to|&nbsp;)+</td>)", '<td class="numbers">', html)
 
 
 def _page() -> list[str]:
     parser = Parser(OPTIONS)
     lines = []
     for group in parser._action_groups:
-        if rows := [_row(action, parser.formatter_class("")) for action in group._group_actions]:
+        shown = [one for one in group._group_actions if one.help != argparse.SUPPRESS]
+        if rows := [_row(action, parser.formatter_class("")) for action in shown]:
             lines += ["", f"### {str(group.title).capitalize()}", ""]
             lines += ["| option | | default |", "|---|---|---|", *rows]
     for name, (module, sentence) in COMMANDS.items():
