@@ -19,10 +19,14 @@ _HEAD = """\
 # Options
 
 ```
-vocagnolm COMMAND --help
+vocagnolm --help
 ```
 
-prints what stands here: every option of every command, with its default.
+```text
+{commands}
+```
+
+Here is every option of every command, as `vocagnolm COMMAND --help` prints it.
 
 ## vocagnolm train
 
@@ -39,7 +43,7 @@ def on_config(config: Any) -> Any:
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the page of options."""
-    files.append(File.generated(config, "options.md", content="\n".join([_HEAD, *_page()])))
+    files.append(File.generated(config, "options.md", content="\n".join(_page())))
     return files
 
 
@@ -54,14 +58,23 @@ def on_page_markdown(markdown: str, config: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Keep what a cell of numbers says on one line."""
-    html = html.replace(" +- ", "&nbsp;±&nbsp;")
-    return re.sub(r"<td>(?=(?:[-+.,\d\s()±%]|to|&nbsp;)+</td>)", '<td class="numbers">', html)
+    """Keep a cell of numbers on one line, and let long commands in a sentence break at spaces."""
+
+    def keep(found: re.Match[str]) -> str:
+        text = found[1].replace(" +- ", "&nbsp;±&nbsp;")
+        numbers = re.fullmatch(r"(?:[-+.,\d\s()±%]|to|&nbsp;)+", text)
+        return f'<td class="numbers">{text}</td>' if numbers else f"<td>{text}</td>"
+
+    def split(found: re.Match[str]) -> str:
+        return re.sub(r"\s", " <wbr>", found[0]) if len(found[0]) > 50 else found[0]
+
+    html = re.sub(r"<td>(.*?)</td>", keep, html)
+    return re.sub(r"(?<!span>)<code>[^<]*</code>", split, html)
 
 
 def _page() -> list[str]:
     parser = Parser(OPTIONS)
-    lines = []
+    lines = [_HEAD.format(commands=_help("vocagnolm.cli"))]
     for group in parser._action_groups:
         shown = [one for one in group._group_actions if one.help != argparse.SUPPRESS]
         if rows := [_row(action, parser.formatter_class("")) for action in shown]:
