@@ -58,10 +58,10 @@ def on_page_markdown(markdown: str, config: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Keep a cell of numbers on one line, and let long commands in a sentence break at spaces."""
+    """Keep numbers of a cell on one line, and let long commands in a sentence break at spaces."""
 
     def keep(found: re.Match[str]) -> str:
-        text = found[1].replace(" +- ", "&nbsp;±&nbsp;")
+        text = found[1].replace(" +- ", "&nbsp;±&nbsp;").replace(r"\|", "|")
         numbers = re.fullmatch(r"(?:[-+.,\d\s()±%]|to|&nbsp;)+", text)
         return f'<td class="numbers">{text}</td>' if numbers else f"<td>{text}</td>"
 
@@ -74,7 +74,7 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def _page() -> list[str]:
     parser = Parser(OPTIONS)
-    lines = [_HEAD.format(commands=_help("vocagnolm.cli"))]
+    lines = [_HEAD.format(commands=_help("vocagnolm.cli").partition("\n\npositional")[0])]
     for group in parser._action_groups:
         shown = [one for one in group._group_actions if one.help != argparse.SUPPRESS]
         if rows := [_row(action, parser.formatter_class("")) for action in shown]:
