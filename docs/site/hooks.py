@@ -90,7 +90,7 @@ def _page() -> list[str]:
 def _row(action: argparse.Action, layout: argparse.HelpFormatter) -> str:
     """Return name, help and default of one option, as the help page lays them out."""
     name, _, values = layout._format_action_invocation(action).partition(" ")
-    about = (action.help or "").replace("%%", "%")
+    about = re.sub(r"(--\w+)", r"`\1`", (action.help or "").replace("%%", "%"))
     if action.choices:
         about += " One of " + ", ".join(f"`{choice}`" for choice in action.choices) + "."
     elif values:

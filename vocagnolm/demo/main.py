@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--seeds", type=int, nargs="+", default=[0, 1, 2, 3], help="A student for each.")
     add("--wrong_share", type=float, default=0.4, help="Pages with wrong solutions.")
     default = [name for name in METHODS if name != "accept"]
-    add("--methods", nargs="+", choices=METHODS, default=default, help="Default: all but accept.")
+    shown = f"Of {', '.join(METHODS)}; default: all but accept."
+    add("--methods", nargs="+", choices=METHODS, default=default, metavar="NAME", help=shown)
     add("--options", nargs="+", default=(), metavar="NAME=VALUE", help="For train.py.")
     arguments = parser.parse_args(argv)
     from vocagnolm.demo.run import run_seed
