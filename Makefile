@@ -3,7 +3,7 @@
 # make test         all tests but the slow ones
 # make test-gpu     numbers, waits, memory and messages of a GPU, beside the CPU
 # make check        lint, types and all tests: what CI runs
-# make bench        the claims beside their peers: docs/benchmarks.md, in ten minutes
+# make bench        the claims beside their peers: benchmarks/CLAIMS.md, in ten minutes
 # make lowest       unit tests and gpu_first, tiny and on a CPU, with the lowest versions that
 #                   pyproject.toml allows (PYTHON=python3.10)
 # make newest       the same with the newest
@@ -57,7 +57,7 @@ check-fast: lint types test-unit
 
 # A claim that does not hold is in the page, and fails the command.
 bench: $(VENV)/installed-bench
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks --page docs/benchmarks.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks --page benchmarks/CLAIMS.md
 
 docs: $(VENV)/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

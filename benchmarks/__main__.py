@@ -3,7 +3,7 @@
     python -m benchmarks                        # all, in ten minutes on two cores
     python -m benchmarks alignment steps        # some
     python -m benchmarks preparation --set documents=500 corpus=FILE.jsonl student=DIR teacher=DIR
-    python -m benchmarks --page docs/benchmarks.md    # what `make bench` does
+    python -m benchmarks --page benchmarks/CLAIMS.md    # what `make bench` does
     python -m benchmarks --tiny                 # the smallest size: does it run?
 
 Prints one table: claim, limit, measured, command. The exit status is 1 where a claim does not hold.

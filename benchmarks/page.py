@@ -1,4 +1,4 @@
-"""The results of the claims: a table, on the terminal and in `docs/benchmarks.md`."""
+"""The results of the claims: a table, on the terminal and in `benchmarks/CLAIMS.md`."""
 
 from __future__ import annotations
 

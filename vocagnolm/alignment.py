@@ -29,7 +29,7 @@ def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
     Raises:
         ValueError: starts or ends decrease, and the search would be silently wrong.
 
-    Example:
+    Examples:
         >>> student = np.array([[0, 3], [3, 5], [5, 6]])  # "a+b", "=c", "!"
         >>> teacher = np.array([[0, 1], [1, 4], [4, 5]])  # "a", "+b=", "c"
         >>> align_spans(student, teacher).tolist()

@@ -127,7 +127,7 @@ class Method:
     paper's. A value that is out of range is a ValueError.
 
     A class or function of your own is given itself, or by its name `package.module:name`
-    (docs/extending.md); the settings keep the name.
+    (docs/library.md); the settings keep the name.
     """
 
     method: str = option(

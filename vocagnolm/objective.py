@@ -102,7 +102,7 @@ class OnlineTeacher:
 class Objective:
     """A method with its teacher, if it has one, and the seed of its random choices.
 
-    A method of your own is a subclass with a `select` (docs/extending.md). It may give any weights;
+    A method of your own is a subclass with a `select` (docs/library.md). It may give any weights;
     `needs_teacher` says whether it has a teacher. To spare the output head's backward pass, it
     counts its tokens in `weighted_tokens`; for another divisor than all tokens, in
     `divisor_tokens`.

@@ -19,10 +19,14 @@ _HEAD = """\
 # Options
 
 ```
-vocagnolm COMMAND --help
+vocagnolm --help
 ```
 
-prints what stands here. The page is made from the same parsers when the site is built.
+```text
+{commands}
+```
+
+Here is every option of every command, as `vocagnolm COMMAND --help` prints it.
 
 ## vocagnolm train
 
@@ -39,7 +43,7 @@ def on_config(config: Any) -> Any:
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the page of options."""
-    files.append(File.generated(config, "options.md", content="\n".join([_HEAD, *_page()])))
+    files.append(File.generated(config, "options.md", content="\n".join(_page())))
     return files
 
 
@@ -54,15 +58,26 @@ def on_page_markdown(markdown: str, config: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Keep a mean and its deviation on one line of a table."""
-    return re.sub(r"<td.*?</td>", lambda cell: cell[0].replace(" +- ", "&nbsp;±&nbsp;"), html)
+    """Keep numbers of a cell on one line, and let long commands in a sentence break at spaces."""
+
+    def keep(found: re.Match[str]) -> str:
+        text = found[1].replace(" +- ", "&nbsp;±&nbsp;").replace(r"\|", "|")
+        numbers = re.fullmatch(r"(?:[-+.,\d\s()±%]|to|&nbsp;)+", text)
+        return f'<td class="numbers">{text}</td>' if numbers else f"<td>{text}</td>"
+
+    def split(found: re.Match[str]) -> str:
+        return re.sub(r"\s", " <wbr>", found[0]) if len(found[0]) > 50 else found[0]
+
+    html = re.sub(r"<td>(.*?)</td>", keep, html)
+    return re.sub(r"(?<!span>)<code>[^<]*</code>", split, html)
 
 
 def _page() -> list[str]:
     parser = Parser(OPTIONS)
-    lines = []
+    lines = [_HEAD.format(commands=_help("vocagnolm.cli").partition("\n\npositional")[0])]
     for group in parser._action_groups:
-        if rows := [_row(action, parser.formatter_class("")) for action in group._group_actions]:
+        shown = [one for one in group._group_actions if one.help != argparse.SUPPRESS]
+        if rows := [_row(action, parser.formatter_class("")) for action in shown]:
             lines += ["", f"### {str(group.title).capitalize()}", ""]
             lines += ["| option | | default |", "|---|---|---|", *rows]
     for name, (module, sentence) in COMMANDS.items():
@@ -75,7 +90,7 @@ def _page() -> list[str]:
 def _row(action: argparse.Action, layout: argparse.HelpFormatter) -> str:
     """Return name, help and default of one option, as the help page lays them out."""
     name, _, values = layout._format_action_invocation(action).partition(" ")
-    about = (action.help or "").replace("%%", "%")
+    about = re.sub(r"(--\w+)", r"`\1`", (action.help or "").replace("%%", "%"))
     if action.choices:
         about += " One of " + ", ".join(f"`{choice}`" for choice in action.choices) + "."
     elif values:

@@ -19,7 +19,9 @@ from vocagnolm.launch import split
 from vocagnolm.run.options import parse
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")))
+PAGES = [
+    path for place in (".", "docs", "benchmarks") for path in sorted(ROOT.glob(f"{place}/*.md"))
+]
 SCRIPTS = {"train.py": "train", "evaluate_math.py": "evaluate"}
 
 
@@ -79,7 +81,7 @@ def _stand_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "DATA").mkdir()
     (tmp_path / "PROMPTS/cot").mkdir(parents=True)
-    page = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/library.md").read_text(encoding="utf-8")
     for name, text in re.findall(r"^`([\w.]+)`[^\n]*:\n\n```\w+\n(.*?)^```", page, re.M | re.S):
         (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)

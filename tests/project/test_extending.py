@@ -1,4 +1,4 @@
-"""The files of docs/extending.md, as they stand there, work with the commands beside them."""
+"""The files of docs/library.md, as they stand there, work with the commands beside them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vocagnolm.evaluation import evaluate
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.packing import PackedCollator
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/extending.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs/library.md").read_text(encoding="utf-8")
 FILES = re.findall(r"^`([\w.]+)`[^\n]*:\n\n```\w+\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = re.findall(r"^```\n(vocagnolm .*)\n```", PAGE, re.MULTILINE)
 # Smaller than the paper's run.

@@ -47,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--output_dir", type=Path, default=Path("runs/demo"))
     add("--seeds", type=int, nargs="+", default=[0, 1, 2, 3], help="A student for each.")
     add("--wrong_share", type=float, default=0.4, help="Pages with wrong solutions.")
-    add("--methods", nargs="+", choices=METHODS, default=[*METHODS])
+    shown = f"Of {', '.join(METHODS)}; default: all."
+    add("--methods", nargs="+", choices=METHODS, default=[*METHODS], metavar="NAME", help=shown)
     add("--options", nargs="+", default=(), metavar="NAME=VALUE", help="For train.py.")
     arguments = parser.parse_args(argv)
     from vocagnolm.demo.run import run_seed

@@ -38,7 +38,7 @@ def extract(kind: AnswerKind, output: str) -> str | None:
     "free" looks for numbers and formulas, "letter" for multiple choice, also in a box with
     "boxed_letter", "marked" for the word behind `####` in the first line (the demo).
 
-    Example:
+    Examples:
         >>> extract("free", "2 + 2 = 4. The answer is 4."), extract("letter", "The answer is (B).")
         ('4', 'B')
     """

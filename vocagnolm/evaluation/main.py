@@ -4,7 +4,7 @@
     accelerate launch evaluate_math.py --model Qwen/Qwen2.5-Math-7B       # one process per GPU
     vocagnolm evaluate --model M --dry_run                                # prompts and token counts
     vocagnolm evaluate --model M --chat              # zero-shot, in the model's own chat template
-    vocagnolm evaluate --model M --benchmarks_file mine.yaml         # your own: docs/extending.md
+    vocagnolm evaluate --model M --benchmarks_file mine.yaml         # your own: docs/library.md
     vocagnolm evaluate --regrade FILE.jsonl.gz --benchmark gsm8k          # grade stored outputs
 
 Killed at any moment, the same command resumes. Exit status: 0 done, 2 a wrong argument or file,

@@ -37,7 +37,8 @@ class Verdict:
 class Grader:
     """A pool of workers. Use as a context manager; nothing runs before it is entered.
 
-    Example:
+    For example:
+
         with Grader() as grader:
             [verdict] = grader.grade("free", [("2 + 2 = 4. The answer is 4.", "4")])
     """
