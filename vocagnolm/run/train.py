@@ -74,7 +74,14 @@ def train(job: Job) -> int:
             f"{args.max_bad_steps}): no model is saved"
         )
 
-    # Save, then evaluate: an evaluation may leave the model in another precision.
+    save(trainer, output_dir)
+    wandb.finish()
+    print_main(f"saved {output_dir}")
+    return Exit.DONE
+
+
+def save(trainer: VocAgnoTrainer, output_dir: Path) -> None:
+    """Save the model, then evaluate it: an evaluation may leave it in another precision."""
     # Training turned the cache off; generation needs it.
     trainer.model.config.use_cache = True
     # Checkpoints are sharded, the final model is whole.
@@ -83,14 +90,13 @@ def train(job: Job) -> int:
     # Pushed by `finish`, with its card.
     trainer.save_model(str(output_dir), _internal_call=True)
     evaluated = [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry]
-    is_evaluated = trainer.state.global_step in evaluated and not args.load_best_model_at_end
+    is_evaluated = (
+        trainer.state.global_step in evaluated and not trainer.args.load_best_model_at_end
+    )
     if trainer.eval_dataset is not None and not is_evaluated:
         trainer.evaluate()
     trainer.save_state()
     rank0(lambda: finish(trainer))
-    wandb.finish()
-    print_main(f"saved {output_dir}")
-    return Exit.DONE
 
 
 def check_places(job: Job, models: Models) -> None:
