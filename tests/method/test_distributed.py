@@ -102,7 +102,8 @@ def test_parameters_do_not_depend_on_the_processes(
             trainer.train()
             alone[key] = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
             assert largest_difference(start, alone[key]) > 1e-4
-            loss = trainer.evaluate(trainer.train_dataset)["eval_loss"]
-            alone[key]["eval_loss"] = torch.tensor(loss)
+            if method == "vocagnolm":
+                loss = trainer.evaluate(trainer.train_dataset)["eval_loss"]
+                alone[key]["eval_loss"] = torch.tensor(loss)
         found = {n: shared[n] for n in alone[key]}
         assert largest_difference(alone[key], found) < (1e-2 if rounded else TOLERANCE), job
