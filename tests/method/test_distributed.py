@@ -21,17 +21,8 @@ CHECKPOINTED = {"gradient_checkpointing": True}
 CLIPPED = {"optim": "adamw_torch", "max_grad_norm": 1.0}
 # 59 blocks: 3 are left over.
 EPOCH = {"max_steps": -1, "num_train_epochs": 1}
-METHODS = (
-    "random",
-    "share",
-    "accept",
-    "kld",
-    "uld",
-    "rho1 entropy",
-    "chunk",
-    "chunk random",
-    "several weighted",
-)
+# Random numbers are those of "chunk random", and shares those of "turns".
+METHODS = ("accept", "kld", "uld", "rho1 entropy", "chunk", "chunk random", "several weighted")
 # What is trained, how it is spread over the processes, and over how many.
 JOBS: list[dict[str, Any]] = [
     {"processes": 2, "models": "tied", "fsdp": False, "training": CHECKPOINTED},
