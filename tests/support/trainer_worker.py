@@ -34,7 +34,6 @@ def run_job(directory: Path, number: int, job: dict) -> None:
     models = [
         AutoModelForCausalLM.from_pretrained(where / role, dtype=torch.float64)
         for role in ("student", "teacher", "reference")
-        if (where / role).exists()
     ]
     texts = json.loads((directory / "texts.json").read_text())
     sharding: dict[str, Any] = {}
@@ -67,7 +66,8 @@ def run_job(directory: Path, number: int, job: dict) -> None:
         policy = trainer.model_wrapped._get_fsdp_state()._mp_policy
         assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    state["eval_loss"] = torch.tensor(trainer.evaluate(trainer.train_dataset)["eval_loss"])
+    if job["method"] == "vocagnolm":
+        state["eval_loss"] = torch.tensor(trainer.evaluate(trainer.train_dataset)["eval_loss"])
     if trainer.accelerator.is_main_process:
         torch.save(state, directory / f"{number}.pt")
 
