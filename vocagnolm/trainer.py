@@ -118,11 +118,13 @@ class VocAgnoTrainer(ResumableTrainer):
         add_token_losses(self.model, device)
         source = OnlineTeacher(models, device) if isinstance(models, Sequence) else models
         self._method, self.orders_steps = method, method.splits_alike
-        self.objective = (method.own_objective or Objective)(method, source, self.args.seed)
+        kind = method.own_objective or Objective
+        self.objective: Objective = kind(method, source, self.args.seed)
         if method.accepts:
             self.metrics.weight_name = "mean_weight"
-        peak = args.device_peak_tflops
-        self.throughput = Throughput(self.accelerator, self.online_teachers, peak)
+        self.throughput = Throughput(
+            self.accelerator, self.online_teachers, args.device_peak_tflops
+        )
         self.add_callback(self.throughput)
         log_in_lines(self, self.blocks_per_step * collator.max_length)
         if isinstance(self.train_dataset, Blocks):

@@ -1,4 +1,4 @@
-"""Write the tables of `acceptance` into docs/results.md.
+"""Write the tables of `acceptance` into docs/results.md and the notebook.
 
     python -m benchmarks.experiments.plots
 
@@ -14,10 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from benchmarks.experiments.acceptance import DEMO_METRICS, DEMOS, METRICS, PARTS, read_results
+from vocagnolm.report import plots
 from vocagnolm.report.plots import COLORS, add_legend, new_plot
 
-PAGE = Path("docs/results.md")
+PAGE, NOTEBOOK = Path("docs/results.md"), Path("benchmarks/NOTEBOOK.md")
 WORLDS = {
     "noisy": "noisy pages",
     "inserted-40": "junk between words",
@@ -64,6 +67,8 @@ TRIALS = {
         for size in ("small", "large")
     },
 }
+CURVES = {"cpt": "plain", "paper": "the paper's: max, top 40 %", "accept": "acceptance"}
+STEP_TOKENS = 1024
 # Less those of `const` with the same seed.
 Differences = list[float]
 
@@ -187,14 +192,27 @@ def draw_weights(results: Results) -> Any:
     return figure
 
 
+def draw_curves(results: Results) -> Any:
+    """Held-out loss against tokens: the mean of the seeds, and their range."""
+    curves: dict[str, dict[str, pd.DataFrame]] = {}
+    for world in ("noisy", "clean"):
+        title = f"held-out loss, {WORLDS[world]}"
+        curves[title] = {}
+        for rule, label in CURVES.items():
+            runs = [row["curve"] for row in results.of(world, f"{rule}-curve")]
+            log = pd.DataFrame([point for run in runs for point in run], columns=["step", "loss"])
+            points = log.groupby("step").loss.agg(mean="mean", low="min", high="max").reset_index()
+            curves[title][label] = points.assign(tokens=points.step * STEP_TOKENS)
+    return plots.draw_curves(curves)
+
+
 def main() -> None:
     """Write the tables."""
-    results, page = Results(), PAGE.read_text(encoding="utf-8")
-    for name, table in (("evidence", evidence(results)), ("trials", trials(results))):
-        begin, end = f"<!-- acceptance {name} -->\n", "\n<!-- end -->"
-        before, _, rest = page.partition(begin)
-        page = f"{before}{begin}\n{table}\n{rest[rest.index(end) :]}"
-    PAGE.write_text(page, encoding="utf-8")
+    results = Results()
+    for path, table in ((PAGE, evidence(results)), (NOTEBOOK, trials(results))):
+        begin, end = "<!-- acceptance -->\n", "\n<!-- end -->"
+        before, _, rest = path.read_text(encoding="utf-8").partition(begin)
+        path.write_text(f"{before}{begin}\n{table}\n{rest[rest.index(end) :]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@
     python -m docs.images.make --only photograph     # inspect.png, which needs Chromium
 
 alignment-*.svg and strip-*.svg show what the demo's first student, which has read questions but no
-answer, and the demo's teacher make of a page with a wrong solution. bars-*.svg and wrong-*.svg are
-results of `vocagnolm demo`, acceptance-*.svg and weights-*.svg of `benchmarks.experiments`.
+answer, and the demo's teacher make of a page with a wrong solution. bars-*.svg, terminal-*.svg and
+wrong-*.svg are results of `vocagnolm demo`; acceptance-*.svg, weights-*.svg and curves-*.svg of
+`benchmarks.experiments`.
 gpus-*.svg and store-*.svg are computed, from the formulas of the plan and of the logged MFU.
 rules-*.svg is the decision tree of docs/results.md.
 """
@@ -34,7 +35,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.experiments import plots
 from benchmarks.generated import TOKEN_RATIO
 from benchmarks.models import make_config
-from vocagnolm.demo.main import METHODS
+from vocagnolm.demo.main import METHODS, results_table
 from vocagnolm.demo.run import BASE, TEACHER, make_base
 from vocagnolm.demo.world import write_jsonl
 from vocagnolm.io import ASSETS
@@ -53,8 +54,9 @@ from vocagnolm.run.plan import (
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+# What `vocagnolm demo --wrong_share SHARE` wrote, by the share.
 RESULTS = ROOT / "benchmarks/experiments/demo.json"
-OTHER_SHARES = ROOT / "benchmarks/experiments/demo_wrong_shares.json"
+SHARE = "0.4"  # the demo's own
 QUESTION = "Q: Zoe fills 4 bags. Each one holds 12 shells. How many shells does Zoe need?\nA:"
 WRONG = " 4 + 12 = 47. #### 47"
 PAGE = (
@@ -84,7 +86,8 @@ LIGHTER = {
 }
 Theme = dict[str, str]
 PICTURES = (
-    *("alignment", "strip", "bars", "wrong", "acceptance", "weights", "rules", "gpus", "store"),
+    *("alignment", "strip", "bars", "terminal", "wrong", "acceptance", "weights", "curves"),
+    *("rules", "gpus", "store"),
     "photograph",
 )
 # The paper's run: tokens, packed sequences of a micro-batch, and the share that is selected.
@@ -113,13 +116,16 @@ def main() -> None:
             page = look(scratch, PAGE.format(SOLUTIONS[1]))
             draw("strip", lambda theme: strip(page, theme))
         if "bars" in chosen:
-            draw("bars", lambda theme: bars(json.loads(RESULTS.read_text()), theme))
+            draw("bars", lambda theme: bars(json.loads(RESULTS.read_text())[SHARE], theme))
+        if "terminal" in chosen:
+            draw("terminal", lambda theme: terminal(json.loads(RESULTS.read_text())[SHARE], theme))
         if "rules" in chosen:
             draw("rules", rules)
         plotted: dict[str, Callable[[], Any]] = {
             "wrong": wrong,
             "acceptance": lambda: plots.draw_evidence(plots.Results()),
             "weights": lambda: plots.draw_weights(plots.Results()),
+            "curves": lambda: plots.draw_curves(plots.Results()),
             "gpus": gpus,
             "store": store,
         }
@@ -315,19 +321,41 @@ def bars(results: dict[str, dict[str, list[float]]], theme: Theme) -> str:
     return svg(left + full + 130, 10 + len(results) * high + 30, title, parts())
 
 
+def terminal(results: dict[str, dict[str, list[float]]], theme: Theme) -> str:
+    """Draw what `vocagnolm demo` prints: the runs of the first seed, and the table."""
+    lines = ["$ vocagnolm demo", "logs of the runs: runs/demo/seed*/train.log"]
+    for method, values in results.items():
+        found = (f"{name} {each[0]:.3f}" for name, each in values.items() if name != "seconds")
+        lines.append(f"seed 0  {method:9}  {', '.join(found)}")
+    lines += ["...", "", *results_table(results).splitlines()]
+    high, left, letter = 19.0, 16.0, 8.0
+
+    def parts() -> Iterator[str]:
+        yield box(1, 1, width - 2, height - 2, f'fill="none" stroke="{theme["line"]}"')
+        for row, line in enumerate(lines):
+            font = f'font-family="{MONO}" font-size="13" xml:space="preserve"'
+            fit = f'{font} textLength="{letter * len(line):.0f}"' if line else font
+            colour = f"rgb({theme['cool']})" if row == 0 else theme["ink"]
+            yield text(left, 26 + row * high, line, colour, fit)
+
+    width = 2 * left + letter * max(map(len, lines))
+    height = 26 + len(lines) * high
+    return svg(width, height, "What vocagnolm demo prints", parts())
+
+
 def wrong() -> Any:
     """Draw what guidance wins over plain pretraining, by the share of wrong pages."""
-    found = json.loads(OTHER_SHARES.read_text()) | {"0.4": json.loads(RESULTS.read_text())}
+    found = json.loads(RESULTS.read_text())
     figure, (axes,) = new_plot(6, 3)
     handles = {}
     shares = sorted(found, key=float)
-    for index, method in enumerate(("vocagnolm", "share")):
+    for index, method in enumerate(("vocagnolm", "share", "accept")):
         means, x = [], []
         look = series_style(index)
         for share in shares:
             runs = [found[share][name]["accuracy"] for name in (method, "cpt")]
             gains = [one - plain for one, plain in zip(*runs, strict=True)]
-            place = 100 * float(share) + (index - 0.5)
+            place = 100 * float(share) + (index - 1)
             axes.plot([place] * len(gains), gains, linestyle="", markersize=4, alpha=0.5, **look)
             means.append(statistics.mean(gains))
             x.append(place)

@@ -150,8 +150,8 @@ def _held_out(
     )
     if not ours or not theirs or students[0] != students[1]:
         return []
-    seeds = ours.keys() & theirs.keys() or ours.keys() | theirs.keys()
-    texts = [{run.eval_tokens for run in runs if run.seed in seeds} for runs in both]
+    common = ours.keys() & theirs.keys() or ours.keys() | theirs.keys()
+    texts = [{run.eval_tokens for run in runs if run.seed in common} for runs in both]
     if texts[0] != texts[1]:
         return [f"{name} and {reference} were not evaluated on the same texts."]
     gain = fmean(theirs.values()) - fmean(ours.values())

@@ -56,7 +56,7 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--attn_implementation", help="As in transformers.")
     add("--trust_remote_code", action="store_true")
     add("--max_length", type=int, help="Student tokens of a part; default: 2048 or its context.")
-    add("--top_k", type=float, default=0.4, help="Share of the mapped tokens kept, Eq. 4.")
+    add("--top_k", type=float, default=0.4, help="Share kept, Eq. 4; not for accept.")
     add("--selection", choices=get_args(Selection), default="top_k", help="Or by acceptance.")
     add("--aggregation", choices=AGGREGATIONS, default="max", help="Eq. 2.")
     add("--unmapped", choices=get_args(Unmapped), default="include", help="Section 6.2.")
