@@ -153,12 +153,12 @@ def test_killed_process_has_kept_every_answer_of_a_server(
 
     server.plan = lambda number: kill(started[-1]) if number in (20, 40) else None
     assert [run("killed"), run("killed"), run("killed")] == [-9, -9, 0], log.read_text()
-    asked = Counter(tuple(body["prompt"]) for body in server.bodies)
+    first = Counter(tuple(body["prompt"]) for body in server.bodies)
     server.bodies.clear()
     server.plan = lambda number: None
     assert run("whole") == 0
     # Asked for again: three in flight, and the prompt that finds the API, at each of two kills.
-    again = asked - Counter(tuple(body["prompt"]) for body in server.bodies)
+    again = first - Counter(tuple(body["prompt"]) for body in server.bodies)
     assert again.total() <= 2 * (3 + 1)
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
     assert not [*tmp_path.glob("killed/.*")]

@@ -155,10 +155,9 @@ class World:
         collating["shares"] = setting.aggregation_in_effect == "share"
         options = {"method": setting}
         options["data_collator"] = PackedCollator(self.max_length, **collating)
-        teacher = copy.deepcopy(teacher)
-        return make_trainer(
-            out, blocks, copy.deepcopy(self.student), teacher, options=options, **training
-        )
+        training = {"max_length": self.max_length, **training}
+        student, teacher = copy.deepcopy(self.student), copy.deepcopy(teacher)
+        return make_trainer(out, blocks, student, teacher, options=options, **training)
 
 
 def make_world(tiny_llama: Callable[..., Any], tokenizers: Tokenizers, texts: list[str]) -> World:
