@@ -153,11 +153,10 @@ class World:
             teacher, blocks = None, self.blocks()
         setting = Method(**settings)
         collating["shares"] = setting.aggregation_in_effect == "share"
-        options = {"method": setting}
-        options["data_collator"] = PackedCollator(self.max_length, **collating)
+        options = {"method": setting, "data_collator": PackedCollator(self.max_length, **collating)}
         training = {"max_length": self.max_length, **training}
-        student, teacher = copy.deepcopy(self.student), copy.deepcopy(teacher)
-        return make_trainer(out, blocks, student, teacher, options=options, **training)
+        models = copy.deepcopy((self.student, teacher))
+        return make_trainer(out, blocks, *models, options=options, **training)
 
 
 def make_world(tiny_llama: Callable[..., Any], tokenizers: Tokenizers, texts: list[str]) -> World:
