@@ -1,6 +1,6 @@
 """CPT, VocAgnoLM and random tokens compared, in an embedded world that needs no download.
 
-    vocagnolm demo                                 # five minutes on two CPU cores
+    vocagnolm demo                                 # six minutes on two CPU cores
     vocagnolm demo --seeds 0 --methods cpt --options max_steps=2
 
 Several students, each with its own seed, are continually pretrained with an equal number of tokens,
