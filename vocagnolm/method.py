@@ -156,6 +156,7 @@ class Method:
     selection: Selection = option(
         "top_k",
         "top_k, Eq. 4; accept (beyond the paper): weigh a token by min(1, p_teacher / p_student).",
+        first=True,
     )
     unselected_weight: float = option(0.0, "Of tokens not selected (beyond the paper); 0 is Eq. 4.")
     kld_direction: Literal["reverse", "forward"] = option(

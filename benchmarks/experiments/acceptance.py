@@ -61,8 +61,12 @@ RULES = {
     "rho1-accept": "--method=rho1 --selection=accept --teacher_losses={reference_losses}",
 }
 MORE = {
-    "const-lr.0015": f"{RULES['const']} --learning_rate=0.0015",
-    "const-lr.006": f"{RULES['const']} --learning_rate=0.006",
+    # Half and twice the rate.
+    **{
+        f"{rule}-lr{rate}": f"{RULES[rule]} --learning_rate={rate}"
+        for rate in (0.0015, 0.006)
+        for rule in ("const", "accept")
+    },
     # Held-out loss ten times in a run.
     **{
         f"{rule}-curve": f"{RULES[rule]} --eval_strategy=steps --eval_steps=0.1"
@@ -283,7 +287,8 @@ class Weights:
         effective = (weight**2 / np.maximum(tokens * squares, 1e-9)).mean()
         found: dict[str, Any] = {"mean_weight": weight.sum() / tokens.sum(), "ess": effective}
         log = self.trainer.state.log_history
-        if evaluated := [entry for entry in log if "eval_loss" in entry]:
+        evaluated = [entry for entry in log if "eval_loss" in entry]
+        if len(evaluated) > 1:
             found["curve"] = [[entry["step"], entry["eval_loss"]] for entry in evaluated]
         for name, parts in self.parts.items():
             if sum(count for _, count in parts):

@@ -1,12 +1,15 @@
-"""Guided fine-tuning on conversations beside plain one: equal students, conversations and order.
+r"""Guided fine-tuning on conversations beside plain one: equal students, conversations and order.
 
     python -m benchmarks.experiments.conversations --output_dir runs/conversations
+    python -m benchmarks.experiments.conversations --output_dir runs/gsm8k \
+        --problems gsm8k_train.jsonl --texts math_train.jsonl --tokenizers TINYLLAMA GPT2
 
-Run in the repository's root, with OMP_NUM_THREADS=1. Problems, students, teacher and tokenizers are
-those of `make demo`: a question is the user's turn, its solution the assistant's, and the student
-is trained on that alone, in another template than the teacher's. In the case `spoilt` 40 % of the
-solutions are wrong, in `neutral` none. Runs are made, resumed and shown as those of `methods`, and
-`cpt` is plain fine-tuning here: there are `results.json` and `results.md` for each case.
+Run in the repository's root, with OMP_NUM_THREADS=1. A question is the user's turn, its solution
+the assistant's, and the student is trained on that alone. Problems, students, teacher and
+tokenizers are those of `make demo`, or GSM8K's problems, real tokenizers and models that are made
+first. In the case `spoilt` 40 % of the solutions are wrong, in `neutral` none. Runs are made,
+resumed and shown as those of `methods`, and `cpt` is plain fine-tuning here: there are
+`results.json` and `results.md` for each case.
 """
 
 from __future__ import annotations
@@ -15,19 +18,22 @@ import argparse
 import json
 import re
 import sys
+from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from benchmarks.experiments.methods import METHODS, do, write
-from benchmarks.experiments.worlds import DemoWorld
+from benchmarks.experiments.worlds import DemoWorld, World, make_model, write_corpus
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.demo import world as demo_world
+from vocagnolm.demo.run import train
 from vocagnolm.evaluation.engines.generation import Chat
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.readers import Reader, student_reader
@@ -51,35 +57,29 @@ _TALK_TOKENS = 40  # fewer than a conversation has on average
 Talk = tuple[str, str]  # a question, and its answer
 
 
-class TalkWorld(DemoWorld):
-    """The demo's problems as conversations, a share of them with wrong solutions."""
+class TalkWorld(World):
+    """Conversations instead of pages, a share of them with wrong solutions."""
+
+    form = "plain"  # the teacher's chat template, as the student's
+    held_out: list[Talk]
+    per_seed = frozenset({"base"})  # needs that differ between seeds
 
     def __init__(self, root: Path, share: float):
         super().__init__(root)
         self.share = share
-        self.options = (*DemoWorld.options, "--student_chat_template=plain")
-        self.held_out = [_talk(item) for item in demo_world.held_out_problems()]
 
     def place(self, name: str, seed: int) -> Path:  # noqa: D102
         # Students, and all that is the same for both cases, are beside the runs of either.
         root = self.root if name in ("pages", "losses") else self.root.parent
-        is_shared = name in ("teacher", "clean", "form")
-        return root / "needs" / (name if is_shared else f"{name}-{seed}")
+        return root / "needs" / (f"{name}-{seed}" if name in self.per_seed else name)
 
-    def make_form(self, path: Path, _: int) -> None:
-        """The teacher's chat template, as in the demo's pages; the student's is the plain form."""
-        path.write_text(_QUESTIONS)
+    @abstractmethod
+    def talks(self, seed: int) -> list[Talk]:
+        """What students are trained on."""
 
     def make_pages(self, path: Path, seed: int) -> None:
         """The students' conversations."""
-        rng, excluded = Random(f"talks {seed}"), demo_world.held_out_questions()
-        talks = []
-        for _ in range(self.steps * self.step_tokens // _TALK_TOKENS):
-            item = demo_world.problem(rng, excluded)
-            if rng.random() < self.share:
-                item = demo_world.corrupt(rng, item)
-            talks.append(_talk(item))
-        write_talks(path, talks)
+        write_talks(path, self.talks(seed))
 
     def make_clean(self, path: Path, _: int) -> None:
         """What is read at the end of each run."""
@@ -87,18 +87,50 @@ class TalkWorld(DemoWorld):
 
     def make_losses(self, path: Path, seed: int) -> None:
         """The teacher's losses, in its own template."""
-        form = self.need("form", seed)
-        self.score("teacher", path, seed, f"--teacher_chat_template={form}")
+        self.score("teacher", path, seed, f"--teacher_chat_template={self.form}")
+
+    def load(self, model: Path) -> tuple[Any, Reader]:
+        """Load a student or the teacher, and how it reads conversations."""
+        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        form = self.form if model == self.need("teacher", 0) else "plain"
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        return loaded, student_reader(tokenizer, loaded.config.max_position_embeddings, form)
+
+    def judge(self, model: Path) -> dict[str, float]:  # noqa: D102
+        return judge_answers(*self.load(model), self.held_out)
+
+
+class DemoTalks(TalkWorld, DemoWorld):
+    """The demo's problems; the teacher reads them as in the demo's pages."""
+
+    per_seed = frozenset({"base", "pages", "losses"})
+
+    def __init__(self, root: Path, share: float):
+        super().__init__(root, share)
+        self.options = (*DemoWorld.options, "--student_chat_template=plain")
+        self.held_out = [_talk(item) for item in demo_world.held_out_problems()]
+        self.form = str(self.need("form", 0))
+
+    def make_form(self, path: Path, _: int) -> None:
+        """The teacher's chat template."""
+        path.write_text(_QUESTIONS)
+
+    def talks(self, seed: int) -> list[Talk]:  # noqa: D102
+        rng, excluded = Random(f"talks {seed}"), demo_world.held_out_questions()
+        talks = []
+        for _ in range(self.steps * self.step_tokens // _TALK_TOKENS):
+            item = demo_world.problem(rng, excluded)
+            if rng.random() < self.share:
+                item = demo_world.corrupt(rng, item)
+            talks.append(_talk(item))
+        return talks
 
     def judge(self, model: Path) -> dict[str, float]:
         """Let a model answer: the final number must be right. Then read it the right answers."""
-        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        form = str(self.need("form", 0)) if model == self.need("teacher", 0) else "plain"
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        reader = student_reader(tokenizer, loaded.config.max_position_embeddings, form)
+        loaded, reader = self.load(model)
         assert reader.template
-        chat = Chat(tokenizer, reader.template.source)
-        engine = HFEngine(loaded, tokenizer, len(self.held_out), chat)
+        chat = Chat(reader.tokenizer, reader.template.source)
+        engine = HFEngine(loaded, reader.tokenizer, len(self.held_out), chat)
         prompts = [chat.prompt(question) for question, _ in self.held_out]
         right = 0
         for found in chain.from_iterable(engine.generate(prompts, ("\n",), _ANSWER_TOKENS)):
@@ -106,6 +138,103 @@ class TalkWorld(DemoWorld):
             said, expected = (text.partition("####")[2].strip() for text in both)
             right += said == expected
         return {"accuracy": right / len(prompts), **judge_answers(loaded, reader, self.held_out)}
+
+
+class ProblemTalks(TalkWorld):
+    """GSM8K's problems, and young students.
+
+    A problem is held out, or for the students, or for the teacher, which reads it as it is. Files
+    are .jsonl with the field `text`: of a problem the question, a line break and the solution.
+    """
+
+    options = (
+        *("--max_length=512", "--global_batch_tokens=512", "--per_device_train_batch_size=1"),
+        *("--max_steps=120", "--student_chat_template=plain"),
+    )
+    first_steps, teacher_steps = 100, 400
+    held_out_problems, page_problems = 100, 900
+    longest = 600  # characters of a problem, so that several fit in a sequence
+
+    def __init__(
+        self, root: Path, share: float, problems: Path, texts: Path, tokenizers: Sequence[Path]
+    ):
+        super().__init__(root, share)
+        self.texts, self.tokenizers = texts, tokenizers
+        found = [text for text in read_texts(problems) if len(text) <= self.longest]
+        Random("problems").shuffle(found)
+        talks = [(a, b) for a, _, b in (text.partition("\n") for text in found)]
+        self.held_out, talks = talks[: self.held_out_problems], talks[self.held_out_problems :]
+        self._pages, self._lessons = talks[: self.page_problems], talks[self.page_problems :]
+
+    def student(self, seed: int) -> Path:  # noqa: D102
+        return self.need("base", seed)
+
+    def talks(self, seed: int) -> list[Talk]:  # noqa: D102
+        rng = Random("spoilt")
+        lines = [line for _, answer in self._pages for line in answer.split("\n")[:-1]]
+        numbers = re.findall(r"\d+", "\n".join(lines))
+        talks = []
+        for question, answer in self._pages:
+            if rng.random() < self.share:
+                answer = _spoilt(answer, rng, lines, numbers)
+            talks.append((question, answer))
+        return talks
+
+    def make_teacher(self, path: Path, seed: int) -> None:
+        """A model of width 96 that has read problems."""
+        lessons = self.need("lessons", seed)
+        options = ("--train_on=all", "--student_chat_template=plain")
+        steps = f"--max_steps={self.teacher_steps}"
+        self._pretrain(path, self.tokenizers[1], 96, lessons, 1000, steps, *options)
+
+    def make_base(self, path: Path, seed: int) -> None:
+        """A student of width 64 that has read a little."""
+        texts = self.need("texts", seed)
+        steps = f"--max_steps={self.first_steps}"
+        self._pretrain(path, self.tokenizers[0], 64, texts, seed, steps)
+
+    def _pretrain(
+        self, path: Path, read_with: Path, width: int, corpus: Path, seed: int, *options: str
+    ) -> None:
+        torch.manual_seed(seed)
+        untrained = path.with_name(f"{path.name}.untrained")
+        tokenizer = AutoTokenizer.from_pretrained(read_with)
+        make_model(len(tokenizer), width, 2).save_pretrained(untrained)
+        tokenizer.save_pretrained(untrained)
+        sizes = (
+            "--max_length=512",
+            "--global_batch_tokens=1024",
+            "--per_device_train_batch_size=2",
+        )
+        train(untrained, corpus, path, "--method=cpt", f"--seed={seed}", *sizes, *options)
+
+    def make_lessons(self, path: Path, _: int) -> None:
+        """The teacher's problems."""
+        write_talks(path, self._lessons)
+
+    def make_texts(self, path: Path, _: int) -> None:
+        """What students read first."""
+        write_corpus(path, read_texts(self.texts))
+
+
+def read_texts(path: Path) -> list[str]:
+    """Read the documents of a .jsonl file."""
+    return [json.loads(line)["text"] for line in path.open(encoding="utf-8")]
+
+
+def _spoilt(answer: str, rng: Random, lines: Sequence[str], numbers: Sequence[str]) -> str:
+    """Put other numbers for all of an answer, or other steps for its own and another last number.
+
+    Numbers and steps are those of the corpus, as often as they are in it.
+    """
+
+    def other_numbers(text: str) -> str:
+        return re.sub(r"\d+", lambda _: rng.choice(numbers), text)
+
+    if rng.random() < 0.5:
+        return other_numbers(answer)
+    *steps, last = answer.split("\n")
+    return "\n".join([*(rng.choice(lines) for _ in steps), other_numbers(last)])
 
 
 def _talk(item: demo_world.Problem) -> Talk:
@@ -164,12 +293,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Do the runs, and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output_dir", type=Path, required=True, help="gets both cases")
+    parser.add_argument("--problems", type=Path, help=".jsonl; else those of `make demo`")
+    parser.add_argument("--texts", type=Path, help=".jsonl that students read before")
+    parser.add_argument("--tokenizers", type=Path, nargs=2, help="the student's, the teacher's")
     parser.add_argument("--seeds", type=int, nargs="+", default=range(5))
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=tuple(RUNS))
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     root: Path = arguments.output_dir.resolve()
-    worlds = [TalkWorld(root / case, share) for case, share in CASES.items()]
+    own = (arguments.problems, arguments.texts, arguments.tokenizers)
+    worlds: list[TalkWorld] = []
+    for case, share in CASES.items():
+        if arguments.problems:
+            worlds.append(ProblemTalks(root / case, share, *own))
+        else:
+            worlds.append(DemoTalks(root / case, share))
     # Seed by seed, so that what is interrupted has whole seeds.
     for seed in arguments.seeds:
         for world in worlds:

@@ -166,6 +166,37 @@ def test_conversations_are_compared_at_their_tiniest_size(
 
 
 @pytest.mark.slow
+def test_problems_are_conversations_at_their_tiniest_size(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = {"held_out_problems": 4, "page_problems": 50, "first_steps": 1, "teacher_steps": 1}
+    options = ("--max_steps=2", "--global_batch_tokens=512", "--student_chat_template=plain")
+    for name, value in {**tiny, "options": options}.items():
+        monkeypatch.setattr(conversations.ProblemTalks, name, value)
+    problems = tmp_path / "problems.jsonl"
+    with problems.open("w") as file:
+        for number in range(100, 200):
+            text = f"How many?\n{number} and 1 are {number + 1}.\nThe answer is {number + 1}."
+            file.write(json.dumps({"text": text}) + "\n")
+    given = ["--problems", str(problems), "--texts", str(corpus), "--tokenizers"]
+    given += [str(ASSETS / name) for name in (demo_run.STUDENT_TOKENIZER, demo_run.TEACHER)]
+    runs = ["--runs", "cpt", "accept"]
+    conversations.main(["--output_dir", str(tmp_path), "--seeds=7", *given, *runs])
+    answers = []
+    for case in conversations.CASES:
+        found = json.loads((tmp_path / case / "results.json").read_text())["runs"]
+        assert set(found) == set(runs[1:])
+        lines = (tmp_path / case / "needs" / "pages" / "talks.jsonl").read_text().splitlines()
+        answers.append([json.loads(line)["messages"][1]["content"] for line in lines])
+    spoilt, neutral = answers
+    right = [f"{a} and 1 are {a + 1}.\nThe answer is {a + 1}." for a in range(100, 200)]
+    assert set(neutral) < set(right)
+    differ = [answer for answer, was in zip(spoilt, neutral, strict=True) if answer != was]
+    assert len(differ) == pytest.approx(0.4 * 50, abs=10)
+    assert not set(differ) & set(right)
+
+
+@pytest.mark.slow
 def test_losses_move_only_with_the_teachers_precision() -> None:
     select, pair = selection_under_precision.select, selection_under_precision.random_pair
     batches = selection_under_precision.make_batches(0, 20)
