@@ -139,20 +139,25 @@ class ConvergedWorld(OldWorld):
 
 
 class ShortWorld(MoreWorld):
-    """Pages of eight words."""
+    """Pages of eight words. Students are judged by such lines, since they forget longer texts."""
 
-    page_documents = 20_000
+    page_documents, held_out_lines = 20_000, 1000
 
     @cached_property
     def documents(self) -> tuple[list[str], list[str], list[str]]:
-        """As in other worlds, but for the pages."""
+        """As in other worlds, but for the pages and what is held out."""
         held_out, others, rest = super().documents
-        pages: dict[str, None] = {}  # each once
-        for text in others:
-            words = text.split(" ")
-            lines = (" ".join(words[at : at + 8]) for at in range(0, len(words), 8))
-            pages |= dict.fromkeys(line for line in lines if line.strip())
-        return held_out, list(pages), rest
+        return _lines(held_out)[: self.held_out_lines], _lines(others), rest
+
+
+def _lines(texts: Sequence[str]) -> list[str]:
+    """Eight words each, every line once."""
+    found: dict[str, None] = {}
+    for text in texts:
+        words = text.split(" ")
+        lines = (" ".join(words[at : at + 8]) for at in range(0, len(words), 8))
+        found |= dict.fromkeys(line for line in lines if line.strip())
+    return list(found)
 
 
 class CodeWorld(MoreWorld):

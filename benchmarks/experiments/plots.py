@@ -35,22 +35,20 @@ LABELS = {
     "paper": "the paper's: max, top 40 %",
     "rho1-accept": "acceptance, student's tokenizer",
     "rho1": "Rho-1, top 40 %, the same",
-    "const-lr0.0015": "all tokens, half the rate",
-    "accept-lr0.0015": "acceptance, half the rate",
-    "const-lr0.006": "all tokens, twice the rate",
-    "accept-lr0.006": "acceptance, twice the rate",
     "shuffled": "acceptance, shuffled",
     "random": "a random 40 %",
     "cpt": "CPT, packed without a teacher",
 }
-# What might break acceptance, as a world and a teacher, where it is not that of the pages.
+# Teachers' tokenizers beside that of the pages' teacher.
+CUTS = {"fine": "finer tokens", "coarse": "coarser tokens", "teacher": "the same tokens"}
+# What might break acceptance, as a world and the ending of the rules: another teacher, or rate.
 TRIALS = {
-    ("clean", "start"): "teacher: the student's first state; clean pages",
-    ("noisy", "start"): "the same, noisy pages",
-    ("inserted-40", "start"): "the same, junk between words",
-    ("clean", "code"): "teacher: has read source code; clean pages",
-    ("noisy", "code"): "the same, noisy pages",
-    ("inserted-40", "junk"): "teacher: has read such junk; junk between words",
+    ("clean", "@start"): "teacher: the student's first state; clean pages",
+    ("noisy", "@start"): "the same, noisy pages",
+    ("inserted-40", "@start"): "the same, junk between words",
+    ("clean", "@code"): "teacher: has read source code; clean pages",
+    ("noisy", "@code"): "the same, noisy pages",
+    ("inserted-40", "@junk"): "teacher: has read such junk; junk between words",
     ("clean-converged", ""): "students that have read three times as much as the teacher; clean",
     ("noisy-converged", ""): "the same, noisy pages",
     ("clean-old", ""): "students four times as old; clean pages",
@@ -60,13 +58,18 @@ TRIALS = {
     ("inserted-40-short", ""): "the same, junk between words",
     ("clean-code", ""): "pages of source code; clean",
     ("noisy-code", ""): "the same, noisy",
-    ("noisy", "half"): "losses in 16 bits; noisy pages",
-    ("inserted-40", "half"): "the same, junk between words",
+    ("noisy", "@half"): "losses in 16 bits; noisy pages",
+    ("inserted-40", "@half"): "the same, junk between words",
     **{
-        (world, f"{cut}-{size}"): f"teacher: {cut}r tokens, {size}; {WORLDS[world]}"
-        for world in ("noisy", "inserted-40")
-        for cut in ("fine", "coarse")
+        (world, f"@{cut}-{size}"): f"teacher: {tokens}, {size}; {WORLDS[world]}"
+        for world in ("noisy", "inserted-40", "clean")
+        for cut, tokens in CUTS.items()
         for size in ("small", "large")
+    },
+    **{
+        (world, f"-lr{rate}"): f"{label} the learning rate, for both; {WORLDS[world]}"
+        for rate, label in ((0.0015, "half"), (0.006, "twice"))
+        for world in ("noisy", "inserted-40", "clean")
     },
 }
 CURVES = {"cpt": "plain", "paper": "the paper's: max, top 40 %", "accept": "acceptance"}
@@ -88,7 +91,9 @@ class Results:
 
     def differences(self, world: str, rule: str, metric: str) -> Differences:
         """What a rule changes, seed by seed."""
-        rows = [(row, self.rows.get((world, row["seed"], "const"))) for row in self.of(world, rule)]
+        # All tokens alike, at the same rate.
+        than = f"const{rule[rule.index('-lr') :]}" if "-lr" in rule else "const"
+        rows = [(row, self.rows.get((world, row["seed"], than))) for row in self.of(world, rule)]
         return [row[metric] - const[metric] for row, const in rows if const]
 
     def cell(self, world: str, rule: str, metric: str) -> str:
@@ -125,8 +130,8 @@ def evidence(results: Results) -> str:
 def trials(results: Results) -> str:
     """What may break acceptance; the mean weight, and the share of tokens that the teacher led."""
     rows, rules = [], ("accept", "share40", "paper")
-    for (world, teacher), label in TRIALS.items():
-        names = [f"{rule}@{teacher}" if teacher else rule for rule in rules]
+    for (world, ending), label in TRIALS.items():
+        names = [f"{rule}{ending}" for rule in rules]
         runs = [row for row in results.of(world, names[0]) if "ahead" in row]
         means = [
             f"{statistics.mean(numbers):.2f}" if numbers else ""

@@ -329,7 +329,7 @@ class TextWorld(World):
 
     def judge(self, model: Path) -> dict[str, float]:  # noqa: D102
         held_out, pages, _ = self.documents
-        problems = [text for text in held_out if "/train/" in self._sources[text]]
+        problems = [text for text in held_out if "/train/" in self._sources.get(text, "")]
         texts = [text[: self.held_out_characters] for text in held_out]
         return judge_text(model, texts, problems, pages[: self.page_documents])
 
