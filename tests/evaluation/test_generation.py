@@ -404,7 +404,7 @@ def test_completions_equal_plain_generation_when_positions_work_differently(
     [
         (transformers.MambaConfig(hidden_size=32, num_hidden_layers=1), "keeps more than the keys"),
         (small("Qwen3Next", num_experts=2), "keeps more than the keys"),
-        (old("OpenAIGPT"), "keeps more than the keys"),
+        (old("OpenAIGPT"), "fills no cache"),
         (
             transformers.BartConfig(
                 d_model=32, decoder_layers=1, is_decoder=True, is_encoder_decoder=False
@@ -420,6 +420,16 @@ def test_engine_rejects_a_model(
     config.vocab_size = 500
     with pytest.raises(ValueError, match=message):
         HFEngine(AutoModelForCausalLM.from_config(config), tokenizers_by_family["nfc_digits"], 4)
+
+
+def test_engine_names_the_version_when_its_models_take_no_cache(
+    tokenizer: Tokenizer, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(self: object, input_ids: Tensor, **kwargs: object) -> None: ...
+
+    monkeypatch.setattr(transformers.GenerationMixin, "prepare_inputs_for_generation", prepare)
+    with pytest.raises(ValueError, match=f"does not support transformers {transformers.__version__}"):
+        HFEngine(model, tokenizer, 4)
 
 
 def test_engine_is_greedy(tokenizer: Tokenizer, model: Any) -> None:

@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
+from transformers import (
+    Cache,
+    DynamicCache,
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedModel,
+    __version__,
+)
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation.stopping_criteria import StoppingCriteriaList
@@ -130,9 +137,7 @@ class HFEngine(Engine):
         shared = shared_length([row.prompt[:-1] for row in rows])
         n_shared = shared if _can_pad_inside(self._model, places) else 0
         if n_shared:
-            input_ids = torch.tensor([rows[0].prompt[:n_shared]], device=self._model.device)
-            # The body alone: logits of all these tokens are worth nothing, and large.
-            self._model.base_model(input_ids=input_ids, past_key_values=cache, use_cache=True)
+            _read(self._model, rows[0].prompt[:n_shared], cache)
         return n_shared, cache.layers
 
     @torch.inference_mode()
@@ -199,10 +204,10 @@ class HFEngine(Engine):
             self._model.generate(
                 input_ids=torch.tensor(input_ids, device=device),
                 attention_mask=torch.tensor(mask, device=device),
-                past_key_values=Cache([*layers]),
                 do_sample=False,
                 max_new_tokens=steps,
                 stopping_criteria=StoppingCriteriaList([append]),
+                **{cache_argument(): Cache([*layers])},
             )
         finally:
             self._model.generation_config = own_config
@@ -212,17 +217,53 @@ def _half_finished(batch: list[Row]) -> bool:
     return 2 * sum(row.is_finished for row in batch) >= len(batch)
 
 
+def cache_argument() -> str:
+    """Return the name of the argument that takes a cache, of `generate` and of every model.
+
+    It differs between versions of transformers, and its type does not. A ValueError where no
+    argument is of that type.
+    """
+    takes = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+    for name, parameter in takes.items():
+        if Cache.__name__ in str(parameter.annotation):
+            return name
+    raise ValueError(
+        f"--engine hf does not support transformers {__version__}, whose models take no cache: "
+        'pip install "transformers<5.25", or use --engine vllm'
+    )
+
+
+def _read(model: PreTrainedModel, ids: list[int], cache: Cache) -> None:
+    """Add the keys and values of a text to a cache."""
+    input_ids = torch.tensor([ids], device=model.device)
+    # The body alone: logits of all these tokens are worth nothing, and large.
+    model.base_model(input_ids=input_ids, use_cache=True, **{cache_argument(): cache})
+
+
+@torch.inference_mode()
+def _fills_cache(model: PreTrainedModel) -> bool:
+    """Test whether a model puts the keys and values of a token into a cache that it is given."""
+    cache = DynamicCache(config=model.config)
+    try:
+        _read(model, [0], cache)
+    except TypeError:  # it has no such argument
+        return False
+    return cache.get_seq_length() == 1
+
+
 def _check_servable(model: PreTrainedModel) -> None:
     takes = inspect.signature(model.forward).parameters
     kinds = {type(layer) for layer in DynamicCache(config=model.config).layers}
-    caches_tokens = not getattr(model, "_is_stateful", False) and "past_key_values" in takes
-    if not caches_tokens or kinds - {DynamicLayer, DynamicSlidingWindowLayer}:
+    name = type(model).__name__
+    if getattr(model, "_is_stateful", False) or kinds - {DynamicLayer, DynamicSlidingWindowLayer}:
         fault = "keeps more than the keys and values of its tokens"
     elif "position_ids" not in takes and model.config.model_type not in _POSITIONS_FROM_MASK:
         fault = "takes no position ids: padding would move its tokens"
+    elif not _fills_cache(model):
+        fault = f"fills no cache that transformers {__version__} gives it as {cache_argument()}"
     else:
         return
-    raise ValueError(f"{type(model).__name__} {fault}: use --engine vllm")
+    raise ValueError(f"{name} {fault}: use --engine vllm")
 
 
 def _can_pad_inside(model: PreTrainedModel, places: int) -> bool:
