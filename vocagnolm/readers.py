@@ -18,6 +18,7 @@ import numpy as np
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens, special_ids
 from vocagnolm.chat.render import Template, check_date
+from vocagnolm.extras import advice
 from vocagnolm.hub import check_name
 from vocagnolm.spans import (
     Tokens,
@@ -59,7 +60,9 @@ def load_tokenizer(
     # A broken file can raise anything, even a bare Exception.
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
-        raise ValueError(f"{role} tokenizer {name} cannot be loaded ({reason})") from error
+        raise ValueError(
+            f"{role} tokenizer {name} cannot be loaded ({reason}){advice(error)}"
+        ) from error
     # First, as its remedy is the better one where a rebuilt tokenizer loses characters too.
     if getattr(tokenizer, "is_fast", False):
         _check_against_files(tokenizer, name, role, revision)

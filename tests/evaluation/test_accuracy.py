@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from inline_grader import graded_inline
 
-from vocagnolm.evaluation import report as module
+from vocagnolm.evaluation import metric as module
+from vocagnolm.evaluation.metric import MathAnswerAccuracy
 from vocagnolm.evaluation.report import (
     Z_95,
-    MathAnswerAccuracy,
     accuracy,
     average,
     averages,

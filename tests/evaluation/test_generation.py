@@ -519,8 +519,9 @@ def test_shared_prefix_is_read_once(
     tokenizer = tokenizers_by_family["metaspace"]
     model, prompts = lively_llama(tokenizer), prompts_of(20)
     ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-    calls = Calls(model.train())
-    completions_of(HFEngine(model, tokenizer, 4), prompts, ())
+    engine = HFEngine(model.train(), tokenizer, 4)
+    calls = Calls(model)
+    completions_of(engine, prompts, ())
     batch, shared = calls.shapes[0]
     assert batch == 1
     assert all(row[:shared] == ids[0][:shared] for row in ids)
@@ -537,8 +538,9 @@ def test_shared_prefix_is_read_once(
 def test_rows_of_like_length_are_read_together(tokenizer: Tokenizer, model: Any) -> None:
     prompts = prompts_of(20)
     lengths = sorted((len(tokenizer(prompt)["input_ids"]) for prompt in prompts), reverse=True)
+    engine = HFEngine(model, tokenizer, 20)
     calls = Calls(model)
-    completions_of(HFEngine(model, tokenizer, 20), prompts, ())
+    completions_of(engine, prompts, ())
     (_, shared), *rest = calls.shapes
     widest = [(8, lengths[0]), (8, lengths[8]), (4, lengths[16])]
     assert rest == [(n, width - shared) for n, width in widest] + [(20, 1)] * (NEW_TOKENS - 1)
@@ -549,8 +551,9 @@ def test_rows_decoded_are_few(
 ) -> None:
     prompts = prompts_of(32)
     stops = stops_from(slow(32, ()), 0, count=12)
+    engine = HFEngine(model, tokenizer, 8)
     calls = Calls(model)
-    found = completions_of(HFEngine(model, tokenizer, 8), prompts, stops)
+    found = completions_of(engine, prompts, stops)
     wanted = sum(n_new for _, _, n_new, _ in found)
     assert {reason for *_, reason in found} == {"stop", "length"}
     computed = sum(batch for batch, _ in calls.shapes[1:])

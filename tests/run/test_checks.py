@@ -94,6 +94,7 @@ def test_attention_for_16_bits_is_not_launched_in_32(
 ) -> None:
     """On a GPU the first step would say so, after the corpus is aligned."""
     argv = argv_of(world, tmp_path / "out", use_cpu="True", attn_implementation=attention)
+    monkeypatch.setattr(job, "is_installed", lambda package: True)
     asked = options.parse(argv)
     monkeypatch.setattr(type(asked.args), "device", torch.device("cuda"))
     with pytest.raises(ValueError, match="computes in 16 bits"):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from vocagnolm import cli as command
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, read_benchmarks
+from vocagnolm.extras import require, require_trackers
 from vocagnolm.hub import check_name
 
 _NAME = "vocagnolm evaluate"
@@ -51,6 +52,9 @@ def check(argv: Sequence[str] | None = None) -> Namespace:
     _choose_benchmarks(arguments)
     if arguments.chat and "demo" in arguments.benchmarks:
         parser.error("--chat: the demo asks for no boxed answers")
+    require_trackers(arguments.report_to)
+    if arguments.engine == "vllm" and not arguments.dry_run:
+        require("vllm", "--engine vllm")
     downloads = arguments.model and not arguments.data_dir
     for name in arguments.benchmarks if downloads else ():
         if hub := BENCHMARKS[name].hub:

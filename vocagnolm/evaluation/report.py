@@ -3,17 +3,13 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
-import datasets
-import evaluate
 import numpy as np
 from huggingface_hub import ModelCard
 
-from vocagnolm.evaluation.extraction import NO_LETTER, strip_string
-from vocagnolm.evaluation.grading.grading import Grader
+from vocagnolm.evaluation.extraction import NO_LETTER
 from vocagnolm.evaluation.runner import RunDirectory
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, HARNESS
 from vocagnolm.evaluation.tasks.tasks import Task
@@ -183,27 +179,3 @@ def write_results(results: JsonObject, directory: RunDirectory) -> None:
         heading = "## Evaluation\n"
         card.text = f"{card.text.partition(heading)[0].rstrip()}\n\n{heading}\n{table}"
         write_text(path, str(card))
-
-
-class MathAnswerAccuracy(evaluate.Metric):  # type: ignore[misc]
-    """The harness's accuracy on model outputs, as a local metric of `evaluate`.
-
-    metric = MathAnswerAccuracy("gsm8k")    # whose rules find the answers in outputs
-    metric.compute(predictions=outputs, references=golds)    # {"accuracy": 36.2, ...}
-    """
-
-    def _info(self) -> evaluate.MetricInfo:
-        text = datasets.Value("string")
-        return evaluate.MetricInfo(
-            description="Accuracy of answers, verdict for verdict that of the harness at db77bc6.",
-            citation="",
-            inputs_description="predictions: model outputs; references: parsed golds.",
-            features=datasets.Features({"predictions": text, "references": text}),
-        )
-
-    def _compute(self, predictions: Sequence[str], references: Sequence[str]) -> JsonObject:
-        pairs = zip(predictions, map(strip_string, references), strict=True)
-        with Grader() as grader:
-            verdicts = list(grader.grade(BENCHMARKS[self.config_name].answer_kind, pairs))
-        summary = summarize([asdict(verdict) for verdict in verdicts])
-        return {"accuracy": summary.pop("rounded"), **summary}

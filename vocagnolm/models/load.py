@@ -25,8 +25,10 @@ from transformers import (
     PreTrainedTokenizerBase,
     TorchAoConfig,
 )
+from transformers.quantizers import AutoHfQuantizer
 
 from vocagnolm.cli import json_settings
+from vocagnolm.extras import advice, require_quantization
 from vocagnolm.hub import check_name
 from vocagnolm.io import file_sha256, json_or_empty
 from vocagnolm.readers import Role, check_tokenizer, load_tokenizer
@@ -76,9 +78,13 @@ class ModelSource:
         return found
 
     def check_weights(self) -> None:
-        """Reject weights on disk that are absent or cut off; only their ends are read."""
+        """Reject weights on disk that are absent or cut off; only their ends are read.
+
+        The same holds for quantized weights that a package is missing for.
+        """
         if self.loaded is not None:
             return
+        self._check_quantizer()
         directory, is_cached = Path(self.name), False
         if not directory.is_dir():
             config = try_to_load_from_cache(self.name, "config.json", revision=self.revision)
@@ -100,6 +106,21 @@ class ModelSource:
                 raise ValueError(
                     f"{self._shown}: {name} is cut off or damaged ({reason}): get it again"
                 )
+
+    def _check_quantizer(self) -> None:
+        settings = getattr(self.config(), "quantization_config", None)
+        if settings is None:
+            return
+        settings = settings if isinstance(settings, dict) else settings.to_dict()
+        require_quantization(settings, self._shown)
+        try:
+            AutoHfQuantizer.from_config(settings, pre_quantized=True).validate_environment()
+        except ImportError as error:
+            why = str(error).strip().partition("\n")[0]
+            raise ValueError(f"{self._shown} is quantized: {why}{advice(error)}") from error
+        except (ValueError, TypeError, RuntimeError, AttributeError):
+            # It was asked without a device, and may be wrong: loading asks again, with it.
+            return
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Load its tokenizer, slow or fast, untested."""
@@ -184,7 +205,7 @@ class ModelSource:
             return function(*given, trust_remote_code=self.trust_remote_code, **options)
         except (OSError, ValueError, ImportError, RuntimeError) as error:
             why = str(error).strip().partition("\n")[0]
-            raise ValueError(f"{self._shown} cannot be loaded: {why}") from error
+            raise ValueError(f"{self._shown} cannot be loaded: {why}{advice(error)}") from error
 
 
 def _fault(weights: Path) -> str:

@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 
 from vocagnolm.cli import Parser, print_main, shell
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES
+from vocagnolm.extras import require
 from vocagnolm.io import JsonObject, check_writable, markdown_table, write_json, write_text
 from vocagnolm.report.plots import bar_series, draw_bars, draw_curves, embed, read_curves
 from vocagnolm.report.render import TEMPLATES
@@ -330,6 +331,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with TemporaryDirectory() as scratch:
         runs = arguments.runs
         if arguments.wandb:
+            require("wandb", "--wandb")
             from vocagnolm.run.wandb import fetch
 
             runs += fetch(arguments.wandb, out or Path(scratch))

@@ -11,8 +11,10 @@ from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from transformers import TrainingArguments
 from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy
+from transformers.training_args import OptimizerNames
 
 from vocagnolm.dist import check_connected, is_on_cpu, launched_processes
+from vocagnolm.extras import require, require_optimizer
 from vocagnolm.run.options import GuidanceOptions, RunOptions
 
 # Of the paper's optimizer step (Section 4.3).
@@ -87,7 +89,9 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
             timeout = timedelta(seconds=self.ddp_timeout)
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
         TrainingArguments.__post_init__(self)  # type: ignore[no-untyped-call]
+        require_optimizer(OptimizerNames(self.optim).value)
         if self.use_liger_kernel:
+            require("liger_kernel", "--use_liger_kernel")
             kernels: Any = self.liger_kernel_config or {}
             self.liger_kernel_config = dict.fromkeys(_LIGER_LOSSES, False) | kernels
         check_arguments(self)

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from vocagnolm.cli import Parser, print_main, shell
+from vocagnolm.extras import require
 from vocagnolm.io import MANIFEST_FILE, RUN_FILE, JsonObject, json_or_empty
 from vocagnolm.models.adapters import lora_config, merge_adapters
 from vocagnolm.models.load import ModelSource, is_adapter
@@ -67,6 +68,8 @@ def export(
         raise ValueError(f"{checkpoint} lacks the settings of its run, as train.py writes them")
     is_sharded = (checkpoint / _SHARDS).is_dir()
     is_adapted = is_adapter(checkpoint) or (is_sharded and settings["use_peft"])
+    if is_adapted:
+        require("peft", f"{checkpoint} holds adapters: to add them to their model")
     target = output_dir or checkpoint.with_name(f"export-{checkpoint.name.split('-')[-1]}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"--output_dir {target} is not empty: give another")

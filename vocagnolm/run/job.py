@@ -28,6 +28,7 @@ from vocagnolm.cli import corpora_of, listed, one_for_each, resolve_dtype
 from vocagnolm.corpus import is_conversations, joined, load_corpus, load_sample, only_text
 from vocagnolm.data import MISSING, Segments, align_corpus
 from vocagnolm.dist import cores, machine_first
+from vocagnolm.extras import is_installed, require, require_quantization
 from vocagnolm.models.adapters import add_adapters
 from vocagnolm.models.load import (
     QUANTIZATIONS,
@@ -123,7 +124,10 @@ def check_launch(job: Job) -> None:
     # A plan may be made on a smaller machine than the job will run on.
     is_planned = args.dry_run and args.teacher_quantization in QUANTIZATIONS
     if args.teacher_quantization and not is_planned:
-        quantization(args.teacher_quantization)
+        shown = f"--teacher_quantization {args.teacher_quantization}"
+        if args.teacher_quantization == "fp8":
+            require("torchao", shown)
+        require_quantization(quantization(args.teacher_quantization), shown)
     if args.teacher_sharding == "node":
         if args.teacher_quantization or args.distance:
             raise ValueError(
@@ -140,6 +144,9 @@ def check_launch(job: Job) -> None:
             f"--attn_implementation {attention} computes in 16 bits on a GPU: use --bf16 true "
             "without --teacher_dtype float32, or --attn_implementation sdpa"
         )
+    # The kernels of the hub replace the package.
+    if attention == "flash_attention_2" and not is_installed("kernels"):
+        require("flash_attn", f"--attn_implementation {attention}")
     plugin = args.fsdp_config if isinstance(args.fsdp_config, dict) else {}
     recomputes = parse_flag_from_env("FSDP_ACTIVATION_CHECKPOINTING")
     if job.model.use_peft and (recomputes or plugin.get("activation_checkpointing")):

@@ -25,6 +25,7 @@ from vocagnolm.cli import (
     one_for_each,
     shell,
 )
+from vocagnolm.extras import require, require_trackers
 from vocagnolm.method import FirstHelp, Method, in_range, option
 from vocagnolm.run.recipe import as_flags, find_file, recipe_options
 
@@ -79,6 +80,8 @@ class ModelOptions:
         in_range(self, "[0, 1)", "lora_dropout")
         if self.teacher and self.teacher_losses:
             raise ValueError("--teacher and --teacher_losses exclude each other: give one")
+        if self.use_peft:
+            require("peft", "--use_peft")
 
     @property
     def teachers(self) -> int:
@@ -322,6 +325,7 @@ class RunOptions:
         in_range(self, "[0, inf)", "learning_rate", "save_steps", "eval_steps", "logging_steps")
         in_range(self, "[0, inf)", "max_bad_steps")
         in_range(self, "[0, 4294967295]", "seed")
+        require_trackers(self.report_to)
         if self.max_steps == 0:
             raise ValueError("--max_steps 0 makes no update: use --dry_run to see the plan")
 
@@ -332,6 +336,8 @@ class RunOptions:
 _SPEC = importlib.util.find_spec("transformers")
 assert _SPEC
 _TRANSFORMERS = Path(str(_SPEC.origin)).parent
+# A field of a dataclass, in its source.
+FIELD = r"^    (\w+): "
 if not TYPE_CHECKING:
     # By its path: importing the package before it takes a second.
     HfArgumentParser = run_path(str(_TRANSFORMERS / "hf_argparser.py"))["HfArgumentParser"]
@@ -532,7 +538,7 @@ def _check_names(parser: Parser, words: Sequence[str]) -> None:
     """Raise a ValueError for an option that neither a parser nor Trainer knows; skip values."""
     # Its fields, from its source: importing it takes seconds.
     source = (_TRANSFORMERS / "training_args.py").read_text(encoding="utf-8")
-    names = re.findall(r"^    (\w+): ", source, flags=re.MULTILINE)
+    names = re.findall(FIELD, source, flags=re.MULTILINE)
     known = {*parser._option_string_actions, *(f"--{no}{x}" for x in names for no in ("", "no_"))}
     for word in parser.parse_known_args(words)[1]:
         option = "--" + word.partition("=")[0][2:].replace("-", "_")

@@ -23,6 +23,7 @@ from transformers.integrations import integration_utils
 from transformers.trainer import TRAINER_STATE_NAME
 
 from vocagnolm.cli import log_main
+from vocagnolm.extras import require_trackers
 from vocagnolm.io import RUN_FILE, JsonObject, json_or_empty, versions, write_json
 from vocagnolm.run.options import RunOptions
 
@@ -123,6 +124,7 @@ def check_trackers(report_to: Sequence[str]) -> None:
     Raises:
         ValueError: a package is missing.
     """
+    require_trackers(report_to)
     try:
         for make in integration_utils.get_reporting_integration_callbacks(report_to):  # type: ignore[no-untyped-call]
             make()

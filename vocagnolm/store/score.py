@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vocagnolm.cli import Exit, Parser, json_settings, print_main, shell
+from vocagnolm.extras import require, require_quantization
 from vocagnolm.store.format import SHARDS, Store, find_faults, manifest_of
 
 
@@ -50,6 +51,7 @@ def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
     required = ["verify"] if arguments.verify else ["teacher", "dataset", "output_dir"]
     if arguments.server:
         required.append("served_model")
+        require("httpx", "--server")
     for name in required:
         if getattr(arguments, name) is None:
             raise ValueError(f"--{name} is required, unless a store is to be checked with --verify")
@@ -58,6 +60,7 @@ def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
             raise ValueError(f"--{name} must be at least 1, got {value}")
     if arguments.quantization is not None:
         arguments.quantization = json_settings("--quantization", arguments.quantization)
+        require_quantization(arguments.quantization, "--quantization")
     return arguments
 
 

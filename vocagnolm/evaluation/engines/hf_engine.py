@@ -99,10 +99,10 @@ class HFEngine(Engine):
         batch_size: int,
         chat: Chat | None = None,
     ):
+        self._model: Any = model.eval()  # type: ignore[no-untyped-call]
         _check_servable(model)
         super().__init__(tokenizer, context_length(model.config), model.generation_config, chat)
         self.batch_size = batch_size
-        self._model: Any = model.eval()  # type: ignore[no-untyped-call]
 
     def _run(self, rows: list[Row]) -> Iterator[list[Completion]]:
         # The longest first, so that running out of memory shows at once.

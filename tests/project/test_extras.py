@@ -1,0 +1,107 @@
+"""An option whose package is not installed is one line that names the extra, before any work."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from vocagnolm import extras, launch
+from vocagnolm.evaluation import main as evaluation
+from vocagnolm.models.load import ModelSource
+from vocagnolm.readers import load_tokenizer
+from vocagnolm.run import job, options
+from vocagnolm.run.config import VocAgnoConfig
+from vocagnolm.run.options import DataOptions, ModelOptions
+from vocagnolm.store import score
+
+ROOT = Path(__file__).resolve().parents[2]
+SCORE = ["--teacher", "t", "--dataset", "d", "--output_dir", "o"]
+
+
+def launched(**given: Any) -> None:
+    """The checks of both doors, of the command and of the trainer."""
+    args = VocAgnoConfig(output_dir="o", use_cpu=True, method="cpt", **given)
+    job.check_launch(job.Job(ModelOptions(), DataOptions(), args))
+
+
+CASES: list[tuple[str, Callable[[], object]]] = [
+    ("peft", lambda: options.check(["--method", "cpt", "--use_peft"])),
+    ("wandb", lambda: options.check(["--method", "cpt", "--report_to", "tensorboard", "wandb"])),
+    ("wandb", lambda: VocAgnoConfig(output_dir="o", report_to="wandb")),
+    ("tensorboard", lambda: VocAgnoConfig(output_dir="o", report_to=["tensorboard"])),
+    ("trackio", lambda: VocAgnoConfig(output_dir="o", report_to="trackio")),
+    ("liger_kernel", lambda: VocAgnoConfig(output_dir="o", use_liger_kernel=True)),
+    ("bitsandbytes", lambda: VocAgnoConfig(output_dir="o", optim="paged_adamw_32bit")),
+    ("torchao", lambda: VocAgnoConfig(output_dir="o", optim="adamw_torch_4bit")),
+    ("torchao", lambda: launched(teacher_quantization="fp8")),
+    ("bitsandbytes", lambda: launched(teacher_quantization="nf4")),
+    ("bitsandbytes", lambda: launched(teacher_quantization='{"load_in_8bit": true}')),
+    ("flash_attn", lambda: launched(attn_implementation="flash_attention_2")),
+    ("wandb", lambda: evaluation.check(["--model", "m", "--report_to", "wandb"])),
+    ("vllm", lambda: evaluation.check(["--model", "m", "--engine", "vllm"])),
+    ("vllm", lambda: launch.launch("evaluate", ["--accelerate_config=ddp", "--model=m", "--engine=vllm"])),
+    ("httpx", lambda: score.check([*SCORE, "--server", "http://h", "--served_model", "m"])),
+    ("bitsandbytes", lambda: score.check([*SCORE, "--quantization", '{"load_in_4bit": true}'])),
+]
+
+
+@pytest.mark.parametrize(("package", "ask"), CASES)
+def test_option_names_the_extra_when_its_package_is_missing(
+    package: str, ask: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "is_installed", lambda name: name not in (package, "kernels"))
+    with pytest.raises(ValueError, match=re.escape(f'"vocagnolm[{extras.EXTRAS[package]}]"')):
+        ask()
+
+
+def test_package_is_missing_when_only_a_directory_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights & Biases leaves a directory `wandb` where a run began."""
+    (tmp_path / "no_such_package").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not extras.is_installed("no_such_package")
+    assert not extras.is_installed("no_such_package.part")
+    assert extras.is_installed("vocagnolm")
+
+
+def test_package_is_missing_when_its_import_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ValueError, match="--wandb needs wandb"):
+        extras.require("wandb", "--wandb")
+
+
+def test_tokenizer_names_the_extra_when_a_library_lacks_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*args: object, **kwargs: object) -> None:
+        raise ValueError("`tiktoken` is required to read a `tiktoken` file.")
+
+    monkeypatch.setattr(extras, "is_installed", lambda name: name != "tiktoken")
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", load)
+    with pytest.raises(ValueError, match=r"vocagnolm\[tokenizers\]"):
+        load_tokenizer(str(tmp_path), "student")
+
+
+def test_quantized_model_names_the_extra_before_its_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = transformers.LlamaConfig(quantization_config={"load_in_4bit": True})
+    config.save_pretrained(tmp_path)
+    monkeypatch.setattr(extras, "is_installed", lambda name: name != "bitsandbytes")
+    with pytest.raises(ValueError, match=r"teacher .*vocagnolm\[quantization\]"):
+        ModelSource(str(tmp_path), "teacher").check_weights()
+
+
+def test_every_extra_is_declared_with_its_packages() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    for package, extra in extras.EXTRAS.items():
+        (names,) = re.findall(rf"^{extra} = \[(.*?)\]", text, re.MULTILINE)
+        distribution = package.rpartition(".")[2].replace("_", "-")
+        assert f'"{distribution}' in names, package

@@ -1,0 +1,43 @@
+"""The harness's accuracy as a metric of `evaluate`, an optional package.
+
+It is installed by `pip install "vocagnolm[evaluate]"`; nothing else imports this module.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import datasets
+
+from vocagnolm.evaluation.extraction import strip_string
+from vocagnolm.evaluation.grading.grading import Grader
+from vocagnolm.evaluation.report import summarize
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
+from vocagnolm.extras import require
+from vocagnolm.io import JsonObject
+
+require("evaluate", "vocagnolm.evaluation.metric")
+import evaluate  # noqa: E402
+
+
+class MathAnswerAccuracy(evaluate.Metric):  # type: ignore[misc]
+    """The harness's accuracy on model outputs, as a local metric of `evaluate`.
+
+    metric = MathAnswerAccuracy("gsm8k")    # whose rules find the answers in outputs
+    metric.compute(predictions=outputs, references=golds)    # {"accuracy": 36.2, ...}
+    """
+
+    def _info(self) -> evaluate.MetricInfo:
+        text = datasets.Value("string")
+        return evaluate.MetricInfo(
+            description="Accuracy of answers, verdict for verdict that of the harness at db77bc6.",
+            citation="",
+            inputs_description="predictions: model outputs; references: parsed golds.",
+            features=datasets.Features({"predictions": text, "references": text}),
+        )
+
+    def _compute(self, predictions: Sequence[str], references: Sequence[str]) -> JsonObject:
+        pairs = zip(predictions, map(strip_string, references), strict=True)
+        with Grader() as grader:
+            verdicts = list(grader.grade(BENCHMARKS[self.config_name].answer_kind, pairs))
+        summary = summarize([asdict(verdict) for verdict in verdicts])
+        return {"accuracy": summary.pop("rounded"), **summary}

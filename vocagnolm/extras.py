@@ -1,0 +1,81 @@
+"""Optional packages: which extra installs one, and the line that says so where it is missing.
+
+Torch-free, so that a command says it before torch is imported, which takes seconds.
+"""
+
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+
+# The extra that installs each optional package, by the name it is imported by.
+EXTRAS = {
+    "bitsandbytes": "quantization",
+    "evaluate": "evaluate",
+    "flash_attn": "flash",
+    "google.protobuf": "tokenizers",
+    "httpx": "served",
+    "liger_kernel": "liger",
+    "peft": "peft",
+    "sentencepiece": "tokenizers",
+    "tensorboard": "tensorboard",
+    "tiktoken": "tokenizers",
+    "torchao": "quantization",
+    "trackio": "trackio",
+    "vllm": "vllm",
+    "wandb": "wandb",
+}
+# What `--report_to` calls the trackers that have an extra.
+_TRACKERS = ("tensorboard", "trackio", "wandb")
+
+
+def is_installed(package: str) -> bool:
+    """Test whether a package can be imported, without importing it."""
+    try:
+        spec = find_spec(package)
+    except ImportError:
+        return False
+    # A directory of that name without Python files, such as the `wandb` of offline runs, has none.
+    return spec is not None and spec.origin is not None
+
+
+def require(package: str, wanted_by: str) -> None:
+    """Raise a ValueError that names the extra if an optional package is not installed."""
+    if not is_installed(package):
+        extra = EXTRAS[package]
+        raise ValueError(
+            f'{wanted_by} needs {package}, which is not installed: pip install "vocagnolm[{extra}]"'
+        )
+
+
+def advice(error: BaseException) -> str:
+    """Return what to install if a library's error names an optional package that is missing."""
+    text = str(error).lower()
+    for package, extra in EXTRAS.items():
+        if package.rpartition(".")[2] in text and not is_installed(package):
+            return f': pip install "vocagnolm[{extra}]"'
+    return ""
+
+
+def require_trackers(report_to: str | Iterable[str] | None) -> None:
+    """Require the packages of the trackers that `report_to` names, one or several."""
+    names = [report_to] if isinstance(report_to, str) else report_to or ()
+    for name in names:
+        if name in _TRACKERS:
+            require(name, f"--report_to {name}")
+
+
+def require_quantization(settings: Mapping[str, object], wanted_by: str) -> None:
+    """Require the package of a quantization config of transformers, where an extra installs it."""
+    method = str(settings.get("quant_method", ""))
+    # Before transformers named methods, configs were those of bitsandbytes.
+    if not method and (settings.get("load_in_8bit") or settings.get("load_in_4bit")):
+        method = "bitsandbytes"
+    if method in ("bitsandbytes", "torchao"):
+        require(method, wanted_by)
+
+
+def require_optimizer(optim: str) -> None:
+    """Require the package of an optimizer of transformers, where an extra installs it."""
+    if optim.startswith("adamw_torch_") and optim.endswith("bit"):
+        require("torchao", f"--optim {optim}")
+    elif any(part in optim for part in ("bnb", "8bit", "paged", "lion", "ademamix")):
+        require("bitsandbytes", f"--optim {optim}")
