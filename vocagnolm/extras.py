@@ -23,8 +23,8 @@ EXTRAS = {
     "vllm": "vllm",
     "wandb": "wandb",
 }
-# What `--report_to` calls the trackers that have an extra.
-_TRACKERS = ("tensorboard", "trackio", "wandb")
+# Trackers that `--report_to` calls by the names of their packages.
+_TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 
 
 def is_installed(package: str) -> bool:
@@ -38,11 +38,12 @@ def is_installed(package: str) -> bool:
 
 
 def require(package: str, wanted_by: str) -> None:
-    """Raise a ValueError that names the extra if an optional package is not installed."""
+    """Raise a ValueError that says what to install if an optional package is missing."""
     if not is_installed(package):
-        extra = EXTRAS[package]
+        extra = EXTRAS.get(package)
+        shown = f'"vocagnolm[{extra}]"' if extra else package
         raise ValueError(
-            f'{wanted_by} needs {package}, which is not installed: pip install "vocagnolm[{extra}]"'
+            f"{wanted_by} needs {package}, which is not installed: pip install {shown}"
         )
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import EvalPrediction, PreTrainedModel, Trainer
 
 from vocagnolm.conventions import IGNORED_LABEL
+from vocagnolm.extras import require
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.method import Method, name_own
 from vocagnolm.models.adapters import adapt
@@ -84,8 +85,7 @@ class VocAgnoTrainer(ResumableTrainer):
             if others.pop(name, None) is not None:
                 raise ValueError(f"{name} has no effect: the method makes no logits")
         args = args or VocAgnoConfig()
-        if not isinstance(args, VocAgnoConfig):
-            raise ValueError(f"args must be a VocAgnoConfig, got {type(args).__name__}")
+        _check_given(args, peft_config)
         method = _method(args, method, objective)
         others["train_dataset"] = train_dataset
         # An unknown argument, before hours of alignment.
@@ -329,6 +329,14 @@ def _method(
     if objective:
         args.method = name_own("method", objective)
     return args.as_method()
+
+
+def _check_given(args: object, peft_config: object) -> None:
+    """Reject arguments of another kind, and adapters without their package."""
+    if not isinstance(args, VocAgnoConfig):
+        raise ValueError(f"args must be a VocAgnoConfig, got {type(args).__name__}")
+    if peft_config is not None:
+        require("peft", "peft_config")
 
 
 def _check_apart(student: Any, teachers: Sequence[Any], args: VocAgnoConfig) -> None:

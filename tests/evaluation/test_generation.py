@@ -425,10 +425,12 @@ def test_engine_rejects_a_model(
 def test_engine_names_the_version_when_its_models_take_no_cache(
     tokenizer: Tokenizer, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def prepare(self: object, input_ids: Tensor, **kwargs: object) -> None: ...
+    def prepare(self: object, input_ids: torch.Tensor, **kwargs: object) -> None: ...
 
     monkeypatch.setattr(transformers.GenerationMixin, "prepare_inputs_for_generation", prepare)
-    with pytest.raises(ValueError, match=f"does not support transformers {transformers.__version__}"):
+    with pytest.raises(
+        ValueError, match=f"does not support transformers {transformers.__version__}"
+    ):
         HFEngine(model, tokenizer, 4)
 
 

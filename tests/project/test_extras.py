@@ -45,7 +45,12 @@ CASES: list[tuple[str, Callable[[], object]]] = [
     ("flash_attn", lambda: launched(attn_implementation="flash_attention_2")),
     ("wandb", lambda: evaluation.check(["--model", "m", "--report_to", "wandb"])),
     ("vllm", lambda: evaluation.check(["--model", "m", "--engine", "vllm"])),
-    ("vllm", lambda: launch.launch("evaluate", ["--accelerate_config=ddp", "--model=m", "--engine=vllm"])),
+    (
+        "vllm",
+        lambda: launch.launch(
+            "evaluate", ["--accelerate_config=ddp", "--model=m", "--engine=vllm"]
+        ),
+    ),
     ("httpx", lambda: score.check([*SCORE, "--server", "http://h", "--served_model", "m"])),
     ("bitsandbytes", lambda: score.check([*SCORE, "--quantization", '{"load_in_4bit": true}'])),
 ]

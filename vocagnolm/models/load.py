@@ -84,7 +84,10 @@ class ModelSource:
         """
         if self.loaded is not None:
             return
-        self._check_quantizer()
+        settings = getattr(self.config(), "quantization_config", None)
+        if settings is not None:
+            settings = settings if isinstance(settings, dict) else settings.to_dict()
+            check_quantizer(settings, f"{self._shown}, which is quantized,")
         directory, is_cached = Path(self.name), False
         if not directory.is_dir():
             config = try_to_load_from_cache(self.name, "config.json", revision=self.revision)
@@ -106,21 +109,6 @@ class ModelSource:
                 raise ValueError(
                     f"{self._shown}: {name} is cut off or damaged ({reason}): get it again"
                 )
-
-    def _check_quantizer(self) -> None:
-        settings = getattr(self.config(), "quantization_config", None)
-        if settings is None:
-            return
-        settings = settings if isinstance(settings, dict) else settings.to_dict()
-        require_quantization(settings, self._shown)
-        try:
-            AutoHfQuantizer.from_config(settings, pre_quantized=True).validate_environment()
-        except ImportError as error:
-            why = str(error).strip().partition("\n")[0]
-            raise ValueError(f"{self._shown} is quantized: {why}{advice(error)}") from error
-        except (ValueError, TypeError, RuntimeError, AttributeError):
-            # It was asked without a device, and may be wrong: loading asks again, with it.
-            return
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Load its tokenizer, slow or fast, untested."""
@@ -327,6 +315,20 @@ def quantization(text: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, ob
         }
     content: dict[str, object] = TorchAoConfig(fp8_products()).to_dict()  # type: ignore[no-untyped-call]
     return content
+
+
+def check_quantizer(settings: Mapping[str, object], wanted_by: str) -> None:
+    """Raise a ValueError where a quantization config of transformers needs an absent package."""
+    require_quantization(settings, wanted_by)
+    try:
+        quantizer: Any = AutoHfQuantizer.from_config(dict(settings), pre_quantized=True)
+        quantizer.validate_environment()
+    except ImportError as error:
+        why = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{wanted_by} lacks a package: {why}{advice(error)}") from error
+    except (ValueError, TypeError, RuntimeError, AttributeError):
+        # It was asked without a device, and may be wrong: loading asks again, with it.
+        return
 
 
 def fp8_products() -> object:

@@ -20,7 +20,9 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    Trainer,
 )
+from transformers.training_args import OptimizerNames
 
 from vocagnolm.attention import TORCH_VARLEN, why_not_varlen
 from vocagnolm.chat.reading import TRAIN_ON, TrainOn
@@ -28,12 +30,13 @@ from vocagnolm.cli import corpora_of, listed, one_for_each, resolve_dtype
 from vocagnolm.corpus import is_conversations, joined, load_corpus, load_sample, only_text
 from vocagnolm.data import MISSING, Segments, align_corpus
 from vocagnolm.dist import cores, machine_first
-from vocagnolm.extras import is_installed, require, require_quantization
+from vocagnolm.extras import is_installed, require
 from vocagnolm.models.adapters import add_adapters
 from vocagnolm.models.load import (
     QUANTIZATIONS,
     ModelSource,
     check_distinct,
+    check_quantizer,
     context_length,
     devices_of_a_machine,
     quantization,
@@ -121,13 +124,7 @@ def settings_of(job: Job) -> dict[str, Any]:
 def check_launch(job: Job) -> None:
     """Raise a ValueError for options that these processes and devices cannot meet."""
     args = job.args
-    # A plan may be made on a smaller machine than the job will run on.
-    is_planned = args.dry_run and args.teacher_quantization in QUANTIZATIONS
-    if args.teacher_quantization and not is_planned:
-        shown = f"--teacher_quantization {args.teacher_quantization}"
-        if args.teacher_quantization == "fp8":
-            require("torchao", shown)
-        require_quantization(quantization(args.teacher_quantization), shown)
+    _check_packages(args)
     if args.teacher_sharding == "node":
         if args.teacher_quantization or args.distance:
             raise ValueError(
@@ -144,9 +141,6 @@ def check_launch(job: Job) -> None:
             f"--attn_implementation {attention} computes in 16 bits on a GPU: use --bf16 true "
             "without --teacher_dtype float32, or --attn_implementation sdpa"
         )
-    # The kernels of the hub replace the package.
-    if attention == "flash_attention_2" and not is_installed("kernels"):
-        require("flash_attn", f"--attn_implementation {attention}")
     plugin = args.fsdp_config if isinstance(args.fsdp_config, dict) else {}
     recomputes = parse_flag_from_env("FSDP_ACTIVATION_CHECKPOINTING")
     if job.model.use_peft and (recomputes or plugin.get("activation_checkpointing")):
@@ -154,6 +148,27 @@ def check_launch(job: Job) -> None:
             "fsdp_activation_checkpointing does not go with --use_peft, because PEFT would save no "
             "adapters: set it to false and use --activation_checkpointing"
         )
+
+
+def _check_packages(args: VocAgnoConfig) -> None:
+    """Raise a ValueError for options whose packages, which are loaded late, are not installed."""
+    # A plan may be made on a smaller machine than the job will run on.
+    is_planned = args.dry_run and args.teacher_quantization in QUANTIZATIONS
+    if args.teacher_quantization and not is_planned:
+        shown = f"--teacher_quantization {args.teacher_quantization}"
+        if args.teacher_quantization == "fp8":
+            require("torchao", shown)
+        check_quantizer(quantization(args.teacher_quantization), shown)
+    # The kernels of the hub replace the package.
+    if args.attn_implementation == "flash_attention_2" and not is_installed("kernels"):
+        require("flash_attn", "--attn_implementation flash_attention_2")
+    try:
+        Trainer.get_optimizer_cls_and_kwargs(args)
+    except ImportError as error:
+        raise ValueError(f"--optim {OptimizerNames(args.optim).value}: {error}") from error
+    except ValueError:
+        # Some optimizers need the model, or more settings: Trainer says so.
+        return
 
 
 # -- Models ------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import is_conversations, joined, load_corpus, read_texts
 from vocagnolm.dist import connect, rank0
 from vocagnolm.io import check_writable, differences, versions
-from vocagnolm.models.load import ModelSource, context_length, revision_of
+from vocagnolm.models.load import ModelSource, check_quantizer, context_length, revision_of
 from vocagnolm.readers import Reader, TeacherReaders, teacher_reader, tokenizer_sha256
 from vocagnolm.spans import Encoding, encode_batch, encode_rendered
 from vocagnolm.store import format as store
@@ -112,6 +112,8 @@ def score(options: Namespace) -> None:
     revision, attention = options.teacher_revision, options.attn_implementation
     source = ModelSource(options.teacher, "teacher", revision, attention, options.trust_remote_code)
     config = source.config()
+    if options.quantization:
+        check_quantizer(options.quantization, "--quantization")
     job = _load_job(options, source, config)
     served = None
     if options.server:
