@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--methods", nargs="+", choices=METHODS, default=[*METHODS], metavar="NAME", help=shown)
     add("--options", nargs="+", default=(), metavar="NAME=VALUE", help="For train.py.")
     arguments = parser.parse_args(argv)
-    from vocagnolm.demo.run import run_seed
+    from vocagnolm.demo.run import leave_for_the_docs, run_seed
     from vocagnolm.dist import cores
 
     started = time.perf_counter()
@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             found = list(pool.map(partial(run_seed, arguments), arguments.seeds))
     except RuntimeError as error:
         return stop(_NAME, error, Exit.BAD_NUMBERS)
+    leave_for_the_docs(directory, arguments.seeds[0])
     results = {
         method: {metric: [one[method][metric] for one in found] for metric in _METRICS}
         for method in arguments.methods

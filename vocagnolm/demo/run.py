@@ -30,6 +30,8 @@ BASE = "base"
 RECIPE = RECIPES / "demo.yaml"
 # Fewer tokens than a packed text takes, so that no text comes twice.
 GENERAL_TOKENS, PAGE_TOKENS = 48, 46
+# Of the file that the docs train on.
+CONVERSATIONS = 1500
 # The first pretraining: noise, prose and questions without answers.
 BASE_OPTIONS = ("--max_steps=150", "--global_batch_tokens=1024", "--per_device_train_batch_size=8")
 
@@ -79,6 +81,20 @@ def make_base(directory: Path, seed: int) -> None:
     AutoTokenizer.from_pretrained(ASSETS / STUDENT_TOKENIZER).save_pretrained(untrained)
     world.write_jsonl(texts, world.general_corpus(_tokens(BASE_OPTIONS) // GENERAL_TOKENS, seed))
     train(untrained, texts, directory / BASE, "--method=cpt", f"--seed={seed}", *BASE_OPTIONS)
+
+
+def leave_for_the_docs(directory: Path, seed: int) -> None:
+    """Name a student, its teacher, pages and conversations as the commands of the docs do."""
+    targets = {
+        "student": Path(f"seed{seed}", BASE),
+        "pages.jsonl": Path(f"seed{seed}", "pages.jsonl"),
+        "teacher": ASSETS / TEACHER,
+    }
+    for name, target in targets.items():
+        link = directory / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+    world.write_rows(directory / "talks.jsonl", world.conversations(CONVERSATIONS, seed))
 
 
 def student_config() -> LlamaConfig:

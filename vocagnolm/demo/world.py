@@ -161,7 +161,21 @@ def general_corpus(count: int, seed: int) -> Iterator[str]:
     return (general_text(rng, excluded) for _ in range(count))
 
 
+def conversations(count: int, seed: int) -> Iterator[dict[str, str]]:
+    """Draw conversations of one question and its right solution, as `--dataset` reads them."""
+    rng, excluded = random.Random(f"conversations {seed}"), held_out_questions()
+    for _ in range(count):
+        item = problem(rng, excluded)
+        _, solution = render(item)
+        yield {"prompt": item.question, "completion": solution.strip()}
+
+
 def write_jsonl(path: Path, texts: Iterable[str]) -> None:
     """Write texts as a corpus that `--dataset` reads."""
+    write_rows(path, ({"text": text} for text in texts))
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
+    """Write a JSON object a line."""
     with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+        file.writelines(json.dumps(row) + "\n" for row in rows)

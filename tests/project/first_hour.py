@@ -1,0 +1,357 @@
+"""A newcomer's first hour: what the pages tell one to type is taken out of them and run.
+
+    python3 tests/project/first_hour.py                         # in a new environment
+    python3 tests/project/first_hour.py --torch torch==2.13.0   # with this PyTorch in it
+    python3 tests/project/first_hour.py --lowest                # with the lowest versions allowed
+
+The last commit is cloned, and README's own install line makes an environment: the newest versions
+that the bounds allow, no constraints and no extras. All commands of README, of the landing page and
+of the quickstart are run in the clone, and those of the first block of every other page; so are
+README's example and the notebook. Where a page shows what a command prints, its words are compared.
+A command that is neither run nor listed as left out is an error, and so is anything in the clone
+that git would see. Needs nothing but Python.
+"""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+WHOLE_PAGES = ("README.md", "docs/index.md", "docs/quickstart.md")
+PROGRAMS = ("vocagnolm", "python", "accelerate", "pip", "make", "export", "sbatch", "mkdir")
+
+# What stands in for placeholders, for files of the reader, and for names on the hub: there may be
+# no network. The demo leaves the models and the pages there.
+STUDENT, TEACHER, PAGES = "runs/demo/student", "runs/demo/teacher", "runs/demo/pages.jsonl"
+STAND_INS = {
+    "S": STUDENT,
+    "T": TEACHER,
+    "pages.jsonl": PAGES,
+    "HuggingFaceTB/SmolLM2-135M": STUDENT,
+    "Qwen/Qwen2.5-0.5B": TEACHER,
+    "Qwen/Qwen2.5-Math-7B-Instruct": TEACHER,
+    "RANK": "0",
+}
+# Five steps of a context that the stand-ins have.
+_SHORT = "--max_length 256 --global_batch_tokens 1024 --max_steps 5 --use_cpu"
+_OWN_PAIR = f"--student {STUDENT} --dataset {PAGES} {_SHORT}"
+_TWO_STEPS = "--max_steps 2"
+_FEW_ITEMS = "--benchmarks demo --limit 8"
+# What is added to a command, by how it begins: options that make a short run of a long one, and
+# models and items that need no network.
+ADDED = {
+    "vocagnolm train --teacher Qwen/Qwen2.5-Math-7B-Instruct": f"{_OWN_PAIR} --output_dir runs/p",
+    "vocagnolm train --student S --teacher T": f"{_SHORT} --output_dir runs/mine",
+    "vocagnolm train --student S --method cpt": f"{_SHORT} --output_dir runs/plain",
+    "vocagnolm train --student S --teacher_losses": f"{_SHORT} --output_dir runs/stored",
+    "vocagnolm evaluate --model runs/mine": _FEW_ITEMS,
+    "vocagnolm evaluate --model runs/guided --benchmarks gsm8k,math": _FEW_ITEMS,
+    "vocagnolm train --student HuggingFaceTB/SmolLM2-135M": f"{_SHORT} --output_dir runs/own",
+    "vocagnolm train --config paper/table1/vocagnolm__qwen2.5-math-instruct --dry_run": (
+        f"--teacher {TEACHER} {_OWN_PAIR}"
+    ),
+    "vocagnolm prepare --config paper/table1/vocagnolm__qwen2.5-math-instruct": (
+        f"--teacher {TEACHER} {_OWN_PAIR}"
+    ),
+}
+# Commands that are not run, by how they begin, and why.
+_GPUS = "it needs GPUs"
+LEFT_OUT = {
+    "pip install": "it makes the environment",
+    "make demo": ".ci/run runs it",
+    "make test": ".ci/run runs it",
+    "make test-gpu": _GPUS,
+    "vocagnolm train --config paper/table1/cpt --accelerate_config fsdp2": _GPUS,
+    "vocagnolm train --config paper/table1/vocagnolm__qwen2.5-math-instruct --acc": _GPUS,
+    "sbatch": "it needs Slurm",
+    "vocagnolm evaluate --model runs/paper": "it is of a run on GPUs",
+    "vocagnolm compare runs/paper": "it is of runs on GPUs",
+    "export HF_DATASETS_CACHE": "there is no /data",
+    "vocagnolm compare --wandb": "it needs an account",
+}
+# Pages whose numbers are those of any machine.
+EXACT_PAGES = ("docs/audit.md",)
+
+
+class Fault(Exception):
+    """A page and what it promises that does not hold."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that a page tells one to type, and what the page shows of its output."""
+
+    page: str
+    line: int
+    text: str
+    shown: str
+
+    @property
+    def place(self) -> str:
+        """Where the command stands."""
+        return f"{self.page}:{self.line}"
+
+
+def commands_of(page: str) -> list[Command]:
+    """Take the commands out of a page's code blocks, or out of its first block."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    commands: list[Command] = []
+    blocks = re.finditer(r"^```\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", text, re.M | re.S)
+    for block in blocks:
+        line = text[: block.start(1)].count("\n") + 1
+        found: list[Command] = []
+        for typed in re.sub(r"\\\n", "\\\0", block[1]).splitlines():
+            words = shlex.split(typed.replace("\\\0", " "), comments=True)
+            if words and words[0] in PROGRAMS:
+                found.append(Command(page, line, shlex.join(words), ""))
+            line += 1 + typed.count("\0")
+        if found:
+            # What is shown may be of any command of the block: the last one is asked for it.
+            commands += found[:-1]
+            last = found[-1]
+            commands.append(Command(page, last.line, last.text, block[2] or ""))
+            if page not in WHOLE_PAGES:
+                break
+    return commands
+
+
+def entry(table: dict[str, str], command: Command) -> str | None:
+    """Return the entry for a command: that of the longest beginning."""
+    begins = [begin for begin in table if f"{command.text} ".startswith(f"{begin} ")]
+    begins += [begin for begin in table if command.text.startswith(begin)]
+    return table[max(begins, key=len)] if begins else None
+
+
+def as_run(command: Command) -> str:
+    """Put stand-ins into a command, and add what makes it short."""
+    words = [STAND_INS.get(word, word) for word in shlex.split(command.text)]
+    return f"{shlex.join(words)} {entry(ADDED, command) or ''}".strip()
+
+
+class Clone:
+    """A fresh clone of the last commit, and the environment that README makes for it."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        self.directory = scratch / "vocagnolm"
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not _is_ours(name)},
+            "PATH": f"{scratch / 'venv/bin'}{os.pathsep}{os.environ['PATH']}",
+            "VIRTUAL_ENV": str(scratch / "venv"),
+            "HF_HUB_OFFLINE": "1",
+            "HF_DATASETS_CACHE": str(scratch / "cache"),
+            "WANDB_MODE": "offline",
+        }
+        self.started = time.monotonic()
+
+    def run(self, words: str | Sequence[str | Path], *, cwd: Path | None = None) -> str:
+        """Run a command, in the shell if it is a string; return what it prints.
+
+        Raises:
+            Fault: it fails.
+        """
+        run = subprocess.run(
+            words,
+            shell=isinstance(words, str),
+            cwd=cwd or self.directory,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if run.returncode:
+            shown = words if isinstance(words, str) else shlex.join(map(str, words))
+            raise Fault(f"{shown}\nended with status {run.returncode}:\n{run.stdout}")
+        return run.stdout
+
+    def say(self, text: str, since: float | None = None) -> None:
+        """Print a line with the time since the beginning, and what it took."""
+        now = time.monotonic()
+        took = f"{now - since:5.0f} s" if since else " " * 7
+        print(f"{now - self.started:5.0f} s {took}  {text}", flush=True)
+
+    def install(self, python: str, torch: str, lowest: bool) -> None:
+        """Clone, make an environment, put a PyTorch into it, and type README's install line."""
+        begun = time.monotonic()
+        self.run(["git", "clone", "--quiet", ROOT, self.directory], cwd=self.scratch)
+        self.run([python, "-m", "venv", self.scratch / "venv"])
+        if torch:
+            self.run(["pip", "install", "--quiet", torch])
+        lines = {c.text for page in WHOLE_PAGES for c in commands_of(page) if "pip " in c.text}
+        if len(lines) != 1:
+            raise Fault(f"pages have several install lines: {', '.join(sorted(lines))}")
+        (line,) = lines
+        if lowest:
+            self.write_lowest(torch)
+            line += f" --constraint {self.scratch / 'lowest.txt'}"
+        self.run(f"{line} --quiet --disable-pip-version-check")
+        versions = self.run("pip list --format=freeze --disable-pip-version-check")
+        shown = re.findall(r"^(?:torch|transformers|accelerate|datasets)==.*$", versions, re.M)
+        self.say(f"{line}    {' '.join(shown)}", begun)
+
+    def write_lowest(self, torch: str) -> None:
+        """Write constraints of the lowest versions that pyproject.toml allows."""
+        text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        block = re.findall(r"^dependencies = \[\n(.*?)^\]", text, re.M | re.S)[0]
+        lines = [
+            f"{name}=={version}"
+            for name, version in re.findall(r'^ +"([\w-]+)[^"]*?>=([\d.]+)', block, re.M)
+            if not (torch and name == "torch")
+        ]
+        (self.scratch / "lowest.txt").write_text("\n".join(lines), encoding="utf-8")
+
+    def type_all(self, commands: Sequence[Command]) -> None:
+        """Run the commands of pages one after another.
+
+        Raises:
+            Fault: one fails, or prints something else than its page shows.
+        """
+        for command in commands:
+            if entry(LEFT_OUT, command):
+                continue
+            words = shlex.split(command.text)
+            if words[0] == "export":
+                name, _, value = words[1].partition("=")
+                self.environment[name] = value
+                continue
+            begun, line = time.monotonic(), as_run(command)
+            try:
+                printed = self.run(line)
+            except Fault as fault:
+                raise Fault(f"{command.place}: {fault}") from None
+            check_shown(command, printed, is_exact=command.page in EXACT_PAGES)
+            self.say(f"{command.place}: {line}", begun)
+
+    def run_example(self) -> None:
+        """Run README's Python on a thousand documents, with stand-ins for the names of models."""
+        begun = time.monotonic()
+        text = (ROOT / "README.md").read_text(encoding="utf-8")
+        (code,) = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+        place = self.scratch / "example"
+        place.mkdir()
+        # The stand-ins have the context of the models that the example names.
+        for role in ("student", "teacher"):
+            source = (self.directory / "runs/demo" / role).resolve()
+            (place / role).mkdir()
+            for path in source.iterdir():
+                (place / role / path.name).write_bytes(path.read_bytes())
+            config = json.loads((place / role / "config.json").read_text())
+            config["max_position_embeddings"] = 4096
+            (place / role / "config.json").write_text(json.dumps(config))
+            code, count = re.subn(rf'(?<={"model" if role == "student" else role}=)"[^"]+"', repr(role), code)
+            if not count:
+                raise Fault(f"README.md: its example names no {role}")
+        lines = (self.directory / PAGES).read_bytes().splitlines(keepends=True)[:1000]
+        (place / "pages.jsonl").write_bytes(b"".join(lines))
+        self.run(["python", "-c", code], cwd=place)
+        self.say("README.md: its example in Python, on 1,000 documents", begun)
+
+    def run_notebook(self) -> None:
+        """Run the cells of the notebook."""
+        begun = time.monotonic()
+        path = ROOT / "examples/five_minutes.ipynb"
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        printed = self.run(["python", "-c", "\n".join(code)])
+        self.say(f"{path.relative_to(ROOT)}: {printed.count(chr(10))} lines", begun)
+
+    def check_clean(self) -> None:
+        """Raise a Fault if git sees anything that the pages' commands have left."""
+        if left := self.run(["git", "status", "--porcelain"]):
+            raise Fault(f"the pages' commands leave files in the checkout:\n{left}")
+
+
+def _is_ours(name: str) -> bool:
+    """Tell variables that a newcomer does not have."""
+    return name.startswith(("PYTHON", "VOCAGNOLM", "PIP_", "HF_", "WANDB"))
+
+
+def check_shown(command: Command, printed: str, *, is_exact: bool) -> None:
+    """Raise a Fault for a line of a page's output whose words a command does not print.
+
+    Numbers differ between machines, and with a run's length: unless `is_exact`, any number will do.
+    """
+    if entry(ADDED, command) is not None:
+        return
+
+    def words_of(text: str) -> str:
+        if not is_exact:
+            text = re.sub(r"[-−+]?\d[\d.,]*(?:e[-+]?\d+)?[kM%]?", "#", text)
+        return f" {' '.join(text.split())} "
+
+    found = words_of(printed)
+    for line in command.shown.splitlines():
+        for part in line.split("..."):
+            if part.strip() and words_of(part) not in found:
+                raise Fault(f"{command.place}: {command.text}\nprints no {line!r}, but:\n{printed}")
+
+
+def pages() -> Iterator[str]:
+    """Name README, the quickstart and the landing page, then the others in their order."""
+    yield from ("docs/quickstart.md", "README.md", "docs/index.md")
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        if (name := f"docs/{path.name}") not in WHOLE_PAGES:
+            yield name
+
+
+def check_tables(commands: Sequence[Command]) -> None:
+    """Raise a Fault for an entry of the tables that no command needs any more."""
+    for begin in (*ADDED, *LEFT_OUT):
+        if not any(command.text.startswith(begin) for command in commands):
+            raise Fault(f"no page has a command that begins with {begin!r}: leave it out here")
+
+
+def main() -> int:
+    """Live through the hour; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--torch", default="", help="requirement of PyTorch, installed first")
+    parser.add_argument("--lowest", action="store_true", help="the lowest versions allowed")
+    arguments = parser.parse_args()
+    all_commands = {page: commands_of(page) for page in pages()}
+    every = [command for commands in all_commands.values() for command in commands]
+    with tempfile.TemporaryDirectory(prefix="first-hour-") as scratch:
+        clone = Clone(Path(scratch))
+        try:
+            check_tables(every)
+            clone.install(arguments.python, arguments.torch, arguments.lowest)
+            # The demo makes what the other commands need.
+            first, *rest = [c for c in every if c.text.startswith("vocagnolm demo")]
+            done = {first.text}
+            clone.type_all([first])
+            clone.environment["OMP_NUM_THREADS"] = "1"
+            # Two cores: the quickstart and README beside the other pages.
+            lanes: list[list[Command]] = [[], []]
+            for page, commands in all_commands.items():
+                lane = lanes[page not in ("docs/quickstart.md", "README.md", "docs/evaluation.md")]
+                lane += [c for c in commands if c.text not in done]
+                done |= {c.text for c in commands}
+            with ThreadPoolExecutor(2) as pool:
+                works = [
+                    pool.submit(lambda: (clone.type_all(lanes[0]), clone.run_example())),
+                    pool.submit(lambda: (clone.type_all(lanes[1]), clone.run_notebook())),
+                ]
+                for work in works:
+                    work.result()
+            clone.check_clean()
+        except Fault as fault:
+            clone.say(f"FAILED: {fault}")
+            return 1
+        clone.say("done")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
