@@ -1,24 +1,34 @@
-# make demo         train and judge students in the embedded world, on a CPU (runs/demo)
+# make demo         make an environment, then train and judge students in the embedded world (runs/demo)
+# make test         make an environment, then run all tests but the slow ones
 # make check-fast   lint, types and unit tests
-# make test         all tests but the slow ones
-# make test-gpu     numbers, waits, memory and messages of a GPU, beside the CPU
 # make check        lint, types and all tests: what CI runs
+# make test-gpu     compare numbers, waits, memory and messages of a GPU with the CPU's
+# make hour         what the pages tell a newcomer to type, in a fresh clone and a fresh environment
+# make newest       unit tests and the hour with the newest versions that pyproject.toml allows
+# make lowest       unit tests and the hour with the lowest ones
 # make bench        the claims beside their peers: benchmarks/CLAIMS.md, in ten minutes
-# make lowest       unit tests and gpu_first, tiny and on a CPU, with the lowest versions that
-#                   pyproject.toml allows (PYTHON=python3.10)
-# make newest       the same with the newest
 # make lock         write constraints.txt from what is installed
-# make docs         the pages as a site in runs/docs: strict about links
-# make stranger     a first hour from the wheel, in a fresh environment
+# make docs         build the pages as a site in runs/docs, strict about links
+# make clean        remove the environment
+#
+# PYTHON=python3.12 takes another Python, TORCH=torch==2.13.0 a PyTorch that is installed first.
 PYTHON ?= python3
+TORCH ?=
 VENV ?= .venv
 BIN := $(VENV)/bin
 CONSTRAINTS ?= constraints.txt
-INSTALL = $(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable
-# name>=1.2 becomes name==1.2
-LOWER_BOUNDS = sed -nE 's/^.*"([a-z0-9-]+)(\[[^]]*\])?>=([0-9.]+).*/\1==\3/p' pyproject.toml
+# Modules are compiled when they are first imported, which most never are.
+PIP_INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+INSTALL = $(PIP_INSTALL) --constraint $(CONSTRAINTS) --editable
+# name>=1.2 becomes name==1.2, but for a PyTorch that is there.
+LOWER_BOUNDS = sed -nE 's/^.*"([a-z0-9-]+)(\[[^]]*\])?>=([0-9.]+).*/\1==\3/p' pyproject.toml \
+	| grep -v '^$(if $(TORCH),torch,no-such-package)=='
 
-.PHONY: demo test test-all test-gpu test-unit lint types check check-fast bench lowest newest docs stranger lock clean
+.PHONY: help demo test test-slow test-gpu test-unit lint types check check-fast hour bench lowest newest docs \
+	lock clean
+
+help:
+	@sed -n '/^# make/s/^# //p' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/installed
 	$(BIN)/vocagnolm demo
@@ -35,8 +45,8 @@ test-unit: WORKERS = 2
 test-unit: $(VENV)/installed-dev
 	$(PYTEST) -m "not slow and not processes" --hypothesis-profile=fast
 
-test-all: $(VENV)/installed-dev
-	$(PYTEST)
+test-slow: $(VENV)/installed-dev
+	$(PYTEST) -m slow
 
 test-gpu: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m gpu tests/gpu
@@ -51,9 +61,15 @@ types: $(VENV)/installed-dev
 
 # Types take one core of two, and tests wait for others now and then.
 check: lint
-	$(MAKE) -j 2 --output-sync types test-all
+	$(MAKE) -j 2 --output-sync types test
+	$(MAKE) test-slow
 
 check-fast: lint types test-unit
+
+HOUR = $(PYTHON) tests/project/first_hour.py $(if $(TORCH),--torch $(TORCH))
+
+hour:
+	$(HOUR)
 
 # A claim that does not hold is in the page, and fails the command.
 bench: $(VENV)/installed-bench
@@ -62,10 +78,8 @@ bench: $(VENV)/installed-bench
 docs: $(VENV)/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-stranger:
-	.ci/stranger
-
 lowest newest:
+	$(HOUR) $(if $(filter lowest,$@),--lowest)
 	$(MAKE) test-unit VENV=.venv-$@ CONSTRAINTS=.venv-$@/constraints.txt
 	OMP_NUM_THREADS=1 .venv-$@/bin/python -m pytest tests/project/test_gpu_first.py
 
@@ -85,10 +99,11 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed")'
 	$(PYTHON) -m venv $(VENV)
+	$(if $(TORCH),$(PIP_INSTALL) $(TORCH))
 
 $(VENV)/installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "Installing into $(VENV) (a minute or two) ..."
-	$(INSTALL) ".[eval]"
+	$(INSTALL) .
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed

@@ -6,8 +6,9 @@
 
 The last commit is cloned, and README's own install line makes an environment: the newest versions
 that the bounds allow, no constraints and no extras. All commands of README, of the landing page and
-of the quickstart are run in the clone, and those of the first block of every other page; so are
-README's example and the notebook. Where a page shows what a command prints, its words are compared.
+of the quickstart are run, and those of the first block of every other page, in `runs/demo` as the
+quickstart says; so are README's example and the notebook. Where a page shows what a command prints,
+its words are compared.
 A command that is neither run nor listed as left out is an error, and so is anything in the clone
 that git would see. Needs nothing but Python.
 """
@@ -17,6 +18,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,57 +29,61 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+# Commands of these need what the quickstart's have made.
+AFTER_QUICKSTART = ("docs/quickstart.md", "README.md", "docs/evaluation.md")
 WHOLE_PAGES = ("README.md", "docs/index.md", "docs/quickstart.md")
-PROGRAMS = ("vocagnolm", "python", "accelerate", "pip", "make", "export", "sbatch", "mkdir")
+PROGRAMS = ("vocagnolm", "python", "accelerate", "pip", "make", "export", "sbatch", "cd")
 
-# What stands in for placeholders, for files of the reader, and for names on the hub: there may be
-# no network. The demo leaves the models and the pages there.
-STUDENT, TEACHER, PAGES = "runs/demo/student", "runs/demo/teacher", "runs/demo/pages.jsonl"
+# Documents that README's example is run on.
+EXAMPLE_DOCUMENTS = 1000
+# Where the demo leaves models and texts, and where the pages tell one to go.
+DEMO = Path("runs/demo")
+# What stands in for placeholders, and for names on the hub: there may be no network.
 STAND_INS = {
-    "S": STUDENT,
-    "T": TEACHER,
-    "pages.jsonl": PAGES,
-    "HuggingFaceTB/SmolLM2-135M": STUDENT,
-    "Qwen/Qwen2.5-0.5B": TEACHER,
-    "Qwen/Qwen2.5-Math-7B-Instruct": TEACHER,
-    "RANK": "0",
+    "S": "student",
+    "T": "teacher",
+    "HuggingFaceTB/SmolLM2-135M": "student",
+    "Qwen/Qwen2.5-0.5B": "teacher",
+    "Qwen/Qwen2.5-Math-7B-Instruct": "teacher",
 }
-# Five steps of a context that the stand-ins have.
+# Options that a small run needs are added to a command, by how it begins: few steps, in a context
+# that the stand-ins have, and items that need no network.
 _SHORT = "--max_length 256 --global_batch_tokens 1024 --max_steps 5 --use_cpu"
-_OWN_PAIR = f"--student {STUDENT} --dataset {PAGES} {_SHORT}"
-_TWO_STEPS = "--max_steps 2"
+_OWN_PAIR = f"--student student --dataset pages.jsonl {_SHORT}"
 _FEW_ITEMS = "--benchmarks demo --limit 8"
-# What is added to a command, by how it begins: options that make a short run of a long one, and
-# models and items that need no network.
 ADDED = {
-    "vocagnolm train --teacher Qwen/Qwen2.5-Math-7B-Instruct": f"{_OWN_PAIR} --output_dir runs/p",
+    "vocagnolm demo": "--seeds 0 --options max_steps=60",
+    "vocagnolm train --config demo --student student": "--max_steps 50",
+    "vocagnolm train --teacher Qwen/Qwen2.5-Math-7B-Instruct": f"{_OWN_PAIR} --output_dir runs/paper",
     "vocagnolm train --student S --teacher T": f"{_SHORT} --output_dir runs/mine",
-    "vocagnolm train --student S --method cpt": f"{_SHORT} --output_dir runs/plain",
+    "vocagnolm train --student S --method cpt": f"{_SHORT} --output_dir runs/cpt",
     "vocagnolm train --student S --teacher_losses": f"{_SHORT} --output_dir runs/stored",
-    "vocagnolm evaluate --model runs/mine": _FEW_ITEMS,
-    "vocagnolm evaluate --model runs/guided --benchmarks gsm8k,math": _FEW_ITEMS,
     "vocagnolm train --student HuggingFaceTB/SmolLM2-135M": f"{_SHORT} --output_dir runs/own",
+    "vocagnolm evaluate --model runs/mine": _FEW_ITEMS,
+    "vocagnolm evaluate --model runs/guided --benchmarks demo": "--limit 40",
+    "vocagnolm evaluate --model runs/plain --benchmarks demo": "--limit 40",
+    "vocagnolm evaluate --model runs/guided --benchmarks gsm8k,math": _FEW_ITEMS,
     "vocagnolm train --config paper/table1/vocagnolm__qwen2.5-math-instruct --dry_run": (
-        f"--teacher {TEACHER} {_OWN_PAIR}"
+        f"--teacher teacher {_OWN_PAIR}"
     ),
     "vocagnolm prepare --config paper/table1/vocagnolm__qwen2.5-math-instruct": (
-        f"--teacher {TEACHER} {_OWN_PAIR}"
+        f"--teacher teacher {_OWN_PAIR}"
     ),
 }
 # Commands that are not run, by how they begin, and why.
 _GPUS = "it needs GPUs"
 LEFT_OUT = {
-    "pip install": "it makes the environment",
+    "pip install": "it has made the environment",
     "make demo": ".ci/run runs it",
     "make test": ".ci/run runs it",
     "make test-gpu": _GPUS,
     "vocagnolm train --config paper/table1/cpt --accelerate_config fsdp2": _GPUS,
-    "vocagnolm train --config paper/table1/vocagnolm__qwen2.5-math-instruct --acc": _GPUS,
+    "vocagnolm train --config paper/table1/vocagnolm__qwen2.5-math-instruct --accelerate": _GPUS,
     "sbatch": "it needs Slurm",
     "vocagnolm evaluate --model runs/paper": "it is of a run on GPUs",
     "vocagnolm compare runs/paper": "it is of runs on GPUs",
-    "export HF_DATASETS_CACHE": "there is no /data",
     "vocagnolm compare --wandb": "it needs an account",
+    "export HF_DATASETS_CACHE": "there is no /data",
 }
 # Pages whose numbers are those of any machine.
 EXACT_PAGES = ("docs/audit.md",)
@@ -226,12 +232,18 @@ class Clone:
                 name, _, value = words[1].partition("=")
                 self.environment[name] = value
                 continue
+            if words[0] == "cd":
+                if Path(words[1]) != DEMO:
+                    raise Fault(f"{command.place}: the hour goes to {DEMO} only")
+                continue
             begun, line = time.monotonic(), as_run(command)
+            # The demo makes the directory that all other commands are typed in.
+            is_demo = words[:2] == ["vocagnolm", "demo"]
             try:
-                printed = self.run(line)
+                printed = self.run(line, cwd=self.directory / ("." if is_demo else DEMO))
             except Fault as fault:
                 raise Fault(f"{command.place}: {fault}") from None
-            check_shown(command, printed, is_exact=command.page in EXACT_PAGES)
+            check_shown(command, printed)
             self.say(f"{command.place}: {line}", begun)
 
     def run_example(self) -> None:
@@ -240,23 +252,19 @@ class Clone:
         text = (ROOT / "README.md").read_text(encoding="utf-8")
         (code,) = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
         place = self.scratch / "example"
-        place.mkdir()
-        # The stand-ins have the context of the models that the example names.
-        for role in ("student", "teacher"):
-            source = (self.directory / "runs/demo" / role).resolve()
-            (place / role).mkdir()
-            for path in source.iterdir():
-                (place / role / path.name).write_bytes(path.read_bytes())
-            config = json.loads((place / role / "config.json").read_text())
+        for argument, role in (("model", "student"), ("teacher", "teacher")):
+            shutil.copytree(self.directory / DEMO / role, place / role)
+            # The context of the models that the example names.
+            path = place / role / "config.json"
+            config = json.loads(path.read_text(encoding="utf-8"))
             config["max_position_embeddings"] = 4096
-            (place / role / "config.json").write_text(json.dumps(config))
-            code, count = re.subn(rf'(?<={"model" if role == "student" else role}=)"[^"]+"', repr(role), code)
-            if not count:
-                raise Fault(f"README.md: its example names no {role}")
-        lines = (self.directory / PAGES).read_bytes().splitlines(keepends=True)[:1000]
-        (place / "pages.jsonl").write_bytes(b"".join(lines))
+            path.write_text(json.dumps(config), encoding="utf-8")
+            code = re.sub(rf'\b{argument}="[^"]+"', f'{argument}="{role}"', code)
+        pages = (self.directory / DEMO / "pages.jsonl").read_bytes().splitlines(keepends=True)
+        documents = (pages * (EXAMPLE_DOCUMENTS // len(pages) + 1))[:EXAMPLE_DOCUMENTS]
+        (place / "pages.jsonl").write_bytes(b"".join(documents))
         self.run(["python", "-c", code], cwd=place)
-        self.say("README.md: its example in Python, on 1,000 documents", begun)
+        self.say(f"README.md: its example, on {EXAMPLE_DOCUMENTS:,} documents", begun)
 
     def run_notebook(self) -> None:
         """Run the cells of the notebook."""
@@ -278,24 +286,23 @@ def _is_ours(name: str) -> bool:
     return name.startswith(("PYTHON", "VOCAGNOLM", "PIP_", "HF_", "WANDB"))
 
 
-def check_shown(command: Command, printed: str, *, is_exact: bool) -> None:
+def check_shown(command: Command, printed: str) -> None:
     """Raise a Fault for a line of a page's output whose words a command does not print.
 
-    Numbers differ between machines, and with a run's length: unless `is_exact`, any number will do.
+    Numbers differ between machines, and with a run's length. On `EXACT_PAGES` they do not.
     """
-    if entry(ADDED, command) is not None:
-        return
 
     def words_of(text: str) -> str:
-        if not is_exact:
-            text = re.sub(r"[-−+]?\d[\d.,]*(?:e[-+]?\d+)?[kM%]?", "#", text)
+        if command.page not in EXACT_PAGES:
+            text = re.sub(r"[-−+]?\d[\d.,:]*(?:e[-+]?\d+)?[kM%]?", "#", text)
         return f" {' '.join(text.split())} "
 
     found = words_of(printed)
     for line in command.shown.splitlines():
         for part in line.split("..."):
             if part.strip() and words_of(part) not in found:
-                raise Fault(f"{command.place}: {command.text}\nprints no {line!r}, but:\n{printed}")
+                shown = f"{command.place}: {command.text}\nprints no {line.strip()!r}, but:"
+                raise Fault(f"{shown}\n{printed}")
 
 
 def pages() -> Iterator[str]:
@@ -315,7 +322,8 @@ def check_tables(commands: Sequence[Command]) -> None:
 
 def main() -> int:
     """Live through the hour; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--torch", default="", help="requirement of PyTorch, installed first")
     parser.add_argument("--lowest", action="store_true", help="the lowest versions allowed")
@@ -327,22 +335,18 @@ def main() -> int:
         try:
             check_tables(every)
             clone.install(arguments.python, arguments.torch, arguments.lowest)
-            # The demo makes what the other commands need.
-            first, *rest = [c for c in every if c.text.startswith("vocagnolm demo")]
-            done = {first.text}
-            clone.type_all([first])
-            clone.environment["OMP_NUM_THREADS"] = "1"
-            # Two cores: the quickstart and README beside the other pages.
-            lanes: list[list[Command]] = [[], []]
+            # The first command that is not of the set-up makes what the others need.
+            demo = next(command for command in every if command.text.startswith("vocagnolm demo"))
+            clone.type_all([demo])
+            typed = {demo.text}
+            # Two cores: pages that build on the quickstart, beside those that need the demo alone.
+            lanes: dict[bool, list[Command]] = {True: [], False: []}
             for page, commands in all_commands.items():
-                lane = lanes[page not in ("docs/quickstart.md", "README.md", "docs/evaluation.md")]
-                lane += [c for c in commands if c.text not in done]
-                done |= {c.text for c in commands}
+                lanes[page in AFTER_QUICKSTART] += [c for c in commands if c.text not in typed]
+                typed |= {command.text for command in commands}
             with ThreadPoolExecutor(2) as pool:
-                works = [
-                    pool.submit(lambda: (clone.type_all(lanes[0]), clone.run_example())),
-                    pool.submit(lambda: (clone.type_all(lanes[1]), clone.run_notebook())),
-                ]
+                works = [pool.submit(clone.type_all, lane) for lane in lanes.values()]
+                works += [pool.submit(clone.run_notebook), pool.submit(clone.run_example)]
                 for work in works:
                     work.result()
             clone.check_clean()
