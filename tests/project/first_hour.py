@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ _FEW_ITEMS = "--benchmarks demo --limit 8"
 ADDED = {
     "vocagnolm demo": "--seeds 0 --options max_steps=60",
     "vocagnolm train --config demo --student student": "--max_steps 50",
-    "vocagnolm train --teacher Qwen/Qwen2.5-Math-7B-Instruct": f"{_OWN_PAIR} --output_dir runs/paper",
+    "vocagnolm train --teacher Qwen/Qwen2.5-Math-7B-Instruct": f"{_OWN_PAIR} --output_dir runs/p",
     "vocagnolm train --student S --teacher T": f"{_SHORT} --output_dir runs/mine",
     "vocagnolm train --student S --method cpt": f"{_SHORT} --output_dir runs/cpt",
     "vocagnolm train --student S --teacher_losses": f"{_SHORT} --output_dir runs/stored",
@@ -89,7 +89,7 @@ LEFT_OUT = {
 EXACT_PAGES = ("docs/audit.md",)
 
 
-class Fault(Exception):
+class FaultError(Exception):
     """A page and what it promises that does not hold."""
 
 
@@ -101,6 +101,8 @@ class Command:
     line: int
     text: str
     shown: str
+    # Commands of its block, of which it is the last, that print what is shown.
+    of_block: int = 1
 
     @property
     def place(self) -> str:
@@ -112,23 +114,35 @@ def commands_of(page: str) -> list[Command]:
     """Take the commands out of a page's code blocks, or out of its first block."""
     text = (ROOT / page).read_text(encoding="utf-8")
     commands: list[Command] = []
-    blocks = re.finditer(r"^```\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", text, re.M | re.S)
-    for block in blocks:
-        line = text[: block.start(1)].count("\n") + 1
-        found: list[Command] = []
-        for typed in re.sub(r"\\\n", "\\\0", block[1]).splitlines():
-            words = shlex.split(typed.replace("\\\0", " "), comments=True)
-            if words and words[0] in PROGRAMS:
-                found.append(Command(page, line, shlex.join(words), ""))
-            line += 1 + typed.count("\0")
-        if found:
-            # What is shown may be of any command of the block: the last one is asked for it.
-            commands += found[:-1]
-            last = found[-1]
-            commands.append(Command(page, last.line, last.text, block[2] or ""))
-            if page not in WHOLE_PAGES:
-                break
+    # A block of commands, and the block of output that follows it, if any.
+    for block in re.finditer(r"^```\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", text, re.M | re.S):
+        first_line = text[: block.start(1)].count("\n") + 1
+        typed = typed_lines(block[1], first_line)
+        if not typed:
+            continue
+        for line, words in typed:
+            commands.append(Command(page, line, shlex.join(words), shown=""))
+        # What is shown may be of several commands: together they print it.
+        commands[-1] = replace(commands[-1], shown=block[2] or "", of_block=len(typed))
+        if page not in WHOLE_PAGES:
+            break
     return commands
+
+
+def typed_lines(block: str, first_line: int) -> list[tuple[int, list[str]]]:
+    """Return number and words of each line that starts one of `PROGRAMS`; some lines go on."""
+    typed = []
+    lines = block.splitlines()
+    for index, line in enumerate(lines):
+        is_continued = index > 0 and lines[index - 1].endswith("\\")
+        if is_continued or line.partition(" ")[0] not in PROGRAMS:
+            continue
+        last = index
+        while lines[last].endswith("\\"):
+            last += 1
+        joined = " ".join(part.removesuffix("\\") for part in lines[index : last + 1])
+        typed.append((first_line + index, shlex.split(joined, comments=True)))
+    return typed
 
 
 def entry(table: dict[str, str], command: Command) -> str | None:
@@ -164,7 +178,7 @@ class Clone:
         """Run a command, in the shell if it is a string; return what it prints.
 
         Raises:
-            Fault: it fails.
+            FaultError: it fails.
         """
         run = subprocess.run(
             words,
@@ -179,7 +193,7 @@ class Clone:
         )
         if run.returncode:
             shown = words if isinstance(words, str) else shlex.join(map(str, words))
-            raise Fault(f"{shown}\nended with status {run.returncode}:\n{run.stdout}")
+            raise FaultError(f"{shown}\nended with status {run.returncode}:\n{run.stdout}")
         return run.stdout
 
     def say(self, text: str, since: float | None = None) -> None:
@@ -197,7 +211,7 @@ class Clone:
             self.run(["pip", "install", "--quiet", torch])
         lines = {c.text for page in WHOLE_PAGES for c in commands_of(page) if "pip " in c.text}
         if len(lines) != 1:
-            raise Fault(f"pages have several install lines: {', '.join(sorted(lines))}")
+            raise FaultError(f"pages have several install lines: {', '.join(sorted(lines))}")
         (line,) = lines
         if lowest:
             self.write_lowest(torch)
@@ -222,10 +236,12 @@ class Clone:
         """Run the commands of pages one after another.
 
         Raises:
-            Fault: one fails, or prints something else than its page shows.
+            FaultError: one fails, or prints something else than its page shows.
         """
+        printed: list[str] = []
         for command in commands:
             if entry(LEFT_OUT, command):
+                printed.append("")
                 continue
             words = shlex.split(command.text)
             if words[0] == "export":
@@ -234,16 +250,16 @@ class Clone:
                 continue
             if words[0] == "cd":
                 if Path(words[1]) != DEMO:
-                    raise Fault(f"{command.place}: the hour goes to {DEMO} only")
+                    raise FaultError(f"{command.place}: the hour goes to {DEMO} only")
                 continue
             begun, line = time.monotonic(), as_run(command)
             # The demo makes the directory that all other commands are typed in.
             is_demo = words[:2] == ["vocagnolm", "demo"]
             try:
-                printed = self.run(line, cwd=self.directory / ("." if is_demo else DEMO))
-            except Fault as fault:
-                raise Fault(f"{command.place}: {fault}") from None
-            check_shown(command, printed)
+                printed.append(self.run(line, cwd=self.directory / ("." if is_demo else DEMO)))
+            except FaultError as fault:
+                raise FaultError(f"{command.place}: {fault}") from None
+            check_shown(command, "".join(printed[-command.of_block :]))
             self.say(f"{command.place}: {line}", begun)
 
     def run_example(self) -> None:
@@ -276,9 +292,9 @@ class Clone:
         self.say(f"{path.relative_to(ROOT)}: {printed.count(chr(10))} lines", begun)
 
     def check_clean(self) -> None:
-        """Raise a Fault if git sees anything that the pages' commands have left."""
+        """Raise a FaultError if git sees anything that the pages' commands have left."""
         if left := self.run(["git", "status", "--porcelain"]):
-            raise Fault(f"the pages' commands leave files in the checkout:\n{left}")
+            raise FaultError(f"the pages' commands leave files in the checkout:\n{left}")
 
 
 def _is_ours(name: str) -> bool:
@@ -287,14 +303,14 @@ def _is_ours(name: str) -> bool:
 
 
 def check_shown(command: Command, printed: str) -> None:
-    """Raise a Fault for a line of a page's output whose words a command does not print.
+    """Raise a FaultError for a line of a page's output whose words a command does not print.
 
     Numbers differ between machines, and with a run's length. On `EXACT_PAGES` they do not.
     """
 
     def words_of(text: str) -> str:
         if command.page not in EXACT_PAGES:
-            text = re.sub(r"[-−+]?\d[\d.,:]*(?:e[-+]?\d+)?[kM%]?", "#", text)
+            text = re.sub(r"[-\u2212+]?\d[\d.,:]*(?:e[-+]?\d+)?[kM%]?", "#", text)
         return f" {' '.join(text.split())} "
 
     found = words_of(printed)
@@ -302,7 +318,7 @@ def check_shown(command: Command, printed: str) -> None:
         for part in line.split("..."):
             if part.strip() and words_of(part) not in found:
                 shown = f"{command.place}: {command.text}\nprints no {line.strip()!r}, but:"
-                raise Fault(f"{shown}\n{printed}")
+                raise FaultError(f"{shown}\n{printed}")
 
 
 def pages() -> Iterator[str]:
@@ -314,10 +330,10 @@ def pages() -> Iterator[str]:
 
 
 def check_tables(commands: Sequence[Command]) -> None:
-    """Raise a Fault for an entry of the tables that no command needs any more."""
+    """Raise a FaultError for an entry of the tables that no command needs any more."""
     for begin in (*ADDED, *LEFT_OUT):
         if not any(command.text.startswith(begin) for command in commands):
-            raise Fault(f"no page has a command that begins with {begin!r}: leave it out here")
+            raise FaultError(f"no page has a command that begins with {begin!r}: leave it out here")
 
 
 def main() -> int:
@@ -350,7 +366,7 @@ def main() -> int:
                 for work in works:
                     work.result()
             clone.check_clean()
-        except Fault as fault:
+        except FaultError as fault:
             clone.say(f"FAILED: {fault}")
             return 1
         clone.say("done")
