@@ -100,7 +100,7 @@ class Command:
     page: str
     line: int
     text: str
-    shown: str
+    shown: str = ""
     # Commands of its block, of which it is the last, that print what is shown.
     of_block: int = 1
 
@@ -110,20 +110,37 @@ class Command:
         return f"{self.page}:{self.line}"
 
 
+def code_blocks(page: str) -> list[tuple[str, int, str]]:
+    """Return language, number of the first line, and text of each code block of a page."""
+    blocks = []
+    opening = None
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    for index, line in enumerate(lines):
+        if not line.startswith("```"):
+            continue
+        if opening is None:
+            opening = index
+            continue
+        text = "\n".join(lines[opening + 1 : index])
+        blocks.append((lines[opening].removeprefix("```"), opening + 2, text))
+        opening = None
+    return blocks
+
+
 def commands_of(page: str) -> list[Command]:
     """Take the commands out of a page's code blocks, or out of its first block."""
-    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = code_blocks(page)
     commands: list[Command] = []
-    # A block of commands, and the block of output that follows it, if any.
-    for block in re.finditer(r"^```\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", text, re.M | re.S):
-        first_line = text[: block.start(1)].count("\n") + 1
-        typed = typed_lines(block[1], first_line)
+    for index, (language, first_line, text) in enumerate(blocks):
+        typed = [] if language else typed_lines(text, first_line)
         if not typed:
             continue
         for line, words in typed:
-            commands.append(Command(page, line, shlex.join(words), shown=""))
+            commands.append(Command(page, line, shlex.join(words)))
         # What is shown may be of several commands: together they print it.
-        commands[-1] = replace(commands[-1], shown=block[2] or "", of_block=len(typed))
+        following, _, shown = blocks[index + 1] if index + 1 < len(blocks) else ("", 0, "")
+        if following == "text":
+            commands[-1] = replace(commands[-1], shown=shown, of_block=len(typed))
         if page not in WHOLE_PAGES:
             break
     return commands
