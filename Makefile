@@ -88,7 +88,7 @@ $(BIN)/python:
 
 $(VENV)/installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "Installing into $(VENV) (a minute or two) ..."
-	$(INSTALL) ".[eval]"
+	$(INSTALL) .
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed

@@ -25,7 +25,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     TorchAoConfig,
 )
-from transformers.quantizers import AutoHfQuantizer
+from transformers.quantizers.auto import AutoHfQuantizer
 
 from vocagnolm.cli import json_settings
 from vocagnolm.extras import advice, require_quantization
