@@ -1,11 +1,18 @@
-"""Optional packages: which extra installs one, and the line that says so where it is missing.
+"""Other packages: which extra installs an optional one, and which transformers was tried.
 
-Torch-free, so that a command says it before torch is imported, which takes seconds.
+Torch-free, so that a command says what is missing before torch is imported, which takes seconds.
 """
 
+import logging
 from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 
+from packaging.version import Version
+
+# The newest that passed all tests: minor releases have renamed what is overridden and read here.
+NEWEST_TRANSFORMERS = "5.24"
 # The extra that installs each optional package, by the name it is imported by.
 EXTRAS = {
     "bitsandbytes": "quantization",
@@ -80,3 +87,23 @@ def require_optimizer(optim: str) -> None:
         require("torchao", f"--optim {optim}")
     elif any(part in optim for part in ("bnb", "8bit", "paged", "lion", "ademamix")):
         require("bitsandbytes", f"--optim {optim}")
+
+
+@cache
+def check_transformers() -> None:
+    """Warn, once, of a transformers that is newer than those that were tried."""
+    found = version("transformers")
+    if Version(found).release[:2] > Version(NEWEST_TRANSFORMERS).release[:2]:
+        logging.getLogger(__name__).warning(
+            "transformers %s was not tried with this vocagnolm, %s was: if anything fails, "
+            'pip install "transformers==%s.*"',
+            *(found, NEWEST_TRANSFORMERS, NEWEST_TRANSFORMERS),
+        )
+
+
+def unsupported(what: str) -> ImportError:
+    """Make the error for a transformers that lacks something, as none that was tried does."""
+    return ImportError(
+        f"transformers {version('transformers')} {what}, on which vocagnolm rests: "
+        f'pip install "transformers=={NEWEST_TRANSFORMERS}.*"'
+    )

@@ -178,10 +178,6 @@ def test_settings_that_must_not_change_are_fields_of_some_version() -> None:
     known = {each.name for each in fields(Arguments)}
     # It came with a later version than the lowest.
     assert _ONE_VALUE.keys() - known <= {"dataloader_in_order"}
-        "enable_jit_checkpoint",
-        "bf16_full_eval",
-        "fp16_full_eval",
-    }
 
 
 def test_every_private_name_of_a_library_is_listed() -> None:

@@ -110,3 +110,19 @@ def test_every_extra_is_declared_with_its_packages() -> None:
         (names,) = re.findall(rf"^{extra} = \[(.*?)\]", text, re.MULTILINE)
         distribution = package.rpartition(".")[2].replace("_", "-")
         assert f'"{distribution}' in names, package
+
+
+def test_newer_transformers_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    extras.check_transformers.__wrapped__()
+    assert not caplog.records
+    monkeypatch.setattr(extras, "NEWEST_TRANSFORMERS", "5.2")
+    extras.check_transformers.__wrapped__()
+    assert transformers.__version__ in caplog.text
+
+
+def test_newest_transformers_is_the_locked_one() -> None:
+    locked = re.search(r"^transformers==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(), re.M)
+    assert locked
+    assert locked[1] == extras.NEWEST_TRANSFORMERS
