@@ -30,6 +30,8 @@ EXTRAS = {
     "vllm": "vllm",
     "wandb": "wandb",
 }
+# Extras that transformers may want as it loads a model or a tokenizer.
+_OF_LOADING = ("flash", "peft", "quantization", "tokenizers")
 # Trackers that `--report_to` calls by the names of their packages.
 _TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 
@@ -55,10 +57,14 @@ def require(package: str, wanted_by: str) -> None:
 
 
 def advice(error: BaseException) -> str:
-    """Return what to install if a library's error names an optional package that is missing."""
+    """Return what to install if loading failed as an optional package is missing; "" otherwise."""
     text = str(error).lower()
+    # A path may hold the name of a package, too.
+    if not isinstance(error, ImportError) and "install" not in text:
+        return ""
     for package, extra in EXTRAS.items():
-        if package.rpartition(".")[2] in text and not is_installed(package):
+        is_named = extra in _OF_LOADING and package.rpartition(".")[2] in text
+        if is_named and not is_installed(package):
             return f': pip install "vocagnolm[{extra}]"'
     return ""
 
@@ -67,7 +73,9 @@ def require_trackers(report_to: str | Iterable[str] | None) -> None:
     """Require the packages of the trackers that `report_to` names, one or several."""
     names = [report_to] if isinstance(report_to, str) else report_to or ()
     for name in names:
-        if name in _TRACKERS:
+        # It writes the same files.
+        is_replaced = name == "tensorboard" and is_installed("tensorboardX")
+        if name in _TRACKERS and not is_replaced:
             require(name, f"--report_to {name}")
 
 

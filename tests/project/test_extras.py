@@ -60,7 +60,8 @@ CASES: list[tuple[str, Callable[[], object]]] = [
 def test_option_names_the_extra_when_its_package_is_missing(
     package: str, ask: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extras, "is_installed", lambda name: name not in (package, "kernels"))
+    missing = (package, "kernels", "tensorboardX")
+    monkeypatch.setattr(extras, "is_installed", lambda name: name not in missing)
     with pytest.raises(ValueError, match=re.escape(f'"vocagnolm[{extras.EXTRAS[package]}]"')):
         ask()
 
@@ -92,6 +93,12 @@ def test_tokenizer_names_the_extra_when_a_library_lacks_a_package(
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", load)
     with pytest.raises(ValueError, match=r"vocagnolm\[tokenizers\]"):
         load_tokenizer(str(tmp_path), "student")
+
+
+def test_other_errors_get_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "is_installed", lambda name: False)
+    assert extras.advice(OSError("runs/peft has no config.json")) == ""
+    assert extras.advice(ImportError("No module named 'peft'")) != ""
 
 
 def test_quantized_model_names_the_extra_before_its_weights_are_read(
