@@ -87,7 +87,7 @@ def test_tokenizer_names_the_extra_when_a_library_lacks_a_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(*args: object, **kwargs: object) -> None:
-        raise ValueError("`tiktoken` is required to read a `tiktoken` file.")
+        raise ValueError("`tiktoken` is required to read a file: `pip install tiktoken`")
 
     monkeypatch.setattr(extras, "is_installed", lambda name: name != "tiktoken")
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", load)
