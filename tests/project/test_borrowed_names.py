@@ -35,7 +35,7 @@ from torch.nn.attention import varlen
 from torch.utils import _pytree
 from transformers import Cache, DynamicCache, LlamaConfig, LlamaForCausalLM, Trainer
 from transformers import TrainingArguments as Arguments
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer
 from transformers.integrations import integration_utils
 from transformers.trainer_callback import CallbackHandler, TrainerCallback
 
@@ -99,7 +99,7 @@ READ: list[tuple[Callable[[], Any], str]] = [
     (lambda: LlamaForCausalLM, "_no_split_modules _supports_attention_backend base_model"),
     (lambda: LlamaForCausalLM, "_supports_flash_attn _supports_sdpa"),
     (lambda: transformers.PreTrainedTokenizerFast, "backend_tokenizer is_fast"),
-    (lambda: DynamicSlidingWindowLayer(8), "sliding_window"),
+    (lambda: DynamicCache(config=transformers.MistralConfig()).layers[0], "sliding_window"),
     (lambda: DynamicCache(config=CONFIG).layers[0], "keys values"),
     (lambda: datasets.Dataset.from_dict({"text": ["a"]}), "_fingerprint _indices data info"),
     (lambda: Accelerator(), "is_fsdp2 scaler reduce num_processes state"),
