@@ -66,6 +66,13 @@ def test_option_names_the_extra_when_its_package_is_missing(
         ask()
 
 
+def test_plan_is_made_where_packages_of_the_run_are_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(extras, "is_installed", lambda name: False)
+    launched(dry_run=True, teacher_quantization="nf4", optim="adamw_8bit", use_liger_kernel=True)
+
+
 def test_package_is_missing_when_only_a_directory_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,7 +115,7 @@ def test_quantized_model_names_the_extra_before_its_weights_are_read(
     config.save_pretrained(tmp_path)
     monkeypatch.setattr(extras, "is_installed", lambda name: name != "bitsandbytes")
     with pytest.raises(ValueError, match=r"teacher .*vocagnolm\[quantization\]"):
-        ModelSource(str(tmp_path), "teacher").check_weights()
+        ModelSource(str(tmp_path), "teacher").check_packages()
 
 
 def test_every_extra_is_declared_with_its_packages() -> None:

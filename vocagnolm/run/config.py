@@ -93,8 +93,10 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
             kernels: Any = self.liger_kernel_config or {}
             self.liger_kernel_config = dict.fromkeys(_LIGER_LOSSES, False) | kernels
         check_arguments(self)
-        require_optimizer(OptimizerNames(self.optim).value)
-        if self.use_liger_kernel:
+        # A plan may be made on a smaller machine than the job will run on.
+        if not self.dry_run:
+            require_optimizer(OptimizerNames(self.optim).value)
+        if self.use_liger_kernel and not self.dry_run:
             require("liger_kernel", "--use_liger_kernel")
         self._set_batch()
 
