@@ -12,7 +12,7 @@ WORKDIR /source
 COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./
 COPY vocagnolm vocagnolm
 RUN python3 -m venv /opt/venv \
-    && pip install --no-cache-dir --constraint constraints.txt ".[eval,peft,wandb]"
+    && pip install --no-cache-dir --constraint constraints.txt ".[peft,wandb]"
 WORKDIR /work
 ENTRYPOINT ["vocagnolm"]
 CMD ["--help"]

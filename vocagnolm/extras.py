@@ -1,11 +1,18 @@
-"""Optional packages: which extra installs one, and the line that says so where it is missing.
+"""Other packages: which extra installs an optional one, and which transformers was tried.
 
-Torch-free, so that a command says it before torch is imported, which takes seconds.
+Torch-free, so that a command says what is missing before torch is imported, which takes seconds.
 """
 
+import logging
 from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 
+from packaging.version import Version
+
+# The newest that passed all tests: minor releases have renamed what is overridden and read here.
+NEWEST_TRANSFORMERS = "5.24"
 # The extra that installs each optional package, by the name it is imported by.
 EXTRAS = {
     "bitsandbytes": "quantization",
@@ -23,6 +30,8 @@ EXTRAS = {
     "vllm": "vllm",
     "wandb": "wandb",
 }
+# Extras that transformers may want as it loads a model or a tokenizer.
+_OF_LOADING = ("flash", "peft", "quantization", "tokenizers")
 # Trackers that `--report_to` calls by the names of their packages.
 _TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 
@@ -48,10 +57,14 @@ def require(package: str, wanted_by: str) -> None:
 
 
 def advice(error: BaseException) -> str:
-    """Return what to install if a library's error names an optional package that is missing."""
+    """Return what to install if loading failed as an optional package is missing; "" otherwise."""
     text = str(error).lower()
+    # A path may hold the name of a package, too.
+    if not isinstance(error, ImportError) and "install" not in text:
+        return ""
     for package, extra in EXTRAS.items():
-        if package.rpartition(".")[2] in text and not is_installed(package):
+        is_named = extra in _OF_LOADING and package.rpartition(".")[2] in text
+        if is_named and not is_installed(package):
             return f': pip install "vocagnolm[{extra}]"'
     return ""
 
@@ -60,7 +73,9 @@ def require_trackers(report_to: str | Iterable[str] | None) -> None:
     """Require the packages of the trackers that `report_to` names, one or several."""
     names = [report_to] if isinstance(report_to, str) else report_to or ()
     for name in names:
-        if name in _TRACKERS:
+        # It writes the same files.
+        is_replaced = name == "tensorboard" and is_installed("tensorboardX")
+        if name in _TRACKERS and not is_replaced:
             require(name, f"--report_to {name}")
 
 
@@ -80,3 +95,23 @@ def require_optimizer(optim: str) -> None:
         require("torchao", f"--optim {optim}")
     elif any(part in optim for part in ("bnb", "8bit", "paged", "lion", "ademamix")):
         require("bitsandbytes", f"--optim {optim}")
+
+
+@cache
+def check_transformers() -> None:
+    """Warn, once, of a transformers that is newer than those that were tried."""
+    found = version("transformers")
+    if Version(found).release[:2] > Version(NEWEST_TRANSFORMERS).release[:2]:
+        logging.getLogger(__name__).warning(
+            "transformers %s was not tried with this vocagnolm, %s was: if anything fails, "
+            'pip install "transformers==%s.*"',
+            *(found, NEWEST_TRANSFORMERS, NEWEST_TRANSFORMERS),
+        )
+
+
+def unsupported(what: str) -> ImportError:
+    """Make the error for a transformers that lacks something, as none that was tried does."""
+    return ImportError(
+        f"transformers {version('transformers')} {what}, on which vocagnolm rests: "
+        f'pip install "transformers=={NEWEST_TRANSFORMERS}.*"'
+    )

@@ -95,6 +95,8 @@ def install() -> None:
         "current_stream": _always(only),
         "stream": lambda _: contextlib.nullcontext(),
         "get_device_name": _always("NVIDIA H100 80GB HBM3"),
+        # PyTorch 2.11 built for CUDA asks the driver.
+        "is_current_stream_capturing": _always(False),
         "synchronize": lambda *_: _waits("synchronize"),
         "Stream": Stream,
         "Event": Event,

@@ -6,12 +6,14 @@ Two micro-batches in bfloat16, clipping, the guard, and the fused AdamW.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from importlib import metadata
 from typing import Any
 
 import pytest
 import torch
 from fake_run import Step, check_step, run
 from methods_world import CHUNK_SETTINGS, VARIANTS
+from packaging.version import Version
 
 from vocagnolm.method import Method
 from vocagnolm.objective import Objective
@@ -61,6 +63,9 @@ def cases(names: Iterable[str]) -> list[Any]:
 
 @pytest.mark.parametrize("name", cases(METHODS))
 def test_step_mixes_no_devices_and_waits_once(name: str, on_fake_cuda: Callable[..., Step]) -> None:
+    splits = METHODS[name].get("method") in ("kld", "uld")
+    if splits and Version(metadata.version("torch")) < Version("2.13"):
+        pytest.skip("fakes of PyTorch 2.11 cannot split what has no rows")
     check_step(on_fake_cuda(step_of, METHODS[name], VARLEN, {}, keep=True), VARLEN)
 
 

@@ -60,9 +60,17 @@ CASES: list[tuple[str, Callable[[], object]]] = [
 def test_option_names_the_extra_when_its_package_is_missing(
     package: str, ask: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extras, "is_installed", lambda name: name not in (package, "kernels"))
+    missing = (package, "kernels", "tensorboardX")
+    monkeypatch.setattr(extras, "is_installed", lambda name: name not in missing)
     with pytest.raises(ValueError, match=re.escape(f'"vocagnolm[{extras.EXTRAS[package]}]"')):
         ask()
+
+
+def test_plan_is_made_where_packages_of_the_run_are_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(extras, "is_installed", lambda name: False)
+    launched(dry_run=True, teacher_quantization="nf4", optim="adamw_8bit", use_liger_kernel=True)
 
 
 def test_package_is_missing_when_only_a_directory_has_its_name(
@@ -86,12 +94,18 @@ def test_tokenizer_names_the_extra_when_a_library_lacks_a_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(*args: object, **kwargs: object) -> None:
-        raise ValueError("`tiktoken` is required to read a `tiktoken` file.")
+        raise ValueError("`tiktoken` is required to read a file: `pip install tiktoken`")
 
     monkeypatch.setattr(extras, "is_installed", lambda name: name != "tiktoken")
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", load)
     with pytest.raises(ValueError, match=r"vocagnolm\[tokenizers\]"):
         load_tokenizer(str(tmp_path), "student")
+
+
+def test_other_errors_get_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "is_installed", lambda name: False)
+    assert extras.advice(OSError("runs/peft has no config.json")) == ""
+    assert extras.advice(ImportError("No module named 'peft'")) != ""
 
 
 def test_quantized_model_names_the_extra_before_its_weights_are_read(
@@ -101,7 +115,7 @@ def test_quantized_model_names_the_extra_before_its_weights_are_read(
     config.save_pretrained(tmp_path)
     monkeypatch.setattr(extras, "is_installed", lambda name: name != "bitsandbytes")
     with pytest.raises(ValueError, match=r"teacher .*vocagnolm\[quantization\]"):
-        ModelSource(str(tmp_path), "teacher").check_weights()
+        ModelSource(str(tmp_path), "teacher").check_packages()
 
 
 def test_every_extra_is_declared_with_its_packages() -> None:
@@ -110,3 +124,19 @@ def test_every_extra_is_declared_with_its_packages() -> None:
         (names,) = re.findall(rf"^{extra} = \[(.*?)\]", text, re.MULTILINE)
         distribution = package.rpartition(".")[2].replace("_", "-")
         assert f'"{distribution}' in names, package
+
+
+def test_newer_transformers_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    extras.check_transformers.__wrapped__()
+    assert not caplog.records
+    monkeypatch.setattr(extras, "NEWEST_TRANSFORMERS", "5.2")
+    extras.check_transformers.__wrapped__()
+    assert transformers.__version__ in caplog.text
+
+
+def test_newest_transformers_is_the_locked_one() -> None:
+    locked = re.search(r"^transformers==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(), re.M)
+    assert locked
+    assert locked[1] == extras.NEWEST_TRANSFORMERS

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from vocagnolm import extras
 from vocagnolm.run.config import VocAgnoConfig, split_global_batch
 from vocagnolm.run.job import settings_of
 from vocagnolm.run.options import OPTIONS, Parser, parse
@@ -93,7 +94,8 @@ def test_settings_have_the_batch_of_a_process_where_tokens_compete_in_it() -> No
     assert settings_of(parse([*T, "--selection_scope=batch"]))[name] == 8
 
 
-def test_liger_leaves_the_losses_alone() -> None:
+def test_liger_leaves_the_losses_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "is_installed", lambda package: True)
     kernels = parse([*T, "--use_liger_kernel", "--liger_kernel_config", '{"rope": false}']).args
     off = {"fused_linear_cross_entropy": False, "cross_entropy": False}
     assert kernels.liger_kernel_config == {**off, "rope": False}

@@ -25,7 +25,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     TorchAoConfig,
 )
-from transformers.quantizers import AutoHfQuantizer
+from transformers.quantizers.auto import AutoHfQuantizer
 
 from vocagnolm.cli import json_settings
 from vocagnolm.extras import advice, require_quantization
@@ -78,16 +78,9 @@ class ModelSource:
         return found
 
     def check_weights(self) -> None:
-        """Reject weights on disk that are absent or cut off; only their ends are read.
-
-        The same holds for quantized weights that a package is missing for.
-        """
+        """Reject weights on disk that are absent or cut off; only their ends are read."""
         if self.loaded is not None:
             return
-        settings = getattr(self.config(), "quantization_config", None)
-        if settings is not None:
-            settings = settings if isinstance(settings, dict) else settings.to_dict()
-            check_quantizer(settings, f"{self._shown}, which is quantized,")
         directory, is_cached = Path(self.name), False
         if not directory.is_dir():
             config = try_to_load_from_cache(self.name, "config.json", revision=self.revision)
@@ -109,6 +102,15 @@ class ModelSource:
                 raise ValueError(
                     f"{self._shown}: {name} is cut off or damaged ({reason}): get it again"
                 )
+
+    def check_packages(self) -> None:
+        """Reject weights that are saved quantized, where the package to load them is absent."""
+        if self.loaded is not None:
+            return
+        settings = getattr(self.config(), "quantization_config", None)
+        if settings is not None:
+            settings = settings if isinstance(settings, dict) else settings.to_dict()
+            check_quantizer(settings, f"{self._shown}, which is quantized,")
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Load its tokenizer, slow or fast, untested."""

@@ -89,12 +89,15 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
             timeout = timedelta(seconds=self.ddp_timeout)
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
         TrainingArguments.__post_init__(self)  # type: ignore[no-untyped-call]
-        require_optimizer(OptimizerNames(self.optim).value)
         if self.use_liger_kernel:
-            require("liger_kernel", "--use_liger_kernel")
             kernels: Any = self.liger_kernel_config or {}
             self.liger_kernel_config = dict.fromkeys(_LIGER_LOSSES, False) | kernels
         check_arguments(self)
+        # A plan may be made on a smaller machine than the job will run on.
+        if not self.dry_run:
+            require_optimizer(OptimizerNames(self.optim).value)
+        if self.use_liger_kernel and not self.dry_run:
+            require("liger_kernel", "--use_liger_kernel")
         self._set_batch()
 
     @property

@@ -162,6 +162,8 @@ def _check_packages(args: VocAgnoConfig) -> None:
     # The kernels of the hub replace the package.
     if args.attn_implementation == "flash_attention_2" and not is_installed("kernels"):
         require("flash_attn", "--attn_implementation flash_attention_2")
+    if args.dry_run:
+        return
     try:
         Trainer.get_optimizer_cls_and_kwargs(args)
     except ImportError as error:
@@ -668,6 +670,7 @@ def load_given(
     models = read_models(names, args, args.device, tokenizer=others.get("processing_class"))
     for model in (models.student, *models.teachers):
         model.source.check_weights()
+        model.source.check_packages()
     # A store knows other documents only, and evaluation needs no teacher.
     guides = {"train_dataset": models.guide, "eval_dataset": None if stores else models.guide}
 

@@ -336,11 +336,12 @@ class RunOptions:
 _SPEC = importlib.util.find_spec("transformers")
 assert _SPEC
 _TRANSFORMERS = Path(str(_SPEC.origin)).parent
-# A field of a dataclass, in its source.
-FIELD = r"^    (\w+): "
 if not TYPE_CHECKING:
-    # By its path: importing the package before it takes a second.
-    HfArgumentParser = run_path(str(_TRANSFORMERS / "hf_argparser.py"))["HfArgumentParser"]
+    try:
+        # By its path: importing the package before it takes a second.
+        HfArgumentParser = run_path(str(_TRANSFORMERS / "hf_argparser.py"))["HfArgumentParser"]
+    except (OSError, ImportError, KeyError):
+        from transformers import HfArgumentParser
 
 OPTIONS = (ModelOptions, DataOptions, GuidanceOptions, RunOptions)
 _ABOUT = """\
@@ -536,9 +537,7 @@ def _full_parser() -> Parser:
 
 def _check_names(parser: Parser, words: Sequence[str]) -> None:
     """Raise a ValueError for an option that neither a parser nor Trainer knows; skip values."""
-    # Its fields, from its source: importing it takes seconds.
-    source = (_TRANSFORMERS / "training_args.py").read_text(encoding="utf-8")
-    names = re.findall(FIELD, source, flags=re.MULTILINE)
+    names = trainer_fields()
     known = {*parser._option_string_actions, *(f"--{no}{x}" for x in names for no in ("", "no_"))}
     for word in parser.parse_known_args(words)[1]:
         option = "--" + word.partition("=")[0][2:].replace("-", "_")
@@ -548,6 +547,18 @@ def _check_names(parser: Parser, words: Sequence[str]) -> None:
                 raise ValueError(f"unknown option {option}{near(option, known)}")
             here = f"here it is {here}" if here.startswith("--") else here
             raise ValueError(f"unknown option {option}: {here}")
+
+
+def trainer_fields(source: Path = _TRANSFORMERS / "training_args.py") -> list[str]:
+    """List the fields of `transformers.TrainingArguments`, from its source if they are there."""
+    # Importing it takes seconds.
+    text = source.read_text(encoding="utf-8") if source.exists() else ""
+    names = re.findall(r"^    (\w+): ", text, flags=re.MULTILINE)
+    if "output_dir" not in names:
+        from transformers import TrainingArguments
+
+        names = [each.name for each in fields(TrainingArguments)]
+    return names
 
 
 def _warnings(options: Sequence[Any]) -> Iterator[str]:

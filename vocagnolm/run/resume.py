@@ -41,6 +41,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.dist import rank0
+from vocagnolm.extras import check_transformers, unsupported
 from vocagnolm.io import (
     MANIFEST_FILE,
     RUN_FILE,
@@ -472,10 +473,11 @@ class ResumableTrainer(Trainer):
     """
 
     def __init__(self, args: VocAgnoConfig, **given: Any):
-        super().__init__(args=args, **given)
+        check_transformers()
         for name in _OVERRIDDEN:
             if not hasattr(Trainer, name):
-                raise ImportError(f"this transformers has no Trainer.{name}: install another")
+                raise unsupported(f"has no Trainer.{name}")
+        super().__init__(args=args, **given)
         if self.args.load_best_model_at_end and self.args.save_total_limit == 1:
             # Trainer would end a stopped run with the best checkpoint alone.
             self.args.save_total_limit = 2

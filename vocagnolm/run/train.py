@@ -107,6 +107,8 @@ def check_places(job: Job, models: Models) -> None:
     """
     for model in (models.student, *models.teachers):
         model.source.check_weights()
+        if not job.args.dry_run:
+            model.source.check_packages()
     if job.args.push_to_hub:
         check_login(job.args.hub_token)
     if job.args.report_to:

@@ -26,6 +26,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 
 from vocagnolm.evaluation.engines.generation import Chat, Completion, Engine, Row, shared_length
+from vocagnolm.extras import check_transformers, unsupported
 from vocagnolm.models.load import context_length
 
 logger = logging.getLogger(__name__)
@@ -99,6 +100,7 @@ class HFEngine(Engine):
         batch_size: int,
         chat: Chat | None = None,
     ):
+        check_transformers()
         self._model: Any = model.eval()  # type: ignore[no-untyped-call]
         _check_servable(model)
         super().__init__(tokenizer, context_length(model.config), model.generation_config, chat)
@@ -220,17 +222,14 @@ def _half_finished(batch: list[Row]) -> bool:
 def cache_argument() -> str:
     """Return the name of the argument that takes a cache, of `generate` and of every model.
 
-    It differs between versions of transformers, and its type does not. A ValueError where no
+    It differs between versions of transformers, and its type does not. An ImportError where no
     argument is of that type.
     """
     takes = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
     for name, parameter in takes.items():
         if Cache.__name__ in str(parameter.annotation):
             return name
-    raise ValueError(
-        f"--engine hf does not support transformers {__version__}, whose models take no cache: "
-        'pip install "transformers<5.25", or use --engine vllm'
-    )
+    raise unsupported("gives generate no Cache")
 
 
 def _read(model: PreTrainedModel, ids: list[int], cache: Cache) -> None:
