@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from importlib import resources
 
@@ -155,7 +160,50 @@ def test_demo_writes_its_results(tmp_path, capsys) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("environment")
-def test_demo_names_the_log_when_a_run_fails(tmp_path, capfd) -> None:
-    options = ["--seeds", "0", "--methods", "cpt", "--options", "max_steps=many"]
-    assert main(["--output_dir", str(tmp_path), *options]) == 3
-    assert "a run of the demo failed: see " in capfd.readouterr().err
+def test_demo_says_the_error_when_a_run_fails(tmp_path, capfd) -> None:
+    options = ["--seeds", "0", "1", "--methods", "cpt"]
+    options += ["--options", "max_steps=10", "learning_rate=1e30"]
+    assert main(["--output_dir", str(tmp_path), *options]) == 1
+    error = capfd.readouterr().err
+    assert "NaN or infinite" in error
+    assert "train.log" in error
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--options", "max_step=3"],
+        ["--options", "max_steps=many"],
+        ["--options", "max_steps"],
+        ["--wrong_share", "2"],
+        ["--seeds", "0", "-1"],
+        ["--methods", "plain"],
+    ],
+)
+def test_demo_refuses_an_option_before_any_run(option, tmp_path, capsys) -> None:
+    directory = tmp_path / "demo"
+    assert main(["--output_dir", str(directory), *option]) == 2
+    assert option[0] in capsys.readouterr().err
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
+def test_demo_leaves_no_process_when_it_is_ended(number, tmp_path) -> None:
+    words = [sys.executable, "-m", "demo_worker", "--output_dir", str(tmp_path), "--seeds", "0"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    demo = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE)
+    written = tmp_path / "worker"
+    while not (written.exists() and written.read_text()):
+        assert demo.poll() is None
+        time.sleep(0.05)
+    demo.send_signal(number)
+    _, error = demo.communicate(timeout=60)
+    assert b"Traceback" not in error
+    for _ in range(100):
+        try:
+            os.kill(int(written.read_text()), 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("the worker outlives the demo")

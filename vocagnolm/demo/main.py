@@ -1,11 +1,12 @@
 """CPT, VocAgnoLM and random tokens compared, in an embedded world that needs no download.
 
-    vocagnolm demo                                 # six minutes on two CPU cores
+    vocagnolm demo                                           # two minutes on two CPU cores
+    vocagnolm demo --seeds 0 1 2 3 --methods all             # the table of the docs: six minutes
     vocagnolm demo --seeds 0 --methods cpt --options max_steps=2
 
-Several students, each with its own seed, are continually pretrained with an equal number of tokens,
-by the same code as train.py, and judged on held-out problems. Exit status: 0 done, 2 a wrong
-argument, 3 a run failed.
+Students, each with its own seed, are continually pretrained with an equal number of tokens, as
+`vocagnolm train` does it, and judged on held-out problems. Exit status: 0 done, 1 a run failed, 2 a
+wrong argument, 130 interrupted.
 """
 
 import json
@@ -15,14 +16,17 @@ import shutil
 import signal
 import statistics
 import sys
+import threading
 import time
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
 from vocagnolm.cli import Exit, Parser, print_main, shell, stop
 from vocagnolm.io import markdown_table
+from vocagnolm.run.recipe import RECIPES
 
 _NAME = "vocagnolm demo"
 # Names of runs: their labels, and what they add to the recipe.
@@ -33,51 +37,169 @@ METHODS = {
     "cpt": ("CPT", "--method=cpt"),
     "random": ("random 40 %", "--method=random"),
 }
+# What runs in two minutes; all of them take six.
+DEFAULT_METHODS, DEFAULT_SEEDS = ["vocagnolm", "cpt"], [0, 1]
+RECIPE = RECIPES / "demo.yaml"
 # Digits shown of each metric; losses are in nats per token.
 _METRICS = {"accuracy": 3, "clean_loss": 3, "answer_loss": 3, "seconds": 1}
+
+
+class FailedRun(Exception):  # noqa: N818 - the name says what happened
+    """A run of the demo ended early."""
 
 
 @shell(_NAME)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo, print its table, and write `results.json`; return the exit status."""
-    # As an exception, so that the demo's processes end with it.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    parser = Parser(_NAME, __doc__)
-    add = parser.add_argument
-    add("--output_dir", type=Path, default=Path("runs/demo"))
-    add("--seeds", type=int, nargs="+", default=[0, 1, 2, 3], help="A student for each.")
-    add("--wrong_share", type=float, default=0.4, help="Pages with wrong solutions.")
-    shown = f"Of {', '.join(METHODS)}; default: all."
-    add("--methods", nargs="+", choices=METHODS, default=[*METHODS], metavar="NAME", help=shown)
-    add("--options", nargs="+", default=(), metavar="NAME=VALUE", help="For train.py.")
-    arguments = parser.parse_args(argv)
-    from vocagnolm.demo.run import leave_for_the_docs, run_seed
-    from vocagnolm.dist import cores
-
+    # As exceptions, so that the demo's processes end with it.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    arguments = _read_arguments(argv)
     started = time.perf_counter()
     arguments.output_dir = directory = arguments.output_dir.resolve()
     directory.mkdir(parents=True, exist_ok=True)
     for seed in arguments.seeds:
         shutil.rmtree(directory / f"seed{seed}", ignore_errors=True)
-    print_main(f"logs of the runs: {directory}/seed*/train.log")
+    methods, seeds = (", ".join(map(str, x)) for x in (arguments.methods, arguments.seeds))
+    print_main(f"training students by {methods} with seeds {seeds}; the first row takes a minute")
+    print_main(f"logs: {directory}/seed*/train.log")
     # Spawned processes read it as they import; two runs side by side beat one run on two cores.
     os.environ |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(directory / "cache")}
-    spawn, workers = multiprocessing.get_context("spawn"), min(cores(), len(arguments.seeds))
+    # Python's tracker of resources would complain of what a worker that is killed leaves.
+    os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker:UserWarning"
     try:
-        with ProcessPoolExecutor(workers, spawn) as pool:
-            found = list(pool.map(partial(run_seed, arguments), arguments.seeds))
-    except RuntimeError as error:
-        return stop(_NAME, error, Exit.BAD_NUMBERS)
-    leave_for_the_docs(directory, arguments.seeds[0])
+        by_seed = run_seeds(arguments)
+    except FailedRun as error:
+        return stop(_NAME, error, Exit.FAULTS)
     results = {
-        method: {metric: [one[method][metric] for one in found] for metric in _METRICS}
+        method: {
+            metric: [by_seed[seed][method][metric] for seed in arguments.seeds]
+            for metric in _METRICS
+        }
         for method in arguments.methods
     }
     (directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     print_main(f"\n{results_table(results)}\n")
+    print_main(
+        "mean +- standard deviation over the seeds. Sums differ between processors, and a seed's "
+        "accuracy moves by some points with them."
+    )
     print_main(f"{time.perf_counter() - started:.0f} s; written: {directory}/results.json")
     return Exit.DONE
+
+
+def _read_arguments(argv: Sequence[str] | None) -> Namespace:
+    """Read the command line, with the options of the runs; a ValueError where one is wrong."""
+    parser = Parser(_NAME, __doc__)
+    add = parser.add_argument
+    add("--output_dir", type=Path, default=Path("runs/demo"))
+    add("--seeds", type=int, nargs="+", default=DEFAULT_SEEDS, help="A student for each.")
+    add("--wrong_share", type=float, default=0.4, help="Share of pages with wrong solutions.")
+    shown = f"Of {', '.join(METHODS)}; or all. Default: {' '.join(DEFAULT_METHODS)}."
+    names = (*METHODS, "all")
+    add("--methods", nargs="+", choices=names, default=DEFAULT_METHODS, metavar="NAME", help=shown)
+    add("--options", nargs="+", default=(), metavar="NAME=VALUE", help="For vocagnolm train.")
+    arguments = parser.parse_args(argv)
+    if not 0 <= arguments.wrong_share <= 1:
+        raise ValueError(f"--wrong_share must be in [0, 1], got {arguments.wrong_share}")
+    if min(arguments.seeds) < 0:
+        raise ValueError(f"--seeds must not be negative, got {min(arguments.seeds)}")
+    arguments.seeds = list(dict.fromkeys(arguments.seeds))
+    if "all" in arguments.methods:
+        arguments.methods = [*METHODS]
+    arguments.methods = list(dict.fromkeys(arguments.methods))
+    _check_options(arguments.options)
+    return arguments
+
+
+def _check_options(options: Sequence[str]) -> None:
+    """Reject options of the runs before a student is made."""
+    from vocagnolm.run.options import check
+
+    for option in options:
+        if not option.partition("=")[2]:
+            raise ValueError(f"--options expected NAME=VALUE, got {option}")
+    try:
+        check([f"--config={RECIPE}", "--method=cpt", *(f"--{option}" for option in options)])
+    except ValueError as error:
+        raise ValueError(f"--options: {error}") from error
+
+
+# -- Processes -----------------------------------------------------------------------------------
+
+
+def run_seeds(arguments: Namespace) -> dict[int, dict[str, dict[str, float]]]:
+    """Run every seed in a process of its own, as many at a time as there are cores.
+
+    Raises:
+        FailedRun: a run ended early; the others are ended with it.
+    """
+    from vocagnolm.demo.run import leave_for_the_docs
+    from vocagnolm.dist import cores
+
+    spawn = multiprocessing.get_context("spawn")
+    waiting = list(arguments.seeds)
+    running: dict[Any, tuple[int, Any]] = {}
+    results = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < cores():
+                seed = waiting.pop(0)
+                receiver, sender = spawn.Pipe(duplex=False)
+                process = spawn.Process(target=_work, args=(sender, arguments, seed))
+                process.start()
+                # The worker has the only open end: when it is gone, the pipe says so.
+                sender.close()
+                running[receiver] = seed, process
+            for receiver in wait(list(running)):
+                seed, process = running[receiver]
+                results[seed] = _receive(receiver, process, arguments.output_dir / f"seed{seed}")
+                del running[receiver]
+                if seed == arguments.seeds[0]:
+                    leave_for_the_docs(arguments.output_dir, seed)
+    finally:
+        # Not by SIGTERM, after which a run would finish its step and save.
+        for _, process in running.values():
+            process.kill()
+            process.join()
+    return results
+
+
+def _receive(receiver: Any, process: Any, directory: Path) -> dict[str, dict[str, float]]:
+    """Return what a worker has sent; raise FailedRun for an error, or for none at all."""
+    try:
+        message: dict[str, dict[str, float]] | str = receiver.recv()
+    except EOFError:
+        process.join()
+        message = f"its process ended with status {process.exitcode}"
+    if isinstance(message, str):
+        raise FailedRun(f"{directory.name}: {message} (log: {directory}/train.log)")
+    process.join()
+    return message
+
+
+def _work(sender: Connection, arguments: Namespace, seed: int) -> None:
+    """Run one seed, and send its results, or the error that ended it."""
+    # The demo itself answers a Ctrl-C, and ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    from vocagnolm.demo.run import run_seed
+
+    try:
+        message: object = run_seed(arguments, seed)
+    # Whatever it is, the demo says it.
+    except Exception as error:  # noqa: BLE001
+        message = str(error)
+    sender.send(message)
+
+
+def _end_with_parent() -> None:
+    """Leave this process when its parent is gone, however that was ended."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
 
 
 def results_table(results: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
@@ -92,8 +214,10 @@ def results_table(results: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     for method, values in results.items():
         row = [METHODS[method][0]]
         for metric, digits in _METRICS.items():
-            found = values[metric]
-            deviation = statistics.stdev(found) if len(found) > 1 else float("nan")
-            row.append(f"{statistics.mean(found):.{digits}f} +- {deviation:.{digits}f}")
+            by_seed = values[metric]
+            shown = f"{statistics.mean(by_seed):.{digits}f}"
+            if len(by_seed) > 1:
+                shown += f" +- {statistics.stdev(by_seed):.{digits}f}"
+            row.append(shown)
         rows.append(row)
     return markdown_table(rows)

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+import traceback
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,23 +12,23 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from vocagnolm.cli import print_main
+from vocagnolm.cli import print_main, quiet_logs
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.demo import world
-from vocagnolm.demo.main import METHODS
+from vocagnolm.demo.main import METHODS, RECIPE
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.extraction import extract
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.io import ASSETS
 from vocagnolm.readers import start_id
-from vocagnolm.run.options import main as run_training
-from vocagnolm.run.recipe import RECIPES, recipe_options
+from vocagnolm.run.options import parse
+from vocagnolm.run.recipe import recipe_options
+from vocagnolm.run.train import train as run_job
 from vocagnolm.spans import encode
 
 # Among the package's assets; benchmarks/make_demo_teacher.py makes them.
 TEACHER, STUDENT_TOKENIZER = "demo_teacher", "demo_student"
 BASE = "base"
-RECIPE = RECIPES / "demo.yaml"
 # Fewer tokens than a packed text takes, so that no text comes twice.
 GENERAL_TOKENS, PAGE_TOKENS = 48, 46
 # Of the file that the docs train on.
@@ -37,8 +38,12 @@ BASE_OPTIONS = ("--max_steps=150", "--global_batch_tokens=1024", "--per_device_t
 
 
 def run_seed(arguments: Namespace, seed: int) -> dict[str, dict[str, float]]:
-    """Make a student, continue its pretraining by each method, and judge what comes of it."""
-    # The same sums on every machine, and faster at this size.
+    """Make a student, continue its pretraining by each method, and judge what comes of it.
+
+    Raises:
+        RuntimeError: a run failed; the message names it, and the log has the traceback.
+    """
+    # At this size one thread is faster than two.
     torch.set_num_threads(1)
     directory = arguments.output_dir / f"seed{seed}"
     directory.mkdir()
@@ -48,25 +53,29 @@ def run_seed(arguments: Namespace, seed: int) -> dict[str, dict[str, float]]:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     results = {}
+    step = "the first pretraining"
     try:
-        given = [f"--{option}" for option in arguments.options]
-        pages, count = directory / "pages.jsonl", _tokens(given) // PAGE_TOKENS
+        options = [f"--{option}" for option in arguments.options]
+        pages, count = directory / "pages.jsonl", _tokens(options) // PAGE_TOKENS
         make_base(directory, seed)
         world.write_jsonl(pages, world.corpus(count, seed, arguments.wrong_share))
         for method in arguments.methods:
+            step = method
             _, *added = METHODS[method]
             if "--method=vocagnolm" in added:
                 added.append(f"--teacher={ASSETS / TEACHER}")
             started = time.perf_counter()
-            train(directory / BASE, pages, directory / method, f"--seed={seed}", *given, *added)
+            train(directory / BASE, pages, directory / method, f"--seed={seed}", *options, *added)
             seconds = time.perf_counter() - started
             # Judged as it was saved, not as it lies in memory.
-            found = judge(directory / method)
-            shown = ", ".join(f"{metric} {value:.3f}" for metric, value in found.items())
+            metrics = judge(directory / method)
+            shown = ", ".join(f"{metric} {value:.3f}" for metric, value in metrics.items())
             print_main(f"seed {seed}  {method:9}  {shown}", screen)
-            results[method] = found | {"seconds": seconds}
+            results[method] = metrics | {"seconds": seconds}
+    # Also what nobody expects, which would otherwise be in no place that a user sees.
     except Exception as error:
-        raise RuntimeError(f"a run of the demo failed: see {log}") from error
+        traceback.print_exc()
+        raise RuntimeError(f"{step}: {error}") from error
     finally:
         sys.stdout.flush()
         os.dup2(screen.fileno(), 1)
@@ -115,10 +124,11 @@ def student_config() -> LlamaConfig:
 
 
 def train(model: Path, corpus: Path, output_dir: Path, *options: str) -> None:
-    """Run `train.py` with the demo's recipe, in this process."""
+    """Run `vocagnolm train` with the demo's recipe, in this process; its errors are raised."""
+    quiet_logs()
     paths = (f"--student={model}", f"--dataset={corpus}", f"--output_dir={output_dir}")
-    if status := run_training([f"--config={RECIPE}", *paths, *options]):
-        raise RuntimeError(f"train.py ended with status {status}")
+    if status := run_job(parse([f"--config={RECIPE}", *paths, *options])):
+        raise RuntimeError(f"vocagnolm train ended with status {int(status)}")
 
 
 def _tokens(options: Sequence[str]) -> int:

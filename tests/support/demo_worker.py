@@ -1,0 +1,24 @@
+"""Run the demo with a worker that only says who it is, and works for long."""
+
+import os
+import sys
+import threading
+import time
+from argparse import Namespace
+
+from vocagnolm.demo import main as demo
+
+
+def work(sender: object, arguments: Namespace, seed: int) -> None:
+    """Stand in for the demo's own worker."""
+    threading.Thread(target=demo._end_with_parent, daemon=True).start()
+    (arguments.output_dir / "worker").write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    from demo_worker import work as work_by_name
+
+    # By a name that the worker's process finds, too.
+    demo._work = work_by_name
+    sys.exit(demo.main(sys.argv[1:]))
