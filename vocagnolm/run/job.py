@@ -25,7 +25,14 @@ from transformers import (
 from vocagnolm.attention import TORCH_VARLEN, why_not_varlen
 from vocagnolm.chat.reading import TRAIN_ON, TrainOn
 from vocagnolm.cli import corpora_of, listed, one_for_each, resolve_dtype
-from vocagnolm.corpus import is_conversations, joined, load_corpus, load_sample, only_text
+from vocagnolm.corpus import (
+    files_of,
+    is_conversations,
+    joined,
+    load_corpus,
+    load_sample,
+    only_text,
+)
 from vocagnolm.data import MISSING, Segments, align_corpus
 from vocagnolm.dist import cores, machine_first
 from vocagnolm.models.adapters import add_adapters
@@ -350,6 +357,7 @@ class Documents:
     Attributes:
         texts: all documents, in the order of the segments' indices.
         settings: what the corpus adds to those of the run: progress is counted in packed sequences.
+        files: which files of directories were read, and which were not.
     """
 
     corpora: list[Corpus]
@@ -358,6 +366,7 @@ class Documents:
     blocks: Blocks
     eval_blocks: Blocks | None
     settings: dict[str, Any]
+    files: list[str]
 
     @property
     def is_whole(self) -> bool:
@@ -393,11 +402,12 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
     blocks.weights = data.dataset_weights
     found = Documents(
         corpora=corpora,
-        texts=joined([each.texts for each in corpora], [each.name for each in corpora]),
+        texts=joined([each.texts for each in corpora]),
         segments=segments,
         blocks=blocks,
         eval_blocks=_pack(corpora, evaluated, args.max_length, limits)[1] if evaluated else None,
         settings=_settings_of_corpora(job, models, corpora, blocks),
+        files=_describe_files(data),
     )
     steps = epoch_steps(job, found)
     if found.is_whole and not steps:
@@ -416,7 +426,7 @@ def _align_corpora(job: Job, models: Models, sample: bool) -> tuple[list[Corpus]
     if data.eval_dataset:
         column = data.text_column[0] if data.text_column else None
         name, option = data.eval_dataset, "--eval_dataset"
-        to_evaluate = load_corpus(name, text_column=column, option=option)
+        to_evaluate = load_corpus(name, split=None, text_column=column, option=option)
     read = [(name, *_read(job, name, given, sample)) for name, given in corpora_of(data)]
     if job.args.method == "chunk" and any(is_conversations(texts) for _, texts, _ in read):
         raise ValueError(
@@ -434,6 +444,17 @@ def _align_corpora(job: Job, models: Models, sample: bool) -> tuple[list[Corpus]
     online = None if job.model.teacher_losses else models.guide
     shown = f"--eval_dataset {data.eval_dataset}"
     return corpora, [align(to_evaluate, models.reader, online, job.args, shown)]
+
+
+def _describe_files(data: DataOptions) -> list[str]:
+    """Say of each directory which of its files are read, and which are not."""
+    found = []
+    for name, given in corpora_of(data):
+        found.append((name, files_of(name, split=given["split"], config_name=given["config_name"])))
+    if name := data.eval_dataset:
+        found.append((name, files_of(name, split=None, option="--eval_dataset")))
+    notes = [(Path(name).name, files.describe()) for name, files in found if files]
+    return [f"{name}: {note}" for name, note in notes if note]
 
 
 def _settings_of_corpora(

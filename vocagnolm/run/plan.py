@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from vocagnolm.data import Segments
     from vocagnolm.run.job import Documents, Job, Models
 
+# A file and a line, where a reason begins with them.
+_PLACE = re.compile(r"(?:(.+?(?::\d+)): |)(.*)", re.DOTALL)
 # Devices of the machines that a plan made by one process alone is for.
 _USUAL_MACHINE = 8
 _GIB = 2**30
@@ -70,6 +73,7 @@ def _method(job: Job) -> str:
 def describe_documents(documents: Documents, models: Models) -> list[str]:
     """Count what was aligned and packed, and what was left out and why."""
     blocks, lines = documents.blocks, []
+    lines += [f"files      {note}" for note in documents.files]
     for each in documents.corpora:
         segments = each.segments
         count = len(np.unique(segments.rows.with_format("numpy")["document"][:]))
@@ -130,9 +134,23 @@ def _mixture(job: Job, documents: Documents) -> str:
 
 
 def skip_reasons(segments: Segments) -> str:
-    """Return the three most frequent reasons for leaving a document out, with counts."""
-    reasons = Counter(reason for _, reason in segments.skipped)
-    return ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common(3))
+    """Return the three most frequent reasons for leaving a document out, with counts.
+
+    Lines of files are counted together, and the first one is named.
+    """
+    counts: Counter[str] = Counter()
+    places: dict[str, str] = {}
+    for _, reason in segments.skipped:
+        place, kind = _PLACE.fullmatch(reason).groups()  # type: ignore[union-attr]
+        counts[kind] += 1
+        if place:
+            places.setdefault(kind, place)
+    shown = []
+    for kind, count in counts.most_common(3):
+        more = ", ..." if count > 1 else ""
+        place = f" in {places[kind]}{more}" if kind in places else ""
+        shown.append(f"{count:,} {kind}{place}")
+    return ", ".join(shown)
 
 
 def _steps(job: Job, documents: Documents, checkpoint: str | None) -> str:

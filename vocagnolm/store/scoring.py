@@ -101,7 +101,7 @@ def load_corpora(options: Namespace) -> datasets.Dataset:
     loaded = [load_corpus(name, **given) for name, given in sources]
     if len({*map(is_conversations, loaded)}) > 1:
         raise ValueError("--dataset: a store is of documents or of conversations: score them apart")
-    return joined(loaded, [name for name, _ in sources])
+    return joined(loaded)
 
 
 # -- From options to a finished store ----------------------------------------------------------
