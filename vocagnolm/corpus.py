@@ -7,7 +7,9 @@ have the columns of `vocagnolm.chat.formats` beside it. Knows no tokenizer.
 import glob
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -33,11 +35,13 @@ from vocagnolm.chat.render import Template
 from vocagnolm.conventions import TEXT
 from vocagnolm.files import Files, find_files, kind_of, splits_of
 from vocagnolm.hub import check_name
-from vocagnolm.jsonl import open_file, read_rows
+from vocagnolm.jsonl import Row, open_file, read_rows
 
 logger = logging.getLogger(__name__)
 
 FAULT = "fault"
+# A file and a line, where a reason begins with them.
+_IS_PLACE = re.compile(r".+:\d+")
 _STRING, _PLACES = datasets.Value("string"), datasets.List(datasets.Value("int32"))
 _KINDS = (_STRING, datasets.List(_STRING), _PLACES, _PLACES, _STRING, _STRING)
 _TURNS = datasets.Features(dict(zip(COLUMNS, _KINDS, strict=True)))
@@ -190,7 +194,7 @@ def _read_file(file: Path, text_column: str | None, shown: str) -> datasets.Data
             *("csv", shown, file),
             sep=separator,
             usecols=columns,
-            dtype=dict.fromkeys(columns, str),
+            features=datasets.Features(dict.fromkeys(columns, _STRING)),
             keep_default_na=False,
         )
     return only_text(corpus, text_column, name)
@@ -216,11 +220,9 @@ def _columns_to_read(columns: Sequence[str], text_column: str | None, shown: str
 
 
 def _no_column(text_column: str | None, shown: str, columns: Sequence[str]) -> str:
+    named = shown.removeprefix("--dataset ")
     way = "" if text_column else f"; columns that are understood: {KNOWN}; or give --text_column"
-    return (
-        f"--text_column {text_column or TEXT!r} is not a column of {shown.removeprefix('--dataset ')}"
-        f"; its columns are {', '.join(columns) or 'none'}{way}"
-    )
+    return f"--text_column {text_column or TEXT!r} is not a column of {named}; its columns are {', '.join(columns) or 'none'}{way}"
 
 
 def _try(read: Any, shown: str) -> Any:
@@ -303,6 +305,38 @@ def _text_table(file: Path) -> Iterator[pa.Table]:
 def _json_tables(file: Path, text_column: str | None) -> Iterator[pa.Table]:
     """Make tables of the documents of a JSON file, or of its conversations."""
     rows = read_rows(file)
+    head, columns = _head(rows)
+    if not head:
+        return
+    if not columns:
+        number, _, reason = head[0]
+        raise ValueError(f"none of its lines is a JSON object (line {number}: {reason})")
+    names = _columns_to_read(columns, text_column, str(file))
+    is_turns = not text_column and bool(conversation_columns(columns))
+    schema = (_TURNS if is_turns else _DOCUMENTS).arrow_schema
+    made: list[dict[str, Any]] = []
+    taken = 0
+    for number, size, row in chain(head, rows):
+        if isinstance(row, str):
+            made.append(no_conversation(f"{file.name}:{number}: {row}"))
+        elif is_turns:
+            made.append(read_row({name: row.get(name) for name in names}))
+        else:
+            text, fault = document_of(row.get(names[0]))
+            made.append({TEXT: text, FAULT: fault})
+        taken += size
+        if taken > _TABLE_BYTES or len(made) == _TABLE_ROWS:
+            yield _table_of(made, schema)
+            made, taken = [], 0
+    yield _table_of(made, schema)
+
+
+def _table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    return pa.table({name: [row[name] for row in rows] for name in schema.names}, schema)
+
+
+def _head(rows: Iterator[Row]) -> tuple[list[Row], list[str]]:
+    """Take the first rows, and list their columns."""
     head, taken = [], 0
     columns: dict[str, None] = {}
     for number, size, row in rows:
@@ -312,35 +346,7 @@ def _json_tables(file: Path, text_column: str | None) -> Iterator[pa.Table]:
         taken += size
         if taken > _HEAD_BYTES:
             break
-    if not head:
-        return
-    if not columns:
-        number, _, reason = head[0]
-        raise ValueError(f"none of its lines is a JSON object (line {number}: {reason})")
-    turns = () if text_column else conversation_columns([*columns])
-    column = text_column or TEXT
-    if not turns and column not in columns:
-        raise ValueError(_no_column(text_column, str(file), [*columns]))
-    turns = tuple(name for name in turns if name in columns)
-    schema = (_TURNS if turns else _DOCUMENTS).arrow_schema
-    made: dict[str, list[Any]] = {name: [] for name in schema.names}
-    size_of_made = 0
-    for number, size, row in chain(head, rows):
-        if isinstance(row, str):
-            values = no_conversation(f"{file.name}:{number}: {row}")
-        elif turns:
-            values = read_row({name: row.get(name) for name in turns})
-        else:
-            text, fault = document_of(row.get(column))
-            values = {TEXT: text, FAULT: fault}
-        for name, column_of in made.items():
-            column_of.append(values[name])
-        size_of_made += size
-        if size_of_made > _TABLE_BYTES or len(made[TEXT]) == _TABLE_ROWS:
-            yield pa.table(made, schema)
-            made = {name: [] for name in schema.names}
-            size_of_made = 0
-    yield pa.table(made, schema)
+    return head, [*columns]
 
 
 def _without_faults(corpus: datasets.Dataset) -> datasets.Dataset:
@@ -401,9 +407,11 @@ def _read_documents(batch: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def _read_conversations(batch: Mapping[str, Any]) -> dict[str, list[Any]]:
-    read = []
-    for index in range(len(next(iter(batch.values())))):
-        read.append(read_row({name: values[index] for name, values in batch.items()}))
+    names = [*batch]
+    read = [
+        read_row(dict(zip(names, values, strict=True)))
+        for values in zip(*batch.values(), strict=True)
+    ]
     return {name: [row[name] for row in read] for name in COLUMNS}
 
 
@@ -448,9 +456,48 @@ def unusable(text: object) -> str | None:
     """Return the reason why a value of the column is no document; None if it is one."""
     if isinstance(text, bytes):
         return "not valid UTF-8"
+    if text is None:
+        return "null"
     if not isinstance(text, str):
         return f"not text but {type(text).__name__}"
     return None if text.strip() else "empty"
+
+
+def reasons_in(corpus: datasets.Dataset) -> Iterator[str]:
+    """Read why rows are no documents or conversations, before any tokenizer reads them."""
+    columns = [name for name in (TEXT, FAULT) if name in corpus.column_names]
+    rows = corpus.select_columns(columns).with_format("arrow")
+    for at in range(0, len(rows), 1000):
+        batch = rows[at : at + 1000]
+        faults = faults_of(batch, range(at, at + batch.num_rows))
+        for index, text in enumerate(column_values(batch[TEXT]), at):
+            if reason := faults.get(index) or unusable(text):
+                yield reason
+
+
+def count_reasons(reasons: Iterable[str]) -> str:
+    """Return the three most frequent reasons for leaving a document out, with counts.
+
+    Lines of files are counted together, and the first one is named.
+
+    >>> count_reasons(["empty", "a.jsonl:3: not valid JSON", "a.jsonl:9: not valid JSON"])
+    '2 not valid JSON (a.jsonl:3, ...), 1 empty'
+    """
+    counts: Counter[str] = Counter()
+    places: dict[str, str] = {}
+    for reason in reasons:
+        place, colon, kind = reason.partition(": ")
+        if not (colon and _IS_PLACE.fullmatch(place)):
+            place, kind = "", reason
+        counts[kind] += 1
+        if place:
+            places.setdefault(kind, place)
+    shown = []
+    for kind, count in counts.most_common(3):
+        more = ", ..." if count > 1 else ""
+        place = f" ({places[kind]}{more})" if kind in places else ""
+        shown.append(f"{count:,} {kind}{place}")
+    return ", ".join(shown)
 
 
 def is_conversations(corpus: datasets.Dataset) -> bool:

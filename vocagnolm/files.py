@@ -20,7 +20,7 @@ from datasets.data_files import (
     sanitize_patterns,
 )
 from datasets.utils.metadata import MetadataConfigs
-from huggingface_hub import DatasetCard
+from huggingface_hub import DatasetCardData, metadata_load
 
 TRAIN = "train"
 # How files are read, by how their names end, before the ending of a compression.
@@ -112,14 +112,19 @@ def find_files(
         return Files(path, {TRAIN: [path]}, {}, [], [])
     seen = _visible_files(path)
     found = _saved_splits(path)
-    if found is not None and config_name:
+    is_saved = found is not None
+    if is_saved and config_name:
         raise ValueError(f"{option} {path}: a directory of save_to_disk has no configuration")
     if found is None:
         found = _splits_in(path, seen, config_name, option)
     if not found:
         known = ", ".join(_KINDS)
         raise ValueError(f"{option} {path}: expected files ending in {known} (also compressed)")
-    wanted = _wanted(found, split, f"{option} {path}", option)
+    taken = {file for files in found.values() for file in files}
+    left_out = [file for file in seen if file not in taken]
+    if is_saved:
+        left_out = []
+    wanted = _wanted(found, left_out, split, path, option)
     by_split, empty = {}, []
     for name in wanted:
         # An empty text is a document, which is skipped by its index.
@@ -128,10 +133,6 @@ def find_files(
     if not any(by_split.values()):
         raise ValueError(f"{option} {path}: all files are empty: {_shown(empty, path)}")
     others = {name: files for name, files in found.items() if name not in wanted}
-    taken = {file for files in found.values() for file in files}
-    left_out = [file for file in seen if file not in taken]
-    if _saved_splits(path) is not None:
-        left_out = []
     return Files(path, by_split, others, left_out, empty)
 
 
@@ -139,15 +140,20 @@ def _is_empty(file: Path) -> bool:
     return kind_of(file) != "text" and file.stat().st_size == 0
 
 
-def _wanted(found: dict[str, list[Path]], split: str | None, shown: str, option: str) -> list[str]:
+def _wanted(
+    found: dict[str, list[Path]],
+    left_out: Sequence[Path],
+    split: str | None,
+    path: Path,
+    option: str,
+) -> list[str]:
     """Return the names of splits to read, of those that are there."""
-    listed = ", ".join(found)
+    held_out = [name for name in found if name != TRAIN]
     if split is None:
-        held_out = [name for name in found if name != TRAIN]
         if len(held_out) > 1:
             raise ValueError(
-                f"{shown} has several splits to evaluate on ({', '.join(held_out)}): give the "
-                "file, or a directory of the files, of one"
+                f"{option} {path} has several splits to evaluate on ({', '.join(held_out)}): give "
+                "the file, or a directory of the files, of one"
             )
         return held_out or [TRAIN]
     wanted = splits_of(split)
@@ -155,9 +161,12 @@ def _wanted(found: dict[str, list[Path]], split: str | None, shown: str, option:
         return [*found]
     for name in wanted:
         if name not in found:
-            way = "give one by --dataset_split, or name files" if option == "--dataset" else ""
+            listed = [f"{each} ({_shown(files, path)})" for each, files in found.items()]
+            none = [file for file in left_out if kind_of(file)]
+            rest = f"; in no split: {_shown(none, path)}" if none else ""
             raise ValueError(
-                f"{shown} has no split {name}; its splits are {listed}" + (way and f": {way}")
+                f"{option} {path} has no split {name}; its splits are {', '.join(listed)}{rest}: "
+                "give one by --dataset_split, or give files"
             )
     return wanted
 
@@ -173,8 +182,9 @@ def _visible_files(path: Path) -> list[Path]:
             continue
         if each.name in FILES_TO_IGNORE or each.name in ("state.json", ".gitattributes"):
             continue
-        hidden = _is_hidden(each.relative_to(path))
-        if not hidden or (kind_of(each) and ".git" not in each.parts):
+        relative = each.relative_to(path)
+        hidden = _is_hidden(relative)
+        if not hidden or (kind_of(each) and ".git" not in relative.parts):
             files.append(each)
     return files
 
@@ -206,37 +216,38 @@ def _splits_in(
     if data_files is None:
         # What README names may be called anything.
         candidates = [file for file in candidates if not _is_hidden(file.relative_to(path))]
-        candidates = [file for file in candidates if base in file.parents]
-        candidates = _one_format(candidates)
+        candidates = _one_format([file for file in candidates if base in file.parents])
+    if not candidates:
+        return {}
     by_name = {os.path.abspath(file): file for file in candidates}
     # Escaped, since names count as patterns.
     root = glob.escape(os.path.abspath(base))
 
     @cache
     def resolve(pattern: str) -> list[Path]:
-        matched = [by_name[name] for name in resolve_pattern(pattern, root) if name in by_name]
-        if not matched:
-            raise FileNotFoundError(pattern)
-        return matched
+        """Return the candidates that a pattern matches."""
+        try:
+            names = resolve_pattern(pattern, root)
+        except FileNotFoundError:
+            return []
+        return [by_name[name] for name in names if name in by_name]
 
-    if not candidates:
-        return {}
+    def names_of(pattern: str) -> list[str]:
+        if not resolve(pattern):
+            raise FileNotFoundError(pattern)
+        return [str(file) for file in resolve(pattern)]
+
     try:
         if data_files is None:
-            patterns = _get_data_files_patterns(lambda pattern: [*map(str, resolve(pattern))])
+            patterns = _get_data_files_patterns(names_of)
         else:
             patterns = sanitize_patterns(data_files)
-    except (ValueError, FileNotFoundError) as error:
+    except ValueError as error:
         raise ValueError(f"{option} {path}: {' '.join(str(error).split())}") from error
     found: dict[str, list[Path]] = {}
     for split, each in patterns.items():
-        matched: set[Path] = set()
-        for pattern in each:
-            try:
-                matched.update(resolve(pattern))
-            # Of a part of a data set, some splits are not here.
-            except FileNotFoundError:
-                continue
+        # Of a part of a data set, some splits are not here.
+        matched = {file for pattern in each for file in resolve(pattern)}
         if files := _one_format(sorted(matched)):
             found[str(split)] = files
     if not found:
@@ -260,7 +271,8 @@ def _config_of(path: Path, name: str | None, option: str) -> dict[str, object]:
     configs: MetadataConfigs = MetadataConfigs()
     if readme.is_file():
         try:
-            configs = MetadataConfigs.from_dataset_card_data(DatasetCard.load(readme).data)
+            card = DatasetCardData(**(metadata_load(readme) or {}))
+            configs = MetadataConfigs.from_dataset_card_data(card)
         # The front matter may hold anything, and YAML raises errors of its own.
         except Exception as error:
             reason = " ".join(str(error).split())

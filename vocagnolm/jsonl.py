@@ -15,6 +15,9 @@ from typing import Any, BinaryIO, cast
 
 import zstandard
 
+# The number of the line, the bytes that it takes, and its object or the reason why it is none.
+Row = tuple[int, int, dict[str, Any] | str]
+
 # A line is lenient about control characters, as Arrow's reader is.
 _DECODER = json.JSONDecoder(strict=False)
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -30,7 +33,7 @@ _FOREIGN = {
 }
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, int, dict[str, Any] | str]]:
+def read_rows(path: Path) -> Iterator[Row]:
     """Read JSON lines, an array, or one object over several lines, compressed or not.
 
     Yields the number of the line, from 1, the bytes that it takes, and its object; or the reason
@@ -41,39 +44,45 @@ def read_rows(path: Path) -> Iterator[tuple[int, int, dict[str, Any] | str]]:
         EOFError: compressed, it is cut off.
     """
     with open_file(path) as file:
-        head = file.peek(64)[:64]  # type: ignore[attr-defined]
         for begin, reason in _FOREIGN.items():
-            if head.startswith(begin):
+            if file.peek(64).startswith(begin):  # type: ignore[attr-defined]
                 raise ValueError(reason)
-        is_first = True
-        for number, line in enumerate(file, 1):
-            if number == 1:
-                line = line.removeprefix(codecs.BOM_UTF8)
-            if not (content := line.strip()):
-                continue
-            if is_first and (content[:1] == b"[" or isinstance(_values(content), str)):
-                whole = line + file.read(_MOST_BYTES if content[:1] != b"[" else -1)
-                values = _values(whole)
-                if not isinstance(values, str):
-                    share = len(whole) // max(len(values), 1)
-                    for value in values:
-                        yield number, share, _as_row(value)
-                    return
-                if content[:1] == b"[":
-                    raise ValueError(f"its array is damaged or cut off: {_why_invalid(whole)}")
-                break
-            is_first = False
-            yield from _rows_of(number, line)
-        else:
-            return
-    # No object over several lines: lines after all, of which the first one is bad.
+        values, size = _read_whole(file)
+    if values is not None:
+        for value in values:
+            yield 1, size // len(values), _as_row(value)
+        return
     with open_file(path) as file:
         for number, line in enumerate(file, 1):
-            if line.strip():
-                yield from _rows_of(number, line)
+            content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            if content.strip():
+                yield from _rows_of(number, content)
 
 
-def _rows_of(number: int, line: bytes) -> Iterator[tuple[int, int, dict[str, Any] | str]]:
+def _read_whole(file: BinaryIO) -> tuple[list[Any] | None, int]:
+    """Read the values of a file that is not one of lines, and its bytes; None of another.
+
+    An array is such a file, and one whose first line is no JSON by itself, but the begin of some.
+    """
+    line = b""
+    while not line.strip():
+        line = file.readline()
+        if not line:
+            return None, 0
+        line = line.removeprefix(codecs.BOM_UTF8)
+    is_array = line.strip().startswith(b"[")
+    if not is_array and not isinstance(_values(line), str):
+        return None, 0
+    whole = line + file.read(-1 if is_array else _MOST_BYTES)
+    values = _values(whole)
+    if not isinstance(values, str):
+        return values, len(whole)
+    if is_array:
+        raise ValueError(f"its array is damaged or cut off: {_why_invalid(whole)}")
+    return None, 0
+
+
+def _rows_of(number: int, line: bytes) -> Iterator[Row]:
     values = _values(line)
     if isinstance(values, str):
         yield number, len(line), values
@@ -123,7 +132,7 @@ def _as_row(value: object, *, is_line: bool = False) -> dict[str, Any] | str:
 
 def open_file(path: Path) -> BinaryIO:
     """Open a file for reading; what its first bytes show to be compressed is decompressed."""
-    file = open(path, "rb")
+    file = path.open("rb")
     magic = file.peek(6)
     if magic.startswith(b"\x1f\x8b"):
         return cast(BinaryIO, io.BufferedReader(cast(Any, gzip.GzipFile(fileobj=file))))

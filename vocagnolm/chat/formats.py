@@ -19,7 +19,11 @@ _NO_JSON = "has tools that are no list of JSON, or chat_template_kwargs that are
 # What a template is given beside messages, in columns as TRL names them.
 _OPTIONS = ("tools", "chat_template_kwargs")
 # Who speaks in ShareGPT's files, as templates name him.
-_SPEAKERS = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
+_SPEAKERS = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bot", "assistant"), "assistant"),
+    "system": "system",
+}
 # The columns that documents and conversations have, for whoever has others.
 KNOWN = (
     "text (documents), messages, prompt and completion, conversations (ShareGPT), or instruction "
@@ -126,11 +130,13 @@ def _as_message(message: Any) -> Any:
         return message
     message = dict(message)
     if message.get("role") is None and message.get("from") is not None:
-        message["role"], message["content"] = message.pop("from"), message.pop("value", None)
-        # Arrow gives every message the keys of all.
-        message = {key: value for key, value in message.items() if key not in ("from", "value")}
-    if isinstance(role := message.get("role"), str):
-        message["role"] = _SPEAKERS.get(role, role)
+        speaker = message.pop("from")
+        message["role"] = _SPEAKERS.get(speaker) if isinstance(speaker, str) else None
+        message["content"] = message.pop("value", None)
+        if message["role"] is None:
+            return f"from {speaker!r}"
+    # Arrow gives every message the keys of all.
+    message = {key: value for key, value in message.items() if key not in ("from", "value")}
     parts = message.get("content")
     if isinstance(parts, list) and parts:
         texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
@@ -141,6 +147,8 @@ def _as_message(message: Any) -> Any:
 
 
 def _fault(message: object) -> str:
+    if isinstance(message, str) and message.startswith("from "):
+        return f"is {message}, who is none of {', '.join(_SPEAKERS)}"
     if not isinstance(message, dict):
         return f"is no message with a role and a content, but {_shown(message)}"
     if given := [name for name in _BEYOND if message.get(name)]:
@@ -221,8 +229,11 @@ def _other_messages(row: Mapping[str, Any]) -> Any:
         messages = row["conversations"]
         return [*opening, *messages] if isinstance(messages, list) and messages else messages
     if "instruction" in row:
-        for question, answer in row.get("history") or []:
-            opening += [_said("user", question), _said("assistant", answer)]
+        for turn in row.get("history") or []:
+            # A question and its answer; of anything else conversation() says what it is.
+            is_pair = isinstance(turn, list) and len(turn) == 2
+            roles = zip(("user", "assistant"), turn, strict=True) if is_pair else ()
+            opening += [_said(role, content) for role, content in roles] or [turn]
         question = row["instruction"]
         if isinstance(question, str) and row.get("input"):
             question = f"{question}\n\n{row['input']}"

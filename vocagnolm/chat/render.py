@@ -110,14 +110,18 @@ class Template:
 
     def _first_refused(self, conversation: Conversation, reason: str) -> str:
         """Name the message at which the template gives up for this reason."""
-        messages = conversation.messages
-        for count in range(1, len(messages) + 1):
-            try:
-                self._apply(messages[:count], conversation.options)
-            except ValueError as error:
-                if str(error) == reason:
-                    return f"message {count - 1} ({conversation.roles[count - 1]})"
+        for count, role in enumerate(conversation.roles, 1):
+            if self._refusal(conversation, count) == reason:
+                return f"message {count - 1} ({role})"
         return "the messages"
+
+    def _refusal(self, conversation: Conversation, count: int) -> str | None:
+        """Return the reason why the template does not render so many messages."""
+        try:
+            self._apply(conversation.messages[:count], conversation.options)
+        except ValueError as error:
+            return str(error)
+        return None
 
 
 def _what_changed(conversation: Conversation, parts: list[str], text: str) -> str:

@@ -77,6 +77,8 @@ _PLACES = (
 _NO_EFFECT_ON_NUMBERS = "dataset_num_proc trust_remote_code eval_dataset teacher_sharding".split()
 # Documents of a corpus that a plan is made from, unless it has few enough to read them all.
 _SAMPLE_DOCUMENTS, _SMALL_DOCUMENTS = 1000, 10_000
+# Skipped documents that are worth a warning.
+_LOUD_SHARE = 0.05
 # Below this, processes take longer to start than they save on 32 cores.
 _MANY_DOCUMENTS = 10_000
 
@@ -503,6 +505,12 @@ def align(
         num_proc=workers if workers > 1 and len(texts) >= _MANY_DOCUMENTS else None,
         train_on=options.train_on or TRAIN_ON[0],
     )
+    share = len(segments.skipped) / max(len(texts), 1)
+    if _LOUD_SHARE < share < 1:
+        logger.warning(
+            "%s of the documents of %s are skipped (%s)",
+            *(f"{share:.0%}", shown, skip_reasons(segments)),
+        )
     missing = sum(reason == MISSING for _, reason in segments.skipped)
     if missing and options.missing_losses == "error":
         raise ValueError(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
@@ -17,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from vocagnolm.alignment import align_spans
 from vocagnolm.attention import needs_segments
 from vocagnolm.conventions import TEXT
+from vocagnolm.corpus import count_reasons
 from vocagnolm.method import Method
 from vocagnolm.models.load import decoder_layers, devices_of_a_machine
 from vocagnolm.run.config import VocAgnoConfig
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from vocagnolm.data import Segments
     from vocagnolm.run.job import Documents, Job, Models
 
-# A file and a line, where a reason begins with them.
-_PLACE = re.compile(r"(?:(.+?(?::\d+)): |)(.*)", re.DOTALL)
 # Devices of the machines that a plan made by one process alone is for.
 _USUAL_MACHINE = 8
 _GIB = 2**30
@@ -134,23 +131,8 @@ def _mixture(job: Job, documents: Documents) -> str:
 
 
 def skip_reasons(segments: Segments) -> str:
-    """Return the three most frequent reasons for leaving a document out, with counts.
-
-    Lines of files are counted together, and the first one is named.
-    """
-    counts: Counter[str] = Counter()
-    places: dict[str, str] = {}
-    for _, reason in segments.skipped:
-        place, kind = _PLACE.fullmatch(reason).groups()  # type: ignore[union-attr]
-        counts[kind] += 1
-        if place:
-            places.setdefault(kind, place)
-    shown = []
-    for kind, count in counts.most_common(3):
-        more = ", ..." if count > 1 else ""
-        place = f" in {places[kind]}{more}" if kind in places else ""
-        shown.append(f"{count:,} {kind}{place}")
-    return ", ".join(shown)
+    """Return the three most frequent reasons for leaving a document out, with counts."""
+    return count_reasons(reason for _, reason in segments.skipped)
 
 
 def _steps(job: Job, documents: Documents, checkpoint: str | None) -> str:
