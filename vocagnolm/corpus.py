@@ -7,66 +7,104 @@ have the columns of `vocagnolm.chat.formats` beside it. Knows no tokenizer.
 import glob
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import datasets
+import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets.arrow_writer import ArrowWriter
 from datasets.utils import tqdm
+from filelock import FileLock
 
-from vocagnolm.chat.formats import COLUMNS, Conversation, read_row
+from vocagnolm.chat.formats import (
+    COLUMNS,
+    KNOWN,
+    Conversation,
+    conversation_columns,
+    is_unicode,
+    no_conversation,
+    read_row,
+)
 from vocagnolm.chat.render import Template
 from vocagnolm.conventions import TEXT
+from vocagnolm.files import Files, find_files, kind_of, splits_of
 from vocagnolm.hub import check_name
+from vocagnolm.jsonl import Row, open_file, read_rows
 
-_BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
-_COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+logger = logging.getLogger(__name__)
+
+FAULT = "fault"
+# A file and a line, where a reason begins with them.
+_IS_PLACE = re.compile(r".+:\d+")
+_STRING, _PLACES = datasets.Value("string"), datasets.List(datasets.Value("int32"))
+_KINDS = (_STRING, datasets.List(_STRING), _PLACES, _PLACES, _STRING, _STRING)
+_TURNS = datasets.Features(dict(zip(COLUMNS, _KINDS, strict=True)))
+_DOCUMENTS = datasets.Features({TEXT: _STRING, FAULT: _STRING})
+# Arrow's types of texts, and of bytes that may be texts.
+_TEXT_TYPES = ("string", "large_string", "binary", "large_binary", "null")
+# Raise it when a file is read in another way: what is cached of it is read again.
+_FORMAT = 1
+# Columns are looked for in the first rows of a JSON file, of so many bytes.
+_HEAD_BYTES = 10 << 20
+# A table that is written at once.
+_TABLE_BYTES, _TABLE_ROWS = 10 << 20, 10_000
 
 
 def load_corpus(
     dataset: str,
     *,
-    split: str = "train",
+    split: str | None = "train",
     text_column: str | None = None,
     config_name: str | None = None,
     option: str = "--dataset",
 ) -> datasets.Dataset:
-    """Load the documents of `dataset`, in a stable order, as a dataset with one column, `text`.
+    """Load the documents of `dataset`, in a stable order, as a dataset with a column `text`.
 
     Conversations, which are known by their columns, have more. A `text_column` that is given holds
     documents, whatever columns there are beside it.
 
-    `dataset` is a file (`.jsonl`, `.json`, `.parquet`, `.txt`; each may be compressed), a directory
-    that holds such files at any depth, or the name of a dataset on the hub. Every `.txt` file is
-    one document. Values are not checked here: a document that is empty or not text is skipped, with
-    its reason, when it is aligned. What cannot be read is a ValueError that names `option`.
+    `dataset` is a file (JSON lines, JSON, Parquet, Arrow, CSV, text; each may be compressed), a
+    directory, which is read as `datasets.load_dataset` reads it (`vocagnolm.files`), or the name of
+    a dataset on the hub. Every `.txt` file is one document. A document that is empty or not text,
+    and a line that is no JSON, keep their places: they are skipped, with their reasons, when the
+    corpus is aligned. Where there are such rows, a column `fault` has the reasons, or null.
+
+    Without a split, that of a directory is read which is held out, if there is one.
+
+    Raises:
+        ValueError: it cannot be read, or is damaged as a whole; `option` is named.
     """
-    path = _local_path(dataset, option)
-    if path is None:
+    files = files_of(dataset, split=split, config_name=config_name, option=option)
+    if files is None:
+        split = split or "train"
         corpus = _read_hub(dataset, option, name=config_name or None, split=split)
         return only_text(corpus, text_column, dataset)
-    if config_name or split != "train":
-        raise ValueError(f"{option} {path}: files have no configuration, and one split, train")
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-    files = [file for file in files if _builder(file)]
-    if not files:
-        known = ", ".join(_BUILDERS)
-        raise ValueError(f"{option} {path}: expected files ending in {known} (also compressed)")
-    corpora = []
-    # One by one, since their formats and other columns may differ.
-    for file in tqdm(files, desc="Reading files", disable=len(files) == 1):
-        builder = _builder(file)
-        options = {"sample_by": "document"} if builder == "text" else {}
-        # Escaped, since file names count as patterns.
-        name = glob.escape(str(file))
-        raw = _read(builder, f"{option} {file}", data_files=name, split="train", **options)
-        corpora.append(only_text(raw, text_column, str(file)))
-    if len({is_conversations(corpus) for corpus in corpora}) > 1:
-        raise ValueError(
-            f"{option} {path}: holds conversations and documents: give one directory for each"
-        )
-    return joined(corpora, [file.name for file in files], f"{option} {path}")
+    by_split: dict[str, datasets.Dataset] = {}
+    for name, paths in files.by_split.items():
+        by_split[name] = _read_files(paths, text_column, f"{option} {files.root}", option)
+    instruction = split or next(iter(by_split))
+    if splits_of(instruction) == ["all"]:
+        return joined([*by_split.values()], f"{option} {dataset}")
+    try:
+        sizes = {name: len(corpus) for name, corpus in by_split.items()}
+        parts = datasets.ReadInstruction.from_spec(instruction).to_absolute(sizes)
+    except (ValueError, AssertionError) as error:
+        raise ValueError(f"--dataset_split {split}: {error}") from error
+    chosen = []
+    for part in parts:
+        corpus = by_split[part.splitname]
+        is_whole = part.from_ is None and part.to is None
+        if not is_whole:
+            start, stop, _ = slice(part.from_, part.to).indices(len(corpus))
+            corpus = corpus.select(range(start, max(start, stop)))
+        chosen.append(corpus)
+    return joined(chosen, f"{option} {dataset}")
 
 
 def load_sample(
@@ -90,22 +128,120 @@ def load_sample(
     return only_text(corpus, text_column, dataset), info.num_examples if info else None
 
 
+def files_of(
+    dataset: str,
+    *,
+    split: str | None = "train",
+    config_name: str | None = None,
+    option: str = "--dataset",
+) -> Files | None:
+    """Find the files of a dataset that is here, and those that are not read; None of the hub."""
+    path = _local_path(dataset, option)
+    return path and find_files(path, split, config_name, option)
+
+
 def _local_path(dataset: str, option: str) -> Path | None:
     """Return the path that a name is here, None for one that the hub is to be asked for."""
     path = Path(dataset).expanduser()
     if path.exists():
         return path
-    if _builder(path):
+    if kind_of(path):
         raise ValueError(f"{option} {dataset}: no such file or directory")
     check_name(option, dataset, "dataset")
     return None
 
 
-def _builder(path: Path) -> str:
-    """Name the builder that reads a file, "" for none."""
-    if path.suffix in _COMPRESSIONS:
-        path = path.with_suffix("")
-    return _BUILDERS.get(path.suffix, "")
+# -- Files -----------------------------------------------------------------------------------------
+
+
+def _read_files(
+    files: Sequence[Path], text_column: str | None, shown: str, option: str
+) -> datasets.Dataset:
+    corpora = []
+    # One by one, since their formats and other columns may differ.
+    for file in tqdm(files, desc="Reading files", disable=len(files) == 1):
+        corpus = _read_file(file, text_column, f"{option} {file}")
+        if len(corpus):
+            corpora.append(corpus)
+    if not corpora:
+        raise ValueError(f"{shown} cannot be read: it holds no documents")
+    if len({is_conversations(corpus) for corpus in corpora}) > 1:
+        raise ValueError(f"{shown}: holds conversations and documents: give one directory for each")
+    return joined(corpora, shown)
+
+
+def _read_file(file: Path, text_column: str | None, shown: str) -> datasets.Dataset:
+    """Read the documents or conversations of a file, and cache them."""
+    kind, name = kind_of(file), str(file)
+    if kind == "json":
+        return _cached(file, text_column, _json_tables(file, text_column), shown)
+    if kind == "text":
+        _columns_to_read([TEXT], text_column, shown)
+        return _cached(file, None, _text_table(file), shown)
+    if kind == "parquet":
+        names = _try(lambda: pq.read_schema(file).names, shown)
+        columns = _columns_to_read(names, text_column, shown)
+        corpus = _load("parquet", shown, file, columns=columns)
+    elif kind == "arrow":
+        corpus = _load("arrow", shown, file)
+        corpus = corpus.select_columns(_columns_to_read(corpus.column_names, text_column, shown))
+    else:
+        separator = "\t" if ".tsv" in [suffix.lower() for suffix in file.suffixes] else ","
+        names = _try(lambda: _header(file, separator), shown)
+        columns = _columns_to_read(names, text_column, shown)
+        # As text, whatever it looks like, and no word is null.
+        corpus = _load(
+            *("csv", shown, file),
+            sep=separator,
+            usecols=columns,
+            features=datasets.Features(dict.fromkeys(columns, _STRING)),
+            keep_default_na=False,
+        )
+    return only_text(corpus, text_column, name)
+
+
+def _header(file: Path, separator: str) -> list[str]:
+    with open_file(file) as content:
+        row = pd.read_csv(content, sep=separator, header=None, nrows=1, dtype=str)
+    return [str(name) for name in row.iloc[0]]
+
+
+def _columns_to_read(columns: Sequence[str], text_column: str | None, shown: str) -> list[str]:
+    """Return the columns that are there, of those that documents or conversations are made of."""
+    wanted = () if text_column else conversation_columns(columns)
+    wanted = wanted or (text_column or TEXT,)
+    there = [name for name in columns if name in wanted]
+    if not there:
+        raise ValueError(_no_column(text_column, shown, columns))
+    if len({*there}) < len(there):
+        twice = next(name for name in there if there.count(name) > 1)
+        raise ValueError(f"{shown}: two columns are called {twice}: rename one")
+    return there
+
+
+def _no_column(text_column: str | None, shown: str, columns: Sequence[str]) -> str:
+    named = shown.removeprefix("--dataset ")
+    way = "" if text_column else f"; columns that are understood: {KNOWN}; or give --text_column"
+    return f"--text_column {text_column or TEXT!r} is not a column of {named}; its columns are {', '.join(columns) or 'none'}{way}"
+
+
+def _try(read: Any, shown: str) -> Any:
+    try:
+        return read()
+    # A broken file can raise anything: what decompression raises comes as it is.
+    except Exception as error:
+        # The library wraps the error whose message helps the user.
+        reason = " ".join(str(error.__cause__ or error).split())
+        if not reason or "corresponds to no data" in reason:
+            reason = "it holds no documents, or is cut off"
+        if reason.startswith("--text_column"):
+            raise ValueError(reason) from error
+        raise ValueError(f"{shown} cannot be read: {reason}") from error
+
+
+def _load(builder: str, shown: str, file: Path, **options: Any) -> datasets.Dataset:
+    # Escaped, since file names count as patterns.
+    return _read(builder, shown, data_files=glob.escape(str(file)), split="train", **options)
 
 
 def _read_hub(dataset: str, option: str, **options: object) -> datasets.Dataset:
@@ -116,46 +252,187 @@ def _read_hub(dataset: str, option: str, **options: object) -> datasets.Dataset:
 def _read(builder: str, shown: str, **options: Any) -> datasets.Dataset:
     # Its errors come back as one line.
     logging.getLogger("datasets").setLevel(logging.CRITICAL)
-    try:
-        return datasets.load_dataset(builder, **options)
-    # A broken file can raise anything: what decompression raises comes as it is.
-    except Exception as error:
-        # The library wraps the error whose message helps the user.
-        reason = " ".join(str(error.__cause__ or error).split())
-        if not reason or "corresponds to no data" in reason:
-            reason = "it holds no documents, or is cut off"
-        raise ValueError(f"{shown} cannot be read: {reason}") from error
+    return _try(lambda: datasets.load_dataset(builder, **options), shown)
 
 
-def joined(
-    corpora: Sequence[datasets.Dataset], names: Sequence[str], shown: str = "--dataset"
+def _cached(
+    file: Path, text_column: str | None, tables: Iterator[pa.Table], shown: str
 ) -> datasets.Dataset:
-    """Concatenate corpora, if their texts have one type; of a mix with conversations, the texts."""
+    """Write the tables of a file into the cache of `datasets`, if they are not there."""
+    status = file.stat()
+    key = (str(file.absolute()), status.st_size, status.st_mtime_ns, text_column, _FORMAT)
+    name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
+    directory = Path(datasets.config.HF_DATASETS_CACHE, "vocagnolm", name)
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "rows.arrow"
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            _try(lambda: _write(tables, directory / "incomplete", path), shown)
+    corpus = datasets.Dataset.from_file(str(path))
+    corpus._fingerprint = name
+    return _without_faults(corpus)
+
+
+def _write(tables: Iterator[pa.Table], incomplete: Path, path: Path) -> None:
+    """Write tables to a file that is there as a whole, or not at all."""
+    features = _DOCUMENTS
+    first = next(tables, None)
+    if first is not None and "roles" in first.column_names:
+        features = _TURNS
+    with ArrowWriter(path=str(incomplete), features=features) as writer:
+        for table in [first] if first is not None else []:
+            writer.write_table(table)
+        for table in tables:
+            writer.write_table(table)
+        if first is None:
+            writer.write_table(features.arrow_schema.empty_table())
+        writer.finalize()
+    incomplete.replace(path)
+
+
+def _text_table(file: Path) -> Iterator[pa.Table]:
+    """Make one document of a file of text; line ends are as in text that Python reads."""
+    with open_file(file) as opened:
+        content = opened.read()
+    try:
+        text = content.decode().replace("\r\n", "\n").replace("\r", "\n")
+        row = {TEXT: [text], FAULT: [None]}
+    except UnicodeDecodeError:
+        row = {TEXT: [None], FAULT: [f"{file.name}:1: not valid UTF-8"]}
+    yield pa.table(row, _DOCUMENTS.arrow_schema)
+
+
+def _json_tables(file: Path, text_column: str | None) -> Iterator[pa.Table]:
+    """Make tables of the documents of a JSON file, or of its conversations."""
+    rows = read_rows(file)
+    head, columns = _head(rows)
+    if not head:
+        return
+    if not columns:
+        number, _, reason = head[0]
+        raise ValueError(f"none of its lines is a JSON object (line {number}: {reason})")
+    names = _columns_to_read(columns, text_column, str(file))
+    is_turns = not text_column and bool(conversation_columns(columns))
+    schema = (_TURNS if is_turns else _DOCUMENTS).arrow_schema
+    made: list[dict[str, Any]] = []
+    taken = 0
+    for number, size, row in chain(head, rows):
+        if isinstance(row, str):
+            made.append(no_conversation(f"{file.name}:{number}: {row}"))
+        elif is_turns:
+            made.append(read_row({name: row.get(name) for name in names}))
+        else:
+            text, fault = document_of(row.get(names[0]))
+            made.append({TEXT: text, FAULT: fault})
+        taken += size
+        if taken > _TABLE_BYTES or len(made) == _TABLE_ROWS:
+            yield _table_of(made, schema)
+            made, taken = [], 0
+    yield _table_of(made, schema)
+
+
+def _table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    return pa.table({name: [row[name] for row in rows] for name in schema.names}, schema)
+
+
+def _head(rows: Iterator[Row]) -> tuple[list[Row], list[str]]:
+    """Take the first rows, and list their columns."""
+    head, taken = [], 0
+    columns: dict[str, None] = {}
+    for number, size, row in rows:
+        head.append((number, size, row))
+        if isinstance(row, dict):
+            columns |= dict.fromkeys(row)
+        taken += size
+        if taken > _HEAD_BYTES:
+            break
+    return head, [*columns]
+
+
+def _without_faults(corpus: datasets.Dataset) -> datasets.Dataset:
+    """Leave out the faults of documents where there are none."""
+    if is_conversations(corpus) or corpus.data.column(FAULT).null_count < len(corpus):
+        return corpus
+    return corpus.select_columns([TEXT])
+
+
+def joined(corpora: Sequence[datasets.Dataset], shown: str = "--dataset") -> datasets.Dataset:
+    """Concatenate corpora; of a mix with conversations, the texts."""
     if len({is_conversations(corpus) for corpus in corpora}) > 1:
         corpora = [corpus.select_columns([TEXT]) for corpus in corpora]
-    types = {str(corpus.features[TEXT]): name for corpus, name in zip(corpora, names, strict=True)}
-    if len(types) > 1:
-        found = ", ".join(f"{kind} in {name}" for kind, name in types.items())
-        raise ValueError(f"{shown}: the texts have several types ({found}): make them text")
-    return datasets.concatenate_datasets(list(corpora))
+    return corpora[0] if len(corpora) == 1 else datasets.concatenate_datasets(list(corpora))
+
+
+# -- Columns ---------------------------------------------------------------------------------------
 
 
 def only_text(corpus: datasets.Dataset, text_column: str | None, shown: str) -> datasets.Dataset:
-    """Keep the column of documents, or read conversations, if no column is given.
+    """Keep the column of documents as text, or read conversations, if no column is given.
 
     A ValueError that names the dataset as `shown` where there is neither.
     """
-    columns = corpus.column_names
-    if text_column is None and ("messages" in columns or {"prompt", "completion"} <= {*columns}):
-        return _as_conversations(corpus)
-    text_column = text_column or TEXT
-    if text_column not in columns:
-        raise ValueError(
-            f"--text_column {text_column!r} is not a column of {shown}; its columns are "
-            f"{', '.join(columns)}"
-        )
-    corpus = corpus.select_columns([text_column])
-    return corpus if text_column == TEXT else corpus.rename_column(text_column, TEXT)
+    corpus = corpus.select_columns(_columns_to_read(corpus.column_names, text_column, shown))
+    if text_column is None and TEXT not in corpus.column_names:
+        return _mapped(corpus, _read_conversations, _TURNS, "Reading conversations")
+    if corpus.column_names != [TEXT]:
+        corpus = corpus.rename_column(text_column, TEXT)
+    if corpus.features[TEXT] == _STRING:
+        return corpus
+    # The library decodes other values, such as those of several types.
+    if str(getattr(corpus.features[TEXT], "dtype", "")).startswith(_TEXT_TYPES):
+        corpus = corpus.with_format("arrow")
+    corpus = _mapped(corpus, _read_documents, _DOCUMENTS, "Reading documents")
+    return _without_faults(corpus)
+
+
+def _mapped(
+    corpus: datasets.Dataset, read: Any, features: datasets.Features, shown: str
+) -> datasets.Dataset:
+    """Replace all columns."""
+    named = f"{corpus._fingerprint}|{corpus.column_names}|{[*features]}|{_FORMAT}"
+    return corpus.map(
+        read,
+        batched=True,
+        batch_size=200,
+        remove_columns=corpus.column_names,
+        features=features,
+        new_fingerprint=hashlib.sha256(named.encode()).hexdigest()[:32],
+        desc=shown,
+    ).with_format(None)
+
+
+def _read_documents(batch: Mapping[str, Any]) -> dict[str, list[Any]]:
+    read = [document_of(value) for value in column_values(batch[TEXT])]
+    return {TEXT: [text for text, _ in read], FAULT: [fault for _, fault in read]}
+
+
+def _read_conversations(batch: Mapping[str, Any]) -> dict[str, list[Any]]:
+    names = [*batch]
+    read = [
+        read_row(dict(zip(names, values, strict=True)))
+        for values in zip(*batch.values(), strict=True)
+    ]
+    return {name: [row[name] for row in read] for name in COLUMNS}
+
+
+def document_of(value: object) -> tuple[str | None, str | None]:
+    """Return the text that a value of the column is, or the reason why it is none.
+
+    >>> document_of(b"text"), document_of(5)
+    (('text', None), (None, 'not text but int'))
+    """
+    if isinstance(value, bytes):
+        try:
+            return value.decode(), None
+        except UnicodeDecodeError:
+            return None, "not valid UTF-8"
+    if value is None:
+        return None, None
+    if not isinstance(value, str):
+        return None, f"not text but {type(value).__name__}"
+    if not is_unicode(value):
+        return None, "a lone surrogate in it, which is not valid Unicode"
+    return value, None
 
 
 def column_values(column: pa.ChunkedArray | list[Any]) -> list[Any]:
@@ -179,29 +456,53 @@ def unusable(text: object) -> str | None:
     """Return the reason why a value of the column is no document; None if it is one."""
     if isinstance(text, bytes):
         return "not valid UTF-8"
+    if text is None:
+        return "null"
     if not isinstance(text, str):
         return f"not text but {type(text).__name__}"
     return None if text.strip() else "empty"
 
 
+def reasons_in(corpus: datasets.Dataset) -> Iterator[str]:
+    """Read why rows are no documents or conversations, before any tokenizer reads them."""
+    columns = [name for name in (TEXT, FAULT) if name in corpus.column_names]
+    rows = corpus.select_columns(columns).with_format("arrow")
+    for at in range(0, len(rows), 1000):
+        batch = rows[at : at + 1000]
+        faults = faults_of(batch, range(at, at + batch.num_rows))
+        for index, text in enumerate(column_values(batch[TEXT]), at):
+            if reason := faults.get(index) or unusable(text):
+                yield reason
+
+
+def count_reasons(reasons: Iterable[str]) -> str:
+    """Return the three most frequent reasons for leaving a document out, with counts.
+
+    Lines of files are counted together, and the first one is named.
+
+    >>> count_reasons(["empty", "a.jsonl:3: not valid JSON", "a.jsonl:9: not valid JSON"])
+    '2 not valid JSON (a.jsonl:3, ...), 1 empty'
+    """
+    counts: Counter[str] = Counter()
+    places: dict[str, str] = {}
+    for reason in reasons:
+        place, colon, kind = reason.partition(": ")
+        if not (colon and _IS_PLACE.fullmatch(place)):
+            place, kind = "", reason
+        counts[kind] += 1
+        if place:
+            places.setdefault(kind, place)
+    shown = []
+    for kind, count in counts.most_common(3):
+        more = ", ..." if count > 1 else ""
+        place = f" ({places[kind]}{more})" if kind in places else ""
+        shown.append(f"{count:,} {kind}{place}")
+    return ", ".join(shown)
+
+
 def is_conversations(corpus: datasets.Dataset) -> bool:
     """Test whether a corpus holds conversations, not documents."""
     return "roles" in corpus.column_names
-
-
-def _as_conversations(corpus: datasets.Dataset) -> datasets.Dataset:
-    """Replace all columns by those of `formats.read_row`."""
-    texts, places = datasets.Value("string"), datasets.List(datasets.Value("int32"))
-    kinds = (texts, datasets.List(texts), places, places, texts, texts)
-    columns = dict(zip(COLUMNS, kinds, strict=True))
-    named = f"{corpus._fingerprint}|{[*columns]}"
-    return corpus.map(
-        read_row,
-        remove_columns=corpus.column_names,
-        features=datasets.Features(columns),
-        new_fingerprint=hashlib.sha256(named.encode()).hexdigest()[:32],
-        desc="Reading conversations",
-    )
 
 
 def conversations_of(
@@ -217,6 +518,15 @@ def conversations_of(
         else:
             found[index] = Conversation(text, tuple(roles), tuple(ends), tuple(untrained), given)
     return found, faults
+
+
+def faults_of(batch: Mapping[str, Any], documents: Sequence[int]) -> dict[int, str]:
+    """Return the reasons why rows of a batch of documents are none, by index."""
+    names = getattr(batch, "column_names", batch)
+    if FAULT not in names:
+        return {}
+    faults = zip(documents, column_values(batch[FAULT]), strict=True)
+    return {index: fault for index, fault in faults if fault is not None}
 
 
 def read_texts(

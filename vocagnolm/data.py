@@ -31,7 +31,13 @@ from vocagnolm.alignment import find_ranges, narrow_spans
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, fit_turns, join_turns, turn_columns
 from vocagnolm.conventions import TEXT, UNMAPPED
-from vocagnolm.corpus import column_values, conversations_of, is_conversations, unusable
+from vocagnolm.corpus import (
+    column_values,
+    conversations_of,
+    faults_of,
+    is_conversations,
+    unusable,
+)
 from vocagnolm.readers import Reader, TeacherReaders
 from vocagnolm.spans import IntArray, Spans, Tokens
 
@@ -358,9 +364,8 @@ def align_corpus(
         teachers.check_templates(student)
         templates = [reader.template for reader in (student, *teachers.readers)]
         key += f"|{templates}|{train_on}"
-    if corpus.features[TEXT] == datasets.Value("string"):
-        # As Arrow: the library would fail on a whole batch if one text in it is not valid UTF-8.
-        corpus = corpus.with_format("arrow")
+    # As Arrow: the library would fail on a whole batch if one text in it is not valid UTF-8.
+    corpus = corpus.with_format("arrow")
     aligner = _Aligner(student, teachers, features.arrow_schema, train_on if is_turns else None)
     starts = range(0, len(corpus), _PART)
     parts: dict[int, datasets.Dataset] = {}
@@ -421,6 +426,7 @@ class _Aligner:
         else:
             texts = dict(zip(documents, column_values(batch[TEXT]), strict=True))
             skipped = {index: why for index, text in texts.items() if (why := unusable(text))}
+            skipped |= faults_of(batch, documents)
             usable = {index: text for index, text in texts.items() if index not in skipped}
             rows = self._texts(usable, skipped)
         if not skipped:

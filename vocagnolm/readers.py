@@ -17,7 +17,7 @@ import numpy as np
 
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens, special_ids
-from vocagnolm.chat.render import Template, check_date
+from vocagnolm.chat.render import ITS, Template, check_date
 from vocagnolm.extras import advice
 from vocagnolm.hub import check_name
 from vocagnolm.spans import (
@@ -247,7 +247,7 @@ class Reader:
         found: list[TurnTokens | str] = []
         for one, shown in zip(conversations, rendered, strict=True):
             if isinstance(shown, str):
-                found.append(shown)
+                found.append(whose_template(shown, self.role))
                 continue
             read = next(encodings)
             is_special = None if special is None else np.isin(read.ids, special)
@@ -316,6 +316,12 @@ def template_of(
         known = " or ".join(_BUILT_IN)
         raise ValueError(f"--{role}_chat_template {given}: expected {known}, or a Jinja template")
     return Template(Path(given).read_text(encoding="utf-8"), pairs)
+
+
+def whose_template(reason: str, role: Role) -> str:
+    """Say whose chat template does not go with a conversation, and what helps."""
+    named = reason.replace(ITS, f"the {role}'s chat template", 1)
+    return f"{named}: give another one as {role}_chat_template, or leave it out of the data"
 
 
 class TeacherReaders:

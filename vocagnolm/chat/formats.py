@@ -16,6 +16,19 @@ _NO_FIELDS: dict[str, Any] = {"text": None, "roles": [], "ends": [], "untrained"
 COLUMNS = (*_NO_FIELDS, "fault")
 _SEPARATOR, _ANSWERING = "\n", "assistant"
 _NO_JSON = "has tools that are no list of JSON, or chat_template_kwargs that are no options"
+# What a template is given beside messages, in columns as TRL names them.
+_OPTIONS = ("tools", "chat_template_kwargs")
+# Who speaks in ShareGPT's files, as templates name him.
+_SPEAKERS = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bot", "assistant"), "assistant"),
+    "system": "system",
+}
+# The columns that documents and conversations have, for whoever has others.
+KNOWN = (
+    "text (documents), messages, prompt and completion, conversations (ShareGPT), or instruction "
+    "and output (Alpaca)"
+)
 # Templates show them, and they are no content.
 _BEYOND = ("tool_calls", "reasoning_content", "thinking", "reasoning")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -78,7 +91,7 @@ def conversation(messages: object, options: Mapping[str, object] = {}) -> Conver
     if not isinstance(messages, list) or not messages:
         return f"expected a list of messages, found {_shown(messages)}"
     contents, roles, untrained, others = [], [], [], []
-    for index, message in enumerate(messages):
+    for index, message in enumerate(map(_as_message, messages)):
         if reason := _fault(message):
             return f"message {index} {reason}"
         contents.append(message["content"])
@@ -100,13 +113,42 @@ def conversation(messages: object, options: Mapping[str, object] = {}) -> Conver
     )
 
 
+def is_unicode(text: str) -> bool:
+    """Test whether a text is valid Unicode, which JSON may not be."""
+    return text.isascii() or not _SURROGATE.search(text)
+
+
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_none(one) for key, one in value.items() if one is not None}
     return [*map(_without_none, value)] if isinstance(value, list) else value
 
 
+def _as_message(message: Any) -> Any:
+    """Name the fields of a message as templates do, and join the parts of a content."""
+    if not isinstance(message, dict):
+        return message
+    message = dict(message)
+    if message.get("role") is None and message.get("from") is not None:
+        speaker = message.pop("from")
+        message["role"] = _SPEAKERS.get(speaker) if isinstance(speaker, str) else None
+        message["content"] = message.pop("value", None)
+        if message["role"] is None:
+            return f"from {speaker!r}"
+    # Arrow gives every message the keys of all.
+    message = {key: value for key, value in message.items() if key not in ("from", "value")}
+    parts = message.get("content")
+    if isinstance(parts, list) and parts:
+        texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+        kinds = [part.get("type") if isinstance(part, dict) else None for part in parts]
+        if all(isinstance(text, str) for text in texts) and {*kinds} <= {"text", None}:
+            message["content"] = "".join(texts)
+    return message
+
+
 def _fault(message: object) -> str:
+    if isinstance(message, str) and message.startswith("from "):
+        return f"is {message}, who is none of {', '.join(_SPEAKERS)}"
     if not isinstance(message, dict):
         return f"is no message with a role and a content, but {_shown(message)}"
     if given := [name for name in _BEYOND if message.get(name)]:
@@ -114,7 +156,10 @@ def _fault(message: object) -> str:
     if message.get("weight") not in (None, 0, 1):
         return f"has a weight of {message['weight']}, where 0 and 1 are known"
     for name in ("role", "content"):
-        if not isinstance(value := message.get(name), str):
+        value = message.get(name)
+        if name == "content" and isinstance(value, list) and value:
+            return f"has {_beyond_text(value)}, which is not text"
+        if not isinstance(value, str):
             return f"has a {name} that is not text but {_shown(value)}"
         if _SURROGATE.search(value):
             return f"has a lone surrogate in its {name}, which is not valid Unicode"
@@ -125,23 +170,85 @@ def _shown(value: object) -> str:
     return "an empty list" if value == [] else "nothing" if value is None else type(value).__name__
 
 
+def _beyond_text(parts: Sequence[object]) -> str:
+    """Name the first part of a content that is not text."""
+    for part in parts:
+        if isinstance(part, dict) and part.get("type") not in ("text", None):
+            return f"a part of type {part['type']}"
+        if not isinstance(part, str) and not (
+            isinstance(part, dict) and isinstance(part.get("text"), str)
+        ):
+            return "a part without text"
+    return "a part"
+
+
+def conversation_columns(columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns that hold conversations, of all that there are; none for documents.
+
+    >>> conversation_columns(["id", "prompt", "completion", "text"])
+    ('prompt', 'completion', 'tools', 'chat_template_kwargs')
+    >>> conversation_columns(["instruction", "output", "text"])
+    ()
+    """
+    if "messages" in columns:
+        return ("messages", *_OPTIONS)
+    if {"prompt", "completion"} <= {*columns}:
+        return ("prompt", "completion", *_OPTIONS)
+    if "text" in columns:
+        return ()
+    if "conversations" in columns:
+        return ("conversations", "system", *_OPTIONS)
+    if {"instruction", "output"} <= {*columns}:
+        return ("instruction", "input", "output", "system", "history")
+    return ()
+
+
 def read_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Make the columns of a conversation; a row that is none has its fault instead of a text.
 
-    The row has `messages`, or a `prompt` and a `completion`.
+    The row has the columns of one format of `conversation_columns`.
     """
     options, messages = _options(row), row.get("messages")
     if "messages" not in row:
-        messages = []
-        # Two strings are a question and its answer.
-        for name, role in (("prompt", "user"), ("completion", "assistant")):
-            turns = row[name]
-            is_list = isinstance(turns, list | None)
-            messages += (turns or [None]) if is_list else [{"role": role, "content": turns}]
+        messages = _other_messages(row)
     found = _NO_JSON if options is None else conversation(messages, options)
     if isinstance(found, str):
-        return {**_NO_FIELDS, "fault": found}
+        return no_conversation(found)
     return {**vars(found), "fault": None}
+
+
+def no_conversation(fault: str) -> dict[str, Any]:
+    """Make the columns of a row that is no conversation, for a reason."""
+    return {**_NO_FIELDS, "fault": fault}
+
+
+def _other_messages(row: Mapping[str, Any]) -> Any:
+    """Make messages of the columns of other formats."""
+    opening = [{"role": "system", "content": row["system"]}] if row.get("system") else []
+    if "conversations" in row:
+        messages = row["conversations"]
+        return [*opening, *messages] if isinstance(messages, list) and messages else messages
+    if "instruction" in row:
+        for turn in row.get("history") or []:
+            # A question and its answer; of anything else conversation() says what it is.
+            is_pair = isinstance(turn, list) and len(turn) == 2
+            roles = zip(("user", "assistant"), turn, strict=True) if is_pair else ()
+            opening += [_said(role, content) for role, content in roles] or [turn]
+        question = row["instruction"]
+        if isinstance(question, str) and row.get("input"):
+            question = f"{question}\n\n{row['input']}"
+        return [*opening, _said("user", question), _said("assistant", row.get("output"))]
+    messages = []
+    # Two strings are a question and its answer.
+    for name, role in (("prompt", "user"), ("completion", "assistant")):
+        turns = row.get(name)
+        is_list = isinstance(turns, list | None)
+        messages += (turns or [None]) if is_list else [_said(role, turns)]
+    return messages
+
+
+def _said(role: str, content: object) -> dict[str, object]:
+    return {"role": role, "content": content}
 
 
 def _options(row: Mapping[str, Any]) -> dict[str, Any] | None:

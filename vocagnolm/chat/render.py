@@ -26,6 +26,9 @@ from vocagnolm.chat.formats import Conversation
 # Private characters, and white space that templates trim and do not write.
 _MARK, _LEFT, _RIGHT = "\ue000{}\ue001", "\u2003\u2002", "\u2002\u2003"
 _IS_MARK = re.compile("\ue000(\\d+)\ue001")
+# How a reason names a template, before a reader says whose it is.
+ITS = "its chat template"
+_THINKING = "</think>"
 # Templates of the Llama family write today's date, unless they are given one: this is their own.
 DATE = "26 Jul 2024"
 
@@ -73,6 +76,10 @@ class Template:
         """Render a conversation, or return the reason why it cannot be followed."""
         try:
             text = self._apply(conversation.messages, conversation.options)
+        except ValueError as error:
+            at = self._first_refused(conversation, str(error))
+            return f"{ITS} refuses {at}: {error}"
+        try:
             pieces, trims = _pieces(self, conversation.roles, conversation.given)
         except ValueError as error:
             return str(error)
@@ -84,7 +91,7 @@ class Template:
             shown.append(kept.rstrip() if right else kept)
         parts = [*chain(*zip_longest(pieces, shown, fillvalue=""))]
         if "".join(parts) != text:
-            return "its chat template changes a message, or its own text with it"
+            return _what_changed(conversation, parts, text)
         edges = np.cumsum([len(part) for part in parts], dtype=np.int64)
         places = np.stack([edges[0:-1:2], edges[1::2]], axis=1)[: len(shown)]
         lost = sum(b - a for a, b in conversation.places) - sum(map(len, shown))
@@ -98,9 +105,38 @@ class Template:
             rendered = render_jinja_template([messages], chat_template=self.source, **given)
         # A template can raise anything, most often about the order of roles.
         except Exception as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"its chat template says: {reason}") from error
+            raise ValueError(" ".join(str(error).split())) from error
         return str(rendered[0][0])
+
+    def _first_refused(self, conversation: Conversation, reason: str) -> str:
+        """Name the message at which the template gives up for this reason."""
+        for count, role in enumerate(conversation.roles, 1):
+            if self._refusal(conversation, count) == reason:
+                return f"message {count - 1} ({role})"
+        return "the messages"
+
+    def _refusal(self, conversation: Conversation, count: int) -> str | None:
+        """Return the reason why the template does not render so many messages."""
+        try:
+            self._apply(conversation.messages[:count], conversation.options)
+        except ValueError as error:
+            return str(error)
+        return None
+
+
+def _what_changed(conversation: Conversation, parts: list[str], text: str) -> str:
+    """Name the first message that a template rewrites, from its own text and all contents."""
+    # The template's own text stands before each content, and behind the last one.
+    index = at = 0
+    while index < len(parts) - 1 and text.startswith(parts[index], at):
+        at += len(parts[index])
+        index += 1
+    changed = min(index // 2, len(conversation.roles) - 1)
+    start, end = conversation.places[changed]
+    reason = f"{ITS} changes message {changed} ({conversation.roles[changed]}), or its own text"
+    if _THINKING in conversation.text[start:end]:
+        reason += ", as it leaves out the thinking of earlier answers"
+    return reason
 
 
 @lru_cache(maxsize=4096)
@@ -114,13 +150,16 @@ def _pieces(
     """
     marks = [_LEFT + _MARK.format(index) + _RIGHT for index in range(len(roles))]
     marked = Conversation("", roles, (), given=given)
-    text = template._apply(marked.with_contents(marks), marked.options)
+    try:
+        text = template._apply(marked.with_contents(marks), marked.options)
+    except ValueError as error:
+        raise ValueError(f"{ITS} says: {error}") from error
     texts, found = [*_IS_MARK.split(text)[::2]], [*map(int, _IS_MARK.findall(text))]
     for index, role in enumerate(roles):
         if (count := found.count(index)) != 1:
             how = "leaves out" if count == 0 else f"repeats {count} times"
-            raise ValueError(f"its chat template {how} message {index} ({role})")
+            raise ValueError(f"{ITS} {how} message {index} ({role})")
     if found != sorted(found):
-        raise ValueError("its chat template changes the order of the messages")
+        raise ValueError(f"{ITS} changes the order of the messages")
     trims = [(not a.endswith(_LEFT), not b.startswith(_RIGHT)) for a, b in pairwise(texts)]
     return [piece.removeprefix(_RIGHT).removesuffix(_LEFT) for piece in texts], trims

@@ -204,9 +204,12 @@ def audit(
         for name, spans in zip(teachers, theirs, strict=True):
             counts[name].update(count_map(len(text), ours, spans, align_spans(ours, spans)))
     if not usable:
+        from vocagnolm.corpus import count_reasons, reasons_in
+
+        reasons = count_reasons(reasons_in(corpus)) or "without tokens"
         raise ValueError(
-            f"--dataset has no usable document: {len(corpus):,} read, each of them empty, not text"
-            " or without tokens; give another one, or another --text_column"
+            f"--dataset has no usable document: {len(corpus):,} read, all of them skipped "
+            f"({reasons}); give another one, or another --text_column"
         )
     documents = len(usable)
     random.Random(seed).shuffle(usable)
@@ -294,6 +297,10 @@ def audit_markdown(content: JsonObject) -> str:
     lines += ["", f"student: {content['student']}"]
     lines += [f"teacher: {teacher['teacher']}" for teacher in teachers]
     lines.append(f"corpus: {content['dataset']}, {read}")
+    if content.get("files"):
+        lines.append(f"files: {content['files']}")
+    if content.get("skip_reasons"):
+        lines.append(f"skipped: {content['skip_reasons']}")
     rows = [["shared tokens, of", *names]]
     for kind, how in (("raw", "as written"), ("bytes", "as bytes")):
         for whose in ("teacher", "student", "union"):
@@ -383,8 +390,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--output_dir", type=Path, help="Gets audit.json, audit.md and audit.png.")
     add("--trust_remote_code", action="store_true")
     arguments = parser.parse_args(argv)
-    from vocagnolm.corpus import is_conversations, load_corpus, load_sample
+    from vocagnolm.corpus import (
+        count_reasons,
+        files_of,
+        is_conversations,
+        load_corpus,
+        load_sample,
+        reasons_in,
+    )
 
+    if arguments.documents == 0:
+        raise ValueError("--documents needs at least 1, got 0: leave it out for all")
     # Before the work, which may take minutes.
     if out := arguments.output_dir:
         check_writable(out)
@@ -403,6 +419,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError("--dataset has conversations: audit documents, as with --text_column")
     sizes = {x: vars(arguments)[x] for x in ("sequence_length", "sequences", "chunks", "seed")}
     content = {"student": arguments.student, "dataset": name, **options, "settings": sizes}
+    files = files_of(name, split=options["split"], config_name=options["config_name"])
+    content["files"] = files.describe() if files else ""
+    content["skip_reasons"] = count_reasons(reasons_in(corpus))
     content |= audit(student, teachers, corpus, **sizes)
     text = audit_markdown(content)
     if out:

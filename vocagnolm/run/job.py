@@ -27,7 +27,14 @@ from transformers.training_args import OptimizerNames
 from vocagnolm.attention import TORCH_VARLEN, why_not_varlen
 from vocagnolm.chat.reading import TRAIN_ON, TrainOn
 from vocagnolm.cli import corpora_of, listed, one_for_each, resolve_dtype
-from vocagnolm.corpus import is_conversations, joined, load_corpus, load_sample, only_text
+from vocagnolm.corpus import (
+    files_of,
+    is_conversations,
+    joined,
+    load_corpus,
+    load_sample,
+    only_text,
+)
 from vocagnolm.data import MISSING, Segments, align_corpus
 from vocagnolm.dist import cores, machine_first
 from vocagnolm.extras import is_installed, require
@@ -74,6 +81,8 @@ _PLACES = (
 _NO_EFFECT_ON_NUMBERS = "dataset_num_proc trust_remote_code eval_dataset teacher_sharding".split()
 # Documents of a corpus that a plan is made from, unless it has few enough to read them all.
 _SAMPLE_DOCUMENTS, _SMALL_DOCUMENTS = 1000, 10_000
+# Skipped documents that are worth a warning.
+_LOUD_SHARE = 0.05
 # Below this, processes take longer to start than they save on 32 cores.
 _MANY_DOCUMENTS = 10_000
 
@@ -374,6 +383,7 @@ class Documents:
     Attributes:
         texts: all documents, in the order of the segments' indices.
         settings: what the corpus adds to those of the run: progress is counted in packed sequences.
+        files: which files of directories were read, and which were not.
     """
 
     corpora: list[Corpus]
@@ -382,6 +392,7 @@ class Documents:
     blocks: Blocks
     eval_blocks: Blocks | None
     settings: dict[str, Any]
+    files: list[str]
 
     @property
     def is_whole(self) -> bool:
@@ -417,11 +428,12 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
     blocks.weights = data.dataset_weights
     found = Documents(
         corpora=corpora,
-        texts=joined([each.texts for each in corpora], [each.name for each in corpora]),
+        texts=joined([each.texts for each in corpora]),
         segments=segments,
         blocks=blocks,
         eval_blocks=_pack(corpora, evaluated, args.max_length, limits)[1] if evaluated else None,
         settings=_settings_of_corpora(job, models, corpora, blocks),
+        files=_describe_files(data),
     )
     steps = epoch_steps(job, found)
     if found.is_whole and not steps:
@@ -440,7 +452,7 @@ def _align_corpora(job: Job, models: Models, sample: bool) -> tuple[list[Corpus]
     if data.eval_dataset:
         column = data.text_column[0] if data.text_column else None
         name, option = data.eval_dataset, "--eval_dataset"
-        to_evaluate = load_corpus(name, text_column=column, option=option)
+        to_evaluate = load_corpus(name, split=None, text_column=column, option=option)
     read = [(name, *_read(job, name, given, sample)) for name, given in corpora_of(data)]
     if job.args.method == "chunk" and any(is_conversations(texts) for _, texts, _ in read):
         raise ValueError(
@@ -458,6 +470,17 @@ def _align_corpora(job: Job, models: Models, sample: bool) -> tuple[list[Corpus]
     online = None if job.model.teacher_losses else models.guide
     shown = f"--eval_dataset {data.eval_dataset}"
     return corpora, [align(to_evaluate, models.reader, online, job.args, shown)]
+
+
+def _describe_files(data: DataOptions) -> list[str]:
+    """Say of each directory which of its files are read, and which are not."""
+    found = []
+    for name, given in corpora_of(data):
+        found.append((name, files_of(name, split=given["split"], config_name=given["config_name"])))
+    if name := data.eval_dataset:
+        found.append((name, files_of(name, split=None, option="--eval_dataset")))
+    notes = [(Path(name).name, files.describe()) for name, files in found if files]
+    return [f"{name}: {note}" for name, note in notes if note]
 
 
 def _settings_of_corpora(
@@ -506,6 +529,12 @@ def align(
         num_proc=workers if workers > 1 and len(texts) >= _MANY_DOCUMENTS else None,
         train_on=options.train_on or TRAIN_ON[0],
     )
+    share = len(segments.skipped) / max(len(texts), 1)
+    if _LOUD_SHARE < share < 1:
+        logger.warning(
+            "%s of the documents of %s are skipped (%s)",
+            *(f"{share:.0%}", shown, skip_reasons(segments)),
+        )
     missing = sum(reason == MISSING for _, reason in segments.skipped)
     if missing and options.missing_losses == "error":
         raise ValueError(

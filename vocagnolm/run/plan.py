@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
@@ -16,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from vocagnolm.alignment import align_spans
 from vocagnolm.attention import needs_segments
 from vocagnolm.conventions import TEXT
+from vocagnolm.corpus import count_reasons
 from vocagnolm.method import Method
 from vocagnolm.models.load import decoder_layers, devices_of_a_machine
 from vocagnolm.run.config import VocAgnoConfig
@@ -70,6 +70,7 @@ def _method(job: Job) -> str:
 def describe_documents(documents: Documents, models: Models) -> list[str]:
     """Count what was aligned and packed, and what was left out and why."""
     blocks, lines = documents.blocks, []
+    lines += [f"files      {note}" for note in documents.files]
     for each in documents.corpora:
         segments = each.segments
         count = len(np.unique(segments.rows.with_format("numpy")["document"][:]))
@@ -131,8 +132,7 @@ def _mixture(job: Job, documents: Documents) -> str:
 
 def skip_reasons(segments: Segments) -> str:
     """Return the three most frequent reasons for leaving a document out, with counts."""
-    reasons = Counter(reason for _, reason in segments.skipped)
-    return ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common(3))
+    return count_reasons(reason for _, reason in segments.skipped)
 
 
 def _steps(job: Job, documents: Documents, checkpoint: str | None) -> str:

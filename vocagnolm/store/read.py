@@ -10,7 +10,7 @@ from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens
 from vocagnolm.chat.render import Template
 from vocagnolm.data import EMPTY, MISSING
-from vocagnolm.readers import Cuts, Reader, TeacherReaders
+from vocagnolm.readers import Cuts, Reader, TeacherReaders, whose_template
 from vocagnolm.spans import Spans, Tokens
 from vocagnolm.store.format import LossArray, Store, StoredSegment
 
@@ -104,7 +104,7 @@ def _no_turns(conversation: Conversation) -> TurnTokens:
 def _stored_turns(store: Store, conversation: Conversation, train_on: TrainOn) -> TurnTokens | str:
     rendered = Template.of_json(store.manifest).render(conversation)
     if isinstance(rendered, str):
-        return rendered
+        return whose_template(rendered, "teacher")
     segments = store.segments(rendered.text)
     if segments is None:
         return MISSING

@@ -19,7 +19,16 @@ from transformers import PreTrainedConfig
 from vocagnolm.chat.render import Template
 from vocagnolm.cli import corpora_of, print_main, resolve_dtype
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.corpus import is_conversations, joined, load_corpus, read_texts
+from vocagnolm.corpus import (
+    conversations_of,
+    count_reasons,
+    files_of,
+    is_conversations,
+    joined,
+    load_corpus,
+    read_texts,
+    reasons_in,
+)
 from vocagnolm.dist import connect, rank0
 from vocagnolm.io import check_writable, differences, versions
 from vocagnolm.models.load import ModelSource, check_quantizer, context_length, revision_of
@@ -99,9 +108,13 @@ def load_corpora(options: Namespace) -> datasets.Dataset:
     """Load the corpora of `corpora_of`, concatenated."""
     sources = corpora_of(options)
     loaded = [load_corpus(name, **given) for name, given in sources]
+    for name, given in sources:
+        files = files_of(name, split=given["split"], config_name=given["config_name"])
+        if note := files and files.describe():
+            logger.info("%s: %s", name, note)
     if len({*map(is_conversations, loaded)}) > 1:
         raise ValueError("--dataset: a store is of documents or of conversations: score them apart")
-    return joined(loaded, [name for name, _ in sources])
+    return joined(loaded)
 
 
 # -- From options to a finished store ----------------------------------------------------------
@@ -185,12 +198,23 @@ def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig)
         TeacherReaders([reader]).check_templates()
     sizes = least, options.shard_documents
     job = ScoringJob(options.output_dir, corpus, reader, *sizes, options.loss_dtype)
+    skipped = count_reasons(reasons_in(corpus))
     if next(read_texts(corpus, range(len(corpus)), job.template), None) is None:
         raise ValueError(
-            f"--dataset has no usable document: {len(corpus):,} read, all of them empty or not "
-            "text; give another one, or another --text_column"
+            f"--dataset has no usable document: {len(corpus):,} read, all of them skipped "
+            f"({skipped or _why_not_rendered(job)}); give another one, or another --text_column"
         )
+    if skipped:
+        logger.warning("skipped: %s", skipped)
     return job
+
+
+def _why_not_rendered(job: ScoringJob) -> str:
+    """Return why the teacher's template does not go with the first conversations."""
+    batch = job.corpus.with_format("arrow")[: min(len(job.corpus), 1000)]
+    found, _ = conversations_of(batch, range(batch.num_rows))
+    reads = job.reader.read_turns([*found.values()], "completions")
+    return count_reasons(read for read in reads if isinstance(read, str))
 
 
 def check_plan(directory: Path, plan: Mapping[str, object]) -> None:
