@@ -174,10 +174,10 @@ def _read_file(file: Path, text_column: str | None, shown: str) -> datasets.Data
     """Read the documents or conversations of a file, and cache them."""
     kind, name = kind_of(file), str(file)
     if kind == "json":
-        return _cached(file, text_column, _json_tables(file, text_column), shown)
+        return _read_json(file, text_column, shown)
     if kind == "text":
         _columns_to_read([TEXT], text_column, shown)
-        return _cached(file, None, _text_table(file), shown)
+        return _cached(file, [TEXT], _text_table(file), shown)
     if kind == "parquet":
         names = _try(lambda: pq.read_schema(file).names, shown)
         columns = _columns_to_read(names, text_column, shown)
@@ -221,8 +221,10 @@ def _columns_to_read(columns: Sequence[str], text_column: str | None, shown: str
 
 def _no_column(text_column: str | None, shown: str, columns: Sequence[str]) -> str:
     named = shown.removeprefix("--dataset ")
+    found = ", ".join(columns) or "none"
     way = "" if text_column else f"; columns that are understood: {KNOWN}; or give --text_column"
-    return f"--text_column {text_column or TEXT!r} is not a column of {named}; its columns are {', '.join(columns) or 'none'}{way}"
+    shown_column = repr(text_column or TEXT)
+    return f"--text_column {shown_column} is not a column of {named}; its columns are {found}{way}"
 
 
 def _try(read: Any, shown: str) -> Any:
@@ -256,11 +258,11 @@ def _read(builder: str, shown: str, **options: Any) -> datasets.Dataset:
 
 
 def _cached(
-    file: Path, text_column: str | None, tables: Iterator[pa.Table], shown: str
+    file: Path, columns: Sequence[str], tables: Iterator[pa.Table], shown: str
 ) -> datasets.Dataset:
     """Write the tables of a file into the cache of `datasets`, if they are not there."""
     status = file.stat()
-    key = (str(file.absolute()), status.st_size, status.st_mtime_ns, text_column, _FORMAT)
+    key = (str(file.absolute()), status.st_size, status.st_mtime_ns, *columns, _FORMAT)
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
     directory = Path(datasets.config.HF_DATASETS_CACHE, "vocagnolm", name)
     directory.mkdir(parents=True, exist_ok=True)
@@ -302,21 +304,28 @@ def _text_table(file: Path) -> Iterator[pa.Table]:
     yield pa.table(row, _DOCUMENTS.arrow_schema)
 
 
-def _json_tables(file: Path, text_column: str | None) -> Iterator[pa.Table]:
-    """Make tables of the documents of a JSON file, or of its conversations."""
+def _read_json(file: Path, text_column: str | None, shown: str) -> datasets.Dataset:
     rows = read_rows(file)
-    head, columns = _head(rows)
+    head, columns = _try(lambda: _head(rows), shown)
     if not head:
-        return
+        return datasets.Dataset.from_dict({TEXT: []}, datasets.Features({TEXT: _STRING}))
     if not columns:
         number, _, reason = head[0]
-        raise ValueError(f"none of its lines is a JSON object (line {number}: {reason})")
-    names = _columns_to_read(columns, text_column, str(file))
+        raise ValueError(f"{shown}: none of its lines is a JSON object (line {number}: {reason})")
+    names = _columns_to_read(columns, text_column, shown)
     is_turns = not text_column and bool(conversation_columns(columns))
+    # By the columns that are read: one that is named is the same as one that is found.
+    return _cached(file, names, _json_tables(file, chain(head, rows), names, is_turns), shown)
+
+
+def _json_tables(
+    file: Path, rows: Iterable[Row], names: Sequence[str], is_turns: bool
+) -> Iterator[pa.Table]:
+    """Make tables of the documents of a JSON file, or of its conversations."""
     schema = (_TURNS if is_turns else _DOCUMENTS).arrow_schema
     made: list[dict[str, Any]] = []
     taken = 0
-    for number, size, row in chain(head, rows):
+    for number, size, row in rows:
         if isinstance(row, str):
             made.append(no_conversation(f"{file.name}:{number}: {row}"))
         elif is_turns:

@@ -212,11 +212,7 @@ def _splits_in(
     config = _config_of(path, config_name, option)
     base = path / str(config.get("data_dir") or "")
     data_files = config.get("data_files")
-    candidates = [file for file in seen if kind_of(file)]
-    if data_files is None:
-        # What README names may be called anything.
-        candidates = [file for file in candidates if not _is_hidden(file.relative_to(path))]
-        candidates = _one_format([file for file in candidates if base in file.parents])
+    candidates = _candidates(path, base, seen, is_named=data_files is not None)
     if not candidates:
         return {}
     by_name = {os.path.abspath(file): file for file in candidates}
@@ -244,17 +240,28 @@ def _splits_in(
             patterns = sanitize_patterns(data_files)
     except ValueError as error:
         raise ValueError(f"{option} {path}: {' '.join(str(error).split())}") from error
-    found: dict[str, list[Path]] = {}
-    for split, each in patterns.items():
-        # Of a part of a data set, some splits are not here.
-        matched = {file for pattern in each for file in resolve(pattern)}
-        if files := _one_format(sorted(matched)):
-            found[str(split)] = files
+    matches = {
+        str(split): _one_format(
+            sorted({file for each in patterns[split] for file in resolve(each)})
+        )
+        for split in patterns
+    }
+    # Of a part of a data set, some splits are not here.
+    found = {split: files for split, files in matches.items() if files}
     if not found:
         raise ValueError(
             f"{option} {path}: its README.md names files ({data_files}) that are not there"
         )
     return found
+
+
+def _candidates(path: Path, base: Path, seen: Sequence[Path], *, is_named: bool) -> list[Path]:
+    """Return the files that may hold documents; those that README names may be called anything."""
+    files = [file for file in seen if kind_of(file)]
+    if is_named:
+        return files
+    files = [file for file in files if not _is_hidden(file.relative_to(path))]
+    return _one_format([file for file in files if base in file.parents])
 
 
 def _one_format(files: Sequence[Path]) -> list[Path]:

@@ -31,7 +31,7 @@ def test_messages_come_back_from_the_text(pairs: list[tuple[str, str]]) -> None:
         ("hello", "found str"),
         ([ASK, "2"], "message 1 is no message"),
         ([ASK, {"role": "assistant", "content": None}], "message 1 has a content that is not text"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "not text but list"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "message 0 has a part without text"),
         ([{**ASK, "role": None}], "message 0 has a role that is not text"),
         ([ASK, {**SAY, "tool_calls": [1]}], "message 1 has tool_calls"),
         ([ASK, {**SAY, "thinking": "hm"}], "has thinking"),

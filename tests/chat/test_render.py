@@ -26,15 +26,15 @@ ONE = "<{{ m.content }}>{% endfor %}"
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (f"{LOOP}<{{{{ m.content | replace('a', 'b') }}}}>{{% endfor %}}", "changes a message"),
-        (f"{LOOP}<{{{{ m.content | tojson }}}}>{{% endfor %}}", "changes a message"),
-        (f"{LOOP}{{{{ m.content | length }}}}{ONE}", "changes a message"),
+        (f"{LOOP}<{{{{ m.content | replace('a', 'b') }}}}>{{% endfor %}}", "changes message"),
+        (f"{LOOP}<{{{{ m.content | tojson }}}}>{{% endfor %}}", "changes message"),
+        (f"{LOOP}{{{{ m.content | length }}}}{ONE}", "changes message"),
         (f"{LOOP}{{% if m.role == 'user' %}}<{{{{ m.content }}}}>{{% endif %}}{{% endfor %}}",
          "leaves out message 1"),
         (f"{LOOP}{{{{ m.content }}}}{ONE}", "repeats 2 times message 0"),
         ("{% for m in messages | reverse %}" + ONE, "changes the order"),
-        ("{{ raise_exception('no way') }}", "its chat template says: no way"),
-        ("{{ messages + 1 }}", "its chat template says: can only concatenate"),
+        ("{{ raise_exception('no way') }}", "refuses message 0 (user): no way"),
+        ("{{ messages + 1 }}", "refuses message 0 (user): can only concatenate"),
     ],
 )  # fmt: skip
 def test_template_that_cannot_be_followed_is_told(source: str, reason: str) -> None:
@@ -51,7 +51,9 @@ def test_one_bad_content_does_not_spoil_others() -> None:
 @pytest.mark.parametrize("source", [*TEMPLATES.values(), LOOP + ONE])
 def test_mistral_alone_rejects_a_system_prompt(source: str) -> None:
     found = template(source).render(turns("s", "a", "b", system=True))
-    rejected = "its chat template says: Roles must alternate user/assistant/..."
+    rejected = (
+        "its chat template refuses message 0 (system): Roles must alternate user/assistant/..."
+    )
     assert (found == rejected) == (source == TEMPLATES["mistral-7b-v0.1"])
 
 

@@ -259,7 +259,7 @@ def test_align_corpus_skips_and_lists(tokenizers_by_family: Tokenizers, tmp_path
     assert segments.skipped == [
         (1, "empty"),
         (2, "empty"),
-        (3, "not text but NoneType"),
+        (3, "null"),
         (4, "not text but int"),
         (5, "not text but float"),
         (6, "not text but list"),
@@ -280,7 +280,7 @@ def test_align_corpus_skips_one_document(tokenizers_by_family: Tokenizers, tmp_p
     path.write_bytes(b'{"text": "good"}\n{"text": "\xff\xfe"}\n{"text": null}\n{"text": "fine"}\n')
     segments = align_corpus(load_corpus(str(path)), *readers(tokenizers_by_family))
     assert segments.rows["document"][:] == [0, 3]
-    assert segments.skipped == [(1, "not valid UTF-8"), (2, "not text but NoneType")]
+    assert segments.skipped == [(1, "a.jsonl:2: not valid UTF-8"), (2, "null")]
 
 
 def test_align_corpus_skips_a_document(tokenizers_by_family: Tokenizers) -> None:

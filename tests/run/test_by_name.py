@@ -63,10 +63,10 @@ def test_eight_lines_the_command_and_a_recipe_give_the_same_weights(
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     code = re.findall(r"^```python\n(.*?)^```", readme, flags=re.MULTILINE | re.DOTALL)[0]
     for ours, theirs in (
-        ("TinyLlama/TinyLlama_v1.1", str(world.student)),
+        ("TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T", str(world.student)),
         ("Qwen/Qwen2.5-Math-7B-Instruct", str(world.teacher)),
         ("runs/mine", str(tmp_path / "mine")),
-        ("max_length=2048", "**SHORT"),
+        ("per_device_train_batch_size=4", "**SHORT"),
     ):
         assert ours in code
         code = code.replace(ours, theirs)

@@ -13,11 +13,12 @@ import itertools
 import json
 import logging
 import random
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -373,6 +374,24 @@ def draw_audit(content: JsonObject, path: Path) -> None:
     figure.savefig(path)
 
 
+def _read_corpus(arguments: Namespace) -> tuple[Any, JsonObject]:
+    """Read the documents to audit, and say which files and documents are left out."""
+    from vocagnolm import corpus as documents
+
+    ((name, options),) = corpora_of(arguments)
+    if arguments.documents is None:
+        corpus = documents.load_corpus(name, **options)
+    else:
+        # Without downloading the rest.
+        corpus, _ = documents.load_sample(name, arguments.documents, **options)
+    if documents.is_conversations(corpus):
+        raise ValueError("--dataset has conversations: audit documents, as with --text_column")
+    files = documents.files_of(name, split=options["split"], config_name=options["config_name"])
+    reasons = documents.count_reasons(documents.reasons_in(corpus))
+    about = {"files": files.describe() if files else "", "skip_reasons": reasons}
+    return corpus, {"dataset": name, **options, **about}
+
+
 @shell("vocagnolm audit")
 def main(argv: Sequence[str] | None = None) -> None:
     """Audit the tokenizers, and print what was found."""
@@ -390,15 +409,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--output_dir", type=Path, help="Gets audit.json, audit.md and audit.png.")
     add("--trust_remote_code", action="store_true")
     arguments = parser.parse_args(argv)
-    from vocagnolm.corpus import (
-        count_reasons,
-        files_of,
-        is_conversations,
-        load_corpus,
-        load_sample,
-        reasons_in,
-    )
-
     if arguments.documents == 0:
         raise ValueError("--documents needs at least 1, got 0: leave it out for all")
     # Before the work, which may take minutes.
@@ -409,19 +419,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     load = partial(load_tokenizer, trust_remote_code=arguments.trust_remote_code)
     student = load(arguments.student, "student")
     teachers = {name: load(name, "teacher") for name in arguments.teacher}
-    ((name, options),) = corpora_of(arguments)
-    if arguments.documents is None:
-        corpus = load_corpus(name, **options)
-    else:
-        # Without downloading the rest.
-        corpus, _ = load_sample(name, arguments.documents, **options)
-    if is_conversations(corpus):
-        raise ValueError("--dataset has conversations: audit documents, as with --text_column")
+    corpus, content = _read_corpus(arguments)
     sizes = {x: vars(arguments)[x] for x in ("sequence_length", "sequences", "chunks", "seed")}
-    content = {"student": arguments.student, "dataset": name, **options, "settings": sizes}
-    files = files_of(name, split=options["split"], config_name=options["config_name"])
-    content["files"] = files.describe() if files else ""
-    content["skip_reasons"] = count_reasons(reasons_in(corpus))
+    content |= {"student": arguments.student, "settings": sizes}
     content |= audit(student, teachers, corpus, **sizes)
     text = audit_markdown(content)
     if out:
