@@ -119,8 +119,8 @@ class Parser(OneLineErrors):
         if source:
             shown = "As for train.py: files, a directory, or a hub name."
             add("--dataset", required=required, help=shown)
-        add("--dataset_config", help="Configuration of a hub dataset.")
-        add("--dataset_split", default="train", help="Split of a hub dataset.")
+        add("--dataset_config", help="Configuration of a hub dataset or a directory.")
+        add("--dataset_split", default="train", help="Split of a hub dataset or a directory.")
         add("--text_column", help="Column of documents; by default text, or conversations.")
 
     def add_dtype(self, whose: str = "") -> None:

@@ -106,6 +106,41 @@ def test_prompt_and_completion_make_turns(row: dict[str, object]) -> None:
     assert "message 0" in found["fault"]
 
 
+@pytest.mark.parametrize(
+    ("row", "roles", "text"),
+    [
+        ({"conversations": [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]},
+         ("user", "assistant"), "1 + 1?\n2"),
+        ({"conversations": [{"from": "user", "value": "q"}, {"from": "assistant", "value": "a"}],
+          "system": "s"}, ("system", "user", "assistant"), "s\nq\na"),
+        ({"conversations": [ASK, SAY]}, ("user", "assistant"), "1 + 1?\n2"),
+        ({"instruction": "Add.", "input": "1, 1", "output": "2"}, ("user", "assistant"),
+         "Add.\n\n1, 1\n2"),
+        ({"instruction": "Add.", "input": "", "output": "2"}, ("user", "assistant"), "Add.\n2"),
+        ({"messages": [{**ASK, "content": [{"type": "text", "text": "1 "}, {"text": "+ 1?"}]}, SAY]},
+         ("user", "assistant"), "1 + 1?\n2"),
+    ],
+)  # fmt: skip
+def test_formats_of_others_make_turns(
+    row: dict[str, object], roles: tuple[str, ...], text: str
+) -> None:
+    found = read_row(row)
+    assert (found["text"], tuple(found["roles"]), found["fault"]) == (text, roles, None)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"conversations": [{"from": "narrator", "value": "q"}]}, "'narrator'"),
+        ({"conversations": [{"from": "human", "value": None}]}, "message 0"),
+        ({"instruction": None, "output": "2"}, "message 0"),
+        ({"messages": [{**ASK, "content": [{"type": "image"}]}, SAY]}, "part of type image"),
+    ],
+)
+def test_turns_of_others_without_text_are_told(row: dict[str, object], reason: str) -> None:
+    assert reason in read_row(row)["fault"]
+
+
 TOOLS = [{"type": "function", "function": {"name": "add"}}, {"type": "function"}]
 NULL = [{"type": "function", "function": {"default": None}}]
 

@@ -160,7 +160,7 @@ class DataOptions:
     dataset_config: list[str] | None = option(
         None, "Hub configuration, for all or each ('' for files)."
     )
-    dataset_split: list[str] = option(["train"], "Split of a hub dataset, one for all or each.")
+    dataset_split: list[str] = option(["train"], "Split of a hub dataset or a directory, one for all or each.")
     text_column: list[str] | None = option(
         None, "Column of documents, for all or each; by default text, or conversations."
     )
