@@ -117,7 +117,7 @@ def test_prompt_and_completion_make_turns(row: dict[str, object]) -> None:
         ({"instruction": "Add.", "input": "1, 1", "output": "2"}, ("user", "assistant"),
          "Add.\n\n1, 1\n2"),
         ({"instruction": "Add.", "input": "", "output": "2"}, ("user", "assistant"), "Add.\n2"),
-        ({"messages": [{**ASK, "content": [{"type": "text", "text": "1 "}, {"text": "+ 1?"}]}, SAY]},
+        ({"messages": [{**ASK, "content": [{"type": "text", "text": "1 "}, "+ 1?"]}, SAY]},
          ("user", "assistant"), "1 + 1?\n2"),
     ],
 )  # fmt: skip
