@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import difflib
 import importlib
 import json
 import logging
@@ -16,7 +15,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial, wraps
 from importlib.metadata import version
@@ -24,6 +23,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TextIO
 
 from vocagnolm.conventions import NonFiniteLoss, SharedError
+from vocagnolm.doors import near, shell_door
 
 if TYPE_CHECKING:
     import torch
@@ -64,16 +64,6 @@ class Exit(IntEnum):
     OUT_OF_MEMORY = 4
     STOPPED = 75
     INTERRUPTED = 130
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """Return " (did you mean X?)" for the known name that is most like one, or nothing.
-
-    >>> near("--teachr", ["--teacher", "--student"])
-    ' (did you mean --teacher?)'
-    """
-    found = difflib.get_close_matches(name, list(known), 1)
-    return f" (did you mean {found[0]}?)" if found else ""
 
 
 class OneLineErrors(argparse.ArgumentParser):
@@ -219,7 +209,8 @@ def shell(
         def main(argv: Sequence[str] | None = None) -> int:
             quiet_logs()
             try:
-                return work(argv) or Exit.DONE
+                with shell_door():
+                    return work(argv) or Exit.DONE
             except NonFiniteLoss as error:
                 return stop(name, error, Exit.BAD_NUMBERS)
             except (ValueError, ImportError, OSError, MemoryError) as error:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
+from vocagnolm.doors import python_door
+
 if TYPE_CHECKING:
     from vocagnolm.objective import Objective
 
@@ -194,6 +196,7 @@ class Method:
 
     _argument_group_name = "method"
 
+    @python_door
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(Method).items():
             if get_origin(kind) is Literal:

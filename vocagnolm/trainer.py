@@ -9,7 +9,6 @@ divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`; the rest 
 import inspect
 import itertools
 import logging
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from transformers import EvalPrediction, PreTrainedModel, Trainer
 
 from vocagnolm.conventions import IGNORED_LABEL
+from vocagnolm.doors import own_arguments, python_door
 from vocagnolm.extras import require
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.method import Method, name_own
@@ -28,6 +28,7 @@ from vocagnolm.models.adapters import adapt
 from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher
 from vocagnolm.packing import Batch, Blocks, PackedCollator, label_tokens, student_segments
 from vocagnolm.run.config import VocAgnoConfig
+from vocagnolm.run.job import load_given, settings_in_python
 from vocagnolm.run.metrics import Throughput, log_in_lines
 from vocagnolm.run.resume import ResumableTrainer
 from vocagnolm.token_loss import add_token_losses, check_packing, inner_model
@@ -68,6 +69,7 @@ class VocAgnoTrainer(ResumableTrainer):
     # `compute_loss` divides by the count of the whole optimizer step, once.
     loss_is_scaled_for_ga = True
 
+    @python_door
     def __init__(
         self,
         model: str | nn.Module | None = None,
@@ -87,14 +89,11 @@ class VocAgnoTrainer(ResumableTrainer):
         args = args or VocAgnoConfig()
         _check_given(args, peft_config)
         method = _method(args, method, objective)
-        others["train_dataset"] = train_dataset
         # An unknown argument, before hours of alignment.
-        inspect.signature(Trainer).bind_partial(**others)
-        # Needs `datasets`, without which there are only loaded models and packed sequences.
-        if sys.modules.get("datasets") or isinstance(model, str):
-            from vocagnolm.run.job import load_given
-
-            model, teacher, others = load_given(args, model, teacher, others)
+        known = inspect.signature(Trainer).parameters
+        others = own_arguments("VocAgnoTrainer", others, known, logger.warning)
+        others["train_dataset"] = train_dataset
+        model, teacher, others, self._pack = load_given(args, model, teacher, others)
         models = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
         is_stored = isinstance(models, StoredTeacher)
         count = models.teachers if isinstance(models, StoredTeacher) else len(models or ())
@@ -118,6 +117,7 @@ class VocAgnoTrainer(ResumableTrainer):
         add_token_losses(self.model, device)
         source = OnlineTeacher(models, device) if isinstance(models, Sequence) else models
         self._method, self.orders_steps = method, method.splits_alike
+        self.settings = settings_in_python(args, self.model, models, self.train_dataset)
         kind = method.own_objective or Objective
         self.objective: Objective = kind(method, source, self.args.seed)
         if method.accepts:
@@ -139,6 +139,25 @@ class VocAgnoTrainer(ResumableTrainer):
         lengths = [ours, *(theirs or [ours] * len(self.online_teachers))]
         for model, longest in zip((self.model, *self.online_teachers), lengths, strict=False):
             check_packing(model, self.args.device, longest=longest, crosses=crosses)
+
+    @python_door
+    def train(self, *args: Any, **options: Any) -> Any:
+        """Train, as `ResumableTrainer.train`; its errors name arguments."""
+        return super().train(*args, **options)
+
+    @python_door
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **options: Any) -> dict[str, float]:
+        """Evaluate on packed sequences, or on documents as the constructor takes them."""
+        return super().evaluate(self._packed(eval_dataset, "eval_dataset"), *args, **options)
+
+    @python_door
+    def predict(self, test_dataset: Any, *args: Any, **options: Any) -> Any:
+        """Give the sums of losses of packed sequences, or of documents."""
+        return super().predict(self._packed(test_dataset, "test_dataset"), *args, **options)
+
+    def _packed(self, dataset: Any, name: str) -> Any:
+        """Align and pack documents that are given late; what is packed already stays."""
+        return None if dataset is None else self._pack(dataset, name)
 
     @property
     def online_teachers(self) -> Sequence[PreTrainedModel]:

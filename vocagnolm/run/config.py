@@ -1,9 +1,11 @@
 """`VocAgnoConfig`: `TrainingArguments` with the paper's set-up, and what a run cannot have."""
 
+import logging
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
+from functools import wraps
 from typing import Any, ClassVar
 
 import torch
@@ -14,13 +16,17 @@ from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrate
 from transformers.training_args import OptimizerNames
 
 from vocagnolm.dist import check_connected, is_on_cpu, launched_processes
+from vocagnolm.doors import own_arguments, python_door
 from vocagnolm.extras import require, require_optimizer
-from vocagnolm.run.options import GuidanceOptions, RunOptions
+from vocagnolm.run.options import PAPER_TOKENS, GuidanceOptions, RunOptions
 
-# Of the paper's optimizer step (Section 4.3).
-_PAPER_TOKENS = 2**21
+logger = logging.getLogger(__name__)
+
 # Sequences per device; with a 7B teacher in bf16 this fits 80 GB.
 _MAX_DERIVED_BATCH = 8
+# Of Trainer.
+_TRAINER_BATCH = 8
+_OF_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 # Fields with the one value that a run can have, and what another one would do.
 _ONE_VALUE: dict[str, tuple[object, str]] = {
     "ignore_data_skip": (False, "trains on the same data again after every resume"),
@@ -41,8 +47,9 @@ _LIGER_LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
 class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ignore[misc]
     """`TrainingArguments`, and how texts are guided, packed and batched; named as the options.
 
-    Defaults are the paper's (Section 4.3): a step of 2,097,152 tokens, however many processes there
-    are, unless batch size and accumulation steps are both given. A wrong value is a ValueError.
+    Defaults are the paper's (Section 4.3), but for the batch, which is Trainer's: 8 sequences per
+    device, or `per_device_train_batch_size`, and no accumulation. `global_batch_tokens=2**21` is
+    the paper's step, however many processes there are. A wrong value is a ValueError.
     AdamW's beta2 and weight decay are LitGPT's, which the paper trains with; it does not name them.
     """
 
@@ -64,6 +71,7 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         "liger_kernel_config",
     ]
 
+    @python_door
     def __post_init__(self) -> None:
         GuidanceOptions.__post_init__(self)
         RunOptions.__post_init__(self)
@@ -113,6 +121,8 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
 
     def _set_batch(self) -> None:
         """Derive batch size and accumulation from the global batch, or this one from them."""
+        names = (*_OF_BATCH, "global_batch_tokens")
+        self.asked_of_batch = frozenset(name for name in names if vars(self)[name] is not None)
         rows, steps = split_global_batch(
             self.global_batch_tokens,
             self.max_length,
@@ -125,12 +135,32 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         self.per_device_eval_batch_size = self.per_device_eval_batch_size or rows
 
     def batch_arithmetic(self) -> str:
-        """Spell out the global batch."""
-        return (
-            f"{self.global_batch_tokens:,} tokens = {self.world_size} processes x "
-            f"{self.per_device_train_batch_size} sequences x {self.gradient_accumulation_steps} "
-            f"accumulation steps x {self.max_length} tokens"
+        """Spell out the global batch, and whose it is."""
+        factors = (
+            _counted(self.world_size, "process", "es"),
+            _counted(self.per_device_train_batch_size, "sequence", "s"),
+            _counted(self.gradient_accumulation_steps, "accumulation step", "s"),
+            f"{self.max_length} tokens",
         )
+        whose = "as asked for"
+        if self.global_batch_tokens == PAPER_TOKENS:
+            whose = "the paper's step"
+        elif "global_batch_tokens" not in self.asked_of_batch:
+            whose = "Trainer's step; the paper's is --global_batch_tokens 2097152"
+        return f"{self.global_batch_tokens:,} tokens = {' x '.join(factors)} ({whose})"
+
+
+_make_config = VocAgnoConfig.__init__
+
+
+@wraps(_make_config)
+def _answer_other_names(self: VocAgnoConfig, *args: Any, **options: Any) -> None:
+    """Answer the names of TRL and transformers before Python calls them unexpected."""
+    known = [each.name for each in fields(VocAgnoConfig) if each.init]
+    _make_config(self, *args, **own_arguments("VocAgnoConfig", options, known, logger.warning))
+
+
+VocAgnoConfig.__init__ = _answer_other_names  # type: ignore[method-assign]
 
 
 def check_arguments(args: TrainingArguments) -> None:
@@ -176,6 +206,10 @@ def _check_parallelism(args: TrainingArguments) -> None:
             raise ValueError(f"parallelism_config_{name} is not supported: shard with FSDP2 alone")
 
 
+def _counted(count: int, noun: str, plural: str) -> str:
+    return f"{count:,} {noun}{plural if count != 1 else ''}"
+
+
 def split_global_batch(
     global_batch_tokens: int | None,
     max_length: int,
@@ -185,8 +219,8 @@ def split_global_batch(
 ) -> tuple[int, int]:
     """Return sequences per device and accumulation steps that make exactly the global batch.
 
-    By default it is the paper's, unless both are given; the batch size is the largest one up to 8
-    that divides.
+    Without a global batch both are as for Trainer: 8, and 1. With one the batch size is the largest
+    up to 8 that divides, unless it is given.
 
     Raises:
         ValueError: they cannot make it; the message is the arithmetic.
@@ -195,12 +229,11 @@ def split_global_batch(
     (8, 4)
     >>> split_global_batch(2**21, 2048, world_size=1, batch_size=16)
     (16, 64)
-    >>> split_global_batch(None, 2048, world_size=1, batch_size=3, accumulation=2)
-    (3, 2)
+    >>> split_global_batch(None, 2048, world_size=1, batch_size=3)
+    (3, 1)
     """
-    if global_batch_tokens is None and batch_size and accumulation:
-        return batch_size, accumulation
-    global_batch_tokens = global_batch_tokens or _PAPER_TOKENS
+    if global_batch_tokens is None:
+        return batch_size or _TRAINER_BATCH, accumulation or 1
     per_device = global_batch_tokens // (world_size * max_length)
     if batch_size is None and accumulation:
         batch_size = per_device // accumulation

@@ -5,7 +5,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +26,7 @@ from transformers.training_args import OptimizerNames
 
 from vocagnolm.attention import TORCH_VARLEN, why_not_varlen
 from vocagnolm.chat.reading import TRAIN_ON, TrainOn
-from vocagnolm.cli import corpora_of, listed, one_for_each, resolve_dtype
+from vocagnolm.cli import corpora_of, listed, log_main, one_for_each, resolve_dtype
 from vocagnolm.corpus import (
     files_of,
     is_conversations,
@@ -36,7 +36,8 @@ from vocagnolm.corpus import (
     only_text,
 )
 from vocagnolm.data import MISSING, Segments, align_corpus
-from vocagnolm.dist import cores, machine_first
+from vocagnolm.dist import cores, machine_first, rank0
+from vocagnolm.doors import python_door, worded
 from vocagnolm.extras import is_installed, require
 from vocagnolm.models.adapters import add_adapters
 from vocagnolm.models.load import (
@@ -60,6 +61,7 @@ from vocagnolm.readers import (
     teacher_reader,
     tokenizer_sha256,
 )
+from vocagnolm.run.card import check_login
 from vocagnolm.run.config import VocAgnoConfig
 from vocagnolm.run.options import DataOptions, GuidanceOptions, ModelOptions, PackOptions
 from vocagnolm.run.plan import Sizes, epoch_steps, sizes_of, skip_reasons
@@ -127,6 +129,27 @@ def settings_of(job: Job) -> dict[str, Any]:
         ]
     if not job.args.splits_alike:
         found["per_device_train_batch_size"] = job.args.per_device_train_batch_size
+    return found
+
+
+def settings_in_python(
+    args: VocAgnoConfig, student: Any, teachers: Any, dataset: Any
+) -> dict[str, Any]:
+    """Return the settings of a run that Python has begun, under the names of `settings_of`."""
+    names = (*(each.name for each in fields(GuidanceOptions)), *_RUN_SETTINGS)
+    found = {name: getattr(args, name) for name in names if name not in _NO_EFFECT_ON_NUMBERS}
+    places = [
+        str(model.config.name_or_path)
+        for model in (student, *(teachers if isinstance(teachers, Sequence) else ()))
+    ]
+    places = [
+        str(Path(place).resolve()) if place and Path(place).exists() else place for place in places
+    ]
+    found["student"], found["teacher"] = places[0], places[1:] or None
+    if isinstance(dataset, Blocks):
+        found["blocks"] = len(dataset)
+    if not args.splits_alike:
+        found["per_device_train_batch_size"] = args.per_device_train_batch_size
     return found
 
 
@@ -437,7 +460,14 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
     )
     steps = epoch_steps(job, found)
     if found.is_whole and not steps:
-        check_enough(blocks, args, f"--dataset {' '.join(data.dataset)}")
+        left_out = [
+            f"of {each.name} {_skipped(each.segments, len(each.texts))}"
+            for each in corpora
+            if each.segments.skipped
+        ]
+        if data.eval_fraction:
+            left_out.append(f"--eval_fraction {data.eval_fraction} holds out others")
+        check_enough(blocks, args, f"--dataset {' '.join(data.dataset)}", left_out)
     # The corpus may be too small, which only the whole corpus shows.
     if not found.is_whole and steps is not None and steps < 2:
         return load_documents(job, models)
@@ -550,14 +580,43 @@ def align(
     return segments
 
 
-def check_enough(blocks: Blocks, args: VocAgnoConfig, shown: str) -> None:
-    """Raise a ValueError for fewer packed sequences than one optimizer step needs."""
-    if len(blocks) < (needed := args.global_batch_tokens // args.max_length):
-        raise ValueError(
-            f"{shown} makes {len(blocks):,} sequences of {args.max_length} tokens, and one "
-            f"optimizer step needs {needed:,}: lower --global_batch_tokens to at most "
-            f"{len(blocks) * args.max_length}"
-        )
+def check_enough(
+    blocks: Blocks, args: VocAgnoConfig, shown: str, left_out: Sequence[str] = ()
+) -> None:
+    """Raise a ValueError for fewer packed sequences than one optimizer step needs.
+
+    The message says what left documents out, and gives numbers that these sequences allow.
+    """
+    rows, world = args.per_device_train_batch_size, args.world_size
+    needed = rows * args.gradient_accumulation_steps * world
+    if len(blocks) >= needed:
+        return
+    sequences = "1 sequence" if len(blocks) == 1 else f"{len(blocks):,} sequences"
+    found = (
+        f"{shown} makes {sequences} of {args.max_length} tokens, and one optimizer step needs "
+        f"{needed:,}"
+    )
+    if left_out:
+        found += f" ({'; '.join(left_out)})"
+    # Batches that the sequences fill, of the size that was asked for.
+    steps = len(blocks) // (rows * world)
+    most_rows = len(blocks) // world
+    asked_rows = "per_device_train_batch_size" in args.asked_of_batch
+    advice = []
+    if not most_rows:
+        advice = ["--max_length, or give more documents"]
+    elif "global_batch_tokens" in args.asked_of_batch:
+        whole = steps * rows if asked_rows and steps else most_rows
+        advice = [f"--global_batch_tokens to at most {whole * world * args.max_length}"]
+        if asked_rows and not steps:
+            advice.append(f"--per_device_train_batch_size to {most_rows}")
+    elif steps:
+        advice = [f"--gradient_accumulation_steps to at most {steps}"]
+    else:
+        advice = [f"--per_device_train_batch_size to at most {most_rows}"]
+        if args.gradient_accumulation_steps > 1:
+            advice.append("--gradient_accumulation_steps to 1")
+    raise ValueError(f"{found}: lower {' and '.join(advice)}")
 
 
 def _pack(
@@ -604,6 +663,7 @@ def write_skipped(documents: Documents, output_dir: str | Path) -> None:
             path.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
+@python_door
 def prepare_dataset(
     dataset: datasets.Dataset,
     student_tokenizer: PreTrainedTokenizerBase,
@@ -627,54 +687,100 @@ def prepare_dataset(
     Raises:
         ValueError: the column is not there, or no document of it can be used.
     """
+    dataset = _as_dataset(dataset, "dataset")
+    if not isinstance(dataset, datasets.Dataset):
+        raise ValueError(f"dataset must be a datasets.Dataset, got {type(dataset).__name__}")
+    texts = only_text(dataset, text_column, "dataset")
     readers = [teacher_reader(each, teacher_context) for each in listed(teacher_tokenizer or [])]
-    return _blocks_of(
-        only_text(dataset, text_column, "the dataset"),
-        student_reader(student_tokenizer, max_length),
-        TeacherReaders(readers) if readers else None,
-        PackOptions(max_length=max_length, train_on=train_on, dataset_num_proc=num_proc),
-        "the dataset",
-    )
-
-
-def _blocks_of(
-    texts: datasets.Dataset,
-    reader: Reader,
-    guide: TeacherReaders | None,
-    options: PackOptions,
-    shown: str,
-) -> Blocks:
-    segments = align(texts, reader, guide, options, shown)
-    limits = guide.limits() if guide else [sys.maxsize]
-    return Blocks(segments.rows, options.max_length, limits)
+    teachers = TeacherReaders(readers) if readers else None
+    options = PackOptions(max_length=max_length, train_on=train_on, dataset_num_proc=num_proc)
+    student = student_reader(student_tokenizer, max_length)
+    segments = align(texts, student, teachers, options, "dataset")
+    if segments.skipped:
+        log_main(f"dataset: {_skipped(segments, len(texts))}")
+    return Blocks(segments.rows, max_length, teachers.limits() if teachers else [sys.maxsize])
 
 
 # -- What a trainer is given ---------------------------------------------------------------------
 
 
 def _as_dataset(given: Any, name: str) -> Any:
-    """Make a data set of a list of dicts; packed sequences stay as they are."""
+    """Make a data set of a list of dicts; packed sequences stay as they are.
+
+    Raises:
+        ValueError: it is neither, or it is empty.
+    """
+    if isinstance(given, datasets.DatasetDict):
+        raise ValueError(
+            f"{name} has several splits ({', '.join(given)}): give one, as in dataset['train']"
+        )
     if isinstance(given, dict) and name == "eval_dataset":
         return {key: _as_dataset(each, name) for key, each in given.items()}
+    if isinstance(given, datasets.IterableDataset):
+        raise ValueError(
+            f"{name} is a stream, which has no order to resume in: load it without streaming=True"
+        )
     if isinstance(given, list) and given and all(isinstance(row, dict) for row in given):
         are_ids = not {"student_ids", "input_ids"}.isdisjoint(given[0])
         return given if are_ids else datasets.Dataset.from_list(given)
-    if isinstance(given, str | Path | list | dict | datasets.IterableDataset):
+    if isinstance(given, list | datasets.Dataset) and not len(given):
+        raise ValueError(f"{name} is empty: it needs at least one document")
+    if isinstance(given, str | Path | list | dict | Generator):
+        found = type(given).__name__
+        if isinstance(given, list):
+            found = f"a list of {type(given[0]).__name__}"
         raise ValueError(
-            f"{name} must be a datasets.Dataset, a list of dicts, or the Blocks of "
-            f"prepare_dataset, got {type(given).__name__}: datasets.load_dataset(..., split=...) "
-            "without streaming returns the first"
+            f'{name} must be a datasets.Dataset, a list of dicts such as {{"text": ...}}, or the '
+            f"Blocks of prepare_dataset, got {found}"
         )
     return given
 
 
+# Packs documents that a trainer is given; the name is of its argument.
+Packer = Callable[[Any, str], Any]
+
+
+@dataclass(frozen=True)
+class _Packer:
+    """Aligns and packs documents as the command does; what is packed already stays."""
+
+    models: Models
+    args: VocAgnoConfig
+    is_stored: bool
+
+    def __call__(self, dataset: Any, name: str) -> Any:
+        """Return the packed sequences of a data set, or of several by name."""
+        if isinstance(dataset, str):
+            # It names one of several that the trainer has.
+            return dataset
+        dataset = _as_dataset(dataset, name)
+        if isinstance(dataset, dict):
+            return {key: self(each, name) for key, each in dataset.items()}
+        if not isinstance(dataset, datasets.Dataset):
+            return dataset
+        is_trained = name == "train_dataset"
+        # A store knows other documents only, and evaluation needs no teacher.
+        guide = self.models.guide if is_trained or not self.is_stored else None
+        texts = only_text(dataset, None, name)
+        segments = align(texts, self.models.reader, guide, self.args, name)
+        left_out = [_skipped(segments, len(texts))] if segments.skipped else []
+        for line in left_out:
+            log_main(f"{name}: {line}")
+        limits = guide.limits() if guide else [sys.maxsize]
+        blocks = Blocks(segments.rows, self.args.max_length, limits)
+        if is_trained:
+            check_enough(blocks, self.args, name, left_out)
+        return blocks
+
+
 def load_given(
     args: VocAgnoConfig, student: Any, teacher: Any, others: dict[str, Any]
-) -> tuple[Any, Any, dict[str, Any]]:
+) -> tuple[Any, Any, dict[str, Any], Packer]:
     """Load models that a trainer is given by name, and pack documents, as a command does.
 
     What is loaded and packed already stays as it is. The others hold `train_dataset`, and may hold
     `eval_dataset`, a data set or several by name, and the student's tokenizer `processing_class`.
+    Returned last is what packs documents that are given to `evaluate` or `predict`.
 
     Raises:
         ValueError: as for the command, whose options are named.
@@ -685,8 +791,10 @@ def load_given(
     several = data["eval_dataset"] if isinstance(data["eval_dataset"], dict) else {}
     named = any(isinstance(model, str) for model in (student, *teachers))
     values = (*data.values(), *several.values())
+    if args.push_to_hub:
+        rank0(lambda: check_login(args.hub_token))
     if not named and not any(isinstance(each, datasets.Dataset) for each in values):
-        return student, teacher, others
+        return student, teacher, others, _only_packed
     if student is None:
         raise ValueError("model must be a name, a directory or a model: it reads the documents")
     stores = [each for each in teachers if isinstance(each, str) and is_store(Path(each))]
@@ -700,20 +808,27 @@ def load_given(
     for model in (models.student, *models.teachers):
         model.source.check_weights()
         model.source.check_packages()
-    # A store knows other documents only, and evaluation needs no teacher.
-    guides = {"train_dataset": models.guide, "eval_dataset": None if stores else models.guide}
 
-    def packed(dataset: Any, name: str) -> Any:
-        if isinstance(dataset, dict):
-            return {key: packed(each, name) for key, each in dataset.items()}
-        if not isinstance(dataset, datasets.Dataset):
-            return dataset
-        return _blocks_of(only_text(dataset, None, name), models.reader, guides[name], args, name)
-
+    pack = _Packer(models, args, is_stored=bool(stores))
     with machine_first():
-        data = {name: packed(dataset, name) for name, dataset in data.items()}
-    if isinstance(data["train_dataset"], Blocks):
-        check_enough(data["train_dataset"], args, "train_dataset")
+        data = {name: pack(dataset, name) for name, dataset in data.items()}
+    log_main(worded(f"step: {args.batch_arithmetic()}"))
     student, loaded = load_weights(models, names, args.device, args.seed)
     others = {**others, **data, "processing_class": models.reader.tokenizer}
-    return student, loaded or teacher, others
+    return student, loaded or teacher, others, pack
+
+
+def _skipped(segments: Segments, documents: int) -> str:
+    """Say how many documents were skipped, and why."""
+    count = len(segments.skipped)
+    return f"{count:,} of {documents:,} documents were skipped: {skip_reasons(segments)}"
+
+
+def _only_packed(dataset: Any, name: str) -> Any:
+    """Reject documents where no tokenizer has been read that could align them."""
+    rows = dataset if isinstance(dataset, list | datasets.Dataset) else ()
+    if len(rows) and "student_ids" not in rows[0]:
+        raise ValueError(
+            f"{name} must be packed, as train_dataset is: give the Blocks of prepare_dataset"
+        )
+    return dataset

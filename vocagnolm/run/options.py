@@ -21,10 +21,10 @@ from vocagnolm.cli import (
     check_names,
     json_settings,
     log_main,
-    near,
     one_for_each,
     shell,
 )
+from vocagnolm.doors import ANYWAY, DTYPE_OPTIONS, OTHER_NAMES, near, python_door, shell_door
 from vocagnolm.extras import require, require_trackers
 from vocagnolm.method import FirstHelp, Method, in_range, option
 from vocagnolm.run.recipe import as_flags, find_file, recipe_options
@@ -34,12 +34,13 @@ if TYPE_CHECKING:
 
     from vocagnolm.run.job import Job
 
+# Of the paper's optimizer step (Section 4.3).
+PAPER_TOKENS = 2**21
 # Of an option that may also be None: its bare name means true.
 _SWITCH: dict[str, Any] = {"nargs": "?", "const": True}
 # Arguments of from_pretrained that are options here.
-_DTYPE = "--teacher_dtype; the student is float32, and computes in 16 bits with --bf16"
 _TAKEN = {
-    **dict.fromkeys(("dtype", "torch_dtype"), _DTYPE),
+    **dict.fromkeys(("dtype", "torch_dtype"), DTYPE_OPTIONS),
     **dict.fromkeys(("quantization_config", "device_map"), "--teacher_quantization"),
     "revision": "--student_revision or --teacher_revision",
     "attn_implementation": "--attn_implementation",
@@ -160,7 +161,9 @@ class DataOptions:
     dataset_config: list[str] | None = option(
         None, "Hub configuration, for all or each ('' for files)."
     )
-    dataset_split: list[str] = option(["train"], "Split of a hub dataset or a directory, one for all or each.")
+    dataset_split: list[str] = option(
+        ["train"], "Split of a hub dataset or directory, for all or each."
+    )
     text_column: list[str] | None = option(
         None, "Column of documents, for all or each; by default text, or conversations."
     )
@@ -227,6 +230,7 @@ class PackOptions:
 class GuidanceOptions(Method, PackOptions, LoadOptions):
     """How models are loaded, documents packed, and tokens chosen."""
 
+    @python_door
     def __post_init__(self) -> None:
         for each in (LoadOptions, PackOptions, Method):
             each.__post_init__(self)
@@ -366,48 +370,6 @@ _OF_TEACHERS = {
     *("teacher_revision", "teacher_tokenizer", "teacher_chat_template"),
     *("teacher_dtype", "teacher_quantization", "teacher_sharding"),
 }
-# What users of TRL and transformers type, and what they find here.
-_OTHER_NAMES = {
-    **dict.fromkeys(("model", "model_name_or_path"), "--student"),
-    "model_revision": "--student_revision",
-    "tokenizer_name_or_path": "--student_tokenizer",
-    **dict.fromkeys(("teacher_model", "teacher_model_name_or_path"), "--teacher"),
-    "teacher_model_revision": "--teacher_revision",
-    "teacher_tokenizer_name_or_path": "--teacher_tokenizer",
-    **dict.fromkeys(("dtype", "torch_dtype"), _DTYPE),
-    "use_flash_attention_2": "--attn_implementation flash_attention_2",
-    "use_lora": "--use_peft",
-    "load_in_4bit": "--teacher_quantization nf4",
-    "load_in_8bit": "--teacher_quantization int8",
-    **dict.fromkeys(("dataset_name", "train_file"), "--dataset"),
-    "dataset_config_name": "--dataset_config",
-    "dataset_train_split": "--dataset_split",
-    "dataset_test_split": "--eval_fraction or --eval_dataset",
-    "validation_file": "--eval_dataset",
-    "dataset_text_field": "--text_column",
-    "preprocessing_num_workers": "--dataset_num_proc",
-    **dict.fromkeys(("max_seq_length", "max_seq_len", "block_size"), "--max_length"),
-    **dict.fromkeys(("batch_size", "per_device_batch_size"), "--per_device_train_batch_size"),
-    "lr": "--learning_rate",
-    **dict.fromkeys(("epochs", "num_epochs"), "--num_train_epochs"),
-    "warmup_ratio": "--warmup_steps, a share if below 1",
-    "evaluation_strategy": "--eval_strategy",
-    "use_uld_loss": "--method uld",
-    "beta": "--method kld with --kld_direction",
-    **dict.fromkeys(("lmbda", "temperature"), "no answers are sampled here: leave it out"),
-    "accelerate_config": "it is for the command lines of train, evaluate and score",
-    "num_processes": "it goes with --accelerate_config",
-}
-# Options there that ask for what happens anyway: they are taken, with a warning.
-_PACKED = "documents are always packed, and kept apart"
-_ANSWERS = "of conversations the answers are trained on, unless --train_on all"
-_ANYWAY = {
-    "do_train": "this command trains",
-    "do_eval": "--eval_fraction or --eval_dataset evaluates",
-    "overwrite_output_dir": "a run that ended early resumes in its --output_dir",
-    **dict.fromkeys(("packing", "eval_packing", "padding_free"), _PACKED),
-    **dict.fromkeys(("assistant_only_loss", "completion_only_loss"), _ANSWERS),
-}
 
 
 class Parser(OneLineErrors, HfArgumentParser):
@@ -415,7 +377,7 @@ class Parser(OneLineErrors, HfArgumentParser):
 
     def __init__(self, types: Sequence[Any]) -> None:
         super().__init__(
-            prog="train.py",
+            prog="vocagnolm train",
             usage="vocagnolm train [--config RECIPE] --teacher TEACHER [OPTION ...]",
             description=_ABOUT,
             epilog="--help_all adds the other fields of transformers.TrainingArguments.",
@@ -437,7 +399,7 @@ class Parser(OneLineErrors, HfArgumentParser):
         for kind in types:
             self._add_dataclass_arguments(kind)
         self.dataclass_types = list(types)
-        for name in _ANYWAY:
+        for name in ANYWAY:
             if f"--{name}" not in self._option_string_actions:
                 self.add_argument(f"--{name}", nargs="?", const=True, help=argparse.SUPPRESS)
 
@@ -475,6 +437,11 @@ def check(argv: Sequence[str]) -> tuple[str | None, list[str], list[Any]]:
     Raises:
         ValueError: an argument is wrong, in one line.
     """
+    with shell_door():
+        return _check(argv)
+
+
+def _check(argv: Sequence[str]) -> tuple[str | None, list[str], list[Any]]:
     quick = Parser(OPTIONS)
     if {"-h", "--help", "--help_all"} & {*argv}:
         (_full_parser() if "--help_all" in argv else quick).print_help()
@@ -505,6 +472,11 @@ def parse(argv: Sequence[str], *, on_hub: bool = False) -> Job:
     Raises:
         ValueError: an argument is wrong, in one line.
     """
+    with shell_door():
+        return _parse(argv, on_hub=on_hub)
+
+
+def _parse(argv: Sequence[str], *, on_hub: bool) -> Job:
     recipe, flags, options = check(argv)
     _, data, _, run, _ = options
     if on_hub:
@@ -516,6 +488,10 @@ def parse(argv: Sequence[str], *, on_hub: bool = False) -> Job:
     evaluates = data.eval_fraction or data.eval_dataset
     if evaluates:
         flags = ["--eval_strategy=steps", f"--eval_steps={run.save_steps}", *flags]
+    if run.global_batch_tokens is None and not (
+        run.per_device_train_batch_size and run.gradient_accumulation_steps
+    ):
+        flags = [f"--global_batch_tokens={PAPER_TOKENS}", *flags]
     made: Any = _full_parser().parse_args_into_dataclasses(flags, look_for_args_file=False)
     model, data, args, _ = made
     if args.eval_strategy != "no" and not evaluates:
@@ -542,7 +518,7 @@ def _check_names(parser: Parser, words: Sequence[str]) -> None:
     for word in parser.parse_known_args(words)[1]:
         option = "--" + word.partition("=")[0][2:].replace("-", "_")
         if word.startswith("--") and option not in known:
-            here = _OTHER_NAMES.get(option[2:])
+            here = OTHER_NAMES.get(option[2:])
             if not here:
                 raise ValueError(f"unknown option {option}{near(option, known)}")
             here = f"here it is {here}" if here.startswith("--") else here
@@ -564,7 +540,7 @@ def trainer_fields(source: Path = _TRANSFORMERS / "training_args.py") -> list[st
 def _warnings(options: Sequence[Any]) -> Iterator[str]:
     """Yield a line for each option that was given and has no effect."""
     model, data, method, run, others = options
-    for name, reason in _ANYWAY.items():
+    for name, reason in ANYWAY.items():
         if vars(others)[name] is not None:
             yield f"--{name} has no effect: {reason}"
     given = set()
@@ -594,7 +570,7 @@ _OUT_OF_MEMORY = (
 )
 
 
-@shell("train.py", out_of_memory=_OUT_OF_MEMORY, resumable=True)
+@shell("vocagnolm train", out_of_memory=_OUT_OF_MEMORY, resumable=True)
 def main(argv: Sequence[str] | None = None) -> int:
     """Show a page of help, or run the job; return the exit status."""
     job = parse(sys.argv[1:] if argv is None else argv, on_hub=True)

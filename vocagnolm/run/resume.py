@@ -172,6 +172,16 @@ def checkpoint_fault(checkpoint: str | Path, settings: Settings | None = None) -
     return None
 
 
+def check_same_run(checkpoint: Path, settings: Settings) -> None:
+    """Raise a ValueError for a checkpoint of a run with other settings."""
+    before = json_or_empty(checkpoint / MANIFEST_FILE).get("run")
+    if before and settings and (changed := differences(before, settings, prefix="--")):
+        raise ValueError(
+            f"{checkpoint} is of a run with other settings ({'; '.join(changed)}): give another "
+            "--output_dir, and begin anew"
+        )
+
+
 def newest_checkpoint(directory: Path, settings: Settings | None = None) -> str | None:
     """Return the newest checkpoint that a run can resume from; warn of newer ones."""
     for path in checkpoints(directory):
@@ -525,12 +535,20 @@ class ResumableTrainer(Trainer):
         """
         directory = Path(str(self.args.output_dir))
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = rank0(lambda: newest_checkpoint(directory, self.settings))
+            resume_from_checkpoint = rank0(lambda: newest_checkpoint(directory))
             if resume_from_checkpoint is None:
                 raise ValueError(f"{directory} holds no good checkpoint to resume from")
         checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
         if checkpoint:
+            rank0(lambda: check_same_run(checkpoint, self.settings))
             self._check_layout(checkpoint)
+        elif self.is_world_process_zero() and (before := checkpoints(directory)):
+            logger.warning(
+                "%s holds a run, whose log and checkpoints this one overwrites: "
+                "train(resume_from_checkpoint=True) goes on from %s, and another output_dir keeps "
+                "both",
+                *(directory, before[0].name),
+            )
         self.metrics.restore(checkpoint)
         if self.is_world_process_zero():
             # What a killed save has left: files of other processes would pass for new ones.
