@@ -54,6 +54,10 @@ _ON_HUB: dict[str, Literal["model", "dataset"]] = {
 }
 
 
+# Choices that an error lists; of more it names the nearest alone.
+_MOST_CHOICES = 12
+
+
 class Exit(IntEnum):
     """Exit statuses. STOPPED is EX_TEMPFAIL of sysexits.h: a scheduler may start the job again."""
 
@@ -76,7 +80,10 @@ class OneLineErrors(argparse.ArgumentParser):
             known = (name for name in self._option_string_actions if "-" not in name[2:])
             message += near(re.split("[ =]", unknown)[0], known)
         if choice := re.search(r"invalid choice: '([^']+)' \(choose from (.+)\)", message):
-            message += near(choice[1], re.findall(r"[\w.-]+", choice[2]))
+            known = re.findall(r"[\w.-]+", choice[2])
+            if len(known) > _MOST_CHOICES:
+                message = message.partition(" (choose from")[0]
+            message += near(choice[1], known)
         raise ValueError(message)
 
 
@@ -107,7 +114,7 @@ class Parser(OneLineErrors):
         """Add the options of a corpus, or of several; without `source`, all but `--dataset`."""
         add = partial(self.add_argument, nargs="+" if several else None)
         if source:
-            shown = "As for train.py: files, a directory, or a hub name."
+            shown = "As for vocagnolm train: files, a directory, or a hub name."
             add("--dataset", required=required, help=shown)
         add("--dataset_config", help="Configuration of a hub dataset or a directory.")
         add("--dataset_split", default="train", help="Split of a hub dataset or a directory.")

@@ -84,8 +84,11 @@ def near(name: str, known: Iterable[str]) -> str:
     >>> near("--teachr", ["--teacher", "--student"])
     ' (did you mean --teacher?)'
     """
-    found = difflib.get_close_matches(name, list(known), 1)
-    return f" (did you mean {found[0]}?)" if found else ""
+    known = list(known)
+    # The beginning of a name is most like it.
+    begun = [each for each in known if each.startswith(name)]
+    nearest = begun or difflib.get_close_matches(name, known, 1)
+    return f" (did you mean {nearest[0]}?)" if nearest else ""
 
 
 @contextmanager
@@ -123,6 +126,7 @@ def worded(message: str) -> str:
         return message
     message = message.replace("--teacher or --teacher_losses", "--teacher")
     message = message.replace("--eval_fraction or --eval_dataset", "--eval_dataset")
+    message = re.sub(r"--text_column ('[^']*')", r"column \1", message)
     # `--bf16 true` is bf16=True.
     message = re.sub(r"--(\w+) (true|false)\b", lambda x: f"{x[1]}={x[2].title()}", message)
     return re.sub(r"--(\w+)", lambda x: _IN_PYTHON.get(x[1], x[1]), message)

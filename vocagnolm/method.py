@@ -54,6 +54,14 @@ def option(default: _T, help: str = "", *, first: bool = False, **of_argparse: A
     return field(default=default, metadata=metadata)
 
 
+def check_switches(options: object) -> None:
+    """Raise a ValueError for a switch that is neither true nor false: "false" would be true."""
+    for name, kind in get_type_hints(type(options)).items():
+        value = vars(options).get(name, False)
+        if kind is bool and not isinstance(value, bool):
+            raise ValueError(f"--{name} must be True or False, got {value!r}")
+
+
 def in_range(options: object, interval: str, *names: str) -> None:
     """Raise a ValueError for the first option outside of an interval such as "(0, 1]"."""
     low, high = (float(end) for end in interval[1:-1].split(","))
@@ -62,6 +70,8 @@ def in_range(options: object, interval: str, *names: str) -> None:
         for value in given if isinstance(given, list | tuple) else [given]:
             if value is None:
                 continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"--{name} must be a number in {interval}, got {value!r}")
             is_above = value > low if interval[0] == "(" else value >= low
             is_below = value < high if interval[-1] == ")" else value <= high
             if not (is_above and is_below):
@@ -125,8 +135,8 @@ def name_own(option: str, given: Any) -> str:
 class Method:
     """All settings of a method: one record for parser, trainer, views and stores.
 
-    Named as the options of `train.py` and described by their help texts. The defaults are the
-    paper's. A value that is out of range is a ValueError.
+    Named as the options of `vocagnolm train` and described by their help texts. The defaults are
+    the paper's. A value that is out of range is a ValueError.
 
     A class or function of your own is given itself, or by its name `package.module:name`
     (docs/library.md); the settings keep the name.

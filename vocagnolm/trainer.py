@@ -83,15 +83,15 @@ class VocAgnoTrainer(ResumableTrainer):
         objective: type[Objective] | None = None,
         **others: Any,
     ):
-        for name in ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics"):
-            if others.pop(name, None) is not None:
-                raise ValueError(f"{name} has no effect: the method makes no logits")
+        # Before hours of alignment.
+        others = _arguments_of_trainer(others)
+        if train_dataset is None and data_collator is None:
+            raise ValueError(
+                "train_dataset is missing: give documents, or the Blocks of prepare_dataset"
+            )
         args = args or VocAgnoConfig()
         _check_given(args, peft_config)
         method = _method(args, method, objective)
-        # An unknown argument, before hours of alignment.
-        known = inspect.signature(Trainer).parameters
-        others = own_arguments("VocAgnoTrainer", others, known, logger.warning)
         others["train_dataset"] = train_dataset
         model, teacher, others, self._pack = load_given(args, model, teacher, others)
         models = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
@@ -348,6 +348,15 @@ def _method(
     if objective:
         args.method = name_own("method", objective)
     return args.as_method()
+
+
+def _arguments_of_trainer(others: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that Trainer takes; reject others, and those that have no effect."""
+    for name in ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics"):
+        if others.pop(name, None) is not None:
+            raise ValueError(f"{name} has no effect: the method makes no logits")
+    known = inspect.signature(Trainer).parameters
+    return own_arguments("VocAgnoTrainer", others, known, logger.warning)
 
 
 def _check_given(args: object, peft_config: object) -> None:

@@ -62,7 +62,7 @@ WRONG: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("settings", WRONG, ids=" ".join)
 def test_method_names_the_option_that_is_wrong(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"--{next(iter(settings))} "):
+    with pytest.raises(ValueError, match=rf"^{next(iter(settings))}\b"):
         Method(**settings)
 
 

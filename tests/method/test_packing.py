@@ -190,8 +190,8 @@ def test_prepare_dataset_reads_conversations(
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"body": ["a"]}, "--text_column 'text' is not a column of the dataset"),
-        ({"text": [" "]}, r"the dataset has no usable document: 1 read, 1 skipped \(1 empty\)$"),
+        ({"body": ["a"]}, "'text' is not a column of dataset"),
+        ({"text": [" "]}, r"dataset has no usable document: 1 read, 1 skipped \(1 empty\)$"),
     ],
 )
 def test_prepare_dataset_needs_documents(

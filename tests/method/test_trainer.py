@@ -364,15 +364,15 @@ def test_log_reports_what_a_slow_count_finds(
 @pytest.mark.parametrize(
     ("options", "with_teacher", "message"),
     [
-        ({}, False, "--method vocagnolm needs a teacher"),
-        ({"method": "cpt"}, True, "--method cpt has no use for a teacher"),
-        ({"method": "kld", "teacher": StoredTeacher()}, False, "--method kld compares distrib"),
+        ({}, False, "method vocagnolm needs a teacher"),
+        ({"method": "cpt"}, True, "method cpt has no use for a teacher"),
+        ({"method": "kld", "teacher": StoredTeacher()}, False, "method kld compares distrib"),
         ({"method": Method("chunk", chunks=8)}, True, r"PackedCollator\(..., chunks=8\)"),
         ({"data_collator": PackedCollator(MAX_LENGTH, chunks=8)}, True, "chunks=None"),
         ({"compute_metrics": print}, True, "compute_metrics has no effect"),
         ({"compute_loss_func": print}, True, "compute_loss_func has no effect"),
         ({"data_collator": print}, True, "packed sequences of vocagnolm.packing"),
-        ({"teacher": []}, False, "--method vocagnolm needs a teacher"),
+        ({"teacher": []}, False, "method vocagnolm needs a teacher"),
     ],
 )
 def test_trainer_rejects_contradictions(

@@ -147,7 +147,7 @@ def test_config_is_read_by_any_parser_of_dataclasses(tmp_path: Path) -> None:
     (args,) = HfArgumentParser(VocAgnoConfig).parse_args_into_dataclasses(
         ["--output_dir", str(tmp_path), "--use_cpu", "--top_k", "0.3", "--max_length", "64"]
     )
-    assert (args.top_k, args.max_length, args.global_batch_tokens) == (0.3, 64, 2**21)
+    assert (args.top_k, args.max_length, args.global_batch_tokens) == (0.3, 64, 512)
 
 
 def test_init_kwargs_reach_the_models(world: World, tmp_path: Path) -> None:
@@ -166,6 +166,92 @@ def test_init_kwargs_reach_the_models(world: World, tmp_path: Path) -> None:
     assert trainer.online_teachers[0].config.attention_dropout == 0.5
 
 
+# What Trainer's and TRL's users write in Python, and the word of the answer.
+WRONG_CONFIG: list[tuple[dict[str, Any], str]] = [
+    ({"top_k": 2}, "^top_k must be in"),
+    ({"top_k": "0.4"}, "^top_k must be a number in .* got '0.4'"),
+    ({"max_length": "64"}, "^max_length must be a number"),
+    ({"attend_across_documents": "false"}, "^attend_across_documents must be True or False"),
+    ({"max_seq_length": 64}, "here it is max_length"),
+    ({"dataset_text_field": "text"}, "text_column of prepare_dataset"),
+    ({"eval_fraction": 0.1}, "eval_dataset to VocAgnoTrainer"),
+    ({"teacher_model_name_or_path": "t"}, "here it is teacher"),
+    ({"use_peft": True}, "peft_config to VocAgnoTrainer"),
+    ({"lmbda": 0.5}, "no answers are sampled"),
+    ({"topk": 0.4}, r"\(did you mean top_k\?\)"),
+    ({"optim": "adam"}, "^optim: there is no adam .did you mean adamw"),
+    ({"report_to": "wandbb"}, "^report_to: there is no wandbb .did you mean wandb"),
+    ({"deepspeed": "ds.json"}, "^deepspeed is not supported"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG_CONFIG, ids=[x for _, x in WRONG_CONFIG])
+def test_config_names_arguments(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises((ValueError, TypeError), match=message) as caught:
+        config(tmp_path, **options)
+    assert "--" not in str(caught.value)
+
+
+def test_what_happens_anyway_is_taken_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert config(tmp_path, packing=True, assistant_only_loss=True).max_length == 64
+    assert [line.split()[0] for line in caplog.messages] == ["packing", "assistant_only_loss"]
+
+
+def test_bfloat16_on_a_cpu_needs_no_other_option(tmp_path: Path) -> None:
+    if not torch.accelerator.is_available():
+        assert VocAgnoConfig(output_dir=str(tmp_path), bf16=True).use_cpu
+
+
+def test_advice_about_the_batch_is_a_number_that_works(world: World, tmp_path: Path) -> None:
+    rows = pages(world)
+    for options in (
+        {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 9999},
+        {"per_device_train_batch_size": 9999},
+        {"per_device_train_batch_size": 3, "global_batch_tokens": 64 * 3 * 9999},
+        {"global_batch_tokens": 64 * 9999},
+    ):
+        options = {"global_batch_tokens": None, **options}
+        with pytest.raises(ValueError, match=r"lower \w+ to") as caught:
+            VocAgnoTrainer(
+                str(world.student), config(tmp_path, method="cpt", **options), None, rows
+            )
+        for name, number in re.findall(r"(\w+) to (?:at most )?(\d+)", str(caught.value)):
+            options[name] = int(number)
+        VocAgnoTrainer(str(world.student), config(tmp_path, method="cpt", **options), None, rows)
+
+
+def test_resuming_with_other_settings_is_refused(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(**options: Any) -> VocAgnoTrainer:
+        args = config(tmp_path, save_strategy="steps", save_steps=1, **options)
+        names = {"model": str(world.student), "teacher": str(world.teacher)}
+        return VocAgnoTrainer(args=args, train_dataset=pages(world), **names)
+
+    run(top_k=0.4).train()
+    for options in ({"top_k": 0.7}, {"top_k": 0.4, "selection": "accept"}):
+        with pytest.raises(ValueError, match=r"other settings .(top_k|selection) was"):
+            run(**options).train(resume_from_checkpoint=True)
+    run(top_k=0.4).train(resume_from_checkpoint=True)
+    assert "overwrites" not in caplog.text
+    # Begun anew, with a word.
+    run(top_k=0.4).train()
+    assert "resume_from_checkpoint=True" in caplog.text
+
+
+def test_documents_may_be_given_to_an_evaluation(world: World, tmp_path: Path) -> None:
+    rows = pages(world)
+    trainer = VocAgnoTrainer(
+        str(world.student), config(tmp_path, method="cpt"), None, rows, eval_dataset=rows[:9]
+    )
+    expected = trainer.evaluate()["eval_loss"]
+    assert trainer.evaluate(rows[:9])["eval_loss"] == expected
+    assert trainer.evaluate(datasets.Dataset.from_list(rows[:9]))["eval_loss"] == expected
+    assert trainer.predict(rows[:9]).metrics["test_loss"] == expected
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"args": TrainingArguments("o", use_cpu=True)}, "must be a VocAgnoConfig, got Training"),
     ({"train_dataset": [{"text": " "}]}, "train_dataset has no usable document: 1 read"),
@@ -173,18 +259,27 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"train_dataset": datasets.Dataset.from_dict({"body": ["a"]})},
         "not a column of train_dataset",
     ),
-    ({"train_dataset": ["a"]}, "train_dataset must be a datasets.Dataset, .* got list"),
+    ({"train_dataset": None}, "train_dataset is missing"),
+    ({"train_dataset": []}, "train_dataset is empty"),
+    (
+        {"train_dataset": datasets.DatasetDict(train=datasets.Dataset.from_list([{"text": "a"}]))},
+        r"give one, as in dataset\['train'\]",
+    ),
+    ({"train_dataset": ["a"]}, "train_dataset must be a datasets.Dataset, .* got a list of str"),
     (
         {"eval_dataset": datasets.Dataset.from_dict({"text": ["a"]}).to_iterable_dataset()},
-        "eval_dataset must be a datasets.Dataset, .* got IterableDataset",
+        "eval_dataset is a stream",
     ),
     (
         {"optimizers": (torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]), None)},
         "the optimizer has no weight of the student",
     ),
-    ({"train_dataset": [{"text": "a"}]}, "lower --global_batch_tokens to at most 64"),
+    (
+        {"train_dataset": [{"text": "a"}]},
+        "makes 1 sequence of .* lower global_batch_tokens to at most 64",
+    ),
     ({"eval_dataset": [{"text": ""}]}, "eval_dataset has no usable document"),
-    ({"model_init_kwargs": {"torch_dtype": "bfloat16"}}, "torch_dtype is given by --teacher_dtype"),
+    ({"model_init_kwargs": {"torch_dtype": "bfloat16"}}, "torch_dtype is given by teacher_dtype"),
 ]
 
 

@@ -51,7 +51,10 @@ def test_torchrun_trains_one_student_without_a_gpu(world: World) -> None:
 
 
 COMMANDS = {
-    "train.py": (train.main, ["--method=cpt", "--student=S", "--dataset=D", "--output_dir=O"]),
+    "vocagnolm train": (
+        train.main,
+        ["--method=cpt", "--student=S", "--dataset=D", "--output_dir=O"],
+    ),
     "vocagnolm evaluate": (evaluation.main, ["--model=M", "--benchmarks=demo", "--output_dir=O"]),
 }
 

@@ -115,7 +115,9 @@ def test_server_is_compared_as_directories(
     assert capsys.readouterr().out.strip() == expected.strip()
     assert (page / "comparison.html").is_file()
     server["lab/students"] = server["lab/students"][1:]
-    with pytest.raises(ValueError, match=r"expected runs of train\.py in lab/students, found none"):
+    with pytest.raises(
+        ValueError, match=r"expected runs of vocagnolm train in lab/students, found none"
+    ):
         fetch(["lab/students"], tmp_path / "other")
 
 

@@ -188,7 +188,7 @@ def test_wrong_run_leaves_no_trace(
     given = {"output_dir": str(tmp_path / "out"), "eval_fraction": None, "use_cpu": "true"}
     assert cli.main(["train", *world.argv("", **given | options)]) == cli.Exit.WRONG
     err = capfd.readouterr().err
-    assert err.startswith("train.py: error: ")
+    assert err.startswith("vocagnolm train: error: ")
     assert message in err
     assert err.count("\n") == 1
     assert not (tmp_path / "out").exists()

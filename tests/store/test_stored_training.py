@@ -393,7 +393,7 @@ def error_of(place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
         assert train.main(place.argv(output, **changes)) == 2
         stderr = capfd.readouterr().err
         assert stderr.count("\n") == 1, stderr
-        return stderr.removeprefix("train.py: error: ").strip()
+        return stderr.removeprefix("vocagnolm train: error: ").strip()
 
     return run
 

@@ -80,7 +80,7 @@ class Comparison:
 
     # Evaluations, the baseline first.
     runs: Sequence[Run]
-    # Runs of train.py, and the same by their setting.
+    # Runs of vocagnolm train, and the same by their setting.
     trained: Sequence[TrainingRun]
     settings: Mapping[str, Sequence[TrainingRun]]
     # Names of all of them.
@@ -94,7 +94,7 @@ class Comparison:
 def compare(paths: Sequence[Path], reported: Sequence[str] = ()) -> Comparison:
     """Read runs, pair each evaluation with its protocol's first, and add rows of the paper."""
     if not paths:
-        raise ValueError("no RUN to compare: give directories of train.py or evaluate_math.py")
+        raise ValueError("no RUN to compare: give directories of vocagnolm train or evaluate")
     theirs, places = read_reported(reported), find_places(paths)
     runs = [read_run(label, place) for label, (_, place) in places.items() if place]
     trained = [read_training(label, place) for label, (place, _) in places.items() if place]
@@ -319,7 +319,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     projects = "Runs in Weights & Biases; with --output_dir they are kept there."
     row = "A row of the paper, or a whole table, as 'Table 2'; again for more."
-    add("runs", nargs="*", type=Path, metavar="RUN", help="A run of train.py, or an evaluation.")
+    add("runs", nargs="*", type=Path, metavar="RUN", help="A run, or an evaluation.")
     add("--wandb", nargs="+", default=[], metavar="ENTITY/PROJECT", help=projects)
     add("--reported", action="append", default=[], metavar="NAME", help=row)
     add("--output_dir", type=Path, help="Gets comparison.html, .md, .json and .png.")

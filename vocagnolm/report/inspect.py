@@ -43,10 +43,10 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--text", help="The text itself.")
-    source.add_argument("--dataset", help="As for train.py: files, a directory, or a hub name.")
+    source.add_argument("--dataset", help="Files, a directory, or a hub name, as for train.")
     add("--document", type=int, nargs="+", default=[0], metavar="INDEX", help="From 0; default: 0.")
     parser.add_dataset(source=False)
-    # Lists of one teacher, as train.py has lists of several.
+    # Lists of one teacher, as vocagnolm train has lists of several.
     for role, number in (("student", None), ("teacher", 1)):
         add(f"--{role}", nargs=number, required=True, help="Causal LM: a hub name or a directory.")
         add(f"--{role}_revision", nargs=number, help="Branch, tag or commit on the hub.")
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def look(arguments: argparse.Namespace) -> GuidanceView:
-    """Load both models as a run of train.py does, and decide over the tokens of the texts."""
+    """Load both models as a run of training does, and decide over the tokens of texts."""
     import datasets
     import torch
 

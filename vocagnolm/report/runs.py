@@ -75,7 +75,7 @@ class Run:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A run of train.py."""
+    """A run of vocagnolm train."""
 
     label: str
     # As in `METHODS`, or a user's own.
@@ -119,7 +119,7 @@ def in_order(columns: Iterable[str]) -> list[str]:
 
 
 def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | None]]:
-    """Find runs of train.py and evaluations in directories, or in their `evaluation/`.
+    """Find runs of vocagnolm train and evaluations in directories, or in their `evaluation/`.
 
     Returns by label the directory with the settings of a run, and the one with the results of an
     evaluation; chats have labels of their own.
@@ -135,7 +135,7 @@ def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | No
             found.append((name, path, run, evaluation))
         elif not has_chat:
             expected = f"{RUN_FILE} or {RESULTS_FILE} in it or in its {EVALUATION_FOLDER}/"
-            raise ValueError(f"{path}: no {expected}: run train.py or evaluate_math.py first")
+            raise ValueError(f"{path}: no {expected}: run vocagnolm train or evaluate first")
         if has_chat:
             found.append((f"{name}-chat", chat, None, chat))
     names = [name for name, *_ in found]
@@ -184,7 +184,7 @@ def read_run(label: str, directory: Path) -> Run:
 
 
 def read_training(label: str, directory: Path) -> TrainingRun:
-    """Read the settings and the log of a run of train.py."""
+    """Read the settings and the log of a run of vocagnolm train."""
     settings = read_json(directory / RUN_FILE)
     path = directory / STATE_FILE
     state = read_json(path) if path.is_file() else {}

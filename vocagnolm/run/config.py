@@ -12,11 +12,17 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from transformers import TrainingArguments
-from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from transformers.trainer_utils import (
+    HubStrategy,
+    IntervalStrategy,
+    SaveStrategy,
+    SchedulerType,
+)
 from transformers.training_args import OptimizerNames
 
 from vocagnolm.dist import check_connected, is_on_cpu, launched_processes
-from vocagnolm.doors import own_arguments, python_door
+from vocagnolm.doors import near, own_arguments, python_door
 from vocagnolm.extras import require, require_optimizer
 from vocagnolm.run.options import PAPER_TOKENS, GuidanceOptions, RunOptions
 
@@ -84,9 +90,8 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         # A log file wants no progress bar.
         if self.disable_tqdm is None:
             self.disable_tqdm = not sys.stderr.isatty()
-        if self.bf16 is None:
-            has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-            self.bf16 = has_bf16 and not (self.use_cpu or self.fp16)
+        _check_library_names(self)
+        self._set_precision()
         self.dataloader_pin_memory = self.dataloader_pin_memory and torch.cuda.is_available()
         if self.save_strategy == SaveStrategy.BEST:
             self.metric_for_best_model = self.metric_for_best_model or "loss"
@@ -107,6 +112,15 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         if self.use_liger_kernel and not self.dry_run:
             require("liger_kernel", "--use_liger_kernel")
         self._set_batch()
+
+    def _set_precision(self) -> None:
+        """Compute in bfloat16 where a GPU can, unless another precision is asked for."""
+        if self.bf16 is None:
+            has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+            self.bf16 = has_bf16 and not (self.use_cpu or self.fp16)
+        elif self.bf16 and not torch.accelerator.is_available():
+            # Trainer takes bfloat16 on a CPU only where a CPU is asked for.
+            self.use_cpu = True
 
     @property
     def is_sharded(self) -> bool:
@@ -163,6 +177,23 @@ def _answer_other_names(self: VocAgnoConfig, *args: Any, **options: Any) -> None
 VocAgnoConfig.__init__ = _answer_other_names  # type: ignore[method-assign]
 
 
+def _check_library_names(args: VocAgnoConfig) -> None:
+    """Raise a ValueError for what transformers would refuse with a list of forty names."""
+    if args.deepspeed:
+        raise ValueError("--deepspeed is not supported: shard with FSDP2 (accelerate_configs)")
+    trackers = [*INTEGRATION_TO_CALLBACK, "all", "none"]
+    report_to = args.report_to if isinstance(args.report_to, list) else [args.report_to or "none"]
+    choices: dict[str, tuple[list[Any], list[str]]] = {
+        "optim": ([args.optim], [each.value for each in OptimizerNames]),
+        "lr_scheduler_type": ([args.lr_scheduler_type], [each.value for each in SchedulerType]),
+        "report_to": (report_to, trackers),
+    }
+    for option, (values, known) in choices.items():
+        for value in values:
+            if isinstance(value, str) and value not in known:
+                raise ValueError(f"--{option}: there is no {value}{near(value, known)}")
+
+
 def check_arguments(args: TrainingArguments) -> None:
     """Raise a ValueError for arguments that would change what a run computes or keeps."""
     for name, (value, reason) in _ONE_VALUE.items():
@@ -192,7 +223,7 @@ def check_arguments(args: TrainingArguments) -> None:
 
 def _check_parallelism(args: TrainingArguments) -> None:
     """Allow DDP and FSDP2 alone, as the arguments or `accelerate launch` say."""
-    if args.deepspeed or parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
+    if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
         raise ValueError("DeepSpeed is not supported: shard with FSDP2 (accelerate_configs)")
     # Accelerate's own default is the first version.
     is_launched = parse_flag_from_env("ACCELERATE_USE_FSDP")
@@ -242,9 +273,14 @@ def split_global_batch(
     accumulation = accumulation or per_device // batch_size
     found = world_size * batch_size * accumulation * max_length
     if found != global_batch_tokens:
+        factors = (
+            _counted(world_size, "process", "es"),
+            _counted(batch_size, "sequence", "s"),
+            _counted(accumulation, "accumulation step", "s"),
+            f"{max_length} tokens",
+        )
         raise ValueError(
-            f"{world_size} processes x {batch_size} sequences x {accumulation} accumulation steps "
-            f"x {max_length} tokens = {found:,} tokens, not --global_batch_tokens "
+            f"{' x '.join(factors)} = {found:,} tokens, not --global_batch_tokens "
             f"{global_batch_tokens:,}: change --global_batch_tokens, --per_device_train_batch_size "
             "or the number of processes, or give --per_device_train_batch_size with "
             "--gradient_accumulation_steps alone"

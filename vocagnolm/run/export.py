@@ -65,7 +65,7 @@ def export(
     settings = json_or_empty(checkpoint / MANIFEST_FILE).get("run")
     settings = settings or json_or_empty(checkpoint / RUN_FILE)
     if not settings:
-        raise ValueError(f"{checkpoint} lacks the settings of its run, as train.py writes them")
+        raise ValueError(f"{checkpoint} lacks the settings of its run, which vocagnolm train keeps")
     is_sharded = (checkpoint / _SHARDS).is_dir()
     is_adapted = is_adapter(checkpoint) or (is_sharded and settings["use_peft"])
     if is_adapted:

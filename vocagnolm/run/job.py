@@ -287,6 +287,12 @@ def read_models(
         read = source.checked_tokenizer(config, role, place)
         found.append(Model(source, config, read, sizes_of(skeleton)))
     student, *teachers = found
+    for teacher in teachers:
+        if _is_same(student.source, teacher.source):
+            logger.warning(
+                "the teacher is the student itself (%s): at first no token's loss is above its own",
+                teacher.source.name,
+            )
     context = context_length(student.config)
     length = min(options.max_length, context) if shorten else options.max_length
     if length > context:
@@ -295,6 +301,15 @@ def read_models(
     guide = _guide_of(student, teachers, model, options)
     dtype = resolve_dtype(options.teacher_dtype, device)
     return Models(student, reader, teachers, guide, dtype, options)
+
+
+def _is_same(student: ModelSource, teacher: ModelSource) -> bool:
+    """Test whether two names are of one model."""
+    names = [
+        str(Path(source.name).resolve()) if Path(source.name).exists() else source.name
+        for source in (student, teacher)
+    ]
+    return bool(student.name) and names[0] == names[1] and student.revision == teacher.revision
 
 
 def _with_attention(

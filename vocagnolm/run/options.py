@@ -26,7 +26,7 @@ from vocagnolm.cli import (
 )
 from vocagnolm.doors import ANYWAY, DTYPE_OPTIONS, OTHER_NAMES, near, python_door, shell_door
 from vocagnolm.extras import require, require_trackers
-from vocagnolm.method import FirstHelp, Method, in_range, option
+from vocagnolm.method import FirstHelp, Method, check_switches, in_range, option
 from vocagnolm.run.recipe import as_flags, find_file, recipe_options
 
 if TYPE_CHECKING:
@@ -232,6 +232,7 @@ class GuidanceOptions(Method, PackOptions, LoadOptions):
 
     @python_door
     def __post_init__(self) -> None:
+        check_switches(self)
         for each in (LoadOptions, PackOptions, Method):
             each.__post_init__(self)
         self.check_chunks(self.max_length)

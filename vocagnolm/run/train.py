@@ -32,18 +32,22 @@ def train(job: Job) -> int:
     # alignment.
     models = read_models(job.model, job.args, args.device)
     settings = settings_of(job)
-    rank0(lambda: resume.check_settings(output_dir, settings))
-    if rank0(lambda: resume.is_finished(output_dir)):
+    conflict = rank0(lambda: _conflict(output_dir, settings))
+    if conflict and not args.dry_run:
+        raise ValueError(conflict)
+    if not conflict and rank0(lambda: resume.is_finished(output_dir)):
         print_main(f"{output_dir} holds the finished run: nothing to do")
         return Exit.DONE
-    asked = args.resume_from_checkpoint
-    checkpoint = rank0(lambda: resume.resolve(asked, output_dir, settings))
+    asked, checkpoint = args.resume_from_checkpoint, None
+    if not conflict:
+        checkpoint = rank0(lambda: resume.resolve(asked, output_dir, settings))
     rank0(lambda: check_places(job, models))
 
     # Plan: the first documents of a large corpus are enough.
     documents = load_documents(job, models, sample=True)
     print_main(plan(job, models, documents, checkpoint))
     if args.dry_run:
+        print_main(f"but        {conflict}" if conflict else None)
         return Exit.DONE
     if not documents.is_whole:
         documents = load_documents(job, models)
@@ -78,6 +82,15 @@ def train(job: Job) -> int:
     wandb.finish()
     print_main(f"saved {output_dir}")
     return Exit.DONE
+
+
+def _conflict(output_dir: Path, settings: resume.Settings) -> str | None:
+    """Say why a directory cannot hold a run with these settings; None if it can."""
+    try:
+        resume.check_settings(output_dir, settings)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def save(trainer: VocAgnoTrainer, output_dir: Path) -> None:

@@ -245,7 +245,7 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
     """Lay out the runs of some projects as commands leave them, and return the place of each.
 
     Raises:
-        ValueError: there is no key, or there are no runs of train.py.
+        ValueError: there is no key, or there are no runs of vocagnolm train.
     """
     import wandb
 
@@ -259,7 +259,7 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
     files = {run.id: list(run.files(pattern=f"{_EVALUATION}/%")) for run in runs}
     ours = [run for run in runs if "settings" in run.config or files[run.id]]
     if not ours:
-        expected = f"runs of train.py in {', '.join(projects)}"
+        expected = f"runs of vocagnolm train in {', '.join(projects)}"
         raise ValueError(f"expected {expected}, found none: look at --wandb")
     ours.sort(key=lambda run: run.created_at or "")
     # A run is called by the last part of its name, which may not lead out of the directory.
