@@ -35,6 +35,7 @@ from vocagnolm.chat.render import Template
 from vocagnolm.conventions import TEXT
 from vocagnolm.files import Files, find_files, kind_of, splits_of
 from vocagnolm.hub import check_name
+from vocagnolm.io import FullDiskError, disk_fault
 from vocagnolm.jsonl import Row, open_file, read_rows
 
 logger = logging.getLogger(__name__)
@@ -232,6 +233,12 @@ def _try(read: Any, shown: str) -> Any:
         return read()
     # A broken file can raise anything: what decompression raises comes as it is.
     except Exception as error:
+        if full := disk_fault(error) or (error.__cause__ and disk_fault(error.__cause__)):
+            # Not of the file, but of the place that it is read into.
+            raise FullDiskError(
+                f"{datasets.config.HF_DATASETS_CACHE} cannot be written to: {full}. Free some room, or "
+                "set HF_DATASETS_CACHE to another disk"
+            ) from error
         # The library wraps the error whose message helps the user.
         reason = " ".join(str(error.__cause__ or error).split())
         if not reason or "corresponds to no data" in reason:

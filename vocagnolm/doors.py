@@ -132,6 +132,11 @@ def worded(message: str) -> str:
     return re.sub(r"--(\w+)", lambda x: _IN_PYTHON.get(x[1], x[1]), message)
 
 
+def how_to_go_on() -> str:
+    """Say how a run goes on, at the door that it was begun at."""
+    return "the same command" if _is_shell.get() else "train(resume_from_checkpoint=True)"
+
+
 def own_arguments(
     owner: str, options: Mapping[str, Any], known: Iterable[str], warn: Callable[[str], object]
 ) -> dict[str, Any]:

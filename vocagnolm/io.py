@@ -1,17 +1,21 @@
 """Files that are complete or absent, and what commands print: differences, versions, tables."""
 
+import errno
 import gzip
 import hashlib
 import json
 import os
 import platform
+import re
 import tempfile
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import yaml
 
 JsonObject = dict[str, Any]
 # Data of the package: tables, templates, the demo's models.
@@ -47,6 +51,40 @@ def write_file(path: Path, write: Callable[[BinaryIO], object], *, replace: bool
         temporary.unlink(missing_ok=True)
 
 
+# What the system says of a disk that takes no more.
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+
+
+def disk_fault(error: BaseException) -> str | None:
+    """Say why a disk took no more, if that is what an error of any library is about; else None."""
+    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+        return os.strerror(error.errno)
+    text = str(error)
+    # As safetensors, written in Rust, says it.
+    if (found := re.search(r"os error (\d+)", text)) and int(found[1]) in _DISK_ERRORS:
+        return os.strerror(int(found[1]))
+    # As PyTorch says it, without naming the disk.
+    if isinstance(error, RuntimeError) and "inline_container.cc" in text:
+        return "the disk is full, or cannot be written to"
+    return None
+
+
+@contextmanager
+def told_of_full_disk(place: Path, advice: Callable[[], str]) -> Iterator[None]:
+    """Turn what libraries raise on a full disk into one OSError: where, why, and what is safe."""
+    try:
+        yield
+    except Exception as error:
+        reason = disk_fault(error)
+        if reason is None or isinstance(error, FullDiskError):
+            raise
+        raise FullDiskError(f"{place} cannot be written to: {reason}. {advice()}") from error
+
+
+class FullDiskError(OSError):
+    """A disk took no more; the message says what is safe."""
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file, in a directory made for it, compressed if its name ends in .gz."""
     content = text.encode()
@@ -73,6 +111,29 @@ def read_json(path: Path) -> JsonObject:
         found = type(content).__name__
         raise ValueError(f"{path} is damaged: expected an object, found {found}; get it again")
     return content
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Loader that rejects a key that comes twice: the last one would win in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Make a mapping of a node."""
+        keys = set()
+        for key, _ in node.value:
+            if key.tag != "tag:yaml.org,2002:merge" and key.value in keys:
+                line = key.start_mark.line + 1
+                raise ValueError(f"line {line}: {key.value} comes twice: leave one out")
+            keys.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> Any:
+    """Read a YAML file; a ValueError names a key that comes twice, and its line."""
+    try:
+        # As `yaml.safe_load`, with the loader above.
+        return yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not valid UTF-8: {error}") from error
 
 
 def json_or_empty(path: Path) -> JsonObject:

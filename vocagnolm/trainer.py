@@ -24,7 +24,7 @@ from vocagnolm.doors import own_arguments, python_door
 from vocagnolm.extras import require
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.method import Method, name_own
-from vocagnolm.models.adapters import adapt
+from vocagnolm.models.adapters import adapt, check_adapted
 from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher
 from vocagnolm.packing import Batch, Blocks, PackedCollator, label_tokens, student_segments
 from vocagnolm.run.config import VocAgnoConfig
@@ -93,7 +93,7 @@ class VocAgnoTrainer(ResumableTrainer):
         _check_given(args, peft_config)
         method = _method(args, method, objective)
         others["train_dataset"] = train_dataset
-        model, teacher, others, self._pack = load_given(args, model, teacher, others)
+        model, teacher, others, self._pack = load_given(args, model, teacher, others, peft_config)
         models = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
         is_stored = isinstance(models, StoredTeacher)
         count = models.teachers if isinstance(models, StoredTeacher) else len(models or ())
@@ -102,6 +102,8 @@ class VocAgnoTrainer(ResumableTrainer):
             _check_apart(model, models, args)
         if peft_config is not None:
             model = adapt(cast(PreTrainedModel, model), peft_config, args.seed)
+        elif isinstance(model, nn.Module):
+            check_adapted(model)
         collator = _collator(method, args, data_collator, others["train_dataset"])
         others |= {"data_collator": collator, "compute_metrics": self._mean_token_losses}
         super().__init__(model=model, args=args, **others)

@@ -17,6 +17,7 @@ from vocagnolm.evaluation.tasks.benchmarks import (
     BENCHMARKS,
     PAPER_BENCHMARKS,
     Item,
+    fill_in,
     read_benchmarks,
 )
 from vocagnolm.evaluation.tasks.tasks import Task, load_items, load_tasks
@@ -265,6 +266,10 @@ def test_question_says_what_it_expects(gold: str, hint: str) -> None:
         ("halves: {file: a, question: b}", "halves needs question, answer, and"),
         ("halves: {hub: a, question: b, answer: c}", "halves needs question, answer, and"),
         ("halves: {file: a, question: b, answer: c, answer_kind: d}", "must be one of free, le"),
+        ("halves: {file: a, question: b, answer: c, template: no place}", "has no {question}"),
+        ("halves: {file: a, question: 3, answer: c}", "question of halves must be of type str"),
+        ("halves: {file: a, question: b, answer: c, max_new_tokens: x}", "must be of type int"),
+        ("halves: {file: a, file: b, question: b, answer: c}", "line 1: file comes twice"),
         ("- halves", "cannot be read"),
         ("halves: [", "cannot be read"),
     ],
@@ -290,3 +295,29 @@ def test_own_items_are_made_of_their_fields(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("")
     with pytest.raises(ValueError, match="expected 1 items of m, found 0"):
         load_items(mine, None)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{question}", "x = {question}"),
+        (r"$\frac{1}{2}$ {1, 2} {question}", r"$\frac{1}{2}$ {1, 2} x = {question}"),
+        ("{{a}} {} {0} {", "{{a}} {} {0} {"),
+        (r"\sqrt{question}: {other}", r"\sqrt" + "x = {question}: {other}"),
+    ],
+)  # fmt: skip
+def test_braces_that_name_no_field_are_text(template: str, expected: str) -> None:
+    assert fill_in(template, {"question": "x = {question}"}) == expected
+
+
+def test_own_question_may_hold_latex(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        r"m: {file: a.jsonl, question: '{ask} of $\frac{1}{2}$ {1, 2}', answer: '{gold}'}"
+    )
+    (tmp_path / "a.jsonl").write_text(json.dumps({"ask": "Half", "gold": r"\frac{1}{4}"}))
+    (item,), _ = load_items(read_benchmarks(path)["m"], None)
+    assert item.question == r"Half of $\frac{1}{2}$ {1, 2}"
+    path.write_text("m: {file: a.jsonl, question: '{aks}: {ask}', answer: '{gold}'}")
+    with pytest.raises(ValueError, match=r"item 0 of m lacks .*aks.*, and has ask, gold"):
+        load_items(read_benchmarks(path)["m"], None)

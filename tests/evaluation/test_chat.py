@@ -65,7 +65,7 @@ def chat_argv(argv: list[str], tmp_path: Path) -> list[str]:
 
 def test_prompt_is_the_users_turn_with_the_instruction(student_tokenizer: Tokenizer) -> None:
     chat, benchmark = Chat(student_tokenizer, TEMPLATE), BENCHMARKS["gsm8k"].in_chat()
-    asked = chat.prompt(benchmark.template.format(question="1 + 1?"))
+    asked = chat.prompt(benchmark.template.replace("{question}", "1 + 1?"))
     eos = student_tokenizer.eos_token
     turn = f"[user] 1 + 1?\n{INSTRUCTION} {eos}[assistant]"
     assert asked == f"{student_tokenizer.bos_token}26 Jul 2024 {turn}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -100,3 +101,50 @@ def test_regrade_gives_the_same(tmp_path: Path) -> None:
     damaged = [record | {"correct": None, "decided_by": 3} for record in read(first.read_text())]
     regrade(write(tmp_path / "damaged.jsonl", damaged), BENCHMARKS["gsm8k"], second)
     assert second.read_bytes() == first.read_bytes()
+
+
+# Line two of a file whose first is good.
+FOREIGN: list[tuple[object, str]] = [
+    ({"doc_id": 0, "doc": {}, "target": "8", "resps": [["8"]]}, "lm-evaluation-harness"),
+    ({"question": "q", "answer": "8", "output": "8"}, "found question, answer, output"),
+    ({"idx": 1, "gold": "8"}, "raw_output is missing"),
+    ({"idx": 1, "gold": "8", "raw_output": ["8", "9"]}, "raw_output must be .* found list"),
+    ({"idx": 1, "gold": "8", "raw_output": None}, "raw_output must be .* found NoneType"),
+    ({"idx": 1, "gold": None, "raw_output": "8"}, "gold must be .* found NoneType"),
+    ({"idx": 1, "gold": ["8"], "raw_output": "8"}, "gold must be .* found list"),
+    ({"idx": 1, "gold": True, "raw_output": "8"}, "gold must be .* found bool"),
+    ({"idx": 0, "gold": "8", "raw_output": "8"}, "idx 0 comes twice"),
+    ([{"idx": 1}], "expected a JSON object, found a list"),
+    ("text", "expected a JSON object, found a str"),
+]
+
+
+@pytest.mark.parametrize(("record", "reason"), FOREIGN, ids=[reason for _, reason in FOREIGN])
+def test_foreign_output_is_told_by_file_line_and_field(
+    record: object, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "outputs.jsonl"
+    file.write_text(f"{json.dumps(OUTPUTS[0])}\n{json.dumps(record)}\n")
+    assert evaluate_math.main(["--regrade", str(file), "--benchmark", "gsm8k"]) == 2
+    error = capsys.readouterr().err
+    assert re.search(reason, error)
+    assert f"{file}:2: " in error
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("cut.jsonl", b'{"idx": 0, "gold": "8", "raw_ou', ":1: expected a JSON object"),
+        ("table.csv", b"idx,gold\n0,8\n", ":1: expected a JSON object"),
+        ("empty.jsonl", b"", "holds no outputs"),
+        ("plain.jsonl.gz", b"not gzip", "is not a whole gzip file"),
+        ("cut.jsonl.gz", gzip.compress(b'{"idx": 0}\n' * 999)[:20], "is not a whole gzip file"),
+    ],
+)
+def test_file_of_no_outputs_is_one_line(
+    name: str, content: bytes, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert evaluate_math.main(["--regrade", str(tmp_path / name), "--benchmark", "gsm8k"]) == 2
+    error = capsys.readouterr().err
+    assert (name in error, reason in error, error.count("\n")) == (True, True, 1)

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from vocagnolm.models.adapters import add_adapters, merge_adapters
+from vocagnolm.models.adapters import adapt, add_adapters, check_adapted, merge_adapters
 from vocagnolm.run.options import ModelOptions
 from vocagnolm.token_loss import add_token_losses, check_packing
 
@@ -180,3 +180,57 @@ def test_adapters_of_another_model_are_not_merged(
         merge_adapters(
             tiny_llama(VOCABULARY), peft.PeftConfig.from_pretrained(str(tmp_path)), state
         )
+
+
+# Adapters of PEFT, as Python gives them
+
+
+def logits_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=ids, use_cache=False).logits
+
+
+CONFIGS: list[dict[str, Any]] = [
+    {"target_modules": "all-linear"},
+    {"target_modules": ["q_proj", "v_proj"]},
+    {"target_modules": r".*layers\.0.*_proj"},
+    {"target_modules": ["q_proj"], "modules_to_save": ["norm"]},
+    {"target_modules": ["q_proj", "embed_tokens"]},
+    {"target_modules": r".*(embed_tokens|k_proj)"},
+    {"target_modules": ["lm_head"]},
+    {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+    {"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [1, 2]}},
+]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("options", CONFIGS, ids=str)
+def test_adapters_that_are_taken_merge_into_the_same_model(
+    options: dict[str, Any], tied: bool, tiny_llama: Callable[..., Any], tmp_path: Path
+) -> None:
+    model = tiny_llama(VOCABULARY, tie_word_embeddings=tied)
+    text = str(options)
+    is_refused = "lm_head" in text or (tied and "embed_tokens" in text)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, **options)
+    if is_refused:
+        with pytest.raises(ValueError, match=r"peft_config: the (output head|embeddings)"):
+            adapt(model, config, seed=0)
+        # Nor when they are put around the model before.
+        adapted = peft.get_peft_model(tiny_llama(VOCABULARY, tie_word_embeddings=tied), config)
+        with pytest.raises(ValueError, match=r"peft_config: the (output head|embeddings)"):
+            check_adapted(adapted)
+        return
+    adapted = adapt(model, config, seed=0)
+    set_random(adapted)
+    ids = torch.randint(0, VOCABULARY, (2, 16), generator=torch.Generator().manual_seed(2))
+    expected = logits_of(adapted.eval(), ids)
+    adapted.merge_and_unload().save_pretrained(tmp_path)
+    merged = type(model).from_pretrained(tmp_path)
+    torch.testing.assert_close(logits_of(merged.eval(), ids), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_prompts_that_are_learned_are_refused(tiny_llama: Callable[..., Any]) -> None:
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    with pytest.raises(ValueError, match="PromptTuningConfig adds tokens"):
+        adapt(tiny_llama(VOCABULARY), config, seed=0)

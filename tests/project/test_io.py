@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 from pathlib import Path
@@ -69,3 +70,30 @@ def test_text_comes_back_when_it_was_written(tmp_path: Path, name: str) -> None:
     content = (tmp_path / name).read_bytes()
     assert (gzip.decompress(content) if name.endswith(".gz") else content).decode() == "数学\n"
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        OSError(errno.EFBIG, "File too large"),
+        Exception("Error while serializing: I/O error: No space left on device (os error 28)"),
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 5312 vs 5204"),
+    ],
+)
+def test_full_disk_is_known_by_what_any_library_raises(error: Exception, tmp_path: Path) -> None:
+    with (
+        pytest.raises(files.FullDiskError) as caught,
+        files.told_of_full_disk(tmp_path, lambda: "Go on."),
+    ):
+        raise error
+    assert str(caught.value).startswith(f"{tmp_path} cannot be written to: ")
+    assert str(caught.value).endswith("Go on.")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOENT, "no"), RuntimeError("size mismatch")])
+def test_other_errors_stay_as_they_are(error: Exception, tmp_path: Path) -> None:
+    with pytest.raises(type(error)) as caught, files.told_of_full_disk(tmp_path, lambda: "Go on."):
+        raise error
+    assert caught.value is error

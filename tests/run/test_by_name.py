@@ -18,6 +18,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     HfArgumentParser,
+    Trainer,
     TrainingArguments,
 )
 
@@ -307,3 +308,32 @@ def test_blocks_of_another_length_are_rejected(world: World, tmp_path: Path) -> 
     blocks = prepare_dataset(datasets.Dataset.from_list(pages(world)), tokenizer, max_length=32)
     with pytest.raises(ValueError, match="train_dataset has sequences of 32 tokens"):
         VocAgnoTrainer(str(world.student), config(tmp_path, method="cpt"), None, blocks)
+
+
+def test_full_disk_is_one_line_that_says_what_is_safe(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = VocAgnoTrainer(
+        str(world.student),
+        config(tmp_path, method="cpt", save_strategy="steps", save_steps=1),
+        None,
+        pages(world),
+    )
+    save = Trainer._save_optimizer_and_scheduler
+
+    def save_until_full(self: Trainer, directory: str) -> None:
+        if directory.endswith("-2"):
+            raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 5 vs 4")
+        save(self, directory)
+
+    monkeypatch.setattr(Trainer, "_save_optimizer_and_scheduler", save_until_full)
+    with pytest.raises(
+        OSError, match=r"checkpoint-1 is whole.*resume_from_checkpoint=True"
+    ) as caught:
+        trainer.train()
+    assert str(tmp_path) in str(caught.value)
+    # What was not finished makes room.
+    assert sorted(path.name for path in tmp_path.glob("*/*")) == sorted(
+        path.name for path in (tmp_path / "checkpoint-1").iterdir()
+    )
+    assert not (tmp_path / ".saving").exists()

@@ -195,3 +195,17 @@ def test_documentation_leads_to_every_recipe() -> None:
     found = {pattern: list(RECIPES.parent.glob(pattern)) for pattern in patterns}
     assert all(found.values())
     assert {path for paths in found.values() for path in paths} == {BASE, *ALL}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("top_k: 0.4\nseed: 1\ntop_k: 0.7\n", "line 3: top_k comes twice"),
+        ("top_k: 0.4\ntop-k: 0.7\n", "top_k twice, in two spellings"),
+    ],
+)
+def test_option_that_comes_twice_is_refused(text: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"{path}.*{reason}"):
+        recipe_options(path)

@@ -3,6 +3,7 @@
 import gzip
 import os
 import sys
+import zlib
 from argparse import Namespace
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -20,11 +21,13 @@ from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine, longest_context
 from vocagnolm.evaluation.extraction import strip_string
 from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.tasks.benchmarks import HARNESS, Benchmark
-from vocagnolm.evaluation.tasks.tasks import Task, load_tasks, read_lines, to_line
+from vocagnolm.evaluation.tasks.tasks import Task, load_tasks, numbered_lines, to_line
 from vocagnolm.io import JsonObject, write_text
 from vocagnolm.models.load import NO_LIMIT, ModelSource, context_length, revision_of
 from vocagnolm.run.wandb import check_trackers, log_evaluation
 
+# Of a stored output.
+_OUTPUT_FIELDS = ("idx", "gold", "raw_output")
 _FILES = "results.json, row.md and an item file per benchmark"
 
 
@@ -129,8 +132,7 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
     The file holds JSON lines, gzipped if its name ends in .gz, each with `idx`, `gold` (already
     parsed) and `raw_output`, such as our item files.
     """
-    content = file.read_bytes()
-    records = list(read_lines(gzip.decompress(content) if file.suffix == ".gz" else content))
+    records = _read_outputs(file)
     for record in records:
         # Records of ours name their benchmark, and the chat protocol.
         found = record.get("benchmark", benchmark.id), record.get("protocol", benchmark.protocol)
@@ -149,3 +151,47 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
         sys.stdout.write(lines)
     line = f"{file} as {benchmark.id}: {report.in_a_line(report.summarize(verdicts))}"
     print(line, file=sys.stdout if output else sys.stderr)
+
+
+def _read_outputs(file: Path) -> list[JsonObject]:
+    """Read stored outputs; a ValueError names the file, the line and the field that is wrong."""
+    content = file.read_bytes()
+    if file.suffix == ".gz":
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"--regrade {file} is not a whole gzip file: {error}") from error
+    records: list[JsonObject] = []
+    indices = set()
+    for number, record in numbered_lines(content, f"--regrade {file}"):
+        fault = _output_fault(record)
+        if not fault and record["idx"] in indices:
+            fault = f"idx {record['idx']} comes twice, where each item has one output"
+        if fault:
+            raise ValueError(f"--regrade {file}:{number}: {fault}")
+        indices.add(record["idx"])
+        records.append(record)
+    if not records:
+        raise ValueError(f"--regrade {file} holds no outputs")
+    return records
+
+
+def _output_fault(record: JsonObject) -> str | None:
+    """Say why a record is no output that can be graded; None if it is one."""
+    if missing := [name for name in _OUTPUT_FIELDS if name not in record]:
+        fault = f"expected the fields {', '.join(_OUTPUT_FIELDS)}, found {', '.join(record)}"
+        if {"doc_id", "target", "resps"} <= record.keys():
+            return (
+                f"{fault}, as lm-evaluation-harness writes them: make idx of doc_id, gold of the "
+                "bare answer in target, and raw_output of the text in resps"
+            )
+        return f"{fault}: {', '.join(missing)} is missing"
+    if not isinstance(record["raw_output"], str):
+        found = type(record["raw_output"]).__name__
+        return f"raw_output must be the text of one output, found {found}"
+    gold = record["gold"]
+    if isinstance(gold, bool) or not isinstance(gold, str | int | float):
+        return f"gold must be the parsed answer, text or a number, found {type(gold).__name__}"
+    if isinstance(record["idx"], bool) or not isinstance(record["idx"], str | int):
+        return f"idx must be a number, found {type(record['idx']).__name__}"
+    return None

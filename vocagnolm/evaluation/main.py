@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vocagnolm import cli as command
+from vocagnolm.doors import near
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, read_benchmarks
 from vocagnolm.extras import require, require_trackers
 from vocagnolm.hub import check_name
@@ -47,6 +48,13 @@ def check(argv: Sequence[str] | None = None) -> Namespace:
     add("--benchmark", help="Of the outputs in --regrade FILE.")
     add("--output", type=Path, help="Of --regrade: the graded items; default: standard output.")
     arguments = parser.parse_args(argv)
+    for name in ("limit", "batch_size"):
+        if vars(arguments)[name] == 0:
+            raise ValueError(f"--{name} must be at least 1, got 0")
+    for name in ("data_dir", "prompts_dir", "regrade", "benchmarks_file"):
+        path = vars(arguments)[name]
+        if path is not None and not path.exists():
+            raise ValueError(f"--{name} {path}: no such file or directory")
     if bool(arguments.model) == bool(arguments.regrade and arguments.benchmark):
         parser.error("give --model, or --regrade FILE and its --benchmark")
     _choose_benchmarks(arguments)
@@ -87,4 +95,6 @@ def _choose_benchmarks(arguments: Namespace) -> None:
     given = {"--benchmarks": arguments.benchmarks, "--benchmark": [arguments.benchmark or "demo"]}
     for option, benchmarks in given.items():
         if unknown := set(benchmarks) - BENCHMARKS.keys():
-            raise ValueError(f"{option}: {', '.join(unknown)} not among {', '.join(BENCHMARKS)}")
+            nearest = near(min(unknown), BENCHMARKS)
+            listed = ", ".join(BENCHMARKS)
+            raise ValueError(f"{option}: {', '.join(sorted(unknown))}{nearest} not among {listed}")

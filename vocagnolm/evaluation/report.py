@@ -162,7 +162,10 @@ def in_a_line(summary: JsonObject) -> str:
     """Write an accuracy with its interval."""
     low, high = summary["interval"]
     line = f"{summary['rounded']:.1f} (95 % interval {low:.1f} to {high:.1f})"
-    return f"{line}, {summary['correct']} of {summary['n']} right"
+    line += f", {summary['correct']} of {summary['n']} right"
+    # They count as wrong, and nobody has looked at them.
+    ungraded = summary.get("decided_by", {}).get("crash", 0)
+    return line + (f"; {ungraded} not graded, as the grader crashed" if ungraded else "")
 
 
 def write_results(results: JsonObject, directory: RunDirectory) -> None:

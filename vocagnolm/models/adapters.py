@@ -32,11 +32,55 @@ def add_adapters(
 
 
 def adapt(model: PreTrainedModel, config: PeftConfig, seed: int) -> PeftModel:
-    """The same with a config of PEFT, as it is."""
+    """The same with a config of PEFT, as it is.
+
+    Raises:
+        ValueError: it would adapt the output head, or embeddings that share its weight.
+    """
+    if config.is_prompt_learning:
+        raise ValueError(
+            f"peft_config: {type(config).__name__} adds tokens that no text has, and that no loss "
+            "belongs to: use adapters, as LoraConfig does"
+        )
     # The run draws the same random numbers afterwards as without adapters.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _wrap(model, config)
+        adapted = _wrap(model, config)
+    check_adapted(adapted)
+    return adapted
+
+
+def check_adapted(model: nn.Module) -> None:
+    """Reject adapters around the output head, or around embeddings that share its weight.
+
+    Losses are computed from the head's own weight, and weights that are merged into one of two
+    modules that share them change the other, too. A model without adapters is left alone.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else None
+    if base is None:
+        return
+    head, embeddings = base.get_output_embeddings(), base.get_input_embeddings()
+    whole = {"the output head": head}
+    if head is None or embeddings is None:
+        return
+    if _inner(head).weight is _inner(embeddings).weight:
+        whole["the embeddings, which share the output head's weight,"] = embeddings
+    for name, module in whole.items():
+        if module is not _inner(module):
+            raise ValueError(
+                f"peft_config: {name} cannot be adapted, because losses are computed from the "
+                "output head's own weight: leave lm_head and embed_tokens, or what they are called "
+                f"in {type(base).__name__}, out of target_modules, target_parameters, "
+                "modules_to_save and trainable_token_indices"
+            )
+
+
+def _inner(module: nn.Module) -> nn.Module:
+    """Return the module that PEFT has put a wrapper around; any other as it is."""
+    while type(module).__module__.partition(".")[0] == "peft":
+        inner = getattr(module, "base_layer", None)
+        module = inner if inner is not None else module.original_module  # type: ignore[assignment]
+    return module
 
 
 def lora_config(

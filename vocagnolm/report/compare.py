@@ -110,7 +110,7 @@ def compare(paths: Sequence[Path], reported: Sequence[str] = ()) -> Comparison:
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """Say what a comparison shows in sentences: of held-out losses, then of accuracies."""
+    """Say what a comparison shows in sentences: of answers, then of held-out losses."""
     settings = comparison.settings
     methods = {runs[0].method for runs in settings.values()}
     controls = [name for name, runs in settings.items() if runs[0].method in _CONTROLS]
@@ -123,6 +123,13 @@ def findings(comparison: Comparison) -> list[str]:
     missing = [control for method, control in _CONTROLS.items() if method not in methods]
     if missing and methods & _CHOOSING:
         found.append(f"Whether the guidance helps cannot be said without {' and '.join(missing)}.")
+    # Answers first: held-out pages may be as wrong as the corpus, and so may a loss on them be.
+    return _answers(comparison) + found
+
+
+def _answers(comparison: Comparison) -> list[str]:
+    """Say by how many points the answers of one run are better than those of another."""
+    found = []
     paired = [x for x in comparison.pairings if not x["not_paired"]]
     for first, other in dict.fromkeys((x["first"], x["other"]) for x in paired):
         rows = [x for x in paired if (x["first"], x["other"]) == (first, other)]

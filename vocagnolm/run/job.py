@@ -1,5 +1,6 @@
 """One training job: its options, its models before and with their weights, and its documents."""
 
+import copy
 import hashlib
 import json
 import logging
@@ -39,7 +40,8 @@ from vocagnolm.data import MISSING, Segments, align_corpus
 from vocagnolm.dist import cores, machine_first, rank0
 from vocagnolm.doors import python_door, worded
 from vocagnolm.extras import is_installed, require
-from vocagnolm.models.adapters import add_adapters
+from vocagnolm.io import told_of_full_disk
+from vocagnolm.models.adapters import adapt, add_adapters
 from vocagnolm.models.load import (
     QUANTIZATIONS,
     ModelSource,
@@ -85,6 +87,7 @@ _NO_EFFECT_ON_NUMBERS = "dataset_num_proc trust_remote_code eval_dataset teacher
 _SAMPLE_DOCUMENTS, _SMALL_DOCUMENTS = 1000, 10_000
 # Skipped documents that are worth a warning.
 _LOUD_SHARE = 0.05
+_CACHE_IS_FULL = "What is aligned stays: free some room, or set HF_DATASETS_CACHE to another disk"
 # Below this, processes take longer to start than they save on 32 cores.
 _MANY_DOCUMENTS = 10_000
 
@@ -569,11 +572,15 @@ def align(
 ) -> Segments:
     """Align documents; a ValueError where none is left, or a store lacks some."""
     workers = options.dataset_num_proc or cores()
-    segments = align_corpus(
-        *(texts, reader, guide),
-        num_proc=workers if workers > 1 and len(texts) >= _MANY_DOCUMENTS else None,
-        train_on=options.train_on or TRAIN_ON[0],
-    )
+    cache = Path(datasets.config.HF_DATASETS_CACHE)
+    with told_of_full_disk(
+        cache, lambda: "What is aligned stays: set HF_DATASETS_CACHE to another disk"
+    ):
+        segments = align_corpus(
+            *(texts, reader, guide),
+            num_proc=workers if workers > 1 and len(texts) >= _MANY_DOCUMENTS else None,
+            train_on=options.train_on or TRAIN_ON[0],
+        )
     share = len(segments.skipped) / max(len(texts), 1)
     if _LOUD_SHARE < share < 1:
         logger.warning(
@@ -789,7 +796,11 @@ class _Packer:
 
 
 def load_given(
-    args: VocAgnoConfig, student: Any, teacher: Any, others: dict[str, Any]
+    args: VocAgnoConfig,
+    student: Any,
+    teacher: Any,
+    others: dict[str, Any],
+    peft_config: Any = None,
 ) -> tuple[Any, Any, dict[str, Any], Packer]:
     """Load models that a trainer is given by name, and pack documents, as a command does.
 
@@ -823,6 +834,10 @@ def load_given(
     for model in (models.student, *models.teachers):
         model.source.check_weights()
         model.source.check_packages()
+    if peft_config is not None and models.student.source.loaded is None:
+        # On no weights, before hours of alignment.
+        skeleton = models.student.source.skeleton(models.student.config)
+        adapt(cast(PreTrainedModel, skeleton), copy.deepcopy(peft_config), args.seed)
 
     pack = _Packer(models, args, is_stored=bool(stores))
     with machine_first():

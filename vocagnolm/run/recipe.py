@@ -7,7 +7,9 @@ from typing import Any
 
 import yaml
 
-from vocagnolm.cli import Parser, near, print_main, shell
+from vocagnolm.cli import Parser, print_main, shell
+from vocagnolm.doors import near
+from vocagnolm.io import read_yaml
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 
@@ -32,11 +34,14 @@ def find_file(option: str, given: str, directory: Path = RECIPES) -> Path:
 def read_mapping(option: str, path: str | Path) -> dict[str, Any]:
     """Read a YAML file of names and values, or raise a ValueError."""
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = read_yaml(Path(path))
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{option} {path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{option} {path} must be a mapping of options to values")
+    names = [str(name).replace("-", "_") for name in content]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{option} {path} gives {twice[0]} twice, in two spellings")
     return content
 
 

@@ -41,6 +41,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.dist import rank0
+from vocagnolm.doors import how_to_go_on
 from vocagnolm.extras import check_transformers, unsupported
 from vocagnolm.io import (
     MANIFEST_FILE,
@@ -49,6 +50,7 @@ from vocagnolm.io import (
     differences,
     json_or_empty,
     size_fault,
+    told_of_full_disk,
     write_json,
 )
 from vocagnolm.run.config import VocAgnoConfig
@@ -558,11 +560,20 @@ class ResumableTrainer(Trainer):
         evaluates = self.args.eval_on_start
         self.args.eval_on_start = evaluates and checkpoint is None
         try:
-            with self.preemption.listening():
+            with self.preemption.listening(), told_of_full_disk(directory, self.what_is_safe):
                 output = super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
             self.args.eval_on_start = evaluates
         return output._replace(training_loss=output.metrics["train_loss"])
+
+    def what_is_safe(self) -> str:
+        """Make room of what was not finished, and say from where the run goes on."""
+        directory = Path(str(self.args.output_dir))
+        shutil.rmtree(directory / _SAVING, ignore_errors=True)
+        whole = next((x.name for x in checkpoints(directory) if not checkpoint_fault(x)), None)
+        if whole is None:
+            return f"Nothing was saved yet: free some room, and {how_to_go_on()} begins again"
+        return f"{whole} is whole: free some room, and {how_to_go_on()} goes on from there"
 
     def _check_layout(self, checkpoint: Path) -> None:
         """Reject a checkpoint of another sharding; warn of another number of processes."""

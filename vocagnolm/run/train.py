@@ -6,7 +6,7 @@ from pathlib import Path
 from vocagnolm.cli import Exit, is_main, print_main
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.dist import rank0
-from vocagnolm.io import write_text
+from vocagnolm.io import told_of_full_disk, write_text
 from vocagnolm.models.load import model_files
 from vocagnolm.run import resume, wandb
 from vocagnolm.run.card import check_login, model_card, push
@@ -78,7 +78,8 @@ def train(job: Job) -> int:
             f"{args.max_bad_steps}): no model is saved"
         )
 
-    save(trainer, output_dir)
+    with told_of_full_disk(output_dir, trainer.what_is_safe):
+        save(trainer, output_dir)
     wandb.finish()
     print_main(f"saved {output_dir}")
     return Exit.DONE

@@ -16,6 +16,7 @@ from typing import Any, get_args
 import yaml
 
 from vocagnolm.evaluation.extraction import AnswerKind, extract, strip_string
+from vocagnolm.io import read_yaml
 
 RawRow = Mapping[str, Any]
 # The evaluator behind the published numbers.
@@ -125,6 +126,32 @@ READERS: Mapping[str, Callable[[RawRow], tuple[str, object]]] = {
 }
 
 
+# A field's name in braces, and what `str.format` may do with its value.
+_PLACE = re.compile(r"\{(\w+)((?:[.!:\[][^{}]*)?)\}")
+
+
+def fill_in(template: str, fields: Mapping[str, object]) -> str:
+    r"""Put fields into the places that name them; other braces are text, as in LaTeX.
+
+    >>> fill_in(r"{problem} with \frac{1}{2} of {1, 2} in {problem:>3}", {"problem": "{x}"})
+    '{x} with \\frac{1}{2} of {1, 2} in {x}'
+    """
+
+    def value_of(place: re.Match[str]) -> str:
+        return place[0].format(**fields) if place[1] in fields else place[0]
+
+    return _PLACE.sub(value_of, template)
+
+
+def _names_in(template: str) -> list[str]:
+    r"""List the names in braces that are no arguments of LaTeX, nor its indices.
+
+    >>> _names_in(r"{body} {question}: \sqrt{ab}, \frac{1}{ab}, x_{ab}")
+    ['body', 'question']
+    """
+    return re.findall(r"(?<![\w\\}^_\]])\{([A-Za-z_]\w+)(?:[.!:\[][^{}]*)?\}", template)
+
+
 @dataclass(frozen=True)
 class Item:
     """One question of a benchmark, ready to be asked and graded."""
@@ -183,13 +210,15 @@ class Benchmark:
         return Item(idx, question.strip(), strip_string(gold))
 
     def _own(self, idx: int, row: RawRow) -> tuple[str, object]:
-        try:
-            return self.question.format(**row), self.answer.format(**row)
-        except (KeyError, IndexError) as error:
-            raise ValueError(
-                f"--benchmarks_file: item {idx} of {self.id} lacks {error}, and has "
-                f"{', '.join(row)}"
-            ) from error
+        for template in (self.question, self.answer):
+            missing = [name for name in _names_in(template) if name not in row]
+            # Without any field every item would be the same.
+            if missing or fill_in(template, row) == template:
+                raise ValueError(
+                    f"--benchmarks_file: item {idx} of {self.id} lacks "
+                    f"{', '.join(missing) or template!r}, and has {', '.join(row)}"
+                )
+        return fill_in(self.question, row), fill_in(self.answer, row)
 
     def in_chat(self) -> "Benchmark":
         """Ask the question alone, for an answer in a box, up to the end of the model's turn."""
@@ -197,7 +226,7 @@ class Benchmark:
             self,
             prompt_set=None,
             shots=0,
-            template=f"{{question}}\n{INSTRUCTION.replace('{}', '{{}}')}",
+            template=f"{{question}}\n{INSTRUCTION}",
             stops=(),
             # Chains of thought are longer; Qwen2.5-Math's evaluation allows as many.
             max_new_tokens=2048,
@@ -217,6 +246,14 @@ AVERAGES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+# Of the fields that a user may give.
+_OWN_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("question", "answer", "template"), str),
+    **dict.fromkeys(("max_new_tokens", "item_count", "shots"), int),
+    "stops": (list, tuple),
+}
+
+
 def read_benchmarks(path: Path) -> dict[str, Benchmark]:
     """Read a user's own benchmarks from a YAML file, by name.
 
@@ -226,11 +263,11 @@ def read_benchmarks(path: Path) -> dict[str, Benchmark]:
     """
     found, fault = {}, f"--benchmarks_file {path}"
     try:
-        for name, record in yaml.safe_load(path.read_text("utf-8")).items():
+        for name, record in read_yaml(path).items():
             # As many items as there are.
             given = {"column": name, "item_count": 0, "shots": 0, "directory": path.parent}
             found[name] = Benchmark(name, **given | record)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError) as error:
         raise ValueError(f"{fault} cannot be read: {error}") from error
     for name, one in found.items():
         # Its results are files of that name.
@@ -238,6 +275,12 @@ def read_benchmarks(path: Path) -> dict[str, Benchmark]:
             raise ValueError(f"{fault}: {name} is one of ours, or no name of letters: rename it")
         if not (one.question and one.answer and (one.file or (one.hub and one.hub_parts))):
             raise ValueError(f"{fault}: {name} needs question, answer, and file or hub, hub_parts")
+        for field, kind in _OWN_TYPES.items():
+            if not isinstance(value := getattr(one, field), kind) or isinstance(value, bool):
+                expected = getattr(kind, "__name__", "list")
+                raise ValueError(f"{fault}: {field} of {name} must be of type {expected}")
+        if "{question}" not in one.template:
+            raise ValueError(f"{fault}: template of {name} has no {{question}} to put it into")
         if one.answer_kind not in get_args(AnswerKind):
             kinds = ", ".join(get_args(AnswerKind))
             raise ValueError(f"{fault}: answer_kind of {name} must be one of {kinds}")

@@ -8,7 +8,14 @@ from importlib import resources
 from itertools import chain
 from pathlib import Path
 
-from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, HARNESS, Benchmark, Item, RawRow
+from vocagnolm.evaluation.tasks.benchmarks import (
+    BENCHMARKS,
+    HARNESS,
+    Benchmark,
+    Item,
+    RawRow,
+    fill_in,
+)
 from vocagnolm.io import JsonObject
 
 _HARNESS_DATA = (
@@ -111,11 +118,17 @@ def load_items(benchmark: Benchmark, data_dir: Path | None) -> tuple[list[Item],
 
 def _read_rows(benchmark: Benchmark, data_dir: Path | None) -> tuple[str, Iterable[RawRow]]:
     if benchmark.file is None and benchmark.hub is None:
-        content = (resources.files(__package__) / f"{benchmark.id}.jsonl").read_bytes()
-        return "demo_world", read_lines(content)
+        name = f"{benchmark.id}.jsonl"
+        return "demo_world", read_lines((resources.files(__package__) / name).read_bytes(), name)
     folder = benchmark.directory or data_dir
     if folder is not None and benchmark.file is not None:
-        return benchmark.file, read_lines((folder / benchmark.file).read_bytes())
+        path = folder / benchmark.file
+        if not path.is_file():
+            option = (
+                f"--data_dir {data_dir}" if benchmark.directory is None else "--benchmarks_file"
+            )
+            raise ValueError(f"{option}: the items of {benchmark.id} are not at {path}")
+        return benchmark.file, read_lines(path.read_bytes(), str(path))
     import datasets
 
     if benchmark.hub is None:
@@ -142,10 +155,27 @@ def items_digest(items: Iterable[Item]) -> str:
     return text_sha256(lines)
 
 
-def read_lines(content: bytes) -> Iterator[JsonObject]:
-    """Parse JSON lines."""
+def read_lines(content: bytes, name: str) -> Iterator[JsonObject]:
+    """Parse JSON lines of a file; a ValueError names the file and the line that is no object."""
+    return (record for _, record in numbered_lines(content, name))
+
+
+def numbered_lines(content: bytes, name: str) -> Iterator[tuple[int, JsonObject]]:
+    """Parse JSON lines of a file, with their numbers from 1."""
     # Not by `splitlines`: JSON allows other line separators inside strings.
-    return (json.loads(line) for line in content.split(b"\n") if line.strip())
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{name}:{number}: expected a JSON object, found no JSON ({error})"
+            ) from error
+        if not isinstance(record, dict):
+            found = type(record).__name__
+            raise ValueError(f"{name}:{number}: expected a JSON object, found a {found}")
+        yield number, record
 
 
 def to_line(record: JsonObject) -> str:
@@ -158,7 +188,9 @@ def read_records(*paths: Path) -> dict[int, JsonObject]:
     records: dict[int, JsonObject] = {}
     for path in paths:
         whole, _, _ = path.read_bytes().rpartition(b"\n")
-        for record in read_lines(whole):
+        for record in read_lines(whole, str(path)):
+            if "idx" not in record:
+                raise ValueError(f"{path}: a record has no idx: it is none of an evaluation")
             records[record["idx"]] = record
     return records
 
@@ -169,7 +201,11 @@ def load_prompt_set(name: str, prompts_dir: Path | None) -> tuple[str, JsonObjec
     Their origin is "vocagnolm" for those of the package, "harness" for the harness's own bytes in
     `prompts_dir`/`name`.md, or "other".
     """
-    data = ((prompts_dir or resources.files(__package__) / "prompts") / f"{name}.md").read_bytes()
+    path = (prompts_dir or resources.files(__package__) / "prompts") / f"{name}.md"
+    if not path.is_file():
+        shown = f"--prompts_dir {prompts_dir}" if prompts_dir else "prompt_set"
+        raise ValueError(f"{shown}: there is no {name}.md")
+    data = path.read_bytes()
     sha256 = hashlib.sha256(data).hexdigest()
     origin = "vocagnolm"
     if prompts_dir:
@@ -180,7 +216,7 @@ def load_prompt_set(name: str, prompts_dir: Path | None) -> tuple[str, JsonObjec
 
 def build_prompt(benchmark: Benchmark, examples: str, question: str) -> str:
     """Join worked examples, if any, two blank lines, and the question in its template."""
-    asked = benchmark.template.format(question=question)
+    asked = fill_in(benchmark.template, {"question": question})
     return f"{examples.strip()}\n\n\n{asked}" if examples else asked
 
 
