@@ -235,10 +235,9 @@ def _try(read: Any, shown: str) -> Any:
     except Exception as error:
         if full := disk_fault(error) or (error.__cause__ and disk_fault(error.__cause__)):
             # Not of the file, but of the place that it is read into.
-            raise FullDiskError(
-                f"{datasets.config.HF_DATASETS_CACHE} cannot be written to: {full}. Free some room, or "
-                "set HF_DATASETS_CACHE to another disk"
-            ) from error
+            cache = datasets.config.HF_DATASETS_CACHE
+            advice = "Free some room, or set HF_DATASETS_CACHE to another disk"
+            raise FullDiskError(f"{cache} cannot be written to: {full}. {advice}") from error
         # The library wraps the error whose message helps the user.
         reason = " ".join(str(error.__cause__ or error).split())
         if not reason or "corresponds to no data" in reason:

@@ -178,9 +178,11 @@ def encode_raw(
         spans = np.fromiter(chain.from_iterable(offsets), np.int64, 2 * count).reshape(count, 2)
         if (wrong := find_disorder(spans)) is not None:
             found = spans[max(wrong - 1, 0) : wrong + 1].tolist()
+            part = text[min(map(min, found)) : max(map(max, found))][:40]
             raise ValueError(
-                f"{name} gives offsets that are not in the order of the text ({found} at token"
-                f" {wrong}): use the tokenizer that the model was published with"
+                f"{name} gives offsets that are not in the order of this text ({found} at token "
+                f"{wrong}, in {part!r}): leave the text out, or, if most texts fail, use the "
+                "tokenizer that the model was published with"
             )
         if count and (spans[0, 0] < 0 or spans[-1, 1] > len(text)):
             raise ValueError(

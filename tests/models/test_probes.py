@@ -5,10 +5,11 @@ from contextlib import nullcontext
 import pytest
 import torch
 import transformers
-from architectures import build
+from architectures import ARCHITECTURES, build
 from torch.nn import functional as F
 
-from vocagnolm.token_loss import add_token_losses, check_packing
+from vocagnolm.models.early_probe import check_kind
+from vocagnolm.token_loss import PackingError, add_token_losses, check_packing
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def test_check_packing_rejects_an_attention_that_crosses_documents():
     model.set_attn_implementation("crossing")
     add_token_losses(model)
     with pytest.raises(
-        ValueError, match=r"LlamaForCausalLM with .* crossing .*sdpa or eager, or .*"
+        ValueError, match=r"LlamaForCausalLM with .* crossing .*sdpa or eager, accept .*"
     ):
         check_packing(model)
     with pytest.raises(ValueError, match="--attend_across_documents"):
@@ -107,3 +108,31 @@ def test_check_packing_accepts_rounding_by_batch(monkeypatch):
     monkeypatch.setattr(model.model, "forward", lambda *a, position_ids=None, **k: own(*a, **k))
     with pytest.raises(ValueError, match="lets packed documents see each other"):
         check_packing(model)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "Gemma3Text", "Mixtral", "Qwen3Moe", "Phi3"])
+def test_configuration_alone_refuses_no_model_that_isolates_documents(name, attention):
+    check_kind(build(name).config, attention)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "attention"),
+    [
+        ("Bloom", {"n_layer": 2, "n_head": 4}, "eager"),
+        ("GptOss", {}, "eager"),
+        ("Qwen3Next", {}, "sdpa"),
+        ("FalconH1", {}, "sdpa"),
+        ("Jamba", {}, "sdpa"),
+        ("RecurrentGemma", {}, "sdpa"),
+        ("OPT", {}, "sdpa"),
+    ],
+)
+def test_configuration_alone_refuses_models_that_let_documents_meet(name, options, attention):
+    model = build(name, **options)
+    model.set_attn_implementation(attention)
+    for check in (lambda: check_kind(model.config, attention), lambda: check_packing(model)):
+        with pytest.raises(PackingError, match="--attend_across_documents") as caught:
+            check()
+        # Who uses the attention that isolates best is not told to use it.
+        assert "sdpa or eager" not in str(caught.value)

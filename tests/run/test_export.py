@@ -17,6 +17,7 @@ from launch import run_jobs
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from vocagnolm import VocAgnoConfig, VocAgnoTrainer
 from vocagnolm.models.load import ModelSource
 from vocagnolm.run import export
 from vocagnolm.run import options as train
@@ -260,3 +261,42 @@ def test_shards_that_lack_a_weight_are_rejected(
     del saved["model.norm.weight"]
     with pytest.raises(ValueError, match=r"model\.norm\.weight"):
         export._trained(model, tmp_path, {"use_peft": False}, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "saved", "adapters"])
+def test_what_a_trainer_in_python_saves_is_exported(
+    kind: str, world: World, tmp_path: Path
+) -> None:
+    args = VocAgnoConfig(
+        output_dir=str(tmp_path / "run"),
+        max_length=64,
+        max_steps=1,
+        save_steps=1,
+        learning_rate=1e-2,
+        use_cpu=True,
+        report_to=["none"],
+        method="cpt",
+    )
+    rows = [json.loads(line) for line in world.pages.read_text().splitlines()]
+    adapters = None
+    if kind == "adapters":
+        peft = pytest.importorskip("peft")
+        adapters = peft.LoraConfig(task_type="CAUSAL_LM", r=4, init_lora_weights=False)
+    trainer = VocAgnoTrainer(str(world.student), args, None, rows, peft_config=adapters)
+    trainer.train()
+    place = tmp_path / "run/checkpoint-1"
+    if kind == "saved":
+        place = tmp_path / "saved"
+        trainer.save_model(str(place))
+    # Beside the name that was typed, if it is a link.
+    link = tmp_path / "links/here"
+    link.parent.mkdir()
+    link.symlink_to(place, target_is_directory=True)
+    exported = export.export(link)
+    assert exported.parent == link.parent
+    model = AutoModelForCausalLM.from_pretrained(exported).eval()
+    ids = torch.arange(3, 35)[None]
+    trained = trainer.model.eval()
+    with torch.no_grad():
+        expected = trained(input_ids=ids, use_cache=False).logits
+        torch.testing.assert_close(model(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-4)

@@ -173,7 +173,9 @@ class ModelSource:
         if largest >= rows:
             raise ValueError(
                 f"{role} tokenizer {tokenizer.name_or_path} has ids up to {largest}, but the "
-                f"{role} has embeddings for {rows}: give the right one with --{role}_tokenizer"
+                f"{role} has embeddings for {rows}: if tokens were added to it, call "
+                "model.resize_token_embeddings(len(tokenizer)) and save the model; else give the "
+                f"right tokenizer with --{role}_tokenizer"
             )
         return tokenizer
 

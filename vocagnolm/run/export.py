@@ -8,6 +8,7 @@ weights that they belong to. Exit status: 0 done, 2 a
 wrong argument or file.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -23,11 +24,13 @@ from vocagnolm.cli import Parser, print_main, shell
 from vocagnolm.extras import require
 from vocagnolm.io import MANIFEST_FILE, RUN_FILE, JsonObject, json_or_empty
 from vocagnolm.models.adapters import lora_config, merge_adapters
-from vocagnolm.models.load import ModelSource, is_adapter
-from vocagnolm.readers import load_tokenizer
+from vocagnolm.models.load import ModelSource, is_adapter, model_files
+from vocagnolm.readers import Role, load_tokenizer
 from vocagnolm.run.options import ModelOptions
 from vocagnolm.run.resume import checkpoint_fault, is_finished
 
+# In a directory of adapters, as PEFT names it.
+_ADAPTER = "adapter_config.json"
 # In a sharded checkpoint, as Accelerate names it.
 _SHARDS = "pytorch_model_fsdp_0"
 
@@ -53,21 +56,25 @@ def export(
 ) -> Path:
     """Write the whole model of a checkpoint with its tokenizer, or nothing; return the directory.
 
-    The checkpoint may be `checkpoint-N` of a run, from one process or from many, or the directory
-    of a finished run.
+    The checkpoint may be `checkpoint-N` of a run, from one process or from many, the directory of a
+    finished run, or one that `save_model` wrote.
 
     Raises:
         ValueError: the checkpoint is damaged, or the options do not suit it.
     """
-    checkpoint = checkpoint.resolve()
-    if not is_finished(checkpoint) and (fault := checkpoint_fault(checkpoint)):
+    # Beside the path as it was typed, which may be a link.
+    checkpoint = Path(os.path.abspath(checkpoint))
+    is_of_a_run = any((checkpoint / name).exists() for name in (MANIFEST_FILE, RUN_FILE))
+    is_saved_model = not is_of_a_run and bool(model_files(checkpoint))
+    is_whole = is_saved_model or is_finished(checkpoint)
+    if not is_whole and (fault := checkpoint_fault(checkpoint)):
         raise ValueError(f"{checkpoint}: {fault}")
     settings = json_or_empty(checkpoint / MANIFEST_FILE).get("run")
     settings = settings or json_or_empty(checkpoint / RUN_FILE)
-    if not settings:
-        raise ValueError(f"{checkpoint} lacks the settings of its run, which vocagnolm train keeps")
     is_sharded = (checkpoint / _SHARDS).is_dir()
-    is_adapted = is_adapter(checkpoint) or (is_sharded and settings["use_peft"])
+    if is_sharded and not settings:
+        raise ValueError(f"{checkpoint} lacks the settings of its run, which name its student")
+    is_adapted = is_adapter(checkpoint) or (is_sharded and bool(settings.get("use_peft")))
     if is_adapted:
         require("peft", f"{checkpoint} holds adapters: to add them to their model")
     target = output_dir or checkpoint.with_name(f"export-{checkpoint.name.split('-')[-1]}")
@@ -75,8 +82,8 @@ def export(
         raise ValueError(f"--output_dir {target} is not empty: give another")
     trusted: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     given = {**trusted, "init_kwargs": settings.get("model_init_kwargs") or {}}
-    student = ModelSource(settings["student"], "student", settings["student_revision"], **given)
-    place, revision = settings["student_tokenizer"], None
+    student = ModelSource(*_student_of(checkpoint, settings), **given)
+    place, revision = settings.get("student_tokenizer"), None
     if (checkpoint / "tokenizer_config.json").exists():
         place = str(checkpoint)
     elif place is None:
@@ -100,6 +107,20 @@ def export(
     return target
 
 
+def _student_of(checkpoint: Path, settings: JsonObject) -> tuple[str, Role, str | None]:
+    """Return name, role and revision of the model that a run began with."""
+    # A run of Python may have been given a model that no name leads to: adapters keep theirs.
+    adapter = json_or_empty(checkpoint / _ADAPTER)
+    name = settings.get("student") or adapter.get("base_model_name_or_path")
+    if is_adapter(checkpoint) and not name:
+        raise ValueError(
+            f"{checkpoint}/{_ADAPTER} names no base model: in Python, save "
+            "trainer.model.merge_and_unload() instead"
+        )
+    revision = settings.get("student_revision") or adapter.get("revision")
+    return name or str(checkpoint), "student", revision
+
+
 def _trained(
     model: PreTrainedModel, checkpoint: Path, settings: JsonObject, scratch: Path
 ) -> PreTrainedModel:
@@ -111,7 +132,7 @@ def _trained(
         return merge_adapters(model, PeftConfig.from_pretrained(str(checkpoint)), weights)
     merge_fsdp_weights(str(checkpoint / _SHARDS), str(scratch))
     weights = load_file(scratch / "model.safetensors")
-    if settings["use_peft"]:
+    if settings.get("use_peft"):
         names = [each.name for each in fields(ModelOptions) if each.name in settings]
         options = ModelOptions(**{name: settings[name] for name in names})
         return merge_adapters(model, lora_config(model, options), weights)

@@ -42,6 +42,7 @@ from vocagnolm.doors import python_door, worded
 from vocagnolm.extras import is_installed, require
 from vocagnolm.io import told_of_full_disk
 from vocagnolm.models.adapters import adapt, add_adapters
+from vocagnolm.models.early_probe import check_kind
 from vocagnolm.models.load import (
     QUANTIZATIONS,
     ModelSource,
@@ -280,6 +281,10 @@ def read_models(
     # All configurations first: a wrong name is reported before any tokenizer is read, which takes
     # longer.
     configs = [source.config() for source in sources]
+    for source, config in zip(sources, configs, strict=True):
+        is_packed = isinstance(options, PackOptions) and not options.attend_across_documents
+        if is_packed and source.loaded is None:
+            check_kind(config, source.attn_implementation, trust=source.trust_remote_code)
     found = []
     for source, config, place in zip(sources, configs, places, strict=True):
         role = cast(Role, source.role)

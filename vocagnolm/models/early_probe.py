@@ -1,0 +1,96 @@
+"""Whether a model can keep packed documents apart, told by its configuration alone.
+
+The probe of the loaded model (`token_loss.check_packing`) has the last word. This one runs on a
+small model of the same kind, so that hours of alignment do not come before a refusal.
+"""
+
+import copy
+import logging
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from vocagnolm.conventions import NonFiniteLoss
+from vocagnolm.token_loss import PackingError, check_packing
+
+logger = logging.getLogger(__name__)
+
+# Attention that a CPU computes as a GPU does.
+_ON_A_CPU = (None, "sdpa", "eager")
+# Sizes that do not change how documents meet: rows of the vocabulary, and widths of MLPs.
+_MOST_TOKENS, _MOST_WIDTH = 512, 128
+_WIDTHS = (
+    "intermediate_size",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "n_inner",
+)
+# A model of more weights would take long to draw.
+_MOST_WEIGHTS = 200_000_000
+# Fresh weights are so small that even a leak would drown in rounding.
+_SPREAD = 4.0
+
+
+def check_kind(config: PreTrainedConfig, attention: str | None, *, trust: bool = False) -> None:
+    """Reject a model whose kind lets packed documents see each other.
+
+    A model that cannot be made small, or whose weights count for more than its kind, is left to
+    the probe of the loaded one.
+
+    Raises:
+        ValueError: its documents would not be apart; the message says what helps.
+    """
+    if attention not in _ON_A_CPU:
+        return
+    try:
+        small = _small(config)
+        options: dict[str, Any] = {"trust_remote_code": trust}
+        if attention:
+            options["attn_implementation"] = attention
+        with torch.device("meta"):
+            skeleton = AutoModelForCausalLM.from_config(copy.deepcopy(small), **options)
+        if skeleton.num_parameters() > _MOST_WEIGHTS:
+            return
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(small, **options).float().eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter *= _SPREAD
+        check_packing(model)
+    except PackingError:
+        raise
+    # A kind that cannot be made small, or whose head is not reproduced, is told when it is loaded.
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError, ImportError):
+        return
+    except (NonFiniteLoss, AssertionError, NotImplementedError):
+        return
+
+
+def _small(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Copy a configuration with one layer of each kind, few tokens and narrow MLPs."""
+    small = copy.deepcopy(config)
+    text = small.get_text_config()
+    kinds = getattr(text, "layer_types", None) or []
+    layers = _first_of_each(kinds) or [0, 1][: text.num_hidden_layers]
+    try:
+        if kinds:
+            text.layer_types = [kinds[index] for index in layers]
+        text.num_hidden_layers = len(layers)
+    except AttributeError:
+        # They follow from other settings: all layers up to the last new kind are kept.
+        text.num_hidden_layers = layers[-1] + 1
+    text.vocab_size = min(text.vocab_size, _MOST_TOKENS)
+    for name in _WIDTHS:
+        if (width := getattr(text, name, None)) and isinstance(width, int):
+            setattr(text, name, min(width, _MOST_WIDTH))
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        setattr(text, name, None)
+    return small
+
+
+def _first_of_each(kinds: list[str]) -> list[int]:
+    """Return the places of the first layer of each kind, in their order."""
+    return [index for index, kind in enumerate(kinds) if kind not in kinds[:index]]
