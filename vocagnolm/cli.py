@@ -77,8 +77,8 @@ class OneLineErrors(argparse.ArgumentParser):
         """Raise instead of printing the usage and exiting."""
         _, _, unknown = message.partition("unrecognized arguments: ")
         if unknown:
-            known = (name for name in self._option_string_actions if "-" not in name[2:])
-            message += near(re.split("[ =]", unknown)[0], known)
+            options = [name for name in self._option_string_actions if "-" not in name[2:]]
+            message += near(re.split("[ =]", unknown)[0], options)
         if choice := re.search(r"invalid choice: '([^']+)' \(choose from (.+)\)", message):
             known = re.findall(r"[\w.-]+", choice[2])
             if len(known) > _MOST_CHOICES:

@@ -138,7 +138,7 @@ def files_of(
 ) -> Files | None:
     """Find the files of a dataset that is here, and those that are not read; None of the hub."""
     path = _local_path(dataset, option)
-    return path and find_files(path, split, config_name, option)
+    return find_files(path, split, config_name, option) if path else None
 
 
 def _local_path(dataset: str, option: str) -> Path | None:

@@ -107,7 +107,7 @@ def _values(content: bytes) -> list[Any] | str:
     except (ValueError, RecursionError):
         return "not valid JSON"
     if len(values) == 1 and isinstance(values[0], list):
-        return cast(list[Any], values[0])
+        return values[0]
     return values
 
 
@@ -149,7 +149,8 @@ class _ZstdFile(io.RawIOBase):
     """Frames of Zstandard, one behind the other: the library says nothing where one is cut off."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self._frame, self._rest = file, None, b""
+        self._file, self._rest = file, b""
+        self._frame: zstandard.ZstdDecompressionObj | None = None
         self._ready = b""
 
     def readable(self) -> bool:

@@ -139,7 +139,7 @@ def _as_message(message: Any) -> Any:
     message = {key: value for key, value in message.items() if key not in ("from", "value")}
     parts = message.get("content")
     if isinstance(parts, list) and parts:
-        texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+        texts: list[Any] = [part.get("text") if isinstance(part, dict) else part for part in parts]
         kinds = [part.get("type") if isinstance(part, dict) else None for part in parts]
         if all(isinstance(text, str) for text in texts) and {*kinds} <= {"text", None}:
             message["content"] = "".join(texts)

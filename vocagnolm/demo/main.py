@@ -152,10 +152,10 @@ def run_seeds(arguments: Namespace) -> dict[int, dict[str, dict[str, float]]]:
                 # The worker has the only open end: when it is gone, the pipe says so.
                 sender.close()
                 running[receiver] = seed, process
-            for receiver in wait(list(running)):
-                seed, process = running[receiver]
-                results[seed] = _receive(receiver, process, arguments.output_dir / f"seed{seed}")
-                del running[receiver]
+            for ended in wait(list(running)):
+                seed, process = running[ended]
+                results[seed] = _receive(ended, process, arguments.output_dir / f"seed{seed}")
+                del running[ended]
                 if seed == arguments.seeds[0]:
                     leave_for_the_docs(arguments.output_dir, seed)
     finally:

@@ -7,7 +7,7 @@ from the output head's own weight, which therefore must not be adapted.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -56,9 +56,9 @@ def check_adapted(model: nn.Module) -> None:
     Losses are computed from the head's own weight, and weights that are merged into one of two
     modules that share them change the other, too. A model without adapters is left alone.
     """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else None
-    if base is None:
+    if not hasattr(model, "get_base_model"):
         return
+    base: Any = model.get_base_model()  # type: ignore[operator]
     head, embeddings = base.get_output_embeddings(), base.get_input_embeddings()
     whole = {"the output head": head}
     if head is None or embeddings is None:

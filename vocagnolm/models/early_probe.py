@@ -49,12 +49,12 @@ def check_kind(config: PreTrainedConfig, attention: str | None, *, trust: bool =
         if attention:
             options["attn_implementation"] = attention
         with torch.device("meta"):
-            skeleton = AutoModelForCausalLM.from_config(copy.deepcopy(small), **options)
+            skeleton = _make(copy.deepcopy(small), options)
         if skeleton.num_parameters() > _MOST_WEIGHTS:
             return
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(small, **options).float().eval()
+            model = _make(small, options).float().eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() > 1:
@@ -67,6 +67,10 @@ def check_kind(config: PreTrainedConfig, attention: str | None, *, trust: bool =
         return
     except (NonFiniteLoss, AssertionError, NotImplementedError):
         return
+
+
+def _make(config: PreTrainedConfig, options: dict[str, Any]) -> Any:
+    return AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
 
 
 def _small(config: PreTrainedConfig) -> PreTrainedConfig:

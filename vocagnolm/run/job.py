@@ -530,9 +530,10 @@ def _describe_files(data: DataOptions) -> list[str]:
     found = []
     for name, given in corpora_of(data):
         found.append((name, files_of(name, split=given["split"], config_name=given["config_name"])))
-    if name := data.eval_dataset:
-        found.append((name, files_of(name, split=None, option="--eval_dataset")))
-    notes = [(Path(name).name, files.describe()) for name, files in found if files]
+    if data.eval_dataset:
+        files = files_of(data.eval_dataset, split=None, option="--eval_dataset")
+        found.append((data.eval_dataset, files))
+    notes = [(Path(name).name, each.describe()) for name, each in found if each]
     return [f"{name}: {note}" for name, note in notes if note]
 
 
@@ -842,7 +843,7 @@ def load_given(
     if peft_config is not None and models.student.source.loaded is None:
         # On no weights, before hours of alignment.
         skeleton = models.student.source.skeleton(models.student.config)
-        adapt(cast(PreTrainedModel, skeleton), copy.deepcopy(peft_config), args.seed)
+        adapt(skeleton, copy.deepcopy(peft_config), args.seed)
 
     pack = _Packer(models, args, is_stored=bool(stores))
     with machine_first():
@@ -861,7 +862,7 @@ def _skipped(segments: Segments, documents: int) -> str:
 
 def _only_packed(dataset: Any, name: str) -> Any:
     """Reject documents where no tokenizer has been read that could align them."""
-    rows = dataset if isinstance(dataset, list | datasets.Dataset) else ()
+    rows: Any = dataset if isinstance(dataset, list | datasets.Dataset) else ()
     if len(rows) and "student_ids" not in rows[0]:
         raise ValueError(
             f"{name} must be packed, as train_dataset is: give the Blocks of prepare_dataset"
