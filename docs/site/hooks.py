@@ -42,7 +42,8 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the page of options."""
+    """Put the options into their page, which in the repository only says how to print them."""
+    files.remove(files.get_file_from_path("options.md"))
     files.append(File.generated(config, "options.md", content="\n".join(_page())))
     return files
 
@@ -81,7 +82,8 @@ def _page() -> list[str]:
             lines += ["", f"### {str(group.title).capitalize()}", ""]
             lines += ["| option | | default |", "|---|---|---|", *rows]
     for name, (module, sentence) in COMMANDS.items():
-        if name not in ("train", "prepare"):
+        # Its options are in the tables above.
+        if name != "train":
             lines += ["", f"## vocagnolm {name}", "", f"{sentence}.", ""]
             lines += ["```", _help(module), "```"]
     return lines

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Commands of these need what the quickstart's have made.
 AFTER_QUICKSTART = ("docs/quickstart.md", "README.md", "docs/evaluation.md")
 WHOLE_PAGES = ("README.md", "docs/index.md", "docs/quickstart.md")
-PROGRAMS = ("vocagnolm", "python", "accelerate", "pip", "make", "export", "sbatch", "cd")
+PROGRAMS = "vocagnolm python accelerate pip make export sbatch cd ln git".split()
 
 # Documents that README's example is run on.
 EXAMPLE_DOCUMENTS = 1000
@@ -62,7 +62,9 @@ ADDED = {
     "vocagnolm evaluate --model runs/mine": _FEW_ITEMS,
     "vocagnolm evaluate --model runs/guided --benchmarks demo": "--limit 40",
     "vocagnolm evaluate --model runs/plain --benchmarks demo": "--limit 40",
-    "vocagnolm evaluate --model runs/guided --benchmarks gsm8k,math": _FEW_ITEMS,
+    "vocagnolm evaluate --model runs/guided --benchmarks gsm8k,math": (
+        "--benchmarks demo --limit 8 --output_dir runs/items"
+    ),
     "vocagnolm train --config paper/table1/vocagnolm__qwen2.5-math-instruct --dry_run": (
         f"--teacher teacher {_OWN_PAIR}"
     ),
@@ -83,6 +85,10 @@ LEFT_OUT = {
     "vocagnolm evaluate --model runs/paper": "it is of a run on GPUs",
     "vocagnolm compare runs/paper": "it is of runs on GPUs",
     "vocagnolm compare --wandb": "it needs an account",
+    "vocagnolm train --config demo --student student --teacher teacher --dataset pages.jsonl "
+    "--report_to wandb": "it needs the extra wandb",
+    "vocagnolm evaluate --model runs/student__teacher --report_to wandb": "the same",
+    "vocagnolm train --model_name_or_path": "it shows what is refused",
     "export HF_DATASETS_CACHE": "there is no /data",
 }
 # Pages whose numbers are those of any machine.
@@ -165,7 +171,6 @@ def typed_lines(block: str, first_line: int) -> list[tuple[int, list[str]]]:
 def entry(table: dict[str, str], command: Command) -> str | None:
     """Return the entry for a command: that of the longest beginning."""
     begins = [begin for begin in table if f"{command.text} ".startswith(f"{begin} ")]
-    begins += [begin for begin in table if command.text.startswith(begin)]
     return table[max(begins, key=len)] if begins else None
 
 
@@ -190,6 +195,8 @@ class Clone:
             "WANDB_MODE": "offline",
         }
         self.started = time.monotonic()
+        # A command has failed: no other one is begun.
+        self.is_over = False
 
     def run(self, words: str | Sequence[str | Path], *, cwd: Path | None = None) -> str:
         """Run a command, in the shell if it is a string; return what it prints.
@@ -257,10 +264,14 @@ class Clone:
         """
         printed: list[str] = []
         for command in commands:
+            if self.is_over:
+                return
             if entry(LEFT_OUT, command):
                 printed.append("")
                 continue
             words = shlex.split(command.text)
+            if words[0] in ("export", "cd"):
+                printed.append("")
             if words[0] == "export":
                 name, _, value = words[1].partition("=")
                 self.environment[name] = value
@@ -380,8 +391,11 @@ def main() -> int:
             with ThreadPoolExecutor(2) as pool:
                 works = [pool.submit(clone.type_all, lane) for lane in lanes.values()]
                 works += [pool.submit(clone.run_notebook), pool.submit(clone.run_example)]
-                for work in works:
-                    work.result()
+                # The first that fails is told at once.
+                for work in as_completed(works):
+                    if work.exception():
+                        clone.is_over = True
+                        raise work.exception()
             clone.check_clean()
         except FaultError as fault:
             clone.say(f"FAILED: {fault}")
