@@ -57,7 +57,7 @@ ADDED = {
     "vocagnolm train --teacher Qwen/Qwen2.5-Math-7B-Instruct": f"{_OWN_PAIR} --output_dir runs/p",
     "vocagnolm train --student S --teacher T": f"{_SHORT} --output_dir runs/mine",
     "vocagnolm train --student S --method cpt": f"{_SHORT} --output_dir runs/cpt",
-    "vocagnolm train --student S --teacher_losses": f"{_SHORT} --output_dir runs/stored",
+    "vocagnolm train --student S --teacher_losses": f"{_SHORT} --output_dir runs/t",
     "vocagnolm train --student HuggingFaceTB/SmolLM2-135M": f"{_SHORT} --output_dir runs/own",
     "vocagnolm evaluate --model runs/mine": _FEW_ITEMS,
     "vocagnolm evaluate --model runs/guided --benchmarks demo": "--limit 40",
