@@ -82,6 +82,7 @@ LEFT_OUT = {
     "vocagnolm train --config paper/table1/cpt --accelerate_config fsdp2": _GPUS,
     "vocagnolm train --config paper/table1/vocagnolm__qwen2.5-math-instruct --accelerate": _GPUS,
     "sbatch": "it needs Slurm",
+    "vocagnolm demo --seeds 0 1 2 3": "it takes six minutes, and the demo is run already",
     "vocagnolm evaluate --model runs/paper": "it is of a run on GPUs",
     "vocagnolm compare runs/paper": "it is of runs on GPUs",
     "vocagnolm compare --wandb": "it needs an account",
