@@ -50,6 +50,7 @@ STAND_INS = {
 # that the stand-ins have, and items that need no network.
 _SHORT = "--max_length 256 --global_batch_tokens 1024 --max_steps 5 --use_cpu"
 _OWN_PAIR = f"--student student --dataset pages.jsonl {_SHORT}"
+_PAPER = "paper/table1/vocagnolm__qwen2.5-math-instruct"
 _FEW_ITEMS = "--benchmarks demo --limit 8"
 ADDED = {
     "vocagnolm demo": "--seeds 0 --options max_steps=60",
@@ -65,12 +66,8 @@ ADDED = {
     "vocagnolm evaluate --model runs/guided --benchmarks gsm8k,math": (
         "--benchmarks demo --limit 8 --output_dir runs/items"
     ),
-    "vocagnolm train --config paper/table1/vocagnolm__qwen2.5-math-instruct --dry_run": (
-        f"--teacher teacher {_OWN_PAIR}"
-    ),
-    "vocagnolm prepare --config paper/table1/vocagnolm__qwen2.5-math-instruct": (
-        f"--teacher teacher {_OWN_PAIR}"
-    ),
+    f"vocagnolm train --config {_PAPER} --dry_run": (f"--teacher teacher {_OWN_PAIR}"),
+    f"vocagnolm prepare --config {_PAPER}": (f"--teacher teacher {_OWN_PAIR}"),
 }
 # Commands that are not run, by how they begin, and why.
 _GPUS = "it needs GPUs"
@@ -80,11 +77,11 @@ LEFT_OUT = {
     "make test": ".ci/run runs it",
     "make test-gpu": _GPUS,
     "vocagnolm train --config paper/table1/cpt --accelerate_config fsdp2": _GPUS,
-    "vocagnolm train --config paper/table1/vocagnolm__qwen2.5-math-instruct --accelerate": _GPUS,
+    f"vocagnolm train --config {_PAPER} --accelerate_config": _GPUS,
     "sbatch": "it needs Slurm",
     "vocagnolm demo --seeds 0 1 2 3": "it takes six minutes, and the demo is run already",
-    "vocagnolm evaluate --model runs/paper": "it is of a run on GPUs",
-    "vocagnolm compare runs/paper": "it is of runs on GPUs",
+    "vocagnolm evaluate --model runs/paper/table1/cpt": "it is of a run on GPUs",
+    "vocagnolm compare runs/paper/table1/cpt": "it is of runs on GPUs",
     "vocagnolm compare --wandb": "it needs an account",
     "vocagnolm train --config demo --student student --teacher teacher --dataset pages.jsonl "
     "--report_to wandb": "it needs the extra wandb",
@@ -193,7 +190,6 @@ class Clone:
             "VIRTUAL_ENV": str(scratch / "venv"),
             "HF_HUB_OFFLINE": "1",
             "HF_DATASETS_CACHE": str(scratch / "cache"),
-            "WANDB_MODE": "offline",
         }
         self.started = time.monotonic()
         # A command has failed: no other one is begun.
