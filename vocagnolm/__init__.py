@@ -35,7 +35,7 @@ _MODULES = {
     "aggregate_teacher_losses": "guidance",
     "align_spans": "alignment",
     "encode": "spans",
-    "prepare_dataset": "run.job",
+    "prepare_dataset": "run.given",
     "select_tokens": "guidance",
 }
 __all__ = list(_MODULES)

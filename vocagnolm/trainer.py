@@ -28,7 +28,8 @@ from vocagnolm.models.adapters import adapt, check_adapted
 from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher
 from vocagnolm.packing import Batch, Blocks, PackedCollator, label_tokens, student_segments
 from vocagnolm.run.config import VocAgnoConfig
-from vocagnolm.run.job import load_given, settings_in_python
+from vocagnolm.run.given import load_given
+from vocagnolm.run.job import settings_in_python
 from vocagnolm.run.metrics import Throughput, log_in_lines
 from vocagnolm.run.resume import ResumableTrainer
 from vocagnolm.token_loss import add_token_losses, check_packing, inner_model
