@@ -4,6 +4,8 @@ The method lies flat here; everything around it is in packages. Read it in this 
 
     conventions    letters of shapes, -100 and -1, half-open, nats
     method         the settings of a method
+    files          a directory, a split -> the files of documents that are read
+    jsonl          a file of JSON -> its rows, whatever is wrong with some
     corpus         a file, a directory, a hub name -> a column of text
     hub            a name that the hub cannot have, a hub that is away
     spans          text -> ids and character spans without gaps
