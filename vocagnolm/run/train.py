@@ -47,7 +47,7 @@ def train(job: Job) -> int:
     documents = load_documents(job, models, sample=True)
     print_main(plan(job, models, documents, checkpoint))
     if args.dry_run:
-        print_main(f"but        {conflict}" if conflict else None)
+        print_main(f"note       {conflict}" if conflict else None)
         return Exit.DONE
     if not documents.is_whole:
         documents = load_documents(job, models)
