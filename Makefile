@@ -1,7 +1,7 @@
 # make demo         make an environment, then train and judge students in the embedded world (runs/demo)
 # make test         make an environment, then run all tests but the slow ones
 # make check-fast   lint, types and unit tests
-# make check        lint, types and all tests: what CI runs
+# make check        lint, types and all tests, the slow ones, too
 # make test-gpu     compare numbers, waits, memory and messages of a GPU with the CPU's
 # make hour         what the pages tell a newcomer to type, in a fresh clone and a fresh environment
 # make newest       unit tests and the hour with the newest versions that pyproject.toml allows

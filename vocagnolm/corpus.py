@@ -7,8 +7,6 @@ have the columns of `vocagnolm.chat.formats` beside it. Knows no tokenizer.
 import glob
 import hashlib
 import logging
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -41,8 +39,6 @@ from vocagnolm.jsonl import Row, open_file, read_rows
 logger = logging.getLogger(__name__)
 
 FAULT = "fault"
-# A file and a line, where a reason begins with them.
-_IS_PLACE = re.compile(r".+:\d+")
 _STRING, _PLACES = datasets.Value("string"), datasets.List(datasets.Value("int32"))
 _KINDS = (_STRING, datasets.List(_STRING), _PLACES, _PLACES, _STRING, _STRING)
 _TURNS = datasets.Features(dict(zip(COLUMNS, _KINDS, strict=True)))
@@ -488,31 +484,6 @@ def reasons_in(corpus: datasets.Dataset) -> Iterator[str]:
         for index, text in enumerate(column_values(batch[TEXT]), at):
             if reason := faults.get(index) or unusable(text):
                 yield reason
-
-
-def count_reasons(reasons: Iterable[str]) -> str:
-    """Return the three most frequent reasons for leaving a document out, with counts.
-
-    Lines of files are counted together, and the first one is named.
-
-    >>> count_reasons(["empty", "a.jsonl:3: not valid JSON", "a.jsonl:9: not valid JSON"])
-    '2 not valid JSON (a.jsonl:3, ...), 1 empty'
-    """
-    counts: Counter[str] = Counter()
-    places: dict[str, str] = {}
-    for reason in reasons:
-        place, colon, kind = reason.partition(": ")
-        if not (colon and _IS_PLACE.fullmatch(place)):
-            place, kind = "", reason
-        counts[kind] += 1
-        if place:
-            places.setdefault(kind, place)
-    shown = []
-    for kind, count in counts.most_common(3):
-        more = ", ..." if count > 1 else ""
-        place = f" ({places[kind]}{more})" if kind in places else ""
-        shown.append(f"{count:,} {kind}{place}")
-    return ", ".join(shown)
 
 
 def is_conversations(corpus: datasets.Dataset) -> bool:

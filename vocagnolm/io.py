@@ -9,7 +9,8 @@ import platform
 import re
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +23,8 @@ JsonObject = dict[str, Any]
 ASSETS = Path(__file__).parent / "assets"
 # In the directory of a run: its settings. In a directory that is complete: the sizes of its files.
 RUN_FILE, MANIFEST_FILE = "run.json", "manifest.json"
+# A file and a line, where a reason begins with them.
+_IS_PLACE = re.compile(r".+:\d+")
 # Ends the name of an incomplete file, which begins with a dot.
 TEMPORARY = ".tmp"
 
@@ -173,6 +176,31 @@ def differences(
     before, now = (json.loads(json.dumps(dict(settings))) for settings in (before, now))
     changed = [name for name in sorted(now) if before.get(name) != now[name]]
     return [f"{prefix}{name} was {before.get(name)}, now {now[name]}" for name in changed]
+
+
+def count_reasons(reasons: Iterable[str]) -> str:
+    """Return the three most frequent reasons for leaving a document out, with counts.
+
+    Lines of files are counted together, and the first one is named.
+
+    >>> count_reasons(["empty", "a.jsonl:3: not valid JSON", "a.jsonl:9: not valid JSON"])
+    '2 not valid JSON (a.jsonl:3, ...), 1 empty'
+    """
+    counts: Counter[str] = Counter()
+    places: dict[str, str] = {}
+    for reason in reasons:
+        place, colon, kind = reason.partition(": ")
+        if not (colon and _IS_PLACE.fullmatch(place)):
+            place, kind = "", reason
+        counts[kind] += 1
+        if place:
+            places.setdefault(kind, place)
+    shown = []
+    for kind, count in counts.most_common(3):
+        more = ", ..." if count > 1 else ""
+        place = f" ({places[kind]}{more})" if kind in places else ""
+        shown.append(f"{count:,} {kind}{place}")
+    return ", ".join(shown)
 
 
 def check_writable(output_dir: Path) -> None:

@@ -9,6 +9,7 @@ divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`; the rest 
 import inspect
 import itertools
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -27,9 +28,7 @@ from vocagnolm.method import Method, name_own
 from vocagnolm.models.adapters import adapt, check_adapted
 from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher
 from vocagnolm.packing import Batch, Blocks, PackedCollator, label_tokens, student_segments
-from vocagnolm.run.config import VocAgnoConfig
-from vocagnolm.run.given import load_given
-from vocagnolm.run.job import settings_in_python
+from vocagnolm.run.config import VocAgnoConfig, settings_in_python
 from vocagnolm.run.metrics import Throughput, log_in_lines
 from vocagnolm.run.resume import ResumableTrainer
 from vocagnolm.token_loss import add_token_losses, check_packing, inner_model
@@ -94,7 +93,7 @@ class VocAgnoTrainer(ResumableTrainer):
         _check_given(args, peft_config)
         method = _method(args, method, objective)
         others["train_dataset"] = train_dataset
-        model, teacher, others, self._pack = load_given(args, model, teacher, others, peft_config)
+        model, teacher, others = self._load(args, model, teacher, others, peft_config)
         models = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
         is_stored = isinstance(models, StoredTeacher)
         count = models.teachers if isinstance(models, StoredTeacher) else len(models or ())
@@ -133,6 +132,18 @@ class VocAgnoTrainer(ResumableTrainer):
         if isinstance(self.train_dataset, Blocks):
             self._check_packing(self.train_dataset, args.attend_across_documents)
 
+    def _load(
+        self, args: VocAgnoConfig, model: Any, teacher: Any, others: dict[str, Any], adapters: Any
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        """Load models that are given by name, and pack documents; keep what packs later ones."""
+        self._pack: Any = None
+        # Needs `datasets`, without which there are only loaded models and packed sequences.
+        if sys.modules.get("datasets") or isinstance(model, str):
+            from vocagnolm.run.given import load_given
+
+            model, teacher, others, self._pack = load_given(args, model, teacher, others, adapters)
+        return model, teacher, others
+
     def _check_packing(self, blocks: Blocks, crosses: bool) -> None:
         """Reject attention by which packed documents see each other, or too short for a segment."""
         ours, *theirs = blocks.longest_segments(crosses)
@@ -160,7 +171,7 @@ class VocAgnoTrainer(ResumableTrainer):
 
     def _packed(self, dataset: Any, name: str) -> Any:
         """Align and pack documents that are given late; what is packed already stays."""
-        return None if dataset is None else self._pack(dataset, name)
+        return self._pack(dataset, name) if self._pack and dataset is not None else dataset
 
     @property
     def online_teachers(self) -> Sequence[PreTrainedModel]:

@@ -42,7 +42,7 @@ def test_torchrun_trains_one_student_without_a_gpu(world: World) -> None:
         *("--report_to=none", f"--output_dir={out}"),
     )
     assert done.returncode == 0, done.stderr
-    assert "64 tokens = 2 processes x 1 sequences x 1 accumulation steps x 32" in done.stdout
+    assert "64 tokens = 2 processes x 1 sequence x 1 accumulation step x 32" in done.stdout
     assert done.stdout.count("train_loss ") == 1
     assert {path.name for path in out.glob("*/metrics_*")} >= {
         "metrics_0.safetensors",

@@ -28,7 +28,14 @@ from tqdm.auto import tqdm
 from vocagnolm.alignment import align_spans
 from vocagnolm.cli import Parser, corpora_of, print_main, shell
 from vocagnolm.conventions import UNMAPPED
-from vocagnolm.io import JsonObject, check_writable, markdown_table, write_json, write_text
+from vocagnolm.io import (
+    JsonObject,
+    check_writable,
+    count_reasons,
+    markdown_table,
+    write_json,
+    write_text,
+)
 from vocagnolm.readers import load_tokenizer, tokenizer_sha256
 from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
 from vocagnolm.spans import Spans, byte_level, encode, encode_batch, sentencepiece
@@ -205,7 +212,7 @@ def audit(
         for name, spans in zip(teachers, theirs, strict=True):
             counts[name].update(count_map(len(text), ours, spans, align_spans(ours, spans)))
     if not usable:
-        from vocagnolm.corpus import count_reasons, reasons_in
+        from vocagnolm.corpus import reasons_in
 
         reasons = count_reasons(reasons_in(corpus)) or "without tokens"
         raise ValueError(
@@ -387,7 +394,7 @@ def _read_corpus(arguments: Namespace) -> tuple[Any, JsonObject]:
     if documents.is_conversations(corpus):
         raise ValueError("--dataset has conversations: audit documents, as with --text_column")
     files = documents.files_of(name, split=options["split"], config_name=options["config_name"])
-    reasons = documents.count_reasons(documents.reasons_in(corpus))
+    reasons = count_reasons(documents.reasons_in(corpus))
     about = {"files": files.describe() if files else "", "skip_reasons": reasons}
     return corpus, {"dataset": name, **options, **about}
 

@@ -61,7 +61,7 @@ from vocagnolm.readers import (
     teacher_reader,
     tokenizer_sha256,
 )
-from vocagnolm.run.config import VocAgnoConfig
+from vocagnolm.run.config import NO_EFFECT_ON_NUMBERS, RUN_SETTINGS, VocAgnoConfig
 from vocagnolm.run.options import DataOptions, GuidanceOptions, ModelOptions, PackOptions
 from vocagnolm.run.plan import Sizes, epoch_steps, sizes_of, skip_reasons
 from vocagnolm.store.format import Store, manifest_of
@@ -69,17 +69,10 @@ from vocagnolm.store.read import StoredReader
 
 logger = logging.getLogger(__name__)
 
-# Settings of a run beside those of the model, the data and the method.
-_RUN_SETTINGS = (
-    "global_batch_tokens num_train_epochs max_steps seed data_seed bf16 fp16 learning_rate "
-    "lr_scheduler_type lr_scheduler_kwargs warmup_steps optim adam_beta1 adam_beta2 adam_epsilon "
-    "weight_decay max_grad_norm optim_args neftune_noise_alpha"
-).split()
 _PLACES = (
     "student teacher student_tokenizer teacher_tokenizer student_chat_template "
     "teacher_chat_template dataset"
 ).split()
-_NO_EFFECT_ON_NUMBERS = "dataset_num_proc trust_remote_code eval_dataset teacher_sharding".split()
 # Documents of a corpus that a plan is made from, unless it has few enough to read them all.
 _SAMPLE_DOCUMENTS, _SMALL_DOCUMENTS = 1000, 10_000
 # Skipped documents that are worth a warning.
@@ -110,9 +103,9 @@ def settings_of(job: Job) -> dict[str, Any]:
     compete within it.
     """
     found = asdict(job.model) | asdict(job.data)
-    names = (*(each.name for each in fields(GuidanceOptions)), *_RUN_SETTINGS)
+    names = (*(each.name for each in fields(GuidanceOptions)), *RUN_SETTINGS)
     found |= {name: getattr(job.args, name) for name in names}
-    for name in _NO_EFFECT_ON_NUMBERS:
+    for name in NO_EFFECT_ON_NUMBERS:
         del found[name]
     for name in _PLACES:
         # A file or directory has many names, and one absolute path.
@@ -129,27 +122,6 @@ def settings_of(job: Job) -> dict[str, Any]:
         ]
     if not job.args.splits_alike:
         found["per_device_train_batch_size"] = job.args.per_device_train_batch_size
-    return found
-
-
-def settings_in_python(
-    args: VocAgnoConfig, student: Any, teachers: Any, dataset: Any
-) -> dict[str, Any]:
-    """Return the settings of a run that Python has begun, under the names of `settings_of`."""
-    names = (*(each.name for each in fields(GuidanceOptions)), *_RUN_SETTINGS)
-    found = {name: getattr(args, name) for name in names if name not in _NO_EFFECT_ON_NUMBERS}
-    places = [
-        str(model.config.name_or_path)
-        for model in (student, *(teachers if isinstance(teachers, Sequence) else ()))
-    ]
-    places = [
-        str(Path(place).resolve()) if place and Path(place).exists() else place for place in places
-    ]
-    found["student"], found["teacher"] = places[0], places[1:] or None
-    if isinstance(dataset, Blocks):
-        found["blocks"] = len(dataset)
-    if not args.splits_alike:
-        found["per_device_train_batch_size"] = args.per_device_train_batch_size
     return found
 
 

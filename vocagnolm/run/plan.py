@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from vocagnolm.alignment import align_spans
 from vocagnolm.attention import needs_segments
 from vocagnolm.conventions import TEXT
-from vocagnolm.corpus import count_reasons
+from vocagnolm.io import count_reasons
 from vocagnolm.method import Method
 from vocagnolm.models.load import decoder_layers, devices_of_a_machine
 from vocagnolm.run.config import VocAgnoConfig

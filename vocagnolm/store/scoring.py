@@ -21,7 +21,6 @@ from vocagnolm.cli import corpora_of, print_main, resolve_dtype
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import (
     conversations_of,
-    count_reasons,
     files_of,
     is_conversations,
     joined,
@@ -30,7 +29,7 @@ from vocagnolm.corpus import (
     reasons_in,
 )
 from vocagnolm.dist import connect, rank0
-from vocagnolm.io import check_writable, differences, versions
+from vocagnolm.io import check_writable, count_reasons, differences, versions
 from vocagnolm.models.load import ModelSource, check_quantizer, context_length, revision_of
 from vocagnolm.readers import Reader, TeacherReaders, teacher_reader, tokenizer_sha256
 from vocagnolm.spans import Encoding, encode_batch, encode_rendered
