@@ -123,8 +123,10 @@ class _UniqueKeys(yaml.SafeLoader):
         """Make a mapping of a node."""
         keys = set()
         for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise ValueError(f"line {line}: expected a name, found a list or a mapping")
             if key.tag != "tag:yaml.org,2002:merge" and key.value in keys:
-                line = key.start_mark.line + 1
                 raise ValueError(f"line {line}: {key.value} comes twice: leave one out")
             keys.add(str(key.value))
         return super().construct_mapping(node, deep)

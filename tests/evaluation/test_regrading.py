@@ -112,6 +112,8 @@ FOREIGN: list[tuple[object, str]] = [
     ({"idx": 1, "gold": "8", "raw_output": None}, "raw_output must be .* found NoneType"),
     ({"idx": 1, "gold": None, "raw_output": "8"}, "gold must be .* found NoneType"),
     ({"idx": 1, "gold": ["8"], "raw_output": "8"}, "gold must be .* found list"),
+    ({"idx": 1, "gold": float("nan"), "raw_output": "8"}, "gold must be .* found nan"),
+    ({"idx": 1, "gold": float("inf"), "raw_output": "8"}, "gold must be .* found inf"),
     ({"idx": 1, "gold": True, "raw_output": "8"}, "gold must be .* found bool"),
     ({"idx": 0, "gold": "8", "raw_output": "8"}, "idx 0 comes twice"),
     ([{"idx": 1}], "expected a JSON object, found a list"),

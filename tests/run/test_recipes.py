@@ -202,9 +202,13 @@ def test_documentation_leads_to_every_recipe() -> None:
     [
         ("top_k: 0.4\nseed: 1\ntop_k: 0.7\n", "line 3: top_k comes twice"),
         ("top_k: 0.4\ntop-k: 0.7\n", "top_k twice, in two spellings"),
+        ("seed: 1\n{a: b}: c\n", "line 2: expected a name"),
+        ("seed: 1\n? [a, b]\n: c\n", "line 2: expected a name"),
     ],
 )
-def test_option_that_comes_twice_is_refused(text: str, reason: str, tmp_path: Path) -> None:
+def test_name_that_comes_twice_or_is_none_is_refused(
+    text: str, reason: str, tmp_path: Path
+) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(text)
     with pytest.raises(ValueError, match=f"{path}.*{reason}"):

@@ -1,6 +1,7 @@
 """An evaluation of a model: load, ask, grade, report; `main` reads its command line."""
 
 import gzip
+import math
 import os
 import sys
 import zlib
@@ -192,6 +193,9 @@ def _output_fault(record: JsonObject) -> str | None:
     gold = record["gold"]
     if isinstance(gold, bool) or not isinstance(gold, str | int | float):
         return f"gold must be the parsed answer, text or a number, found {type(gold).__name__}"
+    # JSON of Python may hold them, such as for an answer that a table lacks.
+    if isinstance(gold, float) and not math.isfinite(gold):
+        return f"gold must be the parsed answer, text or a number, found {gold}"
     if isinstance(record["idx"], bool) or not isinstance(record["idx"], str | int):
         return f"idx must be a number, found {type(record['idx']).__name__}"
     return None
