@@ -116,15 +116,19 @@ def test_configuration_alone_refuses_no_model_that_isolates_documents(name, atte
     check_kind(build(name).config, attention)
 
 
+# Small enough for Mamba's slow path with the chunks of 256 tokens that are its default.
+MAMBA = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16}
+
+
 @pytest.mark.parametrize(
     ("name", "options", "attention"),
     [
         ("Bloom", {"n_layer": 2, "n_head": 4}, "eager"),
         ("GptOss", {}, "eager"),
         ("Qwen3Next", {}, "sdpa"),
-        ("FalconH1", {}, "sdpa"),
+        ("FalconH1", MAMBA, "sdpa"),
         ("Jamba", {}, "sdpa"),
-        ("RecurrentGemma", {}, "sdpa"),
+        ("RecurrentGemma", {}, "eager"),
         ("OPT", {}, "sdpa"),
     ],
 )
@@ -136,3 +140,12 @@ def test_configuration_alone_refuses_models_that_let_documents_meet(name, option
             check()
         # Who uses the attention that isolates best is not told to use it.
         assert "sdpa or eager" not in str(caught.value)
+
+
+def test_configuration_alone_keeps_mambas_slow_path_small():
+    """At the size of a real model, whose chunks of 256 tokens would take gigabytes each."""
+    config = build("FalconH1").config
+    assert config.mamba_d_ssm * config.mamba_d_state * config.mamba_chunk_size**2 > 1e9
+    with pytest.raises(PackingError):
+        check_kind(config, "sdpa")
+    assert config.mamba_chunk_size == 256

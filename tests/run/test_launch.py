@@ -13,11 +13,13 @@ import pytest
 
 from vocagnolm.cli import Exit
 
-# Notes the signals that it gets in half a second.
+# Notes the signals that it gets in half a second. None ends before all have counted theirs, as
+# torchrun then sends SIGTERM to the others.
 WORKER = f"""
 import os, signal, sys, time
 from pathlib import Path
-got = Path(os.environ.get("WORLD_SIZE", "1") + "-" + os.environ.get("RANK", "0"))
+world = os.environ.get("WORLD_SIZE", "1")
+got = Path(world + "-" + os.environ.get("RANK", "0"))
 def note(number, frame):
     with got.open("a") as file:
         print(number, file=file)
@@ -26,6 +28,10 @@ got.touch()
 while not got.read_text():
     time.sleep(0.02)
 time.sleep(0.5)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+Path("counted-" + got.name).touch()
+while len(list(Path().glob("counted-" + world + "-*"))) < int(world):
+    time.sleep(0.02)
 sys.exit({int(Exit.STOPPED)})
 """
 CONFIG = """

@@ -18,14 +18,19 @@ logger = logging.getLogger(__name__)
 
 # Attention that a CPU computes as a GPU does.
 _ON_A_CPU = (None, "sdpa", "eager")
-# Sizes that do not change how documents meet: rows of the vocabulary, and widths of MLPs.
-_MOST_TOKENS, _MOST_WIDTH = 512, 128
-_WIDTHS = (
-    "intermediate_size",
-    "moe_intermediate_size",
-    "shared_expert_intermediate_size",
-    "n_inner",
-)
+# Sizes that do not change how documents meet, and the most that a small model has of each: rows
+# of the vocabulary, widths of MLPs, and tokens that Mamba's slow path takes at once. That path
+# pads its input to whole chunks, and holds chunk x chunk x heads x state numbers: at 256, tens of
+# gigabytes.
+_MOST_TOKENS, _MOST_WIDTH, _MOST_CHUNK = 512, 128, 16
+_LIMITS = {
+    "intermediate_size": _MOST_WIDTH,
+    "moe_intermediate_size": _MOST_WIDTH,
+    "shared_expert_intermediate_size": _MOST_WIDTH,
+    "n_inner": _MOST_WIDTH,
+    "mamba_chunk_size": _MOST_CHUNK,
+    "chunk_size": _MOST_CHUNK,
+}
 # A model of more weights would take long to draw.
 _MOST_WEIGHTS = 200_000_000
 # Fresh weights are so small that even a leak would drown in rounding.
@@ -87,9 +92,10 @@ def _small(config: PreTrainedConfig) -> PreTrainedConfig:
         # They follow from other settings: all layers up to the last new kind are kept.
         text.num_hidden_layers = layers[-1] + 1
     text.vocab_size = min(text.vocab_size, _MOST_TOKENS)
-    for name in _WIDTHS:
-        if (width := getattr(text, name, None)) and isinstance(width, int):
-            setattr(text, name, min(width, _MOST_WIDTH))
+    for name, most in _LIMITS.items():
+        size = getattr(text, name, None)
+        if isinstance(size, int) and size > most:
+            setattr(text, name, most)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(text, name, None)
     return small
