@@ -1,6 +1,6 @@
 # docker build -t vocagnolm .
 # docker run --rm --gpus all -v "$PWD":/work vocagnolm demo
-# docker run --rm --gpus all -v "$PWD":/work --entrypoint accelerate vocagnolm launch -m vocagnolm.cli train ...
+# docker run --rm --gpus all -v "$PWD":/work --entrypoint accelerate vocagnolm launch -m vocagnolm train ...
 FROM nvidia/cuda:13.0.1-base-ubuntu24.04
 
 # PyTorch's wheels bring CUDA's libraries; a compiler is for torch.compile.

@@ -8,7 +8,8 @@ python evaluate_math.py --regrade FILE.jsonl.gz --benchmark gsm8k     # grade st
 
 import sys
 
-from vocagnolm.cli import main, run_script
+from vocagnolm.__main__ import main
+from vocagnolm.cli import run_script
 
 if __name__ == "__main__":
     run_script(lambda: main(["evaluate", *sys.argv[1:]]))

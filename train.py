@@ -7,7 +7,8 @@ python train.py --help                         # all options by subject
 
 import sys
 
-from vocagnolm.cli import main, run_script
+from vocagnolm.__main__ import main
+from vocagnolm.cli import run_script
 
 if __name__ == "__main__":
     run_script(lambda: main(["train", *sys.argv[1:]]))

@@ -22,8 +22,8 @@ from transformers import (
 from benchmarks.generated import make_blocks
 from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED
 from vocagnolm.packing import PackedCollator
-from vocagnolm.run.config import VocAgnoConfig
 from vocagnolm.trainer import VocAgnoTrainer
+from vocagnolm.training.config import VocAgnoConfig
 
 ModelRole = Literal["student", "teacher"]
 SIZE_NAMES = (

@@ -4,7 +4,7 @@ The ways are steps of plain continual pretraining (CPT), with a store's losses a
 beside the student, and the teacher's forward pass alone. They run through `VocAgnoTrainer`; all
 models stay on the device. Models and losses are random. Documents have the lengths of
 OpenWebMath's, packed as in training; batches are made beforehand and moved within a step. MFU is
-that of `vocagnolm.run.metrics`.
+that of `vocagnolm.models.flops`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,15 @@ from benchmarks.models import (
 )
 from vocagnolm import Method
 from vocagnolm.attention import takes_segments
+from vocagnolm.models.flops import model_work
+from vocagnolm.models.memory import (
+    Layout,
+    sizes_of,
+    student_memory,
+    teacher_memory,
+)
 from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher
-from vocagnolm.run.metrics import model_work, peak_tflops
-from vocagnolm.run.plan import Layout, sizes_of, student_memory, teacher_memory
+from vocagnolm.training.throughput import peak_tflops
 
 CPT, STORED = "CPT step", "stored step"
 ONLINE, TEACHER = "online step", "teacher forward"

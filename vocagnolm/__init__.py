@@ -31,13 +31,13 @@ _MODULES = {
     "Method": "method",
     "Objective": "objective",
     "PackedCollator": "packing",
-    "VocAgnoConfig": "run.config",
+    "VocAgnoConfig": "training.config",
     "VocAgnoTrainer": "trainer",
     "add_token_losses": "token_loss",
     "aggregate_teacher_losses": "guidance",
     "align_spans": "alignment",
     "encode": "spans",
-    "prepare_dataset": "run.given",
+    "prepare_dataset": "training.given",
     "select_tokens": "guidance",
 }
 __all__ = list(_MODULES)

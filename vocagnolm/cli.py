@@ -1,4 +1,4 @@
-"""The table of commands, the parser of their options, and how each of them ends.
+"""The parser of a command, and how a command ends.
 
 A command prints one line for an error that is not its own fault, and returns an `Exit` status.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import importlib
-import json
 import logging
 import os
 import re
@@ -18,34 +16,20 @@ import time
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial, wraps
-from importlib.metadata import version
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TextIO
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from vocagnolm.conventions import NonFiniteLoss, SharedError
 from vocagnolm.doors import near, shell_door
+from vocagnolm.fields import listed
+from vocagnolm.printing import log_main
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 # With or without the words of a command line.
 _Main = Callable[..., int]
 
-# name: (the module with `main(argv)`, one line of help)
-COMMANDS = {
-    "audit": ("vocagnolm.report.audit", "How well a teacher's tokens map to a student's"),
-    "compare": ("vocagnolm.report.compare", "Tables and figures over finished runs"),
-    "demo": ("vocagnolm.demo.main", "Train and judge students in the embedded world, on a CPU"),
-    "evaluate": ("vocagnolm.evaluation.main", "Accuracy on the paper's math benchmarks"),
-    "export": ("vocagnolm.run.export", "The whole student of a checkpoint, for from_pretrained"),
-    "inspect": ("vocagnolm.report.inspect", "A text with its tokens kept, dropped and unmapped"),
-    "prepare": ("vocagnolm.run.prepare", "The corpus of a run aligned ahead of it, without a GPU"),
-    "recipes": ("vocagnolm.run.recipe", "The recipes that train --config takes by name"),
-    "score": ("vocagnolm.store.score", "Write or verify a teacher-loss store"),
-    "train": ("vocagnolm.run.options", "Continually pretrain a student"),
-}
-# Those whose work several processes share; their modules have a `check(argv)` that needs no torch.
-_SHARED = ("evaluate", "score", "train")
 # Options that name what may be on the hub, with its kind.
 _ON_HUB: dict[str, Literal["model", "dataset"]] = {
     **dict.fromkeys(("model", "student", "teacher"), "model"),
@@ -137,71 +121,6 @@ def check_names(*options: object) -> None:
                 check_name(f"--{option}", name, kind)
 
 
-def listed(value: Any) -> list[Any]:
-    """Return a list of what a list or a tuple holds, and of anything else a list of one."""
-    return [*value] if isinstance(value, list | tuple) else [value]
-
-
-def corpora_of(options: object) -> list[tuple[str, dict[str, Any]]]:
-    """Return each corpus of `Parser.add_dataset` and its options, as `load_corpus` takes them.
-
-    An option has one value for all corpora, or one for each.
-    """
-    given = vars(options)
-    names = listed(given["dataset"])
-    splits, columns, configs = (
-        one_for_each(option, given[option], len(names), "corpora")
-        for option in ("dataset_split", "text_column", "dataset_config")
-    )
-    return [
-        (name, {"split": split, "text_column": column, "config_name": config})
-        for name, split, column, config in zip(names, splits, columns, configs, strict=True)
-    ]
-
-
-def one_for_each(option: str, given: Any, count: int, of: str) -> list[Any]:
-    """Return so many values of an option that has one for all, or one for each."""
-    values = listed(given)
-    if len(values) not in (1, count):
-        raise ValueError(
-            f"--{option} needs one value, or one for each of {count} {of}, got {len(values)}"
-        )
-    return values if len(values) > 1 else values * count
-
-
-def resolve_dtype(choice: str, device: torch.device) -> str:
-    """Return the dtype that `auto` stands for: bfloat16 on a GPU, float32 on a CPU."""
-    best = "float32" if device.type == "cpu" else "bfloat16"
-    return best if choice == "auto" else choice
-
-
-def json_settings(option: str, text: str) -> dict[str, object]:
-    """Read an option that is a JSON object of settings, or raise a ValueError."""
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{option}: {text} is not JSON: {error}") from error
-    if not (content and isinstance(content, dict)):
-        raise ValueError(f"{option}: {text} is not a JSON object of settings")
-    return content
-
-
-def is_main() -> bool:
-    """Return True in the first process of a job, before and after the processes are connected."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def print_main(text: str | None, file: TextIO | None = None) -> None:
-    """Print a result, once per job; nothing for None and the empty text."""
-    if text and is_main():
-        print(text, file=file, flush=True)
-
-
-def log_main(text: str | None) -> None:
-    """Print on stderr anything that is no result, once per job."""
-    print_main(text, sys.stderr)
-
-
 def shell(
     name: str, *, out_of_memory: str = "", resumable: bool = False
 ) -> Callable[[Callable[..., int | None]], _Main]:
@@ -287,36 +206,3 @@ def run_script(main: _Main) -> NoReturn:
     sys.stdout.flush()
     # Python's own end meets threads of gloo, which now and then abort it.
     os._exit(status)
-
-
-@shell("vocagnolm")
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command, which reads the rest of the command line itself."""
-    argv = sys.argv[1:] if argv is None else argv
-    lines = (f"  {name:10}{sentence}" for name, (_, sentence) in COMMANDS.items())
-    parser = Parser("vocagnolm", "\n".join(("Teacher-guided continual pretraining:", *lines)))
-    parser.epilog = (
-        "vocagnolm COMMAND --help says more. evaluate, score and train take --accelerate_config "
-        "NAME to start several processes."
-    )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version('vocagnolm')}")
-    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
-    command, rest = parser.parse_args(argv[:1]).command, argv[1:]
-    # Only now, because importing the rest takes seconds.
-    if command in _SHARED and any(word.startswith("--accelerate_config") for word in rest):
-        from vocagnolm.launch import launch
-
-        return launch(command, rest)
-    return int(importlib.import_module(COMMANDS[command][0]).main(rest))
-
-
-def start() -> NoReturn:
-    """Run one command as a process of its own."""
-    run_script(main)
-
-
-# `accelerate launch -m vocagnolm.cli score ...`, as `--accelerate_config` does.
-if __name__ == "__main__":
-    from vocagnolm.cli import start as start_the_one
-
-    start_the_one()

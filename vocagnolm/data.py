@@ -38,6 +38,7 @@ from vocagnolm.corpus import (
     is_conversations,
     unusable,
 )
+from vocagnolm.io import count_reasons
 from vocagnolm.readers import Reader, TeacherReaders
 from vocagnolm.spans import IntArray, Spans, Tokens
 
@@ -505,3 +506,14 @@ class _Aligner:
                 columns[f"{side}_codes"] = edges, codes
                 columns[f"{side}_exceptions"] = exception_edges, exceptions
         return _as_table(columns, self.schema)
+
+
+def skip_reasons(segments: Segments) -> str:
+    """Return the three most frequent reasons for leaving a document out, with counts."""
+    return count_reasons(reason for _, reason in segments.skipped)
+
+
+def skipped_line(segments: Segments, documents: int) -> str:
+    """Say how many documents were skipped, and why."""
+    count = len(segments.skipped)
+    return f"{count:,} of {documents:,} documents were skipped: {skip_reasons(segments)}"

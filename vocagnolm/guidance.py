@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vocagnolm.fields import check_choice
 from vocagnolm.method import (
     AGGREGATIONS,
     UNITS,
     Reduction,
     Scope,
     Unmapped,
-    check_choice,
     load_own,
 )
 

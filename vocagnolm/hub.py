@@ -2,12 +2,13 @@
 
 import logging
 import os
+import re
 from functools import cache
 from pathlib import Path
 from threading import Thread
 from typing import Literal
 
-from huggingface_hub import constants, get_session
+from huggingface_hub import HfApi, constants, get_session
 from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -65,3 +66,30 @@ def _unreachable() -> str:
     thread.start()
     thread.join(_WAIT_S)
     return reasons[-1]
+
+
+# Where the hub's cache keeps a snapshot of a repository.
+_CACHED = re.compile(r"(?:models|datasets)--([^/]+?)--([^/]+)/snapshots(/|$)")
+
+
+def hub_name(place: str) -> str | None:
+    """Return the name that the hub knows a model or data set by; None for a local one."""
+    if found := _CACHED.search(place):
+        return f"{found[1]}/{found[2]}"
+    is_local = Path(place).exists() or Path(place).is_absolute()
+    return None if is_local else place
+
+
+def public_name(place: str) -> str:
+    """Return a name without this machine's directories."""
+    return hub_name(place) or Path(place).name
+
+
+def check_login(token: str | None) -> None:
+    """Raise a ValueError where nobody is logged in to the hub, or it does not answer."""
+    try:
+        HfApi(token=token).whoami()
+    # Those of the network are of no common kind.
+    except Exception as error:
+        remedy = "run `hf auth login` or set HF_TOKEN, or leave --push_to_hub out"
+        raise ValueError(f"--push_to_hub: {error}: {remedy}") from error

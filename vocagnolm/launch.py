@@ -3,18 +3,18 @@
 Beside it, a signal reaches every process once, and the job's exit status is that of its processes.
 """
 
-import importlib
 import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from vocagnolm.cli import COMMANDS, OneLineErrors, log_main
+from vocagnolm.cli import OneLineErrors
+from vocagnolm.printing import log_main
 from vocagnolm.run.recipe import as_flags, find_file, read_mapping
 
 CONFIGS = Path(__file__).with_name("accelerate_configs")
@@ -25,8 +25,10 @@ _OPTIONS = {
 }
 
 
-def launch(command: str, argv: Sequence[str]) -> int:
+def launch(command: str, argv: Sequence[str], check: Callable[[Sequence[str]], object]) -> int:
     """Run a command in the processes that `--accelerate_config` describes; return its status.
+
+    The command's own options go through its `check` before any process is started.
 
     Raises:
         ValueError: the file or an option is wrong, the command's own too; nothing is started.
@@ -34,8 +36,8 @@ def launch(command: str, argv: Sequence[str]) -> int:
     words, rest = split(argv)
     if "RANK" in os.environ:
         raise ValueError("--accelerate_config starts processes itself: leave accelerate launch out")
-    importlib.import_module(COMMANDS[command][0]).check(rest)
-    return _run([*words, "--module", "vocagnolm.cli", command, *rest])
+    check(rest)
+    return _run([*words, "--module", "vocagnolm", command, *rest])
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -4,14 +4,12 @@ import importlib
 import math
 import os
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from vocagnolm.doors import python_door
-
-if TYPE_CHECKING:
-    from vocagnolm.objective import Objective
+from vocagnolm.fields import Names, check_choice, in_range, option
 
 Aggregation = Literal["max", "mean", "sum", "share"]
 Unmapped = Literal["include", "exclude", "mean"]
@@ -35,66 +33,9 @@ _READ_BY: dict[str, set[str]] = {
     "chunk": {"aggregation", "chunks", "chunk_guidance", "chunk_selection"},
 }
 _OF_A_CHOICE = "top_k top_k_warmup_steps unselected_weight selection_scope loss_divisor".split()
-_T = TypeVar("_T")
-
-
-class FirstHelp(str):
-    """Line in `--help` of an option that comes on top of the page."""
-
-
-def option(default: _T, help: str = "", *, first: bool = False, **of_argparse: Any) -> _T:
-    """Return the field of a dataclass of options: its default, and its line in `--help`.
-
-    Those that are `first` come on top of the page.
-    """
-    # All of it goes to argparse, in any HfArgumentParser.
-    metadata: dict[str, Any] = {"help": FirstHelp(help) if first else help, **of_argparse}
-    if isinstance(default, list):
-        return cast(_T, field(default_factory=default.copy, metadata=metadata))
-    return field(default=default, metadata=metadata)
-
-
-def check_switches(options: object) -> None:
-    """Raise a ValueError for a switch that is neither true nor false: "false" would be true."""
-    for name, kind in get_type_hints(type(options)).items():
-        value = vars(options).get(name, False)
-        if kind is bool and not isinstance(value, bool):
-            raise ValueError(f"--{name} must be True or False, got {value!r}")
-
-
-def in_range(options: object, interval: str, *names: str) -> None:
-    """Raise a ValueError for the first option outside of an interval such as "(0, 1]"."""
-    low, high = (float(end) for end in interval[1:-1].split(","))
-    for name in names:
-        given = vars(options)[name]
-        for value in given if isinstance(given, list | tuple) else [given]:
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ValueError(f"--{name} must be a number in {interval}, got {value!r}")
-            is_above = value > low if interval[0] == "(" else value >= low
-            is_below = value < high if interval[-1] == ")" else value <= high
-            if not (is_above and is_below):
-                raise ValueError(f"--{name} must be in {interval}, got {value}")
-
-
-def check_choice(name: str, value: str, kind: Any) -> None:
-    """Raise a ValueError for a value that is none of its `Literal`, or of some `Names`."""
-    known = kind if isinstance(kind, Names) else get_args(kind)
-    if value not in known:
-        raise ValueError(f"--{name} must be one of {', '.join(known)}, got {value}")
 
 
 # -- What users write themselves -----------------------------------------------------------------
-
-
-class Names(tuple[str, ...]):
-    """The names that an option knows; any `package.module:name` is one of them."""
-
-    __slots__ = ()
-
-    def __contains__(self, name: object) -> bool:
-        return ":" in str(name) or super().__contains__(name)
 
 
 METHODS = Names("vocagnolm cpt random kld uld rho1 chunk package.module:Class".split())
@@ -292,17 +233,18 @@ class Method:
         return f"--method {self.method}"
 
     @property
-    def own_objective(self) -> "type[Objective] | None":
-        """The class of a method of the user's own; None for one of ours."""
+    def own_objective(self) -> Any:
+        """The class of a method of the user's own, an `Objective`; None for one of ours."""
         if ":" not in self.method:
             return None
-        found = load_own("method", self.method)
-        # It loads torch.
-        from vocagnolm.objective import Objective
-
-        if not (isinstance(found, type) and issubclass(found, Objective)):
-            raise ValueError(f"--method {self.method} is no subclass of vocagnolm.Objective")
-        return found
+        own_class = load_own("method", self.method)
+        # By its name, as importing it loads torch.
+        bases = [
+            f"{base.__module__}.{base.__qualname__}" for base in getattr(own_class, "__mro__", ())
+        ]
+        if "vocagnolm.objective.Objective" not in bases:
+            raise ValueError(f"--method {self.method} is not a subclass of vocagnolm.Objective")
+        return own_class
 
     @property
     def choice(self) -> Literal["all", "random", "guided"]:

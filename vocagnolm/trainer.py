@@ -1,7 +1,8 @@
 """Eq. 3: one training step of teacher-guided language modelling.
 
 The loop is transformers' `Trainer._inner_training_loop`. Overridden here: `get_batch_samples` (the
-divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`; the rest in `run.resume`.
+divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`; the rest is in
+`training.resumable`.
 
     text -> packed batch (`vocagnolm.packing`) -> losses of both models -> weights -> one update
 """
@@ -28,10 +29,12 @@ from vocagnolm.method import Method, name_own
 from vocagnolm.models.adapters import adapt, check_adapted
 from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher
 from vocagnolm.packing import Batch, Blocks, PackedCollator, label_tokens, student_segments
-from vocagnolm.run.config import VocAgnoConfig, settings_in_python
-from vocagnolm.run.metrics import Throughput, log_in_lines
-from vocagnolm.run.resume import ResumableTrainer
 from vocagnolm.token_loss import add_token_losses, check_packing, inner_model
+from vocagnolm.training.config import VocAgnoConfig
+from vocagnolm.training.log import log_in_lines
+from vocagnolm.training.resumable import ResumableTrainer
+from vocagnolm.training.settings import settings_in_python
+from vocagnolm.training.throughput import Throughput
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -139,7 +142,7 @@ class VocAgnoTrainer(ResumableTrainer):
         self._pack: Any = None
         # Needs `datasets`, without which there are only loaded models and packed sequences.
         if sys.modules.get("datasets") or isinstance(model, str):
-            from vocagnolm.run.given import load_given
+            from vocagnolm.training.given import load_given
 
             model, teacher, others, self._pack = load_given(args, model, teacher, others, adapters)
         return model, teacher, others

@@ -29,7 +29,7 @@ from benchmarks.generated import make_texts, tokenizer
 from benchmarks.harness import Claim, Measured, alone, one_thread
 from benchmarks.models import allow_fsdp_on_cpu, llama
 from vocagnolm import Blocks, VocAgnoConfig, VocAgnoTrainer, prepare_dataset
-from vocagnolm.cli import main as vocagnolm
+from vocagnolm.__main__ import main as vocagnolm
 from vocagnolm.models.load import shard_inside_machine
 
 CLAIMS = (

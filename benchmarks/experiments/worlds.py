@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.models import llama
-from vocagnolm.cli import main as vocagnolm
+from vocagnolm.__main__ import main as vocagnolm
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.run import (
     BASE,

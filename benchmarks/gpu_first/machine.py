@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.gpu_first.report import Report, timed
 from benchmarks.models import has_cuda
-from vocagnolm.run.metrics import peak_tflops
+from vocagnolm.training.throughput import peak_tflops
 
 _PACKAGES = (
     "torch transformers accelerate datasets tokenizers numpy triton peft liger-kernel torchao "

@@ -35,15 +35,12 @@ from transformers import AutoModelForCausalLM
 from benchmarks.experiments import plots
 from benchmarks.generated import TOKEN_RATIO
 from benchmarks.models import make_config
-from vocagnolm.demo.main import METHODS, results_table
+from vocagnolm.demo.main import results_table
 from vocagnolm.demo.run import BASE, TEACHER, make_base
-from vocagnolm.demo.world import write_jsonl
+from vocagnolm.demo.world import METHODS, write_jsonl
 from vocagnolm.io import ASSETS
-from vocagnolm.report import inspect
-from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
-from vocagnolm.report.view import TokenView
-from vocagnolm.run.metrics import model_work
-from vocagnolm.run.plan import (
+from vocagnolm.models.flops import model_work
+from vocagnolm.models.memory import (
     GATHERED,
     Layout,
     Sizes,
@@ -51,6 +48,9 @@ from vocagnolm.run.plan import (
     student_memory,
     teacher_memory,
 )
+from vocagnolm.report import inspect
+from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
+from vocagnolm.report.view import TokenView
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

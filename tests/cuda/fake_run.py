@@ -27,13 +27,14 @@ from vocagnolm import packing, token_loss
 from vocagnolm.method import Method
 from vocagnolm.models.adapters import adapt
 from vocagnolm.models.load import shard_inside_machine
+from vocagnolm.models.memory import sizes_of
 from vocagnolm.objective import StoredTeacher
 from vocagnolm.packing import PackedCollator
-from vocagnolm.run.config import VocAgnoConfig
-from vocagnolm.run.metrics import NO_BLOCK
-from vocagnolm.run.plan import device_memory, sizes_of
-from vocagnolm.run.resume import StepSampler
+from vocagnolm.run.plan import device_memory
 from vocagnolm.trainer import VocAgnoTrainer
+from vocagnolm.training.config import VocAgnoConfig
+from vocagnolm.training.metrics import NO_BLOCK
+from vocagnolm.training.sampler import StepSampler
 
 CUDA = torch.device("cuda", 0)
 # Tokens of a packed sequence, and what differs from `benchmarks.models.SIZES`.

@@ -31,8 +31,8 @@ from vocagnolm.corpus import load_corpus
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, TeacherReaders, student_reader, teacher_reader
-from vocagnolm.run.job import write_skipped
 from vocagnolm.spans import encode, encode_texts
+from vocagnolm.training.documents import write_skipped
 
 PAIRS = [
     ("metaspace", "nfc_digits"),

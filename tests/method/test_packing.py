@@ -17,7 +17,7 @@ from world import MAX_LENGTH, TEACHER_CONTEXT, make_blocks
 from vocagnolm.alignment import align_segment
 from vocagnolm.data import Segments
 from vocagnolm.packing import Block, Blocks, chunk_edges, pack
-from vocagnolm.run.given import prepare_dataset
+from vocagnolm.training.given import prepare_dataset
 
 ROOM, TEACHER_ROOM = 16, 20
 segment_lengths = st.lists(

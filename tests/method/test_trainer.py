@@ -24,8 +24,8 @@ from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
 from vocagnolm.method import Aggregation, Method
 from vocagnolm.objective import StoredTeacher, TeacherLosses
 from vocagnolm.packing import Blocks, PackedCollator
-from vocagnolm.run.config import VocAgnoConfig
 from vocagnolm.trainer import VocAgnoTrainer
+from vocagnolm.training.config import VocAgnoConfig
 
 
 def parameters(trainer: Any) -> dict[str, torch.Tensor]:

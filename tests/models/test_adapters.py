@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from vocagnolm.models.adapters import adapt, add_adapters, check_adapted, merge_adapters
-from vocagnolm.run.options import ModelOptions
+from vocagnolm.models.adapters import adapt, check_adapted, merge_adapters
 from vocagnolm.token_loss import add_token_losses, check_packing
+from vocagnolm.training.models import add_adapters
+from vocagnolm.training.options import ModelOptions
 
 peft = pytest.importorskip("peft")
 VOCABULARY = 300

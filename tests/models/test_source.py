@@ -38,7 +38,7 @@ from vocagnolm.models.load import (
     shard_inside_machine,
     tensor_parallel_size,
 )
-from vocagnolm.run.plan import sizes_of
+from vocagnolm.models.memory import sizes_of
 
 VOCABULARY = 700
 SMALL: dict[str, Any] = {

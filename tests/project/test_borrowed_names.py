@@ -43,11 +43,13 @@ from transformers.integrations import integration_utils
 from transformers.trainer_callback import CallbackHandler, TrainerCallback
 
 from vocagnolm.evaluation.engines.hf_engine import GrowingLayer, cache_argument
-from vocagnolm.run import options
-from vocagnolm.run.config import _ONE_VALUE
-from vocagnolm.run.metrics import RunLog, Throughput
-from vocagnolm.run.resume import Preemption, StepGuard
+from vocagnolm.run import parser
 from vocagnolm.trainer import VocAgnoTrainer
+from vocagnolm.training.config import _ONE_VALUE
+from vocagnolm.training.guard import StepGuard
+from vocagnolm.training.log import RunLog
+from vocagnolm.training.preemption import Preemption
+from vocagnolm.training.throughput import Throughput
 
 PACKAGE = Path(__file__).resolve().parents[2] / "vocagnolm"
 CONFIG = LlamaConfig(
@@ -68,9 +70,9 @@ OVERRIDDEN: list[tuple[type, type, str]] = [
     (RunLog, TrainerCallback, "on_train_begin on_log"),
     (Throughput, TrainerCallback, "on_train_begin on_step_begin"),
     (GrowingLayer, DynamicLayer, "get_seq_length update"),
-    (options.Parser, transformers.HfArgumentParser, "_parse_dataclass_field"),
+    (parser.Parser, transformers.HfArgumentParser, "_parse_dataclass_field"),
     (
-        options._Help,
+        parser._Help,
         argparse.RawDescriptionHelpFormatter,
         "_format_action_invocation _get_help_string",
     ),
@@ -172,11 +174,11 @@ def test_cache_argument_is_that_of_a_model() -> None:
 def test_fields_of_training_arguments_are_found_in_their_source() -> None:
     """`vocagnolm train` knows their names before it imports transformers."""
     known = {each.name for each in fields(Arguments)}
-    assert known <= {*options.trainer_fields()}
+    assert known <= {*parser.trainer_fields()}
     # Where they have moved to another file.
-    assert known == {*options.trainer_fields(Path(__file__))}
+    assert known == {*parser.trainer_fields(Path(__file__))}
     # The class is run from its file, and so another one than that of the package.
-    assert (options._TRANSFORMERS / "hf_argparser.py").exists()
+    assert (parser._TRANSFORMERS / "hf_argparser.py").exists()
 
 
 def test_settings_that_must_not_change_are_fields_of_some_version() -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from accelerate.commands.launch import launch_command_parser
 
-from vocagnolm.cli import COMMANDS
+from vocagnolm.__main__ import COMMANDS
 from vocagnolm.launch import split
-from vocagnolm.run.options import parse
+from vocagnolm.run.parser import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -64,7 +64,7 @@ def program_of(words: list[str]) -> tuple[str, list[str]]:
     if rest[0] != "-m":
         assert Path(rest[0]).is_file()
         return SCRIPTS.get(rest[0], ""), rest[1:]
-    if rest[1] == "vocagnolm.cli":
+    if rest[1] == "vocagnolm":
         return program_of(["vocagnolm", *rest[2:]])
     assert importlib.util.find_spec(rest[1])
     return "", rest[2:]

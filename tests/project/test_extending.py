@@ -18,7 +18,7 @@ from adapter_world import World
 from inline_grader import graded_inline
 from safetensors.torch import load_file
 
-from vocagnolm import VocAgnoConfig, VocAgnoTrainer, cli
+from vocagnolm import VocAgnoConfig, VocAgnoTrainer, __main__
 from vocagnolm.evaluation import evaluate
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.packing import PackedCollator
@@ -52,7 +52,7 @@ def place(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 def run(start: str, *more: str) -> None:
     """Run the command of the page that begins so, as a user does, in this process."""
     (line,) = (line for line in COMMANDS if line.startswith(f"vocagnolm {start}"))
-    assert cli.main([*shlex.split(line)[1:], *more]) == 0
+    assert __main__.main([*shlex.split(line)[1:], *more]) == 0
 
 
 def test_method_of_the_page_is_the_objective_of_a_trainer(place: Path) -> None:

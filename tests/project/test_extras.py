@@ -15,10 +15,11 @@ from vocagnolm import extras, launch
 from vocagnolm.evaluation import main as evaluation
 from vocagnolm.models.load import ModelSource
 from vocagnolm.readers import load_tokenizer
-from vocagnolm.run import job, options
-from vocagnolm.run.config import VocAgnoConfig
-from vocagnolm.run.options import DataOptions, ModelOptions
+from vocagnolm.run import parser
 from vocagnolm.store import score
+from vocagnolm.training import requirements, settings
+from vocagnolm.training.config import VocAgnoConfig
+from vocagnolm.training.options import DataOptions, ModelOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 SCORE = ["--teacher", "t", "--dataset", "d", "--output_dir", "o"]
@@ -27,12 +28,12 @@ SCORE = ["--teacher", "t", "--dataset", "d", "--output_dir", "o"]
 def launched(**given: Any) -> None:
     """The checks of both doors, of the command and of the trainer."""
     args = VocAgnoConfig(output_dir="o", use_cpu=True, method="cpt", **given)
-    job.check_launch(job.Job(ModelOptions(), DataOptions(), args))
+    requirements.check_launch(settings.Job(ModelOptions(), DataOptions(), args))
 
 
 CASES: list[tuple[str, Callable[[], object]]] = [
-    ("peft", lambda: options.check(["--method", "cpt", "--use_peft"])),
-    ("wandb", lambda: options.check(["--method", "cpt", "--report_to", "tensorboard", "wandb"])),
+    ("peft", lambda: parser.check(["--method", "cpt", "--use_peft"])),
+    ("wandb", lambda: parser.check(["--method", "cpt", "--report_to", "tensorboard", "wandb"])),
     ("wandb", lambda: VocAgnoConfig(output_dir="o", report_to="wandb")),
     ("tensorboard", lambda: VocAgnoConfig(output_dir="o", report_to=["tensorboard"])),
     ("trackio", lambda: VocAgnoConfig(output_dir="o", report_to="trackio")),
@@ -48,7 +49,7 @@ CASES: list[tuple[str, Callable[[], object]]] = [
     (
         "vllm",
         lambda: launch.launch(
-            "evaluate", ["--accelerate_config=ddp", "--model=m", "--engine=vllm"]
+            "evaluate", ["--accelerate_config=ddp", "--model=m", "--engine=vllm"], evaluation.check
         ),
     ),
     ("httpx", lambda: score.check([*SCORE, "--server", "http://h", "--served_model", "m"])),

@@ -14,7 +14,7 @@ import pytest
 from real_data import real_data
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
-from vocagnolm import cli
+from vocagnolm import __main__
 from vocagnolm.alignment import align_spans
 from vocagnolm.corpus import load_corpus
 from vocagnolm.readers import load_tokenizer
@@ -174,7 +174,7 @@ def test_command_writes_table_json_and_figure(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "a" / "out"
-    assert cli.main(["audit", *command, "--documents", "50", "--output_dir", str(out)]) == 0
+    assert __main__.main(["audit", *command, "--documents", "50", "--output_dir", str(out)]) == 0
     shown = capsys.readouterr().out
     assert shown == (out / "audit.md").read_text(encoding="utf-8")
     header = next(line for line in shown.splitlines() if line.startswith("| chunks"))

@@ -15,7 +15,7 @@ import pytest
 from fake_results import edit_results, record, write_evaluation, write_json, write_run
 from real_data import real_data
 
-from vocagnolm import cli, method
+from vocagnolm import __main__, method
 from vocagnolm.evaluation import report
 from vocagnolm.evaluation.runner import RunDirectory
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, PAPER_BENCHMARKS
@@ -36,8 +36,8 @@ from vocagnolm.report.runs import (
     read_reported,
     teacher_name,
 )
-from vocagnolm.run import options as config
-from vocagnolm.run.job import settings_of
+from vocagnolm.run import parser
+from vocagnolm.training.settings import settings_of
 
 ROW = "Qwen2.5-Math-Instruct VocAgnoLM"
 # Eight items: only the first right on 1, only the other on 3, both on 2, none on 2.
@@ -320,7 +320,7 @@ def test_files_hold_the_comparison(paper_runs: list[Path], tmp_path: Path) -> No
 
 
 def test_command_prints_tables(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["compare", *map(str, runs), "--reported", ROW]) == 0
+    assert __main__.main(["compare", *map(str, runs), "--reported", ROW]) == 0
     differences = capsys.readouterr().out.split("## Points above first, over the same items")[1]
     assert cells(differences, "other")[1:3] == ["GSM8K", "+25.0"]
     assert cells(differences, "other")[4:] == ["8", "1", "3", "0.625", "1.000"]
@@ -526,7 +526,7 @@ def test_teacher_is_named_by_stores(tmp_path: Path) -> None:
 
 def test_settings_of_train_py_are_read(tmp_path: Path) -> None:
     argv = ["--teacher", "a/T1", "b/T2", "--use_cpu", "True", "--output_dir", str(tmp_path)]
-    settings = settings_of(config.parse([*argv, "--student", "s", "--dataset", "d"]))
+    settings = settings_of(parser.parse([*argv, "--student", "s", "--dataset", "d"]))
     write_json(tmp_path / "run.json", settings)
     assert list(compare([tmp_path]).settings) == ["VocAgnoLM, T1 + T2"]
     assert set(method.METHODS[:-1]) == set(METHODS)

@@ -22,7 +22,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from vocagnolm import VocAgnoConfig, VocAgnoTrainer, cli, prepare_dataset
+from vocagnolm import VocAgnoConfig, VocAgnoTrainer, __main__, prepare_dataset
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = {"max_length": 64, "global_batch_tokens": 512, "max_steps": 3, "report_to": ["none"]}
@@ -52,11 +52,11 @@ def test_eight_lines_the_command_and_a_recipe_give_the_same_weights(
     options = {**names, "dataset": ["pages.jsonl"], **SHORT}
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump({**options, "output_dir": str(tmp_path / "recipe")}))
-    assert cli.main(["train", "--config", str(recipe), "--use_cpu"]) == 0
+    assert __main__.main(["train", "--config", str(recipe), "--use_cpu"]) == 0
     line = [
         f"--{name}={each[0] if isinstance(each, list) else each}" for name, each in options.items()
     ]
-    assert cli.main(["train", *line, f"--output_dir={tmp_path / 'line'}", "--use_cpu"]) == 0
+    assert __main__.main(["train", *line, f"--output_dir={tmp_path / 'line'}", "--use_cpu"]) == 0
     expected = load_file(tmp_path / "recipe" / "model.safetensors")
     for name, weight in load_file(tmp_path / "line" / "model.safetensors").items():
         assert torch.equal(weight, expected[name]), name
@@ -101,7 +101,7 @@ def test_all_forms_of_a_model_and_of_documents_are_one(world: World, tmp_path: P
     # A store's directory, and what is evaluated on without its losses.
     store = tmp_path / "store"
     argv = f"score --teacher {world.teacher} --dataset {world.pages} --output_dir {store}"
-    assert cli.main([*argv.split(), "--loss_dtype=float32"]) == 0
+    assert __main__.main([*argv.split(), "--loss_dtype=float32"]) == 0
     given = {"eval_dataset": {"own": rows[:3], "packed": blocks}}
     trainer = run(str(world.student), str(store), rows, **given)
     assert_weights(trainer, expected)
@@ -111,7 +111,7 @@ def test_all_forms_of_a_model_and_of_documents_are_one(world: World, tmp_path: P
 def test_adapters_of_a_config_are_those_of_the_options(world: World, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     argv = world.argv("lora", eval_fraction=None, max_steps="2", save_steps="9")
-    assert cli.main(["train", *argv, "--use_peft", "--lora_r=4", "--use_cpu"]) == 0
+    assert __main__.main(["train", *argv, "--use_peft", "--lora_r=4", "--use_cpu"]) == 0
     trainer = VocAgnoTrainer(
         model=str(world.student),
         teacher=str(world.teacher),

@@ -13,19 +13,21 @@ import pytest
 from filelock import FileLock, Timeout
 
 from vocagnolm.io import MANIFEST_FILE, RUN_FILE, write_json
-from vocagnolm.run import resume
-from vocagnolm.run.resume import (
-    check_settings,
+from vocagnolm.training import checkpoints, run_directory
+from vocagnolm.training.checkpoints import (
     checkpoint_fault,
-    claim,
     finish_checkpoint,
-    finish_run,
-    is_finished,
     newest_checkpoint,
-    release,
     resolve,
     rotate,
     sizes,
+)
+from vocagnolm.training.run_directory import (
+    check_settings,
+    claim,
+    finish_run,
+    is_finished,
+    release,
 )
 
 FILES = ("model.safetensors", "optimizer.pt", "pytorch_model_fsdp_0/.metadata")
@@ -74,7 +76,7 @@ def test_damaged_checkpoint_gives_way_to_an_older_one(
     assert newest_checkpoint(tmp_path) == str(bad)
     change, fault = DAMAGES[damage]
     change(bad)
-    with caplog.at_level(logging.WARNING, logger="vocagnolm.run.resume"):
+    with caplog.at_level(logging.WARNING, logger="vocagnolm.training"):
         assert newest_checkpoint(tmp_path) == str(good)
     if damage != "absent":
         assert caplog.messages[0].startswith(f"not resuming from {bad}: {fault}")
@@ -146,7 +148,7 @@ def test_files_of_another_machine_are_waited_for(
 ) -> None:
     staged, final = stage(tmp_path, 4)
     expected, waits = {**sizes(staged), "metrics_1.safetensors": 5}, []
-    monkeypatch.setattr(resume.time, "sleep", waits.append)
+    monkeypatch.setattr(checkpoints.time, "sleep", waits.append)
     with pytest.raises(OSError, match=r"lacks metrics_1.safetensors.*that all machines share"):
         finish_checkpoint(staged, final, {}, expected)
     assert (sum(waits), newest_checkpoint(tmp_path)) == (60, None)
@@ -154,7 +156,7 @@ def test_files_of_another_machine_are_waited_for(
     def appears(seconds: float) -> None:
         (staged / "metrics_1.safetensors").write_bytes(b"12345")
 
-    monkeypatch.setattr(resume.time, "sleep", appears)
+    monkeypatch.setattr(checkpoints.time, "sleep", appears)
     finish_checkpoint(staged, final, {}, expected)
     assert newest_checkpoint(tmp_path) == str(final)
 
@@ -237,6 +239,6 @@ def test_directory_is_locked_until_released(
         other.acquire()
     assert json.loads((run / RUN_FILE).read_text()) == {"seed": 2}
     release(run)
-    monkeypatch.setattr(resume, "_LOCK_S", 0)
+    monkeypatch.setattr(run_directory, "_LOCK_S", 0)
     with other, pytest.raises(ValueError, match="run is written to by another run"):
         claim(run, {})

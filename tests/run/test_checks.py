@@ -11,7 +11,9 @@ import torch
 from adapter_world import World
 from huggingface_hub.errors import HTTPError, LocalTokenNotFoundError
 
-from vocagnolm.run import card, job, options
+from vocagnolm import hub
+from vocagnolm.run import main, parser
+from vocagnolm.training import documents, requirements
 
 
 def argv_of(world: World, out: Path, **changes: str) -> list[str]:
@@ -31,8 +33,8 @@ def test_hub_is_asked_before_a_push(
     def reject(self: object) -> None:
         raise error
 
-    monkeypatch.setattr(card.HfApi, "whoami", reject)
-    assert options.main(argv_of(world, tmp_path / "out", push_to_hub="True")) == 2
+    monkeypatch.setattr(hub.HfApi, "whoami", reject)
+    assert main.main(argv_of(world, tmp_path / "out", push_to_hub="True")) == 2
     reason = " ".join(str(error).split())
     assert f"--push_to_hub: {reason}: run `hf auth login`" in capfd.readouterr().err
 
@@ -40,7 +42,7 @@ def test_hub_is_asked_before_a_push(
 def plan_of(capfd: pytest.CaptureFixture[str], argv: list[str]) -> dict[str, str]:
     """The lines of a plan by their first word."""
     capfd.readouterr()
-    assert options.main([*argv, "--dry_run"]) == 0
+    assert main.main([*argv, "--dry_run"]) == 0
     lines = capfd.readouterr().out.splitlines()
     return {line[:11].strip(): line[11:] for line in lines}
 
@@ -54,8 +56,8 @@ def test_plan_of_a_large_corpus_is_extrapolated(
     epoch: dict[str, Any] = {"max_steps": "-1", "num_train_epochs": "3"}
     argv = argv_of(world, tmp_path / "out", **epoch)
     whole = plan_of(capfd, argv)
-    monkeypatch.setattr(job, "_SMALL_DOCUMENTS", 20)
-    monkeypatch.setattr(job, "_SAMPLE_DOCUMENTS", 40)
+    monkeypatch.setattr(documents, "_SMALL_DOCUMENTS", 20)
+    monkeypatch.setattr(documents, "_SAMPLE_DOCUMENTS", 40)
     part = plan_of(capfd, argv)
     assert part["corpus"].startswith("pages.jsonl: of the first ones, 40 documents, ")
     assert part["steps"].endswith(" (from 40 of 60 documents)")
@@ -81,10 +83,10 @@ def test_small_corpus_is_read_whole_when_its_part_is_too_small(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(job, "_SMALL_DOCUMENTS", 3)
-    monkeypatch.setattr(job, "_SAMPLE_DOCUMENTS", 3)
+    monkeypatch.setattr(documents, "_SMALL_DOCUMENTS", 3)
+    monkeypatch.setattr(documents, "_SAMPLE_DOCUMENTS", 3)
     argv = argv_of(world, tmp_path / "out", global_batch_tokens="640000", dry_run="True")
-    assert options.main(argv) == 2
+    assert main.main(argv) == 2
     assert "one optimizer step needs 10,000: lower" in capfd.readouterr().err
 
 
@@ -94,17 +96,17 @@ def test_attention_for_16_bits_is_not_launched_in_32(
 ) -> None:
     """On a GPU the first step would say so, after the corpus is aligned."""
     argv = argv_of(world, tmp_path / "out", use_cpu="True", attn_implementation=attention)
-    monkeypatch.setattr(job, "is_installed", lambda package: True)
-    asked = options.parse(argv)
+    monkeypatch.setattr(requirements, "is_installed", lambda package: True)
+    asked = parser.parse(argv)
     monkeypatch.setattr(type(asked.args), "device", torch.device("cuda"))
     with pytest.raises(ValueError, match="computes in 16 bits"):
-        job.check_launch(asked)
+        requirements.check_launch(asked)
 
 
 def test_last_evaluation_is_of_the_best_model_that_is_saved(world: World, tmp_path: Path) -> None:
     steps = {"max_steps": "2", "save_steps": "1", "eval_steps": "1", "learning_rate": "0.3"}
     best = {"load_best_model_at_end": "True", "eval_fraction": "0.2"}
-    assert options.main(argv_of(world, tmp_path, **steps, **best)) == 0
+    assert main.main(argv_of(world, tmp_path, **steps, **best)) == 0
     state = json.loads((tmp_path / "trainer_state.json").read_text())
     first, worse, last = (e["eval_loss"] for e in state["log_history"] if "eval_loss" in e)
     assert first == last < worse

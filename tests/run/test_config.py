@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from vocagnolm import extras
-from vocagnolm.run.config import VocAgnoConfig, split_global_batch
-from vocagnolm.run.job import settings_of
-from vocagnolm.run.options import OPTIONS, Parser, parse
+from vocagnolm.run.parser import OPTIONS, Parser, parse
+from vocagnolm.training.config import VocAgnoConfig, split_global_batch
+from vocagnolm.training.settings import settings_of
 
 T = ("--teacher", "t", "--use_cpu")
 
@@ -39,7 +39,7 @@ def test_bf16_is_the_default_on_a_gpu_that_has_it(
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda: has_bf16)
     monkeypatch.setattr("transformers.TrainingArguments.__post_init__", lambda self: None)
-    monkeypatch.setattr("vocagnolm.run.config.check_arguments", lambda args: None)
+    monkeypatch.setattr("vocagnolm.training.config.check_arguments", lambda args: None)
     monkeypatch.setattr(VocAgnoConfig, "world_size", 1)
     assert VocAgnoConfig().bf16 is has_bf16
     assert VocAgnoConfig(fp16=True).bf16 is False

@@ -13,11 +13,10 @@ import pytest
 from adapter_world import World
 
 from vocagnolm import data
-from vocagnolm.run import options as train
-from vocagnolm.run import prepare
-from vocagnolm.run.job import Documents, load_documents, read_models
-from vocagnolm.run.plan import epoch_steps
+from vocagnolm.run import main, parser, prepare
 from vocagnolm.store import score
+from vocagnolm.training.documents import Documents, epoch_steps, load_documents
+from vocagnolm.training.models import read_models
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def test_weights_shape_the_run(
 ) -> None:
     out = tmp_path / "run"
     mixed = [*argv, "--dataset_weights", "0.75", "0.25", f"--output_dir={out}"]
-    assert train.main([*mixed, "--report_to=none"]) == 0
+    assert main.main([*mixed, "--report_to=none"]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"mixture    pages 75.0% \(read [\d.]+ times\), replay 25.0% \(", printed)
     assert re.search(r"corpus     replay.jsonl: 16 documents", printed)
@@ -49,14 +48,14 @@ def test_weights_shape_the_run(
     low, high = sorted((last["eval_pages_loss"], last["eval_replay_loss"]))
     assert low < last["eval_loss"] < high
     other = [*argv, "--dataset_weights", "0.5", "0.5", f"--output_dir={out}"]
-    assert train.main(other) == 2
+    assert main.main(other) == 2
     assert "--dataset_weights was [0.75, 0.25], now [0.5, 0.5]" in capsys.readouterr().err
 
 
 def test_corpora_without_weights_are_read_once_as_one(
     argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train.main([*argv, f"--output_dir={tmp_path}", "--max_steps=-1", "--dry_run"]) == 0
+    assert main.main([*argv, f"--output_dir={tmp_path}", "--max_steps=-1", "--dry_run"]) == 0
     (line,) = re.findall(r"^mixture .*", capsys.readouterr().out, re.MULTILINE)
     times = [float(found) for found in re.findall(r"read ([\d.]+) times", line)]
     assert len(times) == 2
@@ -64,7 +63,7 @@ def test_corpora_without_weights_are_read_once_as_one(
 
 
 def documents_of(argv: list[str]) -> Documents:
-    job = train.parse(argv)
+    job = parser.parse(argv)
     models = read_models(job.model, job.args, job.args.device)
     return load_documents(job, models)
 
@@ -125,9 +124,9 @@ def test_one_store_serves_all_corpora(
     assert score.main([*scoring, *corpora]) == 0
     stored = [word for word in argv if not word.startswith("--teacher")]
     stored += ["--teacher_losses", str(tmp_path / "store"), "--dataset_weights", "2", "1"]
-    assert train.main([*stored, f"--output_dir={tmp_path / 'run'}", "--max_steps=1"]) == 0
+    assert main.main([*stored, f"--output_dir={tmp_path / 'run'}", "--max_steps=1"]) == 0
     assert "mixture    pages 66.7%" in capsys.readouterr().out
-    assert train.main([*stored, "--method=rho1", f"--output_dir={tmp_path / 'rho1'}"]) == 2
+    assert main.main([*stored, "--method=rho1", f"--output_dir={tmp_path / 'rho1'}"]) == 2
     assert "another tokenizer than the student's" in capsys.readouterr().err
 
 

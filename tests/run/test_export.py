@@ -19,11 +19,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from vocagnolm import VocAgnoConfig, VocAgnoTrainer
 from vocagnolm.models.load import ModelSource
-from vocagnolm.run import export
-from vocagnolm.run import options as train
-from vocagnolm.run.job import read_models
-from vocagnolm.run.options import parse
+from vocagnolm.run import export, main
+from vocagnolm.run.parser import parse
 from vocagnolm.store import score
+from vocagnolm.training.models import read_models
 
 pytestmark = pytest.mark.processes
 
@@ -52,8 +51,8 @@ def world(
     world = make_world(
         root, tiny_llama, tokenizer_dirs, training_texts[:60], tie_word_embeddings=True
     )
-    assert train.main(world.argv("adapted", use_cpu="True", **LORA)) == 0
-    assert train.main(world.argv("plain", use_cpu="True", **SGD)) == 0
+    assert main.main(world.argv("adapted", use_cpu="True", **LORA)) == 0
+    assert main.main(world.argv("plain", use_cpu="True", **SGD)) == 0
     return world
 
 
@@ -129,7 +128,7 @@ def test_run_saves_adapters_only_when_it_trains_them(world: World) -> None:
 def test_resumed_run_equals_the_uninterrupted_one(world: World) -> None:
     resumed = world.root / "resumed"
     shutil.copytree(world.root / "adapted" / "checkpoint-2", resumed / "checkpoint-2")
-    assert train.main(world.argv("resumed", use_cpu="True", **LORA)) == 0
+    assert main.main(world.argv("resumed", use_cpu="True", **LORA)) == 0
     for name in ("checkpoint-4", "."):
         ours, theirs = (adapters_of(run / name) for run in (resumed, world.root / "adapted"))
         assert largest_difference(ours, theirs) == 0.0

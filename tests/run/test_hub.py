@@ -17,7 +17,8 @@ from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.errors import HTTPError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from vocagnolm.run.card import hub_name, model_card, push
+from vocagnolm.hub import hub_name
+from vocagnolm.run.card import model_card, push
 
 SETTINGS: dict[str, Any] = {
     "student": "org/student",
@@ -88,7 +89,7 @@ def test_pushed_student_has_our_card_and_loads(
         *("--output_dir=runs/mine", "--push_to_hub", "--save_steps=1", "--hub_model_id=me/mine"),
     ]
     with serving() as hub:
-        run(hub, tmp_path, sys.executable, "-m", "vocagnolm.cli", "train", *argv)
+        run(hub, tmp_path, sys.executable, "-m", "vocagnolm", "train", *argv)
         files = hub.repositories["me/mine"]
         written = tmp_path / "runs" / "mine"
         assert files.keys() >= {"README.md", "config.json", "model.safetensors", "tokenizer.json"}

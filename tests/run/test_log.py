@@ -11,8 +11,9 @@ import pytest
 import torch
 from world import MAX_LENGTH, make_trainer
 
-from vocagnolm.run import metrics
-from vocagnolm.run.metrics import LOG_FILE, GuidanceMetrics, RunLog
+from vocagnolm.training import log
+from vocagnolm.training.log import LOG_FILE, RunLog
+from vocagnolm.training.metrics import GuidanceMetrics
 
 ENTRY = {"loss": 1.70214, "student_loss_nats": 4.25, "teacher_loss_nats": 2.1, "step": 10}
 ENTRY |= {"selected_fraction": 0.405, "tokens_per_s": 128_400.0}
@@ -38,7 +39,7 @@ def run(
 ) -> tuple[RunLog, SimpleNamespace, SimpleNamespace, list[float]]:
     """A log, the arguments and the state of a run of 100 steps, and its clock."""
     clock = [100.0]
-    monkeypatch.setattr(metrics.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(log.time, "monotonic", lambda: clock[0])
     state = SimpleNamespace(
         global_step=0, max_steps=100, log_history=[], is_world_process_zero=True
     )

@@ -13,18 +13,17 @@ import torch
 from adapter_world import World
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from vocagnolm.run import options as command
-from vocagnolm.run.job import read_models
-from vocagnolm.run.plan import (
+from vocagnolm.models.memory import (
     Layout,
     Precision,
     Sizes,
-    device_memory,
     sizes_of,
-    student_layout,
     student_memory,
     teacher_memory,
 )
+from vocagnolm.run import parser
+from vocagnolm.run.plan import device_memory, student_layout
+from vocagnolm.training.models import read_models
 
 #     parameters, trained, linear, gathered, layers, hidden, inner, keys, words, trained_head
 SIZES = Sizes(1000, 100, 600, 900, 2, 10, 30, 5, 7, 70)
@@ -160,7 +159,7 @@ def test_sizes_are_those_of_a_hand_count(tied: bool, tiny_llama: Callable[..., A
 
 def plan(world: World, *options: str, **changes: str | None) -> tuple[Any, dict[str, float]]:
     argv = [*world.argv("plan", use_cpu="True", **changes), *options, "--dry_run"]
-    job = command.parse(argv)
+    job = parser.parse(argv)
     models = read_models(job.model, job.args, job.args.device)
     sizes = models.student.sizes, [teacher.sizes for teacher in models.teachers]
     return sizes, device_memory(job, models)
@@ -203,7 +202,7 @@ def test_plan_says_what_the_options_change(world: World, monkeypatch: pytest.Mon
 def test_layout_is_accelerates_when_the_launcher_says_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = command.parse(world.argv("plan", use_cpu="True")).args
+    run = parser.parse(world.argv("plan", use_cpu="True")).args
     assert student_layout(run) == Layout()
     monkeypatch.setattr(type(run), "world_size", 32)
     run.gradient_accumulation_steps = 4

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from world import Tokenizers, make_segments, make_trainer
 
 from vocagnolm.packing import Blocks
-from vocagnolm.run.resume import mixed_counts, mixed_order
+from vocagnolm.training.sampler import mixed_counts, mixed_order
 
 
 def epochs(

@@ -12,9 +12,9 @@ import pytest
 
 from vocagnolm import dist as processes
 from vocagnolm.report.runs import REPORTED_FILE
-from vocagnolm.run.config import VocAgnoConfig
-from vocagnolm.run.options import parse
+from vocagnolm.run.parser import parse
 from vocagnolm.run.recipe import RECIPES, find_file, recipe_options
+from vocagnolm.training.config import VocAgnoConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = RECIPES / "base.yaml"

@@ -16,8 +16,8 @@ import torch
 from transformers import Trainer, TrainerCallback
 from world import Tokenizers, make_blocks, make_trainer
 
-from vocagnolm.run import resume
-from vocagnolm.run.resume import newest_checkpoint
+from vocagnolm.training import checkpoints, resumable
+from vocagnolm.training.checkpoints import newest_checkpoint
 
 
 @pytest.fixture
@@ -167,14 +167,14 @@ def test_resumed_run_does_not_repeat_its_first_evaluation(
 def test_older_checkpoint_stays_when_the_newest_is_unfinished(
     make: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish = resume.finish_checkpoint
+    finish = checkpoints.finish_checkpoint
 
     def fail_at_2(staged: Path, *args: Any) -> None:
         if staged.name == "checkpoint-2":
             raise OSError("no space left")
         finish(staged, *args)
 
-    monkeypatch.setattr(resume, "finish_checkpoint", fail_at_2)
+    monkeypatch.setattr(resumable, "finish_checkpoint", fail_at_2)
     with pytest.raises(OSError, match="no space left"):
         make(save_total_limit=1).train()
     assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
@@ -183,8 +183,10 @@ def test_older_checkpoint_stays_when_the_newest_is_unfinished(
 def test_checkpoint_lacks_no_file_of_another_machine(
     make: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resume, "gather_object", lambda own: [*own, {"metrics_1.safetensors": 5}])
-    monkeypatch.setattr(resume, "_VISIBLE_S", 1)
+    monkeypatch.setattr(
+        resumable, "gather_object", lambda own: [*own, {"metrics_1.safetensors": 5}]
+    )
+    monkeypatch.setattr(checkpoints, "_VISIBLE_S", 1)
     with pytest.raises(OSError, match=r"lacks metrics_1.safetensors"):
         make().train()
     assert newest_checkpoint(tmp_path) is None

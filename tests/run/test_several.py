@@ -11,7 +11,7 @@ import pytest
 from adapter_world import World
 
 from vocagnolm.evaluation import main as evaluation
-from vocagnolm.run import options as train
+from vocagnolm.run import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,7 +52,7 @@ def test_torchrun_trains_one_student_without_a_gpu(world: World) -> None:
 
 COMMANDS = {
     "vocagnolm train": (
-        train.main,
+        main.main,
         ["--method=cpt", "--student=S", "--dataset=D", "--output_dir=O"],
     ),
     "vocagnolm evaluate": (evaluation.main, ["--model=M", "--benchmarks=demo", "--output_dir=O"]),

@@ -54,7 +54,7 @@ def test_slurm_script_requeues_when_it_is_preempted(
     assert job.wait(timeout=30) == 1
     assert log.read_text().splitlines() == [
         "started",
-        f"pkill -USR1 --uid {os.getuid()} --oldest --full -- -u -m vocagnolm.cli train",
+        f"pkill -USR1 --uid {os.getuid()} --oldest --full -- -u -m vocagnolm train",
         "requeue 123456",
     ]
     given = (tmp_path / "given").read_text().splitlines()

@@ -18,7 +18,7 @@ import pytest
 from fork_server import ForkServer
 from world import TIMING_KEYS
 
-from vocagnolm.run.resume import checkpoint_fault, newest_checkpoint
+from vocagnolm.training.checkpoints import checkpoint_fault, newest_checkpoint
 
 pytestmark = pytest.mark.processes
 

@@ -23,10 +23,11 @@ from transformers import (
 from world import make_trainer
 
 from vocagnolm.conventions import IGNORED_LABEL
+from vocagnolm.models.flops import model_work
 from vocagnolm.packing import Blocks
-from vocagnolm.run import metrics
-from vocagnolm.run.metrics import Throughput, model_work, peak_tflops
 from vocagnolm.token_loss import add_token_losses
+from vocagnolm.training import throughput
+from vocagnolm.training.throughput import Throughput, peak_tflops
 
 SIZES: dict[str, Any] = {
     "vocab_size": 120,
@@ -178,7 +179,7 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at the clock is a second after the last one."""
     seconds = itertools.count()
     clock = SimpleNamespace(monotonic=time.monotonic, perf_counter=lambda: float(next(seconds)))
-    monkeypatch.setattr(metrics, "time", clock)
+    monkeypatch.setattr(throughput, "time", clock)
 
 
 def batches_of(trainer: Any) -> list[dict[str, Any]]:
@@ -252,7 +253,7 @@ def test_gpu_reports_its_own_peaks(
 ) -> None:
     gpu, names = torch.device("cuda"), iter(["NVIDIA H200", "NVIDIA Z9"])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: next(names))
-    assert metrics._peak_flops(gpu, None) == 989.4e12
-    assert metrics._peak_flops(gpu, 50.0) == 50e12
-    assert metrics._peak_flops(gpu, None) is None
+    assert throughput._peak_flops(gpu, None) == 989.4e12
+    assert throughput._peak_flops(gpu, 50.0) == 50e12
+    assert throughput._peak_flops(gpu, None) is None
     assert "the peak of NVIDIA Z9 is unknown; give --device_peak_tflops" in caplog.text

@@ -14,11 +14,12 @@ from adapter_world import World
 from wandb_files import PLACE, stored
 
 from vocagnolm.cli import Exit
-from vocagnolm.run import options as command
-from vocagnolm.run import wandb
-from vocagnolm.run.job import settings_of
-from vocagnolm.run.options import parse
+from vocagnolm.report import fetch
+from vocagnolm.run import main, trackers
+from vocagnolm.run.parser import parse
 from vocagnolm.trainer import VocAgnoTrainer
+from vocagnolm.training import tracking
+from vocagnolm.training.settings import settings_of
 
 SECTIONS = ("train/", "guidance/", "teacher/", "speed/", "memory/", "eval/")
 
@@ -42,7 +43,7 @@ def test_trackers_hold_all_that_was_logged(
     recipe.parent.mkdir(parents=True)
     recipe.write_text("project: lab/p\n")
     argv = [*options, f"--config={recipe}", f"--output_dir={out}"]
-    assert command.main([*argv, "--report_to", "wandb", "tensorboard"]) == 0
+    assert main.main([*argv, "--report_to", "wandb", "tensorboard"]) == 0
     (run,) = offline.glob("offline-run-*")
     found = stored(run)
     about, config = found["run"], found["config"]
@@ -65,7 +66,7 @@ def test_trackers_hold_all_that_was_logged(
     rows = [row for row in found["history"] if "train/student_loss_nats" in row]
     for row, entry in zip(rows, logged, strict=True):
         step = entry.pop("step")
-        assert row.items() >= {**wandb.tracked(entry), wandb.STEP: step}.items()
+        assert row.items() >= {**tracking.tracked(entry), fetch.STEP: step}.items()
     names = {name.partition("._")[0] for row in found["history"] for name in row}
     assert "eval/loss" in names
     assert all(name.startswith((*SECTIONS, "_")) for name in names)
@@ -73,7 +74,7 @@ def test_trackers_hold_all_that_was_logged(
     events = EventAccumulator(str(tmp_path / "events"))
     events.Reload()
     entries = {name for entry in history for name in entry} - {"step"}
-    assert set(events.Tags()["scalars"]) == set(wandb.tracked(dict.fromkeys(entries)))
+    assert set(events.Tags()["scalars"]) == set(tracking.tracked(dict.fromkeys(entries)))
 
 
 @pytest.mark.slow
@@ -89,9 +90,9 @@ def test_resumed_run_is_one_with_what_was_cut_off(
 
     with monkeypatch.context() as patch:
         patch.setattr(VocAgnoTrainer, "training_step", stopped)
-        assert command.main(argv) == Exit.STOPPED
+        assert main.main(argv) == Exit.STOPPED
     time.sleep(1.1)  # directories of offline runs are named by the second
-    assert command.main(argv) == 0
+    assert main.main(argv) == 0
     ids = {path.name.rpartition("-")[2] for path in offline.glob("offline-run-*")}
     assert len(ids) == 1
     assert len([*offline.glob("offline-run-*")]) == 2
@@ -128,14 +129,14 @@ def test_place_follows_options_environment_and_recipe(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     job = parse([*options, *given, f"--output_dir={tmp_path / 'out'}"])
-    assert wandb.place(job, settings_of(job)).items() >= expected.items()
+    assert trackers.place(job, settings_of(job)).items() >= expected.items()
 
 
 def test_run_that_cannot_be_online_begins_offline(
     offline: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Hours of alignment lie behind it, and no training is lost for a missing key."""
-    with wandb.begin_run({"project": "p"}) as run:
+    with tracking.begin_run({"project": "p"}) as run:
         assert run.offline
     assert re.search(
         r"wandb      offline \(.*key.*\); `wandb sync .*` sends it", capfd.readouterr().err

@@ -11,10 +11,10 @@ from typing import IO, Any
 import pytest
 from fake_results import write_evaluation, write_json
 
-from vocagnolm import cli
+from vocagnolm import __main__
 from vocagnolm.report.compare import compare, comparison_markdown
-from vocagnolm.run.wandb import STEP, fetch
-from vocagnolm.run.wandb import tracked as under_tracked_names
+from vocagnolm.report.fetch import STEP, fetch
+from vocagnolm.training.tracking import tracked as under_tracked_names
 
 RIGHT = {"cpt": [True, False, False, False], "vocagnolm": [True, True, True, False]}
 SETTINGS = {"student": "s", "dataset": "d", "global_batch_tokens": 512, "seed": 1, "lr": 1.0}
@@ -111,7 +111,7 @@ def test_server_is_compared_as_directories(
     del server["lab/students"][0]
     page = tmp_path / "page"
     argv = ["compare", str(runs[0]), "--wandb", "lab/students", "--output_dir", str(page)]
-    assert cli.main(argv) == 0
+    assert __main__.main(argv) == 0
     assert capsys.readouterr().out.strip() == expected.strip()
     assert (page / "comparison.html").is_file()
     server["lab/students"] = server["lab/students"][1:]

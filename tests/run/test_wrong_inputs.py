@@ -7,14 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from adapter_world import World
 
-from vocagnolm import cli
+from vocagnolm import __main__, cli
 from vocagnolm.launch import launch
-from vocagnolm.run.options import parse
+from vocagnolm.run.parser import parse
 
 T = ("--teacher", "t")
 TWO = ("--teacher", "t", "u")
@@ -102,8 +103,9 @@ def test_wrong_launch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_wrong_accelerate_config_is_named(argv: str, message: str) -> None:
     command, *words = argv.split()
+    check = import_module(__main__.COMMANDS[command][0]).check
     with pytest.raises(ValueError) as caught:  # noqa: PT011
-        launch(command, ["--accelerate_config", *words])
+        launch(command, ["--accelerate_config", *words], check)
     assert message in str(caught.value)
 
 
@@ -184,9 +186,9 @@ def test_wrong_run_leaves_no_trace(
 ) -> None:
     if "global_batch_tokens" not in options or "max_length" in options:
         # No corpus is aligned before.
-        monkeypatch.setattr("vocagnolm.run.job.align_corpus", None)
+        monkeypatch.setattr("vocagnolm.training.documents.align_corpus", None)
     given = {"output_dir": str(tmp_path / "out"), "eval_fraction": None, "use_cpu": "true"}
-    assert cli.main(["train", *world.argv("", **given | options)]) == cli.Exit.WRONG
+    assert __main__.main(["train", *world.argv("", **given | options)]) == cli.Exit.WRONG
     err = capfd.readouterr().err
     assert err.startswith("vocagnolm train: error: ")
     assert message in err
@@ -201,7 +203,7 @@ def test_rows_fit_the_context_of_a_teacher_of_the_same_tokens(
     config = json.loads((teacher / "config.json").read_text())
     (teacher / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 32}))
     argv = world.argv("", method="kld", teacher=str(teacher), output_dir=str(tmp_path / "out"))
-    assert cli.main(["train", *argv, "--use_cpu"]) == cli.Exit.WRONG
+    assert __main__.main(["train", *argv, "--use_cpu"]) == cli.Exit.WRONG
     assert "--max_length 64 exceeds the teacher's context of 32" in capfd.readouterr().err
 
 
@@ -215,7 +217,7 @@ def test_command_ends_in_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(command.split()) == cli.Exit.WRONG
+    assert __main__.main(command.split()) == cli.Exit.WRONG
     out, err = capsys.readouterr()
     assert not out
     assert err.count("\n") == 1
@@ -225,7 +227,7 @@ def test_command_ends_in_one_line(
 @pytest.mark.processes
 def test_quick_answers_need_no_torch() -> None:
     code = (
-        "import sys; from vocagnolm.run.options import parse\n"
+        "import sys; from vocagnolm.run.parser import parse\n"
         "for argv in ('', '--teachr t', '--method vocagnlm', '--method a:B', '--top_k 3',\n"
         "             '--config none.yaml', '--help'):\n"
         "    try: parse(argv.split())\n"
@@ -246,7 +248,8 @@ def test_interrupt_is_one_line(where: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(text)
     begin = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from vocagnolm import cli; cli.COMMANDS['audit'] = ('mine', ''); cli.start()"
+        "from vocagnolm import __main__ as command; "
+        "command.COMMANDS['audit'] = ('mine', ''); command.start()"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     command = [sys.executable, "-c", begin, "audit"]

@@ -12,7 +12,7 @@ from score_world import arguments, write_corpus
 from served_teacher import ServedTeacher, served
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from vocagnolm import cli
+from vocagnolm import __main__
 from vocagnolm.readers import start_id
 from vocagnolm.store import served as serving
 
@@ -47,7 +47,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
 def scored(teacher: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished store of the corpus; read-only by agreement."""
     path = tmp_path_factory.mktemp("scored") / "S"
-    assert cli.main(arguments(teacher, corpus, path)) == 0
+    assert __main__.main(arguments(teacher, corpus, path)) == 0
     return path
 
 

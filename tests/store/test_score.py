@@ -28,7 +28,7 @@ from score_world import (
 )
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from vocagnolm import cli
+from vocagnolm import __main__
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import load_corpus
 from vocagnolm.data import align_corpus
@@ -90,10 +90,10 @@ def test_losses_are_those_of_one_forward_pass(
 def test_store_is_the_same_when_scored_again(
     scored: Path, teacher: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(arguments(teacher, corpus, tmp_path)) == 0
+    assert __main__.main(arguments(teacher, corpus, tmp_path)) == 0
     assert contents(tmp_path) == contents(scored)
     capsys.readouterr()
-    assert cli.main(arguments(teacher, corpus, tmp_path, "--batch_tokens", "1")) == 0
+    assert __main__.main(arguments(teacher, corpus, tmp_path, "--batch_tokens", "1")) == 0
     assert "nothing to do" in capsys.readouterr().out
     assert contents(tmp_path) == contents(scored)
 
@@ -103,13 +103,13 @@ def test_score_leaves_out_documents_that_are_no_text(teacher: Path, tmp_path: Pa
     values = [b"good", b"\xff\xfe", None, b"", b" \n ", b"x", b"good", b"\xc3\xa9" * 300]
     column = pa.array(values, pa.binary()).view(pa.string())
     pq.write_table(pa.table({"text": column}), corpus)
-    assert cli.main(arguments(teacher, corpus, tmp_path / "S")) == 0
+    assert __main__.main(arguments(teacher, corpus, tmp_path / "S")) == 0
     opened = Store(tmp_path / "S")
     for text in ("good", "x", "é" * 300):
         (segment,) = opened.segments(text) or []
         assert len(segment.losses)
     assert opened.manifest["segments"] == 4  # "good" twice
-    assert cli.main(["score", "--verify", str(tmp_path / "S"), "--dataset", str(corpus)]) == 0
+    assert __main__.main(["score", "--verify", str(tmp_path / "S"), "--dataset", str(corpus)]) == 0
 
 
 def test_unreadable_document_has_no_tokens(
@@ -229,7 +229,7 @@ def test_deleted_shards_are_scored_again(
     cut.write_bytes(cut.read_bytes()[:-100])
     gone.unlink()
     capsys.readouterr()
-    assert cli.main(["score", "--verify", str(path)]) == 1
+    assert __main__.main(["score", "--verify", str(path)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{flipped} does not match its checksum"
     assert lines[1].startswith(f"{cut} has ")
@@ -241,10 +241,10 @@ def test_deleted_shards_are_scored_again(
     assert "shard-00001.arrow damaged: delete them, too" in complained
     assert again == []
     flipped.unlink()
-    assert cli.main(arguments(teacher, corpus, path)) == 0
+    assert __main__.main(arguments(teacher, corpus, path)) == 0
     assert again == [1, 3, 5]
     assert contents(path) == contents(scored)
-    assert cli.main(["score", "--verify", str(path)]) == 0
+    assert __main__.main(["score", "--verify", str(path)]) == 0
 
 
 def test_mending_continues_after_a_kill(
@@ -262,10 +262,10 @@ def test_mending_continues_after_a_kill(
     with monkeypatch.context() as patch:
         patch.setattr(scoring.store, "finish_store", lambda *_: 1 / 0)  # just before the end
         with pytest.raises(ZeroDivisionError):
-            cli.main(argv)
+            __main__.main(argv)
     with pytest.raises(ValueError, match="no finished teacher-loss store"):
         Store(path)
-    assert cli.main(argv) == 0
+    assert __main__.main(argv) == 0
     assert again == [1, 3]
     assert contents(path) == contents(scored)
 
@@ -290,7 +290,7 @@ def test_score_names_what_differs_in_another_store(
     other = write_corpus(tmp_path / "other.jsonl", [*texts[:-1], "new"])
     assert "made of other documents" in error(arguments(teacher, other, path), capsys)
     same = write_corpus(tmp_path / "same.jsonl", texts)
-    assert cli.main(arguments(teacher, same, path)) == 0
+    assert __main__.main(arguments(teacher, same, path)) == 0
     assert contents(path) == contents(scored)
     (path / "manifest.json").unlink()
     assert "holds shards, but no manifest" in error(arguments(teacher, corpus, path), capsys)
@@ -344,11 +344,11 @@ def test_corpus_without_a_usable_document_is_an_error(
 def test_verify_counts_missing_documents(
     scored: Path, corpus: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["score", "--verify", str(scored), "--dataset", str(corpus)]) == 0
+    assert __main__.main(["score", "--verify", str(scored), "--dataset", str(corpus)]) == 0
     assert "all good" in capsys.readouterr().out
     changed = [texts[0], texts[1] + " ", "", "new", *texts[2:]]
     other = write_corpus(tmp_path / "other.jsonl", changed)
-    assert cli.main(["score", "--verify", str(scored), "--dataset", str(other)]) == 1
+    assert __main__.main(["score", "--verify", str(scored), "--dataset", str(other)]) == 1
     printed = capsys.readouterr().out
     assert "2 documents of" in printed
     assert "(indices from 0: 1, 3)" in printed

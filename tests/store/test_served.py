@@ -13,7 +13,7 @@ from score_world import CONTEXT, contents, error, served_arguments, write_corpus
 from served_teacher import FAULTS, MODEL, ServedTeacher
 from transformers import PreTrainedTokenizerBase
 
-from vocagnolm import cli
+from vocagnolm import __main__
 from vocagnolm.cli import Exit
 from vocagnolm.readers import teacher_reader
 from vocagnolm.spans import encode
@@ -53,7 +53,7 @@ def test_served_store_is_the_local_one(
     server: ServedTeacher, command: Command, scored: Path, few: list[str], tmp_path: Path, api: str
 ) -> None:
     server.apis = (api,)
-    assert cli.main(command(texts=few)) == 0
+    assert __main__.main(command(texts=few)) == 0
     mine, local = Store(tmp_path / "S"), Store(scored)
     about = mine.manifest
     assert (about["engine"], about["api"], about["served_model"]) == ("served", api, MODEL)
@@ -126,7 +126,7 @@ def test_key_is_sent_to_the_server_alone(
     complained += error(argv, capsys)
     assert "answers 307" in complained
     server.plan = lambda number: None
-    assert cli.main(argv) == 0
+    assert __main__.main(argv) == 0
     assert {headers["Authorization"] for headers in server.headers} == {"Bearer sk-hidden"}
     written = b"".join(path.read_bytes() for path in (tmp_path / "S").iterdir())
     assert b"hidden" not in written
@@ -141,7 +141,7 @@ def test_server_that_is_gone_ends_the_command(
     assert "has failed 9 times, at last with " in complained
     assert "give the same command again to continue" in complained
     server.plan = lambda number: None
-    assert cli.main(command(texts=few)) == 0
+    assert __main__.main(command(texts=few)) == 0
 
 
 def test_interrupt_keeps_finished_shards(
@@ -157,7 +157,7 @@ def test_interrupt_keeps_finished_shards(
     # A job in the background is started without one.
     given = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        assert cli.main(argv) == Exit.INTERRUPTED
+        assert __main__.main(argv) == Exit.INTERRUPTED
     finally:
         signal.signal(signal.SIGINT, given)
     kept = {path.name for path in tmp_path.glob("S/shard-*.arrow")}
@@ -188,7 +188,7 @@ def test_answers_are_those_of_whole_lines_and_one_model(
 def test_concurrency_bounds_the_requests(
     server: ServedTeacher, command: Command, few: list[str]
 ) -> None:
-    assert cli.main(command("--concurrency", "2", texts=few)) == 0
+    assert __main__.main(command("--concurrency", "2", texts=few)) == 0
     assert server.busiest <= 2
 
 
@@ -198,7 +198,7 @@ def test_faults_change_no_byte_of_a_store(
 ) -> None:
     tiny = ["one text", "another one", "and a third", "x"]
     for path in ("good", "bad"):
-        assert cli.main(command(texts=tiny, to=path)) == 0
+        assert __main__.main(command(texts=tiny, to=path)) == 0
         server.plan = lambda number: None if number % 3 else fault
     assert server.failed[fault] >= 2
     assert contents(tmp_path / "bad") == contents(tmp_path / "good")
@@ -215,7 +215,7 @@ def test_document_without_an_answer_is_listed(
 ) -> None:
     server.apis = (api,)
     server.lies_about = "the wrong one"
-    assert cli.main(command(texts=["first", "the wrong one", "last"])) == 0
+    assert __main__.main(command(texts=["first", "the wrong one", "last"])) == 0
     (line,) = [line for line in caplog.messages if "kept without losses" in line]
     assert "'the wrong one' ..., the server does not answer with its losses" in line
     opened = Store(tmp_path / "S")
@@ -229,7 +229,7 @@ def test_document_that_the_server_rejects_is_listed(
     server: ServedTeacher, command: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.plan = lambda number: "too large" if number == 2 else None
-    assert cli.main(command(texts=["first", "last"])) == 0
+    assert __main__.main(command(texts=["first", "last"])) == 0
     (line,) = [line for line in caplog.messages if "kept without losses" in line]
     assert "the server answers 413" in line
     assert Store(tmp_path / "S").manifest["unscored"] == 1
@@ -264,11 +264,11 @@ def test_retry_after_is_waited_for(
     monkeypatch.setattr(serving, "WAITS_S", (1.0, 2.0, 4.0))
     server.retry_after = "3"
     server.plan = lambda number: "busy" if number in (2, 3, 4) else None
-    assert cli.main(command(texts=["a text"])) == 0
+    assert __main__.main(command(texts=["a text"])) == 0
     assert waited[:2] == [3.0, 3.0]
     assert 3 <= waited[2] <= 4
     server.retry_after = "9999"
     server.plan = lambda number: "busy" if number == asked + 2 else None
     asked = len(server.bodies)
-    assert cli.main(command(texts=["a text"], to="T")) == 0
+    assert __main__.main(command(texts=["a text"], to="T")) == 0
     assert waited[3:] == [600.0]

@@ -33,7 +33,7 @@ from vocagnolm.method import Method
 from vocagnolm.objective import StoredTeacher
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import student_reader, teacher_reader
-from vocagnolm.run import options as train
+from vocagnolm.run import main
 from vocagnolm.store import score
 from vocagnolm.store.format import Store
 from vocagnolm.store.read import StoredReader
@@ -351,7 +351,7 @@ class Place:
         return [word for flag in flags for word in flag]
 
     def train(self, output: Path, **changes: str | None) -> Tensors:
-        assert train.main(self.argv(output, **changes)) == 0
+        assert main.main(self.argv(output, **changes)) == 0
         return load_file(output / "model.safetensors")
 
 
@@ -390,7 +390,7 @@ def error_of(place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
 
     def run(output: Path = tmp_path / "new", **changes: str | None) -> str:
         capfd.readouterr()
-        assert train.main(place.argv(output, **changes)) == 2
+        assert main.main(place.argv(output, **changes)) == 2
         stderr = capfd.readouterr().err
         assert stderr.count("\n") == 1, stderr
         return stderr.removeprefix("vocagnolm train: error: ").strip()
@@ -403,7 +403,7 @@ def test_dry_run_names_the_stored_teachers(
 ) -> None:
     stores = [place.score(), place.score("store2", teacher=str(place.root / "teacher2"))]
     paths = " ".join(map(str, stores))
-    assert train.main(place.argv(tmp_path / "new", teacher_losses=paths, dry_run="True")) == 0
+    assert main.main(place.argv(tmp_path / "new", teacher_losses=paths, dry_run="True")) == 0
     out = capsys.readouterr().out
     for name, store in zip(("teacher", "teacher2"), map(Store, stores), strict=True):
         tokens = f"{store.manifest['tokens']:,} tokens"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vocagnolm.run.job import load_documents, read_models
-from vocagnolm.run.options import parse
+from vocagnolm.run.parser import parse
 from vocagnolm.run.train import make_trainer
 from vocagnolm.trainer import VocAgnoTrainer
+from vocagnolm.training.documents import load_documents
+from vocagnolm.training.models import read_models
 
 
 def build(argv: Sequence[str]) -> VocAgnoTrainer:

@@ -12,7 +12,7 @@ import pytest
 from served_teacher import MODEL, ServedTeacher
 from transformers import PreTrainedTokenizerBase
 
-from vocagnolm import cli
+from vocagnolm import __main__
 from vocagnolm.readers import teacher_reader
 from vocagnolm.store.format import LossDtype
 from vocagnolm.store.scoring import ScoringJob
@@ -54,7 +54,7 @@ def contents(path: Path) -> dict[str, bytes]:
 def error(argv: list[str], capsys: pytest.CaptureFixture[str], status: int = 2) -> str:
     """The one line that the command prints when it rejects."""
     capsys.readouterr()
-    assert cli.main(argv) == status
+    assert __main__.main(argv) == status
     printed, complained = capsys.readouterr()
     assert printed == ""
     assert complained.startswith("vocagnolm score: error: ")

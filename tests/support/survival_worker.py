@@ -25,8 +25,9 @@ from fork_server import serve
 from transformers import LlamaForCausalLM
 
 from vocagnolm.cli import run_script
-from vocagnolm.run import job, options, resume, train
+from vocagnolm.run import main, train
 from vocagnolm.trainer import VocAgnoTrainer
+from vocagnolm.training import documents, resumable
 
 _SAVE_S = 0.01  # each operation of a save takes so long at least, so that signals meet some
 
@@ -71,12 +72,12 @@ def watch(moment: Moment) -> None:
 
     told(train, "load_documents", slow=False)
     told(VocAgnoTrainer, "compute_loss", slow=False)
-    told(resume.ResumableTrainer, "_save_checkpoint")
+    told(resumable.ResumableTrainer, "_save_checkpoint")
     for owner, name in (
         (torch, "save"),
         (os, "fsync"),
         (shutil, "rmtree"),
-        (resume, "finish_checkpoint"),
+        (resumable, "finish_checkpoint"),
         (Path, "rename"),
         (LlamaForCausalLM, "save_pretrained"),
     ):
@@ -116,14 +117,14 @@ def _shard(version: int) -> None:
 
 def _slow_alignment(seconds: float) -> None:
     """The first process needs long to align the corpus, while the others wait."""
-    original = job.align_corpus
+    original = documents.align_corpus
 
     def align_corpus(*args: Any, **kwargs: Any) -> Any:
         if os.environ.get("RANK", "0") == "0":
             time.sleep(seconds)
         return original(*args, **kwargs)
 
-    job.align_corpus = align_corpus
+    documents.align_corpus = align_corpus
 
 
 BREAKS = {
@@ -140,7 +141,7 @@ def run(request: dict[str, Any]) -> int:
     watch(Moment(request))
     sys.argv = ["train.py", *request["argv"]]
     try:
-        run_script(options.main)
+        run_script(main.main)
     except SystemExit as left:
         return int(left.code or 0)
     raise AssertionError("it leaves")

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from vocagnolm.models.load import shard_inside_machine
 from vocagnolm.objective import OnlineTeacher
-from vocagnolm.run import options as train
+from vocagnolm.run import main as command
 
 
 def run_job(directory: Path, number: int, job: dict) -> None:
@@ -113,7 +113,7 @@ def main() -> None:
         if "argv" in job:
             if job["fsdp"]:
                 os.environ |= fsdp_environment(job["accelerate_config"])
-            assert train.main(job["argv"]) == 0
+            assert command.main(job["argv"]) == 0
         else:
             run_job(directory, number, job)
     torch.distributed.destroy_process_group()

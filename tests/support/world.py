@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.packing import Blocks, PackedCollator
 from vocagnolm.readers import student_reader, teacher_reader
-from vocagnolm.run.config import VocAgnoConfig
 from vocagnolm.trainer import VocAgnoTrainer
+from vocagnolm.training.config import VocAgnoConfig
 
 MAX_LENGTH = 48
 TEACHER_CONTEXT = 128

@@ -23,7 +23,7 @@ preempted=
 # same step and stop. The pattern is of the workers alone, which are started with -u.
 preempt() {
   preempted=yes
-  srun --overlap --ntasks-per-node=1 pkill -USR1 --uid "$(id -u)" --oldest --full -- '-u -m vocagnolm.cli train' || true
+  srun --overlap --ntasks-per-node=1 pkill -USR1 --uid "$(id -u)" --oldest --full -- '-u -m vocagnolm train' || true
 }
 trap preempt USR1 TERM
 

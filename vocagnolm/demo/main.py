@@ -24,22 +24,19 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from vocagnolm.cli import Exit, Parser, print_main, shell, stop
+from vocagnolm.cli import (
+    Exit,
+    Parser,
+    shell,
+    stop,
+)
+from vocagnolm.demo.world import METHODS, RECIPE
 from vocagnolm.io import markdown_table
-from vocagnolm.run.recipe import RECIPES
+from vocagnolm.printing import print_main
 
 _NAME = "vocagnolm demo"
-# Names of runs: their labels, and what they add to the recipe.
-METHODS = {
-    "vocagnolm": ("VocAgnoLM", "--method=vocagnolm"),
-    "share": ("VocAgnoLM, share", "--method=vocagnolm", "--aggregation=share"),
-    "accept": ("VocAgnoLM, accept", "--method=vocagnolm", "--selection=accept"),
-    "cpt": ("CPT", "--method=cpt"),
-    "random": ("random 40 %", "--method=random"),
-}
 # What runs in two minutes; all of them take six.
 DEFAULT_METHODS, DEFAULT_SEEDS = ["vocagnolm", "cpt"], [0, 1]
-RECIPE = RECIPES / "demo.yaml"
 # Digits shown of each metric; losses are in nats per token.
 _METRICS = {"accuracy": 3, "clean_loss": 3, "answer_loss": 3, "seconds": 1}
 
@@ -115,7 +112,7 @@ def _read_arguments(argv: Sequence[str] | None) -> Namespace:
 
 def _check_options(options: Sequence[str]) -> None:
     """Reject options of the runs before a student is made."""
-    from vocagnolm.run.options import check
+    from vocagnolm.run.parser import check
 
     for option in options:
         if not option.partition("=")[2]:

@@ -12,16 +12,17 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from vocagnolm.cli import print_main, quiet_logs
+from vocagnolm.cli import quiet_logs
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.demo import world
-from vocagnolm.demo.main import METHODS, RECIPE
+from vocagnolm.demo.world import METHODS, RECIPE
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.extraction import extract
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.io import ASSETS
+from vocagnolm.printing import print_main
 from vocagnolm.readers import start_id
-from vocagnolm.run.options import parse
+from vocagnolm.run.parser import parse
 from vocagnolm.run.recipe import recipe_options
 from vocagnolm.run.train import train as run_job
 from vocagnolm.spans import encode

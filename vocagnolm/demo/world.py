@@ -15,6 +15,8 @@ from pathlib import Path
 
 import yaml
 
+from vocagnolm.run.recipe import RECIPES
+
 HELD_OUT_PROBLEMS = 400
 _DATA = yaml.safe_load(Path(__file__).with_name("world.yaml").read_text(encoding="utf-8"))
 _NAMES, _THINGS, _HOLDERS, _MENU = (
@@ -179,3 +181,14 @@ def write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
     """Write a JSON object a line."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+# Names of runs: their labels, and what they add to the recipe.
+METHODS = {
+    "vocagnolm": ("VocAgnoLM", "--method=vocagnolm"),
+    "share": ("VocAgnoLM, share", "--method=vocagnolm", "--aggregation=share"),
+    "accept": ("VocAgnoLM, accept", "--method=vocagnolm", "--selection=accept"),
+    "cpt": ("CPT", "--method=cpt"),
+    "random": ("random 40 %", "--method=random"),
+}
+RECIPE = RECIPES / "demo.yaml"

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from vocagnolm import cli as command
+from vocagnolm import printing
 from vocagnolm.dist import connect, machine_first, rank0
 from vocagnolm.evaluation import report, runner
 from vocagnolm.evaluation.engines.generation import Chat, Engine, shared_length
@@ -23,9 +23,11 @@ from vocagnolm.evaluation.extraction import strip_string
 from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.tasks.benchmarks import HARNESS, Benchmark
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks, numbered_lines, to_line
+from vocagnolm.evaluation.tracking import log_evaluation
 from vocagnolm.io import JsonObject, write_text
+from vocagnolm.models import load
 from vocagnolm.models.load import NO_LIMIT, ModelSource, context_length, revision_of
-from vocagnolm.run.wandb import check_trackers, log_evaluation
+from vocagnolm.training.tracking import check_trackers
 
 # Of a stored output.
 _OUTPUT_FIELDS = ("idx", "gold", "raw_output")
@@ -35,7 +37,7 @@ _FILES = "results.json, row.md and an item file per benchmark"
 def evaluate(arguments: Namespace) -> None:
     """Ask and grade all items that are left, and write the report; in all processes of a job."""
     state = connect()
-    arguments.dtype = command.resolve_dtype(arguments.dtype, state.device)
+    arguments.dtype = load.resolve_dtype(arguments.dtype, state.device)
     arguments.batch_size = arguments.batch_size or (64 if state.device.type == "cuda" else 16)
     if arguments.report_to == "wandb":
         rank0(lambda: check_trackers(["wandb"]))
@@ -51,7 +53,7 @@ def evaluate(arguments: Namespace) -> None:
         )
     context = (longest_context if arguments.engine == "vllm" else context_length)(config)
     if arguments.dry_run:
-        command.print_main("\n".join(_preview(task, tokenizer, context) for task in tasks))
+        printing.print_main("\n".join(_preview(task, tokenizer, context) for task in tasks))
         return
     directory = runner.RunDirectory(output_dir(arguments))
     with ExitStack() as held:
@@ -84,7 +86,7 @@ def evaluate(arguments: Namespace) -> None:
             for task in runner.run(tasks, engine, grader, directory, state):
                 if state.is_main_process:
                     columns[task.benchmark.id] = column = report.column(task, directory)
-                    command.log_main(f"{task.benchmark.id}: {report.in_a_line(column)}")
+                    printing.log_main(f"{task.benchmark.id}: {report.in_a_line(column)}")
         if state.is_main_process:
             device = state.device.type
             # Facts that may change a number in bfloat16 without being a setting.
@@ -95,7 +97,9 @@ def evaluate(arguments: Namespace) -> None:
             }
             results = report.build_results(columns, directory, settings, environment)
             report.write_results(results, directory)
-            command.print_main(f"{report.to_markdown(results)}\nwritten: {directory.path}/{_FILES}")
+            printing.print_main(
+                f"{report.to_markdown(results)}\nwritten: {directory.path}/{_FILES}"
+            )
             if arguments.report_to == "wandb":
                 log_evaluation(results, directory.path)
 

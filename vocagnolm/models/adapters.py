@@ -6,7 +6,7 @@ from the output head's own weight, which therefore must not be adapted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,23 +16,12 @@ from transformers import PreTrainedModel
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftConfig, PeftModel
 
-    from vocagnolm.run.options import ModelOptions
-
-
-def add_adapters(
-    model: PreTrainedModel, options: ModelOptions, seed: int, revision: str | None = None
-) -> PeftModel:
-    """Freeze a model and give its layers trainable adapters, in the model's own dtype.
-
-    Every process draws the same initial adapters from the seed, whatever was drawn before. Saved
-    adapters name the model and its revision on the hub. The model is changed in place, and may be
-    on the meta device. A ValueError where a named layer is not there, or may not have an adapter.
-    """
-    return adapt(model, lora_config(model, options, revision), seed)
-
 
 def adapt(model: PreTrainedModel, config: PeftConfig, seed: int) -> PeftModel:
-    """The same with a config of PEFT, as it is.
+    """Freeze a model and give its layers trainable adapters, in the model's own dtype.
+
+    Every process draws the same initial adapters from the seed, whatever was drawn before. The
+    model is changed in place, and may be on the meta device.
 
     Raises:
         ValueError: it would adapt the output head, or embeddings that share its weight.
@@ -84,22 +73,30 @@ def _inner(module: nn.Module) -> nn.Module:
 
 
 def lora_config(
-    model: PreTrainedModel, options: ModelOptions, revision: str | None = None
+    model: PreTrainedModel,
+    *,
+    r: int,
+    alpha: int,
+    dropout: float,
+    target_modules: Sequence[str] | None = None,
+    modules_to_save: Sequence[str] | None = None,
+    revision: str | None = None,
 ) -> LoraConfig:
-    """Make the `peft.LoraConfig` of the options.
+    """Make a `peft.LoraConfig` whose layers are checked; saved adapters name the revision.
 
     Names that nothing has, which PEFT would pass over, and layers that must stay whole are
     rejected. A name is that of a layer, or the last parts of it, as in PEFT.
     """
     from peft import LoraConfig
 
-    targets, saved = options.lora_target_modules or [], options.lora_modules_to_save or []
+    targets = list(target_modules or ())
     if targets == ["all-linear"]:
         targets = []
+    saved = list(modules_to_save or ())
     head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     embeddings = model.get_input_embeddings()
     whole = {head, embeddings} if head.weight is embeddings.weight else {head}
-    modules_to_save: list[str] = []
+    names_to_save: list[str] = []
     for name in [*targets, *saved]:
         named = {key: m for key, m in model.named_modules() if f".{key}".endswith(f".{name}")}
         if not named:
@@ -111,14 +108,14 @@ def lora_config(
             )
         # PEFT would train every layer whose name ends as one of these does, `k_norm` with `norm`.
         if name in saved:
-            modules_to_save += named
+            names_to_save += named
     return LoraConfig(
         task_type="CAUSAL_LM",
-        r=options.lora_r,
-        lora_alpha=options.lora_alpha,
-        lora_dropout=options.lora_dropout,
+        r=r,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
         target_modules=targets or "all-linear",
-        modules_to_save=modules_to_save or None,
+        modules_to_save=names_to_save or None,
         revision=revision,
     )
 

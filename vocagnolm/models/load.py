@@ -27,8 +27,8 @@ from transformers import (
 )
 from transformers.quantizers.auto import AutoHfQuantizer
 
-from vocagnolm.cli import json_settings
 from vocagnolm.extras import advice, require_quantization
+from vocagnolm.fields import json_settings
 from vocagnolm.hub import check_name
 from vocagnolm.io import file_sha256, json_or_empty
 from vocagnolm.readers import Role, check_tokenizer, load_tokenizer
@@ -382,3 +382,9 @@ def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTra
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
     # Behind the sharding, so that its probe runs on the device.
     return add_token_losses(model)
+
+
+def resolve_dtype(choice: str, device: torch.device) -> str:
+    """Return the dtype that `auto` stands for: bfloat16 on a GPU, float32 on a CPU."""
+    best = "float32" if device.type == "cpu" else "bfloat16"
+    return best if choice == "auto" else choice

@@ -26,8 +26,9 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from vocagnolm.alignment import align_spans
-from vocagnolm.cli import Parser, corpora_of, print_main, shell
+from vocagnolm.cli import Parser, shell
 from vocagnolm.conventions import UNMAPPED
+from vocagnolm.fields import corpora_of
 from vocagnolm.io import (
     JsonObject,
     check_writable,
@@ -36,6 +37,7 @@ from vocagnolm.io import (
     write_json,
     write_text,
 )
+from vocagnolm.printing import print_main
 from vocagnolm.readers import load_tokenizer, tokenizer_sha256
 from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
 from vocagnolm.spans import Spans, byte_level, encode, encode_batch, sentencepiece

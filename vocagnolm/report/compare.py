@@ -19,10 +19,12 @@ from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
 
-from vocagnolm.cli import Parser, print_main, shell
+from vocagnolm.cli import Parser, shell
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES
 from vocagnolm.extras import require
+from vocagnolm.hub import public_name
 from vocagnolm.io import JsonObject, check_writable, markdown_table, write_json, write_text
+from vocagnolm.printing import print_main
 from vocagnolm.report.plots import bar_series, draw_bars, draw_curves, embed, read_curves
 from vocagnolm.report.render import TEMPLATES
 from vocagnolm.report.runs import (
@@ -39,7 +41,6 @@ from vocagnolm.report.runs import (
     read_training,
 )
 from vocagnolm.report.statistics import RESAMPLES, mcnemar_p, pair
-from vocagnolm.run.card import public_name
 
 # All that has to be known to read the tables and pictures.
 _STAR = "*: may not be put beside a published number; the notes on its run say why."
@@ -339,7 +340,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         runs = arguments.runs
         if arguments.wandb:
             require("wandb", "--wandb")
-            from vocagnolm.run.wandb import fetch
+            from vocagnolm.report.fetch import fetch
 
             runs += fetch(arguments.wandb, out or Path(scratch))
         comparison = compare(runs, arguments.reported)

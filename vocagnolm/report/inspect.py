@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from vocagnolm.chat.reading import TRAIN_ON, TrainOn
-from vocagnolm.cli import Parser, corpora_of, shell
+from vocagnolm.cli import Parser, shell
 from vocagnolm.conventions import TEXT, NonFiniteLoss
+from vocagnolm.fields import corpora_of
 from vocagnolm.io import check_writable, write_text
 from vocagnolm.method import AGGREGATIONS, Selection, Unmapped
 from vocagnolm.report.view import GuidanceView, TextView, view_texts
@@ -89,9 +90,9 @@ def look(arguments: argparse.Namespace) -> GuidanceView:
     from vocagnolm.corpus import load_sample
     from vocagnolm.dist import is_on_cpu
     from vocagnolm.objective import Objective, OnlineTeacher
-    from vocagnolm.run.job import load_weights, read_models
-    from vocagnolm.run.options import GuidanceOptions, ModelOptions
     from vocagnolm.token_loss import add_token_losses
+    from vocagnolm.training.models import load_weights, read_models
+    from vocagnolm.training.options import GuidanceOptions, ModelOptions
 
     given = vars(arguments) | {
         "teacher_dtype": arguments.dtype,

@@ -14,9 +14,9 @@ from typing import Any
 
 import jinja2
 
+from vocagnolm.hub import public_name
 from vocagnolm.io import markdown_table
 from vocagnolm.report.view import STATUSES, GuidanceView, Status, TextView, TokenView
-from vocagnolm.run.card import public_name
 
 # Of pages; every text is escaped.
 TEMPLATES = jinja2.Environment(

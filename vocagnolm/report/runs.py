@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import read_records
+from vocagnolm.hub import public_name
 from vocagnolm.io import ASSETS, RUN_FILE, JsonObject, read_json
-from vocagnolm.run.card import public_name
 
 Row: TypeAlias = dict[str, Any]
 # Of each item, by `idx`: whether it is right, the hash of its prompt, its gold.

@@ -1,30 +1,14 @@
 """The card of a trained student, and its push to the hub; neither names a local path."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCardData
 
+from vocagnolm.hub import hub_name, public_name
 from vocagnolm.io import ASSETS
-
-# Where the hub's cache keeps a snapshot of a repository.
-_CACHED = re.compile(r"(?:models|datasets)--([^/]+?)--([^/]+)/snapshots(/|$)")
-
-
-def hub_name(place: str) -> str | None:
-    """Return the name that the hub knows a model or data set by; None for a local one."""
-    if found := _CACHED.search(place):
-        return f"{found[1]}/{found[2]}"
-    is_local = Path(place).exists() or Path(place).is_absolute()
-    return None if is_local else place
-
-
-def public_name(place: str) -> str:
-    """Return a name without this machine's directories."""
-    return hub_name(place) or Path(place).name
 
 
 def _public(settings: Any) -> Any:
@@ -73,16 +57,6 @@ def model_card(name: str, settings: Mapping[str, Any]) -> str:
 {citation}
 ```
 """
-
-
-def check_login(token: str | None) -> None:
-    """Raise a ValueError where nobody is logged in to the hub, or it does not answer."""
-    try:
-        HfApi(token=token).whoami()
-    # Those of the network are of no common kind.
-    except Exception as error:
-        remedy = "run `hf auth login` or set HF_TOKEN, or leave --push_to_hub out"
-        raise ValueError(f"--push_to_hub: {error}: {remedy}") from error
 
 
 def push(

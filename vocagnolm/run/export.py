@@ -20,14 +20,16 @@ from accelerate.utils import merge_fsdp_weights
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from vocagnolm.cli import Parser, print_main, shell
+from vocagnolm.cli import Parser, shell
 from vocagnolm.extras import require
 from vocagnolm.io import MANIFEST_FILE, RUN_FILE, JsonObject, json_or_empty
 from vocagnolm.models.adapters import lora_config, merge_adapters
 from vocagnolm.models.load import ModelSource, is_adapter, model_files
+from vocagnolm.printing import print_main
 from vocagnolm.readers import Role, load_tokenizer
-from vocagnolm.run.options import ModelOptions
-from vocagnolm.run.resume import checkpoint_fault, is_finished
+from vocagnolm.training.checkpoints import checkpoint_fault
+from vocagnolm.training.options import ModelOptions
+from vocagnolm.training.run_directory import is_finished
 
 # In a directory of adapters, as PEFT names it.
 _ADAPTER = "adapter_config.json"
@@ -135,7 +137,7 @@ def _trained(
     if settings.get("use_peft"):
         names = [each.name for each in fields(ModelOptions) if each.name in settings]
         options = ModelOptions(**{name: settings[name] for name in names})
-        return merge_adapters(model, lora_config(model, options), weights)
+        return merge_adapters(model, lora_config(model, **options.lora_arguments()), weights)
     # A shared weight may have been saved once; any other that is absent would stay untrained.
     found, state = model.load_state_dict(weights, strict=False), model.state_dict()
     loaded = {state[name].data_ptr() for name in weights if name in state}

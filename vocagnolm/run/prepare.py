@@ -10,7 +10,8 @@ machines that share the cache share the work.
 import sys
 from collections.abc import Sequence
 
-from vocagnolm.cli import Exit, print_main, shell
+from vocagnolm.cli import Exit, shell
+from vocagnolm.printing import print_main
 
 
 @shell("vocagnolm prepare", resumable=True)
@@ -21,11 +22,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         print_main(f"usage: vocagnolm prepare [OPTION ...]\n\n{__doc__.strip()}")
         raise SystemExit(Exit.DONE)
     # Only now: a page of help does not need them, nor does a wrong option.
-    from vocagnolm.run.options import parse
+    from vocagnolm.run.parser import parse
 
     job = parse(argv, on_hub=True)
-    from vocagnolm.run.job import load_documents, read_models
     from vocagnolm.run.plan import describe_documents
+    from vocagnolm.training.documents import load_documents
+    from vocagnolm.training.models import read_models
 
     models = read_models(job.model, job.args, job.args.device)
     documents = load_documents(job, models)

@@ -7,9 +7,10 @@ from typing import Any
 
 import yaml
 
-from vocagnolm.cli import Parser, print_main, shell
+from vocagnolm.cli import Parser, shell
 from vocagnolm.doors import near
 from vocagnolm.io import read_yaml
+from vocagnolm.printing import print_main
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 

@@ -3,25 +3,21 @@
 import math
 from pathlib import Path
 
-from vocagnolm.cli import Exit, is_main, print_main
+from vocagnolm.cli import Exit
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.dist import rank0
+from vocagnolm.hub import check_login
 from vocagnolm.io import told_of_full_disk, write_text
 from vocagnolm.models.load import model_files
-from vocagnolm.run import resume, wandb
-from vocagnolm.run.card import check_login, model_card, push
-from vocagnolm.run.job import (
-    Documents,
-    Job,
-    Models,
-    load_documents,
-    load_weights,
-    read_models,
-    settings_of,
-    write_skipped,
-)
+from vocagnolm.printing import is_main, print_main
+from vocagnolm.run import trackers
+from vocagnolm.run.card import model_card, push
 from vocagnolm.run.plan import plan
 from vocagnolm.trainer import VocAgnoTrainer
+from vocagnolm.training import checkpoints, run_directory, tracking
+from vocagnolm.training.documents import Documents, load_documents, write_skipped
+from vocagnolm.training.models import Models, load_weights, read_models
+from vocagnolm.training.settings import Job, settings_of
 
 
 def train(job: Job) -> int:
@@ -35,12 +31,12 @@ def train(job: Job) -> int:
     conflict = rank0(lambda: _conflict(output_dir, settings))
     if conflict and not args.dry_run:
         raise ValueError(conflict)
-    if not conflict and rank0(lambda: resume.is_finished(output_dir)):
+    if not conflict and rank0(lambda: run_directory.is_finished(output_dir)):
         print_main(f"{output_dir} holds the finished run: nothing to do")
         return Exit.DONE
     asked, checkpoint = args.resume_from_checkpoint, None
     if not conflict:
-        checkpoint = rank0(lambda: resume.resolve(asked, output_dir, settings))
+        checkpoint = rank0(lambda: checkpoints.resolve(asked, output_dir, settings))
     rank0(lambda: check_places(job, models))
 
     # Plan: the first documents of a large corpus are enough.
@@ -53,17 +49,17 @@ def train(job: Job) -> int:
         documents = load_documents(job, models)
     # Known only now: a checkpoint's place in the corpus is the index of a packed sequence.
     settings |= documents.settings
-    rank0(lambda: resume.check_settings(output_dir, settings, checkpoint))
+    rank0(lambda: run_directory.check_settings(output_dir, settings, checkpoint))
 
     # Trainer.
     trainer = make_trainer(job, models, documents)
     trainer.settings = settings
     # Last, so that a wrong command leaves no trace in the directory.
-    rank0(lambda: resume.claim(output_dir, settings))
+    rank0(lambda: run_directory.claim(output_dir, settings))
     rank0(lambda: write_skipped(documents, output_dir))
     if args.report_to and is_main():
-        about = wandb.about(job, models, documents, settings)
-        wandb.begin(trainer, job, about, is_resumed=checkpoint is not None)
+        about = trackers.about(job, models, documents, settings)
+        trackers.begin(trainer, job, about, is_resumed=checkpoint is not None)
 
     # Train.
     trained = trainer.train(resume_from_checkpoint=checkpoint)
@@ -80,15 +76,15 @@ def train(job: Job) -> int:
 
     with told_of_full_disk(output_dir, trainer.what_is_safe):
         save(trainer, output_dir)
-    wandb.finish()
+    trackers.finish()
     print_main(f"saved {output_dir}")
     return Exit.DONE
 
 
-def _conflict(output_dir: Path, settings: resume.Settings) -> str | None:
+def _conflict(output_dir: Path, settings: checkpoints.Settings) -> str | None:
     """Say why a directory cannot hold a run with these settings; None if it can."""
     try:
-        resume.check_settings(output_dir, settings)
+        run_directory.check_settings(output_dir, settings)
     except ValueError as error:
         return str(error)
     return None
@@ -126,7 +122,7 @@ def check_places(job: Job, models: Models) -> None:
     if job.args.push_to_hub:
         check_login(job.args.hub_token)
     if job.args.report_to:
-        wandb.check_trackers(job.args.report_to)
+        tracking.check_trackers(job.args.report_to)
 
 
 def make_trainer(job: Job, models: Models, documents: Documents) -> VocAgnoTrainer:
@@ -147,10 +143,10 @@ def finish(trainer: VocAgnoTrainer) -> None:
     """Declare the run finished, on rank 0: the card comes last and marks its end."""
     args, directory = trainer.args, Path(str(trainer.args.output_dir))
     names = [*model_files(directory), *(path.name for path in directory.glob("chat_template*"))]
-    resume.finish_run(directory, names)
+    run_directory.finish_run(directory, names)
     repository = str(trainer.hub_model_id) if args.push_to_hub else ""
     card = model_card(Path(repository or directory).name, trainer.settings)
     if repository:
         push(directory, names, card, repository, revision=args.hub_revision, token=args.hub_token)
     write_text(directory / "README.md", card)
-    resume.release(directory)
+    run_directory.release(directory)

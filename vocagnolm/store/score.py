@@ -1,7 +1,7 @@
 """Score a corpus with a teacher, once, for any student: writes a teacher-loss store.
 
     vocagnolm score --teacher T --dataset D --output_dir S
-    accelerate launch -m vocagnolm.cli score --teacher T --dataset D --output_dir S
+    accelerate launch -m vocagnolm score --teacher T --dataset D --output_dir S
     vocagnolm score --server URL --served_model NAME --teacher T ...    # T's tokenizer, no weights
     vocagnolm score --verify S         # compare every byte with the checksums
     vocagnolm score --verify S --dataset D    # and look for every document
@@ -18,8 +18,10 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from vocagnolm.cli import Exit, Parser, json_settings, print_main, shell
+from vocagnolm.cli import Exit, Parser, shell
 from vocagnolm.extras import require, require_quantization
+from vocagnolm.fields import json_settings
+from vocagnolm.printing import print_main
 from vocagnolm.store.format import SHARDS, Store, find_faults, manifest_of
 
 

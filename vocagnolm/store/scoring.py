@@ -17,7 +17,6 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedConfig
 
 from vocagnolm.chat.render import Template
-from vocagnolm.cli import corpora_of, print_main, resolve_dtype
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import (
     conversations_of,
@@ -29,8 +28,16 @@ from vocagnolm.corpus import (
     reasons_in,
 )
 from vocagnolm.dist import connect, rank0
+from vocagnolm.fields import corpora_of
 from vocagnolm.io import check_writable, count_reasons, differences, versions
-from vocagnolm.models.load import ModelSource, check_quantizer, context_length, revision_of
+from vocagnolm.models.load import (
+    ModelSource,
+    check_quantizer,
+    context_length,
+    resolve_dtype,
+    revision_of,
+)
+from vocagnolm.printing import print_main
 from vocagnolm.readers import Reader, TeacherReaders, teacher_reader, tokenizer_sha256
 from vocagnolm.spans import Encoding, encode_batch, encode_rendered
 from vocagnolm.store import format as store

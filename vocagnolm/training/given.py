@@ -1,7 +1,4 @@
-"""What a trainer is given in Python: models by name or loaded, documents or packed sequences.
-
-The command reads the same through `run.job`.
-"""
+"""What a trainer is given in Python: models by name or loaded, documents or packed sequences."""
 
 import copy
 import sys
@@ -14,28 +11,24 @@ import datasets
 from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.chat.reading import TrainOn
-from vocagnolm.cli import listed, log_main
 from vocagnolm.corpus import only_text
+from vocagnolm.data import skipped_line
 from vocagnolm.dist import machine_first, rank0
 from vocagnolm.doors import python_door, worded
+from vocagnolm.fields import listed
+from vocagnolm.hub import check_login
 from vocagnolm.models.adapters import adapt
 from vocagnolm.objective import StoredTeacher
 from vocagnolm.packing import Blocks
+from vocagnolm.printing import log_main
 from vocagnolm.readers import TeacherReaders, student_reader, teacher_reader
-from vocagnolm.run.card import check_login
-from vocagnolm.run.config import VocAgnoConfig
-from vocagnolm.run.job import (
-    Job,
-    Models,
-    align,
-    check_enough,
-    check_launch,
-    load_weights,
-    read_models,
-    skipped_line,
-)
-from vocagnolm.run.options import DataOptions, ModelOptions, PackOptions
 from vocagnolm.store.format import is_store
+from vocagnolm.training.config import VocAgnoConfig
+from vocagnolm.training.documents import align, check_enough
+from vocagnolm.training.models import Models, load_weights, read_models
+from vocagnolm.training.options import DataOptions, ModelOptions, PackOptions
+from vocagnolm.training.requirements import check_launch
+from vocagnolm.training.settings import Job
 
 
 @python_door

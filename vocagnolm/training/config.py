@@ -3,11 +3,9 @@
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import wraps
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -15,19 +13,13 @@ from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from transformers import TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-from transformers.trainer_utils import (
-    HubStrategy,
-    IntervalStrategy,
-    SaveStrategy,
-    SchedulerType,
-)
+from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
 from transformers.training_args import OptimizerNames
 
 from vocagnolm.dist import check_connected, is_on_cpu, launched_processes
 from vocagnolm.doors import near, own_arguments, python_door
 from vocagnolm.extras import require, require_optimizer
-from vocagnolm.packing import Blocks
-from vocagnolm.run.options import PAPER_TOKENS, GuidanceOptions, RunOptions
+from vocagnolm.training.options import PAPER_TOKENS, GuidanceOptions, RunOptions
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +41,6 @@ _ONE_VALUE: dict[str, tuple[object, str]] = {
     "fp16_full_eval": (False, "casts the student that is saved"),
     "enable_jit_checkpoint": (False, "saves in the middle of a step: a signal saves already"),
 }
-# Settings of a run beside those of the model, the data and the method.
-RUN_SETTINGS = (
-    "global_batch_tokens num_train_epochs max_steps seed data_seed bf16 fp16 learning_rate "
-    "lr_scheduler_type lr_scheduler_kwargs warmup_steps optim adam_beta1 adam_beta2 adam_epsilon "
-    "weight_decay max_grad_norm optim_args neftune_noise_alpha"
-).split()
-NO_EFFECT_ON_NUMBERS = "dataset_num_proc trust_remote_code eval_dataset teacher_sharding".split()
 _LIGER_LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
 
 
@@ -202,27 +187,6 @@ def _check_library_names(args: VocAgnoConfig) -> None:
         for value in values:
             if isinstance(value, str) and value not in known:
                 raise ValueError(f"--{option}: there is no {value}{near(value, known)}")
-
-
-def settings_in_python(
-    args: VocAgnoConfig, student: Any, teachers: Any, dataset: Any
-) -> dict[str, Any]:
-    """Return the settings of a run that Python has begun, under the names of `job.settings_of`."""
-    names = (*(each.name for each in fields(GuidanceOptions)), *RUN_SETTINGS)
-    found = {name: getattr(args, name) for name in names if name not in NO_EFFECT_ON_NUMBERS}
-    places = [
-        str(model.config.name_or_path)
-        for model in (student, *(teachers if isinstance(teachers, Sequence) else ()))
-    ]
-    places = [
-        str(Path(place).resolve()) if place and Path(place).exists() else place for place in places
-    ]
-    found["student"], found["teacher"] = places[0], places[1:] or None
-    if isinstance(dataset, Blocks):
-        found["blocks"] = len(dataset)
-    if not args.splits_alike:
-        found["per_device_train_batch_size"] = args.per_device_train_batch_size
-    return found
 
 
 def check_arguments(args: TrainingArguments) -> None:

@@ -1,0 +1,69 @@
+"""The table of commands: `vocagnolm COMMAND`, or `python -m vocagnolm COMMAND`.
+
+`accelerate launch -m vocagnolm COMMAND` runs one in several processes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import NoReturn
+
+from vocagnolm.cli import Parser, run_script, shell
+
+# name: (the module with `main(argv)`, one line of help)
+COMMANDS = {
+    "audit": ("vocagnolm.report.audit", "How well a teacher's tokens map to a student's"),
+    "compare": ("vocagnolm.report.compare", "Tables and figures over finished runs"),
+    "demo": ("vocagnolm.demo.main", "Train and judge students in the embedded world, on a CPU"),
+    "evaluate": ("vocagnolm.evaluation.main", "Accuracy on the paper's math benchmarks"),
+    "export": ("vocagnolm.run.export", "The whole student of a checkpoint, for from_pretrained"),
+    "inspect": ("vocagnolm.report.inspect", "A text with its tokens kept, dropped and unmapped"),
+    "prepare": ("vocagnolm.run.prepare", "The corpus of a run aligned ahead of it, without a GPU"),
+    "recipes": ("vocagnolm.run.recipe", "The recipes that train --config takes by name"),
+    "score": ("vocagnolm.store.score", "Write or verify a teacher-loss store"),
+    "train": ("vocagnolm.run.main", "Continually pretrain a student"),
+}
+# Those whose work several processes share; their modules have a `check(argv)` that needs no torch.
+_SHARED = ("evaluate", "score", "train")
+
+
+@shell("vocagnolm")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command, which reads the rest of the command line itself."""
+    argv = sys.argv[1:] if argv is None else argv
+    lines = (f"  {name:10}{sentence}" for name, (_, sentence) in COMMANDS.items())
+    parser = Parser("vocagnolm", "\n".join(("Teacher-guided continual pretraining:", *lines)))
+    parser.epilog = (
+        "vocagnolm COMMAND --help says more. evaluate, score and train take --accelerate_config "
+        "NAME to start several processes."
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    command, rest = parser.parse_args(argv[:1]).command, argv[1:]
+    # Only now, because importing the rest takes seconds.
+    module = importlib.import_module(COMMANDS[command][0])
+    if command in _SHARED and any(word.startswith("--accelerate_config") for word in rest):
+        from vocagnolm.launch import launch
+
+        return launch(command, rest, module.check)
+    return int(module.main(rest))
+
+
+def _version() -> str:
+    """Return the version of the package; a checkout may be used without being installed."""
+    try:
+        return version("vocagnolm")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def start() -> NoReturn:
+    """Run one command as a process of its own."""
+    run_script(main)
+
+
+if __name__ == "__main__":
+    start()

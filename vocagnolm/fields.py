@@ -1,0 +1,108 @@
+"""Fields of a dataclass of options: default, help and check. Torch-free."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import field
+from typing import Any, TypeVar, cast, get_args, get_type_hints
+
+_T = TypeVar("_T")
+
+
+class FirstHelp(str):
+    """Line in `--help` of an option that comes on top of the page."""
+
+
+def option(default: _T, help: str = "", *, first: bool = False, **of_argparse: Any) -> _T:
+    """Return the field of a dataclass of options: its default, and its line in `--help`.
+
+    Those that are `first` come on top of the page.
+    """
+    # All of it goes to argparse, in any HfArgumentParser.
+    metadata: dict[str, Any] = {"help": FirstHelp(help) if first else help, **of_argparse}
+    if isinstance(default, list):
+        return cast(_T, field(default_factory=default.copy, metadata=metadata))
+    return field(default=default, metadata=metadata)
+
+
+class Names(tuple[str, ...]):
+    """The names that an option knows; any `package.module:name` is one of them."""
+
+    __slots__ = ()
+
+    def __contains__(self, name: object) -> bool:
+        return ":" in str(name) or super().__contains__(name)
+
+
+def check_switches(options: object) -> None:
+    """Raise a ValueError for a switch that is neither true nor false: "false" would be true."""
+    for name, kind in get_type_hints(type(options)).items():
+        value = vars(options).get(name, False)
+        if kind is bool and not isinstance(value, bool):
+            raise ValueError(f"--{name} must be True or False, got {value!r}")
+
+
+def in_range(options: object, interval: str, *names: str) -> None:
+    """Raise a ValueError for the first option outside of an interval such as "(0, 1]"."""
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    for name in names:
+        given = vars(options)[name]
+        for value in given if isinstance(given, list | tuple) else [given]:
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"--{name} must be a number in {interval}, got {value!r}")
+            is_above = value > low if interval[0] == "(" else value >= low
+            is_below = value < high if interval[-1] == ")" else value <= high
+            if not (is_above and is_below):
+                raise ValueError(f"--{name} must be in {interval}, got {value}")
+
+
+def check_choice(name: str, value: str, kind: Any) -> None:
+    """Raise a ValueError for a value that is none of its `Literal`, or of some `Names`."""
+    known = kind if isinstance(kind, Names) else get_args(kind)
+    if value not in known:
+        raise ValueError(f"--{name} must be one of {', '.join(known)}, got {value}")
+
+
+def listed(value: Any) -> list[Any]:
+    """Return a list of what a list or a tuple holds, and of anything else a list of one."""
+    return [*value] if isinstance(value, list | tuple) else [value]
+
+
+def one_for_each(option: str, given: Any, count: int, of: str) -> list[Any]:
+    """Return so many values of an option that has one for all, or one for each."""
+    values = listed(given)
+    if len(values) not in (1, count):
+        raise ValueError(
+            f"--{option} needs one value, or one for each of {count} {of}, got {len(values)}"
+        )
+    return values if len(values) > 1 else values * count
+
+
+def json_settings(option: str, text: str) -> dict[str, object]:
+    """Read an option that is a JSON object of settings, or raise a ValueError."""
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{option}: {text} is not JSON: {error}") from error
+    if not (content and isinstance(content, dict)):
+        raise ValueError(f"{option}: {text} is not a JSON object of settings")
+    return content
+
+
+def corpora_of(options: object) -> list[tuple[str, dict[str, Any]]]:
+    """Return each corpus of `Parser.add_dataset` and its options, as `load_corpus` takes them.
+
+    An option has one value for all corpora, or one for each.
+    """
+    given = vars(options)
+    names = listed(given["dataset"])
+    splits, columns, configs = (
+        one_for_each(option, given[option], len(names), "corpora")
+        for option in ("dataset_split", "text_column", "dataset_config")
+    )
+    return [
+        (name, {"split": split, "text_column": column, "config_name": config})
+        for name, split, column, config in zip(names, splits, columns, configs, strict=True)
+    ]

@@ -1,0 +1,23 @@
+"""What a job prints once, however many processes it has. Torch-free."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TextIO
+
+
+def is_main() -> bool:
+    """Return True in the first process of a job, before and after the processes are connected."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def print_main(text: str | None, file: TextIO | None = None) -> None:
+    """Print a result, once per job; nothing for None and the empty text."""
+    if text and is_main():
+        print(text, file=file, flush=True)
+
+
+def log_main(text: str | None) -> None:
+    """Print on stderr anything that is no result, once per job."""
+    print_main(text, sys.stderr)

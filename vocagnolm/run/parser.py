@@ -1,0 +1,256 @@
+"""The command line of `vocagnolm train`: recipes, flags, help, and checks that need no torch."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from runpy import run_path
+from typing import TYPE_CHECKING, Any
+
+from vocagnolm.cli import OneLineErrors, check_names
+from vocagnolm.doors import ANYWAY, OTHER_NAMES, near, shell_door
+from vocagnolm.fields import FirstHelp
+from vocagnolm.method import Method
+from vocagnolm.printing import log_main
+from vocagnolm.run.recipe import as_flags, find_file, recipe_options
+from vocagnolm.training.options import (
+    PAPER_TOKENS,
+    DataOptions,
+    GuidanceOptions,
+    LoadOptions,
+    ModelOptions,
+    PackOptions,
+    RunOptions,
+)
+
+if TYPE_CHECKING:
+    from transformers import HfArgumentParser
+
+    from vocagnolm.training.settings import Job
+
+_SPEC = importlib.util.find_spec("transformers")
+assert _SPEC
+_TRANSFORMERS = Path(str(_SPEC.origin)).parent
+if not TYPE_CHECKING:
+    try:
+        # By its path: importing the package before it takes a second.
+        HfArgumentParser = run_path(str(_TRANSFORMERS / "hf_argparser.py"))["HfArgumentParser"]
+    except (OSError, ImportError, KeyError):
+        from transformers import HfArgumentParser
+OPTIONS = (ModelOptions, DataOptions, GuidanceOptions, RunOptions)
+_ABOUT = """\
+Continual pretraining with the token losses of a teacher of any vocabulary.
+
+    vocagnolm train --teacher T --dry_run              # print the plan and exit
+    vocagnolm train --teacher Qwen/Qwen2.5-Math-7B-Instruct --accelerate_config ddp
+    vocagnolm train --config paper/table1/cpt          # vocagnolm recipes lists them
+    accelerate launch train.py --teacher T             # the same command
+
+--accelerate_config starts the processes of an Accelerate file, or of one of the
+package: ddp, fsdp2, ... With it go --num_processes, --num_machines,
+--machine_rank, --main_process_ip, --main_process_port, --gpu_ids and
+--mixed_precision.
+
+Given again, the command resumes a run that ended early. Exit status: 0 done, 2
+a wrong argument or file, 3 losses became NaN or infinite, 4 out of memory, 75
+stopped by a signal with all saved, so that a scheduler may start it again.
+docs/running.md has the details.
+"""
+_OF_TEACHERS = {
+    *("teacher_revision", "teacher_tokenizer", "teacher_chat_template"),
+    *("teacher_dtype", "teacher_quantization", "teacher_sharding"),
+}
+
+
+class Parser(OneLineErrors, HfArgumentParser):
+    """Parser of dataclasses of options; those that are `first` come on top of the help."""
+
+    def __init__(self, types: Sequence[Any]) -> None:
+        super().__init__(
+            prog="vocagnolm train",
+            usage="vocagnolm train [--config RECIPE] --teacher TEACHER [OPTION ...]",
+            description=_ABOUT,
+            epilog="--help_all adds the other fields of transformers.TrainingArguments.",
+            formatter_class=_Help,
+            allow_abbrev=False,
+            add_help=False,
+        )
+        self._first = self.add_argument_group("most used")
+        self._first.add_argument(
+            "--config",
+            help="YAML file of options and of a base, or a recipe's name; flags override it.",
+        )
+        # A group for each class that has fields of its own, whichever inherits them.
+        parts = (ModelOptions, DataOptions, LoadOptions, PackOptions, Method, RunOptions)
+        self._groups: dict[str, Any] = {}
+        for part in parts:
+            group = self.add_argument_group(part._argument_group_name)
+            self._groups |= {each.name: group for each in fields(part)}
+        for kind in types:
+            self._add_dataclass_arguments(kind)
+        self.dataclass_types = list(types)
+        for name in ANYWAY:
+            if f"--{name}" not in self._option_string_actions:
+                self.add_argument(f"--{name}", nargs="?", const=True, help=argparse.SUPPRESS)
+
+    def _parse_dataclass_field(self, parser: Any, field: Any) -> None:  # type: ignore[override]
+        is_first = isinstance(field.metadata.get("help"), FirstHelp)
+        group: Any = self._first if is_first else self._groups.get(field.name, parser)
+        HfArgumentParser._parse_dataclass_field(group, field)
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """One spelling of each option, the kind of its values, and its default in brackets."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        name = action.option_strings[0]
+        if action.const is True:
+            return name
+        kind = "N" if action.type is int else "X" if action.type is float else "NAME"
+        return f"{name} {self._format_args(action, kind)}".rstrip()
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        default = action.default
+        if default is None or default is False or default == "":
+            return action.help
+        shown = " ".join(map(str, default)) if isinstance(default, list) else default
+        return f"{action.help or ''} [{shown}]".strip()
+
+
+def check(argv: Sequence[str]) -> tuple[str | None, list[str], list[Any]]:
+    """Make all checks of a command line that need no torch, which takes seconds to import.
+
+    Returns:
+        The file of `--config`; its options as flags, and the command line's behind them; the
+        dataclasses of `OPTIONS` and a namespace of the other options.
+
+    Raises:
+        ValueError: an argument is wrong, in one line.
+    """
+    with shell_door():
+        return _check(argv)
+
+
+def _check(argv: Sequence[str]) -> tuple[str | None, list[str], list[Any]]:
+    quick = Parser(OPTIONS)
+    if {"-h", "--help", "--help_all"} & {*argv}:
+        (_full_parser() if "--help_all" in argv else quick).print_help()
+        raise SystemExit(0)
+    config = quick.parse_known_args(argv)[0].config
+    recipe = str(find_file("--config", config)) if config else None
+    flags = as_flags(recipe_options(recipe)) if recipe else []
+    try:
+        _check_names(quick, flags)
+    except ValueError as error:
+        raise ValueError(f"--config {recipe}: {error}") from error
+    _check_names(quick, argv)
+    flags += argv
+    # All checks that need no torch, on what recipe and flags say together.
+    *options, _ = quick.parse_args_into_dataclasses(
+        flags, return_remaining_strings=True, look_for_args_file=False
+    )
+    model, _, method, _, _ = options
+    method.check_teacher(model.teachers, is_stored=bool(model.teacher_losses))
+    return recipe, flags, options
+
+
+def parse(argv: Sequence[str], *, on_hub: bool = False) -> Job:
+    """Read the command line; `--config RECIPE` gives values that flags override.
+
+    With `on_hub`, models and corpora have to be here, or on a hub within reach.
+
+    Raises:
+        ValueError: an argument is wrong, in one line.
+    """
+    with shell_door():
+        return _parse(argv, on_hub=on_hub)
+
+
+def _parse(argv: Sequence[str], *, on_hub: bool) -> Job:
+    recipe, flags, options = check(argv)
+    _, data, _, run, _ = options
+    if on_hub:
+        check_names(*options)
+
+    # Only now, as it imports torch.
+    from vocagnolm.training.requirements import check_launch
+    from vocagnolm.training.settings import Job
+
+    evaluates = data.eval_fraction or data.eval_dataset
+    if evaluates:
+        flags = ["--eval_strategy=steps", f"--eval_steps={run.save_steps}", *flags]
+    if run.global_batch_tokens is None and not (
+        run.per_device_train_batch_size and run.gradient_accumulation_steps
+    ):
+        flags = [f"--global_batch_tokens={PAPER_TOKENS}", *flags]
+    made: Any = _full_parser().parse_args_into_dataclasses(flags, look_for_args_file=False)
+    model, data, args, _ = made
+    if args.eval_strategy != "no" and not evaluates:
+        raise ValueError("--eval_strategy needs --eval_fraction or --eval_dataset")
+    args.output_dir = args.output_dir or model.output_dir(args.method)
+    job = Job(model, data, args, recipe)
+    check_launch(job)
+    for line in _warnings(options):
+        log_main(f"warning: {line}")
+    return job
+
+
+def _full_parser() -> Parser:
+    """Return the parser that knows the other fields of `transformers.TrainingArguments`, too."""
+    from vocagnolm.training.config import VocAgnoConfig
+
+    return Parser((ModelOptions, DataOptions, VocAgnoConfig))
+
+
+def _check_names(parser: Parser, words: Sequence[str]) -> None:
+    """Raise a ValueError for an option that neither a parser nor Trainer knows; skip values."""
+    names = trainer_fields()
+    known = {*parser._option_string_actions, *(f"--{no}{x}" for x in names for no in ("", "no_"))}
+    for word in parser.parse_known_args(words)[1]:
+        option = "--" + word.partition("=")[0][2:].replace("-", "_")
+        if word.startswith("--") and option not in known:
+            here = OTHER_NAMES.get(option[2:])
+            if not here:
+                raise ValueError(f"unknown option {option}{near(option, known)}")
+            here = f"here it is {here}" if here.startswith("--") else here
+            raise ValueError(f"unknown option {option}: {here}")
+
+
+def trainer_fields(source: Path = _TRANSFORMERS / "training_args.py") -> list[str]:
+    """List the fields of `transformers.TrainingArguments`, from its source if they are there."""
+    # Importing it takes seconds.
+    text = source.read_text(encoding="utf-8") if source.exists() else ""
+    names = re.findall(r"^    (\w+): ", text, flags=re.MULTILINE)
+    if "output_dir" not in names:
+        from transformers import TrainingArguments
+
+        names = [each.name for each in fields(TrainingArguments)]
+    return names
+
+
+def _warnings(options: Sequence[Any]) -> Iterator[str]:
+    """Yield a line for each option that was given and has no effect."""
+    model, data, method, run, others = options
+    for name, reason in ANYWAY.items():
+        if vars(others)[name] is not None:
+            yield f"--{name} has no effect: {reason}"
+    given = set()
+    for each in options[:-1]:
+        given |= {field.name for field in fields(each) if vars(each)[field.name] != field.default}
+    evaluates = data.eval_fraction or data.eval_dataset
+    unread = {field.name for field in fields(Method)} - {*method.in_effect()}
+    for has_effect, names, condition in (
+        (False, unread, f"with {method.as_typed}"),
+        (model.teacher, _OF_TEACHERS, "without --teacher"),
+        (model.teacher_losses, {"missing_losses"}, "without --teacher_losses"),
+        (model.use_peft, {name for name in given if "lora_" in name}, "without --use_peft"),
+        (evaluates, {"eval_steps"}, "without --eval_fraction or --eval_dataset"),
+        (run.push_to_hub, {"hub_model_id"}, "without --push_to_hub"),
+    ):
+        if not has_effect:
+            for name in sorted(given & names):
+                yield f"--{name} has no effect {condition}"

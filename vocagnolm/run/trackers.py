@@ -1,0 +1,101 @@
+"""A run of training in Weights & Biases, TensorBoard and trackio: docs/wandb.md.
+
+transformers' callbacks send the logs. Here every entry of a log gets a section, a run of Weights &
+Biases begins with its place among others, and all trackers learn what a run is made of.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import Trainer
+from transformers.integrations import integration_utils
+
+from vocagnolm.io import JsonObject, versions, write_json
+from vocagnolm.training.documents import Documents
+from vocagnolm.training.models import Models
+from vocagnolm.training.options import RunOptions
+from vocagnolm.training.settings import Job
+from vocagnolm.training.tracking import PLACE_FILE, begin_run, read_place, tracked
+
+
+def place(job: Job, settings: Mapping[str, Any]) -> JsonObject:
+    """Return the arguments of `wandb.init` that place a run among others.
+
+    Options win over the environment, and that over the recipe, whose folder is the experiment.
+    """
+    run, environment, recipe = job.args, os.environ.get, tuple[str, ...]()
+    if job.recipe:
+        # Its path below the last `recipes`, or its folder and name.
+        parts = Path(job.recipe).resolve().with_suffix("").parts
+        recipe = parts[-parts[::-1].index("recipes") if "recipes" in parts else -2 :]
+    project = run.project
+    if project == RunOptions.project:
+        project = environment("WANDB_PROJECT", project)
+    entity, _, project = project.rpartition("/")
+    teachers = settings["teacher"] or [s["teacher"] for s in settings["teacher_losses"] or ()]
+    names = [Path(name).name for name in (settings["student"], *teachers)]
+    tags = environment("WANDB_TAGS", ",".join([run.method, *names])).split(",")
+    name = run.run_name or environment("WANDB_NAME") or "/".join(recipe)
+    return {
+        "entity": entity or None,
+        "project": project,
+        "group": environment("WANDB_RUN_GROUP") or "/".join(recipe[:-1]) or None,
+        "name": name or Path(str(run.output_dir)).resolve().name,
+        # Longer ones are invalid.
+        "tags": [tag[-64:] for tag in tags if tag],
+    }
+
+
+def begin(trainer: Trainer, job: Job, about: Mapping[str, Any], *, is_resumed: bool) -> None:
+    """Begin a run in all trackers, before it trains; on rank 0.
+
+    A run that was cut off and resumed is one run, in Weights & Biases too.
+    """
+    # transformers' callbacks look it up whenever they log.
+    integration_utils.rewrite_logs = tracked
+    args, where = trainer.args, place(job, about["settings"])
+    args.project, args.run_name = where["project"], where["name"]
+    if "wandb" in (args.report_to or ()):
+        directory = Path(str(args.output_dir))
+        known = read_place(directory) if is_resumed else {}
+        arguments = {**where, **known, "config": dict(about)}
+        run = begin_run(arguments)
+        found = {"id": run.id, "project": run.project, "entity": run.entity or None}
+        write_json(directory / PLACE_FILE, {**arguments, **found})
+
+
+def finish() -> None:
+    """End the run of Weights & Biases, which Trainer leaves to those who have begun it."""
+    if "wandb" in sys.modules and sys.modules["wandb"].run is not None:
+        sys.modules["wandb"].finish()
+
+
+def about(
+    job: Job, models: Models, documents: Documents, settings: Mapping[str, object]
+) -> JsonObject:
+    """Describe a run by what runs are filtered and grouped by."""
+    student, segments, blocks = models.student.sizes, documents.segments, documents.blocks
+    found = {
+        "settings": settings,
+        "recipe": job.recipe,
+        "parameters": student.parameters,
+        "trained_parameters": student.trained,
+        "teacher_parameters": [teacher.sizes.parameters for teacher in models.teachers],
+        "corpus": {
+            "documents": len(np.unique(segments.rows.with_format("numpy")["document"][:])),
+            "student_tokens": segments.total("student_tokens"),
+            "teacher_tokens": segments.total("teacher_tokens"),
+            "blocks": len(blocks),
+            "fill_fraction": blocks.fill_fraction,
+        },
+        "code": versions("vocagnolm torch transformers accelerate datasets"),
+    }
+    # As JSON has it: wandb would write the names of Enum members, not their values.
+    return json.loads(json.dumps(found, default=str))  # type: ignore[no-any-return]

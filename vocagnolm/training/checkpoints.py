@@ -1,0 +1,144 @@
+"""Checkpoints on the disk: found, judged whole, given their names, removed."""
+
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from vocagnolm.io import MANIFEST_FILE, differences, json_or_empty, size_fault, write_json
+
+logger = logging.getLogger(__name__)
+
+_REPLACED = "-replaced"
+# A network file system may list another machine's files so late.
+_VISIBLE_S = 60
+Settings = Mapping[str, object]
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """List the checkpoints of a run, the newest first, whole or not."""
+    found = {}
+    for path in directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        if match := re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)({_REPLACED})?", path.name):
+            found[path] = int(match[1]), match[2] is None
+    return sorted(found, key=found.__getitem__, reverse=True)
+
+
+def step_of(checkpoint: str | Path) -> int:
+    """Read the step of a checkpoint, whatever its name; 0 if it has none."""
+    return int(json_or_empty(Path(checkpoint) / TRAINER_STATE_NAME).get("global_step", 0))
+
+
+def checkpoint_fault(checkpoint: str | Path, settings: Settings | None = None) -> str | None:
+    """Describe why a run with these settings cannot resume from a checkpoint; None if it can."""
+    path = Path(checkpoint)
+    if not path.is_dir():
+        return "no such directory"
+    manifest = json_or_empty(path / MANIFEST_FILE)
+    if not (files := manifest.get("files")):
+        return f"it has no {MANIFEST_FILE}: it was not finished, or another tool wrote it"
+    if fault := size_fault(path, files):
+        return fault
+    before = manifest.get("run")
+    if before and settings and (changed := differences(before, settings, prefix="--")):
+        return f"it is of a run with other settings ({'; '.join(changed)})"
+    return None
+
+
+def check_same_run(checkpoint: Path, settings: Settings) -> None:
+    """Raise a ValueError for a checkpoint of a run with other settings."""
+    before = json_or_empty(checkpoint / MANIFEST_FILE).get("run")
+    if before and settings and (changed := differences(before, settings, prefix="--")):
+        raise ValueError(
+            f"{checkpoint} is of a run with other settings ({'; '.join(changed)}): give another "
+            "--output_dir, and begin anew"
+        )
+
+
+def newest_checkpoint(directory: Path, settings: Settings | None = None) -> str | None:
+    """Return the newest checkpoint that a run can resume from; warn of newer ones."""
+    for path in checkpoints(directory):
+        if (fault := checkpoint_fault(path, settings)) is None:
+            return str(path)
+        logger.warning("not resuming from %s: %s", path, fault)
+    return None
+
+
+def resolve(given: str | None, directory: Path, settings: Settings | None = None) -> str | None:
+    """Return the checkpoint that `--resume_from_checkpoint` means, None to begin anew.
+
+    "auto" is the newest good one, if any. A path is where the run begins; once it has saved a later
+    step it resumes from there, so that a scheduler may start the same command again.
+
+    Raises:
+        ValueError: a path was given and the run cannot resume from there.
+    """
+    newest = newest_checkpoint(directory, settings)
+    if given is None or given == "auto":
+        return newest
+    if newest is not None and step_of(newest) > step_of(given):
+        return newest
+    if fault := checkpoint_fault(given, settings):
+        raise ValueError(f"--resume_from_checkpoint {given}: {fault}")
+    return given
+
+
+def sizes(directory: Path) -> dict[str, int]:
+    """Return the bytes of all files below a directory by their names, once they are on the disk."""
+    found = {}
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            found[path.relative_to(directory).as_posix()] = path.stat().st_size
+    return found
+
+
+def finish_checkpoint(staged: Path, final: Path, about: Settings, files: Mapping[str, int]) -> None:
+    """Write the manifest of a staged checkpoint, and give it its name.
+
+    Raises:
+        OSError: a file that another machine has written does not appear here.
+    """
+    for _ in range(_VISIBLE_S):
+        missing = [name for name in files if not (staged / name).exists()]
+        if not missing:
+            break
+        time.sleep(1)
+    else:
+        raise OSError(
+            f"{staged} lacks {missing[0]}, which another process has written: --output_dir must be "
+            "a directory that all machines share"
+        )
+    write_json(staged / MANIFEST_FILE, {**about, "files": files})
+    _flush(staged)
+    replaced = final.with_name(final.name + _REPLACED)
+    if final.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
+    staged.rename(final)
+    _flush(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+    staged.parent.rmdir()
+
+
+def _flush(directory: Path) -> None:
+    """Flush the names in a directory to the disk; flushing a file does not flush its name."""
+    handle = os.open(directory, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
+
+
+def rotate(newest: Path, limit: int | None, best: str | None) -> None:
+    """Remove the oldest checkpoints beyond a limit, if there is one; the newest and best stay."""
+    kept = {newest.name, Path(best or newest).name}
+    others = [path for path in checkpoints(newest.parent) if path.name not in kept]
+    if limit:
+        for path in others[max(limit - len(kept), 0) :]:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,103 @@
+"""The guard of the updates: none rests on a NaN."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.distributed import ReduceOp
+from torch.distributed.tensor import DTensor
+from transformers import TrainerCallback
+
+from vocagnolm.conventions import NonFiniteLoss
+from vocagnolm.training.metrics import NO_BLOCK, GuidanceMetrics
+from vocagnolm.training.preemption import Preemption
+
+logger = logging.getLogger(__name__)
+
+
+class StepGuard(TrainerCallback):
+    """Let no update be made that rests on a NaN; stop after this step if a signal asks.
+
+    A NaN in the teacher would not reach the loss, only the choice of tokens: the student would go
+    on training on the wrong ones, silently. One in the gradient would be saved with the student.
+    The check makes one host-device sync per optimizer step, none per micro-batch.
+
+    Args:
+        metrics: has the losses of the step.
+        preemption: knows whether a signal asks this process to stop.
+        save_progress: saves the last completed step; returns its checkpoint, None before the first.
+        max_bad_steps: steps in a row that may be skipped; one more stops the run, after the
+            student's last good state is saved.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        metrics: GuidanceMetrics,
+        preemption: Preemption,
+        save_progress: Callable[[], str | None],
+        max_bad_steps: int,
+    ):
+        self._accelerator = accelerator
+        self._metrics = metrics
+        self._preemption = preemption
+        self._save_progress = save_progress
+        self._max_bad_steps = max_bad_steps
+
+    def on_pre_optimizer_step(self, args: object, state: Any, control: Any, **given: Any) -> None:
+        """Skip the update, or stop, if a loss or a gradient is not finite on any process."""
+        model: nn.Module = given["model"]
+        # One maximum over processes of four numbers, each -1 or 0 where all is well:
+        #     bad sequence of the student | of the teacher | gradient is bad | asked to stop
+        gradient = self._gradient_fault(model)
+        asked = torch.full_like(gradient, self._preemption.is_asked)
+        worst = torch.cat([self._metrics.bad_blocks, torch.stack([gradient, asked])])
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(worst, op=ReduceOp.MAX)
+        *faults, is_asked = worst.tolist()
+        if is_asked:
+            self._preemption.is_agreed = control.should_training_stop = True
+        if max(faults) == NO_BLOCK:
+            self._metrics.keep_step()
+        else:
+            self._skip_or_stop(model, state.global_step + 1, *faults)
+
+    def _gradient_fault(self, model: nn.Module) -> Tensor:
+        """0 if this process's gradients are not finite, else -1; without a host-device sync."""
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        gradients = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+        if not gradients or self._accelerator.scaler is not None:
+            # float16's scaler meets infinities as a matter of course, and skips the step itself.
+            return torch.full((), NO_BLOCK, device=self._accelerator.device)
+        # Offloaded gradients are on another device than the losses.
+        is_finite = torch.nn.utils.get_total_norm(gradients).isfinite()
+        return is_finite.long().neg().to(self._accelerator.device)
+
+    def _skip_or_stop(
+        self, model: nn.Module, step: int, student: int, teacher: int, gradient: int
+    ) -> None:
+        """Make no update, on all processes alike."""
+        if teacher != NO_BLOCK:
+            fault = f"the teacher's losses are NaN or infinite in packed sequence {teacher}"
+            advice = "load it in another precision (--teacher_dtype float32) or use another one"
+        elif student != NO_BLOCK:
+            fault = f"the student's losses are NaN or infinite in packed sequence {student}"
+            advice = "lower --learning_rate, or look at the text of this sequence"
+        else:
+            fault = "the student's gradient is NaN or infinite, though all losses are finite"
+            advice = "lower --learning_rate, or train without bf16 and fp16 to see its source"
+        if self._metrics.bad_steps >= self._max_bad_steps:
+            saved = self._save_progress()
+            before = f"the state before it is in {saved}" if saved else "and none before"
+            raise NonFiniteLoss(f"step {step}: {fault}; no update was made, {before}; {advice}")
+        self._metrics.drop_step()
+        # An optimizer passes over parameters without a gradient, and leaves their state alone.
+        model.zero_grad(set_to_none=True)
+        if self._accelerator.is_main_process:
+            logger.warning(
+                "step %d: %s; no update was made (%d in a row, --max_bad_steps %d)",
+                *(step, fault, self._metrics.bad_steps, self._max_bad_steps),
+            )

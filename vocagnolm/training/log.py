@@ -1,0 +1,100 @@
+"""The log of a run: a line for each entry on the screen, and all of it in `log.jsonl`."""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
+
+from vocagnolm.io import write_text
+from vocagnolm.training.metrics import WEIGHT_ENTRIES
+
+logger = logging.getLogger(__name__)
+
+LOG_FILE = "log.jsonl"
+# A teacher that is ahead of the student on fewer tokens is warned of.
+_FEW_AHEAD = 0.25
+
+
+class RunLog(TrainerCallback):
+    """Print every entry of a log in one line, and keep all of it in `log.jsonl`."""
+
+    def __init__(self, tokens_per_step: int):
+        self._tokens_per_step = tokens_per_step
+        # The step and the time at which training began.
+        self._begin = 0, 0.0
+        self._warned = False
+        # An evaluation alone has no run to keep, and may have no directory.
+        self._path: Path | None = None
+
+    def on_train_begin(self, args: Any, state: TrainerState, *_: object, **__: object) -> None:
+        """Write the history of the checkpoint that is resumed from, and the head of the table."""
+        self._begin = state.global_step, time.monotonic()
+        if state.is_world_process_zero:
+            self._path = Path(str(args.output_dir), LOG_FILE)
+            # What was logged after the checkpoint is going to be logged again.
+            history = "".join(json.dumps(entry) + "\n" for entry in state.log_history)
+            write_text(self._path, history)
+            _print_row("step tokens loss student teacher kept lr grad tok/s left".split())
+
+    def on_log(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
+        """Print the newest entry."""
+        if not state.is_world_process_zero:
+            return
+        entry, step = state.log_history[-1], state.global_step
+        if self._path:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+        cells, rest = [str(step), tqdm.format_sizeof(step * self._tokens_per_step)], ""
+        if weights := [entry[name] for name in WEIGHT_ENTRIES if name in entry]:
+            losses = ("loss", "student_loss_nats", "teacher_loss_nats")
+            cells += [f"{entry[name]:.4f}" if name in entry else "-" for name in losses]
+            cells.append(f"{weights[0]:.1%}")
+            for name, form in (("learning_rate", ".1e"), ("grad_norm", ".3g")):
+                cells.append(f"{entry[name]:{form}}" if name in entry else "-")
+            cells.append(tqdm.format_sizeof(entry.get("tokens_per_s", 0.0)))
+            before, began = self._begin
+            pace = (time.monotonic() - began) / max(step - before, 1)
+            cells.append(tqdm.format_interval(pace * (state.max_steps - step)))
+            if skipped := entry.get("skipped_steps"):
+                rest = f"{skipped:g} steps skipped"
+            ahead = entry.get("teacher_ahead_fraction", 1.0)
+            if ahead < _FEW_AHEAD and not self._warned:
+                self._warned = True
+                logger.warning(
+                    "step %d: the teacher's loss is below the student's on %.0f %% of the tokens "
+                    "it covers: it has little to teach; compare with --method cpt",
+                    *(step, 100 * ahead),
+                )
+        else:
+            shown = [name for name in entry if name.endswith("loss")]
+            rest = ", ".join(f"{name} {entry[name]:.4f}" for name in shown)
+        _print_row(cells, rest)
+
+
+def _print_row(cells: Sequence[str], rest: str = "") -> None:
+    widths = (7, 6, 7, 7, 7, 6, 7, 6, 5, 8)
+    row = " ".join(map(str.rjust, cells, widths))
+    # Above a bar, if there is one.
+    tqdm.write(f"{row}   {rest}".rstrip())
+    sys.stdout.flush()
+
+
+class _Bar(ProgressCallback):
+    """Progress bar that leaves the log to `RunLog`."""
+
+    def on_log(self, *args: object, **kwargs: object) -> None:
+        """Print nothing."""
+
+
+def log_in_lines(trainer: Trainer, tokens_per_step: int) -> None:
+    """Replace Trainer's printed dictionaries by the lines of `RunLog`."""
+    trainer.remove_callback(PrinterCallback)
+    if trainer.pop_callback(ProgressCallback):
+        trainer.add_callback(_Bar)
+    trainer.add_callback(RunLog(tokens_per_step))

@@ -1,0 +1,198 @@
+"""Losses and shares of the tokens of a run, summed over its steps and processes."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vocagnolm.guidance import random_scores
+
+# One tensor holds all sums, so that a log costs one reduction over the processes.
+_SUMS = (
+    "loss label_tokens student_loss selected_tokens selected_loss teacher_tokens teacher_loss "
+    "mapped_tokens distances distance"
+).split()
+# Tokens whose excess losses are sampled between two logs: a quantile's rank is off by 0.6 %.
+_SAMPLED = 2**13
+NO_BLOCK = -1
+_METRICS_FILE = "metrics_{}.safetensors"  # of one process
+# The mean weight of a log of the training, by its method.
+WEIGHT_ENTRIES = ("selected_fraction", "mean_weight")
+
+
+class GuidanceMetrics:
+    """Sums over the steps since the last `read`. Adding makes no host-device sync.
+
+    Additions belong to the step in progress until it is kept or dropped.
+
+    Attributes:
+        bad_blocks: int64 [2], on the device: a packed sequence of this step on which the student's,
+            and the teacher's, losses were not finite; -1 while there is none.
+        bad_steps: how many of the last steps were dropped in a row.
+        weight_name: of the mean weight in the report.
+    """
+
+    weight_name = "selected_fraction"
+
+    def __init__(self, accelerator: Accelerator):
+        self._accelerator, self._device = accelerator, accelerator.device
+        # MPS has no float64.
+        self._dtype = torch.float32 if self._device.type == "mps" else torch.float64
+        self.restore(None)
+
+    def _clear(self) -> None:
+        self._kept = torch.zeros(len(_SUMS), dtype=self._dtype, device=self._device)
+        self._added = torch.zeros_like(self._kept)
+        # The tokens with the largest random scores, and their excess losses: the same sample for
+        # every split of the tokens into micro-batches and processes.
+        scores = torch.full((_SAMPLED,), NO_BLOCK, dtype=torch.int64, device=self._device)
+        self._kept_sample = self._sample = scores, torch.zeros(_SAMPLED, device=self._device)
+        self._kept_steps = self._dropped_steps = 0
+
+    def keep_step(self) -> None:
+        """Count all additions since the last step."""
+        self._kept += self._added
+        self._added.zero_()
+        self._kept_sample = self._sample
+        self._kept_steps += 1
+        self.bad_steps = 0
+
+    def drop_step(self) -> None:
+        """Forget all additions since the last step, which made no update."""
+        self._added.zero_()
+        self._sample = self._kept_sample
+        self.bad_blocks.fill_(NO_BLOCK)
+        self._dropped_steps += 1
+        self.bad_steps += 1
+
+    def add_loss(self, loss: Tensor) -> None:
+        """Count a micro-batch's part of the loss that is trained on."""
+        self._add(loss=loss.detach())
+
+    def add_student(
+        self, loss_BS: Tensor, valid_BS: Tensor, weight_BS: Tensor, block_B: Tensor
+    ) -> None:
+        """Count the student's losses [B, S], which tokens have one, and their weights."""
+        loss_BS = loss_BS.detach()
+        self._mark_bad(0, loss_BS, block_B)
+        self._add(label_tokens=valid_BS, student_loss=loss_BS * valid_BS)
+        self._add(selected_tokens=weight_BS, selected_loss=loss_BS * weight_BS)
+
+    def add_teacher(self, loss_BT: Tensor, valid_BT: Tensor, block_B: Tensor) -> None:
+        """Count the teacher's own losses [B, T]."""
+        self._mark_bad(1, loss_BT, block_B)
+        self._add(teacher_tokens=valid_BT, teacher_loss=loss_BT * valid_BT)
+
+    def add_distances(self, distance_R: Tensor, loss_BS: Tensor, block_B: Tensor) -> None:
+        """Count the distances of the student's distributions from the teacher's.
+
+        One that is not finite is the teacher's fault where the student's losses [B, S] are finite.
+        """
+        distance_R = distance_R.detach()
+        is_blameless = loss_BS.detach().isfinite().all()
+        self._mark_bad(1, distance_R.where(is_blameless, 0.0)[None], block_B[:1])
+        self._add(distances=torch.ones_like(distance_R), distance=distance_R)
+
+    def add_excess(self, excess_BS: Tensor, mapped_BS: Tensor, block_B: Tensor) -> None:
+        """Count the label tokens that have a teacher loss, and sample their excess losses."""
+        self._add(mapped_tokens=mapped_BS)
+        position_S = torch.arange(mapped_BS.shape[1], device=self._device)
+        score_BS = random_scores(block_B, position_S, seed=0).where(mapped_BS, NO_BLOCK)
+        more = score_BS.flatten(), excess_BS.detach().float().flatten()
+        self._sample = _sampled([self._sample, more])
+
+    def _mark_bad(self, model: int, loss: Tensor, block_B: Tensor) -> None:
+        is_bad_B = ~loss.isfinite().all(-1)
+        worst = block_B.where(is_bad_B, NO_BLOCK).max()
+        self.bad_blocks[model] = self.bad_blocks[model].maximum(worst)
+
+    def _add(self, **values: Tensor) -> None:
+        for name, value in values.items():
+            self._added[_SUMS.index(name)] += value.sum(dtype=self._dtype)
+
+    def read(self) -> dict[str, float]:
+        """Average over all processes and forget; every process must call it.
+
+        Returns losses in nats per token, shares in [0, 1], quantiles of a sample, and the mean
+        distance. `loss` is the mean over the steps that made an update; losses are absent if none
+        did.
+        """
+        totals = self._accelerator.reduce(self._kept, "sum").tolist()
+        sums = dict(zip(_SUMS, totals, strict=True))
+        scores, excess = (self._accelerator.gather(part) for part in self._kept_sample)
+        report = {}
+        if self._kept_steps:
+            processes = self._accelerator.num_processes
+            report["loss"] = sums["loss"] / processes / self._kept_steps
+        if self._dropped_steps:
+            report["skipped_steps"] = float(self._dropped_steps)
+        self._clear()
+        tokens = max(sums["label_tokens"], 1.0)
+        if sums["label_tokens"]:
+            report["student_loss_nats"] = sums["student_loss"] / tokens
+            report["selected_loss_nats"] = sums["selected_loss"] / max(sums["selected_tokens"], 1.0)
+        report[self.weight_name] = sums["selected_tokens"] / tokens
+        if sums["distances"]:
+            report["distance_from_teacher"] = sums["distance"] / sums["distances"]
+            report["unmapped_fraction"] = 1.0 - sums["distances"] / tokens
+        if sums["teacher_tokens"]:
+            report["teacher_loss_nats"] = sums["teacher_loss"] / sums["teacher_tokens"]
+            report["teacher_tokens_per_student_token"] = sums["teacher_tokens"] / tokens
+            report["unmapped_fraction"] = 1.0 - sums["mapped_tokens"] / tokens
+            scores, excess = _sampled([(scores, excess)])
+            sample = excess[scores != NO_BLOCK].cpu()
+            if len(sample):
+                report["teacher_ahead_fraction"] = (sample > 0).double().mean().item()
+                for percent in (10, 50, 90):
+                    report[f"excess_loss_p{percent}_nats"] = sample.quantile(percent / 100).item()
+        return report
+
+    def mean_loss(self, history: Sequence[Mapping[str, float]]) -> float:
+        """Average the loss of all steps of a run, those in its log and those since; NaN of none."""
+        mine = self._kept[_SUMS.index("loss")]
+        total = self._accelerator.reduce(mine, "sum").item() / self._accelerator.num_processes
+        steps, before = float(self._kept_steps), 0.0
+        for entry in history:
+            # An entry of the training: its `loss` is the mean since the entry before, and absent
+            # where all of these steps were skipped.
+            if any(name in entry for name in WEIGHT_ENTRIES):
+                since = entry["step"] - before - entry.get("skipped_steps", 0.0)
+                total, steps = total + entry.get("loss", 0.0) * since, steps + since
+                before = entry["step"]
+        return total / steps if steps else float("nan")
+
+    def save(self, directory: Path) -> None:
+        """Write the sums of this process; its steps have all been kept or dropped."""
+        scores, excess = self._kept_sample
+        steps = torch.tensor([self._kept_steps, self._dropped_steps, self.bad_steps])
+        state = {"sums": self._kept, "scores": scores, "excess": excess, "steps": steps}
+        save_file(state, directory / _METRICS_FILE.format(self._accelerator.process_index))
+
+    def restore(self, directory: Path | None) -> None:
+        """Start from a checkpoint's sums, if it has any, or from none."""
+        self.bad_blocks = torch.full((2,), NO_BLOCK, device=self._device)
+        self.bad_steps = 0
+        self._clear()
+        process, world_size = self._accelerator.process_index, self._accelerator.num_processes
+        count = len([*directory.glob(_METRICS_FILE.format("*"))]) if directory else 0
+        if directory is None or not count:
+            return
+        # After a change of the number of processes, each takes up the sums of some, or of none.
+        states = [load_file(directory / _METRICS_FILE.format(i)) for i in range(count)]
+        self._kept_steps, self._dropped_steps, self.bad_steps = states[0]["steps"].tolist()
+        for state in states[process::world_size]:
+            self._kept += state["sums"].to(self._kept)
+            sample = state["scores"].to(self._device), state["excess"].to(self._device)
+            self._kept_sample = self._sample = _sampled([self._kept_sample, sample])
+        # A micro-batch's loss is times the processes, which gradients are averaged over.
+        self._kept[_SUMS.index("loss")] *= world_size / count
+
+
+def _sampled(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Merge samples: the values with the largest scores."""
+    scores, values = (torch.cat(each) for each in zip(*parts, strict=True))
+    best = scores.topk(_SAMPLED)
+    return best.values, values[best.indices]

@@ -1,0 +1,57 @@
+"""Stop a run when a signal asks for it, with everything saved."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from transformers import TrainerCallback, TrainerState
+
+
+class Preemption(TrainerCallback):
+    """Stop after the step in which SIGTERM, SIGUSR1 or a first Ctrl-C came to any process.
+
+    All processes learn of it in the reduction that `StepGuard` makes before every update.
+
+    Attributes:
+        is_asked: this process was asked to stop.
+        is_agreed: all processes stop after this step, or have stopped with everything saved.
+        saved_step: the step of the newest checkpoint of this process; -1 while there is none.
+    """
+
+    def __init__(self) -> None:
+        self.is_asked, self.is_agreed, self.saved_step = False, False, -1
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take the signals inside; only the main thread can."""
+        self.is_asked = self.is_agreed = False
+        is_main = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT) if is_main else ()
+        before = {number: signal.signal(number, self._ask) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler or signal.SIG_DFL)
+
+    def _ask(self, number: int, frame: object) -> None:
+        if self.is_asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        # Launchers pass a signal on to all processes of a machine.
+        if not self.is_asked and os.environ.get("LOCAL_RANK", "0") == "0":
+            # Safe inside a signal handler, where a buffered stream is not.
+            os.write(2, f"{signal.Signals(number).name}: stopping after this step\n".encode())
+        self.is_asked = True
+
+    def on_epoch_end(self, args: object, state: TrainerState, control: Any, **_: object) -> None:
+        """Ask for a checkpoint, if there is none of this state; this event follows every stop."""
+        if not self.is_agreed:
+            return
+        # A stop inside an epoch leaves its end's log and evaluation to the run that resumes.
+        if state.epoch is None or not float(state.epoch).is_integer():
+            control.should_log = control.should_evaluate = False
+        is_saved = self.saved_step == state.global_step
+        control.should_save = control.should_log or control.should_evaluate or not is_saved

@@ -1,0 +1,243 @@
+"""A Trainer whose runs resume: whole checkpoints, one order of the data, a log without a gap.
+
+The loop is transformers'. Overridden beside the public `train` and `log`: the private methods in
+which it draws the order of the data and saves checkpoints. However a run is killed, the order of
+writes leaves no half checkpoint under its name:
+
+    transformers        .saving/checkpoint-8: weights, optimizer, schedule, random states, state
+    metrics             .saving/checkpoint-8/metrics_<process>.safetensors
+    finish_checkpoint   the manifest of sizes, when all processes have written; then the rename
+    rotate              the oldest go
+"""
+
+import logging
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from accelerate.utils import gather_object
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.utils.data import RandomSampler, Sampler
+from transformers import Trainer
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
+
+from vocagnolm.dist import rank0
+from vocagnolm.doors import how_to_go_on
+from vocagnolm.extras import check_transformers, unsupported
+from vocagnolm.io import MANIFEST_FILE, json_or_empty, told_of_full_disk
+from vocagnolm.training.checkpoints import (
+    Settings,
+    check_same_run,
+    checkpoint_fault,
+    checkpoints,
+    finish_checkpoint,
+    newest_checkpoint,
+    rotate,
+    sizes,
+)
+from vocagnolm.training.config import VocAgnoConfig
+from vocagnolm.training.guard import StepGuard
+from vocagnolm.training.metrics import GuidanceMetrics
+from vocagnolm.training.preemption import Preemption
+from vocagnolm.training.sampler import StepSampler
+
+logger = logging.getLogger(__name__)
+
+_SAVING = ".saving"
+_OVERRIDDEN = "_get_output_dir _save_checkpoint _determine_best_metric _get_train_sampler".split()
+
+
+class ResumableTrainer(Trainer):
+    """A Trainer whose runs end alike however often they are cut off and resumed.
+
+    Checkpoints hold the sums of the log too, so the log of a resumed run is that of an
+    uninterrupted one, without its entries of speed, memory and time.
+
+    Attributes:
+        settings: of the run, kept in its checkpoints, which resume under the same only.
+        orders_steps: begin steps of several micro-batches with their widest packed sequences.
+    """
+
+    def __init__(self, args: VocAgnoConfig, **given: Any):
+        check_transformers()
+        for name in _OVERRIDDEN:
+            if not hasattr(Trainer, name):
+                raise unsupported(f"has no Trainer.{name}")
+        super().__init__(args=args, **given)
+        if self.args.load_best_model_at_end and self.args.save_total_limit == 1:
+            # Trainer would end a stopped run with the best checkpoint alone.
+            self.args.save_total_limit = 2
+        self.settings: Settings = {}
+        self.orders_steps = self._is_saving = False
+        self.metrics, self.preemption = GuidanceMetrics(self.accelerator), Preemption()
+        self.add_callback(self.preemption)
+        guard = StepGuard(
+            self.accelerator,
+            self.metrics,
+            self.preemption,
+            self.save_progress,
+            args.max_bad_steps,
+        )
+        self.add_callback(guard)
+        # Under mixed precision Accelerate's FSDP2 casts the outputs of the forward, as losses that
+        # are to be ranked, and reduces gradients in 16 bits.
+        plugin = self.accelerator.state.fsdp_plugin if self.accelerator.is_fsdp2 else None
+        if plugin is not None and (policy := plugin.mixed_precision_policy):
+            plugin.mixed_precision_policy = MixedPrecisionPolicy(policy.param_dtype, torch.float32)
+
+    @property
+    def blocks_per_step(self) -> int:
+        """Packed sequences of a global batch."""
+        args = self.args
+        return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
+        """End an epoch where the last whole global batch ends."""
+        if not isinstance(given := super()._get_train_sampler(train_dataset), RandomSampler):
+            return given
+        data: Any = self.train_dataset if train_dataset is None else train_dataset
+        args, per_step = self.args, self.blocks_per_step
+        weights = getattr(data, "weights", None)
+        sizes = list(data.parts.values()) if weights else [len(data)]
+        # Not PyTorch's seed: other trainers set it too, and processes may have one each.
+        seed = args.seed if args.data_seed is None else args.data_seed
+        # A step that is one micro-batch has nothing to gain.
+        is_split = self.orders_steps and per_step > args.train_batch_size
+        widths = getattr(data, "teacher_tokens", None) if is_split else None
+        return StepSampler(sizes, weights, seed, per_step, widths, lambda: self.state.global_step)
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> TrainOutput:
+        """Train, from the beginning or from a checkpoint, of which True is the newest good one.
+
+        After a signal it returns early, with everything saved and `preemption.is_agreed`.
+
+        Raises:
+            ValueError: there is no good checkpoint, or it was saved with another sharding.
+        """
+        directory = Path(str(self.args.output_dir))
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = rank0(lambda: newest_checkpoint(directory))
+            if resume_from_checkpoint is None:
+                raise ValueError(f"{directory} holds no good checkpoint to resume from")
+        checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
+        if checkpoint:
+            rank0(lambda: check_same_run(checkpoint, self.settings))
+            self._check_layout(checkpoint)
+        elif self.is_world_process_zero() and (before := checkpoints(directory)):
+            logger.warning(
+                "%s holds a run, whose log and checkpoints this one overwrites: "
+                "train(resume_from_checkpoint=True) goes on from %s, and another output_dir keeps "
+                "both",
+                *(directory, before[0].name),
+            )
+        self.metrics.restore(checkpoint)
+        if self.is_world_process_zero():
+            # What a killed save has left: files of other processes would pass for new ones.
+            shutil.rmtree(directory / _SAVING, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        # The log of a resumed run has its first evaluation already.
+        evaluates = self.args.eval_on_start
+        self.args.eval_on_start = evaluates and checkpoint is None
+        try:
+            with self.preemption.listening(), told_of_full_disk(directory, self.what_is_safe):
+                output = super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self.args.eval_on_start = evaluates
+        return output._replace(training_loss=output.metrics["train_loss"])
+
+    def what_is_safe(self) -> str:
+        """Make room of what was not finished, and say from where the run goes on."""
+        directory = Path(str(self.args.output_dir))
+        shutil.rmtree(directory / _SAVING, ignore_errors=True)
+        whole = next((x.name for x in checkpoints(directory) if not checkpoint_fault(x)), None)
+        if whole is None:
+            return f"Nothing was saved yet: free some room, and {how_to_go_on()} begins again"
+        return f"{whole} is whole: free some room, and {how_to_go_on()} goes on from there"
+
+    def _check_layout(self, checkpoint: Path) -> None:
+        """Reject a checkpoint of another sharding; warn of another number of processes."""
+        is_sharded = any(checkpoint.glob("pytorch_model_fsdp*"))
+        if is_sharded != self.is_fsdp_enabled:
+            how = "with" if is_sharded else "without"
+            raise ValueError(
+                f"{checkpoint} was saved {how} FSDP: resume {how} it, or begin a new run with the "
+                "student that `vocagnolm export` writes"
+            )
+        before = json_or_empty(checkpoint / MANIFEST_FILE).get("world_size", self.args.world_size)
+        if before != self.args.world_size and self.is_world_process_zero():
+            logger.warning(
+                "%s was saved by %d processes, and %d resume: the global batches stay the same, "
+                "dropout does not",
+                *(checkpoint, before, self.args.world_size),
+            )
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Save a run that was asked to stop, where only the best is saved otherwise."""
+        return super()._determine_best_metric(metrics, trial) or self.preemption.is_agreed
+
+    def _get_output_dir(self, trial: Any) -> str:
+        """Return the directory of the run, or the one in it where a checkpoint is being written."""
+        directory = str(super()._get_output_dir(trial))
+        return os.path.join(directory, _SAVING) if self._is_saving else directory
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Save a whole checkpoint or none: stage it, and rename it when all have written."""
+        state, name = self.state, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        directory = Path(self._get_output_dir(trial))
+        staged, final = directory / _SAVING / name, directory / name
+        known_best = state.best_model_checkpoint
+        self._is_saving = True
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._is_saving = False
+        self.metrics.save(staged)
+        # transformers has looked for the best one among those that are being written.
+        best = directory / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
+        is_there = best == final or best.exists()
+        state.best_model_checkpoint = str(best) if is_there else known_best
+        if self.is_world_process_zero():
+            state.save_to_json(str(staged / TRAINER_STATE_NAME))
+        self.accelerator.wait_for_everyone()
+        # On a network file system a machine sees its own files whole, and those of others late.
+        is_first = self.is_local_process_zero()
+        files: dict[str, int] = {}
+        for seen in gather_object([sizes(staged) if is_first else {}]):
+            files |= {file: max(size, files.get(file, 0)) for file, size in seen.items()}
+        if self.is_world_process_zero():
+            about = {"world_size": self.args.world_size, "run": self.settings}
+            finish_checkpoint(staged, final, about, files)
+            rotate(final, self.args.save_total_limit, state.best_model_checkpoint)
+        self.preemption.saved_step = state.global_step
+        # A process that left now would take the first one with it.
+        self.accelerator.wait_for_everyone()
+
+    def save_progress(self) -> str | None:
+        """Save a checkpoint of the last completed step, if it has none; None before the first."""
+        if not self.state.global_step:
+            return None
+        path = Path(str(self.args.output_dir), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        # All processes save, or none.
+        if not rank0((path / MANIFEST_FILE).exists):
+            self._save_checkpoint(cast(nn.Module, self.model), trial=None)
+        return str(path)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the metrics since the last log, and at the end the mean loss of the whole run."""
+        # Trainer's own sums of the loss are lost with the process, and are NaN after a bad step.
+        if "loss" in logs:
+            logs |= {"loss": math.nan} | self.metrics.read()
+            # Those of skipped steps.
+            for name in ("loss", "grad_norm"):
+                if not math.isfinite(logs.get(name, 0.0)):
+                    del logs[name]
+        elif "train_loss" in logs:
+            logs["train_loss"] = self.metrics.mean_loss(self.state.log_history)
+        super().log(logs, start_time)

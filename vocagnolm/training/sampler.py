@@ -1,0 +1,82 @@
+"""The order in which a run reads its packed sequences."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Sampler
+
+
+def mixed_counts(sizes: Sequence[float], weights: Sequence[float]) -> npt.NDArray[np.int64]:
+    """Count what an epoch reads of each corpus, whose packed sequences have these numbers.
+
+    Every corpus is read at least once, and in shares of the weights.
+    """
+    shares = np.asarray(weights) / np.sum(weights)
+    # Rounded first, as 700 / 0.7 is a little more than 1000.
+    total = np.ceil((np.asarray(sizes) / shares).max().round(6))
+    counts: npt.NDArray[np.int64] = np.round(shares * total).astype(np.int64)
+    return counts
+
+
+def mixed_order(
+    sizes: Sequence[int], weights: Sequence[float], seed: int, epoch: int
+) -> npt.NDArray[np.int64]:
+    """Draw the indices of an epoch's packed sequences; those of each corpus come in passes."""
+    rng = np.random.default_rng([seed, epoch])
+    counts = mixed_counts(sizes, weights)
+    corpus = rng.permutation(np.repeat(np.arange(len(sizes)), counts))
+    order, first = np.empty(len(corpus), np.int64), 0
+    for i, size in enumerate(sizes):
+        passes = [rng.permutation(size) for _ in range(-(-counts[i] // size))]
+        order[corpus == i] = first + np.concatenate(passes)[: counts[i]]
+        first += size
+    return order
+
+
+@dataclass(eq=False)
+class StepSampler(Sampler[int]):
+    """Draw an epoch of whole steps, each with its widest packed sequences first.
+
+    So rows of like width share a micro-batch, all processes read like widths at a time, and the
+    most memory is needed at the beginning.
+
+    Attributes:
+        sizes: packed sequences of each corpus.
+        weights: shares of the corpora; without them all sequences are read once.
+        widths: of all packed sequences; without them the order stays.
+        step: returns the number of steps made, and so the epoch.
+    """
+
+    sizes: Sequence[int]
+    weights: Sequence[float] | None
+    seed: int
+    per_step: int
+    widths: npt.NDArray[np.int64] | None
+    step: Callable[[], int]
+
+    def __len__(self) -> int:
+        mixed = self.weights and mixed_counts(self.sizes, self.weights).sum()
+        count = int(mixed or sum(self.sizes))
+        # Accelerate would repeat the first sequences until every process has a batch, and an
+        # epoch's last step would depend on how many processes there are. Those left out are others
+        # in every epoch.
+        return count // self.per_step * self.per_step or count
+
+    def __iter__(self) -> Iterator[int]:
+        epoch = self.step() // max(1, len(self) // self.per_step)
+        if self.weights:
+            drawn = mixed_order(self.sizes, self.weights, self.seed, epoch)
+        else:
+            # As Accelerate draws them.
+            generator = torch.Generator().manual_seed(self.seed + epoch)
+            drawn = torch.randperm(sum(self.sizes), generator=generator).numpy()
+        drawn = drawn[: len(self)]
+        # A step that lacks sequences is filled with its first ones.
+        if self.widths is not None and len(drawn) >= self.per_step:
+            steps = drawn.reshape(-1, self.per_step)
+            widest_first = np.argsort(-self.widths[steps], axis=1, kind="stable")
+            drawn = np.take_along_axis(steps, widest_first, axis=1).ravel()
+        return iter(drawn.tolist())

@@ -1,0 +1,179 @@
+"""How fast a run is: tokens per second, MFU, memory.
+
+MFU is model FLOPs / (seconds x peak FLOP/s), with the FLOPs of `vocagnolm.models.flops`.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from transformers import PreTrainedModel, TrainerCallback
+
+from vocagnolm.conventions import IGNORED_LABEL
+from vocagnolm.models.flops import ModelWork, model_work
+
+logger = logging.getLogger(__name__)
+
+_GIB = 2**30
+# Dense bfloat16 TFLOP/s with sums in float32, by words of the name that CUDA gives a device; from
+# NVIDIA's data sheets (half of "with sparsity") and, for GeForce, its Ada and Ampere white papers.
+_PEAK_TFLOPS = {
+    "B200": 2250.0,
+    "H200": 989.4,
+    "H200 NVL": 835.5,
+    "GH200": 989.4,
+    "H100 HBM3": 989.4,  # the SXM module
+    "H100 PCIE": 756.5,
+    "H100 NVL": 835.5,
+    "A100": 312.0,
+    "L40S": 362.0,
+    "L4": 121.0,
+    "A10": 125.0,
+    "4090": 165.2,
+    "3090": 71.0,
+}
+# Fewer or slower units under the same name.
+_OTHER_CHIPS = {"LAPTOP", "MIG", "TI", "D"}
+
+
+class Throughput(TrainerCallback):
+    """Measure the steps of a run, with one host-device sync per `read`.
+
+    Time counts from the first step after a log to the next log: what is evaluated and saved right
+    after a log costs no time.
+
+    Args:
+        teachers: online ones, whose forward passes are timed.
+        peak_tflops: of one device in dense bfloat16; looked up by default. Without, no MFU.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        teachers: Sequence[PreTrainedModel],
+        peak_tflops: float | None = None,
+    ):
+        self._accelerator, self._device = accelerator, accelerator.device
+        self._teachers = teachers
+        # Of the student and the teachers; empty if one of them cannot be counted.
+        self._works: list[ModelWork] = []
+        self._peak_flops = _peak_flops(self._device, peak_tflops)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._since: float | None = None
+        self._teacher_s = 0.0
+        self._teacher_events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        # Of student and teachers: tokens with a loss, their keys, and the tokens that a head reads.
+        shape = 1 + len(self._teachers), 3
+        self._counts = torch.zeros(shape, dtype=torch.int64, device=self._device)
+
+    def on_train_begin(self, *args: object, **kwargs: Any) -> None:
+        """Count the weights of all models, and forget an earlier run."""
+        self._clear()
+        try:
+            self._works = [model_work(model) for model in (kwargs["model"], *self._teachers)]
+        except ValueError as error:
+            self._works = []
+            logger.warning("no MFU: %s", error)
+
+    def on_step_begin(self, *args: object, **kwargs: object) -> None:
+        """Start the clock, if a log has stopped it."""
+        if self._since is None:
+            self._since = time.perf_counter()
+
+    @contextmanager
+    def teacher(self) -> Iterator[None]:
+        """Count the time of what is computed inside as the teacher's."""
+        if self._device.type != "cuda":
+            start_s = time.perf_counter()
+            yield
+            self._teacher_s += time.perf_counter() - start_s
+            return
+        start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        stop: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        start.record()
+        yield
+        stop.record()
+        self._teacher_events.append((start, stop))
+
+    def count(
+        self, model: int, position_BT: Tensor, label_BT: Tensor, head_tokens: int | None = None
+    ) -> None:
+        """Count a micro-batch of the student, 0, or of a teacher; a head reads all by default."""
+        valid_BT = label_BT != IGNORED_LABEL
+        # A label token at position p of its document is predicted from the p tokens before it.
+        tokens, keys = valid_BT.sum(), (position_BT * valid_BT).sum()
+        head = tokens if head_tokens is None else torch.full_like(tokens, head_tokens)
+        self._counts[model] += torch.stack([tokens, keys, head])
+
+    def read(self) -> dict[str, float]:
+        """Return all measures since the last read, {} outside of `train`; every process calls it.
+
+        The teacher's MFU is of the time of its forward passes, the student's of all other time;
+        memory is the most of any process in GiB.
+        """
+        if self._since is None:
+            return {}
+        elapsed_s = time.perf_counter() - self._since
+        teacher_s = self._teacher_s
+        for start, stop in self._teacher_events:
+            stop.synchronize()
+            teacher_s += start.elapsed_time(stop) / 1000
+        ours, *theirs = self._counts.tolist()
+        flops = [0.0, 0.0]
+        if self._works:
+            student, *teachers = self._works
+            flops[0] = student.training_flops(*ours)
+            for teacher, counts in zip(teachers, theirs, strict=True):
+                flops[1] += teacher.forward_flops(*counts)
+        self._clear()
+        memory = _memory_gib(self._device)
+        # A row of each process: [ sums ... | memory ... ], added up and maximised.
+        dtype = torch.float32 if self._device.type == "mps" else torch.float64
+        row = [elapsed_s, teacher_s, ours[0], *flops, *memory.values()]
+        rows = self._accelerator.gather(torch.tensor([row], dtype=dtype, device=self._device)).cpu()
+        elapsed_s, teacher_s, tokens, *flops = rows[:, :5].sum(0).tolist()
+        report = {"tokens_per_s": tokens / elapsed_s * len(rows)}
+        if theirs:
+            report["teacher_time_fraction"] = teacher_s / elapsed_s
+        seconds = (elapsed_s - teacher_s, teacher_s)
+        for role, done, busy_s in zip(("student", "teacher"), flops, seconds, strict=True):
+            if self._peak_flops and done:
+                report[f"{role}_mfu"] = done / (busy_s * self._peak_flops)
+        return report | dict(zip(memory, rows[:, 5:].amax(0).tolist(), strict=True))
+
+
+def _memory_gib(device: torch.device) -> dict[str, float]:
+    if device.type != "cuda":
+        return {"memory_resident_gib": psutil.Process().memory_info().rss / _GIB}
+    memory = {
+        "memory_allocated_gib": torch.cuda.max_memory_allocated(device) / _GIB,
+        "memory_reserved_gib": torch.cuda.max_memory_reserved(device) / _GIB,
+    }
+    torch.cuda.reset_peak_memory_stats(device)
+    return memory
+
+
+def peak_tflops(device_name: str) -> float | None:
+    """Look up the peak of a GPU in dense bfloat16, in TFLOP/s; None of an unknown one."""
+    words = set(re.findall(r"[A-Z0-9]+", device_name.upper()))
+    known = [name for name in _PEAK_TFLOPS if words.issuperset(name.split())]
+    if not known or words & _OTHER_CHIPS:
+        return None
+    return _PEAK_TFLOPS[max(known, key=lambda name: len(name.split()))]
+
+
+def _peak_flops(device: torch.device, tflops: float | None) -> float | None:
+    if tflops is None and device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        if (tflops := peak_tflops(name)) is None:
+            logger.warning("no MFU: the peak of %s is unknown; give --device_peak_tflops", name)
+    return tflops and tflops * 1e12

@@ -1,0 +1,102 @@
+"""A run in Weights & Biases, TensorBoard and trackio: where it is, and the names of its entries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from transformers.integrations import integration_utils
+
+from vocagnolm.extras import require_trackers
+from vocagnolm.io import JsonObject, json_or_empty
+from vocagnolm.printing import log_main
+
+# In the directory of a run: its place in Weights & Biases.
+PLACE_FILE = "wandb_run.json"
+# The directory of an evaluation, beside a model.
+EVALUATION = "evaluation"
+# Entries of a log in trackers; transformers names all others, as eval/loss and train/loss.
+_NAMES = {
+    "selected_fraction": "guidance/selected_fraction",
+    "mean_weight": "guidance/mean_weight",
+    "unmapped_fraction": "guidance/unmapped_fraction",
+    "teacher_ahead_fraction": "guidance/teacher_ahead_fraction",
+    "excess_loss_p10_nats": "guidance/excess_loss_p10_nats",
+    "excess_loss_p50_nats": "guidance/excess_loss_p50_nats",
+    "excess_loss_p90_nats": "guidance/excess_loss_p90_nats",
+    "teacher_loss_nats": "teacher/loss_nats",
+    "teacher_tokens_per_student_token": "teacher/tokens_per_student_token",
+    "distance_from_teacher": "teacher/distance_from_teacher",
+    "tokens_per_s": "speed/tokens_per_s",
+    "student_mfu": "speed/student_mfu",
+    "teacher_mfu": "speed/teacher_mfu",
+    "teacher_time_fraction": "speed/teacher_time_fraction",
+    "memory_allocated_gib": "memory/allocated_gib",
+    "memory_reserved_gib": "memory/reserved_gib",
+    "memory_resident_gib": "memory/resident_gib",
+}
+_ENTRIES = {name: entry for entry, name in _NAMES.items()}
+_rewrite_logs: Callable[[JsonObject], JsonObject] = integration_utils.rewrite_logs
+
+
+def tracked(logs: Mapping[str, object]) -> JsonObject:
+    """Return a log under the names that trackers get: ours, else those of transformers.
+
+    >>> tracked({"teacher_loss_nats": 1.5, "eval_math_loss": 2.0, "new": 3})
+    {'teacher/loss_nats': 1.5, 'eval/math_loss': 2.0, 'train/new': 3}
+    """
+    return {
+        _NAMES.get(entry) or next(iter(_rewrite_logs({entry: value}))): value
+        for entry, value in logs.items()
+    }
+
+
+def log_name(name: str) -> str:
+    """Return the entry of a log that trackers get under a name; of others, their last part.
+
+    >>> log_name("teacher/loss_nats"), log_name("eval/math_loss"), log_name("train/new")
+    ('teacher_loss_nats', 'eval_math_loss', 'new')
+    """
+    section, _, rest = name.partition("/")
+    return _ENTRIES.get(name) or (f"eval_{rest}" if section == "eval" else rest or section)
+
+
+def read_place(directory: Path) -> JsonObject:
+    """Read the arguments of `wandb.init` that continue the run of a directory; {} without one."""
+    found = json_or_empty(directory / PLACE_FILE)
+    return {**found, "resume": "allow"} if found else {}
+
+
+def check_trackers(report_to: Sequence[str]) -> None:
+    """Check that trackers can be used, before hours of work; Weights & Biases may ask for a key.
+
+    Raises:
+        ValueError: a package is missing.
+    """
+    require_trackers(report_to)
+    try:
+        for make in integration_utils.get_reporting_integration_callbacks(report_to):  # type: ignore[no-untyped-call]
+            make()
+    except (ImportError, RuntimeError) as error:
+        raise ValueError(f"--report_to {' '.join(report_to)}: {error}") from error
+    if "wandb" in report_to:
+        import wandb
+
+        # Without a key the run begins offline.
+        with suppress(wandb.Error):
+            wandb.login()
+
+
+def begin_run(arguments: Mapping[str, Any]) -> Any:
+    """Begin a run of Weights & Biases, offline where the server does not take it."""
+    import wandb
+
+    try:
+        run = wandb.init(**arguments)
+    except wandb.Error as error:
+        run = wandb.init(**arguments, mode="offline")
+        reason = " ".join(str(error).split())
+        log_main(f"wandb      offline ({reason}); `wandb sync {run.settings.sync_dir}` sends it")
+    return run
