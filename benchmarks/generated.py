@@ -18,7 +18,8 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from vocagnolm.packing import PackedCollator, pack
+from vocagnolm.collator import PackedCollator
+from vocagnolm.packing import pack
 
 TOKEN_RATIO = 0.943  # Qwen2.5's tokens per token of TinyLlama's (NOTEBOOK.md)
 DOCUMENT_TOKENS = 2333  # 14.7 B tokens in 6.3 M documents (OpenWebMath, arXiv 2310.06786)

@@ -20,8 +20,8 @@ from transformers import (
 )
 
 from benchmarks.generated import make_blocks
+from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED
-from vocagnolm.packing import PackedCollator
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training.config import VocAgnoConfig
 

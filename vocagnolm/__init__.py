@@ -3,18 +3,26 @@
 The method lies flat here; everything around it is in packages. Read it in this order:
 
     conventions    letters of shapes, -100 and -1, half-open, nats
+    fields         how an option is declared and checked
     method         the settings of a method
     files          a directory, a split -> the files of documents that are read
     jsonl          a file of JSON -> its rows, whatever is wrong with some
     corpus         a file, a directory, a hub name -> a column of text
+    texts          a column -> texts or conversations, and what is wrong with some
     hub            a name that the hub cannot have, a hub that is away
+    tokenizer      a name -> a tokenizer that loses no text
+    token_bytes    tokens -> the bytes they stand for
     spans          text -> ids and character spans without gaps
     readers        tokens that open and close a text, and its limit; what guides a student
-    alignment      Algorithm 1: the teacher tokens behind each student token
+    alignment      Algorithm 1: the teacher tokens that cover each student token
+    cutting        a long text -> places to cut it
+    layout         segments of many texts -> flat columns
     data           documents -> segments that fit all readers, aligned, cached
-    packing        segments -> packed sequences of max_length tokens -> a batch, ranges re-based
+    packing        segments -> packed sequences of max_length tokens
+    collator       packed sequences -> a batch, ranges re-based
     attention      where documents end in a packed row
-    token_loss     Eq. 1: the loss of every token, the logits a tile at a time
+    output_head    hidden states -> logits, a tile at a time
+    token_loss     Eq. 1: the loss of every token
     guidance       Eq. 2, Eq. 4: losses in, weights out
     distillation   Eq. 5, Eq. 6
     objective      what a method makes of a batch, and where the teacher's losses come from
@@ -30,7 +38,7 @@ _MODULES = {
     "Blocks": "packing",
     "Method": "method",
     "Objective": "objective",
-    "PackedCollator": "packing",
+    "PackedCollator": "collator",
     "VocAgnoConfig": "training.config",
     "VocAgnoTrainer": "trainer",
     "add_token_losses": "token_loss",

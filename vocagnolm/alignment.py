@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vocagnolm.conventions import UNMAPPED
-from vocagnolm.spans import IntArray, Spans, find_disorder
+from vocagnolm.conventions import UNMAPPED, IntArray, Spans
+from vocagnolm.spans import find_disorder
 
 
 def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:

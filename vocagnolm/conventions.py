@@ -11,6 +11,9 @@ Every loss is a natural logarithm, in nats, and stands at the token that is pred
 spans are half-open: [first, last) holds `first` and ends before `last`.
 """
 
+import numpy as np
+import numpy.typing as npt
+
 # The column of documents in a corpus.
 TEXT = "text"
 # A position whose token has no loss: padding, and the first token of a segment.
@@ -25,3 +28,8 @@ class NonFiniteLoss(RuntimeError):  # noqa: N818 - the name says what was found,
 
 class SharedError(ValueError):
     """An error that all processes of a job raise and one reports."""
+
+
+IntArray = npt.NDArray[np.int64]
+# [N, 2], half-open, in characters (Unicode code points) of the text.
+Spans = IntArray

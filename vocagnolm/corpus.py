@@ -21,32 +21,31 @@ from datasets.utils import tqdm
 from filelock import FileLock
 
 from vocagnolm.chat.formats import (
-    COLUMNS,
-    KNOWN,
-    Conversation,
     conversation_columns,
-    is_unicode,
     no_conversation,
     read_row,
 )
-from vocagnolm.chat.render import Template
 from vocagnolm.conventions import TEXT
 from vocagnolm.files import Files, find_files, kind_of, splits_of
 from vocagnolm.hub import check_name
 from vocagnolm.io import FullDiskError, disk_fault
 from vocagnolm.jsonl import Row, open_file, read_rows
+from vocagnolm.texts import (
+    CONVERSATION_FEATURES,
+    DOCUMENT_FEATURES,
+    FAULT,
+    FORMAT,
+    STRING,
+    columns_to_read,
+    document_of,
+    is_conversations,
+    joined,
+    only_text,
+    without_faults,
+)
 
 logger = logging.getLogger(__name__)
 
-FAULT = "fault"
-_STRING, _PLACES = datasets.Value("string"), datasets.List(datasets.Value("int32"))
-_KINDS = (_STRING, datasets.List(_STRING), _PLACES, _PLACES, _STRING, _STRING)
-_TURNS = datasets.Features(dict(zip(COLUMNS, _KINDS, strict=True)))
-_DOCUMENTS = datasets.Features({TEXT: _STRING, FAULT: _STRING})
-# Arrow's types of texts, and of bytes that may be texts.
-_TEXT_TYPES = ("string", "large_string", "binary", "large_binary", "null")
-# Raise it when a file is read in another way: what is cached of it is read again.
-_FORMAT = 1
 # Columns are looked for in the first rows of a JSON file, of so many bytes.
 _HEAD_BYTES = 10 << 20
 # A table that is written at once.
@@ -173,25 +172,25 @@ def _read_file(file: Path, text_column: str | None, shown: str) -> datasets.Data
     if kind == "json":
         return _read_json(file, text_column, shown)
     if kind == "text":
-        _columns_to_read([TEXT], text_column, shown)
+        columns_to_read([TEXT], text_column, shown)
         return _cached(file, [TEXT], _text_table(file), shown)
     if kind == "parquet":
         names = _try(lambda: pq.read_schema(file).names, shown)
-        columns = _columns_to_read(names, text_column, shown)
+        columns = columns_to_read(names, text_column, shown)
         corpus = _load("parquet", shown, file, columns=columns)
     elif kind == "arrow":
         corpus = _load("arrow", shown, file)
-        corpus = corpus.select_columns(_columns_to_read(corpus.column_names, text_column, shown))
+        corpus = corpus.select_columns(columns_to_read(corpus.column_names, text_column, shown))
     else:
         separator = "\t" if ".tsv" in [suffix.lower() for suffix in file.suffixes] else ","
         names = _try(lambda: _header(file, separator), shown)
-        columns = _columns_to_read(names, text_column, shown)
+        columns = columns_to_read(names, text_column, shown)
         # As text, whatever it looks like, and no word is null.
         corpus = _load(
             *("csv", shown, file),
             sep=separator,
             usecols=columns,
-            features=datasets.Features(dict.fromkeys(columns, _STRING)),
+            features=datasets.Features(dict.fromkeys(columns, STRING)),
             keep_default_na=False,
         )
     return only_text(corpus, text_column, name)
@@ -201,27 +200,6 @@ def _header(file: Path, separator: str) -> list[str]:
     with open_file(file) as content:
         row = pd.read_csv(content, sep=separator, header=None, nrows=1, dtype=str)
     return [str(name) for name in row.iloc[0]]
-
-
-def _columns_to_read(columns: Sequence[str], text_column: str | None, shown: str) -> list[str]:
-    """Return the columns that are there, of those that documents or conversations are made of."""
-    wanted = () if text_column else conversation_columns(columns)
-    wanted = wanted or (text_column or TEXT,)
-    there = [name for name in columns if name in wanted]
-    if not there:
-        raise ValueError(_no_column(text_column, shown, columns))
-    if len({*there}) < len(there):
-        twice = next(name for name in there if there.count(name) > 1)
-        raise ValueError(f"{shown}: two columns are called {twice}: rename one")
-    return there
-
-
-def _no_column(text_column: str | None, shown: str, columns: Sequence[str]) -> str:
-    named = shown.removeprefix("--dataset ")
-    found = ", ".join(columns) or "none"
-    way = "" if text_column else f"; columns that are understood: {KNOWN}; or give --text_column"
-    shown_column = repr(text_column or TEXT)
-    return f"--text_column {shown_column} is not a column of {named}; its columns are {found}{way}"
 
 
 def _try(read: Any, shown: str) -> Any:
@@ -264,7 +242,7 @@ def _cached(
 ) -> datasets.Dataset:
     """Write the tables of a file into the cache of `datasets`, if they are not there."""
     status = file.stat()
-    key = (str(file.absolute()), status.st_size, status.st_mtime_ns, *columns, _FORMAT)
+    key = (str(file.absolute()), status.st_size, status.st_mtime_ns, *columns, FORMAT)
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
     directory = Path(datasets.config.HF_DATASETS_CACHE, "vocagnolm", name)
     directory.mkdir(parents=True, exist_ok=True)
@@ -274,15 +252,15 @@ def _cached(
             _try(lambda: _write(tables, directory / "incomplete", path), shown)
     corpus = datasets.Dataset.from_file(str(path))
     corpus._fingerprint = name
-    return _without_faults(corpus)
+    return without_faults(corpus)
 
 
 def _write(tables: Iterator[pa.Table], incomplete: Path, path: Path) -> None:
     """Write tables to a file that is there as a whole, or not at all."""
-    features = _DOCUMENTS
+    features = DOCUMENT_FEATURES
     first = next(tables, None)
     if first is not None and "roles" in first.column_names:
-        features = _TURNS
+        features = CONVERSATION_FEATURES
     with ArrowWriter(path=str(incomplete), features=features) as writer:
         for table in [first] if first is not None else []:
             writer.write_table(table)
@@ -303,18 +281,18 @@ def _text_table(file: Path) -> Iterator[pa.Table]:
         row = {TEXT: [text], FAULT: [None]}
     except UnicodeDecodeError:
         row = {TEXT: [None], FAULT: [f"{file.name}:1: not valid UTF-8"]}
-    yield pa.table(row, _DOCUMENTS.arrow_schema)
+    yield pa.table(row, DOCUMENT_FEATURES.arrow_schema)
 
 
 def _read_json(file: Path, text_column: str | None, shown: str) -> datasets.Dataset:
     rows = read_rows(file)
     head, columns = _try(lambda: _head(rows), shown)
     if not head:
-        return datasets.Dataset.from_dict({TEXT: []}, datasets.Features({TEXT: _STRING}))
+        return datasets.Dataset.from_dict({TEXT: []}, datasets.Features({TEXT: STRING}))
     if not columns:
         number, _, reason = head[0]
         raise ValueError(f"{shown}: none of its lines is a JSON object (line {number}: {reason})")
-    names = _columns_to_read(columns, text_column, shown)
+    names = columns_to_read(columns, text_column, shown)
     is_turns = not text_column and bool(conversation_columns(columns))
     # By the columns that are read: one that is named is the same as one that is found.
     return _cached(file, names, _json_tables(file, chain(head, rows), names, is_turns), shown)
@@ -324,7 +302,7 @@ def _json_tables(
     file: Path, rows: Iterable[Row], names: Sequence[str], is_turns: bool
 ) -> Iterator[pa.Table]:
     """Make tables of the documents of a JSON file, or of its conversations."""
-    schema = (_TURNS if is_turns else _DOCUMENTS).arrow_schema
+    schema = (CONVERSATION_FEATURES if is_turns else DOCUMENT_FEATURES).arrow_schema
     made: list[dict[str, Any]] = []
     taken = 0
     for number, size, row in rows:
@@ -358,177 +336,3 @@ def _head(rows: Iterator[Row]) -> tuple[list[Row], list[str]]:
         if taken > _HEAD_BYTES:
             break
     return head, [*columns]
-
-
-def _without_faults(corpus: datasets.Dataset) -> datasets.Dataset:
-    """Leave out the faults of documents where there are none."""
-    if is_conversations(corpus) or corpus.data.column(FAULT).null_count < len(corpus):
-        return corpus
-    return corpus.select_columns([TEXT])
-
-
-def joined(corpora: Sequence[datasets.Dataset], shown: str = "--dataset") -> datasets.Dataset:
-    """Concatenate corpora; of a mix with conversations, the texts."""
-    if len({is_conversations(corpus) for corpus in corpora}) > 1:
-        corpora = [corpus.select_columns([TEXT]) for corpus in corpora]
-    return corpora[0] if len(corpora) == 1 else datasets.concatenate_datasets(list(corpora))
-
-
-# -- Columns ---------------------------------------------------------------------------------------
-
-
-def only_text(corpus: datasets.Dataset, text_column: str | None, shown: str) -> datasets.Dataset:
-    """Keep the column of documents as text, or read conversations, if no column is given.
-
-    A ValueError that names the dataset as `shown` where there is neither.
-    """
-    corpus = corpus.select_columns(_columns_to_read(corpus.column_names, text_column, shown))
-    if text_column is None and TEXT not in corpus.column_names:
-        return _mapped(corpus, _read_conversations, _TURNS, "Reading conversations")
-    if corpus.column_names != [TEXT]:
-        corpus = corpus.rename_column(text_column, TEXT)
-    if corpus.features[TEXT] == _STRING:
-        return corpus
-    # The library decodes other values, such as those of several types.
-    if str(getattr(corpus.features[TEXT], "dtype", "")).startswith(_TEXT_TYPES):
-        corpus = corpus.with_format("arrow")
-    corpus = _mapped(corpus, _read_documents, _DOCUMENTS, "Reading documents")
-    return _without_faults(corpus)
-
-
-def _mapped(
-    corpus: datasets.Dataset, read: Any, features: datasets.Features, shown: str
-) -> datasets.Dataset:
-    """Replace all columns."""
-    named = f"{corpus._fingerprint}|{corpus.column_names}|{[*features]}|{_FORMAT}"
-    return corpus.map(
-        read,
-        batched=True,
-        batch_size=200,
-        remove_columns=corpus.column_names,
-        features=features,
-        new_fingerprint=hashlib.sha256(named.encode()).hexdigest()[:32],
-        desc=shown,
-    ).with_format(None)
-
-
-def _read_documents(batch: Mapping[str, Any]) -> dict[str, list[Any]]:
-    read = [document_of(value) for value in column_values(batch[TEXT])]
-    return {TEXT: [text for text, _ in read], FAULT: [fault for _, fault in read]}
-
-
-def _read_conversations(batch: Mapping[str, Any]) -> dict[str, list[Any]]:
-    names = [*batch]
-    read = [
-        read_row(dict(zip(names, values, strict=True)))
-        for values in zip(*batch.values(), strict=True)
-    ]
-    return {name: [row[name] for row in read] for name in COLUMNS}
-
-
-def document_of(value: object) -> tuple[str | None, str | None]:
-    """Return the text that a value of the column is, or the reason why it is none.
-
-    >>> document_of(b"text"), document_of(5)
-    (('text', None), (None, 'not text but int'))
-    """
-    if isinstance(value, bytes):
-        try:
-            return value.decode(), None
-        except UnicodeDecodeError:
-            return None, "not valid UTF-8"
-    if value is None:
-        return None, None
-    if not isinstance(value, str):
-        return None, f"not text but {type(value).__name__}"
-    if not is_unicode(value):
-        return None, "a lone surrogate in it, which is not valid Unicode"
-    return value, None
-
-
-def column_values(column: pa.ChunkedArray | list[Any]) -> list[Any]:
-    """Return the values of a column; bytes where text is not valid UTF-8."""
-    if isinstance(column, list):
-        return column
-    try:
-        return list(column.to_pylist())
-    except UnicodeDecodeError:
-        return [_decode(value) for value in column.cast(pa.binary()).to_pylist()]
-
-
-def _decode(value: bytes | None) -> str | bytes | None:
-    try:
-        return value if value is None else value.decode()
-    except UnicodeDecodeError:
-        return value
-
-
-def unusable(text: object) -> str | None:
-    """Return the reason why a value of the column is no document; None if it is one."""
-    if isinstance(text, bytes):
-        return "not valid UTF-8"
-    if text is None:
-        return "null"
-    if not isinstance(text, str):
-        return f"not text but {type(text).__name__}"
-    return None if text.strip() else "empty"
-
-
-def reasons_in(corpus: datasets.Dataset) -> Iterator[str]:
-    """Read why rows are no documents or conversations, before any tokenizer reads them."""
-    columns = [name for name in (TEXT, FAULT) if name in corpus.column_names]
-    rows = corpus.select_columns(columns).with_format("arrow")
-    for at in range(0, len(rows), 1000):
-        batch = rows[at : at + 1000]
-        faults = faults_of(batch, range(at, at + batch.num_rows))
-        for index, text in enumerate(column_values(batch[TEXT]), at):
-            if reason := faults.get(index) or unusable(text):
-                yield reason
-
-
-def is_conversations(corpus: datasets.Dataset) -> bool:
-    """Test whether a corpus holds conversations, not documents."""
-    return "roles" in corpus.column_names
-
-
-def conversations_of(
-    batch: Mapping[str, Any], documents: Sequence[int]
-) -> tuple[dict[int, Conversation], dict[int, str]]:
-    """Return the conversations of a batch by index, and the reasons why others are none."""
-    found: dict[int, Conversation] = {}
-    faults: dict[int, str] = {}
-    columns = (column_values(batch[name]) for name in COLUMNS)
-    for index, text, roles, ends, untrained, given, fault in zip(documents, *columns, strict=True):
-        if fault is not None:
-            faults[index] = fault
-        else:
-            found[index] = Conversation(text, tuple(roles), tuple(ends), tuple(untrained), given)
-    return found, faults
-
-
-def faults_of(batch: Mapping[str, Any], documents: Sequence[int]) -> dict[int, str]:
-    """Return the reasons why rows of a batch of documents are none, by index."""
-    names = getattr(batch, "column_names", batch)
-    if FAULT not in names:
-        return {}
-    faults = zip(documents, column_values(batch[FAULT]), strict=True)
-    return {index: fault for index, fault in faults if fault is not None}
-
-
-def read_texts(
-    corpus: datasets.Dataset, indices: range, template: Template | None = None
-) -> Iterator[tuple[int, str]]:
-    """Read usable documents with their indices; conversations are rendered by the template."""
-    for at in range(0, len(indices), 1000):
-        part = indices[at : at + 1000]
-        columns = corpus.with_format("arrow")[part.start : part.stop]
-        if template is None:
-            for index, text in zip(part, column_values(columns[TEXT]), strict=True):
-                if not unusable(text):
-                    yield index, text
-        else:
-            conversations, _ = conversations_of(columns, part)
-            for index, one in conversations.items():
-                rendered = template.render(one)
-                if not isinstance(rendered, str):
-                    yield index, rendered.text

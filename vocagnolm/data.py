@@ -13,44 +13,41 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from itertools import chain, pairwise, product
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import datasets
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from filelock import FileLock, Timeout
 
-from vocagnolm.alignment import find_ranges, narrow_spans
+from vocagnolm.alignment import narrow_spans
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, fit_turns, join_turns, turn_columns
-from vocagnolm.conventions import TEXT, UNMAPPED
-from vocagnolm.corpus import (
+from vocagnolm.conventions import TEXT, IntArray
+from vocagnolm.cutting import cut_text
+from vocagnolm.io import count_reasons
+from vocagnolm.layout import lay_out
+from vocagnolm.readers import Reader, TeacherReaders
+from vocagnolm.texts import (
     column_values,
     conversations_of,
     faults_of,
     is_conversations,
     unusable,
 )
-from vocagnolm.io import count_reasons
-from vocagnolm.readers import Reader, TeacherReaders
-from vocagnolm.spans import IntArray, Spans, Tokens
 
 # Raise it when the columns or the segmentation change: old caches must not be read.
 _FORMAT = 11
 # Documents that are aligned and cached together: minutes of work.
 _PART = 100_000
 # Why a document is skipped.
-EMPTY = "a tokenizer finds no token in it"
 MISSING = "not in the teacher-loss store, or another text there"
-# Aim below the limit: a good place to cut is looked for before it.
-_FILL = 0.95
 # Types of the arrays of a row; ids are narrower where a vocabulary allows it.
 _ARRAYS = {
     **dict.fromkeys(("student_ids", "teacher_ids", "teacher_counts"), "int32"),
@@ -69,180 +66,7 @@ _INTEGERS = (
 # -- Cutting -------------------------------------------------------------------------------------
 
 
-def cut_text(
-    text: str, models: Sequence[Spans], limits: Sequence[int], marks: Sequence[int] = ()
-) -> list[int] | str:
-    """Cut a text at marks, and into about equal parts; return the edges, or why it cannot be.
-
-    Of each model it takes the spans [N, 2] of the text's tokens, and the most tokens of a part. No
-    token of a model goes through a cut, where there is such a place; a paragraph, line or word ends
-    there, if one ends in the last eighth before the limit.
-    """
-    places = np.zeros((len(models), len(text) + 1), np.bool_)
-    for free, spans in zip(places, models, strict=True):
-        free[spans[:-1, 1][spans[1:, 0] >= spans[:-1, 1]]] = True
-    # Of all models, or else of the student.
-    places = np.stack((places.all(axis=0), places[0]))
-    edges = [0]
-    for mark in (*marks, len(text)):
-        while True:
-            at = edges[-1]
-            first = [spans[:, 1].searchsorted(at, side="right") for spans in models]
-            last = [spans[:, 0].searchsorted(mark, side="left") for spans in models]
-            tokens = zip(first, last, limits, strict=True)
-            share = max((b - a) / limit for a, b, limit in tokens)
-            if share <= 1:
-                break
-            # Equal parts of what is left; all of a context if a character has so many tokens.
-            for aim in (share / math.ceil(share / _FILL), 1.0):
-                behind = zip(models, first, limits, strict=True)
-                reach = ((one, a + int(aim * limit)) for one, a, limit in behind)
-                stop = min(int(one[n, 0]) if n < len(one) else mark for one, n in reach)
-                if stop > at:
-                    break
-            else:
-                return f"character {at} alone exceeds a context"
-            edges.append(_best(text, places, at, stop))
-        edges.append(mark)
-    is_empty = any(
-        (ends.searchsorted(edges[:-1], "right") >= starts.searchsorted(edges[1:])).any()
-        for starts, ends in (spans.T for spans in models)
-    )
-    return EMPTY if is_empty else edges
-
-
-def _best(text: str, places: npt.NDArray[np.bool_], start: int, stop: int) -> int:
-    """Find the best place to cut in the last eighth up to `stop`, or else half, and the last of it.
-
-    start ........................ half ......... eighth ....... stop
-    """
-
-    def rank(place: int) -> int:
-        before, after = text[max(place - 2, 0) : place], text[place : place + 1]
-        if before.endswith("\n"):
-            return 0 if before == "\n\n" else 1
-        return 2 if before.endswith(" ") or after == " " else 3
-
-    best: list[int] = []
-    for free, part in product(places, (8, 2)):
-        floor = stop - (stop - start) // part
-        found = np.flatnonzero(free[floor + 1 : stop + 1])[::-1] + floor + 1
-        best += [min(found.tolist(), key=rank)] if len(found) else []
-        if best and rank(best[-1]) < 3:
-            return best[-1]
-    return best[0] if best else stop
-
-
 # -- Rows ----------------------------------------------------------------------------------------
-
-
-class _Part(NamedTuple):
-    """A model's tokens of each segment, concatenated; spans are on the axis of all texts."""
-
-    counts: IntArray
-    segments: IntArray  # of each token
-    values: npt.NDArray[Any]
-    spans: Spans
-
-
-def lay_out(
-    segments: IntArray,
-    lengths: IntArray,
-    student: Tokens,
-    teachers: Sequence[Tokens],
-    by_position: bool = False,
-) -> dict[str, Any]:
-    """Make the columns of `data.Segments` of segments [S, 3] of texts: text, start and end.
-
-    A column has integers, or is (edges, values) of arrays. A token that a cut goes through is in
-    both segments, one of a chat template has no characters. Teachers' tokens follow one another in
-    a row, each behind its start token, which has no span:
-
-        B a b c | B d e         counts [4, 3]
-          0 1 2     3 4         spans
-    """
-    texts, starts, ends = segments.T
-    is_last = ends == lengths[texts]
-    # All texts on one axis, with a character before and behind each:
-    #
-    #   axis       0  1 .. 5  6  7  8 .. 9  10
-    #   texts      -  abcde   -  -  xy      -       origins 1, 8
-    #
-    # so that tokens without characters, at the edges of a text, are in its first or last segment.
-    origins = np.cumsum(lengths + 2) - lengths - 1
-    low, high = origins[texts] + starts, origins[texts] + ends
-    reach = low - (starts == 0), high + is_last
-    ours, *theirs = (_between(one, origins, low, high, reach) for one in (student, *teachers))
-    segment, unmapped = ours.segments, np.full(len(ours.spans), not theirs)
-    for part in theirs:
-        if by_position:
-            unmapped |= _ranges(0 * ours.counts, ours.counts) >= part.counts[segment]
-        else:
-            unmapped |= find_ranges(ours.spans, part.spans)[:, 0] == UNMAPPED
-    has_text = ours.spans[:, 0] < ours.spans[:, 1]
-    one, closed = np.ones_like(texts), (is_last & (student.end is not None)).astype(np.int64)
-    start, end = np.full(len(one), student.start), np.full(closed.sum(), student.end or 0)
-    columns = {
-        "start": starts,
-        "end": ends,
-        "student_ids": _rows((one, start), (ours.counts, ours.values), (closed, end)),
-        "student_tokens": 1 + ours.counts + closed,
-        "teacher_tokens": sum((1 + part.counts for part in theirs), 0 * texts),
-        "text_tokens": np.bincount(segment[has_text], minlength=len(texts)),
-        "unmapped_text_tokens": np.bincount(segment[has_text & unmapped], minlength=len(texts)),
-        "student_spans": _rows((ours.counts, ours.spans - low[segment, None])),
-    }
-    if theirs:
-        tokens, spans = [], []
-        for model, part in zip(teachers, theirs, strict=True):
-            tokens += [(one, np.full(len(one), model.start)), (part.counts, part.values)]
-            spans.append((part.counts, part.spans - low[part.segments, None]))
-        is_ids = teachers[0].values.dtype.kind == "i"
-        columns["teacher_ids" if is_ids else "teacher_losses"] = _rows(*tokens)
-        columns["teacher_counts"] = _rows(*((one, 1 + part.counts) for part in theirs))
-        columns["teacher_spans"] = _rows(*spans)
-    return columns
-
-
-def _between(
-    model: Tokens, origins: IntArray, low: IntArray, high: IntArray, reach: tuple[IntArray, ...]
-) -> _Part:
-    """Take the tokens of each segment [low, high), and clip those that reach beyond it."""
-    spans = model.spans + np.repeat(origins, np.diff(model.edges))[:, None]
-    # Up to those that end there, and those that a cut goes through.
-    first = spans[:, 1].searchsorted(reach[0], side="right")
-    ending = spans[:, 1].searchsorted(reach[1], side="right")
-    counts = np.maximum(ending, spans[:, 0].searchsorted(reach[1])) - first
-    token, segment = _ranges(first, counts), np.repeat(np.arange(len(counts)), counts)
-    clipped = spans[token].clip(low[segment, None], high[segment, None])
-    return _Part(counts, segment, model.values[token], clipped)
-
-
-def _ranges(first: IntArray, counts: IntArray) -> IntArray:
-    """Concatenate the ranges [first, first + count).
-
-    >>> _ranges(np.array([7, 2]), np.array([3, 2])).tolist()
-    [7, 8, 9, 2, 3]
-    """
-    begins = np.cumsum(counts) - counts
-    ranges: IntArray = np.arange(counts.sum()) + np.repeat(first - begins, counts)
-    return ranges
-
-
-def _rows(*parts: tuple[IntArray, npt.NDArray[Any]]) -> tuple[IntArray, npt.NDArray[Any]]:
-    """Concatenate, row by row, so many values of each part: (edges of the rows, all values).
-
-    >>> _rows((np.array([1, 1]), np.array([0, 0])), (np.array([2, 1]), np.array([7, 8, 9])))
-    (array([0, 3, 5]), array([0, 7, 8, 0, 9]))
-    """
-    edges = np.append(0, np.cumsum(sum(counts for counts, _ in parts)))
-    shape = (edges[-1], *parts[0][1].shape[1:])
-    rows = np.empty(shape, np.result_type(*(values for _, values in parts)))
-    begins = edges[:-1]
-    for counts, values in parts:
-        rows[_ranges(begins, counts)] = values
-        begins = begins + counts
-    return edges, rows
 
 
 def _column_types(student: Reader, teachers: TeacherReaders) -> datasets.Features:

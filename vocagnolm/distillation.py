@@ -20,13 +20,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from vocagnolm.method import Distance
-from vocagnolm.token_loss import (
+from vocagnolm.output_head import (
     Head,
     HeadGradients,
-    by_predicted_token,
     log_softmax_,
     rows_per_tile,
 )
+from vocagnolm.token_loss import by_predicted_token
 
 # Gradients are as many times too large until backward: float16 would round small ones to zero
 # before its loss scaling, which comes later, could help. Exact in every dtype.

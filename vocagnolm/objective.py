@@ -14,6 +14,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from vocagnolm.attention import RowSegments
+from vocagnolm.collator import (
+    Batch,
+    label_tokens,
+    student_segments,
+    teacher_segments,
+)
 from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED
 from vocagnolm.distillation import HeadStates, Pairs
 from vocagnolm.guidance import (
@@ -27,8 +33,8 @@ from vocagnolm.guidance import (
     selected_count,
 )
 from vocagnolm.method import Method, Unmapped
-from vocagnolm.packing import Batch, label_tokens, student_segments, teacher_segments
-from vocagnolm.token_loss import add_token_losses, first_tokens, last_hidden_state, read_head
+from vocagnolm.output_head import last_hidden_state, read_head
+from vocagnolm.token_loss import add_token_losses, first_tokens
 
 
 class TeacherLosses(NamedTuple):

@@ -6,164 +6,32 @@ characters, gives no offsets or other ids than its own files is rejected.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens, special_ids
 from vocagnolm.chat.render import ITS, Template, check_date
-from vocagnolm.extras import advice
-from vocagnolm.hub import check_name
 from vocagnolm.spans import (
     Tokens,
-    encode,
-    encode_raw,
     encode_rendered,
     encode_texts,
     tokenizer_name,
 )
+from vocagnolm.tokenizer import Role, start_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
-Role = Literal["student", "teacher"]
 # By index of each document that must be cut: the places, None where they are not known.
 Cuts = Mapping[int, Sequence[int] | None]
-
-# What a tokenizer must get right in web mathematics. It does not begin with a space: transformers
-# rebuilds the Llama tokenizers in a way that differs there, which is worth no more than a warning.
-PROBE = (
-    "Let $x_1 = \\frac{22}{7}$,\n\tthen 3.14 < x_1 für alle 2025 Fälle. 😀 数学\n\nQ.E.D. = 100%"
-)
-MAX_LOST_FRACTION = 0.01
-
-
-def load_tokenizer(
-    name: str, role: Role, *, revision: str | None = None, trust_remote_code: bool = False
-) -> PreTrainedTokenizerBase:
-    """Load a tokenizer from a directory or the hub; test its offsets, and its ids by its files."""
-    from transformers import AutoTokenizer
-
-    check_name(f"{role} tokenizer", name)
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            name, revision=revision, trust_remote_code=trust_remote_code
-        )
-    # A broken file can raise anything, even a bare Exception.
-    except Exception as error:
-        reason = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
-        raise ValueError(
-            f"{role} tokenizer {name} cannot be loaded ({reason}){advice(error)}"
-        ) from error
-    # First, as its remedy is the better one where a rebuilt tokenizer loses characters too.
-    if getattr(tokenizer, "is_fast", False):
-        _check_against_files(tokenizer, name, role, revision)
-    check_tokenizer(tokenizer, role)
-    return tokenizer
-
-
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase, role: Role) -> None:
-    """Reject a tokenizer that gives no offsets in order, or loses characters of `PROBE`."""
-    name = tokenizer_name(tokenizer, role)
-    (raw,) = encode_raw(tokenizer, [PROBE], name)
-    covered = {at for start, end in raw.spans for at in range(start, end)}
-    visible = [at for at, character in enumerate(PROBE) if not character.isspace()]
-    lost = [at for at in visible if at not in covered]
-    if len(lost) > MAX_LOST_FRACTION * len(visible):
-        examples = "".join(PROBE[at] for at in lost[:10])
-        raise ValueError(
-            f"{name} loses {len(lost) / len(visible):.1%} of a probe text (first characters lost:"
-            f" {examples!r}), at most {MAX_LOST_FRACTION:.0%} is expected: check that its directory"
-            " holds all of its files, or use one that is byte-level or has byte fallback"
-        )
-
-
-def _check_against_files(
-    tokenizer: PreTrainedTokenizerBase, name: str, role: Role, revision: str | None
-) -> None:
-    """Compare the tokenizer with the tokenizer.json that it should have come from.
-
-    transformers rebuilds some from their class instead, and may then give other ids.
-    """
-    from tokenizers import Tokenizer
-
-    described = tokenizer_name(tokenizer, role)
-    path = _find_file(name, "tokenizer.json", revision)
-    if path is None:
-        # Only a class of its own knows how to read a SentencePiece model: the generic one forgets
-        # the space before the text.
-        generic = type(tokenizer).__name__ in ("TokenizersBackend", "PreTrainedTokenizerFast")
-        if generic and _find_file(name, "tokenizer.model", revision):
-            raise ValueError(
-                f"{described} has a tokenizer.model but no tokenizer.json: convert it with its own"
-                f" class, as in LlamaTokenizer.from_pretrained({name!r}).save_pretrained(DIR)"
-            )
-        return
-    reference = Tokenizer.from_file(path)
-    reference.no_truncation()
-    reference.no_padding()
-    for space in ("", " "):
-        expected = reference.encode(space + PROBE, add_special_tokens=False).ids
-        if encode(tokenizer, space + PROBE).ids.tolist() == expected:
-            continue
-        if not space:
-            raise ValueError(
-                f"{described} does not give the ids of its own tokenizer.json: set"
-                ' "tokenizer_class": "PreTrainedTokenizerFast" in its tokenizer_config.json'
-            )
-        logger.warning(
-            "%s encodes text that begins with a space differently from its tokenizer.json, since "
-            "transformers rebuilds it from its class",
-            described,
-        )
-
-
-def _find_file(name: str, filename: str, revision: str | None) -> str | None:
-    from transformers.utils.hub import cached_file
-
-    try:
-        path: str | None = cached_file(name, filename, revision=revision)
-    # The one error of transformers for a missing file and for a hub out of reach.
-    except OSError:
-        return None
-    return path
-
-
-def check_same_tokens(
-    student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, method: str
-) -> None:
-    """Reject a teacher whose ids mean other tokens than the student's, or that cuts otherwise.
-
-    Ids that the teacher has beyond the student's are allowed, such as the 16 of Llemma.
-    """
-    ours, theirs = student.get_vocab(), teacher.get_vocab()
-    largest = max(ours.values())
-    wrong = sorted(token for token, index in ours.items() if theirs.get(token) != index)
-    wrong = wrong or sorted(t for t, i in theirs.items() if t not in ours and i <= largest)
-    if wrong:
-        raise ValueError(
-            f"--method {method} needs a teacher with the student's vocabulary of {len(ours):,} "
-            f"tokens, found {len(wrong):,} that are not the same in {teacher.name_or_path} "
-            f"({', '.join(map(repr, wrong[:3]))}): use --method uld or vocagnolm"
-        )
-    if encode(student, PROBE).ids.tolist() != encode(teacher, PROBE).ids.tolist():
-        raise ValueError(
-            f"--method {method}: the tokenizer of {teacher.name_or_path} has the student's "
-            "vocabulary, but cuts a text into other tokens: use --method uld or vocagnolm"
-        )
-
-
-def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return what changes when a tokenizer does: the hash of its serialised backend."""
-    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
 
 # -- Readers -------------------------------------------------------------------------------------
@@ -180,22 +48,6 @@ _BUILT_IN = {
         "<|im_end|>{{ '\n' }}{% endfor %}{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
     ),
 }
-
-
-def start_id(tokenizer: PreTrainedTokenizerBase, role: Role) -> int:
-    """Return the id to put before a text, so that its first token has a loss.
-
-    The BOS token where there is one; else `<|endoftext|>`, which separates documents in pretraining
-    (the EOS token of a chat model ends a turn); else EOS.
-    """
-    separator = tokenizer.get_vocab().get("<|endoftext|>")
-    for candidate in (tokenizer.bos_token_id, separator, tokenizer.eos_token_id):
-        if candidate is not None:
-            return int(candidate)
-    raise ValueError(
-        f"{tokenizer_name(tokenizer, role)} has no BOS token, no <|endoftext|> and no EOS"
-        " token: set bos_token in its tokenizer_config.json"
-    )
 
 
 @dataclass(frozen=True)

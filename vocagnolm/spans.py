@@ -8,8 +8,7 @@ space) are given to the tokens beside them. Loads neither torch nor transformers
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -18,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from vocagnolm.conventions import IntArray, Spans
+from vocagnolm.token_bytes import TokenBytes, byte_level, sentencepiece
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-IntArray = npt.NDArray[np.int64]
-# [N, 2], half-open, in characters (Unicode code points) of the text.
-Spans = IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,81 +61,6 @@ class Tokens:
 
 
 # -- Spans from bytes ----------------------------------------------------------------------------
-
-
-# Bytes that stand for themselves in byte-level vocabularies; the others are U+0100 and following.
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_OTHERS = [byte for byte in range(0x100) if byte not in _PRINTABLE]
-_LETTERS = map(chr, [*_PRINTABLE, *range(0x100, 0x100 + len(_OTHERS))])
-_BYTE_LEVEL = dict(zip(_LETTERS, [*_PRINTABLE, *_OTHERS], strict=True))
-_FALLBACK = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(0x100)}
-
-
-def byte_level(token: str) -> bytes:
-    """Return the bytes of a token of letters for bytes; a KeyError where one is another."""
-    return bytes(_BYTE_LEVEL[letter] for letter in token)
-
-
-def sentencepiece(token: str) -> bytes:
-    """Return the bytes of a token, in which `▁` is a space; `<0xAB>` is a byte."""
-    return _FALLBACK.get(token) or token.replace("▁", " ").encode()
-
-
-class TokenBytes:
-    """The bytes of all tokens of a vocabulary, concatenated by id."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, spell: Callable[[str], bytes]):
-        vocabulary = tokenizer.get_vocab()
-        spelt = [b""] * (max(vocabulary.values(), default=-1) + 1)
-        for token, index in vocabulary.items():
-            with suppress(KeyError):
-                spelt[index] = spell(token)
-        # These are literal, however the others are spelt.
-        for index, added in tokenizer.added_tokens_decoder.items():
-            spelt[index] = added.content.encode()
-        self._content = np.frombuffer(b"".join(spelt), np.uint8)
-        self._sizes = np.fromiter(map(len, spelt), np.int64, len(spelt))
-        self._starts = np.cumsum(self._sizes) - self._sizes
-
-    def find(
-        self,
-        ids: npt.NDArray[np.int32],
-        edges: IntArray,
-        texts: Sequence[str],
-        contents: Sequence[bytes],
-    ) -> tuple[IntArray, list[int]]:
-        """Find the spans of texts' tokens, and the indices of the texts that they do not spell.
-
-        Text t, in UTF-8 contents[t], has the tokens from edges[t] up to edges[t + 1]. A token has
-        every character of which it has a byte; a token for the space alone that a tokenizer puts
-        before a text has the first one.
-        """
-        sizes = self._sizes[ids]
-        ends = np.cumsum(sizes)
-        starts = ends - sizes
-        at = np.repeat(self._starts[ids] - starts, sizes)
-        at += np.arange(len(at))
-        spelt = self._content[at].tobytes()
-        begin, own = np.append(0, ends)[edges], np.cumsum([0, *map(len, contents)])
-        parts = zip(begin.tolist(), begin[1:].tolist(), contents, strict=False)
-        wrong = [t for t, (a, b, text) in enumerate(parts) if spelt[a:b] not in (text, b" " + text)]
-        # From bytes of the tokens to bytes of the texts, concatenated too: without that space.
-        #
-        #   tokens   _ a | b   b c | _ d       two of three texts have a space in front
-        #   texts      a | b   b c |   d
-        counts = np.diff(edges)
-        move = own[1:] - begin[1:]
-        starts = np.maximum(starts + np.repeat(move, counts), np.repeat(own[:-1], counts))
-        ends = np.maximum(ends + np.repeat(move, counts), starts + 1)
-        spans = np.stack((starts, ends - 1), axis=1)
-        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-        if lengths.sum() < own[-1]:
-            # Index of the character that has a byte; the first byte of each is no 10xxxxxx.
-            first = np.frombuffer(b"".join(contents), np.uint8) & 0xC0 != 0x80
-            spans = np.take(np.cumsum(first) - 1, spans, mode="clip")
-        spans[:, 1] += 1
-        spans -= np.repeat(np.cumsum(lengths) - lengths, counts)[:, None]
-        return spans, wrong
 
 
 # -- Spans from offsets --------------------------------------------------------------------------

@@ -21,15 +21,22 @@ import torch
 from torch import Tensor, nn
 from transformers import EvalPrediction, PreTrainedModel, Trainer
 
+from vocagnolm.collator import (
+    Batch,
+    PackedCollator,
+    label_tokens,
+    student_segments,
+)
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.doors import own_arguments, python_door
 from vocagnolm.extras import require
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.method import Method, name_own
 from vocagnolm.models.adapters import adapt, check_adapted
+from vocagnolm.models.probes import check_packing
 from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher
-from vocagnolm.packing import Batch, Blocks, PackedCollator, label_tokens, student_segments
-from vocagnolm.token_loss import add_token_losses, check_packing, inner_model
+from vocagnolm.packing import Blocks
+from vocagnolm.token_loss import add_token_losses, inner_model
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.log import log_in_lines
 from vocagnolm.training.resumable import ResumableTrainer

@@ -30,7 +30,7 @@ from benchmarks.harness import Claim, Measured, alone, one_thread
 from benchmarks.models import allow_fsdp_on_cpu, llama
 from vocagnolm import Blocks, VocAgnoConfig, VocAgnoTrainer, prepare_dataset
 from vocagnolm.__main__ import main as vocagnolm
-from vocagnolm.models.load import shard_inside_machine
+from vocagnolm.models.sharding import shard_inside_machine
 
 CLAIMS = (
     Claim("weights", "eight processes end with the weights of one", at_most=1e-5, unit="apart"),

@@ -67,9 +67,9 @@ def score(way: str, size: Size) -> tuple[int, float]:
     from torch.nn import functional as F
 
     from benchmarks.models import llama
-    from vocagnolm import add_token_losses, token_loss
+    from vocagnolm import add_token_losses, output_head
 
-    token_loss.TILE_LOGITS = size.tile_logits or token_loss.TILE_LOGITS
+    output_head.TILE_LOGITS = size.tile_logits or output_head.TILE_LOGITS
     torch.manual_seed(0)
     model = add_token_losses(llama(size.vocabulary, size.hidden, 1, 1).eval())
     width = min(size.tokens, 2048)

@@ -36,9 +36,9 @@ from vocagnolm.demo.run import (
     train,
 )
 from vocagnolm.io import ASSETS
-from vocagnolm.readers import start_id
 from vocagnolm.spans import encode, encode_batch
 from vocagnolm.store import format as store
+from vocagnolm.tokenizer import start_id
 
 BoolArray = npt.NDArray[np.bool_]
 Pieces = list[tuple[str, bool]]  # of a text, cut at spaces; and whether each is as it was

@@ -17,9 +17,9 @@ from benchmarks.gpu_first.report import Report, free_memory, timed
 from benchmarks.harness import Skipped
 from benchmarks.models import backward, has_cuda
 from benchmarks.steps import CPT, ONLINE, TEACHER, Steps
-from vocagnolm import token_loss
+from vocagnolm import output_head
 from vocagnolm.attention import TORCH_VARLEN, check_attention
-from vocagnolm.models.load import fp8_products
+from vocagnolm.models.quantization import fp8_products
 
 _TURNS = 3  # of which the first warms up
 _KEPT_MINUTES = 1.5
@@ -94,11 +94,11 @@ def _numbers(steps: Steps) -> tuple[torch.Tensor, float, float]:
 
 
 def _tiles(factor: float, _: Steps) -> Switch:
-    plain = token_loss.TILE_LOGITS_CUDA, token_loss.TILE_LOGITS
+    plain = output_head.TILE_LOGITS_CUDA, output_head.TILE_LOGITS
 
     def switch(is_on: bool) -> None:
         sizes = (int(size * (factor if is_on else 1)) for size in plain)
-        token_loss.TILE_LOGITS_CUDA, token_loss.TILE_LOGITS = sizes
+        output_head.TILE_LOGITS_CUDA, output_head.TILE_LOGITS = sizes
 
     return switch
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vocagnolm.chat.formats import Conversation, conversation, read_row
-from vocagnolm.corpus import only_text
+from vocagnolm.texts import only_text
 
 ASK, SAY = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
 

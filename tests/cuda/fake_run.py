@@ -23,13 +23,13 @@ from transformers import TrainerCallback, masking_utils
 from transformers.utils import import_utils
 
 from benchmarks.models import make_config, make_model, some_blocks
-from vocagnolm import packing, token_loss
+from vocagnolm import collator, output_head, token_loss
+from vocagnolm.collator import PackedCollator
 from vocagnolm.method import Method
 from vocagnolm.models.adapters import adapt
-from vocagnolm.models.load import shard_inside_machine
 from vocagnolm.models.memory import sizes_of
+from vocagnolm.models.sharding import shard_inside_machine
 from vocagnolm.objective import StoredTeacher
-from vocagnolm.packing import PackedCollator
 from vocagnolm.run.plan import device_memory
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training.config import VocAgnoConfig
@@ -67,14 +67,15 @@ def take_out_probes() -> None:
     """Leave out what asks for numbers, or make it with real ones."""
     token_loss._check_head = lambda *_: None
     # It asks for the type of the weight, which is the fake's.
-    token_loss.output_embeddings = lambda model: model.get_output_embeddings()
+    for module in (output_head, token_loss):
+        module.output_embeddings = lambda model: model.get_output_embeddings()
     # To transformers, fakes mean that it is traced.
     masking_utils.is_tracing = lambda *_: False
     # It has looked for a GPU, and flash attention, already.
     for look in (import_utils.is_torch_cuda_available, import_utils.is_flash_attn_2_available):
         look.cache_clear()
     # Computed on the host, from characters that random tokens lack.
-    packing.segment_shares = lambda _, ranges: np.ones((*ranges.shape[:2], 3), np.float32)
+    collator.segment_shares = lambda _, ranges: np.ones((*ranges.shape[:2], 3), np.float32)
     # Fake weights cannot be exchanged for others; they are on the device.
     torch.nn.Module.to = lambda module, *_, **__: module  # type: ignore[method-assign]
     sampler: Any = StepSampler

@@ -11,8 +11,8 @@ from fake_run import make_run, one_step
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.models import count_tokens
+from vocagnolm.collator import PackedCollator
 from vocagnolm.models.flops import model_work
-from vocagnolm.packing import PackedCollator
 
 PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)
 

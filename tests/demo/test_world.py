@@ -23,8 +23,8 @@ from vocagnolm.demo.main import main
 from vocagnolm.demo.run import STUDENT_TOKENIZER, TEACHER, judge
 from vocagnolm.evaluation.extraction import extract
 from vocagnolm.io import ASSETS
-from vocagnolm.readers import PROBE, load_tokenizer
 from vocagnolm.spans import encode
+from vocagnolm.tokenizer import PROBE, load_tokenizer
 
 pytestmark = pytest.mark.processes
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from benchmarks.models import backward
-from vocagnolm import token_loss
+from vocagnolm import output_head
 from vocagnolm.objective import Objective
 
 pytestmark = pytest.mark.gpu
@@ -51,7 +51,7 @@ def exact() -> Iterator[None]:
     torch.set_float32_matmul_precision("highest")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("TILE_LOGITS", "TILE_LOGITS_CUDA"):
-            patch.setattr(token_loss, name, 2**15)
+            patch.setattr(output_head, name, 2**15)
         yield
     torch.set_float32_matmul_precision(before)
 

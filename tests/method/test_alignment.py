@@ -22,8 +22,9 @@ from vocagnolm.alignment import (
     narrow_spans,
     widen_spans,
 )
-from vocagnolm.readers import load_tokenizer
-from vocagnolm.spans import Encoding, Spans, encode_batch
+from vocagnolm.conventions import Spans
+from vocagnolm.spans import Encoding, encode_batch
+from vocagnolm.tokenizer import load_tokenizer
 
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
 CORPORA = ("gsm8k_train", "math_train", "planetmath", "stacks_project")

@@ -14,8 +14,8 @@ from vocagnolm.alignment import align_positions, align_spans
 from vocagnolm.distillation import HeadStates
 from vocagnolm.method import Method
 from vocagnolm.objective import Objective, OnlineTeacher, TeacherLosses
+from vocagnolm.output_head import Head
 from vocagnolm.run.parser import parse
-from vocagnolm.token_loss import Head
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes" / "paper"
 

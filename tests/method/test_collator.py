@@ -12,8 +12,9 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from vocagnolm.alignment import narrow_spans, widen_spans
+from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Segments, align_corpus
-from vocagnolm.packing import Blocks, PackedCollator, segment_rows
+from vocagnolm.packing import Blocks, segment_rows
 from vocagnolm.readers import TeacherReaders, student_reader, teacher_reader
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]

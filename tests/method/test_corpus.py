@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vocagnolm.corpus import files_of, is_conversations, load_corpus, load_sample
+from vocagnolm.corpus import files_of, load_corpus, load_sample
+from vocagnolm.texts import is_conversations
 
 TEXTS = ["First  document.\r\n\n$x^2$ 😀 数学 e\u0301\x00", "second"]
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {

@@ -30,7 +30,12 @@ from vocagnolm.alignment import align_segment, segment_shares
 from vocagnolm.corpus import load_corpus
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.packing import Blocks
-from vocagnolm.readers import Reader, TeacherReaders, student_reader, teacher_reader
+from vocagnolm.readers import (
+    Reader,
+    TeacherReaders,
+    student_reader,
+    teacher_reader,
+)
 from vocagnolm.spans import encode, encode_texts
 from vocagnolm.training.documents import write_skipped
 

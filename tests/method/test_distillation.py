@@ -14,9 +14,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.harness import alone, resident_bytes
-from vocagnolm import distillation, token_loss
+from vocagnolm import distillation, output_head
 from vocagnolm.distillation import HeadStates, Pairs
-from vocagnolm.token_loss import add_token_losses, last_hidden_state, read_head
+from vocagnolm.output_head import last_hidden_state, read_head
+from vocagnolm.token_loss import add_token_losses
 
 SIZES = {
     "hidden_size": 16,
@@ -81,7 +82,7 @@ def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles, the last of them ragged, in every test."""
-    monkeypatch.setattr(token_loss, "TILE_LOGITS", 5 * (STUDENT_WORDS + 50) + 1)
+    monkeypatch.setattr(output_head, "TILE_LOGITS", 5 * (STUDENT_WORDS + 50) + 1)
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
@@ -173,7 +174,7 @@ def test_bfloat16_distances_are_near_those_of_float32(distance: Any) -> None:
 
 
 def one_position(logits: Tensor) -> HeadStates:
-    head = token_loss.Head(logits[:, None], None, 1.0, None, logits.dtype)
+    head = output_head.Head(logits[:, None], None, 1.0, None, logits.dtype)
     return HeadStates(torch.ones(1, 1, dtype=logits.dtype), head)
 
 
@@ -196,8 +197,8 @@ def test_float16_gradients_survive_until_loss_scaling() -> None:
 
 
 def test_losses_are_differentiated_once_and_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, tiles, own = torch.randn(41).requires_grad_(), [], token_loss.HeadGradients.add
-    monkeypatch.setattr(token_loss.HeadGradients, "add", lambda *a: tiles.append(own(*a)))
+    logits, tiles, own = torch.randn(41).requires_grad_(), [], output_head.HeadGradients.add
+    monkeypatch.setattr(output_head.HeadGradients, "add", lambda *a: tiles.append(own(*a)))
     for wanted in (False, True):
         with torch.set_grad_enabled(wanted):
             total = distill_one(logits, torch.randn(57))
@@ -212,13 +213,13 @@ def test_losses_are_differentiated_once_and_on_request(monkeypatch: pytest.Monke
 
 def test_frozen_head_gets_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """As under adapters: a gradient [V, D] that nothing reads would be as large as the head."""
-    student, found, own = build("bias", STUDENT_WORDS, 0), [], token_loss.HeadGradients.add
+    student, found, own = build("bias", STUDENT_WORDS, 0), [], output_head.HeadGradients.add
 
     def add(self: Any, *tile: Any) -> None:
         found.append(self.sums)
         own(self, *tile)
 
-    monkeypatch.setattr(token_loss.HeadGradients, "add", add)
+    monkeypatch.setattr(output_head.HeadGradients, "add", add)
     student.lm_head.requires_grad_(False)
     ids, tokens = torch.ones(1, 9).long(), torch.arange(1, 9)
     distill(student, ids, states_of(student, ids), tokens, "forward_kl")
@@ -237,12 +238,12 @@ def test_teacher_may_have_another_dtype(distance: Any) -> None:
 
 def test_tile_holds_the_larger_teacher_vocabulary() -> None:
     student, teacher = (
-        token_loss.Head(torch.empty(words, 4), None, 1.0, None, torch.float32)
+        output_head.Head(torch.empty(words, 4), None, 1.0, None, torch.float32)
         for words in (10, 990)
     )
-    rows = token_loss.TILE_LOGITS // 1000
-    assert token_loss.rows_per_tile(10**6, student, teacher) == max(rows, 1)
-    assert token_loss.rows_per_tile(10**6, student) == token_loss.TILE_LOGITS // 10
+    rows = output_head.TILE_LOGITS // 1000
+    assert output_head.rows_per_tile(10**6, student, teacher) == max(rows, 1)
+    assert output_head.rows_per_tile(10**6, student) == output_head.TILE_LOGITS // 10
 
 
 @pytest.mark.parametrize(
@@ -250,9 +251,11 @@ def test_tile_holds_the_larger_teacher_vocabulary() -> None:
 )
 def test_tiles_fill_the_matrix_units_of_a_gpu(words: int, rows: int) -> None:
     with FakeTensorMode():
-        head = token_loss.Head(torch.empty(words, 4, device="cuda"), None, 1.0, None, torch.float32)
-    assert token_loss.rows_per_tile(10**6, head) == rows
-    assert token_loss.rows_per_tile(50, head) == 50
+        head = output_head.Head(
+            torch.empty(words, 4, device="cuda"), None, 1.0, None, torch.float32
+        )
+    assert output_head.rows_per_tile(10**6, head) == rows
+    assert output_head.rows_per_tile(50, head) == 50
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(40, 57), (57, 40), (40, 40)])
@@ -290,18 +293,20 @@ def test_sorted_distance_orders_many_rows_at_a_time_on_a_gpu() -> None:
 def test_entropies_equal_those_of_full_logits(
     name: str, tile_logits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_loss, "TILE_LOGITS", tile_logits)
+    monkeypatch.setattr(output_head, "TILE_LOGITS", tile_logits)
     model = build(name, STUDENT_WORDS, 0)
     generator = torch.Generator().manual_seed(2)
     ids = torch.randint(1, 30, (2, 9), generator=generator)
     labels = ids.masked_fill(torch.rand(ids.shape, generator=generator) < 0.4, -100)
     has_label = labels[:, 1:] != -100
     rows: list[int] = []
-    own = token_loss.Head.logits
+    own = output_head.Head.logits
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits
         plain = model(input_ids=ids, labels=labels, token_losses=True)
-        monkeypatch.setattr(token_loss.Head, "logits", lambda *a: rows.append(len(a[1])) or own(*a))
+        monkeypatch.setattr(
+            output_head.Head, "logits", lambda *a: rows.append(len(a[1])) or own(*a)
+        )
         (losses, found), (more, _), (fewer, _) = (
             model(
                 input_ids=ids,
@@ -333,7 +338,7 @@ def test_entropies_equal_those_of_full_logits(
 
 def extra_bytes(distance: Any) -> int:
     """Return the memory of a distance of 512 pairs, forward and backward, beyond what two take."""
-    token_loss.TILE_LOGITS = 200_000
+    output_head.TILE_LOGITS = 200_000
     torch.manual_seed(0)
     student, teacher = (torch.randn(513, 16) for _ in range(2))
     ours, theirs = (torch.randn(vocabulary, 16) / 4 for vocabulary in (4000, 19_000))
@@ -344,7 +349,7 @@ def extra_bytes(distance: Any) -> int:
         states, weight = (x.clone().requires_grad_() for x in (student, ours))
         places = torch.arange(1, pairs + 1)
         head, their_head = (
-            token_loss.Head(each, None, 1.0, None, torch.float32) for each in (weight, theirs)
+            output_head.Head(each, None, 1.0, None, torch.float32) for each in (weight, theirs)
         )
         states_T = HeadStates(teacher, their_head)
         compared = Pairs(states_T, places, places, places[:0], distance, 1.0)

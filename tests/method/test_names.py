@@ -48,7 +48,11 @@ def test_hub_that_is_away_is_told_at_once(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_look_up_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "get_session", lambda: time.sleep(20))
+    def hang() -> None:
+        time.sleep(20)
+        raise OSError
+
+    monkeypatch.setattr(hub, "get_session", hang)
     monkeypatch.setattr(hub, "_WAIT_S", 0.1)
     with pytest.raises(ValueError, match=r"cannot be reached \(no answer in 0\.1 s\)"):
         check_name("--student", "org/model")

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_blocks
 
 from vocagnolm.alignment import align_segment
+from vocagnolm.collator import chunk_edges
 from vocagnolm.data import Segments
-from vocagnolm.packing import Block, Blocks, chunk_edges, pack
+from vocagnolm.packing import Block, Blocks, pack
 from vocagnolm.training.given import prepare_dataset
 
 ROOM, TEACHER_ROOM = 16, 20

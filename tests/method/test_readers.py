@@ -6,8 +6,9 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from vocagnolm.readers import start_id, student_reader, teacher_reader
+from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.spans import encode
+from vocagnolm.tokenizer import start_id
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 

@@ -16,8 +16,14 @@ from tokenizers import Tokenizer, models, normalizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 import vocagnolm.spans
-from vocagnolm.readers import check_tokenizer, load_tokenizer
-from vocagnolm.spans import Spans, encode, encode_batch, encode_rendered, fill_gaps
+from vocagnolm.conventions import Spans
+from vocagnolm.spans import (
+    encode,
+    encode_batch,
+    encode_rendered,
+    fill_gaps,
+)
+from vocagnolm.tokenizer import check_tokenizer, load_tokenizer
 
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
 Tokenizers = dict[str, PreTrainedTokenizerFast]

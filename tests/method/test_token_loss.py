@@ -15,9 +15,10 @@ from torch.nn import functional as F
 
 from benchmarks.claims import token_losses
 from benchmarks.harness import alone
-from vocagnolm import token_loss
+from vocagnolm import output_head, token_loss
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.token_loss import add_token_losses, check_packing, first_tokens, require_finite
+from vocagnolm.models.probes import check_packing
+from vocagnolm.token_loss import add_token_losses, first_tokens, require_finite
 
 LENGTH = 13
 
@@ -47,7 +48,7 @@ def reference_losses(model, ids, labels, **kwargs):
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Several tiles, the last of them ragged, in every test."""
-    monkeypatch.setattr(token_loss, "TILE_LOGITS", 4 * VOCABULARY + 1)
+    monkeypatch.setattr(output_head, "TILE_LOGITS", 4 * VOCABULARY + 1)
 
 
 def test_losses_of_logits_far_apart_are_finite():
@@ -82,7 +83,7 @@ def test_losses_and_gradients_equal_full_logits(name):
 
 @pytest.mark.parametrize("name", ["gemma2", "granite", "cohere"])
 def test_attaching_rejects_a_head_it_does_not_reproduce(name, monkeypatch):
-    monkeypatch.setattr(token_loss, "scale_and_cap", lambda config: (1.0, None))
+    monkeypatch.setattr(output_head, "scale_and_cap", lambda config: (1.0, None))
     # The small logits of an untrained model must not hide the difference.
     for spread, dtype in ((0.3, "float32"), (0.001, "float32"), (0.001, "bfloat16")):
         model = build(name, spread).to(getattr(torch, dtype))
@@ -94,7 +95,7 @@ def test_attaching_rejects_a_head_it_does_not_reproduce(name, monkeypatch):
 
 
 def test_attaching_rejects_a_head_that_is_off_by_a_thousandth(monkeypatch):
-    monkeypatch.setattr(token_loss, "scale_and_cap", lambda config: (1.001, None))
+    monkeypatch.setattr(output_head, "scale_and_cap", lambda config: (1.001, None))
     with pytest.raises(ValueError, match="differ"):
         add_token_losses(build("phi"))
 
@@ -184,7 +185,7 @@ def test_gradients_of_a_bfloat16_head_sum_in_float32():
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
         weight = torch.zeros(VOCABULARY, 8, dtype=dtype, requires_grad=True)
-        head = token_loss.Head(weight, None, 1.0, None, dtype)
+        head = output_head.Head(weight, None, 1.0, None, dtype)
         given = (hidden, weight, None, head, targets, torch.arange(len(targets)), None, False)
         token_loss._TokenLoss.apply(*given)[0].sum().backward()
         found[dtype] = weight.grad.float()

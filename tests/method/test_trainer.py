@@ -20,10 +20,11 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 from world import MAX_LENGTH, make_blocks, make_trainer
 
+from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
 from vocagnolm.method import Aggregation, Method
 from vocagnolm.objective import StoredTeacher, TeacherLosses
-from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.packing import Blocks
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training.config import VocAgnoConfig
 

@@ -17,9 +17,15 @@ from transformers import PreTrainedTokenizerBase
 from vocagnolm.alignment import align_segment
 from vocagnolm.chat.formats import read_row
 from vocagnolm.chat.reading import TrainOn
+from vocagnolm.collator import PackedCollator
 from vocagnolm.data import align_corpus
-from vocagnolm.packing import Blocks, PackedCollator
-from vocagnolm.readers import Reader, TeacherReaders, student_reader, teacher_reader
+from vocagnolm.packing import Blocks
+from vocagnolm.readers import (
+    Reader,
+    TeacherReaders,
+    student_reader,
+    teacher_reader,
+)
 
 Tokenizers = dict[str, PreTrainedTokenizerBase]
 TALK = ["What is 12 + 30?", "It is 42.", "And\n7 * 6 ? ", "The same: 42."]

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from vocagnolm.models.adapters import adapt, check_adapted, merge_adapters
-from vocagnolm.token_loss import add_token_losses, check_packing
+from vocagnolm.models.probes import check_packing
+from vocagnolm.token_loss import add_token_losses
 from vocagnolm.training.models import add_adapters
 from vocagnolm.training.options import ModelOptions
 

@@ -17,7 +17,7 @@ from transformers.modeling_flash_attention_utils import FlashAttentionKwargs
 from vocagnolm import attention as packed_attention
 from vocagnolm import token_loss
 from vocagnolm.attention import RowSegments, why_not_varlen
-from vocagnolm.token_loss import check_packing
+from vocagnolm.models.probes import check_packing
 
 MODELS = ("llama", "llama_tied", "qwen2", "qwen3", "mistral", "gpt_neox", "granite", "cohere")
 

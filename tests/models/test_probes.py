@@ -9,7 +9,8 @@ from architectures import ARCHITECTURES, build
 from torch.nn import functional as F
 
 from vocagnolm.models.early_probe import check_kind
-from vocagnolm.token_loss import PackingError, add_token_losses, check_packing
+from vocagnolm.models.probes import PackingError, check_packing
+from vocagnolm.token_loss import add_token_losses
 
 
 @pytest.mark.parametrize(

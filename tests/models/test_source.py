@@ -35,10 +35,10 @@ from vocagnolm.models.load import (
     ModelSource,
     check_distinct,
     context_length,
-    shard_inside_machine,
     tensor_parallel_size,
 )
 from vocagnolm.models.memory import sizes_of
+from vocagnolm.models.sharding import shard_inside_machine
 
 VOCABULARY = 700
 SMALL: dict[str, Any] = {

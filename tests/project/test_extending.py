@@ -19,9 +19,9 @@ from inline_grader import graded_inline
 from safetensors.torch import load_file
 
 from vocagnolm import VocAgnoConfig, VocAgnoTrainer, __main__
+from vocagnolm.collator import PackedCollator
 from vocagnolm.evaluation import evaluate
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
-from vocagnolm.packing import PackedCollator
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/library.md").read_text(encoding="utf-8")
 FILES = re.findall(r"^`([\w.]+)`[^\n]*:\n\n```\w+\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

@@ -14,9 +14,9 @@ import transformers
 from vocagnolm import extras, launch
 from vocagnolm.evaluation import main as evaluation
 from vocagnolm.models.load import ModelSource
-from vocagnolm.readers import load_tokenizer
 from vocagnolm.run import parser
 from vocagnolm.store import score
+from vocagnolm.tokenizer import load_tokenizer
 from vocagnolm.training import requirements, settings
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.options import DataOptions, ModelOptions

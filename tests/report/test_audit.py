@@ -17,10 +17,12 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 from vocagnolm import __main__
 from vocagnolm.alignment import align_spans
 from vocagnolm.corpus import load_corpus
-from vocagnolm.readers import load_tokenizer
 from vocagnolm.report import audit as audit_module
-from vocagnolm.report.audit import audit, chunk_overlaps, count_map, verdict
+from vocagnolm.report import mapping
+from vocagnolm.report.audit import verdict
+from vocagnolm.report.mapping import audit, chunk_overlaps, count_map
 from vocagnolm.spans import encode
+from vocagnolm.tokenizer import load_tokenizer
 
 SMALL: dict[str, Any] = {"sequence_length": 64, "sequences": 5, "chunks": (2, 8, 64)}
 # The paper's overlap, in percent of the teacher's vocabulary; then over bytes (docs/audit.md).
@@ -68,7 +70,7 @@ def test_audit_adds_up_batches(
     iou = pytest.approx(summed["iou_sum"] / summed["student_tokens"])
     assert content["teachers"][0]["token_level"] == {"iou": iou, "ios": 1.0}
     assert content["teachers"][0]["counts"] == pytest.approx(dict(summed))
-    monkeypatch.setattr(audit_module, "_BATCH", 7)
+    monkeypatch.setattr(mapping, "_BATCH", 7)
     again = audit(student, teachers, corpus_of(training_texts[:90]), **SMALL)
     assert again == content
 
@@ -84,7 +86,7 @@ def sequences(student: Tokenizer, texts: list[str]) -> list[tuple[str, Any]]:
     """All texts of 64 tokens, of documents in an order of their own."""
     order = list(range(len(texts)))
     random.Random(0).shuffle(order)
-    return list(audit_module._sequences(corpus_of(texts).select(order), student, 64))[:5]
+    return list(mapping._sequences(corpus_of(texts).select(order), student, 64))[:5]
 
 
 def test_verdict_warns_of_unmapped_and_straddling_tokens() -> None:

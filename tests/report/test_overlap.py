@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from vocagnolm.alignment import align_spans
-from vocagnolm.packing import chunk_edges
-from vocagnolm.report.audit import (
+from vocagnolm.collator import chunk_edges
+from vocagnolm.conventions import Spans
+from vocagnolm.report.mapping import (
     chunk_overlaps,
     count_map,
     decoded_vocabulary,
@@ -18,7 +19,7 @@ from vocagnolm.report.audit import (
     overlaps,
     vocabulary_overlap,
 )
-from vocagnolm.spans import Spans, encode
+from vocagnolm.spans import encode
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 FAMILIES = ("metaspace", "byte_level", "nfc_digits", "unigram")

@@ -22,11 +22,17 @@ from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import align_corpus
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.packing import Blocks
-from vocagnolm.readers import Reader, TeacherReaders, load_tokenizer, student_reader, teacher_reader
+from vocagnolm.readers import (
+    Reader,
+    TeacherReaders,
+    student_reader,
+    teacher_reader,
+)
 from vocagnolm.report import inspect
 from vocagnolm.report.view import TextView
 from vocagnolm.spans import encode
 from vocagnolm.store.read import StoredReader
+from vocagnolm.tokenizer import load_tokenizer
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from torch.utils.data import Subset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from world import MAX_LENGTH, make_trainer
 
-from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.collator import PackedCollator
+from vocagnolm.packing import Blocks
 
 EVENTS = (
     "train_begin train_end epoch_begin epoch_end step_begin step_end substep_end "

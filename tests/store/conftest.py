@@ -13,8 +13,8 @@ from served_teacher import ServedTeacher, served
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from vocagnolm import __main__
-from vocagnolm.readers import start_id
 from vocagnolm.store import served as serving
+from vocagnolm.tokenizer import start_id
 
 
 @pytest.fixture(scope="session")

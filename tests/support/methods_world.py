@@ -12,11 +12,17 @@ import datasets
 from world import MAX_LENGTH, TEACHER_CONTEXT, Tokenizers, make_models, make_trainer
 
 from vocagnolm.chat.formats import read_row
+from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.method import Method
 from vocagnolm.objective import StoredTeacher
-from vocagnolm.packing import Blocks, PackedCollator
-from vocagnolm.readers import Reader, TeacherReaders, student_reader, teacher_reader
+from vocagnolm.packing import Blocks
+from vocagnolm.readers import (
+    Reader,
+    TeacherReaders,
+    student_reader,
+    teacher_reader,
+)
 from vocagnolm.store.format import Store, finish_store
 from vocagnolm.store.read import StoredReader
 from vocagnolm.store.scoring import ScoringJob, score_shard

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import datasets
 from transformers import PreTrainedTokenizerBase
 
+from vocagnolm.collator import PackedCollator
 from vocagnolm.guidance import TokenGuidance
-from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.packing import Blocks
 from vocagnolm.report.view import TextView, view_texts
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from vocagnolm.spans import Encoding, Spans, encode
+from vocagnolm.conventions import Spans
+from vocagnolm.spans import Encoding, encode
 
 
 def assert_spans_hold(spans: Spans, text: str) -> None:

@@ -21,7 +21,7 @@ from methods_world import World
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from vocagnolm.models.load import shard_inside_machine
+from vocagnolm.models.sharding import shard_inside_machine
 from vocagnolm.objective import OnlineTeacher
 from vocagnolm.run import main as command
 

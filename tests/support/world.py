@@ -11,8 +11,9 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Segments, align_corpus
-from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.packing import Blocks
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training.config import VocAgnoConfig

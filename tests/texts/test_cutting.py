@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vocagnolm.data import EMPTY, cut_text
+from vocagnolm.cutting import EMPTY, cut_text
 
 
 def test_no_cut_goes_through_a_token() -> None:

@@ -18,8 +18,13 @@ from tokenizer_stubs import StubTokenizer, assert_spans_hold
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
-from vocagnolm.readers import PROBE, check_tokenizer, load_tokenizer, start_id
 from vocagnolm.spans import encode, encode_batch
+from vocagnolm.tokenizer import (
+    PROBE,
+    check_tokenizer,
+    load_tokenizer,
+    start_id,
+)
 
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
 
@@ -160,9 +165,9 @@ def test_load_tokenizer_only_warns(
 ) -> None:
     directory = tokenizer_dir("prepend", tokenizer_class="LlamaTokenizer")
     (directory / "config.json").write_text('{"model_type": "llama"}')
-    with caplog.at_level(logging.WARNING, logger="vocagnolm.readers"):
+    with caplog.at_level(logging.WARNING, logger="vocagnolm.tokenizer"):
         load_tokenizer(str(directory), "student")
-    (message,) = [r.getMessage() for r in caplog.records if r.name == "vocagnolm.readers"]
+    (message,) = [r.getMessage() for r in caplog.records if r.name == "vocagnolm.tokenizer"]
     assert message.startswith(f"student tokenizer {directory} (LlamaTokenizer) encodes text that")
 
 

@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.render import Rendered
-from vocagnolm.spans import IntArray, Tokens
+from vocagnolm.conventions import IntArray
+from vocagnolm.spans import Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -21,11 +21,11 @@ from vocagnolm.evaluation.extraction import extract
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.io import ASSETS
 from vocagnolm.printing import print_main
-from vocagnolm.readers import start_id
 from vocagnolm.run.parser import parse
 from vocagnolm.run.recipe import recipe_options
 from vocagnolm.run.train import train as run_job
 from vocagnolm.spans import encode
+from vocagnolm.tokenizer import start_id
 
 # Among the package's assets; benchmarks/make_demo_teacher.py makes them.
 TEACHER, STUDENT_TOKENIZER = "demo_teacher", "demo_student"

@@ -26,7 +26,12 @@ from vocagnolm.evaluation.tasks.tasks import Task, load_tasks, numbered_lines, t
 from vocagnolm.evaluation.tracking import log_evaluation
 from vocagnolm.io import JsonObject, write_text
 from vocagnolm.models import load
-from vocagnolm.models.load import NO_LIMIT, ModelSource, context_length, revision_of
+from vocagnolm.models.load import (
+    NO_LIMIT,
+    ModelSource,
+    context_length,
+    revision_of,
+)
 from vocagnolm.training.tracking import check_trackers
 
 # Of a stored output.

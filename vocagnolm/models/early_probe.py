@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.token_loss import PackingError, check_packing
+from vocagnolm.models.probes import PackingError, check_packing
 
 logger = logging.getLogger(__name__)
 

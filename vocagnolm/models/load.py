@@ -1,8 +1,6 @@
 """Load models, whole, quantized or sharded; name their content."""
 
 import hashlib
-import importlib
-import os
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
@@ -13,9 +11,6 @@ from typing import Any, Literal
 import torch
 from huggingface_hub import constants, try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -23,16 +18,13 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    TorchAoConfig,
 )
-from transformers.quantizers.auto import AutoHfQuantizer
 
-from vocagnolm.extras import advice, require_quantization
-from vocagnolm.fields import json_settings
+from vocagnolm.extras import advice
 from vocagnolm.hub import check_name
 from vocagnolm.io import file_sha256, json_or_empty
-from vocagnolm.readers import Role, check_tokenizer, load_tokenizer
-from vocagnolm.token_loss import add_token_losses
+from vocagnolm.models.quantization import check_quantizer
+from vocagnolm.tokenizer import Role, check_tokenizer, load_tokenizer
 
 # Context of a model whose configuration names none.
 NO_LIMIT = sys.maxsize
@@ -295,93 +287,7 @@ def check_distinct(
 # -- Quantization --------------------------------------------------------------------------------
 
 
-QUANTIZATIONS = ("fp8", "nf4", "int8")
-
-
-def quantization(text: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, object]:
-    """Make the quantization config that an option stands for; all else is in `dtype`.
-
-    The option is a config as JSON, or a name. `fp8`: weights and activations, scaled by row.
-    `nf4`: weights, 4 bits each, in blocks of 64. `int8`: LLM.int8(), weights and activations except
-    outliers.
-    """
-    if text not in QUANTIZATIONS:
-        return json_settings(f"--teacher_quantization ({', '.join(QUANTIZATIONS)} or JSON)", text)
-    # Which layers are spared is left to transformers: the head is one of them.
-    if text == "int8":
-        return {"quant_method": "bitsandbytes", "load_in_8bit": True}
-    if text == "nf4":
-        return {
-            "quant_method": "bitsandbytes",
-            "load_in_4bit": True,
-            "bnb_4bit_quant_type": "nf4",
-            "bnb_4bit_compute_dtype": str(dtype).removeprefix("torch."),
-        }
-    content: dict[str, object] = TorchAoConfig(fp8_products()).to_dict()  # type: ignore[no-untyped-call]
-    return content
-
-
-def check_quantizer(settings: Mapping[str, object], wanted_by: str) -> None:
-    """Raise a ValueError where a quantization config of transformers needs an absent package."""
-    require_quantization(settings, wanted_by)
-    try:
-        quantizer: Any = AutoHfQuantizer.from_config(dict(settings), pre_quantized=True)
-        quantizer.validate_environment()
-    except ImportError as error:
-        why = str(error).strip().partition("\n")[0]
-        raise ValueError(f"{wanted_by} lacks a package: {why}{advice(error)}") from error
-    except (ValueError, TypeError, RuntimeError, AttributeError):
-        # It was asked without a device, and may be wrong: loading asks again, with it.
-        return
-
-
-def fp8_products() -> object:
-    """Make the config of `torchao` that `fp8` stands for; it needs a GPU like the H100 or L4."""
-    # Imported by name: the package is optional, and has no types.
-    torchao = importlib.import_module("torchao.quantization")
-    config: object = torchao.Float8DynamicActivationFloat8WeightConfig(granularity=torchao.PerRow())
-    return config
-
-
 # -- Sharding ------------------------------------------------------------------------------------
-
-
-def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the layers that repeat, as a model names those that must not be split; some do not."""
-    names = set(model._no_split_modules or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
-
-
-def devices_of_a_machine() -> int:
-    """Return the processes of this machine, as the launcher says."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
-    """Spread the weights of a frozen model over the processes of each machine, in place.
-
-    Every process must then call the model equally often, each with rows of its own. The losses are
-    those of the whole model, bit for bit; one layer is gathered at a time. The model comes on the
-    CPU, the same in all processes, and leaves frozen, each shard on its process's device.
-    """
-    if not (layers := decoder_layers(model)):
-        raise ValueError(
-            f"{type(model).__name__} names no decoder layers (_no_split_modules), which "
-            "--teacher_sharding shards one by one: leave it out"
-        )
-    world, local = torch.distributed.get_world_size(), devices_of_a_machine()
-    if world % local:
-        raise ValueError(f"--teacher_sharding node: {world} processes are not {local} per machine")
-    # Sharded inside a machine, replicated between machines.
-    names = ("node", "device")
-    mesh = init_device_mesh(device.type, (world // local, local), mesh_dim_names=names)["device"]
-    model.train(False).requires_grad_(False)
-    # Layer by layer, so that one is gathered at a time; then the embeddings and the head.
-    for layer in layers:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-    fully_shard(model, mesh=mesh, reshard_after_forward=True)
-    # Behind the sharding, so that its probe runs on the device.
-    return add_token_losses(model)
 
 
 def resolve_dtype(choice: str, device: torch.device) -> str:

@@ -13,8 +13,8 @@ from typing import Literal, cast
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from vocagnolm.models.load import decoder_layers
-from vocagnolm.token_loss import tile_rows
+from vocagnolm.models.sharding import decoder_layers
+from vocagnolm.output_head import tile_rows
 
 # "mixed": float32 weights and residuals, products in 16 bits, as under autocast; "16 bits": all of
 # the forward pass, as under FSDP2 with mixed precision.

@@ -9,25 +9,13 @@ equal token count (Figure 3 of the paper). docs/audit.md explains every number. 
 
 from __future__ import annotations
 
-import itertools
-import json
-import logging
-import random
 from argparse import Namespace
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-import pandas as pd
-from tqdm.auto import tqdm
-
-from vocagnolm.alignment import align_spans
 from vocagnolm.cli import Parser, shell
-from vocagnolm.conventions import UNMAPPED
 from vocagnolm.fields import corpora_of
 from vocagnolm.io import (
     JsonObject,
@@ -38,19 +26,13 @@ from vocagnolm.io import (
     write_text,
 )
 from vocagnolm.printing import print_main
-from vocagnolm.readers import load_tokenizer, tokenizer_sha256
+from vocagnolm.report.mapping import CHUNKS, audit
 from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
-from vocagnolm.spans import Spans, byte_level, encode, encode_batch, sentencepiece
+from vocagnolm.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
-    import datasets
-    from transformers import PreTrainedTokenizerBase
+    pass
 
-Shares = npt.NDArray[np.float64]
-# Documents that are in memory at once.
-_BATCH = 128
-# Chunks of a sequence.
-CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 # Shares of the student's tokens from which a verdict warns.
 _MANY_UNMAPPED, _MANY_STRADDLING = 0.01, 0.1
@@ -60,242 +42,6 @@ _MANY_UNMAPPED, _MANY_STRADDLING = 0.01, 0.1
 #
 # Spans are those of `spans.encode_batch`, without gaps and none empty: tokens that follow one
 # another cover everything between the start of the first and the end of the last.
-
-
-def vocabulary_overlap(student: Set[object], teacher: Set[object]) -> dict[str, float]:
-    """Count the tokens in common, and their share of the teacher's, the student's and either's."""
-    shared = len(student & teacher)
-    return {
-        "teacher": shared / len(teacher),
-        "student": shared / len(student),
-        "union": shared / len(student | teacher),
-        "shared": shared,
-        "teacher_size": len(teacher),
-        "student_size": len(student),
-    }
-
-
-def decoded_vocabulary(tokenizer: PreTrainedTokenizerBase) -> set[bytes]:
-    """Decode the tokens of a vocabulary to byte strings; added tokens are themselves."""
-    backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    is_byte_level = '"ByteLevel"' in json.dumps([backend["pre_tokenizer"], backend["decoder"]])
-    spell = byte_level if is_byte_level else sentencepiece
-    added = {token["content"] for token in backend["added_tokens"]}
-
-    def decode(word: str) -> bytes:
-        try:
-            return word.encode() if word in added else spell(word)
-        # A letter that stands for no byte.
-        except KeyError:
-            return word.encode()
-
-    return {*map(decode, tokenizer.get_vocab())}
-
-
-def overlaps(student_spans: Spans, teacher_spans: Spans, ranges: Spans) -> tuple[Shares, Shares]:
-    """Return IoU and IoS [N] of every student token with the teacher tokens of its range.
-
-    Spans are of one text, [N, 2] and [M, 2]; ranges [N, 2] are half-open, or (-1, -1): both are 0.
-
-    >>> student = np.array([[0, 3], [3, 5]])  # "a+b", "=c"
-    >>> teacher = np.array([[0, 1], [1, 4], [4, 5]])  # "a", "+b=", "c"
-    >>> iou, ios = overlaps(student, teacher, np.array([[0, 2], [1, 3]]))
-    >>> iou.tolist(), ios.tolist()
-    ([0.75, 0.5], [1.0, 1.0])
-    """
-    iou, ios = np.zeros((2, len(student_spans)))
-    mapped = ranges[:, 0] != UNMAPPED
-    ours, theirs = student_spans[mapped], _hull(teacher_spans, ranges[mapped])
-    starts, ends = np.maximum(ours[:, 0], theirs[:, 0]), np.minimum(ours[:, 1], theirs[:, 1])
-    shared = np.maximum(ends - starts, 0)
-    lengths = ours[:, 1] - ours[:, 0]
-    iou[mapped] = shared / (lengths + theirs[:, 1] - theirs[:, 0] - shared)
-    ios[mapped] = shared / lengths
-    return iou, ios
-
-
-def chunk_overlaps(
-    student_spans: Spans, teacher_spans: Spans, chunks: int
-) -> tuple[Shares, Shares]:
-    """Return IoU and IoS of the student's chunks that have tokens with the teacher's."""
-    # Here, because it brings torch, which the command's --help does not need.
-    from vocagnolm.packing import chunk_edges
-
-    both = (chunk_edges(len(spans), chunks) for spans in (student_spans, teacher_spans))
-    student, teacher = (np.stack((edges[:-1], edges[1:]), axis=1) for edges in both)
-    teacher[teacher[:, 0] == teacher[:, 1]] = UNMAPPED
-    # Fewer tokens than chunks leave chunks empty.
-    filled = student[:, 0] < student[:, 1]
-    return overlaps(_hull(student_spans, student[filled]), teacher_spans, teacher[filled])
-
-
-def _hull(spans: Spans, ranges: Spans) -> Spans:
-    """Return the characters from the first token of each range to its last."""
-    return np.stack((spans[ranges[:, 0], 0], spans[ranges[:, 1] - 1, 1]), axis=1)
-
-
-def count_map(
-    characters: int, student_spans: Spans, teacher_spans: Spans, ranges: Spans
-) -> dict[str, float]:
-    """Count the kinds of student tokens in one text; spans and ranges as in `overlaps`.
-
-    All are sums over tokens or characters, so counts of texts can be added.
-    """
-    iou, ios = overlaps(student_spans, teacher_spans, ranges)
-    is_mapped = ranges[:, 0] != UNMAPPED
-    sizes = ranges[:, 1] - ranges[:, 0]  # 0 where unmapped
-    mapped = ranges[is_mapped]
-    # Student less teacher, [start, end].
-    before = student_spans[is_mapped] - _hull(teacher_spans, mapped)
-    same_span = (sizes[is_mapped] == 1) & ~before.any(axis=1)
-    straddling = (before[:, 0] > 0) | (before[:, 1] < 0)
-    return {
-        "characters": characters,
-        "student_tokens": len(student_spans),
-        "teacher_tokens": len(teacher_spans),
-        # By the number of teacher tokens in their range.
-        "unmapped": len(ranges) - len(mapped),
-        "one": int((sizes == 1).sum()),
-        "two": int((sizes == 2).sum()),
-        "more": int((sizes > 2).sum()),
-        # One teacher token of the same characters (one-to-one).
-        "same_span": int(same_span.sum()),
-        # The first teacher token is also one of the token before (many-to-one).
-        "shared": int((mapped[1:, 0] < mapped[:-1, 1]).sum()),
-        # The range begins before the token or ends after it.
-        "straddling": int(straddling.sum()),
-        "iou_sum": float(iou.sum()),
-        "ios_sum": float(ios.sum()),
-    }
-
-
-def map_shares(counts: Mapping[str, float]) -> dict[str, float]:
-    """Return ratios of tokens and characters, and the share of each kind, which overlap."""
-    tokens, characters = counts["student_tokens"], counts["characters"]
-    return {
-        "teacher_tokens_per_student_token": counts["teacher_tokens"] / tokens,
-        "student_tokens_per_character": tokens / characters,
-        "teacher_tokens_per_character": counts["teacher_tokens"] / characters,
-        "mapped": 1 - counts["unmapped"] / tokens,
-        "unmapped": counts["unmapped"] / tokens,
-        "range_of_1": counts["one"] / tokens,
-        "range_of_2": counts["two"] / tokens,
-        "range_of_3_or_more": counts["more"] / tokens,
-        "one_to_one": counts["same_span"] / tokens,
-        "one_to_many": (counts["two"] + counts["more"]) / tokens,
-        "many_to_one": counts["shared"] / tokens,
-        "straddling": counts["straddling"] / tokens,
-    }
-
-
-def audit(
-    student: PreTrainedTokenizerBase,
-    teachers: Mapping[str, PreTrainedTokenizerBase],
-    corpus: datasets.Dataset,
-    *,
-    sequence_length: int = 2048,
-    sequences: int = 150,
-    chunks: Sequence[int] = CHUNKS,
-    seed: int = 0,
-) -> JsonObject:
-    """Measure how the tokens of a student and of each teacher lie on the documents of a corpus.
-
-    Documents that are no text, or in which a tokenizer finds no token, are left out for all.
-    Returns the content of `audit.json`; all shares are in [0, 1].
-    """
-    counts = {name: Counter[str]() for name in teachers}
-    usable: list[int] = []
-    found_documents = _documents(corpus, (student, *teachers.values()))
-    bar = tqdm(found_documents, desc="usable documents", disable=None)
-    for index, text, (ours, *theirs) in bar:
-        if not all(map(len, (ours, *theirs))):
-            continue
-        usable.append(index)
-        for name, spans in zip(teachers, theirs, strict=True):
-            counts[name].update(count_map(len(text), ours, spans, align_spans(ours, spans)))
-    if not usable:
-        from vocagnolm.corpus import reasons_in
-
-        reasons = count_reasons(reasons_in(corpus)) or "without tokens"
-        raise ValueError(
-            f"--dataset has no usable document: {len(corpus):,} read, all of them skipped "
-            f"({reasons}); give another one, or another --text_column"
-        )
-    documents = len(usable)
-    random.Random(seed).shuffle(usable)
-    found_sequences = _sequences(corpus.select(usable), student, sequence_length)
-    sampled = list(itertools.islice(found_sequences, sequences))
-    if not sampled:
-        logging.getLogger(__name__).warning(
-            f"no sequence of {sequence_length} student tokens in {documents} documents, so no "
-            "chunks: lower --sequence_length"
-        )
-    found_teachers = []
-    for name, teacher in teachers.items():
-        found, tokens = counts[name], counts[name]["student_tokens"]
-        raw = vocabulary_overlap(set(student.get_vocab()), set(teacher.get_vocab()))
-        as_bytes = vocabulary_overlap(decoded_vocabulary(student), decoded_vocabulary(teacher))
-        pairs = [(ours, encode(teacher, text).spans) for text, ours in sampled]
-        found_teachers.append(
-            {
-                "teacher": name,
-                "teacher_sha256": tokenizer_sha256(teacher),
-                "vocabulary_overlap": {"raw": raw, "bytes": as_bytes},
-                "mapping": map_shares(found),
-                "token_level": {"iou": found["iou_sum"] / tokens, "ios": found["ios_sum"] / tokens},
-                "chunks": [_mean_overlaps(pairs, n) for n in chunks] if pairs else [],
-                "counts": dict(found),
-            }
-        )
-    return {
-        "format": 1,
-        "student_sha256": tokenizer_sha256(student),
-        "documents": documents,
-        "skipped": len(corpus) - documents,
-        "sequences": len(sampled),
-        "teachers": found_teachers,
-    }
-
-
-def _documents(
-    corpus: datasets.Dataset, tokenizers: Sequence[PreTrainedTokenizerBase]
-) -> Iterator[tuple[int, str, list[Spans]]]:
-    """Yield the documents that are text by index, with the spans of each tokenizer."""
-    # Here, because it brings datasets, which the command's --help does not need.
-    from vocagnolm.corpus import read_texts
-
-    found = read_texts(corpus, range(len(corpus)))
-    while batch := list(itertools.islice(found, _BATCH)):
-        read = [encode_batch(tokenizer, [text for _, text in batch]) for tokenizer in tokenizers]
-        for (index, text), *encodings in zip(batch, *read, strict=True):
-            yield index, text, [encoding.spans for encoding in encodings]
-
-
-def _sequences(
-    corpus: datasets.Dataset, student: PreTrainedTokenizerBase, length: int
-) -> Iterator[tuple[str, Spans]]:
-    """Join whole documents; yield texts of so many student tokens, and the spans of these."""
-    parts: list[str] = []
-    tokens = 0
-    for _, text, (spans,) in _documents(corpus, [student]):
-        parts.append(text)
-        tokens += len(spans)
-        if tokens < length:
-            continue
-        joined = "\n\n".join(parts)
-        kept = encode(student, joined).spans[:length]
-        # Tokens may merge where documents meet; then one more document is read.
-        if len(kept) == length:
-            yield joined[: kept[-1, 1]], kept
-            parts, tokens = [], 0
-
-
-def _mean_overlaps(pairs: Sequence[tuple[Spans, Spans]], chunks: int) -> JsonObject:
-    """Average IoU and IoS over sequences, with standard errors; a single one has none."""
-    overlaps = [map(np.mean, chunk_overlaps(*pair, chunks)) for pair in pairs]
-    means = pd.DataFrame(overlaps, columns=["iou", "ios"])
-    errors = means.sem().dropna().add_suffix("_standard_error")
-    return {"chunks": chunks, **means.mean(), **errors}
 
 
 def audit_markdown(content: JsonObject) -> str:
@@ -386,6 +132,7 @@ def draw_audit(content: JsonObject, path: Path) -> None:
 def _read_corpus(arguments: Namespace) -> tuple[Any, JsonObject]:
     """Read the documents to audit, and say which files and documents are left out."""
     from vocagnolm import corpus as documents
+    from vocagnolm import texts
 
     ((name, options),) = corpora_of(arguments)
     if arguments.documents is None:
@@ -393,10 +140,10 @@ def _read_corpus(arguments: Namespace) -> tuple[Any, JsonObject]:
     else:
         # Without downloading the rest.
         corpus, _ = documents.load_sample(name, arguments.documents, **options)
-    if documents.is_conversations(corpus):
+    if texts.is_conversations(corpus):
         raise ValueError("--dataset has conversations: audit documents, as with --text_column")
     files = documents.files_of(name, split=options["split"], config_name=options["config_name"])
-    reasons = count_reasons(documents.reasons_in(corpus))
+    reasons = count_reasons(texts.reasons_in(corpus))
     about = {"files": files.describe() if files else "", "skip_reasons": reasons}
     return corpus, {"dataset": name, **options, **about}
 

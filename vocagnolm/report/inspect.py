@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     import datasets
     from torch import nn
 
+    from vocagnolm.collator import Batch
     from vocagnolm.guidance import TokenGuidance
     from vocagnolm.objective import Objective
-    from vocagnolm.packing import Batch
     from vocagnolm.readers import Reader
 
 PAGE = "guidance.html"
@@ -140,8 +140,9 @@ def view_documents(
     """Show all segments of documents, each a sequence of its own; `indices` names the documents."""
     from accelerate.utils import send_to_device
 
+    from vocagnolm.collator import PackedCollator
     from vocagnolm.data import align_corpus
-    from vocagnolm.packing import PackedCollator, as_block
+    from vocagnolm.packing import as_block
 
     segments = align_corpus(corpus, *readers, train_on=train_on)
     for place, reason in segments.skipped:
@@ -169,7 +170,7 @@ def measure(student: nn.Module, objective: Objective, batch: Batch) -> TokenGuid
     """Decide over the tokens of a batch, as in training but without a step."""
     import torch
 
-    from vocagnolm.packing import student_segments
+    from vocagnolm.collator import student_segments
 
     with torch.no_grad():
         teacher = objective.teacher_losses(batch)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
+    from vocagnolm.collator import Batch
     from vocagnolm.guidance import TokenGuidance
     from vocagnolm.method import Method
-    from vocagnolm.packing import Batch
 
 Status = Literal["kept", "dropped", "unmapped", "unlabelled"]
 STATUSES: tuple[Status, ...] = get_args(Status)

@@ -26,7 +26,7 @@ from vocagnolm.io import MANIFEST_FILE, RUN_FILE, JsonObject, json_or_empty
 from vocagnolm.models.adapters import lora_config, merge_adapters
 from vocagnolm.models.load import ModelSource, is_adapter, model_files
 from vocagnolm.printing import print_main
-from vocagnolm.readers import Role, load_tokenizer
+from vocagnolm.tokenizer import Role, load_tokenizer
 from vocagnolm.training.checkpoints import checkpoint_fault
 from vocagnolm.training.options import ModelOptions
 from vocagnolm.training.run_directory import is_finished

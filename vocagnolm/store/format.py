@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vocagnolm.alignment import narrow_spans, widen_spans
+from vocagnolm.conventions import Spans
 from vocagnolm.io import (
     JsonObject,
     file_sha256,
@@ -35,7 +36,6 @@ from vocagnolm.io import (
     write_file,
     write_json,
 )
-from vocagnolm.spans import Spans
 
 MANIFEST_FILE, SHARDS = "manifest.json", "shards"
 LossDtype = Literal["float16", "float32"]

@@ -9,9 +9,16 @@ import numpy as np
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens
 from vocagnolm.chat.render import Template
-from vocagnolm.data import EMPTY, MISSING
-from vocagnolm.readers import Cuts, Reader, TeacherReaders, whose_template
-from vocagnolm.spans import Spans, Tokens
+from vocagnolm.conventions import Spans
+from vocagnolm.cutting import EMPTY
+from vocagnolm.data import MISSING
+from vocagnolm.readers import (
+    Cuts,
+    Reader,
+    TeacherReaders,
+    whose_template,
+)
+from vocagnolm.spans import Tokens
 from vocagnolm.store.format import LossArray, Store, StoredSegment
 
 

@@ -18,32 +18,32 @@ from transformers import PreTrainedConfig
 
 from vocagnolm.chat.render import Template
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.corpus import (
-    conversations_of,
-    files_of,
-    is_conversations,
-    joined,
-    load_corpus,
-    read_texts,
-    reasons_in,
-)
+from vocagnolm.corpus import files_of, load_corpus
 from vocagnolm.dist import connect, rank0
 from vocagnolm.fields import corpora_of
 from vocagnolm.io import check_writable, count_reasons, differences, versions
 from vocagnolm.models.load import (
     ModelSource,
-    check_quantizer,
     context_length,
     resolve_dtype,
     revision_of,
 )
+from vocagnolm.models.quantization import check_quantizer
 from vocagnolm.printing import print_main
-from vocagnolm.readers import Reader, TeacherReaders, teacher_reader, tokenizer_sha256
+from vocagnolm.readers import Reader, TeacherReaders, teacher_reader
 from vocagnolm.spans import Encoding, encode_batch, encode_rendered
 from vocagnolm.store import format as store
 from vocagnolm.store.read import StoredReader
 from vocagnolm.store.served import ServedScorer, answer_files
 from vocagnolm.store.windows import HFScorer, Window, windows
+from vocagnolm.texts import (
+    conversations_of,
+    is_conversations,
+    joined,
+    read_texts,
+    reasons_in,
+)
+from vocagnolm.tokenizer import tokenizer_sha256
 
 logger = logging.getLogger(__name__)
 

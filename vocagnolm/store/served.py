@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 import numpy as np
 
 from vocagnolm.io import JsonObject
-from vocagnolm.readers import PROBE, Reader
+from vocagnolm.readers import Reader
 from vocagnolm.spans import encode
 from vocagnolm.store.format import LossArray
 from vocagnolm.store.windows import Window
+from vocagnolm.tokenizer import PROBE
 
 if TYPE_CHECKING:
     import httpx

@@ -18,19 +18,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vocagnolm.chat.reading import TRAIN_ON
-from vocagnolm.corpus import (
-    files_of,
-    is_conversations,
-    joined,
-    load_corpus,
-    load_sample,
+from vocagnolm.corpus import files_of, load_corpus, load_sample
+from vocagnolm.data import (
+    MISSING,
+    Segments,
+    align_corpus,
+    skip_reasons,
+    skipped_line,
 )
-from vocagnolm.data import MISSING, Segments, align_corpus, skip_reasons, skipped_line
 from vocagnolm.dist import cores, machine_first
 from vocagnolm.fields import corpora_of
 from vocagnolm.io import told_of_full_disk
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, TeacherReaders
+from vocagnolm.texts import is_conversations, joined
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.models import Models
 from vocagnolm.training.options import DataOptions, PackOptions

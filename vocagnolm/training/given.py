@@ -11,7 +11,6 @@ import datasets
 from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.chat.reading import TrainOn
-from vocagnolm.corpus import only_text
 from vocagnolm.data import skipped_line
 from vocagnolm.dist import machine_first, rank0
 from vocagnolm.doors import python_door, worded
@@ -23,6 +22,7 @@ from vocagnolm.packing import Blocks
 from vocagnolm.printing import log_main
 from vocagnolm.readers import TeacherReaders, student_reader, teacher_reader
 from vocagnolm.store.format import is_store
+from vocagnolm.texts import only_text
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.documents import align, check_enough
 from vocagnolm.training.models import Models, load_weights, read_models

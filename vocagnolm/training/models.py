@@ -18,23 +18,21 @@ from vocagnolm.models.load import (
     ModelSource,
     check_distinct,
     context_length,
-    quantization,
     resolve_dtype,
-    shard_inside_machine,
 )
 from vocagnolm.models.memory import Sizes, sizes_of
+from vocagnolm.models.quantization import quantization
+from vocagnolm.models.sharding import shard_inside_machine
 from vocagnolm.objective import StoredTeacher
 from vocagnolm.readers import (
     Reader,
-    Role,
     TeacherReaders,
-    check_same_tokens,
     student_reader,
     teacher_reader,
-    tokenizer_sha256,
 )
 from vocagnolm.store.format import Store
 from vocagnolm.store.read import StoredReader
+from vocagnolm.tokenizer import Role, check_same_tokens, tokenizer_sha256
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.options import GuidanceOptions, ModelOptions, PackOptions
 

@@ -5,7 +5,8 @@ from transformers import Trainer
 from transformers.training_args import OptimizerNames
 
 from vocagnolm.extras import is_installed, require
-from vocagnolm.models.load import QUANTIZATIONS, check_quantizer, devices_of_a_machine, quantization
+from vocagnolm.models.quantization import QUANTIZATIONS, check_quantizer, quantization
+from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.settings import Job
 

@@ -1,0 +1,312 @@
+"""Packed sequences collated into a batch, with the teacher's ranges re-based to its rows."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import get_worker_info
+
+from vocagnolm.alignment import segment_shares
+from vocagnolm.attention import RowSegments, segments_of
+from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED, IntArray
+from vocagnolm.packing import Block, FloatArray, padded_width, segment_rows
+
+_Segments = Sequence[Sequence[IntArray]]  # of every row
+_OF_STUDENT = {"block", "student_ids", "student_labelled"}
+
+
+def chunk_edges(tokens: int, chunks: int) -> IntArray:
+    """Cut a sequence into chunks of equal token count (Section 2): [edges[c], edges[c + 1]).
+
+    Chunk c of the student is guided by chunk c of the teacher; counts differ by at most one, and
+    some chunks are empty where there are fewer tokens than chunks.
+
+    >>> chunk_edges(10, 4).tolist()
+    [0, 2, 5, 7, 10]
+    """
+    return np.arange(chunks + 1, dtype=np.int64) * tokens // chunks
+
+
+class Batch(TypedDict, total=False):
+    """B rows, S student and T teacher positions; labels and ranges stand at the token they are of.
+
+    Labels are -100 at padding, where a segment starts, as nothing predicts its first token, and
+    outside of the labelled tokens of a conversation. Only sequences with a teacher have `teacher_`
+    entries: rows of an online one, or losses from a store.
+    """
+
+    input_ids: Tensor  # [B, S]
+    labels: Tensor  # [B, S]
+    position_ids: Tensor  # [B, S]
+    # The same segments as `RowSegments` has them; padding is cut into pieces, none the longest.
+    segment_edges: Tensor  # int32
+    longest_segment: int
+    block: Tensor  # [B], indices of the packed sequences
+    # An online teacher's rows. Columns of several teachers are concatenated; lists have one
+    # entry for each.
+    teacher_input_ids: Tensor  # [B, T]
+    teacher_labels: Tensor  # [B, T]
+    teacher_position_ids: Tensor  # [B, T]
+    teacher_segment_edges: list[Tensor]
+    teacher_longest_segment: list[int]
+    teacher_label_tokens: list[int]
+    # Read from a store instead; NaN where a token has none.
+    teacher_losses: Tensor  # float32 [B, T]
+    # Columns that each teacher's rows take; their sum is T.
+    teacher_widths: list[int]
+    # In the T columns, (-1, -1) unmapped: those of all S tokens by the first teacher, then by the
+    # second one.
+    teacher_ranges: Tensor  # [B, K S, 2]
+    # With `shares` only, as `alignment.covered_shares` has them.
+    teacher_shares: Tensor  # float32 [B, K S, 3]
+    # With `chunks` only: the chunk of each position, that of the last token for padding.
+    chunk: Tensor  # [B, S]
+    # On the host, so that counts need no host-device sync, and ids beyond a vocabulary are an
+    # error: the largest id of the student's rows and of each online teacher's, and label
+    # tokens of each row.
+    largest_ids: list[int]
+    mapped_tokens: list[int]
+    unmapped_tokens: list[int]
+
+
+def label_tokens(batch: Batch) -> int:
+    """Count the student's tokens that have a label."""
+    return sum(batch["mapped_tokens"]) + sum(batch["unmapped_tokens"])
+
+
+def student_segments(batch: Batch) -> RowSegments:
+    """Return the segments of the student's rows."""
+    return RowSegments(batch["segment_edges"], batch["longest_segment"])
+
+
+def teacher_segments(batch: Batch) -> list[RowSegments]:
+    """Return the segments of every online teacher's rows."""
+    found = (batch["teacher_segment_edges"], batch["teacher_longest_segment"])
+    return [RowSegments(*segments) for segments in zip(*found, strict=True)]
+
+
+@dataclass(frozen=True)
+class PackedCollator:
+    """Make packed sequences the rows of a batch.
+
+    Position ids restart at every segment, which is how the models of `transformers` know that
+    attention must not cross; no attention mask may be passed. Padding is a segment of its own. A
+    teacher's rows are padded to a multiple of 64, so that their shapes are few, or to the
+    `teacher_max_length` of the sequences: a learned table of positions may end there.
+
+    >>> def segments(*tokens: int) -> list[IntArray]:
+    ...     return [np.array(tokens)]
+    >>> block: Block = {
+    ...     "block": 0, "student_ids": segments(1, 5, 6), "student_labelled": segments(),
+    ...     "teacher_ids": segments(9, 7), "teacher_losses": [np.empty(0, np.float32)],
+    ...     "teacher_counts": segments(2), "teacher_labelled": segments(),
+    ...     "ranges": [np.array([[[-1, -1], [1, 2], [1, 2]]])],
+    ... }
+    >>> batch = PackedCollator(max_length=4)([block])
+    >>> batch["labels"].tolist(), batch["teacher_ranges"].tolist()
+    ([[-100, 5, 6, -100]], [[[-1, -1], [1, 2], [1, 2], [-1, -1]]])
+    """
+
+    max_length: int
+    # Let position ids, and so attention, run through the whole sequence.
+    attend_across_documents: bool = False
+    teacher_max_length: int | Sequence[int] | None = None
+    # Map every token of chunk c of a row to chunk c of the teacher's row (Section 6.1), instead of
+    # to the teacher tokens that cover it.
+    chunks: int | None = None
+    # Measure the shares of characters that `--aggregation share` weighs by.
+    shares: bool = False
+
+    def __call__(self, blocks: Sequence[Block]) -> Batch:
+        """Make the batch of some packed sequences; other items are a ValueError."""
+        if missing := sorted(_OF_STUDENT - blocks[0].keys()):
+            lacks = f"an item of the data set lacks {', '.join(missing)}"
+            raise ValueError(f"{lacks}: expected those of vocagnolm.packing.Blocks")
+        student = [block["student_ids"] for block in blocks]
+        trained = [_labels(block["student_ids"], block["student_labelled"]) for block in blocks]
+        ids, labels, positions, segments = self._rows(student, trained, self.max_length)
+        batch: Batch = {
+            "input_ids": ids,
+            "labels": labels,
+            "position_ids": positions,
+            "segment_edges": segments.edges,
+            "longest_segment": segments.longest,
+            "largest_ids": [int(ids.max())],
+            "block": torch.tensor([block["block"] for block in blocks]),
+        }
+        if self.chunks is not None:
+            chunk = [_chunk_of_positions(row, self.max_length, self.chunks) for row in student]
+            batch["chunk"] = torch.from_numpy(np.stack(chunk))
+        has_label = labels.numpy() != IGNORED_LABEL
+        mapped = np.zeros_like(has_label)
+        if "teacher_counts" in blocks[0]:
+            widths = self._widths(blocks)
+            ranges = np.stack([self._ranges(block, widths) for block in blocks])
+            mapped = has_label & (ranges[..., 0] != UNMAPPED).all(1)
+            batch["teacher_widths"] = widths
+            batch["teacher_ranges"] = torch.from_numpy(ranges.reshape(len(blocks), -1, 2))
+            if self.shares:
+                shares = np.stack([self._shares(block, len(widths)) for block in blocks])
+                batch["teacher_shares"] = torch.from_numpy(shares.reshape(len(blocks), -1, 3))
+            if any(len(losses) for block in blocks for losses in block["teacher_losses"]):
+                losses = np.stack([_losses(block, widths) for block in blocks])
+                batch["teacher_losses"] = torch.from_numpy(losses)
+            else:
+                batch.update(self._teacher_rows(blocks, widths))
+                parts = torch.split(batch["teacher_input_ids"], widths, -1)
+                batch["largest_ids"] += [int(part.max()) for part in parts if part.numel()]
+        batch["mapped_tokens"] = mapped.sum(-1).tolist()
+        batch["unmapped_tokens"] = (has_label & ~mapped).sum(-1).tolist()
+        # Without shared memory that is an error in a worker here, and a hang later.
+        if get_worker_info() is not None:
+            tree_map_only(Tensor, Tensor.share_memory_, batch)
+        return batch
+
+    def _widths(self, blocks: Sequence[Block]) -> list[int]:
+        """Return the columns of each teacher."""
+        tokens = np.array([np.sum(block["teacher_counts"], axis=0) for block in blocks])
+        longest = tokens.max(0).tolist()
+        if self.teacher_max_length is None:
+            return [padded_width(width, sys.maxsize) for width in longest]
+        return list(map(padded_width, longest, np.atleast_1d(self.teacher_max_length).tolist()))
+
+    def _ranges(self, block: Block, widths: Sequence[int]) -> IntArray:
+        """Return the teacher ranges of a row, [K, S, 2], in the columns of all teachers."""
+        if self.chunks is not None:
+            return _ranges_of_chunks(block, widths, self.max_length, self.chunks)
+        ranges = np.full((len(widths), self.max_length, 2), UNMAPPED, np.int64)
+        # A segment counts a teacher's tokens from 0; in the columns each teacher has a row of its
+        # own. Two segments of two teachers, a and b, and widths of 8 and 8:
+        #
+        #   counts  [[3, 2], [4, 1]]        segment 0   a a a   b b
+        #                                   segment 1   A A A A   B
+        #   columns   a a a A A A A . | b b B . . . . .
+        #   begins    0     3           8   10          of each segment, by teacher
+        begins, at = np.cumsum([0, *widths[:-1]]), 0
+        for found, counts in zip(block["ranges"], block["teacher_counts"], strict=True):
+            end = at + found.shape[1]
+            moved = found + begins[:, None, None]
+            ranges[:, at:end] = np.where(found == UNMAPPED, UNMAPPED, moved)
+            begins, at = begins + counts, end
+        return ranges
+
+    def _shares(self, block: Block, teachers: int) -> FloatArray:
+        """Return the shares of a row, [K, S, 3]; 1.0 at padding."""
+        shares = np.ones((teachers, self.max_length, 3), np.float32)
+        found = [segment_shares(row, row["ranges"]) for row in segment_rows(block)]
+        shares[:, : sum(part.shape[1] for part in found)] = np.concatenate(found, axis=1)
+        return shares
+
+    def _teacher_rows(self, blocks: Sequence[Block], widths: Sequence[int]) -> Batch:
+        labels = [_labels(block["teacher_ids"], block["teacher_labelled"]) for block in blocks]
+        rows = []
+        for teacher, width in enumerate(widths):
+            ids = [_of_teacher(block, block["teacher_ids"], teacher) for block in blocks]
+            trained = [_of_teacher(*pair, teacher) for pair in zip(blocks, labels, strict=True)]
+            rows.append(self._rows(ids, trained, width))
+        *tensors, segments = zip(*rows, strict=True)
+        ids_BT, labels_BT, positions_BT = (torch.cat(tensor, -1) for tensor in tensors)
+        return {
+            "teacher_input_ids": ids_BT,
+            "teacher_labels": labels_BT,
+            "teacher_position_ids": positions_BT,
+            "teacher_segment_edges": [found.edges for found in segments],
+            "teacher_longest_segment": [found.longest for found in segments],
+            "teacher_label_tokens": [int((row[1] != IGNORED_LABEL).sum()) for row in rows],
+        }
+
+    def _rows(
+        self, blocks: _Segments, trained: _Segments, length: int
+    ) -> tuple[Tensor, Tensor, Tensor, RowSegments]:
+        """Return ids, labels and positions [B, length], and what attends to itself."""
+        ids, labels, positions = (np.zeros((len(blocks), length), np.int64) for _ in range(3))
+        labels[:] = IGNORED_LABEL
+        # ids        1   5 6 2   1   7   0   0       two segments, and padding
+        # labels    -100 5 6 2 -100  7 -100 -100
+        # positions  0   1 2 3   0   1   0   0
+        for row, segments in enumerate(zip(blocks, trained, strict=True)):
+            at = 0
+            for segment, its_labels in zip(*segments, strict=True):
+                here = slice(at, at + len(segment))
+                ids[row, here], labels[row, here] = segment, its_labels
+                labels[row, at : at + 1] = IGNORED_LABEL
+                positions[row, here] = np.arange(len(segment))
+                at += len(segment)
+        lengths = [[len(segment) for segment in segments] for segments in blocks]
+        # Padding must not be the longest, or the kernel would be called for more than it needs.
+        longest = max(max(tokens, default=0) for tokens in lengths) or length
+        for tokens in lengths:
+            whole, rest = divmod(length - sum(tokens), longest or 1)
+            tokens += [longest] * whole + [rest]
+        if self.attend_across_documents:
+            positions[:] = np.arange(length)
+            lengths = [[length]] * len(blocks)
+        ids_BS, labels_BS, positions_BS = map(torch.from_numpy, (ids, labels, positions))
+        return ids_BS, labels_BS, positions_BS, segments_of(itertools.chain(*lengths))
+
+
+def _labels(segments: Sequence[IntArray], labelled: Sequence[IntArray]) -> list[IntArray]:
+    """Return the labels of segments: all ids, or those in concatenated ranges [first, last).
+
+    >>> _labels([np.array([7, 8, 9]), np.array([5, 6])], [np.array([1, 2]), np.array([])])
+    [array([-100,    8, -100]), array([5, 6])]
+    """
+    labels = []
+    for ids, ranges in zip(segments, labelled, strict=True):
+        if not len(ranges):
+            labels.append(ids)
+            continue
+        # Ids may have a type without negative numbers.
+        kept = np.full(len(ids), IGNORED_LABEL, np.int64)
+        for first, last in np.asarray(ranges, np.int64).reshape(-1, 2):
+            kept[first:last] = ids[first:last]
+        labels.append(kept)
+    return labels
+
+
+def _of_teacher(block: Block, column: Sequence[Any], teacher: int) -> list[Any]:
+    """Take one teacher's part of what every segment has of all teachers."""
+    parts = zip(column, block["teacher_counts"], strict=True)
+    return [np.split(values, np.cumsum(counts)[:-1])[teacher] for values, counts in parts]
+
+
+def _losses(block: Block, widths: Sequence[int]) -> FloatArray:
+    """Return the stored losses of a row [T], NaN at padding."""
+    row = np.full(sum(widths), np.nan, np.float32)
+    for teacher, columns in enumerate(np.split(row, np.cumsum(widths)[:-1])):
+        losses = np.concatenate(_of_teacher(block, block["teacher_losses"], teacher))
+        columns[: len(losses)] = losses
+    return row
+
+
+def _chunk_of_positions(student: Sequence[IntArray], length: int, chunks: int) -> IntArray:
+    """Return the chunk of every position of a row [S]."""
+    tokens = sum(map(len, student))
+    positions = np.arange(length).clip(max=tokens - 1)
+    return chunk_edges(tokens, chunks).searchsorted(positions, side="right") - 1
+
+
+def _ranges_of_chunks(block: Block, widths: Sequence[int], length: int, chunks: int) -> IntArray:
+    """Return the ranges [K, S, 2] that are the chunks of the teachers' rows."""
+    tokens = sum(map(len, block["student_ids"]))
+    chunk = _chunk_of_positions(block["student_ids"], length, chunks)[:tokens]
+    ranges = np.full((len(widths), length, 2), UNMAPPED, np.int64)
+    begin = 0
+    for teacher, width in enumerate(widths):
+        counts = np.array([counts[teacher] for counts in block["teacher_counts"]], np.int64)
+        edges = chunk_edges(int(counts.sum()), chunks)
+        # The first token of a segment has no loss; a chunk of such tokens only guides nothing.
+        losses = np.diff(edges - (np.cumsum(counts) - counts).searchsorted(edges))
+        chunk_ranges = begin + np.stack([edges[:-1], edges[1:]], -1)
+        chunk_ranges[losses <= 0] = UNMAPPED
+        ranges[teacher, :tokens] = chunk_ranges[chunk]
+        begin += width
+    return ranges

@@ -1,0 +1,81 @@
+"""Whether a model keeps packed documents apart, tried on a few tokens."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from vocagnolm.attention import segments_of
+from vocagnolm.conventions import IGNORED_LABEL
+from vocagnolm.token_loss import (
+    add_token_losses,
+    inner_model,
+    probe_ids,
+    probing,
+    require_finite,
+    rounds_by_dtype,
+)
+
+
+class PackingError(ValueError):
+    """A model lets packed documents see each other."""
+
+
+def check_packing(
+    model: nn.Module, device: torch.device | None = None, *, longest: int = 0, crosses: bool = False
+) -> None:
+    """Verify that documents packed into one row have the losses they have alone.
+
+    Position ids restart with every document, and attention must not cross documents, unless it
+    `crosses` them on purpose. Not every attention implementation isolates them (flash attention
+    does not in batches of several rows), and not every model can (recurrent ones carry their state
+    on). Attention that needs segments is told that they have `longest` tokens, which one with a
+    shorter window rejects. Calls `add_token_losses` first. `device` is where the model will run, if
+    it is not there yet, in its final dtype and attention.
+    """
+    call: Callable[..., Tensor] = add_token_losses(model, device)
+
+    def losses(ids: Tensor, position_ids: Tensor, labels: Tensor, lengths: Iterable[int]) -> Tensor:
+        """Take the same path as training."""
+        segments = segments_of(lengths)
+        segments = segments._replace(longest=max(longest, segments.longest))
+        rows = {"input_ids": ids, "position_ids": position_ids, "labels": labels}
+        return call(**rows, segments=segments, token_losses=True)
+
+    # Tokens by row; other borders in the second row, since masks may differ by row.
+    documents = ((5, 11), (9, 7))
+    with probing(model, device):
+        ids = probe_ids(model, (2, 16))
+        # plain        0 1 2 3 4 5 6 7 ...
+        # restarting   0 1 2 3 4 0 1 2 ...
+        plain = torch.arange(16, device=ids.device).expand(2, -1)
+        restarting = torch.stack([torch.cat([plain[0, :n] for n in row]) for row in documents])
+        labels = ids.masked_fill(restarting == 0, IGNORED_LABEL)
+        crossing = losses(ids, plain, labels, [16, 16])
+        if crosses:
+            return
+        packed = losses(ids, restarting, labels, sum(documents, ()))
+        alone = [
+            losses(one, plain[:1, :n], one, [n])
+            for row, lengths in zip(ids, documents, strict=True)
+            for n, one in zip(lengths, row[None].split_with_sizes(lengths, 1), strict=True)
+        ]
+    separate = torch.cat(alone, dim=1).view_as(packed)
+    require_finite(model, packed, crossing, separate)
+    error, scale = (float((found - separate).abs().max()) for found in (packed, crossing))
+    # Rounding differs between shapes. Below the floor even crossing looks like isolation, as in
+    # some untrained models; a small share of the scale still shows the leak of one layer in many.
+    inner = inner_model(model)
+    exact = rounds_by_dtype(model, inner.dtype) and not torch.is_autocast_enabled(ids.device.type)
+    floor, share = (1e-4, 0.01) if exact else (5e-2, 0.2)
+    if error > floor + share * scale:
+        attention = inner.config._attn_implementation
+        # These two isolate documents wherever a model can, so another one is no way out of them.
+        is_best = attention in ("sdpa", "eager")
+        way_out = "" if is_best else "use --attn_implementation sdpa or eager, "
+        raise PackingError(
+            f"{type(model).__name__} with attention implementation {attention} lets "
+            f"packed documents see each other: losses differ by up to {error:.2g} nats from those "
+            f"of the same documents alone (by {scale:.2g} when attention crosses on purpose): "
+            f"{way_out}accept it with --attend_across_documents, or take another model"
+        )

@@ -1,0 +1,207 @@
+"""The output head of a model, applied to a tile of tokens at a time: no full logits.
+
+Shapes: B sequences, T positions, N = B * T rows, K rows of a tile, D hidden size, V vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from vocagnolm.attention import RowSegments, segment_call, takes_segments
+
+# Logits held at once (256 MiB and 32 MiB of float32): enough to keep the matrix unit busy, and far
+# below a tenth of the full logits of one packed sequence.
+TILE_LOGITS_CUDA = 2**26
+TILE_LOGITS = 2**23
+
+
+class Head(NamedTuple):
+    """From hidden states to logits: cap * tanh(scale * (hidden @ weight.T + bias) / cap)."""
+
+    weight_VD: Tensor
+    bias_V: Tensor | None
+    scale: float
+    cap: float | None
+    dtype: torch.dtype  # of the factors of the matrix products
+
+    def cast(self) -> "Head":
+        """With the weight in the dtype of the products, once for all tiles."""
+        return self._replace(weight_VD=self.weight_VD.to(self.dtype))
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        """Of logits, losses and gradient sums: float32, or float64 for a float64 model."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+    def matmul(self, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return `a @ b` in `sum_dtype`, in `out` if given."""
+        if self.dtype == self.sum_dtype:
+            return torch.mm(a, b, out=out)
+        if a.is_cuda:  # its kernel sums in float32, which are rounded without out_dtype
+            return torch.mm(a, b, out_dtype=self.sum_dtype)
+        product = torch.mm(a, b)
+        return product.to(self.sum_dtype) if out is None else out.copy_(product)
+
+    def tile(self, rows: int) -> Tensor | None:
+        """Return memory for the logits [rows, V] of one tile after the other."""
+        # CUDA's allocator reuses memory; the system's would scatter the tiles.
+        weight_VD = self.weight_VD
+        shape = (rows, len(weight_VD))
+        return None if weight_VD.is_cuda else weight_VD.new_empty(shape, dtype=self.sum_dtype)
+
+    def logits(self, hidden_KD: Tensor, tile_KV: Tensor | None) -> Tensor:
+        """Return logits [K, V] in `sum_dtype`, on which the caller may work in place."""
+        out_KV = None if tile_KV is None else tile_KV[: len(hidden_KD)]
+        logits_KV = self.matmul(hidden_KD.to(self.dtype), self.weight_VD.T, out_KV)
+        if self.bias_V is not None:
+            logits_KV += self.bias_V
+        if self.scale != 1.0:
+            logits_KV *= self.scale
+        if self.cap is not None:
+            logits_KV.div_(self.cap).tanh_().mul_(self.cap)
+        return logits_KV
+
+    def slope(self, logits_KV: Tensor) -> Tensor | None:
+        """Return the derivative of the soft cap, if there is one; the scale is not in it."""
+        if self.cap is None:
+            return None
+        # (cap * tanh(x / cap))' = 1 - tanh(x / cap) ** 2
+        return (logits_KV / self.cap).square_().neg_().add_(1.0)
+
+    def gradient(
+        self, p_KV: Tensor, target_K1: Tensor, factor: Tensor | float, slope_KV: Tensor | None
+    ) -> Tensor:
+        """Turn probabilities, in place, into the gradient of factor * loss at the product."""
+        # d loss / d logits = softmax(logits) - 1 at the target, times the slope of scale and cap.
+        p_KV.scatter_add_(-1, target_K1, p_KV.new_full(target_K1.shape, -1.0))
+        p_KV *= factor * self.scale
+        return p_KV if slope_KV is None else p_KV.mul_(slope_KV)
+
+
+def log_softmax_(logits_KV: Tensor) -> Tensor:
+    """Turn logits, in place, into log-probabilities."""
+    # PyTorch's kernels reduce a row before they write it, element by element. That they do so is
+    # seen as every run begins: token losses are compared with those of the model's own logits.
+    return torch.log_softmax(logits_KV, -1, out=logits_KV)
+
+
+class HeadGradients:
+    """Gradients at hidden states and a head's weight and bias, where needed, summed by tile.
+
+    `sums` are in the dtype of sums, None if not needed; autograd rounds them.
+    """
+
+    def __init__(self, needed: Sequence[bool], hidden_ND: Tensor, head: Head):
+        self._head = head
+        self.sums = [
+            torch.zeros_like(x, dtype=head.sum_dtype) if need and x is not None else None
+            for need, x in zip(needed, (hidden_ND, head.weight_VD, head.bias_V), strict=True)
+        ]
+
+    def add(self, row_K: Tensor, gradient_KV: Tensor, hidden_KD: Tensor) -> None:
+        """Add the part of a tile whose rows are in no other; its gradient in the dtype of sums."""
+        head, (hidden_ND, weight_VD, bias_V) = self._head, self.sums
+        if bias_V is not None:
+            bias_V += gradient_KV.sum(0)
+        gradient_KV = gradient_KV.to(head.dtype)
+        if hidden_ND is not None:
+            hidden_ND[row_K] = head.matmul(gradient_KV, head.weight_VD)
+        # In place where the dtypes allow it, which spares a second [V, D] tensor.
+        if weight_VD is not None and head.dtype == head.sum_dtype:
+            weight_VD.addmm_(gradient_KV.T, hidden_KD)
+        elif weight_VD is not None:
+            weight_VD += head.matmul(gradient_KV.T, hidden_KD)
+
+
+def rows_per_tile(rows: int, *heads: Head) -> int:
+    """Rows of a tile of logits over one vocabulary, or of tiles over several side by side."""
+    words = sum(len(head.weight_VD) for head in heads)
+    is_cuda = heads[0].weight_VD.is_cuda
+    return max(1, min(rows, tile_rows(words) if is_cuda else TILE_LOGITS // words))
+
+
+def tile_rows(words: int) -> int:
+    """Rows of a tile on a GPU.
+
+    >>> tile_rows(32_000), tile_rows(152_064), tile_rows(10**6)
+    (2048, 384, 67)
+    """
+    fit = TILE_LOGITS_CUDA // words
+    # Matrix units compute 128 rows at a time.
+    return fit - fit % 128 if fit > 128 else fit
+
+
+def read_head(model: PreTrainedModel, hidden: Tensor) -> Head:
+    """Return a model's output head, its weight whole."""
+    embeddings, kind = output_embeddings(model), hidden.device.type
+    # Read here: the backward pass runs outside of autocast.
+    autocast = torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if autocast else hidden.dtype
+    # Its own forward, which would gather its weight, never runs.
+    if isinstance(embeddings, FSDPModule):
+        embeddings.unshard()
+    bias_V = cast("Tensor | None", embeddings.bias)
+    return Head(embeddings.weight, bias_V, *scale_and_cap(model.config), dtype)
+
+
+def last_hidden_state(
+    model: PreTrainedModel, *, segments: RowSegments | None = None, **inputs: Any
+) -> Tensor:
+    """Return the hidden states [B, T, D] that a model's output head reads.
+
+    The inputs are its base model's: `input_ids` and, for packed rows, `position_ids`, both [B, T];
+    with the segments for attention that cannot see packed rows in these.
+    """
+    rows_BT = inputs["input_ids"]
+    if takes_segments(model):
+        inputs = segment_call(model, segments, inputs)
+    # With a cache, transformers would let packed documents attend to each other.
+    output = model.base_model(**inputs | {"use_cache": False, "return_dict": True})
+    hidden = output.get("last_hidden_state") if isinstance(output, Mapping) else None
+    if not isinstance(hidden, Tensor):
+        raise ValueError(_unsupported(model, "its base model returns no last_hidden_state"))
+    return hidden.view(*rows_BT.shape, -1)
+
+
+def scale_and_cap(config: PreTrainedConfig) -> tuple[float, float | None]:
+    """Return the factor and the soft cap that a model's own forward applies to its logits."""
+    text_config = config.get_text_config()
+
+    def number(name: str) -> float | None:
+        value = getattr(text_config, name, None)
+        return float(value) if isinstance(value, int | float) else None
+
+    # Cohere, Falcon-H1, Muse; then Granite, MiniCPM; then Gemma, Griffin.
+    scale = 1.0
+    for name in ("logit_scale", "lm_head_multiplier", "output_multiplier"):
+        scale *= number(name) or 1.0
+    scale /= number("logits_scaling") or 1.0
+    return scale, number("final_logit_softcapping") or number("logits_soft_cap")
+
+
+def output_embeddings(model: nn.Module) -> nn.Linear:
+    """Return the linear layer that makes a model's logits; another, or none, is a ValueError."""
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(_unsupported(model, "it is no transformers.PreTrainedModel"))
+    embeddings = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    # An adapter around the head is another kind too, and would be passed over.
+    if not isinstance(embeddings, nn.Linear):
+        kind = type(embeddings).__name__
+        raise ValueError(_unsupported(model, f"its output embeddings are of type {kind}"))
+    weight = embeddings.weight
+    if type(weight) not in (nn.Parameter, Tensor, DTensor) or not weight.is_floating_point():
+        kind = f"{type(weight).__name__} of {weight.dtype}"
+        raise ValueError(_unsupported(model, f"its output embeddings are quantized ({kind})"))
+    return embeddings
+
+
+def _unsupported(model: nn.Module, found: str) -> str:
+    return (
+        f"token losses cannot be computed for {type(model).__name__}: {found}. Expected a causal "
+        "language model of transformers, whose output embeddings are a torch.nn.Linear"
+    )
