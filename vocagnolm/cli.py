@@ -10,6 +10,7 @@ import atexit
 import logging
 import os
 import re
+import runpy
 import signal
 import sys
 import time
@@ -206,3 +207,8 @@ def run_script(main: _Main) -> NoReturn:
     sys.stdout.flush()
     # Python's own end meets threads of gloo, which now and then abort it.
     os._exit(status)
+
+
+# The command is `python -m vocagnolm`; scripts of earlier versions name this module.
+if __name__ == "__main__":
+    runpy.run_module("vocagnolm", run_name="__main__", alter_sys=True)
