@@ -63,12 +63,6 @@ _INTEGERS = (
 )
 
 
-# -- Cutting -------------------------------------------------------------------------------------
-
-
-# -- Rows ----------------------------------------------------------------------------------------
-
-
 def _column_types(student: Reader, teachers: TeacherReaders) -> datasets.Features:
     types = dict(_ARRAYS)
     for name, readers in (("student_ids", (student,)), ("teacher_ids", teachers.readers)):

@@ -187,6 +187,3 @@ class Blocks(Dataset[Block]):
     def fill_fraction(self) -> float:
         """Share of the positions that hold a token, in [0, 1]."""
         return self.student_tokens / max(len(self) * self.max_length, 1)
-
-
-# -- Batches -------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from vocagnolm.spans import (
     encode_texts,
     tokenizer_name,
 )
-from vocagnolm.tokenizer import Role, start_id
+from vocagnolm.tokenizer import Role, serialised, start_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,8 +33,6 @@ logger = logging.getLogger(__name__)
 # By index of each document that must be cut: the places, None where they are not known.
 Cuts = Mapping[int, Sequence[int] | None]
 
-
-# -- Readers -------------------------------------------------------------------------------------
 
 # For models without a template of their own.
 _BUILT_IN = {
@@ -123,7 +121,7 @@ class Reader:
 
     def fingerprint(self) -> str:
         """Return all that decides how this reader cuts and encodes a text."""
-        return f"{self.tokenizer.backend_tokenizer.to_str()}|{self.start}|{self.end}|{self.limit}"
+        return f"{serialised(self.tokenizer)}|{self.start}|{self.end}|{self.limit}"
 
 
 def student_reader(

@@ -8,7 +8,8 @@ space) are given to the tokens beside them. Loads neither torch nor transformers
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -60,10 +61,31 @@ class Tokens:
         return Encoding(self.values[part], self.spans[part])
 
 
-# -- Spans from bytes ----------------------------------------------------------------------------
-
-
 # -- Spans from offsets --------------------------------------------------------------------------
+
+
+@contextmanager
+def without_limits(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
+    """Turn the tokenizer's truncation and padding off inside, and leave it as it was.
+
+    A tokenizer keeps them from its last call, or from its file.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        yield
+        return
+    truncation, padding = backend.truncation, backend.padding
+    takes_special = backend.encode_special_tokens
+    backend.no_truncation()
+    backend.no_padding()
+    try:
+        yield
+    finally:
+        backend.encode_special_tokens = takes_special
+        if truncation is not None:
+            backend.enable_truncation(**truncation)
+        if padding is not None:
+            backend.enable_padding(**padding)
 
 
 def encode_raw(
@@ -79,16 +101,17 @@ def encode_raw(
     output: Any = {}
     # Slow ones raise errors of their own, and some do not know the attribute.
     if getattr(tokenizer, "is_fast", False):
-        output = tokenizer(
-            list(texts),
-            add_special_tokens=False,
-            split_special_tokens=literal,
-            return_offsets_mapping=True,
-            truncation=False,
-            padding=False,
-            # A text longer than the context is no news: it is cut into segments later.
-            verbose=False,
-        )
+        with without_limits(tokenizer):
+            output = tokenizer(
+                list(texts),
+                add_special_tokens=False,
+                split_special_tokens=literal,
+                return_offsets_mapping=True,
+                truncation=False,
+                padding=False,
+                # A text longer than the context is expected: it is cut into segments later.
+                verbose=False,
+            )
     if "offset_mapping" not in output:
         raise ValueError(
             f"{name} gives no character offsets: use a fast tokenizer, with a tokenizer.json"
@@ -167,6 +190,11 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> To
     The tokenizer is asked for offsets only of other texts (Unicode normalisation, trimmed or
     unknown characters): it takes half as long again with them.
     """
+    with without_limits(tokenizer):
+        return _encode_texts(tokenizer, texts)
+
+
+def _encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tokens:
     contents = [text.encode() for text in texts]
     has_backend = texts and getattr(tokenizer, "backend_tokenizer", None)
     table = _token_bytes(tokenizer, len(tokenizer)) if has_backend else None
@@ -187,8 +215,6 @@ def _by_bytes(
 ) -> tuple[Tokens, list[int]]:
     """Tokenize texts without offsets; also gives the texts of which the spans are not known."""
     backend = tokenizer.backend_tokenizer
-    backend.no_truncation()
-    backend.no_padding()
     backend.encode_special_tokens = True
     batch = backend.encode_batch_fast(list(texts), add_special_tokens=False)
     lists = [one.ids for one in batch]

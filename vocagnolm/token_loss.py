@@ -38,12 +38,6 @@ from vocagnolm.output_head import (
     rows_per_tile,
 )
 
-# -- The output head -----------------------------------------------------------------------------
-
-
-# -- Token losses --------------------------------------------------------------------------------
-
-
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 

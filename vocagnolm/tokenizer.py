@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from vocagnolm.extras import advice
 from vocagnolm.hub import check_name
-from vocagnolm.spans import encode, encode_raw, tokenizer_name
+from vocagnolm.spans import encode, encode_raw, tokenizer_name, without_limits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -141,7 +141,13 @@ def check_same_tokens(
 
 def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return what changes when a tokenizer does: the hash of its serialised backend."""
-    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+    return hashlib.sha256(serialised(tokenizer).encode()).hexdigest()
+
+
+def serialised(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the backend as JSON, without the truncation and padding that a call leaves behind."""
+    with without_limits(tokenizer):
+        return str(tokenizer.backend_tokenizer.to_str())
 
 
 def start_id(tokenizer: PreTrainedTokenizerBase, role: Role) -> int:

@@ -23,7 +23,7 @@ from vocagnolm.spans import (
     encode_rendered,
     fill_gaps,
 )
-from vocagnolm.tokenizer import check_tokenizer, load_tokenizer
+from vocagnolm.tokenizer import check_tokenizer, load_tokenizer, tokenizer_sha256
 
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
 Tokenizers = dict[str, PreTrainedTokenizerFast]
@@ -262,3 +262,24 @@ def test_fill_gaps_gives_the_worked_example(
     filled = fill_gaps(np.array(spans, dtype=np.int64).reshape(-1, 2), text)
     assert filled.tolist() == expected
     assert filled.dtype == np.int64
+
+
+def test_tokenizer_is_left_as_it_was(tokenizers_by_family: Tokenizers) -> None:
+    """What a call leaves behind neither changes spans, nor is it changed, nor is it in a key."""
+    for tokenizer in tokenizers_by_family.values():
+        text = "Let x = 2, then x + x = 4."
+        expected, key = encode(tokenizer, text), tokenizer_sha256(tokenizer)
+        backend = tokenizer.backend_tokenizer
+        backend.enable_truncation(3, stride=1)
+        backend.enable_padding(length=40, pad_id=1)
+        backend.encode_special_tokens = False
+        before = backend.to_str()
+        found = encode(tokenizer, text)
+        assert found.ids.tolist() == expected.ids.tolist()
+        assert found.spans.tolist() == expected.spans.tolist()
+        encode_rendered(tokenizer, [text])
+        assert tokenizer_sha256(tokenizer) == key
+        assert backend.to_str() == before
+        assert not backend.encode_special_tokens
+        backend.no_truncation()
+        backend.no_padding()

@@ -1,4 +1,4 @@
-"""Load models, whole, quantized or sharded; name their content."""
+"""Where a model comes from: its configuration, weights and tokenizer; loading it."""
 
 import hashlib
 import sys
@@ -282,12 +282,6 @@ def check_distinct(
             "tokenizers differ: give both the model's own (--student_tokenizer, "
             "--teacher_tokenizer)"
         )
-
-
-# -- Quantization --------------------------------------------------------------------------------
-
-
-# -- Sharding ------------------------------------------------------------------------------------
 
 
 def resolve_dtype(choice: str, device: torch.device) -> str:

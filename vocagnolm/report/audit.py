@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vocagnolm.cli import Parser, shell
 from vocagnolm.fields import corpora_of
@@ -30,18 +30,8 @@ from vocagnolm.report.mapping import CHUNKS, audit
 from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
 from vocagnolm.tokenizer import load_tokenizer
 
-if TYPE_CHECKING:
-    pass
-
-
 # Shares of the student's tokens from which a verdict warns.
 _MANY_UNMAPPED, _MANY_STRADDLING = 0.01, 0.1
-
-# A text part A of the student and a part B of the teacher, as sets of characters, give
-# IoU = |A n B| / |A u B| and IoS = |A n B| / |A| (Sections 2 and 6.1 of the paper).
-#
-# Spans are those of `spans.encode_batch`, without gaps and none empty: tokens that follow one
-# another cover everything between the start of the first and the end of the last.
 
 
 def audit_markdown(content: JsonObject) -> str:

@@ -32,6 +32,12 @@ _BATCH = 128
 # Chunks of a sequence.
 CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 
+# A text part A of the student and a part B of the teacher, as sets of characters, give
+# IoU = |A n B| / |A u B| and IoS = |A n B| / |A| (Sections 2 and 6.1 of the paper).
+#
+# Spans are those of `spans.encode_batch`, without gaps and none empty: tokens that follow one
+# another cover everything between the start of the first and the end of the last.
+
 
 def vocabulary_overlap(student: Set[object], teacher: Set[object]) -> dict[str, float]:
     """Count the tokens in common, and their share of the teacher's, the student's and either's."""

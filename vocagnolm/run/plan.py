@@ -136,13 +136,6 @@ def _steps(job: Job, documents: Documents, checkpoint: str | None) -> str:
     return f"{shown}; {step_of(checkpoint):,} done, from {checkpoint}" if checkpoint else shown
 
 
-# -- Memory ------------------------------------------------------------------------------------
-
-# Of a device at its fullest, in the student's backward pass, within 3 % of what tensors take
-# (tests/cuda/test_memory.py). Left out are buffers of libraries, about 1.5 GiB with NCCL, and a
-# teacher's activations, which are gone by then.
-
-
 def student_layout(run: VocAgnoConfig, attention: str | None = None) -> Layout:
     """Return how the student is spread and computes, as Trainer and Accelerate read it."""
     given = vars(run)
