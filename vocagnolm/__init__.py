@@ -45,7 +45,7 @@ _MODULES = {
     "aggregate_teacher_losses": "guidance",
     "align_spans": "alignment",
     "encode": "spans",
-    "prepare_dataset": "training.given",
+    "prepare_dataset": "training.assembly",
     "select_tokens": "guidance",
 }
 __all__ = list(_MODULES)

@@ -153,6 +153,8 @@ class Blocks(Dataset[Block]):
         self.max_length, self.teacher_max_length = max_length, teacher_max_length
         # Shares in which the parts are drawn; None draws all sequences once.
         self.weights: Sequence[float] | None = None
+        # Names each corpus in the settings of a run, once who aligned it has set it.
+        self.corpus_digest: list[str] | None = None
         self.student_tokens = int(tokens.sum())
         # Sequence b holds the segments order[edges[b] : edges[b + 1]].
         self._order: IntArray = np.array([*itertools.chain(*packed)], dtype=np.int64)

@@ -7,10 +7,10 @@ divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`; the rest 
     text -> packed batch (`vocagnolm.packing`) -> losses of both models -> weights -> one update
 """
 
+import copy
 import inspect
 import itertools
 import logging
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -29,7 +29,8 @@ from vocagnolm.collator import (
 )
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.doors import own_arguments, python_door
-from vocagnolm.extras import require
+from vocagnolm.extras import is_installed, require
+from vocagnolm.fields import listed
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.method import Method, name_own
 from vocagnolm.models.adapters import adapt, check_adapted
@@ -37,10 +38,13 @@ from vocagnolm.models.probes import check_packing
 from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher
 from vocagnolm.packing import Blocks
 from vocagnolm.token_loss import add_token_losses, inner_model
+from vocagnolm.training.assembled import Assembled, assembled_of_loaded
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.log import log_in_lines
+from vocagnolm.training.models import load_weights
+from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions
 from vocagnolm.training.resumable import ResumableTrainer
-from vocagnolm.training.settings import settings_in_python
+from vocagnolm.training.settings import Job
 from vocagnolm.training.throughput import Throughput
 
 if TYPE_CHECKING:
@@ -71,6 +75,8 @@ class VocAgnoTrainer(ResumableTrainer):
         method: all settings of the method, or the name of one with the paper's settings, instead of
             those in `args`.
         objective: a method of your own, instead of the `method` in the settings.
+        assembled: what `vocagnolm.training.assembly.assemble` has made of a job, instead of models,
+            arguments and data.
 
     `predict` gives each row's sum of losses in nats as `predictions` and its label tokens as
     `label_ids`: no logits.
@@ -91,33 +97,39 @@ class VocAgnoTrainer(ResumableTrainer):
         peft_config: "PeftConfig | None" = None,
         method: str | Method | None = None,
         objective: type[Objective] | None = None,
+        assembled: Assembled | None = None,
         **others: Any,
     ):
-        # Before hours of alignment.
         others = _arguments_of_trainer(others)
-        if train_dataset is None and data_collator is None:
-            raise ValueError(
-                "train_dataset is missing: give documents, or the Blocks of prepare_dataset"
-            )
-        args = args or VocAgnoConfig()
-        _check_given(args, peft_config)
+        args = _own_copy(args, peft_config) if assembled is None else _own_copy(assembled.job.args)
         method = _method(args, method, objective)
-        others["train_dataset"] = train_dataset
-        model, teacher, others = self._load(args, model, teacher, others, peft_config)
-        models = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
-        is_stored = isinstance(models, StoredTeacher)
-        count = models.teachers if isinstance(models, StoredTeacher) else len(models or ())
-        method.check_teacher(count, is_stored=is_stored)
-        if isinstance(models, Sequence):
-            _check_apart(model, models, args)
+        if assembled is None:
+            if train_dataset is None and data_collator is None:
+                raise ValueError(
+                    "train_dataset is missing: give documents, or the Blocks of prepare_dataset"
+                )
+            others["train_dataset"] = train_dataset
+            assembled = _assemble(args, model, teacher, others, peft_config)
+        student, teachers = _load_models(assembled, model, teacher, method, args)
         if peft_config is not None:
-            model = adapt(cast(PreTrainedModel, model), peft_config, args.seed)
-        elif isinstance(model, nn.Module):
-            check_adapted(model)
-        collator = _collator(method, args, data_collator, others["train_dataset"])
-        others |= {"data_collator": collator, "compute_metrics": self._mean_token_losses}
-        super().__init__(model=model, args=args, **others)
+            student = adapt(student, peft_config, args.seed)
+        elif isinstance(student, nn.Module):
+            check_adapted(student)
+        collator = _collator(method, args, data_collator, assembled.train_dataset)
+        others |= {
+            "train_dataset": assembled.train_dataset,
+            "eval_dataset": assembled.eval_dataset,
+            "processing_class": assembled.processing_class,
+            "data_collator": collator,
+            "compute_metrics": self._mean_token_losses,
+        }
+        use_cache = getattr(getattr(student, "config", None), "use_cache", None)
+        super().__init__(model=student, args=args, **others)
         self.model: PreTrainedModel
+        if use_cache is not None:
+            # Trainer turns it off, for every model that is saved too; generation needs it, and no
+            # forward pass of training asks for it.
+            self.model.config.use_cache = use_cache
         _check_student(self.model, self.optimizer)
         self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
         # The keys of a packed sequence are no arguments of the model, and all are needed.
@@ -127,9 +139,10 @@ class VocAgnoTrainer(ResumableTrainer):
         device = self.args.device
         # FSDP2 moves the student as training begins only.
         add_token_losses(self.model, device)
-        source = OnlineTeacher(models, device) if isinstance(models, Sequence) else models
+        source = OnlineTeacher(teachers, device) if isinstance(teachers, Sequence) else teachers
         self._method, self.orders_steps = method, method.splits_alike
-        self.settings = settings_in_python(args, self.model, models, self.train_dataset)
+        self._assembled = assembled
+        self.settings, self.skipped = assembled.settings, assembled.skipped
         kind = method.own_objective or Objective
         self.objective: Objective = kind(method, source, self.args.seed)
         if method.accepts:
@@ -141,18 +154,6 @@ class VocAgnoTrainer(ResumableTrainer):
         log_in_lines(self, self.blocks_per_step * collator.max_length)
         if isinstance(self.train_dataset, Blocks):
             self._check_packing(self.train_dataset, args.attend_across_documents)
-
-    def _load(
-        self, args: VocAgnoConfig, model: Any, teacher: Any, others: dict[str, Any], adapters: Any
-    ) -> tuple[Any, Any, dict[str, Any]]:
-        """Load models that are given by name, and pack documents; keep what packs later ones."""
-        self._pack: Any = None
-        # Needs `datasets`, without which there are only loaded models and packed sequences.
-        if sys.modules.get("datasets") or isinstance(model, str):
-            from vocagnolm.training.given import load_given
-
-            model, teacher, others, self._pack = load_given(args, model, teacher, others, adapters)
-        return model, teacher, others
 
     def _check_packing(self, blocks: Blocks, crosses: bool) -> None:
         """Reject attention by which packed documents see each other, or too short for a segment."""
@@ -181,7 +182,12 @@ class VocAgnoTrainer(ResumableTrainer):
 
     def _packed(self, dataset: Any, name: str) -> Any:
         """Align and pack documents that are given late; what is packed already stays."""
-        return self._pack(dataset, name) if self._pack and dataset is not None else dataset
+        if dataset is None or isinstance(dataset, Blocks):
+            return dataset
+        # Only now, as it needs `datasets`.
+        from vocagnolm.training.assembly import pack_late
+
+        return pack_late(self._assembled, dataset, name)
 
     @property
     def online_teachers(self) -> Sequence[PreTrainedModel]:
@@ -363,15 +369,64 @@ class VocAgnoTrainer(ResumableTrainer):
         return losses | {"tokens": int(counts.sum())}
 
 
+def _own_copy(args: VocAgnoConfig | None, peft_config: object = None) -> VocAgnoConfig:
+    """Copy the arguments, which a trainer changes; reject those of another kind."""
+    if args is None:
+        args = VocAgnoConfig()
+    if not isinstance(args, VocAgnoConfig):
+        raise ValueError(f"args must be a VocAgnoConfig, got {type(args).__name__}")
+    if peft_config is not None:
+        require("peft", "peft_config")
+    own: VocAgnoConfig = copy.copy(args)
+    own.accelerator_config = copy.copy(args.accelerator_config)
+    return own
+
+
 def _method(
     args: VocAgnoConfig, given: str | Method | None, objective: type[Objective] | None
 ) -> Method:
     """Return the settings of the method; those that are given beside a config replace its own."""
-    given = Method(given) if isinstance(given, str) else given
-    vars(args).update(vars(given) if given else {})
+    if given is not None:
+        chosen = Method(given) if isinstance(given, str) else given
+        for name, value in vars(chosen).items():
+            setattr(args, name, value)
+        # Together they are checked as those of a config are.
+        GuidanceOptions.__post_init__(args)
     if objective:
         args.method = name_own("method", objective)
     return args.as_method()
+
+
+def _assemble(
+    args: VocAgnoConfig, model: Any, teacher: Any, others: dict[str, Any], peft_config: Any
+) -> Assembled:
+    """Load what is given by name, and pack documents."""
+    # A machine for timings may lack it, and has loaded models and packed sequences alone.
+    if not is_installed("datasets"):
+        teachers = None if isinstance(teacher, StoredTeacher) else listed(teacher or [])
+        job = Job(ModelOptions(model, teachers or None), DataOptions(dataset=[]), args)
+        data = (others.get("train_dataset"), others.get("eval_dataset"))
+        return assembled_of_loaded(job, *data, others.get("processing_class"))
+    from vocagnolm.training.assembly import assemble_in_python
+
+    return assemble_in_python(args, model, teacher, others, peft_config)
+
+
+def _load_models(
+    assembled: Assembled, model: Any, teacher: Any, method: Method, args: VocAgnoConfig
+) -> tuple[Any, Sequence[PreTrainedModel] | StoredTeacher | None]:
+    """Return the student and its teachers with their weights; those that are loaded stay."""
+    if assembled.models is not None:
+        options = assembled.job.model
+        model, loaded = load_weights(assembled.models, options, args.device, args.seed)
+        teacher = loaded or teacher
+    teachers = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
+    if isinstance(teachers, StoredTeacher):
+        method.check_teacher(teachers.teachers, is_stored=True)
+    else:
+        method.check_teacher(len(teachers or ()))
+        _check_apart(model, teachers or (), args)
+    return model, teachers
 
 
 def _arguments_of_trainer(others: dict[str, Any]) -> dict[str, Any]:
@@ -381,14 +436,6 @@ def _arguments_of_trainer(others: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} has no effect: the method makes no logits")
     known = inspect.signature(Trainer).parameters
     return own_arguments("VocAgnoTrainer", others, known, logger.warning)
-
-
-def _check_given(args: object, peft_config: object) -> None:
-    """Reject arguments of another kind, and adapters without their package."""
-    if not isinstance(args, VocAgnoConfig):
-        raise ValueError(f"args must be a VocAgnoConfig, got {type(args).__name__}")
-    if peft_config is not None:
-        require("peft", "peft_config")
 
 
 def _check_apart(student: Any, teachers: Sequence[Any], args: VocAgnoConfig) -> None:

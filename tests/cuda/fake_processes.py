@@ -22,6 +22,8 @@ from torch.distributed import device_mesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from vocagnolm import dist
+
 CONFIGS = Path(__file__).parents[2] / "accelerate_configs"
 
 
@@ -39,6 +41,9 @@ def start_first(config: str) -> None:
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
     state: Any = PartialState
     state._prepare_backend = lambda *_, **__: ("fake", DistributedType.MULTI_GPU)
+    # Of what the first process decides it needs no copy.
+    dist._patient_group = lambda group: group
+    torch.distributed.broadcast_object_list = lambda *_, **__: None
     _compute_places()
     _count_gathered()
 

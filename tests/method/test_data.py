@@ -10,7 +10,6 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from threading import Event, Thread
-from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -37,7 +36,6 @@ from vocagnolm.readers import (
     teacher_reader,
 )
 from vocagnolm.spans import encode, encode_texts
-from vocagnolm.training.documents import write_skipped
 
 PAIRS = [
     ("metaspace", "nfc_digits"),
@@ -270,13 +268,6 @@ def test_align_corpus_skips_and_lists(tokenizers_by_family: Tokenizers, tmp_path
         (6, "not text but list"),
         (7, "not text but dict"),
         (8, "not text but bool"),
-    ]
-    corpora, parts = [SimpleNamespace(segments=segments)], {"": 1}
-    documents: Any = SimpleNamespace(corpora=corpora, blocks=SimpleNamespace(parts=parts))
-    write_skipped(documents, tmp_path)
-    lines = (tmp_path / "skipped.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [
-        {"document": document, "reason": reason} for document, reason in segments.skipped
     ]
 
 

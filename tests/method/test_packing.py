@@ -18,7 +18,7 @@ from vocagnolm.alignment import align_segment
 from vocagnolm.collator import chunk_edges
 from vocagnolm.data import Segments
 from vocagnolm.packing import Block, Blocks, pack
-from vocagnolm.training.given import prepare_dataset
+from vocagnolm.training.assembly import prepare_dataset
 
 ROOM, TEACHER_ROOM = 16, 20
 segment_lengths = st.lists(

@@ -52,8 +52,9 @@ def test_liger_leaves_a_teacher_of_the_family_alone(tmp_path: Path) -> None:
         args = VocAgnoConfig(output_dir=str(tmp_path), max_length=8, use_cpu=True)
         args.liger_kernel_config = given
         models = {"model": build(), "teacher": [build(name) for name in teachers]}
-        VocAgnoTrainer(**models, args=args, data_collator=PackedCollator(8))
-        assert args.liger_kernel_config == given | {"rope": rope}
+        trainer = VocAgnoTrainer(**models, args=args, data_collator=PackedCollator(8))
+        assert trainer.args.liger_kernel_config == given | {"rope": rope}
+        assert args.liger_kernel_config == given
 
 
 @pytest.mark.usefixtures("fake_liger")

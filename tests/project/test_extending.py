@@ -80,6 +80,7 @@ def test_method_of_the_page_is_the_objective_of_a_trainer(place: Path) -> None:
     trainer.train()
     for name, weight in load_file("command/model.safetensors").items():
         assert torch.equal(trainer.model.state_dict()[name], weight), name
+    args = trainer.args
     assert args.to_dict()["method"] == "soft:Soft"
     assert VocAgnoConfig(output_dir="again", use_cpu=True, method="soft:Soft").method == args.method
 

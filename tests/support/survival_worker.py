@@ -25,9 +25,9 @@ from fork_server import serve
 from transformers import LlamaForCausalLM
 
 from vocagnolm.cli import run_script
-from vocagnolm.run import main, train
+from vocagnolm.run import main
 from vocagnolm.trainer import VocAgnoTrainer
-from vocagnolm.training import documents, resumable
+from vocagnolm.training import assembly, documents, resumable
 
 _SAVE_S = 0.01  # each operation of a save takes so long at least, so that signals meet some
 
@@ -70,7 +70,7 @@ def watch(moment: Moment) -> None:
 
         setattr(owner, name, replacement)
 
-    told(train, "load_documents", slow=False)
+    told(assembly, "load_documents", slow=False)
     told(VocAgnoTrainer, "compute_loss", slow=False)
     told(resumable.ResumableTrainer, "_save_checkpoint")
     for owner, name in (

@@ -25,6 +25,7 @@ from vocagnolm.training.checkpoints import (
 from vocagnolm.training.run_directory import (
     check_settings,
     claim,
+    describe_run,
     finish_run,
     is_finished,
     release,
@@ -106,12 +107,17 @@ def test_path_is_resumed_from_until_a_later_step_is_saved(tmp_path: Path) -> Non
 
 
 def test_checkpoint_of_other_settings_is_skipped_or_rejected(tmp_path: Path) -> None:
-    own, foreign = make_checkpoint(tmp_path, 6), make_checkpoint(tmp_path, 7, top_k=0.4, seed=1)
+    own = make_checkpoint(tmp_path, 5, top_k=0.6, seed=1)
+    # It may be of any run.
+    nameless = make_checkpoint(tmp_path, 6)
+    assert checkpoint_fault(nameless) is None
+    foreign = make_checkpoint(tmp_path, 7, top_k=0.4, seed=1)
     assert newest_checkpoint(tmp_path, {"top_k": 0.4}) == str(foreign)
     settings = {"top_k": 0.6, "seed": 1}
     assert newest_checkpoint(tmp_path, settings) == str(own)
     fault = "it is of a run with other settings (--top_k was 0.4, now 0.6)"
     assert checkpoint_fault(foreign, settings) == fault
+    assert "lacks the settings of its run" in str(checkpoint_fault(nameless, settings))
     with pytest.raises(ValueError, match=re.escape(fault)):
         check_settings(tmp_path / "new", settings, str(foreign))
 
@@ -232,13 +238,23 @@ def test_directory_is_locked_until_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    claim(run, {"seed": 1})
-    claim(run, {"seed": 2})  # again by the same process
+    claim(run)
+    claim(run)  # again by the same process
     other = FileLock(run / ".lock", timeout=0)
+    release(run)
     with pytest.raises(Timeout):
         other.acquire()
-    assert json.loads((run / RUN_FILE).read_text()) == {"seed": 2}
     release(run)
     monkeypatch.setattr(run_directory, "_LOCK_S", 0)
     with other, pytest.raises(ValueError, match="run is written to by another run"):
-        claim(run, {})
+        claim(run)
+
+
+def test_directory_says_whose_it_is(tmp_path: Path) -> None:
+    describe_run(tmp_path, {"seed": 1}, {"skipped_web.jsonl": [(3, "empty"), (5, "null")]})
+    assert json.loads((tmp_path / RUN_FILE).read_text()) == {"seed": 1}
+    lines = (tmp_path / "skipped_web.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"document": 3, "reason": "empty"},
+        {"document": 5, "reason": "null"},
+    ]

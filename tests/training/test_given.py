@@ -136,7 +136,7 @@ def test_checkpoint_holds_the_config(world: World, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint-1" / "training_args.bin"
     saved = torch.load(path, weights_only=False)
     assert isinstance(saved, VocAgnoConfig)
-    assert saved.to_dict() == args.to_dict()
+    assert saved.to_dict() == trainer.args.to_dict()
     assert (saved.method, saved.top_k, saved.max_length) == ("random", 0.5, 64)
     trainer = VocAgnoTrainer(
         str(world.student), VocAgnoConfig(**saved.to_dict()), None, pages(world)

@@ -227,6 +227,7 @@ def test_skipped_step_changes_nothing(make: Callable[..., Any]) -> None:
 def test_checkpoint_of_another_sharding_is_rejected(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:
-    (tmp_path / "pytorch_model_fsdp_0").mkdir()
+    make(max_steps=1).train()
+    (tmp_path / "checkpoint-1" / "pytorch_model_fsdp_0").mkdir()
     with pytest.raises(ValueError, match=r"was saved with FSDP: .*`vocagnolm export`"):
-        make().train(resume_from_checkpoint=str(tmp_path))
+        make(max_steps=1).train(resume_from_checkpoint=True)

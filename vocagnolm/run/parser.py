@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from runpy import run_path
@@ -60,10 +60,6 @@ a wrong argument or file, 3 losses became NaN or infinite, 4 out of memory, 75
 stopped by a signal with all saved, so that a scheduler may start it again.
 docs/running.md has the details.
 """
-_OF_TEACHERS = {
-    *("teacher_revision", "teacher_tokenizer", "teacher_chat_template"),
-    *("teacher_dtype", "teacher_quantization", "teacher_sharding"),
-}
 
 
 class Parser(OneLineErrors, HfArgumentParser):
@@ -177,7 +173,6 @@ def _parse(argv: Sequence[str], *, on_hub: bool) -> Job:
         check_names(*options)
 
     # Only now, as it imports torch.
-    from vocagnolm.training.requirements import check_launch
     from vocagnolm.training.settings import Job
 
     evaluates = data.eval_fraction or data.eval_dataset
@@ -193,9 +188,10 @@ def _parse(argv: Sequence[str], *, on_hub: bool) -> Job:
         raise ValueError("--eval_strategy needs --eval_fraction or --eval_dataset")
     args.output_dir = args.output_dir or model.output_dir(args.method)
     job = Job(model, data, args, recipe)
-    check_launch(job)
-    for line in _warnings(options):
-        log_main(f"warning: {line}")
+    others = options[-1]
+    for name, reason in ANYWAY.items():
+        if vars(others)[name] is not None:
+            log_main(f"warning: --{name} has no effect: {reason}")
     return job
 
 
@@ -230,27 +226,3 @@ def trainer_fields(source: Path = _TRANSFORMERS / "training_args.py") -> list[st
 
         names = [each.name for each in fields(TrainingArguments)]
     return names
-
-
-def _warnings(options: Sequence[Any]) -> Iterator[str]:
-    """Yield a line for each option that was given and has no effect."""
-    model, data, method, run, others = options
-    for name, reason in ANYWAY.items():
-        if vars(others)[name] is not None:
-            yield f"--{name} has no effect: {reason}"
-    given = set()
-    for each in options[:-1]:
-        given |= {field.name for field in fields(each) if vars(each)[field.name] != field.default}
-    evaluates = data.eval_fraction or data.eval_dataset
-    unread = {field.name for field in fields(Method)} - {*method.in_effect()}
-    for has_effect, names, condition in (
-        (False, unread, f"with {method.as_typed}"),
-        (model.teacher, _OF_TEACHERS, "without --teacher"),
-        (model.teacher_losses, {"missing_losses"}, "without --teacher_losses"),
-        (model.use_peft, {name for name in given if "lora_" in name}, "without --use_peft"),
-        (evaluates, {"eval_steps"}, "without --eval_fraction or --eval_dataset"),
-        (run.push_to_hub, {"hub_model_id"}, "without --push_to_hub"),
-    ):
-        if not has_effect:
-            for name in sorted(given & names):
-                yield f"--{name} has no effect {condition}"

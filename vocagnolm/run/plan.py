@@ -15,6 +15,7 @@ from vocagnolm.method import Method
 from vocagnolm.models.memory import GATHERED, Layout, Precision, student_memory, teacher_memory
 from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.spans import encode
+from vocagnolm.training.assembled import Assembled
 from vocagnolm.training.checkpoints import step_of
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.documents import Documents, expected_sequences, steps_of
@@ -26,8 +27,11 @@ _USUAL_MACHINE = 8
 _GIB = 2**30
 
 
-def plan(job: Job, models: Models, documents: Documents, checkpoint: str | None = None) -> str:
+def plan(assembled: Assembled, checkpoint: str | None = None) -> str:
     """Describe a run in lines that begin with a word each; nothing is loaded for it."""
+    job, models, documents = assembled.job, assembled.models, assembled.documents
+    assert models
+    assert documents
     student, run, memory = models.student.sizes, job.args, device_memory(job, models)
     lines = [f"student    {job.model.student}: {student.parameters:,} parameters"]
     if student.trained < student.parameters:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from transformers import Trainer
 from transformers.integrations import integration_utils
 
 from vocagnolm.io import JsonObject, versions, write_json
-from vocagnolm.training.documents import Documents
-from vocagnolm.training.models import Models
+from vocagnolm.printing import is_main
+from vocagnolm.training.assembled import Assembled
 from vocagnolm.training.options import RunOptions
 from vocagnolm.training.settings import Job
 from vocagnolm.training.tracking import PLACE_FILE, begin_run, read_place, tracked
@@ -53,13 +54,27 @@ def place(job: Job, settings: Mapping[str, Any]) -> JsonObject:
     }
 
 
-def begin(trainer: Trainer, job: Job, about: Mapping[str, Any], *, is_resumed: bool) -> None:
-    """Begin a run in all trackers, before it trains; on rank 0.
+@contextmanager
+def running(trainer: Trainer, assembled: Assembled, *, is_resumed: bool) -> Iterator[None]:
+    """Tell all trackers about a run that trains inside, if there are any.
 
     A run that was cut off and resumed is one run, in Weights & Biases too.
     """
+    if not (trainer.args.report_to and is_main()):
+        yield
+        return
     # transformers' callbacks look it up whenever they log.
+    library_names = integration_utils.rewrite_logs
     integration_utils.rewrite_logs = tracked
+    try:
+        begin(trainer, assembled.job, about(assembled), is_resumed=is_resumed)
+        yield
+    finally:
+        integration_utils.rewrite_logs = library_names
+
+
+def begin(trainer: Trainer, job: Job, about: Mapping[str, Any], *, is_resumed: bool) -> None:
+    """Begin a run, before it trains; on rank 0."""
     args, where = trainer.args, place(job, about["settings"])
     args.project, args.run_name = where["project"], where["name"]
     if "wandb" in (args.report_to or ()):
@@ -77,14 +92,15 @@ def finish() -> None:
         sys.modules["wandb"].finish()
 
 
-def about(
-    job: Job, models: Models, documents: Documents, settings: Mapping[str, object]
-) -> JsonObject:
+def about(assembled: Assembled) -> JsonObject:
     """Describe a run by what runs are filtered and grouped by."""
+    models, documents = assembled.models, assembled.documents
+    assert models
+    assert documents
     student, segments, blocks = models.student.sizes, documents.segments, documents.blocks
     found = {
-        "settings": settings,
-        "recipe": job.recipe,
+        "settings": assembled.settings,
+        "recipe": assembled.job.recipe,
         "parameters": student.parameters,
         "trained_parameters": student.trained,
         "teacher_parameters": [teacher.sizes.parameters for teacher in models.teachers],

@@ -45,20 +45,14 @@ def checkpoint_fault(checkpoint: str | Path, settings: Settings | None = None) -
         return f"it has no {MANIFEST_FILE}: it was not finished, or another tool wrote it"
     if fault := size_fault(path, files):
         return fault
+    if not settings:
+        return None
     before = manifest.get("run")
-    if before and settings and (changed := differences(before, settings, prefix="--")):
+    if not before:
+        return "it lacks the settings of its run, so that it may be of another one"
+    if changed := differences(before, settings, prefix="--"):
         return f"it is of a run with other settings ({'; '.join(changed)})"
     return None
-
-
-def check_same_run(checkpoint: Path, settings: Settings) -> None:
-    """Raise a ValueError for a checkpoint of a run with other settings."""
-    before = json_or_empty(checkpoint / MANIFEST_FILE).get("run")
-    if before and settings and (changed := differences(before, settings, prefix="--")):
-        raise ValueError(
-            f"{checkpoint} is of a run with other settings ({'; '.join(changed)}): give another "
-            "--output_dir, and begin anew"
-        )
 
 
 def newest_checkpoint(directory: Path, settings: Settings | None = None) -> str | None:

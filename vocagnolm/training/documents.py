@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import re
@@ -81,6 +80,16 @@ class Documents:
     files: list[str]
 
     @property
+    def skipped(self) -> dict[str, list[tuple[int, str]]]:
+        """The documents that were left out, with the reasons, by the file that lists them."""
+        lists = {}
+        for corpus, name in zip(self.corpora, self.blocks.parts, strict=True):
+            if corpus.segments.reasons:
+                file = f"skipped_{name}.jsonl" if name else "skipped.jsonl"
+                lists[file] = corpus.segments.reasons
+        return lists
+
+    @property
     def is_whole(self) -> bool:
         """False if only the first documents of a dataset were read."""
         return all(each.total == len(each.texts) for each in self.corpora)
@@ -112,6 +121,7 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
     limits = models.guide.limits() if models.guide else [sys.maxsize]
     segments, blocks = _pack(corpora, [each.segments for each in corpora], args.max_length, limits)
     blocks.weights = data.dataset_weights
+    blocks.corpus_digest = [corpus.segments.digest() for corpus in corpora]
     found = Documents(
         corpora=corpora,
         texts=joined([each.texts for each in corpora]),
@@ -181,7 +191,7 @@ def _settings_of_corpora(
     job: Job, models: Models, corpora: Sequence[Corpus], blocks: Blocks
 ) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "corpus_digest": [each.segments.digest() for each in corpora],
+        "corpus_digest": blocks.corpus_digest,
         "blocks": len(blocks),
     }
     if any(is_conversations(each.texts) for each in corpora):
@@ -319,16 +329,6 @@ def _short_names(names: Sequence[str]) -> list[str]:
         stem = re.sub(r"\W+", "_", Path(name).name.split(".")[0]) or "corpus"
         short.append(f"{stem}_{index}" if stem in short else stem)
     return short
-
-
-def write_skipped(documents: Documents, output_dir: str | Path) -> None:
-    """List the documents that were left out, with the reasons; a file for each corpus."""
-    for each, name in zip(documents.corpora, documents.blocks.parts, strict=True):
-        reasons = each.segments.reasons
-        if reasons:
-            lines = [json.dumps({"document": index, "reason": why}) for index, why in reasons]
-            path = Path(output_dir, f"skipped_{name}.jsonl" if name else "skipped.jsonl")
-            path.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 def steps_of(job: Job, documents: Documents) -> int | None:

@@ -14,6 +14,8 @@ import logging
 import math
 import os
 import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,7 +34,6 @@ from vocagnolm.extras import check_transformers, unsupported
 from vocagnolm.io import MANIFEST_FILE, json_or_empty, told_of_full_disk
 from vocagnolm.training.checkpoints import (
     Settings,
-    check_same_run,
     checkpoint_fault,
     checkpoints,
     finish_checkpoint,
@@ -44,6 +45,12 @@ from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.guard import StepGuard
 from vocagnolm.training.metrics import GuidanceMetrics
 from vocagnolm.training.preemption import Preemption
+from vocagnolm.training.run_directory import (
+    check_settings,
+    claim,
+    describe_run,
+    release,
+)
 from vocagnolm.training.sampler import StepSampler
 
 logger = logging.getLogger(__name__)
@@ -59,7 +66,9 @@ class ResumableTrainer(Trainer):
     uninterrupted one, without its entries of speed, memory and time.
 
     Attributes:
-        settings: of the run, kept in its checkpoints, which resume under the same only.
+        settings: of the run, kept in its directory and its checkpoints, which resume under the
+            same only.
+        skipped: documents that were left out, with the reasons, by the file that lists them.
         orders_steps: begin steps of several micro-batches with their widest packed sequences.
     """
 
@@ -73,6 +82,7 @@ class ResumableTrainer(Trainer):
             # Trainer would end a stopped run with the best checkpoint alone.
             self.args.save_total_limit = 2
         self.settings: Settings = {}
+        self.skipped: Mapping[str, Sequence[tuple[int, str]]] = {}
         self.orders_steps = self._is_saving = False
         self.metrics, self.preemption = GuidanceMetrics(self.accelerator), Preemption()
         self.add_callback(self.preemption)
@@ -121,36 +131,55 @@ class ResumableTrainer(Trainer):
         Raises:
             ValueError: there is no good checkpoint, or it was saved with another sharding.
         """
-        directory = Path(str(self.args.output_dir))
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = rank0(lambda: newest_checkpoint(directory))
-            if resume_from_checkpoint is None:
-                raise ValueError(f"{directory} holds no good checkpoint to resume from")
-        checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
-        if checkpoint:
-            rank0(lambda: check_same_run(checkpoint, self.settings))
-            self._check_layout(checkpoint)
-        elif self.is_world_process_zero() and (before := checkpoints(directory)):
-            logger.warning(
-                "%s holds a run, whose log and checkpoints this one overwrites: "
-                "train(resume_from_checkpoint=True) goes on from %s, and another output_dir keeps "
-                "both",
-                *(directory, before[0].name),
-            )
-        self.metrics.restore(checkpoint)
-        if self.is_world_process_zero():
-            # What a killed save has left: files of other processes would pass for new ones.
-            shutil.rmtree(directory / _SAVING, ignore_errors=True)
-        self.accelerator.wait_for_everyone()
-        # The log of a resumed run has its first evaluation already.
-        evaluates = self.args.eval_on_start
-        self.args.eval_on_start = evaluates and checkpoint is None
+        directory, asked = Path(str(self.args.output_dir)), resume_from_checkpoint
+        evaluates_at_start = self.args.eval_on_start
         try:
-            with self.preemption.listening(), told_of_full_disk(directory, self.what_is_safe):
-                output = super().train(resume_from_checkpoint, *args, **kwargs)
+            with self.claiming(), told_of_full_disk(directory, self.what_is_safe):
+                start = rank0(lambda: self._begin(asked))
+                checkpoint = Path(start) if start else None
+                if checkpoint:
+                    self._check_layout(checkpoint)
+                self.metrics.restore(checkpoint)
+                # The log of a resumed run has its first evaluation already.
+                self.args.eval_on_start = evaluates_at_start and checkpoint is None
+                with self.preemption.listening():
+                    output = super().train(start, *args, **kwargs)
         finally:
-            self.args.eval_on_start = evaluates
+            self.args.eval_on_start = evaluates_at_start
         return output._replace(training_loss=output.metrics["train_loss"])
+
+    def _begin(self, asked: str | bool | None) -> str | None:
+        """Return the checkpoint to resume from, None to begin anew; write whose directory it is."""
+        directory = Path(str(self.args.output_dir))
+        if not asked:
+            if before := checkpoints(directory):
+                logger.warning(
+                    "%s holds a run, whose log and checkpoints this one overwrites: "
+                    "train(resume_from_checkpoint=True) goes on from %s, and another output_dir "
+                    "keeps both",
+                    *(directory, before[0].name),
+                )
+            checkpoint = None
+        else:
+            checkpoint = newest_checkpoint(directory) if asked is True else str(asked)
+            if checkpoint is None:
+                raise ValueError(f"{directory} holds no good checkpoint to resume from")
+            check_settings(directory, self.settings, checkpoint)
+        # What a killed save has left: files of other processes would pass for new ones.
+        shutil.rmtree(directory / _SAVING, ignore_errors=True)
+        describe_run(directory, self.settings, self.skipped)
+        return checkpoint
+
+    @contextmanager
+    def claiming(self) -> Iterator[None]:
+        """Keep other runs out of the directory of this one."""
+        directory = Path(str(self.args.output_dir))
+        rank0(lambda: claim(directory))
+        try:
+            yield
+        finally:
+            if self.is_world_process_zero():
+                release(directory)
 
     def what_is_safe(self) -> str:
         """Make room of what was not finished, and say from where the run goes on."""

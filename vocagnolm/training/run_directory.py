@@ -1,7 +1,9 @@
 """The directory of a run: whose it is, who writes to it, whether it is finished."""
 
+import json
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from vocagnolm.io import (
     size_fault,
     write_json,
 )
-from vocagnolm.training.checkpoints import Settings, checkpoint_fault, newest_checkpoint
+from vocagnolm.training.checkpoints import Settings, checkpoint_fault, newest_checkpoint, resolve
 
 logger = logging.getLogger(__name__)
 
@@ -45,11 +47,43 @@ def check_settings(directory: Path, settings: Settings, checkpoint: str | None =
         raise ValueError(f"{checkpoint}: {fault}")
 
 
+@dataclass(frozen=True)
+class Start:
+    """How a run begins in its directory.
+
+    Attributes:
+        conflict: why it cannot; None if it can.
+        is_finished: it was run to its end before.
+        checkpoint: what it resumes from; None to begin anew.
+    """
+
+    conflict: str | None = None
+    is_finished: bool = False
+    checkpoint: str | None = None
+
+
+def find_start(directory: Path, settings: Settings, asked: str | None) -> Start:
+    """Look at the directory of a run; `asked` is `--resume_from_checkpoint`.
+
+    Raises:
+        ValueError: the checkpoint that was asked for, or the finished model, is damaged.
+    """
+    try:
+        check_settings(directory, settings)
+    except ValueError as error:
+        return Start(conflict=str(error))
+    if is_finished(directory):
+        return Start(is_finished=True)
+    return Start(checkpoint=resolve(asked, directory, settings))
+
+
 _held: dict[Path, FileLock] = {}
 
 
-def claim(directory: Path, settings: Settings) -> None:
-    """Lock the directory of a run until `release` or the end of this process; write its settings.
+def claim(directory: Path) -> None:
+    """Lock the directory of a run.
+
+    The same process may claim it again; `release` undoes one claim.
 
     Raises:
         ValueError: another process keeps the lock.
@@ -66,13 +100,27 @@ def claim(directory: Path, settings: Settings) -> None:
             raise ValueError(
                 f"--output_dir {directory} is written to by another run: stop it, or give another"
             ) from None
-    write_json(directory / RUN_FILE, settings)
 
 
 def release(directory: Path) -> None:
-    """Unlock a directory that `claim` has locked."""
-    if lock := _held.pop(directory.resolve(), None):
-        lock.release(force=True)
+    """Undo a claim; after the last one another process may write to the directory."""
+    lock = _held.get(directory.resolve())
+    if lock is None:
+        return
+    lock.release()
+    if not lock.is_locked:
+        del _held[directory.resolve()]
+
+
+def describe_run(
+    directory: Path, settings: Settings, skipped: Mapping[str, Sequence[tuple[int, str]]]
+) -> None:
+    """Write the settings of a run into its directory, and lists of the documents that it skips."""
+    if settings:
+        write_json(directory / RUN_FILE, settings)
+    for name, reasons in skipped.items():
+        lines = [json.dumps({"document": index, "reason": reason}) for index, reason in reasons]
+        (directory / name).write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 def finish_run(directory: Path, names: Collection[str]) -> None:

@@ -1,12 +1,11 @@
 """The settings that define a run: a checkpoint is resumed only under the same."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from vocagnolm.fields import listed
-from vocagnolm.packing import Blocks
+from vocagnolm.method import Method
 from vocagnolm.store.format import manifest_of
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions
@@ -17,22 +16,32 @@ RUN_SETTINGS = (
     "lr_scheduler_type lr_scheduler_kwargs warmup_steps optim adam_beta1 adam_beta2 adam_epsilon "
     "weight_decay max_grad_norm optim_args neftune_noise_alpha"
 ).split()
-NO_EFFECT_ON_NUMBERS = "dataset_num_proc trust_remote_code eval_dataset teacher_sharding".split()
-_PLACES = (
+_NO_EFFECT_ON_NUMBERS = "dataset_num_proc trust_remote_code eval_dataset teacher_sharding".split()
+# Options that name files, directories or models.
+_PATH_OPTIONS = (
     "student teacher student_tokenizer teacher_tokenizer student_chat_template "
     "teacher_chat_template dataset"
 ).split()
+_TEACHER_OPTIONS = {
+    *("teacher_revision", "teacher_tokenizer", "teacher_chat_template"),
+    *("teacher_dtype", "teacher_quantization", "teacher_sharding"),
+}
 
 
 @dataclass(frozen=True)
 class Job:
-    """One training job, as the command line, a recipe and the launcher describe it."""
+    """One training job, as a command line, or a trainer's arguments in Python, describe it.
+
+    In Python the student and teachers in `model` may be loaded models, and `data` names no corpus.
+    """
 
     model: ModelOptions
     data: DataOptions
     args: VocAgnoConfig
     # As --config names it.
     recipe: str | None = None
+    # A config of PEFT, which Python may give instead of the options of adapters.
+    peft_config: Any = None
 
 
 def settings_of(job: Job) -> dict[str, Any]:
@@ -41,45 +50,75 @@ def settings_of(job: Job) -> dict[str, Any]:
     The number of processes is not among them, and neither is the batch of each, unless tokens
     compete within it.
     """
-    found = asdict(job.model) | asdict(job.data)
-    names = (*(each.name for each in fields(GuidanceOptions)), *RUN_SETTINGS)
-    found |= {name: getattr(job.args, name) for name in names}
-    for name in NO_EFFECT_ON_NUMBERS:
-        del found[name]
-    for name in _PLACES:
-        # A file or directory has many names, and one absolute path.
-        places = [
-            str(Path(place).resolve()) if Path(place).exists() else place
-            for place in listed(found[name] or [])
-        ]
-        if found[name]:
-            found[name] = places if isinstance(found[name], list) else places[0]
+    settings: dict[str, Any] = {}
+    for options in (job.model, job.data):
+        settings |= {field.name: getattr(options, field.name) for field in fields(options)}
+    for field in fields(GuidanceOptions):
+        settings[field.name] = getattr(job.args, field.name)
+    for name in RUN_SETTINGS:
+        settings[name] = getattr(job.args, name)
+    for name in _NO_EFFECT_ON_NUMBERS:
+        del settings[name]
+    for name in _PATH_OPTIONS:
+        settings[name] = _absolute(settings[name])
     if job.model.teacher_losses:
-        found["teacher_losses"] = [
+        settings["teacher_losses"] = [
             {"store": str(Path(path).resolve()), "teacher": manifest_of(Path(path))["teacher"]}
             for path in job.model.teacher_losses
         ]
+    if job.peft_config is not None:
+        settings["use_peft"] = True
+        settings["peft_config"] = _described(job.peft_config)
     if not job.args.splits_alike:
-        found["per_device_train_batch_size"] = job.args.per_device_train_batch_size
-    return found
+        settings["per_device_train_batch_size"] = job.args.per_device_train_batch_size
+    return settings
 
 
-def settings_in_python(
-    args: VocAgnoConfig, student: Any, teachers: Any, dataset: Any
-) -> dict[str, Any]:
-    """Return the settings of a run that Python has begun, under the names of `job.settings_of`."""
-    names = (*(each.name for each in fields(GuidanceOptions)), *RUN_SETTINGS)
-    found = {name: getattr(args, name) for name in names if name not in NO_EFFECT_ON_NUMBERS}
-    places = [
-        str(model.config.name_or_path)
-        for model in (student, *(teachers if isinstance(teachers, Sequence) else ()))
-    ]
-    places = [
-        str(Path(place).resolve()) if place and Path(place).exists() else place for place in places
-    ]
-    found["student"], found["teacher"] = places[0], places[1:] or None
-    if isinstance(dataset, Blocks):
-        found["blocks"] = len(dataset)
-    if not args.splits_alike:
-        found["per_device_train_batch_size"] = args.per_device_train_batch_size
-    return found
+def _absolute(place: Any) -> Any:
+    """Name a model or file by its absolute path if it is here: a path has many spellings.
+
+    A list gives a list; None stays.
+    """
+    if place is None:
+        return None
+    if isinstance(place, list | tuple):
+        return [_absolute(one) for one in place]
+    if not isinstance(place, str | Path):
+        # A model that is loaded; one that was made in memory has no name.
+        place = str(place.config.name_or_path)
+    return str(Path(place).resolve()) if place and Path(place).exists() else str(place)
+
+
+def _described(peft_config: Any) -> dict[str, Any]:
+    """Return what a PEFT config says of the adapters; sets in a stable order."""
+    settings = {}
+    for name, value in peft_config.to_dict().items():
+        # The run's own settings name the model.
+        if name in ("base_model_name_or_path", "revision", "inference_mode"):
+            continue
+        settings[name] = sorted(value) if isinstance(value, set | frozenset) else value
+    return settings
+
+
+def options_without_effect(job: Job, *, evaluates: bool) -> Iterator[str]:
+    """Yield a line for each option that was given and has no effect."""
+    model, args = job.model, job.args
+    given = set()
+    for options, kind in ((model, ModelOptions), (args, GuidanceOptions), (args, VocAgnoConfig)):
+        for field in fields(kind):
+            if getattr(options, field.name) != field.default:
+                given.add(field.name)
+    unread = {field.name for field in fields(Method)} - {*args.in_effect()}
+    adapter_options = {field.name for field in fields(ModelOptions) if "lora_" in field.name}
+    conditions: Sequence[tuple[object, set[str], str]] = (
+        (False, unread, f"with {args.as_typed}"),
+        (model.teacher, _TEACHER_OPTIONS, "without --teacher"),
+        (model.teacher_losses, {"missing_losses"}, "without --teacher_losses"),
+        (model.use_peft, adapter_options, "without --use_peft"),
+        (evaluates, {"eval_steps"}, "without --eval_fraction or --eval_dataset"),
+        (args.push_to_hub, {"hub_model_id"}, "without --push_to_hub"),
+    )
+    for has_effect, names, condition in conditions:
+        if not has_effect:
+            for name in sorted(given & names):
+                yield f"--{name} has no effect {condition}"

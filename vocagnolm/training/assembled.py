@@ -1,0 +1,59 @@
+"""What a trainer is made of. Needs no `datasets`, which a machine for timings may lack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vocagnolm.packing import Blocks
+from vocagnolm.training.settings import Job, settings_of
+
+if TYPE_CHECKING:
+    from vocagnolm.training.documents import Documents
+    from vocagnolm.training.models import Models
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """What a trainer is made of, before the weights of its models are loaded.
+
+    Attributes:
+        models: None where loaded models and packed sequences were given, which need no tokenizer.
+        documents: of the corpora that the job names; None in Python.
+        train_dataset, eval_dataset: packed sequences; of several evaluations a dict by name.
+        processing_class: the student's tokenizer.
+        settings: of the run.
+        skipped: the documents that were left out, with the reasons, by the file that lists them.
+    """
+
+    job: Job
+    models: Models | None
+    documents: Documents | None
+    train_dataset: Any
+    eval_dataset: Any
+    processing_class: Any
+    settings: dict[str, Any]
+    skipped: dict[str, list[tuple[int, str]]]
+
+
+def assembled_of_loaded(
+    job: Job, train_dataset: Any, eval_dataset: Any, processing_class: Any
+) -> Assembled:
+    """Return what a trainer is made of where models are loaded and sequences are packed."""
+    return Assembled(
+        job=job,
+        models=None,
+        documents=None,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        processing_class=processing_class,
+        settings=settings_of(job) | settings_of_blocks(train_dataset),
+        skipped={},
+    )
+
+
+def settings_of_blocks(dataset: Any) -> dict[str, Any]:
+    """Return what packed sequences add to the settings of a run: progress is counted in them."""
+    if not isinstance(dataset, Blocks):
+        return {}
+    return {"blocks": len(dataset), "corpus_digest": dataset.corpus_digest}

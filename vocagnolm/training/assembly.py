@@ -1,0 +1,285 @@
+"""From arguments, models and data to what a trainer is made of: one way for both doors."""
+
+import copy
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+from transformers import PreTrainedTokenizerBase
+
+from vocagnolm.chat.reading import TrainOn
+from vocagnolm.data import skipped_line
+from vocagnolm.dist import machine_first, rank0
+from vocagnolm.doors import python_door, worded
+from vocagnolm.fields import listed
+from vocagnolm.hub import check_login
+from vocagnolm.models.adapters import adapt
+from vocagnolm.objective import StoredTeacher
+from vocagnolm.packing import Blocks
+from vocagnolm.printing import log_main
+from vocagnolm.readers import TeacherReaders, student_reader, teacher_reader
+from vocagnolm.store.format import is_store
+from vocagnolm.texts import only_text
+from vocagnolm.training.assembled import Assembled, assembled_of_loaded, settings_of_blocks
+from vocagnolm.training.config import VocAgnoConfig
+from vocagnolm.training.documents import Documents, align, check_enough, load_documents
+from vocagnolm.training.models import Models, read_models
+from vocagnolm.training.options import DataOptions, ModelOptions, PackOptions
+from vocagnolm.training.requirements import check_launch
+from vocagnolm.training.settings import Job, options_without_effect, settings_of
+
+
+@python_door
+def prepare_dataset(
+    dataset: datasets.Dataset,
+    student_tokenizer: PreTrainedTokenizerBase,
+    teacher_tokenizer: PreTrainedTokenizerBase | Sequence[PreTrainedTokenizerBase] | None = None,
+    *,
+    max_length: int = 2048,
+    teacher_context: int = 4096,
+    text_column: str | None = None,
+    train_on: TrainOn | None = None,
+    num_proc: int | None = None,
+) -> Blocks:
+    """Align and pack documents: the `train_dataset` or `eval_dataset` of a `VocAgnoTrainer`.
+
+    Columns `messages`, or `prompt` and `completion`, hold conversations, of which the answers are
+    trained on, or all (`train_on="all"`), in the chat template of each tokenizer.
+
+    A packed sequence has up to `max_length` tokens of the student and `teacher_context` of the, or
+    each, teacher, within the contexts of their models. Without a teacher it is for training on all
+    tokens. Aligned documents are cached as `datasets.map` caches.
+
+    Raises:
+        ValueError: the column is not there, or no document of it can be used.
+    """
+    dataset = _as_dataset(dataset, "dataset")
+    if not isinstance(dataset, datasets.Dataset):
+        raise ValueError(f"dataset must be a datasets.Dataset, got {type(dataset).__name__}")
+    texts = only_text(dataset, text_column, "dataset")
+    readers = [teacher_reader(each, teacher_context) for each in listed(teacher_tokenizer or [])]
+    teachers = TeacherReaders(readers) if readers else None
+    options = PackOptions(max_length=max_length, train_on=train_on, dataset_num_proc=num_proc)
+    student = student_reader(student_tokenizer, max_length)
+    segments = align(texts, student, teachers, options, "dataset")
+    if segments.skipped:
+        log_main(f"dataset: {skipped_line(segments, len(texts))}")
+    limits = teachers.limits() if teachers else [sys.maxsize]
+    blocks = Blocks(segments.rows, max_length, limits)
+    blocks.corpus_digest = [segments.digest()]
+    return blocks
+
+
+def _as_dataset(given: Any, name: str) -> Any:
+    """Make a data set of a list of dicts; packed sequences stay as they are.
+
+    Raises:
+        ValueError: it is neither, or it is empty.
+    """
+    if isinstance(given, datasets.DatasetDict):
+        raise ValueError(
+            f"{name} has several splits ({', '.join(given)}): give one, as in dataset['train']"
+        )
+    if isinstance(given, dict) and name == "eval_dataset":
+        return {key: _as_dataset(each, name) for key, each in given.items()}
+    if isinstance(given, datasets.IterableDataset):
+        raise ValueError(
+            f"{name} is a stream, which has no order to resume in: load it without streaming=True"
+        )
+    if isinstance(given, list) and given and all(isinstance(row, dict) for row in given):
+        are_ids = not {"student_ids", "input_ids"}.isdisjoint(given[0])
+        return given if are_ids else datasets.Dataset.from_list(given)
+    if isinstance(given, list | datasets.Dataset) and not len(given):
+        raise ValueError(f"{name} is empty: it needs at least one document")
+    if isinstance(given, str | Path | list | dict | Generator):
+        found = type(given).__name__
+        if isinstance(given, list):
+            found = f"a list of {type(given[0]).__name__}"
+        raise ValueError(
+            f'{name} must be a datasets.Dataset, a list of dicts such as {{"text": ...}}, or the '
+            f"Blocks of prepare_dataset, got {found}"
+        )
+    return given
+
+
+def assemble(
+    job: Job,
+    train_dataset: Any = None,
+    eval_dataset: Any = None,
+    *,
+    processing_class: PreTrainedTokenizerBase | None = None,
+    sample: bool = False,
+) -> Assembled:
+    """Read the models' configurations and tokenizers, check what would fail late, align documents.
+
+    Without a `train_dataset` the documents are those of the corpora that the job names. With
+    `sample` only the first documents of a large corpus are read, which is enough for a plan.
+
+    Raises:
+        ValueError: an argument, a model or the data is wrong.
+    """
+    args = job.args
+    check_launch(job)
+    models = read_models(job.model, args, args.device, tokenizer=processing_class)
+    rank0(lambda: check_places(job, models))
+    evaluates = eval_dataset is not None or job.data.eval_dataset or job.data.eval_fraction
+    for line in options_without_effect(job, evaluates=bool(evaluates)):
+        log_main(worded(f"warning: {line}"))
+    if train_dataset is None:
+        return _of_documents(job, models, load_documents(job, models, sample=sample))
+    if job.peft_config is not None and models.student.source.loaded is None:
+        # On no weights, before hours of alignment.
+        skeleton = models.student.source.skeleton(models.student.config)
+        adapt(skeleton, copy.deepcopy(job.peft_config), args.seed)
+    with machine_first():
+        packed = _packed(job, models, train_dataset, "train_dataset")
+        evaluated = None
+        if eval_dataset is not None:
+            evaluated = _packed(job, models, eval_dataset, "eval_dataset").blocks
+    log_main(worded(f"step: {args.batch_arithmetic()}"))
+    return Assembled(
+        job=job,
+        models=models,
+        documents=None,
+        train_dataset=packed.blocks,
+        eval_dataset=evaluated,
+        processing_class=models.reader.tokenizer,
+        settings=settings_of(job) | packed.settings,
+        skipped={"skipped.jsonl": packed.reasons} if packed.reasons else {},
+    )
+
+
+def read_whole(assembled: Assembled) -> Assembled:
+    """Read the rest of corpora of which only the first documents were read."""
+    models, documents = assembled.models, assembled.documents
+    assert models
+    assert documents
+    if documents.is_whole:
+        return assembled
+    return _of_documents(assembled.job, models, load_documents(assembled.job, models))
+
+
+def _of_documents(job: Job, models: Models, documents: Documents) -> Assembled:
+    return Assembled(
+        job=job,
+        models=models,
+        documents=documents,
+        train_dataset=documents.blocks,
+        eval_dataset=documents.eval_blocks,
+        processing_class=models.reader.tokenizer,
+        # A checkpoint's place in the corpus is the index of a packed sequence.
+        settings=settings_of(job) | documents.settings,
+        skipped=documents.skipped,
+    )
+
+
+def assemble_in_python(
+    args: VocAgnoConfig,
+    student: Any,
+    teacher: Any,
+    others: Mapping[str, Any],
+    peft_config: Any = None,
+) -> Assembled:
+    """Make a job of what a trainer is given in Python, and assemble it.
+
+    The others hold `train_dataset`, and may hold `eval_dataset`, a data set or several by name, and
+    the student's tokenizer `processing_class`.
+    """
+    teachers = [] if isinstance(teacher, StoredTeacher) else listed(teacher or [])
+    student, *teachers = (str(x) if isinstance(x, Path) else x for x in (student, *teachers))
+    stores = [each for each in teachers if isinstance(each, str) and is_store(Path(each))]
+    teachers = [each for each in teachers if each not in stores]
+    train_dataset = _as_dataset(others.get("train_dataset"), "train_dataset")
+    eval_dataset = _as_dataset(others.get("eval_dataset"), "eval_dataset")
+    if args.push_to_hub:
+        rank0(lambda: check_login(args.hub_token))
+    names = ModelOptions(student, teachers or None, stores or None)
+    job = Job(names, DataOptions(dataset=[]), args, peft_config=peft_config)
+    several = eval_dataset if isinstance(eval_dataset, dict) else {}
+    documents = [
+        dataset
+        for dataset in (train_dataset, eval_dataset, *several.values())
+        if isinstance(dataset, datasets.Dataset)
+    ]
+    named = [model for model in (student, *teachers) if isinstance(model, str)]
+    processing_class = others.get("processing_class")
+    if not (named or stores or documents):
+        return assembled_of_loaded(job, train_dataset, eval_dataset, processing_class)
+    if student is None:
+        raise ValueError("model must be a name, a directory or a model: it reads the documents")
+    if not isinstance(teacher, StoredTeacher):
+        args.check_teacher(names.teachers, is_stored=bool(stores))
+    args.output_dir = args.output_dir or names.output_dir(args.method)
+    return assemble(job, train_dataset, eval_dataset, processing_class=processing_class)
+
+
+def check_places(job: Job, models: Models) -> None:
+    """Check what would fail after hours: weights, packages and keys.
+
+    Raises:
+        ValueError: one of them is missing or damaged.
+    """
+    for model in (models.student, *models.teachers):
+        model.source.check_weights()
+        if not job.args.dry_run:
+            model.source.check_packages()
+    if job.args.push_to_hub:
+        check_login(job.args.hub_token)
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """Packed sequences, what they add to the settings, and the documents that were left out."""
+
+    blocks: Any
+    settings: dict[str, Any]
+    reasons: list[tuple[int, str]]
+
+
+def _packed(job: Job, models: Models, dataset: Any, name: str) -> _Packed:
+    """Align and pack documents that Python gives, or those of each name of a dict."""
+    dataset = _as_dataset(dataset, name)
+    if isinstance(dataset, dict):
+        parts = {key: _packed(job, models, part, name).blocks for key, part in dataset.items()}
+        return _Packed(parts, {}, [])
+    if not isinstance(dataset, datasets.Dataset):
+        return _Packed(dataset, settings_of_blocks(dataset), [])
+    is_trained = name == "train_dataset"
+    # A store knows other documents only, and evaluation needs no teacher.
+    guide = models.guide if is_trained or not job.model.teacher_losses else None
+    texts = only_text(dataset, None, name)
+    segments = align(texts, models.reader, guide, job.args, name)
+    left_out = [skipped_line(segments, len(texts))] if segments.skipped else []
+    for line in left_out:
+        log_main(f"{name}: {line}")
+    limits = guide.limits() if guide else [sys.maxsize]
+    blocks = Blocks(segments.rows, job.args.max_length, limits)
+    blocks.corpus_digest = [segments.digest()]
+    if is_trained:
+        check_enough(blocks, job.args, name, left_out)
+    return _Packed(blocks, settings_of_blocks(blocks), segments.reasons)
+
+
+def pack_late(assembled: Assembled, dataset: Any, name: str) -> Any:
+    """Align and pack documents for an evaluation; what is packed already stays.
+
+    A name stands for one of several data sets that the trainer has.
+    """
+    if isinstance(dataset, str):
+        return dataset
+    if assembled.models is None:
+        return _only_packed(dataset, name)
+    return _packed(assembled.job, assembled.models, dataset, name).blocks
+
+
+def _only_packed(dataset: Any, name: str) -> Any:
+    """Reject documents where no tokenizer has been read that could align them."""
+    rows: Any = dataset if isinstance(dataset, list | datasets.Dataset) else ()
+    if len(rows) and "student_ids" not in rows[0]:
+        raise ValueError(
+            f"{name} must be packed, as train_dataset is: give the Blocks of prepare_dataset"
+        )
+    return dataset
