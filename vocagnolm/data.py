@@ -43,7 +43,7 @@ from vocagnolm.texts import (
 )
 
 # Raise it when the columns or the segmentation change: old caches must not be read.
-_FORMAT = 11
+_FORMAT = 12
 # Documents that are aligned and cached together: minutes of work.
 _PART = 100_000
 # Why a document is skipped.

@@ -206,11 +206,12 @@ class Objective:
         return aggregate_teacher_losses(student_loss_BS, ranges_BS2, how, valid_BS)[0]
 
     def weights(self, selection: TokenGuidance) -> Tensor:
-        """Return W of Eq. 3 [B, S]: as selected, at least `unselected_weight` where it is read."""
+        """Return W of Eq. 3 [B, S]: as selected, and `unselected_weight` instead of 0."""
+        weight_BS = selection.weight_BS
         if self.method.accepts:
-            return selection.weight_BS
-        floor_BS = self.method.unselected_weight * selection.valid_BS
-        return selection.weight_BS.maximum(floor_BS)
+            return weight_BS
+        # Not the larger one: a method of the user's own may give negative weights.
+        return weight_BS.where(weight_BS != 0, self.method.unselected_weight * selection.valid_BS)
 
     def _unguided(self, valid_BS: Tensor, batch: Batch) -> Tensor:
         """Weigh all tokens, or a random share of the tokens or of the chunks."""

@@ -8,6 +8,7 @@ space) are given to the tokens beside them. Loads neither torch nor transformers
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -243,12 +244,79 @@ def _token_bytes(tokenizer: PreTrainedTokenizerBase, size: int) -> TokenBytes | 
 
 
 def _by_offsets(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
-    return _filled(encode_raw(tokenizer, texts, tokenizer_name(tokenizer)), texts)
+    return _filled(tokenizer, encode_raw(tokenizer, texts, tokenizer_name(tokenizer)), texts)
 
 
-def _filled(raw: Sequence[Encoding], texts: Sequence[str]) -> list[Encoding]:
-    both = zip(raw, texts, strict=True)
-    return [Encoding(one.ids, fill_gaps(one.spans, text)) for one, text in both]
+def _composes(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Test whether a tokenizer reads a letter and its accent as one character."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    normalizer = getattr(backend, "normalizer", None)
+    return normalizer is not None and normalizer.normalize_str("e\u0301") == "\u00e9"
+
+
+def _widen_composed(spans: Spans, text: str) -> None:
+    """Give every token of a composed character all the characters that it is composed of.
+
+    The offsets of a token that has some of its bytes are those of its first part only:
+
+        text       s  .below  .above     composed to one character of three bytes
+        offsets    0..1  0..1  0..3      of three tokens, one for each byte
+        widened    0..3  0..3  0..3
+    """
+    # Both never fall, so that the tokens that touch a range are found by bisection.
+    starts, ends = spans.T.copy()
+    for start, end in composed_ranges(text):
+        first = ends.searchsorted(start, side="right")
+        last = starts.searchsorted(end, side="left")
+        spans[first:last, 0] = np.minimum(spans[first:last, 0], start)
+        spans[first:last, 1] = np.maximum(spans[first:last, 1], end)
+
+
+def composed_ranges(text: str) -> list[tuple[int, int]]:
+    """Return the ranges of characters that NFC makes one character of.
+
+    >>> composed_ranges("ae\u0301 s\u0323\u0307 \u1112\u1161\u11ab")  # the last is Hangul
+    [(1, 3), (4, 7), (8, 11)]
+    """
+    if unicodedata.is_normalized("NFC", text):
+        return []
+    ranges = []
+    start = 0
+    for index in range(1, len(text) + 1):
+        if index < len(text) and not _begins_anew(text[start:index], text[index]):
+            continue
+        cluster = text[start:index]
+        composed = unicodedata.normalize("NFC", cluster)
+        if len(composed) < len(cluster):
+            # Marks at the end that stay as they are belong to no other character.
+            kept = len(composed) - 1
+            end = index - kept if cluster.endswith(composed[1:]) else index
+            ranges.append((start, end))
+        start = index
+    return ranges
+
+
+def _begins_anew(cluster: str, character: str) -> bool:
+    """Test whether a character is neither a mark of those before it nor composed with them."""
+    if unicodedata.combining(character):
+        return False
+    both = unicodedata.normalize("NFC", cluster + character)
+    apart = unicodedata.normalize("NFC", cluster) + unicodedata.normalize("NFC", character)
+    return both == apart
+
+
+def _filled(
+    tokenizer: PreTrainedTokenizerBase, raw: Sequence[Encoding], texts: Sequence[str]
+) -> list[Encoding]:
+    """Let the spans of tokens cover all that the tokens stand for."""
+    composes = _composes(tokenizer)
+    encodings = []
+    for encoding, text in zip(raw, texts, strict=True):
+        spans = fill_gaps(encoding.spans, text)
+        if composes:
+            _widen_composed(spans, text)
+        encodings.append(Encoding(encoding.ids, spans))
+    return encodings
 
 
 def encode_rendered(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
@@ -262,7 +330,7 @@ def encode_rendered(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) ->
             (start, end), name = one.spans[at].tolist(), greedy[int(one.ids[at])]
             if (place := text.find(name, start, end)) >= 0:
                 one.spans[at] = place, place + len(name)
-    return _filled(found, texts)
+    return _filled(tokenizer, found, texts)
 
 
 def fill_gaps(spans: Spans, text: str) -> Spans:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.guidance import aggregate_teacher_losses, select_top
+from vocagnolm.guidance import TokenGuidance, aggregate_teacher_losses, select_top
 from vocagnolm.method import Method
 from vocagnolm.objective import Objective, TeacherLosses
 
@@ -280,3 +280,15 @@ def test_teacher_rows_are_those_that_teachers_read() -> None:
     for a, b, name in zip(first, second, names[2:], strict=True):
         assert torch.equal(a, batch[name][:, :3])
         assert torch.equal(b, batch[name][:, 3:])
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.3])
+def test_weights_of_a_users_own_method_arrive_as_given(floor: float) -> None:
+    """Negative ones too; only tokens of weight 0 get `unselected_weight`."""
+    weight_BS = torch.tensor([[1.0, -0.5, 0.0, 0.2, 3.0]])
+    one_BS = torch.ones_like(weight_BS)
+    valid_BS = torch.tensor([[True, True, True, True, True]])
+    guidance = TokenGuidance(one_BS, one_BS, valid_BS, valid_BS, weight_BS, one_BS)
+    objective = Objective(Method(unselected_weight=floor))
+    expected = torch.tensor([[1.0, -0.5, floor, 0.2, 3.0]])
+    assert torch.equal(objective.weights(guidance), expected)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,13 @@ from transformers import AddedToken, PreTrainedTokenizerFast
 import vocagnolm.spans
 from vocagnolm.conventions import Spans
 from vocagnolm.spans import (
+    composed_ranges,
     encode,
     encode_batch,
     encode_rendered,
     fill_gaps,
 )
+from vocagnolm.token_bytes import TokenBytes, byte_level
 from vocagnolm.tokenizer import check_tokenizer, load_tokenizer, tokenizer_sha256
 
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
@@ -64,7 +68,12 @@ def test_bytes_give_the_spans_of_offsets(
     found = encode_batch(tokenizer, texts)
     for text, one, same in zip(texts, found, expected, strict=True):
         np.testing.assert_array_equal(one.ids, same.ids)
-        np.testing.assert_array_equal(one.spans, fill_gaps(same.spans, text))
+        filled = fill_gaps(same.spans, text)
+        # Of a composed letter, offsets give its first bytes the first character alone.
+        assert (one.spans[:, 0] <= filled[:, 0]).all()
+        assert (one.spans[:, 1] >= filled[:, 1]).all()
+        if family not in ("nfc_digits", "unigram") or unicodedata.is_normalized("NFC", text):
+            np.testing.assert_array_equal(one.spans, filled)
     # The others drop or trim white space.
     asked = sum(len(call.args[1]) for call in raw.call_args_list)
     assert asked < 500 if family not in ("trimmed", "unigram") else asked == 1000
@@ -283,3 +292,42 @@ def test_tokenizer_is_left_as_it_was(tokenizers_by_family: Tokenizers) -> None:
         assert not backend.encode_special_tokens
         backend.no_truncation()
         backend.no_padding()
+
+
+@pytest.mark.parametrize("family", ["nfc_digits"])
+def test_token_of_a_composed_letter_has_all_its_characters(
+    tokenizers_by_family: Tokenizers, family: str
+) -> None:
+    """Of every character of which the token has a byte, as of all other texts."""
+    tokenizer = tokenizers_by_family[family]
+    text = unicodedata.normalize("NFD", "é ṩ ạ́b 한국 Poincaré ệ. q\u0323\u0307 e\u0301\u0316x")
+    spans = encode(tokenizer, text).spans
+    assert_spans_hold(spans, text)
+    table = TokenBytes(tokenizer, byte_level)
+    composed = unicodedata.normalize("NFC", text)
+    ids = encode(tokenizer, composed).ids
+    assert ids.tolist() == encode(tokenizer, text).ids.tolist()
+    edges = np.array([0, len(ids)])
+    of_composed, wrong = table.find(ids, edges, [composed], [composed.encode()])
+    assert not wrong
+    # The place of each composed character in the text, cluster by cluster.
+    places, at = [], 0
+    for character in composed:
+        size = len(unicodedata.normalize("NFD", character))
+        places.append((at, at + size))
+        at += size
+    assert at == len(text)
+    assert composed_ranges("e\u0301\u0316") == [(0, 2)]  # the second mark stays
+    assert composed_ranges("a\u0301\u0323") == [(0, 3)]  # the marks change places
+    for (first, last), (start, end) in zip(of_composed.tolist(), spans.tolist(), strict=True):
+        assert start <= places[first][0]
+        assert end >= places[last - 1][1]
+
+
+def test_widening_takes_no_longer_where_many_letters_are_composed() -> None:
+    text = unicodedata.normalize("NFD", "한국어 텍스트 " * 20_000)
+    spans = np.stack((np.arange(len(text)), np.arange(1, len(text) + 1)), axis=1)
+    began = time.process_time()
+    vocagnolm.spans._widen_composed(spans, text)
+    assert time.process_time() - began < 5
+    assert_spans_hold(spans, text)

@@ -34,7 +34,8 @@ def batch(rows=2, length=LENGTH, seed=0, ignored=0.2):
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(VOCABULARY, (rows, length), generator=generator)
     labels = ids.masked_fill(torch.rand(ids.shape, generator=generator) < ignored, -100)
-    weights = torch.rand(ids.shape, generator=generator)
+    # Methods of users may weigh a token negatively.
+    weights = torch.rand(ids.shape, generator=generator) - 0.3
     weights = weights.masked_fill(torch.rand(ids.shape, generator=generator) < 0.6, 0.0)
     return ids, labels, weights * (labels != -100)
 
