@@ -6,7 +6,7 @@ words of Python, `top_k`. Names of TRL and transformers are answered alike at bo
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
@@ -15,67 +15,60 @@ from typing import Any, TypeVar
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _is_shell = ContextVar("is_shell", default=False)
 
+_NO_SAMPLING = "no answers are sampled here: leave it out"
 DTYPE_OPTIONS = "--teacher_dtype; the student is float32, and computes in 16 bits with --bf16"
-# What users of TRL and transformers type, and what they find here.
+# What users of TRL and transformers type where the option here means something else. Names of the
+# same meaning are aliases of the fields in `vocagnolm.training.options`.
 OTHER_NAMES = {
-    **dict.fromkeys(("model", "model_name_or_path"), "--student"),
-    "model_revision": "--student_revision",
-    **dict.fromkeys(("tokenizer", "tokenizer_name_or_path"), "--student_tokenizer"),
-    **dict.fromkeys(("teacher_model", "teacher_model_name_or_path"), "--teacher"),
-    "teacher_model_revision": "--teacher_revision",
-    "teacher_tokenizer_name_or_path": "--teacher_tokenizer",
-    **dict.fromkeys(("dtype", "torch_dtype"), DTYPE_OPTIONS),
+    "dtype": DTYPE_OPTIONS,
+    "torch_dtype": DTYPE_OPTIONS,
     "use_flash_attention_2": "--attn_implementation flash_attention_2",
-    "use_lora": "--use_peft",
     "load_in_4bit": "--teacher_quantization nf4",
     "load_in_8bit": "--teacher_quantization int8",
-    **dict.fromkeys(("dataset_name", "train_file"), "--dataset"),
-    "dataset_config_name": "--dataset_config",
-    "dataset_train_split": "--dataset_split",
     "dataset_test_split": "--eval_fraction or --eval_dataset",
-    "validation_file": "--eval_dataset",
-    "dataset_text_field": "--text_column",
-    "preprocessing_num_workers": "--dataset_num_proc",
-    **dict.fromkeys(("max_seq_length", "max_seq_len", "block_size"), "--max_length"),
-    **dict.fromkeys(("batch_size", "per_device_batch_size"), "--per_device_train_batch_size"),
-    "lr": "--learning_rate",
-    **dict.fromkeys(("epochs", "num_epochs"), "--num_train_epochs"),
-    "warmup_ratio": "--warmup_steps, a share if below 1",
     "evaluation_strategy": "--eval_strategy",
     "use_uld_loss": "--method uld",
     "beta": "--method kld with --kld_direction",
-    **dict.fromkeys(("lmbda", "temperature"), "no answers are sampled here: leave it out"),
+    "lmbda": _NO_SAMPLING,
+    "temperature": _NO_SAMPLING,
     "formatting_func": "documents are a column, text, and conversations are messages: leave it out",
     "accelerate_config": "it is for the command lines of train, evaluate and score",
     "num_processes": "it goes with --accelerate_config",
 }
 # Names there that ask for what happens anyway: they are taken, with a warning.
-_PACKED = "documents are always packed, and kept apart"
-_ANSWERS = "of conversations the answers are trained on, unless --train_on all"
-ANYWAY = {
+_ALWAYS_PACKED = "documents are always packed, and kept apart"
+_ANSWERS_ONLY = "of conversations the answers are trained on, unless --train_on all"
+ALWAYS_ON = {
     "do_train": "this command trains",
     "do_eval": "--eval_fraction or --eval_dataset evaluates",
     "overwrite_output_dir": "a run that ended early resumes in its --output_dir",
-    **dict.fromkeys(("packing", "eval_packing", "padding_free"), _PACKED),
-    **dict.fromkeys(("assistant_only_loss", "completion_only_loss"), _ANSWERS),
+    "packing": _ALWAYS_PACKED,
+    "eval_packing": _ALWAYS_PACKED,
+    "padding_free": _ALWAYS_PACKED,
+    "assistant_only_loss": _ANSWERS_ONLY,
+    "completion_only_loss": _ANSWERS_ONLY,
 }
 # Options whose arguments in Python have other names, or are of something else.
 _IN_PYTHON = {
     "student": "model",
     "teacher_losses": "teacher",
     "student_tokenizer": "processing_class",
-    **dict.fromkeys(("dataset", "dataset_split", "dataset_config"), "train_dataset"),
+    "dataset": "train_dataset",
+    "dataset_split": "train_dataset",
+    "dataset_config": "train_dataset",
     "dataset_weights": "the weights of its Blocks",
     "eval_fraction": "eval_dataset",
     "text_column": "text_column of prepare_dataset",
     "use_peft": "peft_config",
     "lora_target_modules": "target_modules of peft_config",
     "lora_modules_to_save": "modules_to_save of peft_config",
-    **dict.fromkeys(("lora_r", "lora_alpha", "lora_dropout"), "peft_config"),
+    "lora_r": "peft_config",
+    "lora_alpha": "peft_config",
+    "lora_dropout": "peft_config",
     "accelerate_config": "accelerate launch with a config_file",
 }
 # Arguments of the trainer, which are none of its config.
-_OF_TRAINER = {"teacher", "eval_dataset", *_IN_PYTHON} - {"accelerate_config", "text_column"}
+_TRAINER_ARGUMENTS = {"teacher", "eval_dataset", *_IN_PYTHON} - {"accelerate_config", "text_column"}
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -84,10 +77,10 @@ def near(name: str, known: Iterable[str]) -> str:
     >>> near("--teachr", ["--teacher", "--student"])
     ' (did you mean --teacher?)'
     """
-    known = list(known)
+    names = list(known)
     # The beginning of a name is most like it.
-    begun = [each for each in known if each.startswith(name)]
-    nearest = begun or difflib.get_close_matches(name, known, 1)
+    completions = [completion for completion in names if completion.startswith(name)]
+    nearest = completions or difflib.get_close_matches(name, names, 1)
     return f" (did you mean {nearest[0]}?)" if nearest else ""
 
 
@@ -138,27 +131,39 @@ def how_to_go_on() -> str:
 
 
 def own_arguments(
-    owner: str, options: Mapping[str, Any], known: Iterable[str], warn: Callable[[str], object]
+    owner: str,
+    options: Mapping[str, Any],
+    known_names: Collection[str],
+    aliases: Mapping[str, str],
+    warn: Callable[[str], object],
 ) -> dict[str, Any]:
-    """Return the arguments of a constructor without those that ask for what happens anyway.
+    """Return the arguments of a constructor under its own names.
+
+    An alias becomes the name that it stands for. What asks for what happens anyway is left out,
+    with a warning.
 
     Raises:
         TypeError: an argument has another name here, or none; the message says which.
     """
-    known = [*known]
-    kept = {}
+    arguments: dict[str, Any] = {}
     for name, value in options.items():
-        if name in known:
-            kept[name] = value
-        elif name in ANYWAY:
-            warn(f"{name} has no effect: {worded(ANYWAY[name])}")
+        own_name = aliases.get(name, name)
+        if own_name in known_names:
+            if own_name in arguments:
+                raise TypeError(f"{owner}: {own_name} is given twice, in two spellings")
+            arguments[own_name] = value
+        elif name in ALWAYS_ON:
+            warn(f"{name} has no effect: {worded(ALWAYS_ON[name])}")
         elif name in OTHER_NAMES:
-            here = OTHER_NAMES[name]
-            here = f"here it is {worded(here)}" if here.startswith("--") else worded(here)
-            raise TypeError(f"{owner} has no argument {name}: {here}")
-        elif name in _OF_TRAINER:
-            here = worded(f"--{name}")
-            raise TypeError(f"{owner} has no argument {name}: give {here} to VocAgnoTrainer")
+            answer = worded(OTHER_NAMES[name])
+            if OTHER_NAMES[name].startswith("--"):
+                answer = f"here it is {answer}"
+            raise TypeError(f"{owner} has no argument {name}: {answer}")
+        elif own_name in _TRAINER_ARGUMENTS:
+            argument = worded(f"--{own_name}")
+            raise TypeError(f"{owner} has no argument {name}: give {argument} to VocAgnoTrainer")
+        elif own_name in _IN_PYTHON:
+            raise TypeError(f"{owner} has no argument {name}: give {_IN_PYTHON[own_name]}")
         else:
-            raise TypeError(f"{owner} has no argument {name}{near(name, known)}")
-    return kept
+            raise TypeError(f"{owner} has no argument {name}{near(name, known_names)}")
+    return arguments

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import field
+from collections.abc import Sequence
+from dataclasses import field, fields
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 _T = TypeVar("_T")
@@ -13,16 +14,37 @@ class FirstHelp(str):
     """Line in `--help` of an option that comes on top of the page."""
 
 
-def option(default: _T, help: str = "", *, first: bool = False, **of_argparse: Any) -> _T:
+def option(
+    default: _T,
+    help: str = "",
+    *,
+    first: bool = False,
+    aliases: Sequence[str] = (),
+    **of_argparse: Any,
+) -> _T:
     """Return the field of a dataclass of options: its default, and its line in `--help`.
 
-    Those that are `first` come on top of the page.
+    Those that are `first` come on top of the page. `aliases` are other names of the option, such as
+    "--max_seq_length", which are understood with dashes between the words, too.
     """
     # All of it goes to argparse, in any HfArgumentParser.
     metadata: dict[str, Any] = {"help": FirstHelp(help) if first else help, **of_argparse}
+    if aliases:
+        dashed = [f"--{alias.removeprefix('--').replace('_', '-')}" for alias in aliases]
+        metadata["aliases"] = list(dict.fromkeys([*aliases, *dashed]))
     if isinstance(default, list):
         return cast(_T, field(default_factory=default.copy, metadata=metadata))
     return field(default=default, metadata=metadata)
+
+
+def aliases_of(*dataclasses: Any) -> dict[str, str]:
+    """Return the names of the options that their aliases stand for, without dashes."""
+    aliases = {}
+    for dataclass in dataclasses:
+        for one_field in fields(dataclass):
+            for alias in one_field.metadata.get("aliases", ()):
+                aliases[alias.removeprefix("--").replace("-", "_")] = one_field.name
+    return aliases
 
 
 class Names(tuple[str, ...]):

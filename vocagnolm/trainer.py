@@ -52,6 +52,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_NO_DATA = "train_dataset is missing: give documents, or the Blocks of prepare_dataset"
+# What `processing_class` was called before transformers 5.
+_ALIASES = {"tokenizer": "processing_class"}
+
 
 class VocAgnoTrainer(ResumableTrainer):
     """Trains a student on the tokens where it lags behind a teacher most (arXiv 2503.19123).
@@ -101,13 +105,13 @@ class VocAgnoTrainer(ResumableTrainer):
         **others: Any,
     ):
         others = _arguments_of_trainer(others)
+        # As TRL's trainers call it.
+        teacher = others.pop("teacher_model", teacher)
         args = _own_copy(args, peft_config) if assembled is None else _own_copy(assembled.job.args)
         method = _method(args, method, objective)
         if assembled is None:
             if train_dataset is None and data_collator is None:
-                raise ValueError(
-                    "train_dataset is missing: give documents, or the Blocks of prepare_dataset"
-                )
+                raise ValueError(_NO_DATA)
             others["train_dataset"] = train_dataset
             assembled = _assemble(args, model, teacher, others, peft_config)
         student, teachers = _load_models(assembled, model, teacher, method, args)
@@ -130,21 +134,17 @@ class VocAgnoTrainer(ResumableTrainer):
             # Trainer turns it off, for every model that is saved too; generation needs it, and no
             # forward pass of training asks for it.
             self.model.config.use_cache = use_cache
-        _check_student(self.model, self.optimizer)
-        self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
-        # The keys of a packed sequence are no arguments of the model, and all are needed.
-        self.args.remove_unused_columns = False
-        # It hides NaNs, at a host-device sync per micro-batch.
-        self.args.logging_nan_inf_filter = False
-        device = self.args.device
-        # FSDP2 moves the student as training begins only.
-        add_token_losses(self.model, device)
-        source = OnlineTeacher(teachers, device) if isinstance(teachers, Sequence) else teachers
+        self._prepare_student()
+        source = teachers
+        if isinstance(teachers, Sequence):
+            source = OnlineTeacher(teachers, self.args.device)
         self._method, self.orders_steps = method, method.splits_alike
         self._assembled = assembled
-        self.settings, self.skipped = assembled.settings, assembled.skipped
-        kind = method.own_objective or Objective
-        self.objective: Objective = kind(method, source, self.args.seed)
+        self.settings = assembled.settings
+        self.skipped = assembled.skipped
+        self.objective: Objective = (method.own_objective or Objective)(
+            method, source, self.args.seed
+        )
         if method.accepts:
             self.metrics.weight_name = "mean_weight"
         self.throughput = Throughput(
@@ -154,6 +154,17 @@ class VocAgnoTrainer(ResumableTrainer):
         log_in_lines(self, self.blocks_per_step * collator.max_length)
         if isinstance(self.train_dataset, Blocks):
             self._check_packing(self.train_dataset, args.attend_across_documents)
+
+    def _prepare_student(self) -> None:
+        """Let the student give token losses, and turn off what Trainer would do to them."""
+        _check_student(self.model, self.optimizer)
+        self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
+        # The keys of a packed sequence are no arguments of the model, and all are needed.
+        self.args.remove_unused_columns = False
+        # It hides NaNs, at a host-device sync per micro-batch.
+        self.args.logging_nan_inf_filter = False
+        # FSDP2 moves the student as training begins only.
+        add_token_losses(self.model, self.args.device)
 
     def _check_packing(self, blocks: Blocks, crosses: bool) -> None:
         """Reject attention by which packed documents see each other, or too short for a segment."""
@@ -434,8 +445,8 @@ def _arguments_of_trainer(others: dict[str, Any]) -> dict[str, Any]:
     for name in ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics"):
         if others.pop(name, None) is not None:
             raise ValueError(f"{name} has no effect: the method makes no logits")
-    known = inspect.signature(Trainer).parameters
-    return own_arguments("VocAgnoTrainer", others, known, logger.warning)
+    names = {*inspect.signature(Trainer).parameters, "teacher_model"}
+    return own_arguments("VocAgnoTrainer", others, names, _ALIASES, logger.warning)
 
 
 def _check_apart(student: Any, teachers: Sequence[Any], args: VocAgnoConfig) -> None:

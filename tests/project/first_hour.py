@@ -86,7 +86,7 @@ LEFT_OUT = {
     "vocagnolm train --config demo --student student --teacher teacher --dataset pages.jsonl "
     "--report_to wandb": "it needs the extra wandb",
     "vocagnolm evaluate --model runs/student__teacher --report_to wandb": "the same",
-    "vocagnolm train --model_name_or_path": "it shows what is refused",
+    "vocagnolm train --use_uld_loss": "it shows what is refused",
     "export HF_DATASETS_CACHE": "there is no /data",
 }
 # Pages whose numbers are those of any machine.

@@ -27,8 +27,8 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("stray", *T), "not used by the HfArgumentParser: ['stray']"),
     (("--config", "paper/table1/cp"), "(did you mean paper/table1/cpt?)"),
     # Names of other programs.
-    (("--model_name_or_path", "m"), "unknown option --model_name_or_path: here it is --student"),
-    ((*T, "--batch-size=4"), "--batch_size: here it is --per_device_train_batch_size"),
+    ((*T, "--use_uld_loss"), "unknown option --use_uld_loss: here it is --method uld"),
+    ((*T, "--load-in-4bit"), "--load_in_4bit: here it is --teacher_quantization nf4"),
     ((*T, "--lmbda", ".5"), "unknown option --lmbda: no answers are sampled here"),
     ((*T, "--num_processes", "2"), "--num_processes: it goes with --accelerate_config"),
     # Ranges.

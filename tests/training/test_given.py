@@ -23,6 +23,8 @@ from transformers import (
 )
 
 from vocagnolm import VocAgnoConfig, VocAgnoTrainer, __main__, prepare_dataset
+from vocagnolm.run.parser import parse
+from vocagnolm.run.recipe import recipe_options
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = {"max_length": 64, "global_batch_tokens": 512, "max_steps": 3, "report_to": ["none"]}
@@ -173,10 +175,11 @@ WRONG_CONFIG: list[tuple[dict[str, Any], str]] = [
     ({"top_k": "0.4"}, "^top_k must be a number in .* got '0.4'"),
     ({"max_length": "64"}, "^max_length must be a number"),
     ({"attend_across_documents": "false"}, "^attend_across_documents must be True or False"),
-    ({"max_seq_length": 64}, "here it is max_length"),
+    ({"max_seq_length": 64, "block_size": 64}, "max_length is given twice"),
+    ({"dtype": "bfloat16"}, "here it is teacher_dtype"),
     ({"dataset_text_field": "text"}, "text_column of prepare_dataset"),
     ({"eval_fraction": 0.1}, "eval_dataset to VocAgnoTrainer"),
-    ({"teacher_model_name_or_path": "t"}, "here it is teacher"),
+    ({"teacher_model_name_or_path": "t"}, "give teacher to VocAgnoTrainer"),
     ({"use_peft": True}, "peft_config to VocAgnoTrainer"),
     ({"lmbda": 0.5}, "no answers are sampled"),
     ({"topk": 0.4}, r"\(did you mean top_k\?\)"),
@@ -191,6 +194,39 @@ def test_config_names_arguments(options: dict[str, Any], message: str, tmp_path:
     with pytest.raises((ValueError, TypeError), match=message) as caught:
         config(tmp_path, **options)
     assert "--" not in str(caught.value)
+
+
+def test_names_of_trl_and_transformers_work_at_both_doors(world: World, tmp_path: Path) -> None:
+    args = VocAgnoConfig(
+        output_dir=str(tmp_path), use_cpu=True, max_seq_length=64, batch_size=3, lr=1e-3, epochs=2
+    )
+    assert (args.max_length, args.per_device_train_batch_size) == (64, 3)
+    assert (args.learning_rate, args.num_train_epochs) == (1e-3, 2)
+    line = (
+        "--model_name_or_path s --teacher_model t --dataset_name d.jsonl --max-seq-length=64 "
+        "--batch_size 3 --gradient_accumulation_steps 1 --lr 1e-3 --use_lora --use_cpu"
+    )
+    job = parse(line.split())
+    assert (job.model.student, job.model.teacher, job.model.use_peft) == ("s", ["t"], True)
+    assert (job.data.dataset, job.args.max_length) == (["d.jsonl"], 64)
+    assert (job.args.per_device_train_batch_size, job.args.learning_rate) == (3, 1e-3)
+    # A recipe's option overrides that of its base, whatever either calls it.
+    (tmp_path / "base.yaml").write_text("max_length: 128\nteacher: t\n")
+    (tmp_path / "middle.yaml").write_text("base: base.yaml\nblock_size: 64\n")
+    (tmp_path / "top.yaml").write_text("base: middle.yaml\nmax_length: 32\n")
+    for name, length in (("base", 128), ("middle", 64), ("top", 32)):
+        assert recipe_options(tmp_path / f"{name}.yaml")["max_length"] == length
+    tokenizer = AutoTokenizer.from_pretrained(world.student)
+    trainer = VocAgnoTrainer(
+        str(world.student),
+        config(tmp_path),
+        None,
+        pages(world),
+        teacher_model=str(world.teacher),
+        tokenizer=tokenizer,
+    )
+    assert trainer.online_teachers
+    assert trainer.processing_class is tokenizer
 
 
 def test_what_happens_anyway_is_taken_with_a_warning(

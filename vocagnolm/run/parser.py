@@ -12,7 +12,7 @@ from runpy import run_path
 from typing import TYPE_CHECKING, Any
 
 from vocagnolm.cli import OneLineErrors, check_names
-from vocagnolm.doors import ANYWAY, OTHER_NAMES, near, shell_door
+from vocagnolm.doors import ALWAYS_ON, OTHER_NAMES, near, shell_door
 from vocagnolm.fields import FirstHelp
 from vocagnolm.method import Method
 from vocagnolm.printing import log_main
@@ -89,7 +89,7 @@ class Parser(OneLineErrors, HfArgumentParser):
         for kind in types:
             self._add_dataclass_arguments(kind)
         self.dataclass_types = list(types)
-        for name in ANYWAY:
+        for name in ALWAYS_ON:
             if f"--{name}" not in self._option_string_actions:
                 self.add_argument(f"--{name}", nargs="?", const=True, help=argparse.SUPPRESS)
 
@@ -189,7 +189,7 @@ def _parse(argv: Sequence[str], *, on_hub: bool) -> Job:
     args.output_dir = args.output_dir or model.output_dir(args.method)
     job = Job(model, data, args, recipe)
     others = options[-1]
-    for name, reason in ANYWAY.items():
+    for name, reason in ALWAYS_ON.items():
         if vars(others)[name] is not None:
             log_main(f"warning: --{name} has no effect: {reason}")
     return job

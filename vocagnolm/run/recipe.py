@@ -9,8 +9,10 @@ import yaml
 
 from vocagnolm.cli import Parser, shell
 from vocagnolm.doors import near
+from vocagnolm.fields import aliases_of
 from vocagnolm.io import read_yaml
 from vocagnolm.printing import print_main
+from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions, RunOptions
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 
@@ -49,6 +51,13 @@ def read_mapping(option: str, path: str | Path) -> dict[str, Any]:
 def recipe_options(path: str | Path) -> dict[str, Any]:
     """Read a YAML file of options over those of its `base`, a file beside it."""
     options = read_mapping("--config", path)
+    # Under one name, so that an option overrides that of the base whatever it is called there.
+    aliases = aliases_of(ModelOptions, DataOptions, GuidanceOptions, RunOptions)
+    for alias in aliases.keys() & options.keys():
+        name = aliases[alias]
+        if name in options:
+            raise ValueError(f"--config {path} gives {name} twice, in two spellings")
+        options[name] = options.pop(alias)
     if "config" in options:
         raise ValueError(f"--config {path} names another config: call it base")
     base = options.pop("base", None)

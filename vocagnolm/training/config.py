@@ -19,7 +19,14 @@ from transformers.training_args import OptimizerNames
 from vocagnolm.dist import check_connected, is_on_cpu, launched_processes
 from vocagnolm.doors import near, own_arguments, python_door
 from vocagnolm.extras import require, require_optimizer
-from vocagnolm.training.options import PAPER_TOKENS, GuidanceOptions, RunOptions
+from vocagnolm.fields import aliases_of
+from vocagnolm.training.options import (
+    PAPER_TOKENS,
+    DataOptions,
+    GuidanceOptions,
+    ModelOptions,
+    RunOptions,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -165,8 +172,10 @@ _make_config = VocAgnoConfig.__init__
 @wraps(_make_config)
 def _answer_other_names(self: VocAgnoConfig, *args: Any, **options: Any) -> None:
     """Answer the names of TRL and transformers before Python calls them unexpected."""
-    known = [each.name for each in fields(VocAgnoConfig) if each.init]
-    _make_config(self, *args, **own_arguments("VocAgnoConfig", options, known, logger.warning))
+    names = {field.name for field in fields(VocAgnoConfig) if field.init}
+    aliases = aliases_of(ModelOptions, DataOptions, VocAgnoConfig)
+    own = own_arguments("VocAgnoConfig", options, names, aliases, logger.warning)
+    _make_config(self, *args, **own)
 
 
 VocAgnoConfig.__init__ = _answer_other_names  # type: ignore[method-assign]

@@ -37,15 +37,22 @@ class ModelOptions:
         "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T",
         "Model to train: a hub name or a directory.",
         first=True,
+        aliases=["--model", "--model_name_or_path"],
     )
     teacher: list[str] | None = option(
-        None, "Causal LM that guides it, with any vocabulary, or several.", first=True
+        None,
+        "Causal LM that guides it, with any vocabulary, or several.",
+        first=True,
+        aliases=["--teacher_model", "--teacher_model_name_or_path"],
     )
     teacher_losses: list[str] | None = option(
         None, "Stores of teacher losses (vocagnolm score) instead of a teacher.", first=True
     )
     use_peft: bool = option(
-        False, "Train LoRA adapters instead of the student's weights.", first=True
+        False,
+        "Train LoRA adapters instead of the student's weights.",
+        first=True,
+        aliases=["--use_lora"],
     )
     lora_r: int = option(16, "Rank of the adapters.")
     lora_alpha: int = option(32, "The adapters' product is scaled by alpha / rank.")
@@ -93,15 +100,21 @@ class ModelOptions:
 class LoadOptions:
     """How models are loaded."""
 
-    student_revision: str | None = option(None, "Hub revision.")
+    student_revision: str | None = option(None, "Hub revision.", aliases=["--model_revision"])
     teacher_revision: list[str] | None = option(
-        None, "Hub revision, for each teacher ('' for a directory)."
+        None,
+        "Hub revision, for each teacher ('' for a directory).",
+        aliases=["--teacher_model_revision"],
     )
     student_tokenizer: str | None = option(
-        None, "Tokenizer of the student, if it is not with its weights."
+        None,
+        "Tokenizer of the student, if it is not with its weights.",
+        aliases=["--tokenizer", "--tokenizer_name_or_path"],
     )
     teacher_tokenizer: list[str] | None = option(
-        None, "Tokenizer of each teacher, if they are not with their weights."
+        None,
+        "Tokenizer of each teacher, if they are not with their weights.",
+        aliases=["--teacher_tokenizer_name_or_path"],
     )
     teacher_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "Precision of the teacher; auto is bfloat16 on a GPU, float32 on a CPU."
@@ -145,24 +158,34 @@ class DataOptions:
         ["open-web-math/open-web-math"],
         "A file, a directory or a hub name; or several.",
         first=True,
+        aliases=["--dataset_name", "--train_file"],
     )
     dataset_weights: list[float] | None = option(
         None, "Shares of the corpora; the smaller ones are read again."
     )
     dataset_config: list[str] | None = option(
-        None, "Hub configuration, for all or each ('' for files)."
+        None,
+        "Hub configuration, for all or each ('' for files).",
+        aliases=["--dataset_config_name"],
     )
     dataset_split: list[str] = option(
-        ["train"], "Split of a hub dataset or directory, for all or each."
+        ["train"],
+        "Split of a hub dataset or directory, for all or each.",
+        aliases=["--dataset_train_split"],
     )
     text_column: list[str] | None = option(
-        None, "Column of documents, for all or each; by default text, or conversations."
+        None,
+        "Column of documents, for all or each; by default text, or conversations.",
+        aliases=["--dataset_text_field"],
     )
     eval_fraction: float = option(
         0.0, "Share of the documents held out for evaluation, [0, 1).", first=True
     )
     eval_dataset: str | None = option(
-        None, "Evaluate on these documents instead of a held-out share.", first=True
+        None,
+        "Evaluate on these documents instead of a held-out share.",
+        first=True,
+        aliases=["--validation_file"],
     )
 
     _argument_group_name = "data"
@@ -190,7 +213,12 @@ class DataOptions:
 class PackOptions:
     """How documents become packed sequences."""
 
-    max_length: int = option(2048, "Student tokens of a packed sequence.", first=True)
+    max_length: int = option(
+        2048,
+        "Student tokens of a packed sequence.",
+        first=True,
+        aliases=["--max_seq_length", "--max_seq_len", "--block_size"],
+    )
     train_on: Literal["completions", "all"] | None = option(
         None, "Tokens of conversations with labels: completions (default; answers), or all."
     )
@@ -198,7 +226,9 @@ class PackOptions:
         False, "Let attention cross the documents of a packed sequence."
     )
     dataset_num_proc: int | None = option(
-        None, "Processes that tokenize and align; by default one for each core."
+        None,
+        "Processes that tokenize and align; by default one for each core.",
+        aliases=["--preprocessing_num_workers"],
     )
     missing_losses: Literal["error", "skip", "plain"] = option(
         "error",
@@ -263,19 +293,26 @@ class RunOptions:
         first=True,
     )
     per_device_train_batch_size: int = option(  # type: ignore[assignment]
-        None, "Sequences per device; derived from the world size.", first=True
+        None,
+        "Sequences per device; derived from the world size.",
+        first=True,
+        aliases=["--batch_size", "--per_device_batch_size"],
     )
     gradient_accumulation_steps: int = option(  # type: ignore[assignment]
         None, "Micro-batches of a step; derived from the world size."
     )
-    num_train_epochs: float = option(1.0, "Passes over the corpus.")
+    num_train_epochs: float = option(
+        1.0, "Passes over the corpus.", aliases=["--epochs", "--num_epochs"]
+    )
     max_steps: int = option(-1, "Optimizer steps; -1: as many as the epochs take.", first=True)
-    learning_rate: float = option(8e-5, "Peak of the schedule.", first=True)
+    learning_rate: float = option(8e-5, "Peak of the schedule.", first=True, aliases=["--lr"])
     lr_scheduler_type: str = option("cosine_with_min_lr", "Schedule of the learning rate.")
     lr_scheduler_kwargs: dict[str, Any] | str | None = option(
         None, "JSON; cosine_with_min_lr decays to a tenth by default: 8e-5 to 8e-6."
     )
-    warmup_steps: float = option(0, "Steps of warm-up, or their share if below 1.")
+    warmup_steps: float = option(
+        0, "Steps of warm-up, or their share if below 1.", aliases=["--warmup_ratio"]
+    )
     seed: int = option(
         42, "Seed of the order of packed sequences, of adapters and dropout.", first=True
     )
