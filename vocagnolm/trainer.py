@@ -135,7 +135,9 @@ class VocAgnoTrainer(ResumableTrainer):
             # forward pass of training asks for it.
             self.model.config.use_cache = use_cache
         self._prepare_student()
-        source = teachers
+        source: OnlineTeacher | StoredTeacher | None = None
+        if isinstance(teachers, StoredTeacher):
+            source = teachers
         if isinstance(teachers, Sequence):
             source = OnlineTeacher(teachers, self.args.device)
         self._method, self.orders_steps = method, method.splits_alike
