@@ -167,6 +167,13 @@ def test_files_of_another_machine_are_waited_for(
     assert newest_checkpoint(tmp_path) == str(final)
 
 
+def test_leftover_of_another_save_does_not_end_the_run(tmp_path: Path) -> None:
+    staged, final = stage(tmp_path, 4)
+    (staged.parent / ".nfs0001").touch()
+    finish_checkpoint(staged, final, {}, sizes(staged))
+    assert newest_checkpoint(tmp_path) == str(final)
+
+
 @pytest.mark.parametrize(
     ("limit", "best", "left"),
     [

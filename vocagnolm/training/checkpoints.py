@@ -6,6 +6,7 @@ import re
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from transformers.trainer import TRAINER_STATE_NAME
@@ -119,7 +120,9 @@ def finish_checkpoint(staged: Path, final: Path, about: Settings, files: Mapping
     staged.rename(final)
     _flush(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
-    staged.parent.rmdir()
+    # A network file system may keep the name of a file there that somebody still holds open.
+    with suppress(OSError):
+        staged.parent.rmdir()
 
 
 def _flush(directory: Path) -> None:
