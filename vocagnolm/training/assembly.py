@@ -60,7 +60,8 @@ def prepare_dataset(
     if not isinstance(dataset, datasets.Dataset):
         raise ValueError(f"dataset must be a datasets.Dataset, got {type(dataset).__name__}")
     texts = only_text(dataset, text_column, "dataset")
-    readers = [teacher_reader(each, teacher_context) for each in listed(teacher_tokenizer or [])]
+    teacher_tokenizers = listed(teacher_tokenizer or [])
+    readers = [teacher_reader(tokenizer, teacher_context) for tokenizer in teacher_tokenizers]
     teachers = TeacherReaders(readers) if readers else None
     options = PackOptions(max_length=max_length, train_on=train_on, dataset_num_proc=num_proc)
     student = student_reader(student_tokenizer, max_length)
@@ -73,36 +74,36 @@ def prepare_dataset(
     return blocks
 
 
-def _as_dataset(given: Any, name: str) -> Any:
+def _as_dataset(data: Any, name: str) -> Any:
     """Make a data set of a list of dicts; packed sequences stay as they are.
 
     Raises:
         ValueError: it is neither, or it is empty.
     """
-    if isinstance(given, datasets.DatasetDict):
+    if isinstance(data, datasets.DatasetDict):
         raise ValueError(
-            f"{name} has several splits ({', '.join(given)}): give one, as in dataset['train']"
+            f"{name} has several splits ({', '.join(data)}): give one, as in dataset['train']"
         )
-    if isinstance(given, dict) and name == "eval_dataset":
-        return {key: _as_dataset(each, name) for key, each in given.items()}
-    if isinstance(given, datasets.IterableDataset):
+    if isinstance(data, dict) and name == "eval_dataset":
+        return {key: _as_dataset(part, name) for key, part in data.items()}
+    if isinstance(data, datasets.IterableDataset):
         raise ValueError(
             f"{name} is a stream, which has no order to resume in: load it without streaming=True"
         )
-    if isinstance(given, list) and given and all(isinstance(row, dict) for row in given):
-        are_ids = not {"student_ids", "input_ids"}.isdisjoint(given[0])
-        return given if are_ids else datasets.Dataset.from_list(given)
-    if isinstance(given, list | datasets.Dataset) and not len(given):
+    if isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
+        is_packed = "student_ids" in data[0] or "input_ids" in data[0]
+        return data if is_packed else datasets.Dataset.from_list(data)
+    if isinstance(data, list | datasets.Dataset) and not len(data):
         raise ValueError(f"{name} is empty: it needs at least one document")
-    if isinstance(given, str | Path | list | dict | Generator):
-        found = type(given).__name__
-        if isinstance(given, list):
-            found = f"a list of {type(given[0]).__name__}"
+    if isinstance(data, str | Path | list | dict | Generator):
+        kind = type(data).__name__
+        if isinstance(data, list):
+            kind = f"a list of {type(data[0]).__name__}"
         raise ValueError(
             f'{name} must be a datasets.Dataset, a list of dicts such as {{"text": ...}}, or the '
-            f"Blocks of prepare_dataset, got {found}"
+            f"Blocks of prepare_dataset, got {kind}"
         )
-    return given
+    return data
 
 
 def assemble(
@@ -188,25 +189,25 @@ def assemble_in_python(
     The others hold `train_dataset`, and may hold `eval_dataset`, a data set or several by name, and
     the student's tokenizer `processing_class`.
     """
-    teachers = [] if isinstance(teacher, StoredTeacher) else listed(teacher or [])
-    student, *teachers = (str(x) if isinstance(x, Path) else x for x in (student, *teachers))
-    stores = [each for each in teachers if isinstance(each, str) and is_store(Path(each))]
-    teachers = [each for each in teachers if each not in stores]
+    student = _as_name(student)
+    teachers: list[Any] = []
+    stores: list[Any] = []
+    for guide in [] if isinstance(teacher, StoredTeacher) else listed(teacher or []):
+        guide = _as_name(guide)
+        is_stored = isinstance(guide, str) and is_store(Path(guide))
+        (stores if is_stored else teachers).append(guide)
     train_dataset = _as_dataset(others.get("train_dataset"), "train_dataset")
     eval_dataset = _as_dataset(others.get("eval_dataset"), "eval_dataset")
     if args.push_to_hub:
         rank0(lambda: check_login(args.hub_token))
     names = ModelOptions(student, teachers or None, stores or None)
     job = Job(names, DataOptions(dataset=[]), args, peft_config=peft_config)
-    several = eval_dataset if isinstance(eval_dataset, dict) else {}
-    documents = [
-        dataset
-        for dataset in (train_dataset, eval_dataset, *several.values())
-        if isinstance(dataset, datasets.Dataset)
-    ]
-    named = [model for model in (student, *teachers) if isinstance(model, str)]
+    data = [train_dataset]
+    data += eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
+    has_documents = any(isinstance(dataset, datasets.Dataset) for dataset in data)
+    has_names = any(isinstance(model, str) for model in [student] + teachers + stores)
     processing_class = others.get("processing_class")
-    if not (named or stores or documents):
+    if not (has_names or has_documents):
         return assembled_of_loaded(job, train_dataset, eval_dataset, processing_class)
     if student is None:
         raise ValueError("model must be a name, a directory or a model: it reads the documents")
@@ -216,13 +217,18 @@ def assemble_in_python(
     return assemble(job, train_dataset, eval_dataset, processing_class=processing_class)
 
 
+def _as_name(model: Any) -> Any:
+    """Return the text of a path; names and loaded models stay as they are."""
+    return str(model) if isinstance(model, Path) else model
+
+
 def check_places(job: Job, models: Models) -> None:
     """Check what would fail after hours: weights, packages and keys.
 
     Raises:
         ValueError: one of them is missing or damaged.
     """
-    for model in (models.student, *models.teachers):
+    for model in [models.student] + models.teachers:
         model.source.check_weights()
         if not job.args.dry_run:
             model.source.check_packages()
@@ -252,9 +258,10 @@ def _packed(job: Job, models: Models, dataset: Any, name: str) -> _Packed:
     guide = models.guide if is_trained or not job.model.teacher_losses else None
     texts = only_text(dataset, None, name)
     segments = align(texts, models.reader, guide, job.args, name)
-    left_out = [skipped_line(segments, len(texts))] if segments.skipped else []
-    for line in left_out:
-        log_main(f"{name}: {line}")
+    left_out = []
+    if segments.skipped:
+        left_out = [skipped_line(segments, len(texts))]
+        log_main(f"{name}: {left_out[0]}")
     limits = guide.limits() if guide else [sys.maxsize]
     blocks = Blocks(segments.rows, job.args.max_length, limits)
     blocks.corpus_digest = [segments.digest()]

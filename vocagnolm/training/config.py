@@ -32,9 +32,13 @@ logger = logging.getLogger(__name__)
 
 # Sequences per device; with a 7B teacher in bf16 this fits 80 GB.
 _MAX_DERIVED_BATCH = 8
-# Of Trainer.
+# Trainer's own default.
 _TRAINER_BATCH = 8
-_OF_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
+_BATCH_ARGUMENTS = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "global_batch_tokens",
+)
 # Fields with the one value that a run can have, and what another one would do.
 _ONE_VALUE: dict[str, tuple[object, str]] = {
     "ignore_data_skip": (False, "trains on the same data again after every resume"),
@@ -85,11 +89,11 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         RunOptions.__post_init__(self)
         if self.lr_scheduler_kwargs is None and self.lr_scheduler_type == "cosine_with_min_lr":
             self.lr_scheduler_kwargs = {"min_lr_rate": 0.1}
-        # The name in older versions of transformers.
+        # Older versions of transformers call it gradient_checkpointing.
         is_old = not hasattr(TrainingArguments, "activation_checkpointing")
         if self.activation_checkpointing and is_old:
             self.gradient_checkpointing = True
-        # A log file wants no progress bar.
+        # Progress bars would fill a log file.
         if self.disable_tqdm is None:
             self.disable_tqdm = not sys.stderr.isatty()
         _check_library_names(self)
@@ -98,8 +102,8 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         if self.save_strategy == SaveStrategy.BEST:
             self.metric_for_best_model = self.metric_for_best_model or "loss"
         # The parent class takes processes on a CPU for separate runs, and drops their time-out.
-        alone = launched_processes() == 1 or self.is_sharded
-        self.use_cpu = self.use_cpu or (is_on_cpu() and not alone)
+        runs_ddp = launched_processes() > 1 and not self.is_sharded
+        self.use_cpu = self.use_cpu or (is_on_cpu() and runs_ddp)
         if self.use_cpu:
             timeout = timedelta(seconds=self.ddp_timeout)
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
@@ -137,8 +141,7 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
 
     def _set_batch(self) -> None:
         """Derive batch size and accumulation from the global batch, or this one from them."""
-        names = (*_OF_BATCH, "global_batch_tokens")
-        self.asked_of_batch = frozenset(name for name in names if vars(self)[name] is not None)
+        self.asked_of_batch = {name for name in _BATCH_ARGUMENTS if getattr(self, name) is not None}
         rows, steps = split_global_batch(
             self.global_batch_tokens,
             self.max_length,
@@ -146,24 +149,25 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
             self.per_device_train_batch_size,
             self.gradient_accumulation_steps,
         )
-        self.per_device_train_batch_size, self.gradient_accumulation_steps = rows, steps
+        self.per_device_train_batch_size = rows
+        self.gradient_accumulation_steps = steps
         self.global_batch_tokens = rows * steps * self.world_size * self.max_length
         self.per_device_eval_batch_size = self.per_device_eval_batch_size or rows
 
     def batch_arithmetic(self) -> str:
         """Spell out the global batch, and whose it is."""
-        factors = (
-            _counted(self.world_size, "process", "es"),
-            _counted(self.per_device_train_batch_size, "sequence", "s"),
-            _counted(self.gradient_accumulation_steps, "accumulation step", "s"),
-            f"{self.max_length} tokens",
+        product = _product(
+            self.world_size,
+            self.per_device_train_batch_size,
+            self.gradient_accumulation_steps,
+            self.max_length,
         )
         whose = "as asked for"
         if self.global_batch_tokens == PAPER_TOKENS:
             whose = "the paper's step"
         elif "global_batch_tokens" not in self.asked_of_batch:
             whose = "Trainer's step; the paper's is --global_batch_tokens 2097152"
-        return f"{self.global_batch_tokens:,} tokens = {' x '.join(factors)} ({whose})"
+        return f"{self.global_batch_tokens:,} tokens = {product} ({whose})"
 
 
 _make_config = VocAgnoConfig.__init__
@@ -174,8 +178,8 @@ def _answer_other_names(self: VocAgnoConfig, *args: Any, **options: Any) -> None
     """Answer the names of TRL and transformers before Python calls them unexpected."""
     names = {field.name for field in fields(VocAgnoConfig) if field.init}
     aliases = aliases_of(ModelOptions, DataOptions, VocAgnoConfig)
-    own = own_arguments("VocAgnoConfig", options, names, aliases, logger.warning)
-    _make_config(self, *args, **own)
+    arguments = own_arguments("VocAgnoConfig", options, names, aliases, logger.warning)
+    _make_config(self, *args, **arguments)
 
 
 VocAgnoConfig.__init__ = _answer_other_names  # type: ignore[method-assign]
@@ -187,23 +191,26 @@ def _check_library_names(args: VocAgnoConfig) -> None:
         raise ValueError("--deepspeed is not supported: shard with FSDP2 (accelerate_configs)")
     trackers = [*INTEGRATION_TO_CALLBACK, "all", "none"]
     report_to = args.report_to if isinstance(args.report_to, list) else [args.report_to or "none"]
-    choices: dict[str, tuple[list[Any], list[str]]] = {
-        "optim": ([args.optim], [each.value for each in OptimizerNames]),
-        "lr_scheduler_type": ([args.lr_scheduler_type], [each.value for each in SchedulerType]),
-        "report_to": (report_to, trackers),
-    }
-    for option, (values, known) in choices.items():
-        for value in values:
-            if isinstance(value, str) and value not in known:
-                raise ValueError(f"--{option}: there is no {value}{near(value, known)}")
+    optimizers = [optimizer.value for optimizer in OptimizerNames]
+    schedules = [schedule.value for schedule in SchedulerType]
+    _check_choices("optim", [args.optim], optimizers)
+    _check_choices("lr_scheduler_type", [args.lr_scheduler_type], schedules)
+    _check_choices("report_to", report_to, trackers)
+
+
+def _check_choices(option: str, values: list[Any], choices: list[str]) -> None:
+    for value in values:
+        if isinstance(value, str) and value not in choices:
+            raise ValueError(f"--{option}: there is no {value}{near(value, choices)}")
 
 
 def check_arguments(args: TrainingArguments) -> None:
     """Raise a ValueError for arguments that would change what a run computes or keeps."""
-    for name, (value, reason) in _ONE_VALUE.items():
-        # Another transformers may lack one.
-        if (found := vars(args).get(name, value)) != value:
-            raise ValueError(f"--{name} {found} {reason}: leave it out")
+    for name, (allowed, reason) in _ONE_VALUE.items():
+        # Another version of transformers may lack one.
+        value = getattr(args, name, allowed)
+        if value != allowed:
+            raise ValueError(f"--{name} {value} {reason}: leave it out")
     if getattr(args.accelerator_config, "split_batches", False):
         raise ValueError("--accelerator_config: split_batches makes other batches: leave it out")
     _check_parallelism(args)
@@ -241,8 +248,15 @@ def _check_parallelism(args: TrainingArguments) -> None:
             raise ValueError(f"parallelism_config_{name} is not supported: shard with FSDP2 alone")
 
 
-def _counted(count: int, noun: str, plural: str) -> str:
-    return f"{count:,} {noun}{plural if count != 1 else ''}"
+def _product(processes: int, rows: int, steps: int, max_length: int) -> str:
+    """Spell out the factors of a global batch."""
+    factors = [
+        "1 process" if processes == 1 else f"{processes:,} processes",
+        "1 sequence" if rows == 1 else f"{rows:,} sequences",
+        "1 accumulation step" if steps == 1 else f"{steps:,} accumulation steps",
+        f"{max_length} tokens",
+    ]
+    return " x ".join(factors)
 
 
 def split_global_batch(
@@ -273,18 +287,14 @@ def split_global_batch(
     if batch_size is None and accumulation:
         batch_size = per_device // accumulation
     elif batch_size is None:
-        batch_size = max(n for n in range(1, _MAX_DERIVED_BATCH + 1) if per_device % n == 0)
+        divisors = [n for n in range(1, _MAX_DERIVED_BATCH + 1) if per_device % n == 0]
+        batch_size = max(divisors)
     accumulation = accumulation or per_device // batch_size
-    found = world_size * batch_size * accumulation * max_length
-    if found != global_batch_tokens:
-        factors = (
-            _counted(world_size, "process", "es"),
-            _counted(batch_size, "sequence", "s"),
-            _counted(accumulation, "accumulation step", "s"),
-            f"{max_length} tokens",
-        )
+    tokens = world_size * batch_size * accumulation * max_length
+    if tokens != global_batch_tokens:
+        product = _product(world_size, batch_size, accumulation, max_length)
         raise ValueError(
-            f"{' x '.join(factors)} = {found:,} tokens, not --global_batch_tokens "
+            f"{product} = {tokens:,} tokens, not --global_batch_tokens "
             f"{global_batch_tokens:,}: change --global_batch_tokens, --per_device_train_batch_size "
             "or the number of processes, or give --per_device_train_batch_size with "
             "--gradient_accumulation_steps alone"

@@ -39,35 +39,40 @@ from vocagnolm.training.settings import Job
 
 logger = logging.getLogger(__name__)
 
-# Documents of a corpus that a plan is made from, unless it has few enough to read them all.
-_SAMPLE_DOCUMENTS, _SMALL_DOCUMENTS = 1000, 10_000
-# Skipped documents that are worth a warning.
+# A plan of a large corpus is made from this many documents.
+_SAMPLE_DOCUMENTS = 1000
+# A corpus of no more documents is read whole for a plan.
+_SMALL_DOCUMENTS = 10_000
+# Above this share of skipped documents the user is warned.
 _LOUD_SHARE = 0.05
-# Below this, processes take longer to start than they save on 32 cores.
+# Below this many documents, processes take longer to start than they save on 32 cores.
 _MANY_DOCUMENTS = 10_000
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents of one corpus, read and aligned; in a sample only the first ones."""
+    """The documents of one corpus, read and aligned; in a sample only the first ones.
 
-    # As typed.
+    Attributes:
+        name: the corpus as the user typed it.
+        texts: its documents, those that are held out included.
+        segments: the aligned segments to train on.
+        total: documents of the whole dataset; None if nobody knows.
+    """
+
     name: str
-    # With the documents that are held out.
     texts: datasets.Dataset
-    # To train on.
     segments: Segments
-    # Documents of the whole dataset; None if it is not known.
     total: int | None
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents of a job, read, aligned and packed, one corpus behind the other.
+    """The documents of a job, read, aligned and packed, one corpus after the other.
 
     Attributes:
         texts: all documents, in the order of the segments' indices.
-        settings: what the corpus adds to those of the run: progress is counted in packed sequences.
+        settings: what the corpora add to the settings of the run.
         files: which files of directories were read, and which were not.
     """
 
@@ -92,127 +97,159 @@ class Documents:
     @property
     def is_whole(self) -> bool:
         """False if only the first documents of a dataset were read."""
-        return all(each.total == len(each.texts) for each in self.corpora)
+        return all(corpus.total == len(corpus.texts) for corpus in self.corpora)
 
 
 def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documents:
-    """Read, align and pack the corpora; one process of a machine works, the others read its cache.
+    """Read, align and pack the corpora that a job names.
 
-    A `sample` is of the first documents, unless a corpus is small, or may be too small.
+    One process of each machine does the work, and the others read its cache. A `sample` is of the
+    first documents, unless a corpus is small, or may be too small.
 
     Raises:
         ValueError: a document has no stored losses, or there is too little to train on.
     """
     data, args = job.data, job.args
     with machine_first():
-        corpora, evaluated = _align_corpora(job, models, sample)
+        # Read before anything is aligned, so that a wrong name is reported in seconds.
+        eval_texts = _read_evaluation(data)
+        corpora = _align_corpora(job, models, sample)
+        evaluated = []
+        if eval_texts is not None:
+            # A store knows other documents only, and an evaluation needs no teacher.
+            guide = None if job.model.teacher_losses else models.guide
+            eval_name = f"--eval_dataset {data.eval_dataset}"
+            evaluated.append(align(eval_texts, models.reader, guide, args, eval_name))
     if data.eval_fraction:
-        # The seed of the data, as Trainer reads it.
-        seed = args.seed if args.data_seed is None else args.data_seed
-        for index, corpus in enumerate(corpora):
-            rest, held_out = corpus.segments.split(data.eval_fraction, seed)
-            if not len(rest.rows):
-                raise ValueError(
-                    f"--eval_fraction {data.eval_fraction} leaves no document of {corpus.name} to "
-                    "train on: lower it, or evaluate on other documents with --eval_dataset"
-                )
-            corpora[index] = replace(corpus, segments=rest)
-            evaluated.append(held_out)
+        corpora, evaluated = _hold_out(corpora, job)
     limits = models.guide.limits() if models.guide else [sys.maxsize]
-    segments, blocks = _pack(corpora, [each.segments for each in corpora], args.max_length, limits)
+    trained = [corpus.segments for corpus in corpora]
+    segments, blocks = _pack(corpora, trained, args.max_length, limits)
     blocks.weights = data.dataset_weights
     blocks.corpus_digest = [corpus.segments.digest() for corpus in corpora]
-    found = Documents(
+    eval_blocks = None
+    if evaluated:
+        _, eval_blocks = _pack(corpora, evaluated, args.max_length, limits)
+    documents = Documents(
         corpora=corpora,
-        texts=joined([each.texts for each in corpora]),
+        texts=joined([corpus.texts for corpus in corpora]),
         segments=segments,
         blocks=blocks,
-        eval_blocks=_pack(corpora, evaluated, args.max_length, limits)[1] if evaluated else None,
+        eval_blocks=eval_blocks,
         settings=_settings_of_corpora(job, models, corpora, blocks),
         files=_describe_files(data),
     )
-    steps = epoch_steps(job, found)
-    if found.is_whole and not steps:
-        left_out = [
-            f"of {each.name} {skipped_line(each.segments, len(each.texts))}"
-            for each in corpora
-            if each.segments.skipped
-        ]
-        if data.eval_fraction:
-            left_out.append(f"--eval_fraction {data.eval_fraction} holds out others")
-        check_enough(blocks, args, f"--dataset {' '.join(data.dataset)}", left_out)
-    # The corpus may be too small, which only the whole corpus shows.
-    if not found.is_whole and steps is not None and steps < 2:
+    steps = epoch_steps(job, documents)
+    if documents.is_whole and not steps:
+        check_enough(blocks, args, f"--dataset {' '.join(data.dataset)}", _left_out(corpora, data))
+    # A sample cannot show that a corpus is too small: only the whole corpus can.
+    if not documents.is_whole and steps is not None and steps < 2:
         return load_documents(job, models)
-    return found
+    return documents
 
 
-def _align_corpora(job: Job, models: Models, sample: bool) -> tuple[list[Corpus], list[Segments]]:
-    """Read and align the corpora, and the one that is evaluated on, if any."""
-    data = job.data
-    # All of them first: a wrong name is reported before any is aligned.
-    to_evaluate = None
-    if data.eval_dataset:
-        column = data.text_column[0] if data.text_column else None
-        name, option = data.eval_dataset, "--eval_dataset"
-        to_evaluate = load_corpus(name, split=None, text_column=column, option=option)
-    read = [(name, *_read(job, name, given, sample)) for name, given in corpora_of(data)]
-    if job.args.method == "chunk" and any(is_conversations(texts) for _, texts, _ in read):
-        raise ValueError(
-            "--method chunk needs a loss of every token, and the questions of a conversation have "
-            "none"
-        )
+def _align_corpora(job: Job, models: Models, sample: bool) -> list[Corpus]:
+    """Read and align the corpora that are trained on."""
+    # All of them are read before any is aligned.
+    readings = []
+    for name, options in corpora_of(job.data):
+        texts, total = _read(job, name, options, sample)
+        readings.append((name, texts, total))
+        if job.args.method == "chunk" and is_conversations(texts):
+            raise ValueError(
+                "--method chunk needs a loss of every token, and the questions of a conversation "
+                "have none"
+            )
     corpora = []
-    for name, texts, total in read:
-        shown = f"--dataset {name}"
-        segments = align(texts, models.reader, models.guide, job.args, shown)
+    for name, texts, total in readings:
+        segments = align(texts, models.reader, models.guide, job.args, f"--dataset {name}")
         corpora.append(Corpus(name, texts, segments, total))
-    if to_evaluate is None:
-        return corpora, []
-    # A store knows other documents only, and evaluation needs no teacher.
-    online = None if job.model.teacher_losses else models.guide
-    shown = f"--eval_dataset {data.eval_dataset}"
-    return corpora, [align(to_evaluate, models.reader, online, job.args, shown)]
+    return corpora
+
+
+def _read_evaluation(data: DataOptions) -> datasets.Dataset | None:
+    """Read the corpus of `--eval_dataset`, if there is one."""
+    if not data.eval_dataset:
+        return None
+    column = data.text_column[0] if data.text_column else None
+    return load_corpus(data.eval_dataset, split=None, text_column=column, option="--eval_dataset")
+
+
+def _hold_out(corpora: Sequence[Corpus], job: Job) -> tuple[list[Corpus], list[Segments]]:
+    """Split off `--eval_fraction` of each corpus; return what remains, and what is held out."""
+    args, fraction = job.args, job.data.eval_fraction
+    # The seed of the data, as Trainer reads it.
+    seed = args.seed if args.data_seed is None else args.data_seed
+    remaining = []
+    held_out = []
+    for corpus in corpora:
+        segments, evaluated = corpus.segments.split(fraction, seed)
+        if not len(segments.rows):
+            raise ValueError(
+                f"--eval_fraction {fraction} leaves no document of {corpus.name} to train on: "
+                "lower it, or evaluate on other documents with --eval_dataset"
+            )
+        remaining.append(replace(corpus, segments=segments))
+        held_out.append(evaluated)
+    return remaining, held_out
+
+
+def _left_out(corpora: Sequence[Corpus], data: DataOptions) -> list[str]:
+    """Say what left documents out of a corpus that is too small."""
+    reasons = []
+    for corpus in corpora:
+        if corpus.segments.skipped:
+            reasons.append(f"of {corpus.name} {skipped_line(corpus.segments, len(corpus.texts))}")
+    if data.eval_fraction:
+        reasons.append(f"--eval_fraction {data.eval_fraction} holds out others")
+    return reasons
 
 
 def _describe_files(data: DataOptions) -> list[str]:
     """Say of each directory which of its files are read, and which are not."""
-    found = []
-    for name, given in corpora_of(data):
-        found.append((name, files_of(name, split=given["split"], config_name=given["config_name"])))
+    listings = []
+    for name, options in corpora_of(data):
+        files = files_of(name, split=options["split"], config_name=options["config_name"])
+        listings.append((name, files))
     if data.eval_dataset:
         files = files_of(data.eval_dataset, split=None, option="--eval_dataset")
-        found.append((data.eval_dataset, files))
-    notes = [(Path(name).name, each.describe()) for name, each in found if each]
-    return [f"{name}: {note}" for name, note in notes if note]
+        listings.append((data.eval_dataset, files))
+    lines = []
+    for name, files in listings:
+        description = files.describe() if files else ""
+        if description:
+            lines.append(f"{Path(name).name}: {description}")
+    return lines
 
 
 def _settings_of_corpora(
     job: Job, models: Models, corpora: Sequence[Corpus], blocks: Blocks
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    """Return what corpora add to the settings of a run: progress is counted in their sequences."""
+    settings: dict[str, Any] = {
         "corpus_digest": blocks.corpus_digest,
         "blocks": len(blocks),
     }
-    if any(is_conversations(each.texts) for each in corpora):
-        readers = [models.reader, *(models.guide.readers if models.guide else ())]
-        shown = repr([reader.template for reader in readers])
-        found["chat_templates_sha256"] = hashlib.sha256(shown.encode()).hexdigest()
+    if any(is_conversations(corpus.texts) for corpus in corpora):
+        templates = [models.reader.template]
+        if models.guide:
+            templates += [reader.template for reader in models.guide.readers]
+        settings["chat_templates_sha256"] = hashlib.sha256(repr(templates).encode()).hexdigest()
     if job.model.teacher_losses and models.guide:
-        found["teacher_losses_sha256"] = models.guide.fingerprint()
-    return found
+        settings["teacher_losses_sha256"] = models.guide.fingerprint()
+    return settings
 
 
 def _read(
-    job: Job, name: str, given: dict[str, Any], sample: bool
+    job: Job, name: str, options: dict[str, Any], sample: bool
 ) -> tuple[datasets.Dataset, int | None]:
-    """Read a corpus or its first documents, with the number of all."""
+    """Read a corpus or its first documents; also return the number of all."""
     if sample and job.args.dry_run:
-        # Of a corpus of the hub, without the rest.
-        texts, total = load_sample(name, _SAMPLE_DOCUMENTS, **given)
+        # A plan of a corpus of the hub does not download the rest.
+        texts, total = load_sample(name, _SAMPLE_DOCUMENTS, **options)
         if total is None or total > _SMALL_DOCUMENTS:
             return texts, total
-    texts = load_corpus(name, **given)
+    texts = load_corpus(name, **options)
     total = len(texts)
     if sample and total > _SMALL_DOCUMENTS:
         texts = texts.select(range(_SAMPLE_DOCUMENTS))
@@ -224,110 +261,140 @@ def align(
     reader: Reader,
     guide: TeacherReaders | None,
     options: PackOptions,
-    shown: str,
+    corpus_name: str,
 ) -> Segments:
-    """Align documents; a ValueError where none is left, or a store lacks some."""
+    """Align documents; errors and warnings call them by the name of their corpus.
+
+    Raises:
+        ValueError: no document is left, or a store lacks some.
+    """
     workers = options.dataset_num_proc or cores()
-    cache = Path(datasets.config.HF_DATASETS_CACHE)
-    with told_of_full_disk(
-        cache, lambda: "What is aligned stays: set HF_DATASETS_CACHE to another disk"
-    ):
+    with told_of_full_disk(Path(datasets.config.HF_DATASETS_CACHE), _where_to_cache):
         segments = align_corpus(
-            *(texts, reader, guide),
+            texts,
+            reader,
+            guide,
             num_proc=workers if workers > 1 and len(texts) >= _MANY_DOCUMENTS else None,
             train_on=options.train_on or TRAIN_ON[0],
         )
-    share = len(segments.skipped) / max(len(texts), 1)
-    if _LOUD_SHARE < share < 1:
+    reasons = skip_reasons(segments)
+    skipped_share = len(segments.skipped) / max(len(texts), 1)
+    if _LOUD_SHARE < skipped_share < 1:
         logger.warning(
-            "%s of the documents of %s are skipped (%s)",
-            *(f"{share:.0%}", shown, skip_reasons(segments)),
+            "%.0f%% of the documents of %s are skipped (%s)",
+            100 * skipped_share,
+            corpus_name,
+            reasons,
         )
     missing = sum(reason == MISSING for _, reason in segments.skipped)
     if missing and options.missing_losses == "error":
         raise ValueError(
-            f"--teacher_losses lacks {missing:,} of {len(texts):,} documents of {shown}, or has "
-            "another text of them: score this corpus, leave them out with --missing_losses skip, "
-            "or train on them without a teacher with --missing_losses plain"
+            f"--teacher_losses lacks {missing:,} of {len(texts):,} documents of {corpus_name}, or "
+            "has another text of them: score this corpus, leave them out with --missing_losses "
+            "skip, or train on them without a teacher with --missing_losses plain"
         )
     if not len(segments.rows):
         raise ValueError(
-            f"{shown} has no usable document: {len(texts):,} read, {len(segments.skipped):,} "
-            f"skipped ({skip_reasons(segments)})"
+            f"{corpus_name} has no usable document: {len(texts):,} read, "
+            f"{len(segments.skipped):,} skipped ({reasons})"
         )
     return segments
 
 
+def _where_to_cache() -> str:
+    return "What is aligned stays: set HF_DATASETS_CACHE to another disk"
+
+
 def check_enough(
-    blocks: Blocks, args: VocAgnoConfig, shown: str, left_out: Sequence[str] = ()
+    blocks: Blocks, args: VocAgnoConfig, corpus_name: str, left_out: Sequence[str] = ()
 ) -> None:
     """Raise a ValueError for fewer packed sequences than one optimizer step needs.
 
     The message says what left documents out, and gives numbers that these sequences allow.
     """
-    rows, world = args.per_device_train_batch_size, args.world_size
-    needed = rows * args.gradient_accumulation_steps * world
+    rows, processes = args.per_device_train_batch_size, args.world_size
+    needed = rows * args.gradient_accumulation_steps * processes
     if len(blocks) >= needed:
         return
     sequences = "1 sequence" if len(blocks) == 1 else f"{len(blocks):,} sequences"
-    found = (
-        f"{shown} makes {sequences} of {args.max_length} tokens, and one optimizer step needs "
-        f"{needed:,}"
+    fault = (
+        f"{corpus_name} makes {sequences} of {args.max_length} tokens, and one optimizer step "
+        f"needs {needed:,}"
     )
     if left_out:
-        found += f" ({'; '.join(left_out)})"
-    # Batches that the sequences fill, of the size that was asked for.
-    steps = len(blocks) // (rows * world)
-    most_rows = len(blocks) // world
-    asked_rows = "per_device_train_batch_size" in args.asked_of_batch
-    advice = []
+        fault += f" ({'; '.join(left_out)})"
+    raise ValueError(f"{fault}: lower {' and '.join(_smaller_steps(len(blocks), args))}")
+
+
+def _smaller_steps(sequences: int, args: VocAgnoConfig) -> list[str]:
+    """Say which options would make a step that these packed sequences fill."""
+    rows, processes = args.per_device_train_batch_size, args.world_size
+    # Micro-batches that the sequences fill, of the size that was asked for.
+    micro_batches = sequences // (rows * processes)
+    most_rows = sequences // processes
     if not most_rows:
-        advice = ["--max_length, or give more documents"]
-    elif "global_batch_tokens" in args.asked_of_batch:
-        whole = steps * rows if asked_rows and steps else most_rows
-        advice = [f"--global_batch_tokens to at most {whole * world * args.max_length}"]
-        if asked_rows and not steps:
+        return ["--max_length, or give more documents"]
+    asked_for_rows = "per_device_train_batch_size" in args.asked_of_batch
+    if "global_batch_tokens" in args.asked_of_batch:
+        step_rows = micro_batches * rows if asked_for_rows and micro_batches else most_rows
+        advice = [f"--global_batch_tokens to at most {step_rows * processes * args.max_length}"]
+        if asked_for_rows and not micro_batches:
             advice.append(f"--per_device_train_batch_size to {most_rows}")
-    elif steps:
-        advice = [f"--gradient_accumulation_steps to at most {steps}"]
-    else:
-        advice = [f"--per_device_train_batch_size to at most {most_rows}"]
-        if args.gradient_accumulation_steps > 1:
-            advice.append("--gradient_accumulation_steps to 1")
-    raise ValueError(f"{found}: lower {' and '.join(advice)}")
+        return advice
+    if micro_batches:
+        return [f"--gradient_accumulation_steps to at most {micro_batches}"]
+    advice = [f"--per_device_train_batch_size to at most {most_rows}"]
+    if args.gradient_accumulation_steps > 1:
+        advice.append("--gradient_accumulation_steps to 1")
+    return advice
 
 
 def _pack(
     corpora: Sequence[Corpus], parts: Sequence[Segments], max_length: int, limits: Sequence[int]
 ) -> tuple[Segments, Blocks]:
-    """Pack segments of one data set, or of each corpus: documents are counted through all."""
+    """Pack the segments of one corpus, or of each of several.
+
+    Several corpora become one table, in which documents are numbered through all corpora:
+
+        corpus      web 0, web 1, web 2 | math 0, math 1
+        document        0,     1,     2 |      3,      4
+    """
     if len(parts) == 1:
         return parts[0], Blocks(parts[0].rows, max_length, limits)
-    rows, skipped, first, sizes = [], [], 0, {}
+    rows = []
+    skipped = []
+    sizes = {}
+    first_document = 0
     names = _short_names([corpus.name for corpus in corpora])
     for name, corpus, part in zip(names, corpora, parts, strict=True):
         table = part.rows.data
-        column = pc.add(table.column("document"), pa.scalar(first, pa.int32()))
-        table = table.set_column(table.column_names.index("document"), "document", column)
-        about = {"info": part.rows.info, "fingerprint": part.rows._fingerprint}
-        rows.append(datasets.Dataset(table, indices_table=part.rows._indices, **about))
-        skipped += [(first + document, why) for document, why in part.skipped]
-        first += len(corpus.texts)
+        numbers = pc.add(table.column("document"), pa.scalar(first_document, pa.int32()))
+        table = table.set_column(table.column_names.index("document"), "document", numbers)
+        renumbered = datasets.Dataset(
+            table,
+            indices_table=part.rows._indices,
+            info=part.rows.info,
+            fingerprint=part.rows._fingerprint,
+        )
+        rows.append(renumbered)
+        for document, reason in part.skipped:
+            skipped.append((first_document + document, reason))
+        first_document += len(corpus.texts)
         sizes[name] = len(part.rows)
     segments = Segments(datasets.concatenate_datasets(rows), skipped)
     return segments, Blocks(segments.rows, max_length, limits, sizes)
 
 
 def _short_names(names: Sequence[str]) -> list[str]:
-    """Name corpora in logs, where two may not be alike.
+    """Name corpora in logs, where no two may have the same name.
 
     >>> _short_names(["data/web.jsonl.gz", "org/finemath-4plus", "old/web.jsonl"])
     ['web', 'finemath_4plus', 'web_3']
     """
     short: list[str] = []
-    for index, name in enumerate(names, 1):
+    for number, name in enumerate(names, start=1):
         stem = re.sub(r"\W+", "_", Path(name).name.split(".")[0]) or "corpus"
-        short.append(f"{stem}_{index}" if stem in short else stem)
+        short.append(f"{stem}_{number}" if stem in short else stem)
     return short
 
 
@@ -335,8 +402,8 @@ def steps_of(job: Job, documents: Documents) -> int | None:
     """Return the optimizer steps of a run; None if nobody knows how large its corpus is."""
     if job.args.max_steps > 0:
         return job.args.max_steps
-    of_epoch = epoch_steps(job, documents)
-    return None if of_epoch is None else math.ceil(job.args.num_train_epochs * of_epoch)
+    steps = epoch_steps(job, documents)
+    return None if steps is None else math.ceil(job.args.num_train_epochs * steps)
 
 
 def epoch_steps(job: Job, documents: Documents) -> int | None:
@@ -344,15 +411,15 @@ def epoch_steps(job: Job, documents: Documents) -> int | None:
     sizes, weights = expected_sequences(documents), documents.blocks.weights
     if sizes is None:
         return None
-    read = sum(sizes) if weights is None else mixed_counts(sizes, weights).sum()
-    return int(read) // (job.args.global_batch_tokens // job.args.max_length)
+    sequences = sum(sizes) if weights is None else mixed_counts(sizes, weights).sum()
+    return int(sequences) // (job.args.global_batch_tokens // job.args.max_length)
 
 
 def expected_sequences(documents: Documents) -> list[float] | None:
     """Extrapolate the packed sequences of each corpus; None if nobody knows its documents."""
     sizes = []
-    for count, each in zip(documents.blocks.parts.values(), documents.corpora, strict=True):
-        if each.total is None:
+    for sequences, corpus in zip(documents.blocks.parts.values(), documents.corpora, strict=True):
+        if corpus.total is None:
             return None
-        sizes.append(count * each.total / len(each.texts))
+        sizes.append(sequences * corpus.total / len(corpus.texts))
     return sizes

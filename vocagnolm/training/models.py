@@ -41,12 +41,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Model:
-    """A model before its weights are loaded."""
+    """A model before its weights are loaded; a student's sizes are those with its adapters."""
 
     source: ModelSource
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerBase
-    # With the adapters of a student.
     sizes: Sizes
 
 
@@ -55,11 +54,11 @@ class Models:
     """The student and its teachers before their weights are loaded.
 
     Attributes:
-        reader: the student's.
+        reader: reads texts for the student.
         teachers: none with a store of losses, and none without a teacher.
         guide: maps the teachers' tokens to the student's; None where nothing is mapped.
         teacher_dtype: precision of the teachers, never "auto".
-        options: how they are loaded, and read texts.
+        options: how models are loaded, and read texts.
     """
 
     student: Model
@@ -72,8 +71,8 @@ class Models:
     @property
     def teacher_quantization(self) -> dict[str, object] | None:
         """Quantization config of the teachers, if any."""
-        name, dtype = self.options.teacher_quantization, getattr(torch, self.teacher_dtype)
-        return quantization(name, dtype) if name else None
+        name = self.options.teacher_quantization
+        return quantization(name, getattr(torch, self.teacher_dtype)) if name else None
 
 
 def read_models(
@@ -91,51 +90,66 @@ def read_models(
     Raises:
         ValueError: a model or tokenizer cannot be read, or they do not suit each other.
     """
-
-    def source_of(model: Any, role: Role, revision: str | None, more: Any) -> ModelSource:
-        loaded = None if isinstance(model, str) else model
-        name = model if loaded is None else str(loaded.name_or_path)
-        # An empty revision stands for none.
-        given = (revision or None, options.attn_implementation, options.trust_remote_code)
-        return ModelSource(name, role, *given, more or {}, loaded)
-
-    names, more = model.teacher or [], options.model_init_kwargs
-    sources = [source_of(model.student, "student", options.student_revision, more)]
-    for name, revision in zip(names, options.teacher_revision or [""] * len(names), strict=True):
-        sources.append(source_of(name, "teacher", revision, options.teacher_model_init_kwargs))
-    places: list[Any] = [tokenizer or options.student_tokenizer]
-    places += options.teacher_tokenizer or [None] * len(names)
-    # All configurations first: a wrong name is reported before any tokenizer is read, which takes
-    # longer.
+    sources = _sources(model, options)
+    # All configurations are read before any tokenizer, which takes longer, so that a wrong name is
+    # reported at once.
     configs = [source.config() for source in sources]
     for source, config in zip(sources, configs, strict=True):
         is_packed = isinstance(options, PackOptions) and not options.attend_across_documents
         if is_packed and source.loaded is None:
             check_kind(config, source.attn_implementation, trust=source.trust_remote_code)
-    found = []
-    for source, config, place in zip(sources, configs, places, strict=True):
-        role = cast(Role, source.role)
+    tokenizers: list[Any] = [tokenizer or options.student_tokenizer]
+    tokenizers += options.teacher_tokenizer or [None] * (len(sources) - 1)
+    models = []
+    for source, config, given_tokenizer in zip(sources, configs, tokenizers, strict=True):
         skeleton: nn.Module = source.skeleton(config)
         source = _with_attention(source, skeleton, options, device)
-        if role == "student" and model.use_peft:
+        if source.role == "student" and model.use_peft:
             skeleton = add_adapters(cast(PreTrainedModel, skeleton), model, seed=0)
-        read = source.checked_tokenizer(config, role, place)
-        found.append(Model(source, config, read, sizes_of(skeleton)))
-    student, *teachers = found
+        role = cast(Role, source.role)
+        checked_tokenizer = source.checked_tokenizer(config, role, given_tokenizer)
+        models.append(Model(source, config, checked_tokenizer, sizes_of(skeleton)))
+    student, teachers = models[0], models[1:]
     for teacher in teachers:
-        if _is_same(student.source, teacher.source):
-            logger.warning(
-                "the teacher is the student itself (%s): at first no token's loss is above its own",
-                teacher.source.name,
-            )
+        _warn_of_same(student.source, teacher.source)
     context = context_length(student.config)
     length = min(options.max_length, context) if shorten else options.max_length
     if length > context:
         raise ValueError(f"--max_length {length} exceeds the student's context of {context}")
-    reader = student_reader(student.tokenizer, length, options.student_chat_template)
-    guide = _guide_of(student, teachers, model, options)
-    dtype = resolve_dtype(options.teacher_dtype, device)
-    return Models(student, reader, teachers, guide, dtype, options)
+    return Models(
+        student=student,
+        reader=student_reader(student.tokenizer, length, options.student_chat_template),
+        teachers=teachers,
+        guide=_guide_of(student, teachers, model, options),
+        teacher_dtype=resolve_dtype(options.teacher_dtype, device),
+        options=options,
+    )
+
+
+def _sources(model: ModelOptions, options: GuidanceOptions) -> list[ModelSource]:
+    """Say where the student, and then each teacher, comes from, and how it is loaded."""
+
+    def source_of(place: Any, role: Role, revision: str | None, init_kwargs: Any) -> ModelSource:
+        is_loaded = not isinstance(place, str)
+        return ModelSource(
+            name=str(place.name_or_path) if is_loaded else place,
+            role=role,
+            # An empty revision stands for none.
+            revision=revision or None,
+            attn_implementation=options.attn_implementation,
+            trust_remote_code=options.trust_remote_code,
+            init_kwargs=init_kwargs or {},
+            loaded=place if is_loaded else None,
+        )
+
+    teachers = model.teacher or []
+    revisions = options.teacher_revision or [""] * len(teachers)
+    init_kwargs = options.model_init_kwargs
+    sources = [source_of(model.student, "student", options.student_revision, init_kwargs)]
+    for teacher, revision in zip(teachers, revisions, strict=True):
+        init_kwargs = options.teacher_model_init_kwargs
+        sources.append(source_of(teacher, "teacher", revision, init_kwargs))
+    return sources
 
 
 def add_adapters(
@@ -150,13 +164,17 @@ def add_adapters(
     return adapt(model, config, seed)
 
 
-def _is_same(student: ModelSource, teacher: ModelSource) -> bool:
-    """Test whether two names are of one model."""
-    names = [
-        str(Path(source.name).resolve()) if Path(source.name).exists() else source.name
-        for source in (student, teacher)
-    ]
-    return bool(student.name) and names[0] == names[1] and student.revision == teacher.revision
+def _warn_of_same(student: ModelSource, teacher: ModelSource) -> None:
+    """Warn where both names are of one model; distilling from one's own start is legitimate."""
+    names = []
+    for source in (student, teacher):
+        path = Path(source.name)
+        names.append(str(path.resolve()) if path.exists() else source.name)
+    if student.name and names[0] == names[1] and student.revision == teacher.revision:
+        logger.warning(
+            "the teacher is the student itself (%s): at first no token's loss is above its own",
+            teacher.name,
+        )
 
 
 def _with_attention(
@@ -173,10 +191,13 @@ def _with_attention(
         return source
     if not trains and options.teacher_dtype == "float32":
         return source
-    if reason := why_not_varlen(cast(PreTrainedModel, skeleton), trains=trains):
+    reason = why_not_varlen(cast(PreTrainedModel, skeleton), trains=trains)
+    if reason:
         logger.warning(
             "--%s %s computes with sdpa, which takes more memory than torch_varlen: %s",
-            *(source.role, source.name, reason),
+            source.role,
+            source.name,
+            reason,
         )
         return source
     return replace(source, attn_implementation=TORCH_VARLEN)
@@ -188,13 +209,9 @@ def _guide_of(
     """Open the stores of losses, or return how the teachers read what the student reads."""
     if model.teacher_losses:
         stores = [Store(path) for path in model.teacher_losses]
-        for store in stores if options.method == "rho1" else ():
-            if store.manifest["tokenizer_sha256"] != tokenizer_sha256(student.tokenizer):
-                raise ValueError(
-                    f"--method rho1: --teacher_losses {store.directory} was scored by "
-                    f"{store.manifest['teacher']} with another tokenizer than the student's: score "
-                    "the corpus with a model that has the student's, or use --method vocagnolm"
-                )
+        if options.method == "rho1":
+            for store in stores:
+                _check_same_tokenizer(store, student)
         return StoredReader(
             stores,
             first=options.teacher_reduction == "first",
@@ -211,12 +228,24 @@ def _guide_of(
         )
     if options.method == "kld" or not teachers:
         return None
-    given, readers = options.teacher_chat_template, []
-    templates = one_for_each("teacher_chat_template", given, len(teachers), "teachers")
+    templates = one_for_each(
+        "teacher_chat_template", options.teacher_chat_template, len(teachers), "teachers"
+    )
+    readers = []
     for teacher, context, template in zip(teachers, contexts, templates, strict=True):
         readers.append(teacher_reader(teacher.tokenizer, context, template))
     by_position = options.method == "uld" and options.uld_pairing == "position"
     return TeacherReaders(readers, by_position)
+
+
+def _check_same_tokenizer(store: Store, student: Model) -> None:
+    """Reject a store for Rho-1 that was scored with another tokenizer than the student's."""
+    if store.manifest["tokenizer_sha256"] != tokenizer_sha256(student.tokenizer):
+        raise ValueError(
+            f"--method rho1: --teacher_losses {store.directory} was scored by "
+            f"{store.manifest['teacher']} with another tokenizer than the student's: score the "
+            "corpus with a model that has the student's, or use --method vocagnolm"
+        )
 
 
 def load_weights(
@@ -227,18 +256,21 @@ def load_weights(
     Raises:
         ValueError: a model cannot be loaded, or the student cannot have these adapters.
     """
-    dtype, source = getattr(torch, models.teacher_dtype), models.student.source
     # Small updates would be lost on weights in 16 bits.
-    student = source.load(torch.float32)
+    student = models.student.source.load(torch.float32)
+    teacher_dtype = getattr(torch, models.teacher_dtype)
     teachers = []
     for teacher in models.teachers:
-        model = teacher.source.load(dtype, models.teacher_quantization, device)
+        model = teacher.source.load(teacher_dtype, models.teacher_quantization, device)
         check_distinct(student, model, models.student.tokenizer, teacher.tokenizer)
-        # Before the next one is loaded: a machine may not hold two whole ones.
         if models.options.teacher_sharding == "node":
+            # Before the next one is loaded: a machine may not hold two whole ones.
             model = shard_inside_machine(model, device)
         teachers.append(model)
-    stored = StoredTeacher(len(options.teacher_losses)) if options.teacher_losses else None
-    # Behind the comparison, which adapters would mislead.
-    trained = add_adapters(student, options, seed, source.revision) if options.use_peft else student
-    return trained, stored or teachers or None
+    trained: nn.Module = student
+    if options.use_peft:
+        # Only after the comparison with the teachers, which adapters would mislead.
+        trained = add_adapters(student, options, seed, models.student.source.revision)
+    if options.teacher_losses:
+        return trained, StoredTeacher(len(options.teacher_losses))
+    return trained, teachers or None

@@ -23,8 +23,12 @@ _PATH_OPTIONS = (
     "teacher_chat_template dataset"
 ).split()
 _TEACHER_OPTIONS = {
-    *("teacher_revision", "teacher_tokenizer", "teacher_chat_template"),
-    *("teacher_dtype", "teacher_quantization", "teacher_sharding"),
+    "teacher_revision",
+    "teacher_tokenizer",
+    "teacher_chat_template",
+    "teacher_dtype",
+    "teacher_quantization",
+    "teacher_sharding",
 }
 
 
@@ -82,7 +86,7 @@ def _absolute(place: Any) -> Any:
     if place is None:
         return None
     if isinstance(place, list | tuple):
-        return [_absolute(one) for one in place]
+        return [_absolute(item) for item in place]
     if not isinstance(place, str | Path):
         # A model that is loaded; one that was made in memory has no name.
         place = str(place.config.name_or_path)
@@ -103,12 +107,12 @@ def _described(peft_config: Any) -> dict[str, Any]:
 def options_without_effect(job: Job, *, evaluates: bool) -> Iterator[str]:
     """Yield a line for each option that was given and has no effect."""
     model, args = job.model, job.args
-    given = set()
+    changed = set()
     for options, kind in ((model, ModelOptions), (args, GuidanceOptions), (args, VocAgnoConfig)):
         for field in fields(kind):
             if getattr(options, field.name) != field.default:
-                given.add(field.name)
-    unread = {field.name for field in fields(Method)} - {*args.in_effect()}
+                changed.add(field.name)
+    unread = {field.name for field in fields(Method)} - args.in_effect().keys()
     adapter_options = {field.name for field in fields(ModelOptions) if "lora_" in field.name}
     conditions: Sequence[tuple[object, set[str], str]] = (
         (False, unread, f"with {args.as_typed}"),
@@ -120,5 +124,5 @@ def options_without_effect(job: Job, *, evaluates: bool) -> Iterator[str]:
     )
     for has_effect, names, condition in conditions:
         if not has_effect:
-            for name in sorted(given & names):
+            for name in sorted(changed & names):
                 yield f"--{name} has no effect {condition}"
