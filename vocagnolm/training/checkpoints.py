@@ -24,11 +24,14 @@ Settings = Mapping[str, object]
 
 def checkpoints(directory: Path) -> list[Path]:
     """List the checkpoints of a run, the newest first, whole or not."""
-    found = {}
+    pattern = rf"{PREFIX_CHECKPOINT_DIR}-(\d+)({_REPLACED})?"
+    ranks = {}
     for path in directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-        if match := re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)({_REPLACED})?", path.name):
-            found[path] = int(match[1]), match[2] is None
-    return sorted(found, key=found.__getitem__, reverse=True)
+        match = re.fullmatch(pattern, path.name)
+        if match:
+            # Of the same step, one that was being replaced comes second.
+            ranks[path] = int(match[1]), match[2] is None
+    return sorted(ranks, key=ranks.__getitem__, reverse=True)
 
 
 def step_of(checkpoint: str | Path) -> int:
@@ -42,16 +45,19 @@ def checkpoint_fault(checkpoint: str | Path, settings: Settings | None = None) -
     if not path.is_dir():
         return "no such directory"
     manifest = json_or_empty(path / MANIFEST_FILE)
-    if not (files := manifest.get("files")):
+    files = manifest.get("files")
+    if not files:
         return f"it has no {MANIFEST_FILE}: it was not finished, or another tool wrote it"
-    if fault := size_fault(path, files):
+    fault = size_fault(path, files)
+    if fault:
         return fault
     if not settings:
         return None
     before = manifest.get("run")
     if not before:
         return "it lacks the settings of its run, so that it may be of another one"
-    if changed := differences(before, settings, prefix="--"):
+    changed = differences(before, settings, prefix="--")
+    if changed:
         return f"it is of a run with other settings ({'; '.join(changed)})"
     return None
 
@@ -59,13 +65,14 @@ def checkpoint_fault(checkpoint: str | Path, settings: Settings | None = None) -
 def newest_checkpoint(directory: Path, settings: Settings | None = None) -> str | None:
     """Return the newest checkpoint that a run can resume from; warn of newer ones."""
     for path in checkpoints(directory):
-        if (fault := checkpoint_fault(path, settings)) is None:
+        fault = checkpoint_fault(path, settings)
+        if fault is None:
             return str(path)
         logger.warning("not resuming from %s: %s", path, fault)
     return None
 
 
-def resolve(given: str | None, directory: Path, settings: Settings | None = None) -> str | None:
+def resolve(option: str | None, directory: Path, settings: Settings | None = None) -> str | None:
     """Return the checkpoint that `--resume_from_checkpoint` means, None to begin anew.
 
     "auto" is the newest good one, if any. A path is where the run begins; once it has saved a later
@@ -75,27 +82,31 @@ def resolve(given: str | None, directory: Path, settings: Settings | None = None
         ValueError: a path was given and the run cannot resume from there.
     """
     newest = newest_checkpoint(directory, settings)
-    if given is None or given == "auto":
+    if option is None or option == "auto":
         return newest
-    if newest is not None and step_of(newest) > step_of(given):
+    if newest is not None and step_of(newest) > step_of(option):
         return newest
-    if fault := checkpoint_fault(given, settings):
-        raise ValueError(f"--resume_from_checkpoint {given}: {fault}")
-    return given
+    fault = checkpoint_fault(option, settings)
+    if fault:
+        raise ValueError(f"--resume_from_checkpoint {option}: {fault}")
+    return option
 
 
 def sizes(directory: Path) -> dict[str, int]:
     """Return the bytes of all files below a directory by their names, once they are on the disk."""
-    found = {}
+    sizes_by_name = {}
     for path in directory.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-            found[path.relative_to(directory).as_posix()] = path.stat().st_size
-    return found
+            name = path.relative_to(directory).as_posix()
+            sizes_by_name[name] = path.stat().st_size
+    return sizes_by_name
 
 
-def finish_checkpoint(staged: Path, final: Path, about: Settings, files: Mapping[str, int]) -> None:
+def finish_checkpoint(
+    staged: Path, final: Path, manifest: Settings, files: Mapping[str, int]
+) -> None:
     """Write the manifest of a staged checkpoint, and give it its name.
 
     Raises:
@@ -111,8 +122,10 @@ def finish_checkpoint(staged: Path, final: Path, about: Settings, files: Mapping
             f"{staged} lacks {missing[0]}, which another process has written: --output_dir must be "
             "a directory that all machines share"
         )
-    write_json(staged / MANIFEST_FILE, {**about, "files": files})
+    write_json(staged / MANIFEST_FILE, {**manifest, "files": files})
     _flush(staged)
+    # A checkpoint of the same step keeps another name until the new one has its own, so that a
+    # process that is killed here leaves one of them whole.
     replaced = final.with_name(final.name + _REPLACED)
     if final.exists():
         shutil.rmtree(replaced, ignore_errors=True)
@@ -134,8 +147,9 @@ def _flush(directory: Path) -> None:
 
 def rotate(newest: Path, limit: int | None, best: str | None) -> None:
     """Remove the oldest checkpoints beyond a limit, if there is one; the newest and best stay."""
-    kept = {newest.name, Path(best or newest).name}
-    others = [path for path in checkpoints(newest.parent) if path.name not in kept]
-    if limit:
-        for path in others[max(limit - len(kept), 0) :]:
-            shutil.rmtree(path, ignore_errors=True)
+    if not limit:
+        return
+    protected = {newest.name, Path(best or newest).name}
+    candidates = [path for path in checkpoints(newest.parent) if path.name not in protected]
+    for path in candidates[max(limit - len(protected), 0) :]:
+        shutil.rmtree(path, ignore_errors=True)

@@ -47,23 +47,23 @@ class StepGuard(TrainerCallback):
         self._save_progress = save_progress
         self._max_bad_steps = max_bad_steps
 
-    def on_pre_optimizer_step(self, args: object, state: Any, control: Any, **given: Any) -> None:
+    def on_pre_optimizer_step(self, args: object, state: Any, control: Any, **kwargs: Any) -> None:
         """Skip the update, or stop, if a loss or a gradient is not finite on any process."""
-        model: nn.Module = given["model"]
+        model: nn.Module = kwargs["model"]
         # One maximum over processes of four numbers, each -1 or 0 where all is well:
         #     bad sequence of the student | of the teacher | gradient is bad | asked to stop
         gradient = self._gradient_fault(model)
-        asked = torch.full_like(gradient, self._preemption.is_asked)
-        worst = torch.cat([self._metrics.bad_blocks, torch.stack([gradient, asked])])
+        stop_signal = torch.full_like(gradient, self._preemption.is_asked)
+        worst = torch.cat([self._metrics.bad_blocks, torch.stack([gradient, stop_signal])])
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(worst, op=ReduceOp.MAX)
-        *faults, is_asked = worst.tolist()
-        if is_asked:
+        student_block, teacher_block, gradient_fault, is_asked_to_stop = worst.tolist()
+        if is_asked_to_stop:
             self._preemption.is_agreed = control.should_training_stop = True
-        if max(faults) == NO_BLOCK:
+        if max(student_block, teacher_block, gradient_fault) == NO_BLOCK:
             self._metrics.keep_step()
         else:
-            self._skip_or_stop(model, state.global_step + 1, *faults)
+            self._skip_or_stop(model, state.global_step + 1, student_block, teacher_block)
 
     def _gradient_fault(self, model: nn.Module) -> Tensor:
         """0 if this process's gradients are not finite, else -1; without a host-device sync."""
@@ -77,27 +77,30 @@ class StepGuard(TrainerCallback):
         return is_finite.long().neg().to(self._accelerator.device)
 
     def _skip_or_stop(
-        self, model: nn.Module, step: int, student: int, teacher: int, gradient: int
+        self, model: nn.Module, step: int, student_block: int, teacher_block: int
     ) -> None:
-        """Make no update, on all processes alike."""
-        if teacher != NO_BLOCK:
-            fault = f"the teacher's losses are NaN or infinite in packed sequence {teacher}"
+        """Make no update, on all processes alike; the blocks are -1 where losses are finite."""
+        if teacher_block != NO_BLOCK:
+            fault = f"the teacher's losses are NaN or infinite in packed sequence {teacher_block}"
             advice = "load it in another precision (--teacher_dtype float32) or use another one"
-        elif student != NO_BLOCK:
-            fault = f"the student's losses are NaN or infinite in packed sequence {student}"
+        elif student_block != NO_BLOCK:
+            fault = f"the student's losses are NaN or infinite in packed sequence {student_block}"
             advice = "lower --learning_rate, or look at the text of this sequence"
         else:
             fault = "the student's gradient is NaN or infinite, though all losses are finite"
             advice = "lower --learning_rate, or train without bf16 and fp16 to see its source"
         if self._metrics.bad_steps >= self._max_bad_steps:
-            saved = self._save_progress()
-            before = f"the state before it is in {saved}" if saved else "and none before"
-            raise NonFiniteLoss(f"step {step}: {fault}; no update was made, {before}; {advice}")
+            checkpoint = self._save_progress()
+            state = f"the state before it is in {checkpoint}" if checkpoint else "and none before"
+            raise NonFiniteLoss(f"step {step}: {fault}; no update was made, {state}; {advice}")
         self._metrics.drop_step()
         # An optimizer passes over parameters without a gradient, and leaves their state alone.
         model.zero_grad(set_to_none=True)
         if self._accelerator.is_main_process:
             logger.warning(
                 "step %d: %s; no update was made (%d in a row, --max_bad_steps %d)",
-                *(step, fault, self._metrics.bad_steps, self._max_bad_steps),
+                step,
+                fault,
+                self._metrics.bad_steps,
+                self._max_bad_steps,
             )

@@ -17,7 +17,7 @@ from vocagnolm.training.metrics import WEIGHT_ENTRIES
 logger = logging.getLogger(__name__)
 
 LOG_FILE = "log.jsonl"
-# A teacher that is ahead of the student on fewer tokens is warned of.
+# A teacher that is ahead of the student on a smaller share of the tokens has little to teach.
 _FEW_AHEAD = 0.25
 
 
@@ -50,38 +50,43 @@ class RunLog(TrainerCallback):
         if self._path:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
-        cells, rest = [str(step), tqdm.format_sizeof(step * self._tokens_per_step)], ""
-        if weights := [entry[name] for name in WEIGHT_ENTRIES if name in entry]:
-            losses = ("loss", "student_loss_nats", "teacher_loss_nats")
-            cells += [f"{entry[name]:.4f}" if name in entry else "-" for name in losses]
-            cells.append(f"{weights[0]:.1%}")
-            for name, form in (("learning_rate", ".1e"), ("grad_norm", ".3g")):
-                cells.append(f"{entry[name]:{form}}" if name in entry else "-")
-            cells.append(tqdm.format_sizeof(entry.get("tokens_per_s", 0.0)))
-            before, began = self._begin
-            pace = (time.monotonic() - began) / max(step - before, 1)
-            cells.append(tqdm.format_interval(pace * (state.max_steps - step)))
-            if skipped := entry.get("skipped_steps"):
-                rest = f"{skipped:g} steps skipped"
-            ahead = entry.get("teacher_ahead_fraction", 1.0)
-            if ahead < _FEW_AHEAD and not self._warned:
-                self._warned = True
-                logger.warning(
-                    "step %d: the teacher's loss is below the student's on %.0f %% of the tokens "
-                    "it covers: it has little to teach; compare with --method cpt",
-                    *(step, 100 * ahead),
-                )
-        else:
-            shown = [name for name in entry if name.endswith("loss")]
-            rest = ", ".join(f"{name} {entry[name]:.4f}" for name in shown)
-        _print_row(cells, rest)
+        cells = [str(step), tqdm.format_sizeof(step * self._tokens_per_step)]
+        weights = [entry[name] for name in WEIGHT_ENTRIES if name in entry]
+        if not weights:
+            losses = [f"{name} {entry[name]:.4f}" for name in entry if name.endswith("loss")]
+            _print_row(cells, ", ".join(losses))
+            return
+        for name in ("loss", "student_loss_nats", "teacher_loss_nats"):
+            cells.append(f"{entry[name]:.4f}" if name in entry else "-")
+        cells.append(f"{weights[0]:.1%}")
+        for name, form in (("learning_rate", ".1e"), ("grad_norm", ".3g")):
+            cells.append(f"{entry[name]:{form}}" if name in entry else "-")
+        cells.append(tqdm.format_sizeof(entry.get("tokens_per_s", 0.0)))
+        first_step, began_s = self._begin
+        step_s = (time.monotonic() - began_s) / max(step - first_step, 1)
+        cells.append(tqdm.format_interval(step_s * (state.max_steps - step)))
+        skipped = entry.get("skipped_steps")
+        _print_row(cells, f"{skipped:g} steps skipped" if skipped else "")
+        self._warn_of_weak_teacher(step, entry.get("teacher_ahead_fraction", 1.0))
+
+    def _warn_of_weak_teacher(self, step: int, ahead_fraction: float) -> None:
+        """Warn once of a teacher that is ahead of the student on few tokens."""
+        if ahead_fraction >= _FEW_AHEAD or self._warned:
+            return
+        self._warned = True
+        logger.warning(
+            "step %d: the teacher's loss is below the student's on %.0f %% of the tokens it "
+            "covers: it has little to teach; compare with --method cpt",
+            step,
+            100 * ahead_fraction,
+        )
 
 
-def _print_row(cells: Sequence[str], rest: str = "") -> None:
+def _print_row(cells: Sequence[str], note: str = "") -> None:
     widths = (7, 6, 7, 7, 7, 6, 7, 6, 5, 8)
     row = " ".join(map(str.rjust, cells, widths))
-    # Above a bar, if there is one.
-    tqdm.write(f"{row}   {rest}".rstrip())
+    # tqdm writes above a progress bar, if there is one.
+    tqdm.write(f"{row}   {note}".rstrip())
     sys.stdout.flush()
 
 

@@ -49,8 +49,10 @@ class GuidanceMetrics:
         # The tokens with the largest random scores, and their excess losses: the same sample for
         # every split of the tokens into micro-batches and processes.
         scores = torch.full((_SAMPLED,), NO_BLOCK, dtype=torch.int64, device=self._device)
-        self._kept_sample = self._sample = scores, torch.zeros(_SAMPLED, device=self._device)
-        self._kept_steps = self._dropped_steps = 0
+        self._sample = scores, torch.zeros(_SAMPLED, device=self._device)
+        self._kept_sample = self._sample
+        self._kept_steps = 0
+        self._dropped_steps = 0
 
     def keep_step(self) -> None:
         """Count all additions since the last step."""
@@ -101,8 +103,8 @@ class GuidanceMetrics:
         self._add(mapped_tokens=mapped_BS)
         position_S = torch.arange(mapped_BS.shape[1], device=self._device)
         score_BS = random_scores(block_B, position_S, seed=0).where(mapped_BS, NO_BLOCK)
-        more = score_BS.flatten(), excess_BS.detach().float().flatten()
-        self._sample = _sampled([self._sample, more])
+        tokens = score_BS.flatten(), excess_BS.detach().float().flatten()
+        self._sample = _sampled([self._sample, tokens])
 
     def _mark_bad(self, model: int, loss: Tensor, block_B: Tensor) -> None:
         is_bad_B = ~loss.isfinite().all(-1)
@@ -152,16 +154,19 @@ class GuidanceMetrics:
 
     def mean_loss(self, history: Sequence[Mapping[str, float]]) -> float:
         """Average the loss of all steps of a run, those in its log and those since; NaN of none."""
-        mine = self._kept[_SUMS.index("loss")]
-        total = self._accelerator.reduce(mine, "sum").item() / self._accelerator.num_processes
-        steps, before = float(self._kept_steps), 0.0
+        process_loss = self._kept[_SUMS.index("loss")]
+        total = self._accelerator.reduce(process_loss, "sum").item()
+        total /= self._accelerator.num_processes
+        steps = float(self._kept_steps)
+        previous_step = 0.0
         for entry in history:
             # An entry of the training: its `loss` is the mean since the entry before, and absent
             # where all of these steps were skipped.
             if any(name in entry for name in WEIGHT_ENTRIES):
-                since = entry["step"] - before - entry.get("skipped_steps", 0.0)
-                total, steps = total + entry.get("loss", 0.0) * since, steps + since
-                before = entry["step"]
+                updates = entry["step"] - previous_step - entry.get("skipped_steps", 0.0)
+                total += entry.get("loss", 0.0) * updates
+                steps += updates
+                previous_step = entry["step"]
         return total / steps if steps else float("nan")
 
     def save(self, directory: Path) -> None:
@@ -176,9 +181,12 @@ class GuidanceMetrics:
         self.bad_blocks = torch.full((2,), NO_BLOCK, device=self._device)
         self.bad_steps = 0
         self._clear()
-        process, world_size = self._accelerator.process_index, self._accelerator.num_processes
-        count = len([*directory.glob(_METRICS_FILE.format("*"))]) if directory else 0
-        if directory is None or not count:
+        process = self._accelerator.process_index
+        world_size = self._accelerator.num_processes
+        if directory is None:
+            return
+        count = len(list(directory.glob(_METRICS_FILE.format("*"))))
+        if not count:
             return
         # After a change of the number of processes, each takes up the sums of some, or of none.
         states = [load_file(directory / _METRICS_FILE.format(i)) for i in range(count)]
@@ -186,13 +194,15 @@ class GuidanceMetrics:
         for state in states[process::world_size]:
             self._kept += state["sums"].to(self._kept)
             sample = state["scores"].to(self._device), state["excess"].to(self._device)
-            self._kept_sample = self._sample = _sampled([self._kept_sample, sample])
+            self._sample = _sampled([self._kept_sample, sample])
+            self._kept_sample = self._sample
         # A micro-batch's loss is times the processes, which gradients are averaged over.
         self._kept[_SUMS.index("loss")] *= world_size / count
 
 
 def _sampled(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Merge samples: the values with the largest scores."""
-    scores, values = (torch.cat(each) for each in zip(*parts, strict=True))
+    scores = torch.cat([part_scores for part_scores, _ in parts])
+    values = torch.cat([part_values for _, part_values in parts])
     best = scores.topk(_SAMPLED)
     return best.values, values[best.indices]

@@ -20,9 +20,11 @@ PAPER_TOKENS = 2**21
 # Of an option that may also be None: its bare name means true.
 _SWITCH: dict[str, Any] = {"nargs": "?", "const": True}
 # Arguments of from_pretrained that are options here.
-_TAKEN = {
-    **dict.fromkeys(("dtype", "torch_dtype"), DTYPE_OPTIONS),
-    **dict.fromkeys(("quantization_config", "device_map"), "--teacher_quantization"),
+_RESERVED_ARGUMENTS = {
+    "dtype": DTYPE_OPTIONS,
+    "torch_dtype": DTYPE_OPTIONS,
+    "quantization_config": "--teacher_quantization",
+    "device_map": "--teacher_quantization",
     "revision": "--student_revision or --teacher_revision",
     "attn_implementation": "--attn_implementation",
     "trust_remote_code": "--trust_remote_code",
@@ -89,7 +91,8 @@ class ModelOptions:
 
     def output_dir(self, method: str) -> str:
         """Name a directory after the models, and a method that they do not tell."""
-        names = [self.student, *(self.teacher or self.teacher_losses or ())]
+        names = [self.student]
+        names += self.teacher or self.teacher_losses or []
         if method != "vocagnolm" or len(names) == 1:
             names.append(method.rpartition(":")[2])
         names = [getattr(name, "name_or_path", name) for name in names]
@@ -142,12 +145,14 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         for name in ("model_init_kwargs", "teacher_model_init_kwargs"):
-            given = vars(self)[name]
-            if isinstance(given, str):
-                given = json_settings(f"--{name}", given)
-            if taken := sorted({*_TAKEN} & {*(given or ())}):
-                raise ValueError(f"--{name}: {taken[0]} is given by {_TAKEN[taken[0]]}")
-            setattr(self, name, given)
+            arguments = getattr(self, name)
+            if isinstance(arguments, str):
+                arguments = json_settings(f"--{name}", arguments)
+            for argument in sorted(arguments or ()):
+                if argument in _RESERVED_ARGUMENTS:
+                    option = _RESERVED_ARGUMENTS[argument]
+                    raise ValueError(f"--{name}: {argument} is given by {option}")
+            setattr(self, name, arguments)
 
 
 @dataclass
@@ -161,7 +166,7 @@ class DataOptions:
         aliases=["--dataset_name", "--train_file"],
     )
     dataset_weights: list[float] | None = option(
-        None, "Shares of the corpora; the smaller ones are read again."
+        None, "Mixing weights, one for each corpus; smaller corpora repeat."
     )
     dataset_config: list[str] | None = option(
         None,
@@ -254,8 +259,9 @@ class GuidanceOptions(Method, PackOptions, LoadOptions):
     @python_door
     def __post_init__(self) -> None:
         check_switches(self)
-        for each in (LoadOptions, PackOptions, Method):
-            each.__post_init__(self)
+        LoadOptions.__post_init__(self)
+        PackOptions.__post_init__(self)
+        Method.__post_init__(self)
         self.check_chunks(self.max_length)
         includes = self.unmapped == "include" or self.accepts
         if self.missing_losses == "plain" and (self.method == "chunk" or not includes):
@@ -265,18 +271,18 @@ class GuidanceOptions(Method, PackOptions, LoadOptions):
             )
 
     def check_teacher(self, count: int, *, is_stored: bool = False) -> None:
-        """The same, and options that have one value for each teacher."""
+        """Also check the options that have one value for each teacher."""
         super().check_teacher(count, is_stored=is_stored)
         for name in ("teacher_tokenizer", "teacher_revision"):
-            given = vars(self)[name]
-            if given and len(given) != count:
+            values = getattr(self, name)
+            if values and len(values) != count:
                 raise ValueError(
-                    f"--{name} needs one value for each of {count} teachers, got {len(given)}"
+                    f"--{name} needs one value for each of {count} teachers, got {len(values)}"
                 )
 
     def as_method(self) -> Method:
         """Return the settings of the method alone."""
-        return Method(**{each.name: getattr(self, each.name) for each in fields(Method)})
+        return Method(**{field.name: getattr(self, field.name) for field in fields(Method)})
 
 
 @dataclass

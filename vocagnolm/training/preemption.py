@@ -22,19 +22,22 @@ class Preemption(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        self.is_asked, self.is_agreed, self.saved_step = False, False, -1
+        self.is_asked = False
+        self.is_agreed = False
+        self.saved_step = -1
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Take the signals inside; only the main thread can."""
-        self.is_asked = self.is_agreed = False
+        self.is_asked = False
+        self.is_agreed = False
         is_main = threading.current_thread() is threading.main_thread()
         numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT) if is_main else ()
-        before = {number: signal.signal(number, self._ask) for number in numbers}
+        handlers = {number: signal.signal(number, self._ask) for number in numbers}
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler or signal.SIG_DFL)
 
     def _ask(self, number: int, frame: object) -> None:

@@ -45,10 +45,10 @@ def _check_packages(args: VocAgnoConfig) -> None:
     # A plan may be made on a smaller machine than the job will run on.
     is_planned = args.dry_run and args.teacher_quantization in QUANTIZATIONS
     if args.teacher_quantization and not is_planned:
-        shown = f"--teacher_quantization {args.teacher_quantization}"
+        option = f"--teacher_quantization {args.teacher_quantization}"
         if args.teacher_quantization == "fp8":
-            require("torchao", shown)
-        check_quantizer(quantization(args.teacher_quantization), shown)
+            require("torchao", option)
+        check_quantizer(quantization(args.teacher_quantization), option)
     # The kernels of the hub replace the package.
     if args.attn_implementation == "flash_attention_2" and not is_installed("kernels"):
         require("flash_attn", "--attn_implementation flash_attention_2")

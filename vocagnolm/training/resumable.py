@@ -72,19 +72,21 @@ class ResumableTrainer(Trainer):
         orders_steps: begin steps of several micro-batches with their widest packed sequences.
     """
 
-    def __init__(self, args: VocAgnoConfig, **given: Any):
+    def __init__(self, args: VocAgnoConfig, **kwargs: Any):
         check_transformers()
         for name in _OVERRIDDEN:
             if not hasattr(Trainer, name):
                 raise unsupported(f"has no Trainer.{name}")
-        super().__init__(args=args, **given)
+        super().__init__(args=args, **kwargs)
         if self.args.load_best_model_at_end and self.args.save_total_limit == 1:
             # Trainer would end a stopped run with the best checkpoint alone.
             self.args.save_total_limit = 2
         self.settings: Settings = {}
         self.skipped: Mapping[str, Sequence[tuple[int, str]]] = {}
-        self.orders_steps = self._is_saving = False
-        self.metrics, self.preemption = GuidanceMetrics(self.accelerator), Preemption()
+        self.orders_steps = False
+        self._is_saving = False
+        self.metrics = GuidanceMetrics(self.accelerator)
+        self.preemption = Preemption()
         self.add_callback(self.preemption)
         guard = StepGuard(
             self.accelerator,
@@ -96,9 +98,12 @@ class ResumableTrainer(Trainer):
         self.add_callback(guard)
         # Under mixed precision Accelerate's FSDP2 casts the outputs of the forward, as losses that
         # are to be ranked, and reduces gradients in 16 bits.
-        plugin = self.accelerator.state.fsdp_plugin if self.accelerator.is_fsdp2 else None
-        if plugin is not None and (policy := plugin.mixed_precision_policy):
-            plugin.mixed_precision_policy = MixedPrecisionPolicy(policy.param_dtype, torch.float32)
+        if self.accelerator.is_fsdp2:
+            plugin: Any = self.accelerator.state.fsdp_plugin
+            policy = plugin.mixed_precision_policy
+            if policy:
+                policy = MixedPrecisionPolicy(policy.param_dtype, torch.float32)
+                plugin.mixed_precision_policy = policy
 
     @property
     def blocks_per_step(self) -> int:
@@ -108,10 +113,12 @@ class ResumableTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
         """End an epoch where the last whole global batch ends."""
-        if not isinstance(given := super()._get_train_sampler(train_dataset), RandomSampler):
-            return given
+        sampler = super()._get_train_sampler(train_dataset)
+        if not isinstance(sampler, RandomSampler):
+            return sampler
         data: Any = self.train_dataset if train_dataset is None else train_dataset
-        args, per_step = self.args, self.blocks_per_step
+        args = self.args
+        per_step = self.blocks_per_step
         weights = getattr(data, "weights", None)
         sizes = list(data.parts.values()) if weights else [len(data)]
         # Not PyTorch's seed: other trainers set it too, and processes may have one each.
@@ -131,11 +138,11 @@ class ResumableTrainer(Trainer):
         Raises:
             ValueError: there is no good checkpoint, or it was saved with another sharding.
         """
-        directory, asked = Path(str(self.args.output_dir)), resume_from_checkpoint
+        directory = Path(str(self.args.output_dir))
         evaluates_at_start = self.args.eval_on_start
         try:
             with self.claiming(), told_of_full_disk(directory, self.what_is_safe):
-                start = rank0(lambda: self._begin(asked))
+                start = rank0(lambda: self._begin(resume_from_checkpoint))
                 checkpoint = Path(start) if start else None
                 if checkpoint:
                     self._check_layout(checkpoint)
@@ -148,27 +155,35 @@ class ResumableTrainer(Trainer):
             self.args.eval_on_start = evaluates_at_start
         return output._replace(training_loss=output.metrics["train_loss"])
 
-    def _begin(self, asked: str | bool | None) -> str | None:
+    def _begin(self, resume_from_checkpoint: str | bool | None) -> str | None:
         """Return the checkpoint to resume from, None to begin anew; write whose directory it is."""
         directory = Path(str(self.args.output_dir))
-        if not asked:
-            if before := checkpoints(directory):
-                logger.warning(
-                    "%s holds a run, whose log and checkpoints this one overwrites: "
-                    "train(resume_from_checkpoint=True) goes on from %s, and another output_dir "
-                    "keeps both",
-                    *(directory, before[0].name),
-                )
-            checkpoint = None
-        else:
-            checkpoint = newest_checkpoint(directory) if asked is True else str(asked)
+        checkpoint = None
+        if resume_from_checkpoint:
+            checkpoint = str(resume_from_checkpoint)
+            if resume_from_checkpoint is True:
+                checkpoint = newest_checkpoint(directory)
             if checkpoint is None:
                 raise ValueError(f"{directory} holds no good checkpoint to resume from")
             check_settings(directory, self.settings, checkpoint)
+        else:
+            self._warn_of_used(directory)
         # What a killed save has left: files of other processes would pass for new ones.
         shutil.rmtree(directory / _SAVING, ignore_errors=True)
         describe_run(directory, self.settings, self.skipped)
         return checkpoint
+
+    def _warn_of_used(self, directory: Path) -> None:
+        """Warn where a run that begins anew overwrites another one."""
+        older = checkpoints(directory)
+        if older:
+            logger.warning(
+                "%s holds a run, whose log and checkpoints this one overwrites: "
+                "train(resume_from_checkpoint=True) goes on from %s, and another output_dir keeps "
+                "both",
+                directory,
+                older[0].name,
+            )
 
     @contextmanager
     def claiming(self) -> Iterator[None]:
@@ -199,12 +214,14 @@ class ResumableTrainer(Trainer):
                 f"{checkpoint} was saved {how} FSDP: resume {how} it, or begin a new run with the "
                 "student that `vocagnolm export` writes"
             )
-        before = json_or_empty(checkpoint / MANIFEST_FILE).get("world_size", self.args.world_size)
-        if before != self.args.world_size and self.is_world_process_zero():
+        processes = json_or_empty(checkpoint / MANIFEST_FILE).get("world_size")
+        if processes not in (None, self.args.world_size) and self.is_world_process_zero():
             logger.warning(
                 "%s was saved by %d processes, and %d resume: the global batches stay the same, "
                 "dropout does not",
-                *(checkpoint, before, self.args.world_size),
+                checkpoint,
+                processes,
+                self.args.world_size,
             )
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
@@ -218,10 +235,12 @@ class ResumableTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save a whole checkpoint or none: stage it, and rename it when all have written."""
-        state, name = self.state, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        state = self.state
+        name = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         directory = Path(self._get_output_dir(trial))
-        staged, final = directory / _SAVING / name, directory / name
-        known_best = state.best_model_checkpoint
+        final = directory / name
+        staged = directory / _SAVING / name
+        best_before = state.best_model_checkpoint
         self._is_saving = True
         try:
             super()._save_checkpoint(model, trial)
@@ -231,18 +250,21 @@ class ResumableTrainer(Trainer):
         # transformers has looked for the best one among those that are being written.
         best = directory / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
         is_there = best == final or best.exists()
-        state.best_model_checkpoint = str(best) if is_there else known_best
+        state.best_model_checkpoint = str(best) if is_there else best_before
         if self.is_world_process_zero():
             state.save_to_json(str(staged / TRAINER_STATE_NAME))
         self.accelerator.wait_for_everyone()
-        # On a network file system a machine sees its own files whole, and those of others late.
-        is_first = self.is_local_process_zero()
+        # On a network file system a machine sees its own files whole, and those of others late. So
+        # the first process of each machine lists what is there, and of each file the largest size
+        # that any of them saw is taken.
+        listing = sizes(staged) if self.is_local_process_zero() else {}
         files: dict[str, int] = {}
-        for seen in gather_object([sizes(staged) if is_first else {}]):
-            files |= {file: max(size, files.get(file, 0)) for file, size in seen.items()}
+        for machine_files in gather_object([listing]):
+            for file, size in machine_files.items():
+                files[file] = max(size, files.get(file, 0))
         if self.is_world_process_zero():
-            about = {"world_size": self.args.world_size, "run": self.settings}
-            finish_checkpoint(staged, final, about, files)
+            manifest = {"world_size": self.args.world_size, "run": self.settings}
+            finish_checkpoint(staged, final, manifest, files)
             rotate(final, self.args.save_total_limit, state.best_model_checkpoint)
         self.preemption.saved_step = state.global_step
         # A process that left now would take the first one with it.

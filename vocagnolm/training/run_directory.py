@@ -29,21 +29,25 @@ _LOCK_S = 120
 
 
 def check_settings(directory: Path, settings: Settings, checkpoint: str | None = None) -> None:
-    """Check that a directory, and a checkpoint that may be of another, are of a run like this one.
+    """Check that the output directory and the checkpoint belong to a run with these settings.
 
     Raises:
         ValueError: settings differ, or nothing can be written there.
     """
     check_writable(directory)
-    before = json_or_empty(directory / RUN_FILE)
-    # Settings alone bind nobody: a run that was stopped before it saved may be given others.
-    progress = chain(directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), directory.glob("*.safetensors"))
-    if before and any(progress) and (changed := differences(before, settings, prefix="--")):
+    settings_there = json_or_empty(directory / RUN_FILE)
+    # Until something is saved, the user may still change the settings.
+    saved = chain(directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), directory.glob("*.safetensors"))
+    changed = []
+    if settings_there and any(saved):
+        changed = differences(settings_there, settings, prefix="--")
+    if changed:
         raise ValueError(
             f"{directory} holds a run with other settings ({'; '.join(changed)}): give another "
             "--output_dir"
         )
-    if checkpoint and (fault := checkpoint_fault(checkpoint, settings)):
+    fault = checkpoint_fault(checkpoint, settings) if checkpoint else None
+    if fault:
         raise ValueError(f"{checkpoint}: {fault}")
 
 
@@ -62,8 +66,8 @@ class Start:
     checkpoint: str | None = None
 
 
-def find_start(directory: Path, settings: Settings, asked: str | None) -> Start:
-    """Look at the directory of a run; `asked` is `--resume_from_checkpoint`.
+def find_start(directory: Path, settings: Settings, resume_from_checkpoint: str | None) -> Start:
+    """Look at the directory of a run, and find out how it begins there.
 
     Raises:
         ValueError: the checkpoint that was asked for, or the finished model, is damaged.
@@ -74,10 +78,11 @@ def find_start(directory: Path, settings: Settings, asked: str | None) -> Start:
         return Start(conflict=str(error))
     if is_finished(directory):
         return Start(is_finished=True)
-    return Start(checkpoint=resolve(asked, directory, settings))
+    return Start(checkpoint=resolve(resume_from_checkpoint, directory, settings))
 
 
-_held: dict[Path, FileLock] = {}
+# The locks that this process keeps.
+_locks: dict[Path, FileLock] = {}
 
 
 def claim(directory: Path) -> None:
@@ -89,7 +94,7 @@ def claim(directory: Path) -> None:
         ValueError: another process keeps the lock.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    lock = _held.setdefault(directory.resolve(), FileLock(directory / ".lock"))
+    lock = _locks.setdefault(directory.resolve(), FileLock(directory / ".lock"))
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -104,12 +109,12 @@ def claim(directory: Path) -> None:
 
 def release(directory: Path) -> None:
     """Undo a claim; after the last one another process may write to the directory."""
-    lock = _held.get(directory.resolve())
+    lock = _locks.get(directory.resolve())
     if lock is None:
         return
     lock.release()
     if not lock.is_locked:
-        del _held[directory.resolve()]
+        del _locks[directory.resolve()]
 
 
 def describe_run(
@@ -138,7 +143,8 @@ def is_finished(directory: Path) -> bool:
     files = json_or_empty(directory / MANIFEST_FILE).get("files")
     if not files or not (directory / "README.md").exists():
         return False
-    if not (fault := size_fault(directory, files)):
+    fault = size_fault(directory, files)
+    if not fault:
         return True
     fault = f"{directory} holds a finished run, but {fault}"
     if newest_checkpoint(directory) is None:

@@ -79,7 +79,9 @@ class Throughput(TrainerCallback):
         """Count the weights of all models, and forget an earlier run."""
         self._clear()
         try:
-            self._works = [model_work(model) for model in (kwargs["model"], *self._teachers)]
+            models = [kwargs["model"]]
+            models += self._teachers
+            self._works = [model_work(model) for model in models]
         except ValueError as error:
             self._works = []
             logger.warning("no MFU: %s", error)
@@ -127,28 +129,37 @@ class Throughput(TrainerCallback):
         for start, stop in self._teacher_events:
             stop.synchronize()
             teacher_s += start.elapsed_time(stop) / 1000
-        ours, *theirs = self._counts.tolist()
-        flops = [0.0, 0.0]
-        if self._works:
-            student, *teachers = self._works
-            flops[0] = student.training_flops(*ours)
-            for teacher, counts in zip(teachers, theirs, strict=True):
-                flops[1] += teacher.forward_flops(*counts)
+        counts = self._counts.tolist()
+        student_tokens = counts[0][0]
+        student_flops, teacher_flops = self._flops(counts)
         self._clear()
         memory = _memory_gib(self._device)
         # A row of each process: [ sums ... | memory ... ], added up and maximised.
         dtype = torch.float32 if self._device.type == "mps" else torch.float64
-        row = [elapsed_s, teacher_s, ours[0], *flops, *memory.values()]
+        row = [elapsed_s, teacher_s, student_tokens, student_flops, teacher_flops]
+        row += memory.values()
         rows = self._accelerator.gather(torch.tensor([row], dtype=dtype, device=self._device)).cpu()
-        elapsed_s, teacher_s, tokens, *flops = rows[:, :5].sum(0).tolist()
+        elapsed_s, teacher_s, tokens, student_flops, teacher_flops = rows[:, :5].sum(0).tolist()
         report = {"tokens_per_s": tokens / elapsed_s * len(rows)}
-        if theirs:
+        if len(counts) > 1:
             report["teacher_time_fraction"] = teacher_s / elapsed_s
-        seconds = (elapsed_s - teacher_s, teacher_s)
-        for role, done, busy_s in zip(("student", "teacher"), flops, seconds, strict=True):
-            if self._peak_flops and done:
-                report[f"{role}_mfu"] = done / (busy_s * self._peak_flops)
-        return report | dict(zip(memory, rows[:, 5:].amax(0).tolist(), strict=True))
+        if self._peak_flops and student_flops:
+            report["student_mfu"] = student_flops / ((elapsed_s - teacher_s) * self._peak_flops)
+        if self._peak_flops and teacher_flops:
+            report["teacher_mfu"] = teacher_flops / (teacher_s * self._peak_flops)
+        for name, most_gib in zip(memory, rows[:, 5:].amax(0).tolist(), strict=True):
+            report[name] = most_gib
+        return report
+
+    def _flops(self, counts: list[list[int]]) -> tuple[float, float]:
+        """Return the FLOPs of the student, and of all teachers, for the tokens that they read."""
+        if not self._works:
+            return 0.0, 0.0
+        student_flops = self._works[0].training_flops(*counts[0])
+        teacher_flops = 0.0
+        for teacher, teacher_counts in zip(self._works[1:], counts[1:], strict=True):
+            teacher_flops += teacher.forward_flops(*teacher_counts)
+        return student_flops, teacher_flops
 
 
 def _memory_gib(device: torch.device) -> dict[str, float]:
@@ -165,15 +176,18 @@ def _memory_gib(device: torch.device) -> dict[str, float]:
 def peak_tflops(device_name: str) -> float | None:
     """Look up the peak of a GPU in dense bfloat16, in TFLOP/s; None of an unknown one."""
     words = set(re.findall(r"[A-Z0-9]+", device_name.upper()))
-    known = [name for name in _PEAK_TFLOPS if words.issuperset(name.split())]
-    if not known or words & _OTHER_CHIPS:
+    matches = [name for name in _PEAK_TFLOPS if words.issuperset(name.split())]
+    if not matches or words & _OTHER_CHIPS:
         return None
-    return _PEAK_TFLOPS[max(known, key=lambda name: len(name.split()))]
+    # "H200 NVL" says more than "H200".
+    most_specific = max(matches, key=lambda name: len(name.split()))
+    return _PEAK_TFLOPS[most_specific]
 
 
 def _peak_flops(device: torch.device, tflops: float | None) -> float | None:
     if tflops is None and device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-        if (tflops := peak_tflops(name)) is None:
+        tflops = peak_tflops(name)
+        if tflops is None:
             logger.warning("no MFU: the peak of %s is unknown; give --device_peak_tflops", name)
     return tflops and tflops * 1e12

@@ -59,14 +59,16 @@ def log_name(name: str) -> str:
     >>> log_name("teacher/loss_nats"), log_name("eval/math_loss"), log_name("train/new")
     ('teacher_loss_nats', 'eval_math_loss', 'new')
     """
-    section, _, rest = name.partition("/")
-    return _ENTRIES.get(name) or (f"eval_{rest}" if section == "eval" else rest or section)
+    section, _, entry = name.partition("/")
+    return _ENTRIES.get(name) or (f"eval_{entry}" if section == "eval" else entry or section)
 
 
 def read_place(directory: Path) -> JsonObject:
     """Read the arguments of `wandb.init` that continue the run of a directory; {} without one."""
-    found = json_or_empty(directory / PLACE_FILE)
-    return {**found, "resume": "allow"} if found else {}
+    place = json_or_empty(directory / PLACE_FILE)
+    if place:
+        place["resume"] = "allow"
+    return place
 
 
 def check_trackers(report_to: Sequence[str]) -> None:
