@@ -89,7 +89,7 @@ def check_login(token: str | None) -> None:
     """Raise a ValueError where nobody is logged in to the hub, or it does not answer."""
     try:
         HfApi(token=token).whoami()
-    # Those of the network are of no common kind.
+    # Network errors have no common base class.
     except Exception as error:
         remedy = "run `hf auth login` or set HF_TOKEN, or leave --push_to_hub out"
         raise ValueError(f"--push_to_hub: {error}: {remedy}") from error

@@ -102,25 +102,25 @@ class VocAgnoTrainer(ResumableTrainer):
         method: str | Method | None = None,
         objective: type[Objective] | None = None,
         assembled: Assembled | None = None,
-        **others: Any,
+        **kwargs: Any,
     ):
-        others = _arguments_of_trainer(others)
+        kwargs = _arguments_of_trainer(kwargs)
         # As TRL's trainers call it.
-        teacher = others.pop("teacher_model", teacher)
+        teacher = kwargs.pop("teacher_model", teacher)
         args = _own_copy(args, peft_config) if assembled is None else _own_copy(assembled.job.args)
         method = _method(args, method, objective)
         if assembled is None:
             if train_dataset is None and data_collator is None:
                 raise ValueError(_NO_DATA)
-            others["train_dataset"] = train_dataset
-            assembled = _assemble(args, model, teacher, others, peft_config)
+            kwargs["train_dataset"] = train_dataset
+            assembled = _assemble(args, model, teacher, kwargs, peft_config)
         student, teachers = _load_models(assembled, model, teacher, method, args)
         if peft_config is not None:
             student = adapt(student, peft_config, args.seed)
         elif isinstance(student, nn.Module):
             check_adapted(student)
         collator = _collator(method, args, data_collator, assembled.train_dataset)
-        others |= {
+        kwargs |= {
             "train_dataset": assembled.train_dataset,
             "eval_dataset": assembled.eval_dataset,
             "processing_class": assembled.processing_class,
@@ -128,7 +128,7 @@ class VocAgnoTrainer(ResumableTrainer):
             "compute_metrics": self._mean_token_losses,
         }
         use_cache = getattr(getattr(student, "config", None), "use_cache", None)
-        super().__init__(model=student, args=args, **others)
+        super().__init__(model=student, args=args, **kwargs)
         self.model: PreTrainedModel
         if use_cache is not None:
             # Trainer turns it off, for every model that is saved too; generation needs it, and no
@@ -140,7 +140,8 @@ class VocAgnoTrainer(ResumableTrainer):
             source = teachers
         if isinstance(teachers, Sequence):
             source = OnlineTeacher(teachers, self.args.device)
-        self._method, self.orders_steps = method, method.splits_alike
+        self._method = method
+        self.orders_steps = method.splits_alike
         self._assembled = assembled
         self.settings = assembled.settings
         self.skipped = assembled.skipped
@@ -161,7 +162,7 @@ class VocAgnoTrainer(ResumableTrainer):
         """Let the student give token losses, and turn off what Trainer would do to them."""
         _check_student(self.model, self.optimizer)
         self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
-        # The keys of a packed sequence are no arguments of the model, and all are needed.
+        # The keys of a packed sequence are not arguments of the model, and all are needed.
         self.args.remove_unused_columns = False
         # It hides NaNs, at a host-device sync per micro-batch.
         self.args.logging_nan_inf_filter = False
@@ -170,13 +171,16 @@ class VocAgnoTrainer(ResumableTrainer):
 
     def _check_packing(self, blocks: Blocks, crosses: bool) -> None:
         """Reject attention by which packed documents see each other, or too short for a segment."""
-        ours, *theirs = blocks.longest_segments(crosses)
+        lengths = blocks.longest_segments(crosses)
+        student_length, teacher_lengths = lengths[0], lengths[1:]
         if isinstance(self.eval_dataset, Blocks):
-            ours = max(ours, self.eval_dataset.longest_segments(crosses)[0])
-        # A teacher that shares the student's tokens reads the student's rows.
-        lengths = [ours, *(theirs or [ours] * len(self.online_teachers))]
-        for model, longest in zip((self.model, *self.online_teachers), lengths, strict=False):
-            check_packing(model, self.args.device, longest=longest, crosses=crosses)
+            eval_length = self.eval_dataset.longest_segments(crosses)[0]
+            student_length = max(student_length, eval_length)
+        check_packing(self.model, self.args.device, longest=student_length, crosses=crosses)
+        for index, teacher in enumerate(self.online_teachers):
+            # A teacher that shares the student's tokens reads the student's rows.
+            length = teacher_lengths[index] if teacher_lengths else student_length
+            check_packing(teacher, self.args.device, longest=length, crosses=crosses)
 
     @python_door
     def train(self, *args: Any, **options: Any) -> Any:
@@ -228,12 +232,13 @@ class VocAgnoTrainer(ResumableTrainer):
             return [], None
         method = self._method.at_step(self.state.global_step, self.state.max_steps)
         self.objective = replace(self.objective, method=method)
-        # The parent class would count and gather labels on the device besides.
+        # Not by the parent class, which would also count and gather labels on the device.
         batches = list(itertools.islice(epoch_iterator, num_batches))
         # Filled on the device: a copy from the host would wait for the last update.
-        count = torch.full((), sum(map(self.objective.divisor_tokens, batches)), device=device)
-        total: Tensor = self.accelerator.reduce(count, "sum")
-        return batches, total
+        tokens = sum(self.objective.divisor_tokens(batch) for batch in batches)
+        process_tokens = torch.full((), tokens, device=device)
+        all_tokens: Tensor = self.accelerator.reduce(process_tokens, "sum")
+        return batches, all_tokens
 
     def compute_loss(
         self,
@@ -247,8 +252,11 @@ class VocAgnoTrainer(ResumableTrainer):
         # of all shares the mean over the global batch. Gradient flows to the student only.
         assert isinstance(num_items_in_batch, Tensor)
         share = self.accelerator.num_processes / num_items_in_batch.clamp(min=1)
-        total = self._distilled if self.objective.method.distance else self._weighted
-        loss = total(model, cast(Batch, inputs)) * share
+        if self.objective.method.distance:
+            loss_sum = self._distilled(model, cast(Batch, inputs))
+        else:
+            loss_sum = self._weighted(model, cast(Batch, inputs))
+        loss = loss_sum * share
         self.metrics.add_loss(loss)
         return (loss, {}) if return_outputs else loss
 
@@ -261,13 +269,13 @@ class VocAgnoTrainer(ResumableTrainer):
                 teacher = self.objective.teacher_losses(inputs)
         used = self._count_tokens(inputs)
         loss_BS: Tensor = self._student_losses(model, inputs, weighted_tokens=used)
-        found = self.objective.select(loss_BS, inputs, teacher)
-        self.metrics.add_student(loss_BS, found.valid_BS, found.weight_BS, block_B)
+        guidance = self.objective.select(loss_BS, inputs, teacher)
+        self.metrics.add_student(loss_BS, guidance.valid_BS, guidance.weight_BS, block_B)
         if teacher is not None:
             self.metrics.add_teacher(teacher.loss_BT, teacher.valid_BT, block_B)
-            excess_BS = found.student_loss_BS - found.teacher_loss_BS
-            self.metrics.add_excess(excess_BS, found.mapped_BS & found.valid_BS, block_B)
-        return (self.objective.weights(found) * loss_BS).sum()
+            excess_BS = guidance.student_loss_BS - guidance.teacher_loss_BS
+            self.metrics.add_excess(excess_BS, guidance.mapped_BS & guidance.valid_BS, block_B)
+        return (self.objective.weights(guidance) * loss_BS).sum()
 
     def _distilled(self, model: nn.Module, inputs: Batch) -> Tensor:
         """Eq. 5 and 6: the sum of all losses, and of all distances from the teacher."""
@@ -310,17 +318,14 @@ class VocAgnoTrainer(ResumableTrainer):
 
     def _prepare_inputs(self, inputs: Any) -> dict[str, Any]:
         """Move a batch to the device, if its ids are in the vocabularies that read it."""
-        read = inputs["largest_ids"]
-        if self.objective.method.method == "kld":  # the teacher reads what the student reads
-            read = [read[0]] * 2
-        for model, largest in zip((self.model, *self.online_teachers), read, strict=False):
-            config = inner_model(model).config
-            if largest >= (size := config.get_text_config().vocab_size):
-                raise ValueError(
-                    f"blocks hold ids up to {largest}, but the vocabulary of "
-                    f"{config.name_or_path or 'a model'} has {size}: align the texts with the "
-                    "tokenizer of each model"
-                )
+        largest_ids = inputs["largest_ids"]
+        _check_vocabulary(self.model, largest_ids[0])
+        for index, teacher in enumerate(self.online_teachers, start=1):
+            if self.objective.method.method == "kld":
+                # The teacher reads what the student reads.
+                _check_vocabulary(teacher, largest_ids[0])
+            elif index < len(largest_ids):
+                _check_vocabulary(teacher, largest_ids[index])
         return super()._prepare_inputs(inputs)
 
     def _student_losses(self, model: nn.Module, inputs: Batch, **options: object) -> Any:
@@ -368,18 +373,34 @@ class VocAgnoTrainer(ResumableTrainer):
         """
         loader = self.callback_handler.eval_dataloader
         assert loader is not None
-        sums, counts = np.asarray(rows.predictions), np.asarray(rows.label_ids)
-        by_name, first = {"loss": slice(None)}, 0
+        sums = np.asarray(rows.predictions)
+        counts = np.asarray(rows.label_ids)
+        rows_by_name = {"loss": slice(None)}
         parts = getattr(loader.dataset, "parts", {})
         if len(parts) > 1:
+            # The rows of each corpus follow those of the one before.
+            first = 0
             for name, size in parts.items():
-                by_name[f"{name}_loss"] = slice(first, first + size)
+                rows_by_name[f"{name}_loss"] = slice(first, first + size)
                 first += size
-        losses = {
-            name: float(sums[part].sum(dtype=np.float64) / max(counts[part].sum(), 1))
-            for name, part in by_name.items()
-        }
-        return losses | {"tokens": int(counts.sum())}
+        report: dict[str, float] = {}
+        for name, part in rows_by_name.items():
+            loss = sums[part].sum(dtype=np.float64) / max(counts[part].sum(), 1)
+            report[name] = float(loss)
+        report["tokens"] = int(counts.sum())
+        return report
+
+
+def _check_vocabulary(model: nn.Module, largest_id: int) -> None:
+    """Reject token ids that the embeddings of a model do not have."""
+    config = inner_model(model).config
+    vocabulary_size = config.get_text_config().vocab_size
+    if largest_id >= vocabulary_size:
+        raise ValueError(
+            f"blocks hold ids up to {largest_id}, but the vocabulary of "
+            f"{config.name_or_path or 'a model'} has {vocabulary_size}: align the texts with the "
+            "tokenizer of each model"
+        )
 
 
 def _own_copy(args: VocAgnoConfig | None, peft_config: object = None) -> VocAgnoConfig:
@@ -390,18 +411,18 @@ def _own_copy(args: VocAgnoConfig | None, peft_config: object = None) -> VocAgno
         raise ValueError(f"args must be a VocAgnoConfig, got {type(args).__name__}")
     if peft_config is not None:
         require("peft", "peft_config")
-    own: VocAgnoConfig = copy.copy(args)
-    own.accelerator_config = copy.copy(args.accelerator_config)
-    return own
+    args_copy: VocAgnoConfig = copy.copy(args)
+    args_copy.accelerator_config = copy.copy(args.accelerator_config)
+    return args_copy
 
 
 def _method(
-    args: VocAgnoConfig, given: str | Method | None, objective: type[Objective] | None
+    args: VocAgnoConfig, method: str | Method | None, objective: type[Objective] | None
 ) -> Method:
-    """Return the settings of the method; those that are given beside a config replace its own."""
-    if given is not None:
-        chosen = Method(given) if isinstance(given, str) else given
-        for name, value in vars(chosen).items():
+    """Return the settings of the method; a `method` next to a config replaces those in it."""
+    if method is not None:
+        settings = Method(method) if isinstance(method, str) else method
+        for name, value in vars(settings).items():
             setattr(args, name, value)
         # Together they are checked as those of a config are.
         GuidanceOptions.__post_init__(args)
@@ -411,18 +432,22 @@ def _method(
 
 
 def _assemble(
-    args: VocAgnoConfig, model: Any, teacher: Any, others: dict[str, Any], peft_config: Any
+    args: VocAgnoConfig, model: Any, teacher: Any, kwargs: dict[str, Any], peft_config: Any
 ) -> Assembled:
     """Load what is given by name, and pack documents."""
     # A machine for timings may lack it, and has loaded models and packed sequences alone.
     if not is_installed("datasets"):
         teachers = None if isinstance(teacher, StoredTeacher) else listed(teacher or [])
         job = Job(ModelOptions(model, teachers or None), DataOptions(dataset=[]), args)
-        data = (others.get("train_dataset"), others.get("eval_dataset"))
-        return assembled_of_loaded(job, *data, others.get("processing_class"))
+        return assembled_of_loaded(
+            job,
+            kwargs.get("train_dataset"),
+            kwargs.get("eval_dataset"),
+            kwargs.get("processing_class"),
+        )
     from vocagnolm.training.assembly import assemble_in_python
 
-    return assemble_in_python(args, model, teacher, others, peft_config)
+    return assemble_in_python(args, model, teacher, kwargs, peft_config)
 
 
 def _load_models(
@@ -431,41 +456,51 @@ def _load_models(
     """Return the student and its teachers with their weights; those that are loaded stay."""
     if assembled.models is not None:
         options = assembled.job.model
-        model, loaded = load_weights(assembled.models, options, args.device, args.seed)
-        teacher = loaded or teacher
+        model, loaded_teacher = load_weights(assembled.models, options, args.device, args.seed)
+        teacher = loaded_teacher or teacher
     teachers = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
     if isinstance(teachers, StoredTeacher):
         method.check_teacher(teachers.teachers, is_stored=True)
     else:
         method.check_teacher(len(teachers or ()))
-        _check_apart(model, teachers or (), args)
+        _reject_shared_model(model, teachers or ())
+        _keep_teacher_rope(model, teachers or (), args)
     return model, teachers
 
 
-def _arguments_of_trainer(others: dict[str, Any]) -> dict[str, Any]:
+def _arguments_of_trainer(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments that Trainer takes; reject others, and those that have no effect."""
     for name in ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics"):
-        if others.pop(name, None) is not None:
+        if kwargs.pop(name, None) is not None:
             raise ValueError(f"{name} has no effect: the method makes no logits")
     names = {*inspect.signature(Trainer).parameters, "teacher_model"}
-    return own_arguments("VocAgnoTrainer", others, names, _ALIASES, logger.warning)
+    return own_arguments("VocAgnoTrainer", kwargs, names, _ALIASES, logger.warning)
 
 
-def _check_apart(student: Any, teachers: Sequence[Any], args: VocAgnoConfig) -> None:
-    """Reject a teacher that is the student; let Liger leave one of the student's family alone."""
+def _reject_shared_model(student: Any, teachers: Sequence[Any]) -> None:
+    """Reject a teacher that is the student."""
     if any(teacher is student for teacher in teachers):
         raise ValueError(
             "model and teacher are one object, and freezing the teacher would freeze the "
             "student; pass copy.deepcopy(model)"
         )
-    # As training begins, behind the probes of the teachers, Liger replaces the rotary embedding of
-    # a family, with which a teacher of the student's would compute, too.
-    kernels, families = args.liger_kernel_config, [each.config.model_type for each in teachers]
-    if isinstance(kernels, dict) and student is not None and student.config.model_type in families:
-        args.liger_kernel_config = {**kernels, "rope": False}
 
 
-def _check_student(model: PreTrainedModel, given: torch.optim.Optimizer | None) -> None:
+def _keep_teacher_rope(student: Any, teachers: Sequence[Any], args: VocAgnoConfig) -> None:
+    """Let Liger leave the rotary embedding alone where a teacher is of the student's family.
+
+    As training begins, after the probes of the teachers, Liger replaces that of the whole family,
+    with which the teacher would compute, too.
+    """
+    kernels = args.liger_kernel_config
+    if student is None or not isinstance(kernels, dict):
+        return
+    families = [teacher.config.model_type for teacher in teachers]
+    if student.config.model_type in families:
+        args.liger_kernel_config = kernels | {"rope": False}
+
+
+def _check_student(model: PreTrainedModel, optimizer: torch.optim.Optimizer | None) -> None:
     """Warn about weights in 16 bits; reject an optimizer that holds those of another model."""
     if model.dtype in (torch.bfloat16, torch.float16):
         logger.warning(
@@ -473,9 +508,13 @@ def _check_student(model: PreTrainedModel, given: torch.optim.Optimizer | None) 
             "set bf16=True for bfloat16 compute",
             model.dtype,
         )
-    groups = given.param_groups if given else []
-    held = {id(each) for group in groups for each in group["params"]}
-    if given and held.isdisjoint(id(each) for each in model.parameters() if each.requires_grad):
+    if optimizer is None:
+        return
+    held_ids = set()
+    for group in optimizer.param_groups:
+        held_ids |= {id(parameter) for parameter in group["params"]}
+    trained_ids = {id(weight) for weight in model.parameters() if weight.requires_grad}
+    if held_ids.isdisjoint(trained_ids):
         raise ValueError(
             "optimizers: the optimizer has no weight of the student that is trained: load the "
             "model (and add its adapters), and make the optimizer of its parameters"
@@ -483,7 +522,7 @@ def _check_student(model: PreTrainedModel, given: torch.optim.Optimizer | None) 
 
 
 def _collator(
-    method: Method, args: VocAgnoConfig, given: object, dataset: object
+    method: Method, args: VocAgnoConfig, collator: object, dataset: object
 ) -> PackedCollator:
     """Return the collator that was given, if it suits the method, or that of the data set."""
     chunks = method.chunks if method.method == "chunk" else None
@@ -491,23 +530,23 @@ def _collator(
         raise ValueError(
             f"train_dataset has sequences of {dataset.max_length} tokens: set args.max_length to it"
         )
-    if given is None and isinstance(dataset, Blocks):
-        given = PackedCollator(
+    if collator is None and isinstance(dataset, Blocks):
+        collator = PackedCollator(
             dataset.max_length,
             attend_across_documents=args.attend_across_documents,
             teacher_max_length=dataset.teacher_max_length,
             chunks=chunks,
             shares=method.aggregation_in_effect == "share",
         )
-    if given is None:
+    if collator is None:
         raise ValueError(
             "train_dataset must be documents or the Blocks of prepare_dataset, got "
             f"{type(dataset).__name__}"
         )
-    if not isinstance(given, PackedCollator) or given.chunks != chunks:
+    if not isinstance(collator, PackedCollator) or collator.chunks != chunks:
         raise ValueError(
             f"--method {method.method} needs the packed sequences of vocagnolm.packing.Blocks and "
-            f"data_collator=PackedCollator(..., chunks={chunks}), got {str(given)[:99]}"
+            f"data_collator=PackedCollator(..., chunks={chunks}), got {str(collator)[:99]}"
         )
-    method.check_chunks(given.max_length)
-    return given
+    method.check_chunks(collator.max_length)
+    return collator

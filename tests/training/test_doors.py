@@ -173,3 +173,17 @@ def test_used_directory_is_told(run: Path, world: World, caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING):
         trainer_of(world, copied).train()
     assert "whose log and checkpoints this one overwrites" in caplog.text
+
+
+def test_settings_hold_the_adapters_of_a_peft_config(world: World, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    adapters = peft.LoraConfig(r=3, lora_alpha=5, target_modules=["q_proj", "v_proj"])
+    given = {"model": str(world.student), "peft_config": adapters}
+    trainer = VocAgnoTrainer(
+        args=config(tmp_path, method="cpt"), train_dataset=pages(world), **given
+    )
+    settings = json.loads(json.dumps(trainer.settings))
+    assert settings["use_peft"]
+    rebuilt = peft.get_peft_config(settings["peft_config"])
+    for name in ("r", "lora_alpha", "target_modules", "modules_to_save", "use_dora"):
+        assert getattr(rebuilt, name) == getattr(adapters, name), name

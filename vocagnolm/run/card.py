@@ -23,9 +23,9 @@ def _public(settings: Any) -> Any:
 
 def model_card(name: str, settings: Mapping[str, Any]) -> str:
     """Describe a trained student, for `README.md` beside its weights."""
-    shown = _public(settings)
-    guides = list(shown["teacher"] or ())
-    guides += [f"the stored losses of {x['teacher']}" for x in shown["teacher_losses"] or ()]
+    public = _public(settings)
+    guides = list(public["teacher"] or ())
+    guides += [f"the stored losses of {x['teacher']}" for x in public["teacher_losses"] or ()]
     guided = f", guided by {' and '.join(guides)}" if guides else ""
     data = ModelCardData(
         library_name="peft" if settings["use_peft"] else "transformers",
@@ -41,14 +41,14 @@ def model_card(name: str, settings: Mapping[str, Any]) -> str:
 
 # {name}
 
-{shown["student"]} after continual pretraining on {" and ".join(shown["dataset"])} with the method \
-`{settings["method"]}` of
+{public["student"]} after continual pretraining on {" and ".join(public["dataset"])} with the \
+method `{settings["method"]}` of
 [VocAgnoLM](https://arxiv.org/abs/2503.19123){guided}.
 
 ## Settings
 
 ```json
-{json.dumps(shown, indent=2)}
+{json.dumps(public, indent=2)}
 ```
 
 ## Citation
@@ -75,7 +75,7 @@ def push(
     try:
         hub.create_repo(repository, exist_ok=True)
         hub.create_commit(repository, files, commit_message=message, revision=revision)
-    # Those of the network are of no common kind.
+    # Network errors have no common base class.
     except Exception as error:
         remedy = "everything is saved; the same command pushes it"
         raise ValueError(f"--push_to_hub {repository}: {error}: {remedy}") from error

@@ -69,7 +69,8 @@ def export(
     is_of_a_run = any((checkpoint / name).exists() for name in (MANIFEST_FILE, RUN_FILE))
     is_saved_model = not is_of_a_run and bool(model_files(checkpoint))
     is_whole = is_saved_model or is_finished(checkpoint)
-    if not is_whole and (fault := checkpoint_fault(checkpoint)):
+    fault = None if is_whole else checkpoint_fault(checkpoint)
+    if fault:
         raise ValueError(f"{checkpoint}: {fault}")
     settings = json_or_empty(checkpoint / MANIFEST_FILE).get("run")
     settings = settings or json_or_empty(checkpoint / RUN_FILE)
@@ -83,14 +84,10 @@ def export(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"--output_dir {target} is not empty: give another")
     trusted: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    given = {**trusted, "init_kwargs": settings.get("model_init_kwargs") or {}}
-    student = ModelSource(*_student_of(checkpoint, settings), **given)
-    place, revision = settings.get("student_tokenizer"), None
-    if (checkpoint / "tokenizer_config.json").exists():
-        place = str(checkpoint)
-    elif place is None:
-        place, revision = student.name, student.revision
-    tokenizer = load_tokenizer(place, "student", revision=revision, **trusted)
+    name, role, revision = _student_of(checkpoint, settings)
+    init_kwargs = settings.get("model_init_kwargs") or {}
+    student = ModelSource(name, role, revision, init_kwargs=init_kwargs, **trusted)
+    tokenizer = _tokenizer_of(checkpoint, settings, student)
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent, prefix=".export-") as scratch:
         if is_sharded or is_adapted:
@@ -123,6 +120,17 @@ def _student_of(checkpoint: Path, settings: JsonObject) -> tuple[str, Role, str 
     return name or str(checkpoint), "student", revision
 
 
+def _tokenizer_of(checkpoint: Path, settings: JsonObject, student: ModelSource) -> Any:
+    """Load the tokenizer that is saved with a checkpoint, or else that of its run."""
+    place, revision = settings.get("student_tokenizer"), None
+    if (checkpoint / "tokenizer_config.json").exists():
+        place = str(checkpoint)
+    elif place is None:
+        place, revision = student.name, student.revision
+    trust = student.trust_remote_code
+    return load_tokenizer(place, "student", revision=revision, trust_remote_code=trust)
+
+
 def _trained(
     model: PreTrainedModel, checkpoint: Path, settings: JsonObject, scratch: Path
 ) -> PreTrainedModel:
@@ -135,13 +143,24 @@ def _trained(
     merge_fsdp_weights(str(checkpoint / _SHARDS), str(scratch))
     weights = load_file(scratch / "model.safetensors")
     if settings.get("use_peft"):
-        names = [each.name for each in fields(ModelOptions) if each.name in settings]
-        options = ModelOptions(**{name: settings[name] for name in names})
-        return merge_adapters(model, lora_config(model, **options.lora_arguments()), weights)
+        return merge_adapters(model, _adapter_config(model, settings), weights)
     # A shared weight may have been saved once; any other that is absent would stay untrained.
-    found, state = model.load_state_dict(weights, strict=False), model.state_dict()
+    mismatch = model.load_state_dict(weights, strict=False)
+    state = model.state_dict()
     loaded = {state[name].data_ptr() for name in weights if name in state}
-    absent = [name for name in found.missing_keys if state[name].data_ptr() not in loaded]
-    if wrong := found.unexpected_keys + absent:
+    wrong = list(mismatch.unexpected_keys)
+    wrong += [name for name in mismatch.missing_keys if state[name].data_ptr() not in loaded]
+    if wrong:
         raise ValueError(f"{len(wrong)} weights are not of {model.name_or_path}: {wrong[0]}, ...")
     return model
+
+
+def _adapter_config(model: PreTrainedModel, settings: JsonObject) -> Any:
+    """Return the PEFT config of a run, which Python may have given instead of options."""
+    if "peft_config" in settings:
+        from peft import get_peft_config
+
+        return get_peft_config(dict(settings["peft_config"]))
+    names = [field.name for field in fields(ModelOptions) if field.name in settings]
+    options = ModelOptions(**{name: settings[name] for name in names})
+    return lora_config(model, **options.lora_arguments())

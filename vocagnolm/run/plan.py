@@ -58,8 +58,11 @@ def plan(assembled: Assembled, checkpoint: str | None = None) -> str:
 def _method(job: Job) -> str:
     """Name the method, and those of its settings that are not the paper's."""
     settings = job.args.in_effect()
-    changed = [f"{x} {y}" for x, y in settings.items() if y != getattr(Method, x) and x != "method"]
-    return ", ".join([str(settings["method"]), *changed])
+    parts = [str(settings["method"])]
+    for name, value in settings.items():
+        if name != "method" and value != getattr(Method, name):
+            parts.append(f"{name} {value}")
+    return ", ".join(parts)
 
 
 # -- Documents and steps -----------------------------------------------------------------------
@@ -69,20 +72,22 @@ def describe_documents(documents: Documents, models: Models) -> list[str]:
     """Count what was aligned and packed, and what was left out and why."""
     blocks, lines = documents.blocks, []
     lines += [f"files      {note}" for note in documents.files]
-    for each in documents.corpora:
-        segments = each.segments
+    for corpus in documents.corpora:
+        segments = corpus.segments
         count = len(np.unique(segments.rows.with_format("numpy")["document"][:]))
-        sample = "" if each.total == len(each.texts) else "of the first ones, "
+        sample = "" if corpus.total == len(corpus.texts) else "of the first ones, "
         lines.append(
-            f"corpus     {Path(each.name).name}: {sample}{count:,} documents, "
+            f"corpus     {Path(corpus.name).name}: {sample}{count:,} documents, "
             f"{len(segments.rows):,} segments, {segments.total('student_tokens'):,} student tokens"
         )
     segments = documents.segments
     if segments.skipped:
         lines.append(f"skipped    {len(segments.skipped):,} documents ({skip_reasons(segments)})")
-    if messages := segments.total("left_out_messages"):
+    messages = segments.total("left_out_messages")
+    if messages:
         lines.append(f"shortened  conversations, by their last {messages:,} messages in all")
-    if trimmed := segments.total("trimmed_characters"):
+    trimmed = segments.total("trimmed_characters")
+    if trimmed:
         lines.append(f"trimmed    {trimmed:,} characters of white space, by chat templates")
     if models.guide:
         student, teacher = segments.total("student_tokens"), segments.total("teacher_tokens")
@@ -106,53 +111,59 @@ def _example(documents: Documents, models: Models) -> str:
     assert models.guide
     row = documents.segments.rows[0]
     text = documents.texts[row["document"]][TEXT][row["start"] : row["end"]]
-    ours = encode(models.reader.tokenizer, text).spans
-    theirs = encode(models.guide.readers[0].tokenizer, text).spans
-    shown = []
-    for (start, end), (first, last) in zip(ours, align_spans(ours, theirs), strict=True):
+    student_spans = encode(models.reader.tokenizer, text).spans
+    teacher_spans = encode(models.guide.readers[0].tokenizer, text).spans
+    ranges = align_spans(student_spans, teacher_spans)
+    pairs = []
+    for (start, end), (first, last) in zip(student_spans, ranges, strict=True):
         # An unmapped token has the range (-1, -1), of which nothing is left.
-        pieces = " ".join(repr(text[a:b]) for a, b in theirs[max(first, 0) : max(last, 0)])
-        shown.append(f"{text[start:end]!r} -> {pieces or 'unmapped'}")
-    return " | ".join(shown[:6])
+        covering = teacher_spans[max(first, 0) : max(last, 0)]
+        pieces = " ".join(repr(text[a:b]) for a, b in covering)
+        pairs.append(f"{text[start:end]!r} -> {pieces or 'unmapped'}")
+    return " | ".join(pairs[:6])
 
 
 def _mixture(job: Job, documents: Documents) -> str:
     """Describe in which shares several corpora are read, and how often each is."""
-    sizes = expected_sequences(documents) or [*documents.blocks.parts.values()]
+    sizes = expected_sequences(documents) or list(documents.blocks.parts.values())
     weights = documents.blocks.weights or sizes
-    read = (steps_of(job, documents) or 0) * (job.args.global_batch_tokens // job.args.max_length)
-    shown = []
+    sequences = (steps_of(job, documents) or 0) * (
+        job.args.global_batch_tokens // job.args.max_length
+    )
+    shares = []
     for name, size, weight in zip(documents.blocks.parts, sizes, weights, strict=True):
         share = weight / sum(weights)
-        shown.append(f"{name} {share:.1%} (read {read * share / size:.3g} times)")
-    return ", ".join(shown)
+        shares.append(f"{name} {share:.1%} (read {sequences * share / size:.3g} times)")
+    return ", ".join(shares)
 
 
 def _steps(job: Job, documents: Documents, checkpoint: str | None) -> str:
     steps = steps_of(job, documents)
     if steps is None:
         return "known when the whole corpus is read"
-    shown = f"{steps:,}, {steps * job.args.global_batch_tokens:,} tokens"
+    description = f"{steps:,}, {steps * job.args.global_batch_tokens:,} tokens"
     if not documents.is_whole and job.args.max_steps <= 0:
-        read = sum(len(each.texts) for each in documents.corpora)
-        total = sum(each.total or 0 for each in documents.corpora)
-        shown = f"about {shown} (from {read:,} of {total:,} documents)"
-    return f"{shown}; {step_of(checkpoint):,} done, from {checkpoint}" if checkpoint else shown
+        read = sum(len(corpus.texts) for corpus in documents.corpora)
+        total = sum(corpus.total or 0 for corpus in documents.corpora)
+        description = f"about {description} (from {read:,} of {total:,} documents)"
+    if checkpoint:
+        description += f"; {step_of(checkpoint):,} done, from {checkpoint}"
+    return description
 
 
 def student_layout(run: VocAgnoConfig, attention: str | None = None) -> Layout:
     """Return how the student is spread and computes, as Trainer and Accelerate read it."""
-    given = vars(run)
+    options = vars(run)
     mask = run.max_length if run.is_mixed and not needs_segments(attention) else 0
     # Transformers is about to rename the option: one of the two may be absent.
-    recomputes = any(given.get(f"{name}_checkpointing") for name in ("gradient", "activation"))
+    recomputes = any(options.get(f"{name}_checkpointing") for name in ("gradient", "activation"))
     accumulates = (run.gradient_accumulation_steps or 1) > 1
     if not run.is_sharded:
         precision: Precision = "mixed" if run.is_mixed else "float32"
         return Layout(run.world_size, None, precision, recomputes, accumulates, mask=mask)
     # Both read the environment that `accelerate launch` sets.
-    shards = (given.get("parallelism_config") or ParallelismConfig()).dp_shard_size
-    plugin = FullyShardedDataParallelPlugin(**(given.get("fsdp_plugin_args") or {}))
+    shards = (options.get("parallelism_config") or ParallelismConfig()).dp_shard_size
+    plugin = FullyShardedDataParallelPlugin(**(options.get("fsdp_plugin_args") or {}))
     return Layout(
         devices=run.world_size,
         shards=shards if shards > 1 else run.world_size,

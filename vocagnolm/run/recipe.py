@@ -23,15 +23,18 @@ def names_in(directory: Path) -> list[str]:
     return sorted(path.relative_to(directory).with_suffix("").as_posix() for path in paths)
 
 
-def find_file(option: str, given: str, directory: Path = RECIPES) -> Path:
+def find_file(option: str, value: str, directory: Path = RECIPES) -> Path:
     """Return the file that an option names: one that is there, or else one of the package."""
-    if Path(given).is_file():
-        return Path(given)
-    if given not in (names := names_in(directory)):
-        shown = "`vocagnolm recipes` lists them" if directory == RECIPES else ", ".join(names)
-        none = f"no such file, and none of the package{near(given, names)}: {shown}"
-        raise ValueError(f"{option} {given}: {none}")
-    return directory / f"{given}.yaml"
+    if Path(value).is_file():
+        return Path(value)
+    names = names_in(directory)
+    if value not in names:
+        choices = "`vocagnolm recipes` lists them" if directory == RECIPES else ", ".join(names)
+        hint = near(value, names)
+        raise ValueError(
+            f"{option} {value}: no such file, and none of the package{hint}: {choices}"
+        )
+    return directory / f"{value}.yaml"
 
 
 def read_mapping(option: str, path: str | Path) -> dict[str, Any]:
@@ -43,8 +46,9 @@ def read_mapping(option: str, path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{option} {path} must be a mapping of options to values")
     names = [str(name).replace("-", "_") for name in content]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"{option} {path} gives {twice[0]} twice, in two spellings")
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{option} {path} gives {name} twice, in two spellings")
     return content
 
 

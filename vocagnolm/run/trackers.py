@@ -73,17 +73,18 @@ def running(trainer: Trainer, assembled: Assembled, *, is_resumed: bool) -> Iter
         integration_utils.rewrite_logs = library_names
 
 
-def begin(trainer: Trainer, job: Job, about: Mapping[str, Any], *, is_resumed: bool) -> None:
+def begin(trainer: Trainer, job: Job, description: JsonObject, *, is_resumed: bool) -> None:
     """Begin a run, before it trains; on rank 0."""
-    args, where = trainer.args, place(job, about["settings"])
+    args = trainer.args
+    where = place(job, description["settings"])
     args.project, args.run_name = where["project"], where["name"]
     if "wandb" in (args.report_to or ()):
         directory = Path(str(args.output_dir))
-        known = read_place(directory) if is_resumed else {}
-        arguments = {**where, **known, "config": dict(about)}
+        arguments = where | (read_place(directory) if is_resumed else {})
+        arguments["config"] = description
         run = begin_run(arguments)
-        found = {"id": run.id, "project": run.project, "entity": run.entity or None}
-        write_json(directory / PLACE_FILE, {**arguments, **found})
+        arguments |= {"id": run.id, "project": run.project, "entity": run.entity or None}
+        write_json(directory / PLACE_FILE, arguments)
 
 
 def finish() -> None:
@@ -98,7 +99,7 @@ def about(assembled: Assembled) -> JsonObject:
     assert models
     assert documents
     student, segments, blocks = models.student.sizes, documents.segments, documents.blocks
-    found = {
+    description = {
         "settings": assembled.settings,
         "recipe": assembled.job.recipe,
         "parameters": student.parameters,
@@ -114,4 +115,4 @@ def about(assembled: Assembled) -> JsonObject:
         "code": versions("vocagnolm torch transformers accelerate datasets"),
     }
     # As JSON has it: wandb would write the names of Enum members, not their values.
-    return json.loads(json.dumps(found, default=str))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(description, default=str))  # type: ignore[no-any-return]

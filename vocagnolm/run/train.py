@@ -24,8 +24,9 @@ def train(job: Job) -> int:
     args, output_dir = job.args, Path(str(job.args.output_dir))
 
     # What is wrong ends here, in seconds and not after hours of alignment.
-    asked, settings = args.resume_from_checkpoint, settings_of(job)
-    start = rank0(lambda: run_directory.find_start(output_dir, settings, asked))
+    settings = settings_of(job)
+    option = args.resume_from_checkpoint
+    start = rank0(lambda: run_directory.find_start(output_dir, settings, option))
     if start.conflict and not args.dry_run:
         raise ValueError(start.conflict)
     if start.is_finished:
@@ -84,7 +85,8 @@ def save(trainer: VocAgnoTrainer, output_dir: Path) -> None:
 def finish(trainer: VocAgnoTrainer) -> None:
     """Declare the run finished, on rank 0: the card comes last and marks its end."""
     args, directory = trainer.args, Path(str(trainer.args.output_dir))
-    names = [*model_files(directory), *(path.name for path in directory.glob("chat_template*"))]
+    names = model_files(directory)
+    names += [path.name for path in directory.glob("chat_template*")]
     run_directory.finish_run(directory, names)
     repository = str(trainer.hub_model_id) if args.push_to_hub else ""
     card = model_card(Path(repository or directory).name, trainer.settings)

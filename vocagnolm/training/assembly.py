@@ -181,13 +181,13 @@ def assemble_in_python(
     args: VocAgnoConfig,
     student: Any,
     teacher: Any,
-    others: Mapping[str, Any],
+    kwargs: Mapping[str, Any],
     peft_config: Any = None,
 ) -> Assembled:
     """Make a job of what a trainer is given in Python, and assemble it.
 
-    The others hold `train_dataset`, and may hold `eval_dataset`, a data set or several by name, and
-    the student's tokenizer `processing_class`.
+    The `kwargs` hold `train_dataset`. They may hold `eval_dataset`, which is a data set or several by
+    name, and `processing_class`, which is the student's tokenizer.
     """
     student = _as_name(student)
     teachers: list[Any] = []
@@ -196,8 +196,8 @@ def assemble_in_python(
         guide = _as_name(guide)
         is_stored = isinstance(guide, str) and is_store(Path(guide))
         (stores if is_stored else teachers).append(guide)
-    train_dataset = _as_dataset(others.get("train_dataset"), "train_dataset")
-    eval_dataset = _as_dataset(others.get("eval_dataset"), "eval_dataset")
+    train_dataset = _as_dataset(kwargs.get("train_dataset"), "train_dataset")
+    eval_dataset = _as_dataset(kwargs.get("eval_dataset"), "eval_dataset")
     if args.push_to_hub:
         rank0(lambda: check_login(args.hub_token))
     names = ModelOptions(student, teachers or None, stores or None)
@@ -206,7 +206,7 @@ def assemble_in_python(
     data += eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
     has_documents = any(isinstance(dataset, datasets.Dataset) for dataset in data)
     has_names = any(isinstance(model, str) for model in [student] + teachers + stores)
-    processing_class = others.get("processing_class")
+    processing_class = kwargs.get("processing_class")
     if not (has_names or has_documents):
         return assembled_of_loaded(job, train_dataset, eval_dataset, processing_class)
     if student is None:
