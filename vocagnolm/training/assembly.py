@@ -186,8 +186,8 @@ def assemble_in_python(
 ) -> Assembled:
     """Make a job of what a trainer is given in Python, and assemble it.
 
-    The `kwargs` hold `train_dataset`. They may hold `eval_dataset`, which is a data set or several by
-    name, and `processing_class`, which is the student's tokenizer.
+    The `kwargs` hold `train_dataset`. They may hold `eval_dataset`, a data set or several by name,
+    and `processing_class`, the student's tokenizer.
     """
     student = _as_name(student)
     teachers: list[Any] = []
