@@ -26,37 +26,53 @@ def cut_text(
     token of a model goes through a cut, where there is such a place; a paragraph, line or word ends
     there, if one ends in the last eighth before the limit.
     """
-    places = np.zeros((len(models), len(text) + 1), np.bool_)
-    for free, spans in zip(places, models, strict=True):
-        free[spans[:-1, 1][spans[1:, 0] >= spans[:-1, 1]]] = True
-    # Of all models, or else of the student.
-    places = np.stack((places.all(axis=0), places[0]))
+    # Places between two tokens of a model, where a cut goes through none of them.
+    is_free = np.zeros((len(models), len(text) + 1), np.bool_)
+    for model, spans in enumerate(models):
+        starts, ends = spans[1:, 0], spans[:-1, 1]
+        is_free[model, ends[starts >= ends]] = True
+    # Those of all models are tried first, and then those of the student.
+    places = np.stack((is_free.all(axis=0), is_free[0]))
     edges = [0]
-    for mark in (*marks, len(text)):
+    for mark in [*marks, len(text)]:
         while True:
-            at = edges[-1]
-            first = [spans[:, 1].searchsorted(at, side="right") for spans in models]
-            last = [spans[:, 0].searchsorted(mark, side="left") for spans in models]
-            tokens = zip(first, last, limits, strict=True)
-            share = max((b - a) / limit for a, b, limit in tokens)
-            if share <= 1:
+            stop = _next_stop(models, limits, edges[-1], mark)
+            if stop is None:
                 break
-            # Equal parts of what is left; all of a context if a character has so many tokens.
-            for aim in (share / math.ceil(share / _FILL), 1.0):
-                behind = zip(models, first, limits, strict=True)
-                reach = ((one, a + int(aim * limit)) for one, a, limit in behind)
-                stop = min(int(one[n, 0]) if n < len(one) else mark for one, n in reach)
-                if stop > at:
-                    break
-            else:
-                return f"character {at} alone exceeds a context"
-            edges.append(_best(text, places, at, stop))
+            if stop == edges[-1]:
+                return f"character {stop} alone exceeds a context"
+            edges.append(_best(text, places, edges[-1], stop))
         edges.append(mark)
-    is_empty = any(
-        (ends.searchsorted(edges[:-1], "right") >= starts.searchsorted(edges[1:])).any()
-        for starts, ends in (spans.T for spans in models)
-    )
-    return EMPTY if is_empty else edges
+    for spans in models:
+        ends_after_start = spans[:, 1].searchsorted(edges[:-1], side="right")
+        starts_before_end = spans[:, 0].searchsorted(edges[1:])
+        if (ends_after_start >= starts_before_end).any():
+            return EMPTY
+    return edges
+
+
+def _next_stop(models: Sequence[Spans], limits: Sequence[int], start: int, mark: int) -> int | None:
+    """Return how far a part from `start` reaches; None if it reaches the mark.
+
+    A part that cannot grow beyond its first character stops where it starts.
+    """
+    first_tokens = [int(spans[:, 1].searchsorted(start, side="right")) for spans in models]
+    share = 0.0
+    for spans, first, limit in zip(models, first_tokens, limits, strict=True):
+        last = spans[:, 0].searchsorted(mark, side="left")
+        share = max(share, (last - first) / limit)
+    if share <= 1:
+        return None
+    # Equal parts of what is left; all of a context if one character has so many tokens.
+    for aim in (share / math.ceil(share / _FILL), 1.0):
+        stop = mark
+        for spans, first, limit in zip(models, first_tokens, limits, strict=True):
+            beyond = first + int(aim * limit)
+            if beyond < len(spans):
+                stop = min(stop, int(spans[beyond, 0]))
+        if stop > start:
+            return stop
+    return start
 
 
 def _best(text: str, places: npt.NDArray[np.bool_], start: int, stop: int) -> int:
@@ -72,10 +88,13 @@ def _best(text: str, places: npt.NDArray[np.bool_], start: int, stop: int) -> in
         return 2 if before.endswith(" ") or after == " " else 3
 
     best: list[int] = []
-    for free, part in product(places, (8, 2)):
+    for is_free, part in product(places, (8, 2)):
         floor = stop - (stop - start) // part
-        found = np.flatnonzero(free[floor + 1 : stop + 1])[::-1] + floor + 1
-        best += [min(found.tolist(), key=rank)] if len(found) else []
-        if best and rank(best[-1]) < 3:
+        # The last place comes first, so that it wins among those of one rank.
+        candidates = np.flatnonzero(is_free[floor + 1 : stop + 1])[::-1] + floor + 1
+        if not len(candidates):
+            continue
+        best.append(min(candidates.tolist(), key=rank))
+        if rank(best[-1]) < 3:
             return best[-1]
     return best[0] if best else stop

@@ -13,10 +13,10 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 from vocagnolm.alignment import narrow_spans
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, fit_turns, join_turns, turn_columns
-from vocagnolm.conventions import TEXT, IntArray
+from vocagnolm.conventions import TEXT, IntArray, Spans
 from vocagnolm.cutting import cut_text
 from vocagnolm.io import count_reasons
 from vocagnolm.layout import lay_out
@@ -50,36 +50,59 @@ _PART = 100_000
 MISSING = "not in the teacher-loss store, or another text there"
 # Types of the arrays of a row; ids are narrower where a vocabulary allows it.
 _ARRAYS = {
-    **dict.fromkeys(("student_ids", "teacher_ids", "teacher_counts"), "int32"),
+    "student_ids": "int32",
+    "teacher_ids": "int32",
+    "teacher_counts": "int32",
     "teacher_losses": "float32",
-    **dict.fromkeys(("student_codes", "teacher_codes"), "uint8"),
-    **dict.fromkeys(("student_exceptions", "teacher_exceptions"), "int32"),
-    **dict.fromkeys(("student_labelled", "teacher_labelled"), "int32"),
+    "student_codes": "uint8",
+    "teacher_codes": "uint8",
+    "student_exceptions": "int32",
+    "teacher_exceptions": "int32",
+    "student_labelled": "int32",
+    "teacher_labelled": "int32",
 }
 _INTEGERS = (
-    *("document", "start", "end"),
-    *("student_tokens", "teacher_tokens", "text_tokens", "unmapped_text_tokens"),
-    *("left_out_messages", "trimmed_characters"),
+    "document",
+    "start",
+    "end",
+    "student_tokens",
+    "teacher_tokens",
+    "text_tokens",
+    "unmapped_text_tokens",
+    "left_out_messages",
+    "trimmed_characters",
 )
 
 
 def _column_types(student: Reader, teachers: TeacherReaders) -> datasets.Features:
-    types = dict(_ARRAYS)
-    for name, readers in (("student_ids", (student,)), ("teacher_ids", teachers.readers)):
-        ids = chain(*(reader.tokenizer.get_vocab().values() for reader in readers))
-        # Two bytes, where they fit.
-        if max(ids, default=0) <= np.iinfo(np.uint16).max:
-            types[name] = "uint16"
-    if not teachers.limits():
-        types = {name: types[name] for name in types if not name.startswith("teacher_")}
-    arrays = {name: datasets.List(datasets.Value(dtype)) for name, dtype in types.items()}
-    integers = dict.fromkeys(_INTEGERS, datasets.Value("int32"))
-    return datasets.Features({**arrays, **integers, "skipped": datasets.Value("string")})
+    """Return the types of the columns of `Segments`, and of the reason why one is skipped."""
+    features = {}
+    for name, dtype in _ARRAYS.items():
+        if name.startswith("teacher_") and not teachers.limits():
+            continue
+        if name == "student_ids":
+            dtype = _id_type([student])
+        elif name == "teacher_ids":
+            dtype = _id_type(teachers.readers)
+        features[name] = datasets.List(datasets.Value(dtype))
+    for name in _INTEGERS:
+        features[name] = datasets.Value("int32")
+    features["skipped"] = datasets.Value("string")
+    return datasets.Features(features)
+
+
+def _id_type(readers: Sequence[Reader]) -> str:
+    """Return the type of token ids: two bytes, where the vocabularies allow it."""
+    largest = 0
+    for reader in readers:
+        largest = max(largest, max(reader.tokenizer.get_vocab().values(), default=0))
+    return "uint16" if largest <= np.iinfo(np.uint16).max else "int32"
 
 
 def _as_table(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
     """Make a table of columns as `lay_out` has them; others are zero, empty or null."""
-    rows, arrays = len(columns["document"]), []
+    rows = len(columns["document"])
+    arrays = []
     for name, kind in zip(schema.names, schema.types, strict=True):
         if pa.types.is_list(kind):
             edges, flat = columns.get(name, (np.zeros(rows + 1), np.empty(0)))
@@ -126,23 +149,27 @@ class Segments:
         count = math.ceil(round(fraction * len(distinct), 6))
         held_out = np.random.default_rng(seed).permutation(distinct)[:count]
         is_held_out = np.isin(documents, held_out)
-        rest, held = (self.rows.select(np.flatnonzero(m)) for m in (~is_held_out, is_held_out))
-        return Segments(rest, self.skipped), Segments(held, [])
+        remaining_rows = self.rows.select(np.flatnonzero(~is_held_out))
+        held_out_rows = self.rows.select(np.flatnonzero(is_held_out))
+        return Segments(remaining_rows, self.skipped), Segments(held_out_rows, [])
 
     def digest(self) -> str:
-        """A short name for the lengths of all segments in order: another corpus has another."""
-        columns = {"document": np.int64, "student_tokens": np.int32, "teacher_tokens": np.int32}
-        content = (self._column(name).astype(kind).tobytes() for name, kind in columns.items())
-        return hashlib.sha256(b"".join(content)).hexdigest()[:16]
+        """Name the corpus by the lengths of all segments in order: another corpus has another."""
+        sha256 = hashlib.sha256(self._column("document").astype(np.int64).tobytes())
+        sha256.update(self._column("student_tokens").astype(np.int32).tobytes())
+        sha256.update(self._column("teacher_tokens").astype(np.int32).tobytes())
+        return sha256.hexdigest()[:16]
 
     @property
     def reasons(self) -> list[tuple[int, str]]:
         """The documents that were left out, and the conversations whose last messages were."""
+        documents = self._column("document")
         left_out = self._column("left_out_messages")
-        short = np.flatnonzero(left_out)
-        counts = zip(self._column("document")[short].tolist(), left_out[short], strict=True)
-        why = "exceeds a context: its last {} messages are left out"
-        return [*self.skipped, *((index, why.format(count)) for index, count in counts)]
+        reasons = list(self.skipped)
+        for row in np.flatnonzero(left_out):
+            reason = f"exceeds a context: its last {left_out[row]} messages are left out"
+            reasons.append((int(documents[row]), reason))
+        return reasons
 
     @property
     def mapped_text_fraction(self) -> float:
@@ -172,33 +199,37 @@ def align_corpus(
         teacher = TeacherReaders((teacher,))
     teachers = teacher or TeacherReaders()
     features = _column_types(student, teachers)
-    # map would return it unchanged.
     if not len(corpus):
+        # `map` would return it unchanged.
         return Segments(datasets.Dataset.from_dict({name: [] for name in features}, features), [])
     readers = f"{student.fingerprint()}|{teacher.fingerprint() if teacher else None}"
     key = f"{_FORMAT}|{corpus._fingerprint}|{readers}"
-    if is_turns := is_conversations(corpus):
+    is_turns = is_conversations(corpus)
+    if is_turns:
         if teachers.by_position:
             raise ValueError("--uld_pairing position does not go with chat templates: use last")
         teachers.check_templates(student)
-        templates = [reader.template for reader in (student, *teachers.readers)]
+        templates = [student.template]
+        templates += [reader.template for reader in teachers.readers]
         key += f"|{templates}|{train_on}"
     # As Arrow: the library would fail on a whole batch if one text in it is not valid UTF-8.
     corpus = corpus.with_format("arrow")
     aligner = _Aligner(student, teachers, features.arrow_schema, train_on if is_turns else None)
     starts = range(0, len(corpus), _PART)
     parts: dict[int, datasets.Dataset] = {}
-    # Parts of another process are read at the end, when it has made them.
-    for start, timeout in [(start, 0) for start in starts] + [(start, -1) for start in starts]:
+    # A part that another process is making is passed over, and read at the end, when it is made.
+    rounds = [(start, 0) for start in starts]
+    rounds += [(start, -1) for start in starts]
+    for start, timeout in rounds:
         if start in parts:
             continue
         documents = corpus.select(range(start, min(start + _PART, len(corpus))))
         fingerprint = hashlib.sha256(f"{key}|{start}|{_PART}".encode()).hexdigest()[:32]
-        # Beside the first file of the corpus, which has none in memory.
+        # Next to the first file of the corpus; one in memory has no file, and no cache.
         cache = None
         if corpus.cache_files:
-            first = Path(corpus.cache_files[0]["filename"])
-            cache = str(first.with_name(f"cache-{fingerprint}.arrow"))
+            first_file = Path(corpus.cache_files[0]["filename"])
+            cache = str(first_file.with_name(f"cache-{fingerprint}.arrow"))
         lock = FileLock(f"{cache}.lock", timeout=timeout) if cache else nullcontext()
         with suppress(Timeout), lock:
             parts[start] = documents.map(
@@ -216,12 +247,12 @@ def align_corpus(
                 desc=f"Aligning documents, part {start // _PART + 1} of {len(starts)}",
             )
     rows = datasets.concatenate_datasets([parts[start] for start in starts]).with_format(None)
-    # Rows of skipped documents only keep the reason.
+    # A row of a skipped document holds nothing but the reason.
     is_skipped = rows.data.column("skipped").is_valid()
     documents = rows.data.column("document").filter(is_skipped).to_pylist()
     reasons = rows.data.column("skipped").filter(is_skipped).to_pylist()
-    kept = np.flatnonzero(pc.invert(is_skipped))
-    return Segments(rows.select(kept), list(zip(documents, reasons, strict=True)))
+    used_rows = np.flatnonzero(pc.invert(is_skipped))
+    return Segments(rows.select(used_rows), list(zip(documents, reasons, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -240,89 +271,131 @@ class _Aligner:
         """
         documents = [start + index for index in indices]
         if self.train_on:
-            found, skipped = conversations_of(batch, documents)
-            rows = self._turns(found, skipped, self.train_on)
+            conversations, skipped = conversations_of(batch, documents)
+            rows = self._turns(conversations, skipped, self.train_on)
         else:
-            texts = dict(zip(documents, column_values(batch[TEXT]), strict=True))
-            skipped = {index: why for index, text in texts.items() if (why := unusable(text))}
-            skipped |= faults_of(batch, documents)
-            usable = {index: text for index, text in texts.items() if index not in skipped}
+            usable, skipped = self._usable_texts(batch, documents)
             rows = self._texts(usable, skipped)
         if not skipped:
             return rows
-        reasons = {"document": np.array([*skipped]), "skipped": [*skipped.values()]}
-        both = pa.concat_tables([rows, _as_table(reasons, self.schema)])
-        return both.sort_by([("document", "ascending"), ("start", "ascending")])
+        reasons = {"document": np.array(list(skipped)), "skipped": list(skipped.values())}
+        all_rows = pa.concat_tables([rows, _as_table(reasons, self.schema)])
+        return all_rows.sort_by([("document", "ascending"), ("start", "ascending")])
+
+    @staticmethod
+    def _usable_texts(
+        batch: Mapping[str, Any], documents: list[int]
+    ) -> tuple[dict[int, str], dict[int, str]]:
+        """Return the texts of a batch by index, and the reasons why others cannot be used."""
+        usable = {}
+        skipped = {}
+        faults = faults_of(batch, documents)
+        for index, text in zip(documents, column_values(batch[TEXT]), strict=True):
+            reason = faults.get(index) or unusable(text)
+            if reason:
+                skipped[index] = reason
+            else:
+                usable[index] = text
+        return usable, skipped
 
     def _texts(self, texts: Mapping[int, str], skipped: dict[int, str]) -> pa.Table:
         """Make the rows of texts by index; add those that have none to `skipped`."""
-        contents = [*texts.values()]
+        documents = list(texts)
+        contents = list(texts.values())
         try:
-            ours, (theirs, cuts) = self.student.read(contents), self.teachers.read(contents)
+            student_tokens = self.student.read(contents)
+            teacher_tokens, cuts = self.teachers.read(contents)
         except ValueError as error:
-            # One document of many is at fault: read alone, it alone is skipped.
+            # One document of many is at fault. Each is read alone, so that only that one is
+            # skipped.
             if len(texts) > 1:
-                alone = ({index: text} for index, text in texts.items())
-                return pa.concat_tables(self._texts(one, skipped) for one in alone)
+                tables = [self._texts({index: text}, skipped) for index, text in texts.items()]
+                return pa.concat_tables(tables)
             skipped.update(dict.fromkeys(texts, str(error)))
             return self.schema.empty_table()
         # A teacher's limit counts the start token.
-        limits = [self.student.text_limit, *(limit - 1 for limit in self.teachers.limits())]
-        models, documents = [ours, *theirs], [*texts]
+        limits = [self.student.text_limit]
+        limits += [limit - 1 for limit in self.teachers.limits()]
+        models = [student_tokens]
+        models += teacher_tokens
         counts = np.stack([np.diff(model.edges) for model in models])
         fits = np.array(((counts > 0) & (counts <= np.array(limits)[:, None])).all(axis=0))
-        fits[[*cuts]] = False
+        fits[list(cuts)] = False
+        # Parts of texts: (text, start, end). A text that fits is one part.
         parts = [(text, 0, len(contents[text])) for text in np.flatnonzero(fits).tolist()]
         # Of the others a model has more tokens than its limit, or they are cut already.
         for text in np.flatnonzero(~fits).tolist():
-            marks, spans = cuts.get(text, ()), [model.encoding(text).spans for model in models]
-            # Without a teacher it is cut for the student alone.
-            if text in cuts and not any(map(len, spans[1:])):
-                spans = spans[:1]
-            most = limits[: len(spans)]
-            found = MISSING if marks is None else cut_text(contents[text], spans, most, marks)
-            if isinstance(found, str):
-                skipped[documents[text]] = found
+            spans = [model.encoding(text).spans for model in models]
+            edges = self._cut(contents[text], spans, limits, text in cuts, cuts.get(text, ()))
+            if isinstance(edges, str):
+                skipped[documents[text]] = edges
             else:
-                parts += [(text, *edges) for edges in pairwise(found)]
+                for start, end in pairwise(edges):
+                    parts.append((text, start, end))
         segments = np.array(sorted(parts), np.int64).reshape(-1, 3)
         lengths = np.fromiter(map(len, contents), np.int64, len(contents))
-        columns = lay_out(segments, lengths, ours, theirs, self.teachers.by_position)
-        return self._table(columns | {"document": np.array(documents, np.int64)[segments[:, 0]]})
+        by_position = self.teachers.by_position
+        columns = lay_out(segments, lengths, student_tokens, teacher_tokens, by_position)
+        columns["document"] = np.array(documents, np.int64)[segments[:, 0]]
+        return self._table(columns)
+
+    @staticmethod
+    def _cut(
+        text: str,
+        spans: list[Spans],
+        limits: list[int],
+        is_cut: bool,
+        marks: Sequence[int] | None,
+    ) -> list[int] | str:
+        """Return the edges of the parts of a text, or the reason why it is skipped.
+
+        A text that is cut already has marks; None says that a store lacks it.
+        """
+        if marks is None:
+            return MISSING
+        has_teacher = any(len(teacher_spans) for teacher_spans in spans[1:])
+        if is_cut and not has_teacher:
+            # Without a teacher it is cut for the student alone.
+            spans = spans[:1]
+        return cut_text(text, spans, limits[: len(spans)], marks)
 
     def _turns(
         self, conversations: Mapping[int, Conversation], skipped: dict[int, str], train_on: TrainOn
     ) -> pa.Table:
-        """Make a row of each conversation, ended behind an answer; add the others to `skipped`."""
-        asked = [*conversations.values()]
-        models = [self.student.read_turns(asked, train_on)]
-        models += self.teachers.read_turns(asked, train_on)
+        """Make a row of each conversation, ended after an answer; add the others to `skipped`."""
+        contents = list(conversations.values())
+        models = [self.student.read_turns(contents, train_on)]
+        models += self.teachers.read_turns(contents, train_on)
         # A limit counts the first token.
-        limits = [limit - 1 for limit in (self.student.limit, *self.teachers.limits())]
+        limits = [self.student.limit - 1]
+        limits += [limit - 1 for limit in self.teachers.limits()]
         fitted = []
-        for (document, one), *reads in zip(conversations.items(), *models, strict=True):
-            found = fit_turns(document, one, reads, limits)
-            if isinstance(found, str):
-                skipped[document] = found
+        for number, (document, conversation) in enumerate(conversations.items()):
+            reads = [model[number] for model in models]
+            turns = fit_turns(document, conversation, reads, limits)
+            if isinstance(turns, str):
+                skipped[document] = turns
             else:
-                fitted.append(found)
-        lengths = np.array([one.end for one in fitted], np.int64)
+                fitted.append(turns)
+        lengths = np.array([turns.end for turns in fitted], np.int64)
         segments = np.stack([np.arange(len(lengths)), 0 * lengths, lengths], axis=1)
-        ours, *theirs = (
-            join_turns([one.reads[model] for one in fitted]) for model in range(len(models))
-        )
-        columns = lay_out(segments, lengths, ours, theirs)
+        tokens = []
+        for model in range(len(models)):
+            tokens.append(join_turns([turns.reads[model] for turns in fitted]))
+        columns = lay_out(segments, lengths, tokens[0], tokens[1:])
         return self._table(columns | turn_columns(fitted))
 
     def _table(self, columns: dict[str, Any]) -> pa.Table:
         """Make a table of columns; spans are written in few bytes."""
-        # Mapped by index, a teacher's are not needed.
-        for side in ("student", "teacher")[: 2 - self.teachers.by_position]:
-            if found := columns.pop(f"{side}_spans", None):
-                edges, spans = found
-                codes, exceptions, exception_edges = narrow_spans(spans, edges)
-                columns[f"{side}_codes"] = edges, codes
-                columns[f"{side}_exceptions"] = exception_edges, exceptions
+        # Where tokens are mapped by index, a teacher's spans are not needed.
+        sides = ["student"] if self.teachers.by_position else ["student", "teacher"]
+        for side in sides:
+            if f"{side}_spans" not in columns:
+                continue
+            edges, spans = columns.pop(f"{side}_spans")
+            codes, exceptions, exception_edges = narrow_spans(spans, edges)
+            columns[f"{side}_codes"] = edges, codes
+            columns[f"{side}_exceptions"] = exception_edges, exceptions
         return _as_table(columns, self.schema)
 
 

@@ -33,50 +33,66 @@ def lay_out(
 
     A column has integers, or is (edges, values) of arrays. A token that a cut goes through is in
     both segments, one of a chat template has no characters. Teachers' tokens follow one another in
-    a row, each behind its start token, which has no span:
+    a row, each after its start token, which has no span:
 
         B a b c | B d e         counts [4, 3]
           0 1 2     3 4         spans
     """
     texts, starts, ends = segments.T
     is_last = ends == lengths[texts]
-    # All texts on one axis, with a character before and behind each:
+    # All texts lie on one axis, with a character before and after each:
     #
     #   axis       0  1 .. 5  6  7  8 .. 9  10
     #   texts      -  abcde   -  -  xy      -       origins 1, 8
     #
     # so that tokens without characters, at the edges of a text, are in its first or last segment.
     origins = np.cumsum(lengths + 2) - lengths - 1
-    low, high = origins[texts] + starts, origins[texts] + ends
+    low = origins[texts] + starts
+    high = origins[texts] + ends
     reach = low - (starts == 0), high + is_last
-    ours, *theirs = (_between(one, origins, low, high, reach) for one in (student, *teachers))
-    segment, unmapped = ours.segments, np.full(len(ours.spans), not theirs)
-    for part in theirs:
+    student_part = _between(student, origins, low, high, reach)
+    teacher_parts = [_between(teacher, origins, low, high, reach) for teacher in teachers]
+    # Which tokens of the student have text, and which of these no teacher's token covers.
+    segment = student_part.segments
+    has_text = student_part.spans[:, 0] < student_part.spans[:, 1]
+    is_unmapped = np.full(len(student_part.spans), not teacher_parts)
+    for part in teacher_parts:
         if by_position:
-            unmapped |= _ranges(0 * ours.counts, ours.counts) >= part.counts[segment]
+            position = _ranges(0 * student_part.counts, student_part.counts)
+            is_unmapped |= position >= part.counts[segment]
         else:
-            unmapped |= find_ranges(ours.spans, part.spans)[:, 0] == UNMAPPED
-    has_text = ours.spans[:, 0] < ours.spans[:, 1]
-    one, closed = np.ones_like(texts), (is_last & (student.end is not None)).astype(np.int64)
-    start, end = np.full(len(one), student.start), np.full(closed.sum(), student.end or 0)
+            is_unmapped |= find_ranges(student_part.spans, part.spans)[:, 0] == UNMAPPED
+    # A row of the student is its start token, the text, and in the last segment the end token.
+    one_each = np.ones_like(texts)
+    start_ids = np.full(len(texts), student.start)
+    has_end = (is_last & (student.end is not None)).astype(np.int64)
+    end_ids = np.full(has_end.sum(), student.end or 0)
+    student_counts = student_part.counts
     columns = {
         "start": starts,
         "end": ends,
-        "student_ids": _rows((one, start), (ours.counts, ours.values), (closed, end)),
-        "student_tokens": 1 + ours.counts + closed,
-        "teacher_tokens": sum((1 + part.counts for part in theirs), 0 * texts),
+        "student_ids": _rows(
+            (one_each, start_ids), (student_counts, student_part.values), (has_end, end_ids)
+        ),
+        "student_tokens": 1 + student_counts + has_end,
+        "teacher_tokens": sum((1 + part.counts for part in teacher_parts), 0 * texts),
         "text_tokens": np.bincount(segment[has_text], minlength=len(texts)),
-        "unmapped_text_tokens": np.bincount(segment[has_text & unmapped], minlength=len(texts)),
-        "student_spans": _rows((ours.counts, ours.spans - low[segment, None])),
+        "unmapped_text_tokens": np.bincount(segment[has_text & is_unmapped], minlength=len(texts)),
+        "student_spans": _rows((student_counts, student_part.spans - low[segment, None])),
     }
-    if theirs:
-        tokens, spans = [], []
-        for model, part in zip(teachers, theirs, strict=True):
-            tokens += [(one, np.full(len(one), model.start)), (part.counts, part.values)]
+    if teacher_parts:
+        # A row of the teachers is the start token and the text of each, one after the other.
+        values = []
+        spans = []
+        counts = []
+        for teacher, part in zip(teachers, teacher_parts, strict=True):
+            values.append((one_each, np.full(len(texts), teacher.start)))
+            values.append((part.counts, part.values))
             spans.append((part.counts, part.spans - low[part.segments, None]))
+            counts.append((one_each, 1 + part.counts))
         is_ids = teachers[0].values.dtype.kind == "i"
-        columns["teacher_ids" if is_ids else "teacher_losses"] = _rows(*tokens)
-        columns["teacher_counts"] = _rows(*((one, 1 + part.counts) for part in theirs))
+        columns["teacher_ids" if is_ids else "teacher_losses"] = _rows(*values)
+        columns["teacher_counts"] = _rows(*counts)
         columns["teacher_spans"] = _rows(*spans)
     return columns
 
@@ -86,11 +102,15 @@ def _between(
 ) -> _Part:
     """Take the tokens of each segment [low, high), and clip those that reach beyond it."""
     spans = model.spans + np.repeat(origins, np.diff(model.edges))[:, None]
-    # Up to those that end there, and those that a cut goes through.
+    # The first token that ends after the segment begins.
     first = spans[:, 1].searchsorted(reach[0], side="right")
-    ending = spans[:, 1].searchsorted(reach[1], side="right")
-    counts = np.maximum(ending, spans[:, 0].searchsorted(reach[1])) - first
-    token, segment = _ranges(first, counts), np.repeat(np.arange(len(counts)), counts)
+    # The first token that ends after the segment does, or, where a cut goes through a token, the
+    # first one that starts after it.
+    end_by_ends = spans[:, 1].searchsorted(reach[1], side="right")
+    end_by_starts = spans[:, 0].searchsorted(reach[1])
+    counts = np.maximum(end_by_ends, end_by_starts) - first
+    token = _ranges(first, counts)
+    segment = np.repeat(np.arange(len(counts)), counts)
     clipped = spans[token].clip(low[segment, None], high[segment, None])
     return _Part(counts, segment, model.values[token], clipped)
 
@@ -107,14 +127,16 @@ def _ranges(first: IntArray, counts: IntArray) -> IntArray:
 
 
 def _rows(*parts: tuple[IntArray, npt.NDArray[Any]]) -> tuple[IntArray, npt.NDArray[Any]]:
-    """Concatenate, row by row, so many values of each part: (edges of the rows, all values).
+    """Concatenate, row by row, `counts` values of each part: (edges of the rows, all values).
 
     >>> _rows((np.array([1, 1]), np.array([0, 0])), (np.array([2, 1]), np.array([7, 8, 9])))
     (array([0, 3, 5]), array([0, 7, 8, 0, 9]))
     """
-    edges = np.append(0, np.cumsum(sum(counts for counts, _ in parts)))
-    shape = (edges[-1], *parts[0][1].shape[1:])
-    rows = np.empty(shape, np.result_type(*(values for _, values in parts)))
+    row_lengths = sum(counts for counts, _ in parts)
+    edges = np.append(0, np.cumsum(row_lengths))
+    shape = (edges[-1],) + parts[0][1].shape[1:]
+    rows = np.empty(shape, np.result_type(*[values for _, values in parts]))
+    # Where the next part of each row begins.
     begins = edges[:-1]
     for counts, values in parts:
         rows[_ranges(begins, counts)] = values

@@ -41,7 +41,6 @@ from vocagnolm.token_loss import add_token_losses, inner_model
 from vocagnolm.training.assembled import Assembled, assembled_of_loaded
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.log import log_in_lines
-from vocagnolm.training.models import load_weights
 from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions
 from vocagnolm.training.resumable import ResumableTrainer
 from vocagnolm.training.settings import Job
@@ -455,6 +454,9 @@ def _load_models(
 ) -> tuple[Any, Sequence[PreTrainedModel] | StoredTeacher | None]:
     """Return the student and its teachers with their weights; those that are loaded stay."""
     if assembled.models is not None:
+        # Only now, as it needs `datasets`, which a machine for timings may lack.
+        from vocagnolm.training.models import load_weights
+
         options = assembled.job.model
         model, loaded_teacher = load_weights(assembled.models, options, args.device, args.seed)
         teacher = loaded_teacher or teacher

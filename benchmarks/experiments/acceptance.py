@@ -217,10 +217,10 @@ class Weights:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Look at, and shuffle, what a run selects."""
-        make, select = run_train.make_trainer, Objective.select
+        make, select = run_train.VocAgnoTrainer, Objective.select
 
-        def made(job: Any, models: Any, documents: Any) -> Any:
-            self.documents, self.trainer = documents, make(job, models, documents)
+        def made(assembled: Any) -> Any:
+            self.documents, self.trainer = assembled.documents, make(assembled=assembled)
             return self.trainer
 
         def selected(objective: Objective, student: Any, batch: Any, teacher: Any = None) -> Any:
@@ -230,7 +230,7 @@ class Weights:
             self._add(found, objective.weights(found), batch)
             return found
 
-        replaced = mock.patch.object(run_train, "make_trainer", made)
+        replaced = mock.patch.object(run_train, "VocAgnoTrainer", made)
         with replaced, mock.patch.object(Objective, "select", selected):
             yield
 
