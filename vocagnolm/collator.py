@@ -19,8 +19,9 @@ from vocagnolm.attention import RowSegments, segments_of
 from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED, IntArray
 from vocagnolm.packing import Block, FloatArray, padded_width, segment_rows
 
-_Segments = Sequence[Sequence[IntArray]]  # of every row
-_OF_STUDENT = {"block", "student_ids", "student_labelled"}
+# The segments of every row.
+_Segments = Sequence[Sequence[IntArray]]
+_STUDENT_COLUMNS = {"block", "student_ids", "student_labelled"}
 
 
 def chunk_edges(tokens: int, chunks: int) -> IntArray:
@@ -89,8 +90,8 @@ def student_segments(batch: Batch) -> RowSegments:
 
 def teacher_segments(batch: Batch) -> list[RowSegments]:
     """Return the segments of every online teacher's rows."""
-    found = (batch["teacher_segment_edges"], batch["teacher_longest_segment"])
-    return [RowSegments(*segments) for segments in zip(*found, strict=True)]
+    teachers = zip(batch["teacher_segment_edges"], batch["teacher_longest_segment"], strict=True)
+    return [RowSegments(edges, longest) for edges, longest in teachers]
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,8 @@ class PackedCollator:
 
     def __call__(self, blocks: Sequence[Block]) -> Batch:
         """Make the batch of some packed sequences; other items are a ValueError."""
-        if missing := sorted(_OF_STUDENT - blocks[0].keys()):
+        missing = sorted(_STUDENT_COLUMNS - blocks[0].keys())
+        if missing:
             lacks = f"an item of the data set lacks {', '.join(missing)}"
             raise ValueError(f"{lacks}: expected those of vocagnolm.packing.Blocks")
         student = [block["student_ids"] for block in blocks]
@@ -165,7 +167,7 @@ class PackedCollator:
                 batch["largest_ids"] += [int(part.max()) for part in parts if part.numel()]
         batch["mapped_tokens"] = mapped.sum(-1).tolist()
         batch["unmapped_tokens"] = (has_label & ~mapped).sum(-1).tolist()
-        # Without shared memory that is an error in a worker here, and a hang later.
+        # A lack of shared memory is an error in the worker here, and would be a hang later.
         if get_worker_info() is not None:
             tree_map_only(Tensor, Tensor.share_memory_, batch)
         return batch
@@ -176,7 +178,8 @@ class PackedCollator:
         longest = tokens.max(0).tolist()
         if self.teacher_max_length is None:
             return [padded_width(width, sys.maxsize) for width in longest]
-        return list(map(padded_width, longest, np.atleast_1d(self.teacher_max_length).tolist()))
+        limits = np.atleast_1d(self.teacher_max_length).tolist()
+        return [padded_width(width, limit) for width, limit in zip(longest, limits, strict=False)]
 
     def _ranges(self, block: Block, widths: Sequence[int]) -> IntArray:
         """Return the teacher ranges of a row, [K, S, 2], in the columns of all teachers."""
@@ -190,19 +193,22 @@ class PackedCollator:
         #                                   segment 1   A A A A   B
         #   columns   a a a A A A A . | b b B . . . . .
         #   begins    0     3           8   10          of each segment, by teacher
-        begins, at = np.cumsum([0, *widths[:-1]]), 0
-        for found, counts in zip(block["ranges"], block["teacher_counts"], strict=True):
-            end = at + found.shape[1]
-            moved = found + begins[:, None, None]
-            ranges[:, at:end] = np.where(found == UNMAPPED, UNMAPPED, moved)
-            begins, at = begins + counts, end
+        begins = np.cumsum(widths) - widths
+        start = 0
+        for segment_ranges, counts in zip(block["ranges"], block["teacher_counts"], strict=True):
+            end = start + segment_ranges.shape[1]
+            moved = segment_ranges + begins[:, None, None]
+            ranges[:, start:end] = np.where(segment_ranges == UNMAPPED, UNMAPPED, moved)
+            begins = begins + counts
+            start = end
         return ranges
 
     def _shares(self, block: Block, teachers: int) -> FloatArray:
         """Return the shares of a row, [K, S, 3]; 1.0 at padding."""
         shares = np.ones((teachers, self.max_length, 3), np.float32)
-        found = [segment_shares(row, row["ranges"]) for row in segment_rows(block)]
-        shares[:, : sum(part.shape[1] for part in found)] = np.concatenate(found, axis=1)
+        parts = [segment_shares(row, row["ranges"]) for row in segment_rows(block)]
+        text_shares = np.concatenate(parts, axis=1)
+        shares[:, : text_shares.shape[1]] = text_shares
         return shares
 
     def _teacher_rows(self, blocks: Sequence[Block], widths: Sequence[int]) -> Batch:
@@ -210,46 +216,55 @@ class PackedCollator:
         rows = []
         for teacher, width in enumerate(widths):
             ids = [_of_teacher(block, block["teacher_ids"], teacher) for block in blocks]
-            trained = [_of_teacher(*pair, teacher) for pair in zip(blocks, labels, strict=True)]
+            trained = []
+            for block, block_labels in zip(blocks, labels, strict=True):
+                trained.append(_of_teacher(block, block_labels, teacher))
             rows.append(self._rows(ids, trained, width))
-        *tensors, segments = zip(*rows, strict=True)
-        ids_BT, labels_BT, positions_BT = (torch.cat(tensor, -1) for tensor in tensors)
         return {
-            "teacher_input_ids": ids_BT,
-            "teacher_labels": labels_BT,
-            "teacher_position_ids": positions_BT,
-            "teacher_segment_edges": [found.edges for found in segments],
-            "teacher_longest_segment": [found.longest for found in segments],
-            "teacher_label_tokens": [int((row[1] != IGNORED_LABEL).sum()) for row in rows],
+            "teacher_input_ids": torch.cat([ids for ids, _, _, _ in rows], -1),
+            "teacher_labels": torch.cat([labels for _, labels, _, _ in rows], -1),
+            "teacher_position_ids": torch.cat([positions for _, _, positions, _ in rows], -1),
+            "teacher_segment_edges": [segments.edges for _, _, _, segments in rows],
+            "teacher_longest_segment": [segments.longest for _, _, _, segments in rows],
+            "teacher_label_tokens": [
+                int((labels != IGNORED_LABEL).sum()) for _, labels, _, _ in rows
+            ],
         }
 
     def _rows(
         self, blocks: _Segments, trained: _Segments, length: int
     ) -> tuple[Tensor, Tensor, Tensor, RowSegments]:
         """Return ids, labels and positions [B, length], and what attends to itself."""
-        ids, labels, positions = (np.zeros((len(blocks), length), np.int64) for _ in range(3))
-        labels[:] = IGNORED_LABEL
+        shape = (len(blocks), length)
+        ids = np.zeros(shape, np.int64)
+        labels = np.full(shape, IGNORED_LABEL, np.int64)
+        positions = np.zeros(shape, np.int64)
         # ids        1   5 6 2   1   7   0   0       two segments, and padding
         # labels    -100 5 6 2 -100  7 -100 -100
         # positions  0   1 2 3   0   1   0   0
-        for row, segments in enumerate(zip(blocks, trained, strict=True)):
-            at = 0
-            for segment, its_labels in zip(*segments, strict=True):
-                here = slice(at, at + len(segment))
-                ids[row, here], labels[row, here] = segment, its_labels
-                labels[row, at : at + 1] = IGNORED_LABEL
-                positions[row, here] = np.arange(len(segment))
-                at += len(segment)
+        for row, segments in enumerate(blocks):
+            start = 0
+            for segment, segment_labels in zip(segments, trained[row], strict=True):
+                end = start + len(segment)
+                ids[row, start:end] = segment
+                labels[row, start:end] = segment_labels
+                # Nothing predicts the first token of a segment.
+                labels[row, start : start + 1] = IGNORED_LABEL
+                positions[row, start:end] = np.arange(len(segment))
+                start = end
         lengths = [[len(segment) for segment in segments] for segments in blocks]
         # Padding must not be the longest, or the kernel would be called for more than it needs.
         longest = max(max(tokens, default=0) for tokens in lengths) or length
         for tokens in lengths:
-            whole, rest = divmod(length - sum(tokens), longest or 1)
-            tokens += [longest] * whole + [rest]
+            whole_pieces, last_piece = divmod(length - sum(tokens), longest or 1)
+            tokens += [longest] * whole_pieces
+            tokens.append(last_piece)
         if self.attend_across_documents:
             positions[:] = np.arange(length)
             lengths = [[length]] * len(blocks)
-        ids_BS, labels_BS, positions_BS = map(torch.from_numpy, (ids, labels, positions))
+        ids_BS = torch.from_numpy(ids)
+        labels_BS = torch.from_numpy(labels)
+        positions_BS = torch.from_numpy(positions)
         return ids_BS, labels_BS, positions_BS, segments_of(itertools.chain(*lengths))
 
 
@@ -265,17 +280,20 @@ def _labels(segments: Sequence[IntArray], labelled: Sequence[IntArray]) -> list[
             labels.append(ids)
             continue
         # Ids may have a type without negative numbers.
-        kept = np.full(len(ids), IGNORED_LABEL, np.int64)
+        segment_labels = np.full(len(ids), IGNORED_LABEL, np.int64)
         for first, last in np.asarray(ranges, np.int64).reshape(-1, 2):
-            kept[first:last] = ids[first:last]
-        labels.append(kept)
+            segment_labels[first:last] = ids[first:last]
+        labels.append(segment_labels)
     return labels
 
 
 def _of_teacher(block: Block, column: Sequence[Any], teacher: int) -> list[Any]:
     """Take one teacher's part of what every segment has of all teachers."""
-    parts = zip(column, block["teacher_counts"], strict=True)
-    return [np.split(values, np.cumsum(counts)[:-1])[teacher] for values, counts in parts]
+    parts = []
+    for values, counts in zip(column, block["teacher_counts"], strict=True):
+        edges = np.cumsum(counts)[:-1]
+        parts.append(np.split(values, edges)[teacher])
+    return parts
 
 
 def _losses(block: Block, widths: Sequence[int]) -> FloatArray:

@@ -48,16 +48,19 @@ class Block(TypedDict, total=False):
 
 def segment_rows(block: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Turn the columns of a packed sequence into a row for each of its segments."""
-    columns = {name: column for name, column in block.items() if name != "block"}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    names = [name for name in block if name != "block"]
+    columns = [block[name] for name in names]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def as_block(index: int, columns: Mapping[str, Sequence[Any]]) -> Block:
     """Make a packed sequence of segments, columns of `data.Segments.rows`, and align them."""
-    block = {name: columns[name] for name in columns if name in Block.__annotations__}
+    names = [name for name in columns if name in Block.__annotations__]
+    block: dict[str, Any] = {name: columns[name] for name in names}
     if "teacher_counts" in block:
         block["ranges"] = [align_segment(row) for row in segment_rows(block)]
-    return cast(Block, {**block, "block": index})
+    block["block"] = index
+    return cast(Block, block)
 
 
 def pack(
@@ -78,21 +81,27 @@ def pack(
     [[0, 2], [1, 3]]
     """
     sizes = np.column_stack((student_tokens, teacher_tokens)).astype(np.int64)
-    limits = [max_length, *np.atleast_1d(teacher_max_length).tolist()][: sizes.shape[1]]
+    limits = [max_length]
+    limits += np.atleast_1d(teacher_max_length).tolist()
+    limits = limits[: sizes.shape[1]]
     if (sizes > limits).any():
-        found = f"segments have up to {sizes.max(0).tolist()} tokens, beyond {limits}"
-        raise ValueError(f"{found}: align and pack for the same limits")
+        raise ValueError(
+            f"segments have up to {sizes.max(0).tolist()} tokens, beyond {limits}: align and pack "
+            "for the same limits"
+        )
     # Rounded up: a segment never needs less than it says.
-    by_model = zip(sizes.T, limits, strict=True)
-    needs = np.max([-(-size * max_length // limit) for size, limit in by_model], 0)
+    needs = np.max(
+        [-(-size * max_length // limit) for size, limit in zip(sizes.T, limits, strict=True)], 0
+    )
     blocks: list[list[int]] = []
-    left: list[list[int]] = []  # tokens that each sequence has left for each model
+    # Tokens that each sequence has left for each model.
+    remaining: list[list[int]] = []
     # For each room, the sequences that have it; bit r of `rooms` is set where there are any.
     open_blocks: list[list[int]] = [[] for _ in range(max_length + 1)]
     rooms = 0
     for segment in np.argsort(-needs, kind="stable").tolist():
         need = int(needs[segment])
-        # Rooms of at least `need`; the lowest bit that is left belongs to the fullest sequence.
+        # The bits of rooms of at least `need`. The lowest of them is the fullest sequence's.
         fitting = rooms >> need << need
         if fitting:
             room = (fitting & -fitting).bit_length() - 1
@@ -102,10 +111,11 @@ def pack(
         else:
             block = len(blocks)
             blocks.append([])
-            left.append(limits)
+            remaining.append(limits)
         blocks[block].append(segment)
-        left[block] = [a - b for a, b in zip(left[block], sizes[segment].tolist(), strict=True)]
-        room = min(a * max_length // limit for a, limit in zip(left[block], limits, strict=True))
+        tokens = [a - b for a, b in zip(remaining[block], sizes[segment].tolist(), strict=True)]
+        remaining[block] = tokens
+        room = min(n * max_length // limit for n, limit in zip(tokens, limits, strict=True))
         open_blocks[room].append(block)
         rooms |= 1 << room
     return [sorted(block) for block in blocks]
@@ -144,21 +154,24 @@ class Blocks(Dataset[Block]):
             counts = pc.list_flatten(segments.with_format("arrow")["teacher_counts"][:])
             by_teacher = np.asarray(counts, np.int64).reshape(len(tokens), -1)
         packed: list[list[int]] = []
-        self.parts, first = {}, 0
+        self.parts: dict[str, int] = {}
+        first = 0
         for name, size in (parts or {"": len(segments)}).items():
             part = slice(first, first + size)
-            found = pack(tokens[part], by_teacher[part], max_length, teacher_max_length)
-            packed += [[first + segment for segment in block] for block in found]
-            self.parts[name], first = len(found), first + size
-        self.max_length, self.teacher_max_length = max_length, teacher_max_length
+            sequences = pack(tokens[part], by_teacher[part], max_length, teacher_max_length)
+            packed += [[first + segment for segment in sequence] for sequence in sequences]
+            self.parts[name] = len(sequences)
+            first += size
+        self.max_length = max_length
+        self.teacher_max_length = teacher_max_length
         # Shares in which the parts are drawn; None draws all sequences once.
         self.weights: Sequence[float] | None = None
         # Names each corpus in the settings of a run, once who aligned it has set it.
         self.corpus_digest: list[str] | None = None
         self.student_tokens = int(tokens.sum())
         # Sequence b holds the segments order[edges[b] : edges[b + 1]].
-        self._order: IntArray = np.array([*itertools.chain(*packed)], dtype=np.int64)
-        self._edges = np.cumsum([0, *map(len, packed)])
+        self._order: IntArray = np.array(list(itertools.chain(*packed)), dtype=np.int64)
+        self._edges = np.cumsum([0] + [len(sequence) for sequence in packed])
         # Tokens of the longest segment, and of the sequences, for the student and each teacher.
         sizes = np.column_stack([tokens, by_teacher])
         rows = np.add.reduceat(sizes[self._order], self._edges[:-1]) if packed else sizes
@@ -182,8 +195,11 @@ class Blocks(Dataset[Block]):
         """Return the tokens of the longest segment that the student, and each teacher, reads."""
         if not attend_across_documents:
             return self._longest
+        lengths = [self.max_length]
         limits = np.atleast_1d(self.teacher_max_length).tolist()
-        return [self.max_length, *map(padded_width, self._widest[1:], limits)]
+        for width, limit in zip(self._widest[1:], limits, strict=False):
+            lengths.append(padded_width(width, limit))
+        return lengths
 
     @property
     def fill_fraction(self) -> float:

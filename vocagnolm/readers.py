@@ -85,24 +85,27 @@ class Reader:
         """
         assert self.template is not None, "templates are checked before"
         special = special_ids(self.tokenizer) if self.role == "student" else None
-        rendered = [self.template.render(one) for one in conversations]
+        rendered = [self.template.render(conversation) for conversation in conversations]
+        texts = [rendering.text for rendering in rendered if not isinstance(rendering, str)]
         try:
-            texts = [one.text for one in rendered if not isinstance(one, str)]
             encodings = iter(encode_rendered(self.tokenizer, texts))
         except ValueError as error:
-            # One of many is at fault: read alone, it alone cannot be.
+            # One of many is at fault. Each is read alone, so that only that one cannot be read.
             if len(conversations) == 1:
                 return [str(error)]
-            return [self.read_turns([one], train_on)[0] for one in conversations]
-        found: list[TurnTokens | str] = []
-        for one, shown in zip(conversations, rendered, strict=True):
-            if isinstance(shown, str):
-                found.append(whose_template(shown, self.role))
+            return [self.read_turns([conversation], train_on)[0] for conversation in conversations]
+        turns: list[TurnTokens | str] = []
+        for conversation, rendering in zip(conversations, rendered, strict=True):
+            if isinstance(rendering, str):
+                turns.append(whose_template(rendering, self.role))
                 continue
-            read = next(encodings)
-            is_special = None if special is None else np.isin(read.ids, special)
-            found.append(read_tokens(one, shown, read.ids, read.spans, is_special, train_on))
-        return found
+            encoding = next(encodings)
+            is_special = None if special is None else np.isin(encoding.ids, special)
+            tokens = read_tokens(
+                conversation, rendering, encoding.ids, encoding.spans, is_special, train_on
+            )
+            turns.append(tokens)
+        return turns
 
     def check_template(self) -> None:
         """Check what the template writes; warn where answers have no end."""
@@ -111,11 +114,11 @@ class Reader:
         if self.role != "student":
             return
         probe = Conversation("?\n!", ("user", "assistant"), (1, 3))
-        (found,) = self.read_turns([probe], "completions")
+        turns = self.read_turns([probe], "completions")[0]
         special = special_ids(self.tokenizer)
-        if not isinstance(found, str) and found.values[found.stops[1] - 1] not in special:
+        if not isinstance(turns, str) and turns.values[turns.stops[1] - 1] not in special:
             logger.warning(
-                "the student's chat template puts no special token behind an answer: its end has "
+                "the student's chat template puts no special token after an answer: its end has "
                 "no label, and the student is not taught to stop"
             )
 
@@ -135,43 +138,44 @@ def student_reader(
     if tokenizer.eos_token_id is None:
         name = f"student tokenizer {tokenizer.name_or_path}"
         raise ValueError(f"{name} has no EOS token: set eos_token in its tokenizer_config.json")
-    found = template_of(tokenizer, "student", template)
-    if template and found:
-        tokenizer.chat_template = found.source
+    chat_template = template_of(tokenizer, "student", template)
+    if template and chat_template:
+        tokenizer.chat_template = chat_template.source
     start = start_id(tokenizer, "student")
-    return Reader(tokenizer, start, tokenizer.eos_token_id, max_length, found)
+    return Reader(tokenizer, start, tokenizer.eos_token_id, max_length, chat_template)
 
 
 def teacher_reader(
     tokenizer: PreTrainedTokenizerBase, context: int, template: str | None = None
 ) -> Reader:
     """Read documents as `<start> text` in at most `context` tokens."""
-    found = template_of(tokenizer, "teacher", template)
-    return Reader(tokenizer, start_id(tokenizer, "teacher"), None, context, found)
+    chat_template = template_of(tokenizer, "teacher", template)
+    return Reader(tokenizer, start_id(tokenizer, "teacher"), None, context, chat_template)
 
 
 def template_of(
-    tokenizer: PreTrainedTokenizerBase, role: str, given: str | None = None
+    tokenizer: PreTrainedTokenizerBase, role: str, name: str | None = None
 ) -> Template | None:
-    """Return a tokenizer's template, or the one of a file or a built-in name; None without any."""
-    named = tokenizer.special_tokens_map.items()
-    pairs = tuple((name, str(token)) for name, token in named)
-    if given is None:
-        # Some have several, by name.
+    """Return the template of a built-in name or a file, or else the tokenizer's, if it has one."""
+    special_tokens = []
+    for token_name, token in tokenizer.special_tokens_map.items():
+        special_tokens.append((token_name, str(token)))
+    if name is None:
+        # Some tokenizers have several, by name.
         source = tokenizer.get_chat_template() if tokenizer.chat_template else None
-        return Template(source, pairs) if source else None
-    if given in _BUILT_IN:
-        return Template(_BUILT_IN[given], pairs)
-    if not Path(given).is_file():
-        known = " or ".join(_BUILT_IN)
-        raise ValueError(f"--{role}_chat_template {given}: expected {known}, or a Jinja template")
-    return Template(Path(given).read_text(encoding="utf-8"), pairs)
+        return Template(source, tuple(special_tokens)) if source else None
+    if name in _BUILT_IN:
+        return Template(_BUILT_IN[name], tuple(special_tokens))
+    if not Path(name).is_file():
+        choices = " or ".join(_BUILT_IN)
+        raise ValueError(f"--{role}_chat_template {name}: expected {choices}, or a Jinja template")
+    return Template(Path(name).read_text(encoding="utf-8"), tuple(special_tokens))
 
 
 def whose_template(reason: str, role: Role) -> str:
     """Say whose chat template does not go with a conversation, and what helps."""
-    named = reason.replace(ITS, f"the {role}'s chat template", 1)
-    return f"{named}: give another one as {role}_chat_template, or leave it out of the data"
+    fault = reason.replace(ITS, f"the {role}'s chat template", 1)
+    return f"{fault}: give another one as {role}_chat_template, or leave it out of the data"
 
 
 class TeacherReaders:
@@ -182,7 +186,8 @@ class TeacherReaders:
     """
 
     def __init__(self, readers: Sequence[Reader] = (), by_position: bool = False):
-        self.readers, self.by_position = tuple(readers), by_position
+        self.readers = tuple(readers)
+        self.by_position = by_position
 
     def limits(self) -> list[int]:
         """Return the most tokens of a segment that each teacher reads, its start token counted."""
@@ -201,15 +206,22 @@ class TeacherReaders:
         """Return every teacher's tokens of documents, and where these must be cut."""
         return [reader.read(texts) for reader in self.readers], {}
 
-    def check_templates(self, *others: Reader) -> None:
-        """Raise a ValueError that names all readers, or others, that cannot read conversations."""
-        readers = [*others, *self.readers]
-        if lacking := [reader for reader in readers if reader.template is None]:
-            names = " and ".join(tokenizer_name(each.tokenizer, each.role) for each in lacking)
-            options = " and ".join({f"--{each.role}_chat_template": None for each in lacking})
+    def check_templates(self, *more_readers: Reader) -> None:
+        """Raise a ValueError that names the readers, these and more, that have no chat template."""
+        readers = list(more_readers)
+        readers += self.readers
+        lacking = [reader for reader in readers if reader.template is None]
+        if lacking:
+            names = []
+            options = []
+            for reader in lacking:
+                names.append(tokenizer_name(reader.tokenizer, reader.role))
+                option = f"--{reader.role}_chat_template"
+                if option not in options:
+                    options.append(option)
             raise ValueError(
-                f"conversations need a chat template, found none in {names}: name one with "
-                f"{options} (plain, chatml or a file)"
+                f"conversations need a chat template, found none in {' and '.join(names)}: name "
+                f"one with {' and '.join(options)} (plain, chatml or a file)"
             )
         for reader in readers:
             reader.check_template()

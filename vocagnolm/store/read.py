@@ -75,7 +75,7 @@ class StoredReader(TeacherReaders):
             teachers.append(Tokens.join(losses, spans, "float32"))
         return teachers, cuts
 
-    def check_templates(self, *others: Reader) -> None:
+    def check_templates(self, *more_readers: Reader) -> None:
         """Raise a ValueError where a store is of documents, or others have no template."""
         for store in self.stores:
             if "chat_template" not in store.manifest:
@@ -83,7 +83,7 @@ class StoredReader(TeacherReaders):
                     f"{store.directory} holds losses of documents, and --dataset conversations: "
                     "score them with vocagnolm score"
                 )
-        super().check_templates(*others)
+        super().check_templates(*more_readers)
 
     def read_turns(
         self, conversations: Sequence[Conversation], train_on: TrainOn
