@@ -34,22 +34,25 @@ _SHARED = ("evaluate", "score", "train")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, which reads the rest of the command line itself."""
     argv = sys.argv[1:] if argv is None else argv
-    lines = (f"  {name:10}{sentence}" for name, (_, sentence) in COMMANDS.items())
-    parser = Parser("vocagnolm", "\n".join(("Teacher-guided continual pretraining:", *lines)))
+    description = "Teacher-guided continual pretraining:"
+    for name, (_, sentence) in COMMANDS.items():
+        description += f"\n  {name:10}{sentence}"
+    parser = Parser("vocagnolm", description)
     parser.epilog = (
         "vocagnolm COMMAND --help says more. evaluate, score and train take --accelerate_config "
         "NAME to start several processes."
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
-    command, rest = parser.parse_args(argv[:1]).command, argv[1:]
+    command = parser.parse_args(argv[:1]).command
+    command_argv = argv[1:]
     # Only now, because importing the rest takes seconds.
     module = importlib.import_module(COMMANDS[command][0])
-    if command in _SHARED and any(word.startswith("--accelerate_config") for word in rest):
+    if command in _SHARED and any(word.startswith("--accelerate_config") for word in command_argv):
         from vocagnolm.launch import launch
 
-        return launch(command, rest, module.check)
-    return int(module.main(rest))
+        return launch(command, command_argv, module.check)
+    return int(module.main(command_argv))
 
 
 def _version() -> str:

@@ -187,34 +187,42 @@ def align_segment(row: Mapping[str, Any]) -> Spans:
     """
     # ids      <s> t e x t </s>        tokens of the text have spans, those around it have none
     # spans        0 1 2 3
-    ours = widen_spans(row["student_codes"], row["student_exceptions"])
-    theirs = _by_teacher(row)
-    ranges = np.full((len(theirs), len(row["student_ids"]), 2), UNMAPPED, dtype=np.int64)
-    for mine, spans, tokens in zip(ranges, theirs, row["teacher_counts"], strict=True):
-        # Kept without spans: mapped by index.
-        found = find_ranges(ours, spans) if len(spans) else align_positions(len(ours), tokens - 1)
-        # Behind the start token.
-        mine[1 : 1 + len(ours)] = found + (found != UNMAPPED)
+    student_spans = widen_spans(row["student_codes"], row["student_exceptions"])
+    text = slice(1, 1 + len(student_spans))
+    spans_by_teacher = _by_teacher(row)
+    shape = (len(spans_by_teacher), len(row["student_ids"]), 2)
+    ranges = np.full(shape, UNMAPPED, dtype=np.int64)
+    for teacher, teacher_spans in enumerate(spans_by_teacher):
+        if len(teacher_spans):
+            teacher_ranges = find_ranges(student_spans, teacher_spans)
+        else:
+            # A row that has no spans of the teacher is mapped by index.
+            tokens = row["teacher_counts"][teacher] - 1
+            teacher_ranges = align_positions(len(student_spans), tokens)
+        # The tokens of the text come after the start token.
+        ranges[teacher, text] = teacher_ranges + (teacher_ranges != UNMAPPED)
     return ranges
 
 
 def segment_shares(row: Mapping[str, Any], ranges: Spans) -> npt.NDArray[np.float32]:
     """Measure `covered_shares` of every student token of a segment, float32 [K, S, 3]."""
-    ours = widen_spans(row["student_codes"], row["student_exceptions"])
-    shares = np.ones((*ranges.shape[:2], 3), np.float32)
-    text = slice(1, 1 + len(ours))
-    for mine, found, spans in zip(shares, ranges, _by_teacher(row), strict=True):
-        without_start = np.where(found[text] == UNMAPPED, UNMAPPED, found[text] - 1)
-        mine[text] = covered_shares(ours, spans, without_start)
+    student_spans = widen_spans(row["student_codes"], row["student_exceptions"])
+    text = slice(1, 1 + len(student_spans))
+    shares = np.ones((ranges.shape[0], ranges.shape[1], 3), np.float32)
+    for teacher, teacher_spans in enumerate(_by_teacher(row)):
+        text_ranges = ranges[teacher, text]
+        without_start = np.where(text_ranges == UNMAPPED, UNMAPPED, text_ranges - 1)
+        shares[teacher, text] = covered_shares(student_spans, teacher_spans, without_start)
     return shares
 
 
 def _by_teacher(row: Mapping[str, Any]) -> list[Spans]:
     """Return the spans of each teacher's tokens in the text of a segment."""
     spans = widen_spans(row["teacher_codes"], row["teacher_exceptions"])
-    parts, first = [], 0
+    parts = []
+    first = 0
     for tokens in row["teacher_counts"]:
-        # Without its start token.
+        # The start token of a teacher has no span.
         last = first + int(tokens) - 1
         parts.append(spans[first:last])
         first = last

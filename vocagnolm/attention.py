@@ -106,14 +106,19 @@ def segment_call(
     if arguments.get("attention_mask") is not None:
         raise ValueError("segments= and attention_mask= exclude each other: leave the mask out")
     # The kernel reads the edges, rotary embeddings the positions, which restart.
-    found = {**arguments, "input_ids": ids.reshape(1, -1), "position_ids": positions.reshape(1, -1)}
-    found |= dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), segments.edges.to(ids.device))
-    found |= dict.fromkeys(("max_length_q", "max_length_k"), segments.longest)
+    edges = segments.edges.to(ids.device)
+    inputs = dict(arguments)
+    inputs["input_ids"] = ids.reshape(1, -1)
+    inputs["position_ids"] = positions.reshape(1, -1)
+    inputs["cu_seq_lens_q"] = edges
+    inputs["cu_seq_lens_k"] = edges
+    inputs["max_length_q"] = segments.longest
+    inputs["max_length_k"] = segments.longest
     # To make a mask, transformers would ask the device whether rows are packed: a host-device sync.
     # One of four dimensions it takes as made. A model with attention of its own might read it.
     if _is_maskless(model.config._attn_implementation) and model._supports_attention_backend:
-        found["attention_mask"] = ids.new_empty(1, 1, 0, 0)
-    return found
+        inputs["attention_mask"] = ids.new_empty(1, 1, 0, 0)
+    return inputs
 
 
 def check_attention(model: PreTrainedModel) -> None:
@@ -185,7 +190,9 @@ def _attend(
     kind = query_BHTD.device.type
     # The kernel is unknown to autocast, under which rotary embeddings leave float32 behind.
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value_BHTD.dtype
-    query, key, value = (x[0].transpose(0, 1).to(dtype) for x in (query_BHTD, key_BHTD, value_BHTD))
+    query = query_BHTD[0].transpose(0, 1).to(dtype)
+    key = key_BHTD[0].transpose(0, 1).to(dtype)
+    value = value_BHTD[0].transpose(0, 1).to(dtype)
     segments = RowSegments(cu_seq_lens_q, max_length_q)
     attend = _on_gpu if kind == "cuda" else _reference
     return attend((query, key, value), segments, scaling)[None], None
@@ -195,27 +202,27 @@ def _check(module: torch.nn.Module, options: Mapping[str, object], longest: int)
     """Reject a model whose attention is more than the kernel's: causal, without extras."""
     window = options.get("sliding_window")
     is_short = isinstance(window, int) and window != 0 and window < longest
-    # By name, true where the model asks for it.
-    asked = {
+    is_causal = options.get("is_causal") is not False and getattr(module, "is_causal", True)
+    # What the kernel cannot do, and whether the model asks for it.
+    extras = {
         f"a sliding window of {window} tokens, shorter than a segment of {longest}": is_short,
         "a soft cap of attention scores": options.get("softcap"),
         "attention sinks": options.get("s_aux") is not None,
         "a bias of positions": options.get("position_bias") is not None,
         "dropout of attention weights": options.get("dropout"),
-        "attention that is not causal": options.get("is_causal") is False
-        or not getattr(module, "is_causal", True),
+        "attention that is not causal": not is_causal,
     }
-    for what, is_asked in asked.items():
-        if is_asked:
+    for extra, is_asked_for in extras.items():
+        if is_asked_for:
             raise ValueError(
-                f"--attn_implementation {TORCH_VARLEN} cannot do {what}, which "
+                f"--attn_implementation {TORCH_VARLEN} cannot do {extra}, which "
                 f"{type(module).__name__} asks for: {_USE_SDPA}"
             )
 
 
 @torch.compiler.disable(recursive=True)  # type: ignore[no-untyped-call, untyped-decorator]
 def _reference(rows_NHD: _Rows, segments: RowSegments, scale: float | None) -> Tensor:
-    """Segment by segment, for devices without the kernel."""
+    """Attend segment by segment, on devices without the kernel."""
     # Each segment is a batch of one row, [1, H, n, D].
     lengths = segments.edges.diff().tolist()
     rows = [x.transpose(0, 1)[None] for x in rows_NHD]
@@ -227,13 +234,14 @@ def _reference(rows_NHD: _Rows, segments: RowSegments, scale: float | None) -> T
 
 
 def _on_gpu(rows_NHD: _Rows, segments: RowSegments, scale: float | None) -> Tensor:
-    if (dtype := rows_NHD[0].dtype) not in (torch.bfloat16, torch.float16):
+    dtype = rows_NHD[0].dtype
+    if dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(
             f"--attn_implementation {TORCH_VARLEN} computes in 16 bits on a GPU, found "
             f"{dtype}: use --bf16 true and a --teacher_dtype of bfloat16, or {_USE_SDPA}"
         )
     edges, longest = segments
-    # The window: all positions before, none behind.
+    # The window of a token: all positions before it, and none after it.
     options: dict[str, Any] = {"scale": scale, "window_size": (-1, 0)}
     if _HAS_GROUPS:
         options["enable_gqa"] = True

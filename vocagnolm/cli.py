@@ -33,9 +33,13 @@ _Main = Callable[..., int]
 
 # Options that name what may be on the hub, with its kind.
 _ON_HUB: dict[str, Literal["model", "dataset"]] = {
-    **dict.fromkeys(("model", "student", "teacher"), "model"),
-    **dict.fromkeys(("student_tokenizer", "teacher_tokenizer"), "model"),
-    **dict.fromkeys(("dataset", "eval_dataset"), "dataset"),
+    "model": "model",
+    "student": "model",
+    "teacher": "model",
+    "student_tokenizer": "model",
+    "teacher_tokenizer": "model",
+    "dataset": "dataset",
+    "eval_dataset": "dataset",
 }
 
 
@@ -64,11 +68,12 @@ class OneLineErrors(argparse.ArgumentParser):
         if unknown:
             options = [name for name in self._option_string_actions if "-" not in name[2:]]
             message += near(re.split("[ =]", unknown)[0], options)
-        if choice := re.search(r"invalid choice: '([^']+)' \(choose from (.+)\)", message):
-            known = re.findall(r"[\w.-]+", choice[2])
-            if len(known) > _MOST_CHOICES:
+        match = re.search(r"invalid choice: '([^']+)' \(choose from (.+)\)", message)
+        if match:
+            choices = re.findall(r"[\w.-]+", match[2])
+            if len(choices) > _MOST_CHOICES:
                 message = message.partition(" (choose from")[0]
-            message += near(choice[1], known)
+            message += near(match[1], choices)
         raise ValueError(message)
 
 
@@ -84,9 +89,10 @@ class Parser(OneLineErrors):
     ) -> argparse.Namespace:
         """Read a command line, and look for models and corpora where they are said to be.
 
-        A command imports its own work behind this, as --help needs none.
+        Commands import their dependencies after parsing, so that --help is fast.
         """
         arguments = super().parse_args(args)
+        # No count or size of any command may be negative, and argparse has no type for that.
         for name, value in vars(arguments).items():
             if isinstance(value, int) and value < 0:
                 raise ValueError(f"--{name} must not be negative, got {value}")
@@ -99,8 +105,8 @@ class Parser(OneLineErrors):
         """Add the options of a corpus, or of several; without `source`, all but `--dataset`."""
         add = partial(self.add_argument, nargs="+" if several else None)
         if source:
-            shown = "As for vocagnolm train: files, a directory, or a hub name."
-            add("--dataset", required=required, help=shown)
+            description = "As for vocagnolm train: files, a directory, or a hub name."
+            add("--dataset", required=required, help=description)
         add("--dataset_config", help="Configuration of a hub dataset or a directory.")
         add("--dataset_split", default="train", help="Split of a hub dataset or a directory.")
         add("--text_column", help="Column of documents; by default text, or conversations.")
@@ -108,8 +114,8 @@ class Parser(OneLineErrors):
     def add_dtype(self, whose: str = "") -> None:
         """Add `--dtype`, which `resolve_dtype` reads."""
         choices = ("auto", "bfloat16", "float16", "float32")
-        shown = f"Precision{whose}; auto: bfloat16 on a GPU, float32 on a CPU."
-        self.add_argument("--dtype", choices=choices, default="auto", help=shown)
+        description = f"Precision{whose}; auto: bfloat16 on a GPU, float32 on a CPU."
+        self.add_argument("--dtype", choices=choices, default="auto", help=description)
 
 
 def check_names(*options: object) -> None:
@@ -117,9 +123,10 @@ def check_names(*options: object) -> None:
     from vocagnolm.hub import check_name
 
     for option, kind in _ON_HUB.items():
-        for each in options:
-            for name in filter(None, listed(vars(each).get(option))):
-                check_name(f"--{option}", name, kind)
+        for namespace in options:
+            for name in listed(vars(namespace).get(option)):
+                if name:
+                    check_name(f"--{option}", name, kind)
 
 
 def shell(

@@ -66,9 +66,15 @@ class Pairs(NamedTuple):
         Within the student's forward (`instead` of `add_token_losses`). What is trained is the sum
         of all losses and of all distances, times the factor: it alone has a gradient.
         """
-        inputs = (student_BSD.flatten(0, 1), head.weight_VD, head.bias_V, head)
-        given = (targets_BS.flatten(), self, torch.is_grad_enabled())
-        total, loss_N, distance_R = _Distilled.apply(*inputs, *given)  # type: ignore[no-untyped-call]
+        total, loss_N, distance_R = _Distilled.apply(  # type: ignore[no-untyped-call]
+            student_BSD.flatten(0, 1),
+            head.weight_VD,
+            head.bias_V,
+            head,
+            targets_BS.flatten(),
+            self,
+            torch.is_grad_enabled(),
+        )
         return total, by_predicted_token(loss_N.view_as(targets_BS)), distance_R
 
 
@@ -91,7 +97,7 @@ class _Distilled(torch.autograd.Function):
         loss_N = hidden_ND.new_zeros(len(targets_N), dtype=head.sum_dtype)
         distance_R = loss_N.new_empty(len(pairs.token_R))
         rows = rows_per_tile(len(loss_N), head, teacher)
-        ours_KV, theirs_KV = head.tile(rows), teacher.tile(rows)
+        student_KV, teacher_KV = head.tile(rows), teacher.tile(rows)
         places = (pairs.token_R, pairs.teacher_token_R, pairs.alone_U)
         token_RK, teacher_token_RK, alone_UK = (torch.split(place, rows) for place in places)
         tiles = list(zip(token_RK, teacher_token_RK, strict=True))
@@ -104,9 +110,9 @@ class _Distilled(torch.autograd.Function):
                 row_K = token_K - 1
                 target_K1 = targets_N[row_K, None]
                 other_KD = pairs.teacher.hidden_MD[other_K - 1]
-                log_q_KV = log_softmax_(teacher.logits(other_KD, theirs_KV))
+                log_q_KV = log_softmax_(teacher.logits(other_KD, teacher_KV))
                 hidden_KD = hidden_ND[row_K].to(head.dtype)
-                logits_KV = head.logits(hidden_KD, ours_KV)
+                logits_KV = head.logits(hidden_KD, student_KV)
                 slope_KV = head.slope(logits_KV) if any(needed) else None
                 log_p_KV = log_softmax_(logits_KV)
                 loss_N[row_K] = -log_p_KV.gather(-1, target_K1)[:, 0]
@@ -119,9 +125,9 @@ class _Distilled(torch.autograd.Function):
                 if any(needed):
                     gradient_KV = head.gradient(gradient_KV, target_K1, _SPREAD, slope_KV)
                     gradients.add(row_K, gradient_KV, hidden_KD)
-        total, loss_N, distance_R = (
-            x.float() for x in (loss_N.sum() + pairs.factor * distance_R.sum(), loss_N, distance_R)
-        )
+        total = (loss_N.sum() + pairs.factor * distance_R.sum()).float()
+        loss_N = loss_N.float()
+        distance_R = distance_R.float()
         ctx.save_for_backward(*gradients.sums)
         ctx.mark_non_differentiable(loss_N, distance_R)
         return total, loss_N, distance_R
@@ -159,21 +165,23 @@ def _kl(log_p_KV: Tensor, p_KV: Tensor, log_q_KV: Tensor, kind: Distance) -> tup
 
 def _sorted_l1(log_p_KV: Tensor, p_KV: Tensor, log_q_KV: Tensor) -> tuple[Tensor, Tensor]:
     """L1 distance of the sorted probabilities, the fewer filled up with zeros."""
-    ours, others = p_KV.shape[-1], log_q_KV.shape[-1]
+    student_words, teacher_words = p_KV.shape[-1], log_q_KV.shape[-1]
     # A few rows at a time: their order and the sort itself hold up to 44 bytes of a probability.
     ordered = _ORDERED if p_KV.is_cpu else _ORDERED_CUDA
-    other_KV = _sort(log_q_KV.exp_(), max(1, ordered // others))
+    other_KV = _sort(log_q_KV.exp_(), max(1, ordered // teacher_words))
     # From the smallest up, so that the largest of both stand last:
     #   student   . . a b c           a b c
     #   teacher   x y z v w   or    x y z v      the x, without a partner, counts by itself
-    value_K, sign_KV = other_KV[:, :-ours].sum(-1), log_p_KV
-    whole, rows = (p_KV, other_KV, sign_KV, value_K), max(1, ordered // ours)
-    parts = zip(*(torch.split(each, rows) for each in whole), strict=True)
-    for p_JV, other_JV, sign_JV, value_J in parts:
+    value_K = other_KV[:, :-student_words].sum(-1)
+    sign_KV = log_p_KV
+    rows = max(1, ordered // student_words)
+    for start in range(0, len(p_KV), rows):
+        part = slice(start, start + rows)
+        p_JV, sign_JV = p_KV[part], sign_KV[part]
         order_JV = _order(p_JV)
         excess_JV = p_JV.gather(-1, order_JV)
-        excess_JV[:, max(0, ours - others) :] -= other_JV[:, -ours:]
-        value_J += excess_JV.abs().sum(-1)
+        excess_JV[:, max(0, student_words - teacher_words) :] -= other_KV[part, -student_words:]
+        value_K[part].add_(excess_JV.abs().sum(-1))
         # Only the sign of the excess counts: it goes back to its token.
         sign_JV.scatter_(-1, order_JV, excess_JV.sign_())
     # d L1 / d logits of p = p * (sign - sum(p * sign))

@@ -50,9 +50,9 @@ def require(package: str, wanted_by: str) -> None:
     """Raise a ValueError that says what to install if an optional package is missing."""
     if not is_installed(package):
         extra = EXTRAS.get(package)
-        shown = f'"vocagnolm[{extra}]"' if extra else package
+        requirement = f'"vocagnolm[{extra}]"' if extra else package
         raise ValueError(
-            f"{wanted_by} needs {package}, which is not installed: pip install {shown}"
+            f"{wanted_by} needs {package}, which is not installed: pip install {requirement}"
         )
 
 
@@ -100,12 +100,14 @@ def require_optimizer(optim: str) -> None:
 @cache
 def check_transformers() -> None:
     """Warn, once, of a transformers that is newer than those that were tried."""
-    found = version("transformers")
-    if Version(found).release[:2] > Version(NEWEST_TRANSFORMERS).release[:2]:
+    installed = version("transformers")
+    if Version(installed).release[:2] > Version(NEWEST_TRANSFORMERS).release[:2]:
         logging.getLogger(__name__).warning(
             "transformers %s was not tried with this vocagnolm, %s was: if anything fails, "
             'pip install "transformers==%s.*"',
-            *(found, NEWEST_TRANSFORMERS, NEWEST_TRANSFORMERS),
+            installed,
+            NEWEST_TRANSFORMERS,
+            NEWEST_TRANSFORMERS,
         )
 
 

@@ -68,8 +68,7 @@ def in_range(options: object, interval: str, *names: str) -> None:
     """Raise a ValueError for the first option outside of an interval such as "(0, 1]"."""
     low, high = (float(end) for end in interval[1:-1].split(","))
     for name in names:
-        given = vars(options)[name]
-        for value in given if isinstance(given, list | tuple) else [given]:
+        for value in listed(getattr(options, name)):
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float):
@@ -82,19 +81,19 @@ def in_range(options: object, interval: str, *names: str) -> None:
 
 def check_choice(name: str, value: str, kind: Any) -> None:
     """Raise a ValueError for a value that is none of its `Literal`, or of some `Names`."""
-    known = kind if isinstance(kind, Names) else get_args(kind)
-    if value not in known:
-        raise ValueError(f"--{name} must be one of {', '.join(known)}, got {value}")
+    choices = kind if isinstance(kind, Names) else get_args(kind)
+    if value not in choices:
+        raise ValueError(f"--{name} must be one of {', '.join(choices)}, got {value}")
 
 
 def listed(value: Any) -> list[Any]:
     """Return a list of what a list or a tuple holds, and of anything else a list of one."""
-    return [*value] if isinstance(value, list | tuple) else [value]
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def one_for_each(option: str, given: Any, count: int, of: str) -> list[Any]:
-    """Return so many values of an option that has one for all, or one for each."""
-    values = listed(given)
+def one_for_each(option: str, value: Any, count: int, of: str) -> list[Any]:
+    """Return `count` values of an option that has one value for all, or one for each."""
+    values = listed(value)
     if len(values) not in (1, count):
         raise ValueError(
             f"--{option} needs one value, or one for each of {count} {of}, got {len(values)}"
@@ -118,13 +117,13 @@ def corpora_of(options: object) -> list[tuple[str, dict[str, Any]]]:
 
     An option has one value for all corpora, or one for each.
     """
-    given = vars(options)
-    names = listed(given["dataset"])
-    splits, columns, configs = (
-        one_for_each(option, given[option], len(names), "corpora")
-        for option in ("dataset_split", "text_column", "dataset_config")
-    )
-    return [
-        (name, {"split": split, "text_column": column, "config_name": config})
-        for name, split, column, config in zip(names, splits, columns, configs, strict=True)
-    ]
+    values = vars(options)
+    names = listed(values["dataset"])
+    count = len(names)
+    splits = one_for_each("dataset_split", values["dataset_split"], count, "corpora")
+    columns = one_for_each("text_column", values["text_column"], count, "corpora")
+    configs = one_for_each("dataset_config", values["dataset_config"], count, "corpora")
+    corpora = []
+    for name, split, column, config in zip(names, splits, columns, configs, strict=True):
+        corpora.append((name, {"split": split, "text_column": column, "config_name": config}))
+    return corpora

@@ -30,9 +30,10 @@ def check_name(option: str, name: str, kind: Kind = "model") -> None:
         validate_repo_id(name)
     except HFValidationError:
         raise ValueError(f"{option} {name}: {absent}") from None
-    if constants.HF_HUB_OFFLINE or not (reason := _unreachable()):
+    fault = "" if constants.HF_HUB_OFFLINE else _unreachable()
+    if not fault:
         return
-    reason = f"{constants.ENDPOINT} cannot be reached ({reason})"
+    reason = f"{constants.ENDPOINT} cannot be reached ({fault})"
     if not _is_cached(name, kind):
         raise ValueError(
             f"{option} {name}: {absent}, and {reason}: give one, or put it into the cache and "
@@ -42,11 +43,20 @@ def check_name(option: str, name: str, kind: Kind = "model") -> None:
 
 
 def _is_cached(name: str, kind: Kind) -> bool:
-    downloaded = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}", "snapshots")
-    # `datasets` keeps what it made of the files elsewhere, and spells the end of the name its way.
-    made = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets"))
-    pattern = f"{name.rpartition('/')[0]}___*"
-    return downloaded.is_dir() or (kind == "dataset" and any(made.glob(pattern)))
+    snapshots = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}", "snapshots")
+    if snapshots.is_dir():
+        return True
+    if kind == "model":
+        return False
+    # `datasets` keeps what it made of the files elsewhere, as org___name in its own spelling:
+    # FineMath is fine_math there.
+    cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets"))
+    organisation, _, short_name = name.rpartition("/")
+    for path in cache.glob(f"{organisation}___*"):
+        cached_name = path.name.removeprefix(f"{organisation}___")
+        if cached_name.replace("_", "").lower() == short_name.replace("_", "").lower():
+            return True
+    return False
 
 
 @cache
@@ -74,8 +84,9 @@ _CACHED = re.compile(r"(?:models|datasets)--([^/]+?)--([^/]+)/snapshots(/|$)")
 
 def hub_name(place: str) -> str | None:
     """Return the name that the hub knows a model or data set by; None for a local one."""
-    if found := _CACHED.search(place):
-        return f"{found[1]}/{found[2]}"
+    match = _CACHED.search(place)
+    if match:
+        return f"{match[1]}/{match[2]}"
     is_local = Path(place).exists() or Path(place).is_absolute()
     return None if is_local else place
 

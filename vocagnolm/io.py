@@ -64,8 +64,9 @@ def disk_fault(error: BaseException) -> str | None:
         return os.strerror(error.errno)
     text = str(error)
     # As safetensors, written in Rust, says it.
-    if (found := re.search(r"os error (\d+)", text)) and int(found[1]) in _DISK_ERRORS:
-        return os.strerror(int(found[1]))
+    match = re.search(r"os error (\d+)", text)
+    if match and int(match[1]) in _DISK_ERRORS:
+        return os.strerror(int(match[1]))
     # As PyTorch says it, without naming the disk.
     if isinstance(error, RuntimeError) and "inline_container.cc" in text:
         return "the disk is full, or cannot be written to"
@@ -109,10 +110,10 @@ def read_json(path: Path) -> JsonObject:
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: it is no JSON ({error}); get it again") from error
+        raise ValueError(f"{path} is damaged: it is not JSON ({error}); get it again") from error
     if not isinstance(content, dict):
-        found = type(content).__name__
-        raise ValueError(f"{path} is damaged: expected an object, found {found}; get it again")
+        kind = type(content).__name__
+        raise ValueError(f"{path} is damaged: expected an object, found {kind}; get it again")
     return content
 
 
@@ -165,8 +166,9 @@ def size_fault(directory: Path, files: Mapping[str, int]) -> str | None:
         path = directory / name
         if not path.is_file():
             return f"{name} is missing"
-        if (found := path.stat().st_size) != expected:
-            return f"{name} has {found:,} bytes instead of {expected:,}"
+        size = path.stat().st_size
+        if size != expected:
+            return f"{name} has {size:,} bytes instead of {expected:,}"
     return None
 
 
@@ -175,9 +177,13 @@ def differences(
 ) -> list[str]:
     """List the settings of `now` that were others before, as "NAME was X, now Y"."""
     # Settings of before were read from JSON, where a tuple is a list.
-    before, now = (json.loads(json.dumps(dict(settings))) for settings in (before, now))
-    changed = [name for name in sorted(now) if before.get(name) != now[name]]
-    return [f"{prefix}{name} was {before.get(name)}, now {now[name]}" for name in changed]
+    before = json.loads(json.dumps(dict(before)))
+    now = json.loads(json.dumps(dict(now)))
+    lines = []
+    for name in sorted(now):
+        if before.get(name) != now[name]:
+            lines.append(f"{prefix}{name} was {before.get(name)}, now {now[name]}")
+    return lines
 
 
 def count_reasons(reasons: Iterable[str]) -> str:
@@ -197,18 +203,20 @@ def count_reasons(reasons: Iterable[str]) -> str:
         counts[kind] += 1
         if place:
             places.setdefault(kind, place)
-    shown = []
+    lines = []
     for kind, count in counts.most_common(3):
         more = ", ..." if count > 1 else ""
         place = f" ({places[kind]}{more})" if kind in places else ""
-        shown.append(f"{count:,} {kind}{place}")
-    return ", ".join(shown)
+        lines.append(f"{count:,} {kind}{place}")
+    return ", ".join(lines)
 
 
 def check_writable(output_dir: Path) -> None:
     """Reject a directory for results, before any work is done, if nothing can be written there."""
     # A directory that does not exist yet will be made in its nearest parent that does.
-    place = next(place for place in (output_dir, *output_dir.parents) if place.exists())
+    place = output_dir
+    while not place.exists():
+        place = place.parent
     if not place.is_dir():
         raise ValueError(f"--output_dir {output_dir}: {place} is a file, not a directory")
     try:
@@ -225,12 +233,14 @@ def versions(packages: str) -> dict[str, str]:
     >>> list(versions("python numpy no-such-package"))
     ['python', 'numpy']
     """
-    found = {}
+    installed = {}
     for package in packages.split():
+        if package == "python":
+            installed[package] = platform.python_version()
+            continue
         with suppress(metadata.PackageNotFoundError):
-            is_python = package == "python"
-            found[package] = platform.python_version() if is_python else metadata.version(package)
-    return found
+            installed[package] = metadata.version(package)
+    return installed
 
 
 def markdown_table(rows: Sequence[Sequence[str]], *, padded: bool = True) -> str:

@@ -19,9 +19,14 @@ from vocagnolm.run.recipe import as_flags, find_file, read_mapping
 
 CONFIGS = Path(__file__).with_name("accelerate_configs")
 # Options of `accelerate launch` that differ between machines and runs; a file has the others.
-_OPTIONS = {
-    **dict.fromkeys(("num_processes", "num_machines", "machine_rank", "main_process_port"), int),
-    **dict.fromkeys(("main_process_ip", "gpu_ids", "mixed_precision"), str),
+_OPTIONS: dict[str, type] = {
+    "num_processes": int,
+    "num_machines": int,
+    "machine_rank": int,
+    "main_process_port": int,
+    "main_process_ip": str,
+    "gpu_ids": str,
+    "mixed_precision": str,
 }
 
 
@@ -33,11 +38,13 @@ def launch(command: str, argv: Sequence[str], check: Callable[[Sequence[str]], o
     Raises:
         ValueError: the file or an option is wrong, the command's own too; nothing is started.
     """
-    words, rest = split(argv)
+    words, command_argv = split(argv)
     if "RANK" in os.environ:
         raise ValueError("--accelerate_config starts processes itself: leave accelerate launch out")
-    check(rest)
-    return _run([*words, "--module", "vocagnolm", command, *rest])
+    check(command_argv)
+    words += ["--module", "vocagnolm", command]
+    words += command_argv
+    return _run(words)
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -46,17 +53,18 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     parser.add_argument("--accelerate_config", required=True)
     for name, kind in _OPTIONS.items():
         parser.add_argument(f"--{name}", type=kind)
-    given, rest = parser.parse_known_args(argv)
-    options = vars(given)
+    launch_options, command_argv = parser.parse_known_args(argv)
+    options = vars(launch_options)
     path = find_file("--accelerate_config", options.pop("accelerate_config"), CONFIGS)
     content = read_mapping("--accelerate_config", path)
-    is_one = content.get("distributed_type") in ("NO", False)
+    starts_one = content.get("distributed_type") in ("NO", False)
+    processes = launch_options.num_processes or content.get("num_processes", 1)
     # Accelerate would start one process where several are asked for.
-    if is_one and (given.num_processes or content.get("num_processes", 1)) > 1:
+    if starts_one and processes > 1:
         raise ValueError(
             f"--num_processes: {path} has distributed_type NO, which starts one: use ddp or fsdp2"
         )
-    return as_flags({"config_file": path, **options}), rest
+    return as_flags({"config_file": path} | options), command_argv
 
 
 def _run(words: Sequence[str]) -> int:
@@ -65,7 +73,8 @@ def _run(words: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     arguments = launch_command_parser().parse_args(words)
-    # Of the others torchrun would make the end of all processes 30 s later, saved or not.
+    # For SIGINT and SIGTERM torchrun kills every worker after 30 s, saved or not. `_forward` handles
+    # them instead.
     arguments.signals_to_handle = "SIGHUP,SIGQUIT"
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _forward)

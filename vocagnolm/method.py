@@ -32,7 +32,7 @@ _READ_BY: dict[str, set[str]] = {
     "rho1": {"rho1_score"},
     "chunk": {"aggregation", "chunks", "chunk_guidance", "chunk_selection"},
 }
-_OF_A_CHOICE = "top_k top_k_warmup_steps unselected_weight selection_scope loss_divisor".split()
+_CHOICE_SETTINGS = "top_k top_k_warmup_steps unselected_weight selection_scope loss_divisor".split()
 
 
 # -- What users write themselves -----------------------------------------------------------------
@@ -47,8 +47,9 @@ def load_own(option: str, name: str) -> Any:
 
     Modules of the working directory come first. A ValueError where it cannot be imported.
     """
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.insert(0, here)
+    directory = os.getcwd()
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
     module, _, attribute = name.partition(":")
     try:
         return attrgetter(attribute)(importlib.import_module(module))
@@ -61,10 +62,10 @@ def load_own(option: str, name: str) -> Any:
         ) from error
 
 
-def name_own(option: str, given: Any) -> str:
+def name_own(option: str, value: Any) -> str:
     """Return the name by which `load_own` finds a class or function, or raise a ValueError."""
-    name = f"{getattr(given, '__module__', None)}:{getattr(given, '__qualname__', given)}"
-    if load_own(option, name) is not given:
+    name = f"{getattr(value, '__module__', None)}:{getattr(value, '__qualname__', value)}"
+    if load_own(option, name) is not value:
         raise ValueError(f"--{option}: {name} names another object than the one that is given")
     return name
 
@@ -111,7 +112,9 @@ class Method:
         "top_k, Eq. 4; accept (beyond the paper): weigh a token by min(1, p_teacher / p_student).",
         first=True,
     )
-    unselected_weight: float = option(0.0, "Of tokens not selected (beyond the paper); 0 is Eq. 4.")
+    unselected_weight: float = option(
+        0.0, "Weight of tokens that are not selected (beyond the paper); 0 is Eq. 4."
+    )
     kld_direction: Literal["reverse", "forward"] = option(
         "reverse", "KL(student || teacher), Eq. 5, or the other way."
     )
@@ -143,7 +146,9 @@ class Method:
         "How the losses of several teachers become one; first: of the first store that has the "
         "document.",
     )
-    teacher_weights: list[float] | None = option(None, "For --teacher_reduction weighted.")
+    teacher_weights: list[float] | None = option(
+        None, "Weight of each teacher, with --teacher_reduction weighted."
+    )
 
     _argument_group_name = "method"
 
@@ -158,7 +163,7 @@ class Method:
         in_range(self, "[0, inf)", "top_k_warmup_steps")
         in_range(self, "(0, inf)", "uld_weight", "teacher_weights")
         in_range(self, "[1, inf)", "chunks")
-        # Or it would not be counted as it was typed.
+        # Shares are counted in millionths: what would be rounded is rejected.
         if abs(self.top_k - round(self.top_k * UNITS) / UNITS) > 1e-12:
             raise ValueError(f"--top_k must have at most six decimals, got {self.top_k}")
         self._check_chunk()
@@ -174,12 +179,14 @@ class Method:
 
     def _check_own(self) -> None:
         """Keep the names of a user's own class and function, which must be there."""
-        for name, known in (("method", METHODS), ("aggregation", AGGREGATIONS)):
-            if not isinstance(vars(self)[name], str):
-                setattr(self, name, name_own(name, vars(self)[name]))
-            check_choice(name, vars(self)[name], known)
+        for name, choices in (("method", METHODS), ("aggregation", AGGREGATIONS)):
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                value = name_own(name, value)
+                setattr(self, name, value)
+            check_choice(name, value, choices)
         if ":" in self.aggregation and not callable(load_own("aggregation", self.aggregation)):
-            raise ValueError(f"--aggregation {self.aggregation} is no function")
+            raise ValueError(f"--aggregation {self.aggregation} is not a function")
         if self.own_objective and self.loss_divisor == "selected":
             raise ValueError(
                 f"--loss_divisor selected: {self.as_typed} counts its tokens itself, in "
@@ -201,11 +208,11 @@ class Method:
 
     def in_effect(self) -> dict[str, object]:
         """Return the settings that the method reads; a reduction only where one was asked for."""
-        names = {"method", *_READ_BY.get(self.method, {"aggregation"})}
+        names = _READ_BY.get(self.method, {"aggregation"}) | {"method"}
         if self.accepts:
             names = {"method"}
         elif self.choice != "all" or self.own_objective:
-            names |= {*_OF_A_CHOICE}
+            names |= set(_CHOICE_SETTINGS)
         if self.choice == "guided":
             names |= {"selection"} if self.accepts else {"selection", "unmapped"}
             several = ("teacher_reduction", "teacher_weights")
@@ -249,8 +256,9 @@ class Method:
     @property
     def choice(self) -> Literal["all", "random", "guided"]:
         """How the tokens that get weight 1 are chosen."""
-        if own := self.own_objective:
-            return "guided" if own.needs_teacher else "all"
+        own_class = self.own_objective
+        if own_class:
+            return "guided" if own_class.needs_teacher else "all"
         if self.method in ("cpt", "kld", "uld"):
             return "all"
         random_chunks = self.method == "chunk" and self.chunk_guidance == "random"
@@ -269,8 +277,8 @@ class Method:
     @property
     def splits_alike(self) -> bool:
         """True where an update is the same for every split of a global batch."""
-        read = self.in_effect()
-        return read.get("selection_scope") != "batch" and read.get("unmapped") != "mean"
+        settings = self.in_effect()
+        return settings.get("selection_scope") != "batch" and settings.get("unmapped") != "mean"
 
     @property
     def needs_teacher(self) -> bool:
@@ -298,8 +306,10 @@ class Method:
     def check_teacher(self, count: int, *, is_stored: bool = False) -> None:
         """Raise a ValueError for a teacher of the wrong kind or number, or without one."""
         if bool(count) != self.needs_teacher:
-            needs = "needs a teacher: give --teacher or --teacher_losses"
-            raise ValueError(f"{self.as_typed} {'has no use for a teacher' if count else needs}")
+            fault = "needs a teacher: give --teacher or --teacher_losses"
+            if count:
+                fault = "does not use a teacher: drop --teacher or --teacher_losses"
+            raise ValueError(f"{self.as_typed} {fault}")
         compares = self.distance is not None or self.with_entropies
         if compares and is_stored:
             raise ValueError(
@@ -314,9 +324,9 @@ class Method:
                 "document; score the documents of each one, and give --teacher_losses"
             )
         expected = count if self.teacher_reduction == "weighted" else 0
-        found = len(self.teacher_weights or ())
-        if found != expected:
+        weights = len(self.teacher_weights or ())
+        if weights != expected:
             raise ValueError(
                 f"--teacher_reduction {self.teacher_reduction} takes {expected or 'no'} "
-                f"--teacher_weights, found {found}"
+                f"--teacher_weights, found {weights}"
             )

@@ -78,17 +78,29 @@ class OnlineTeacher:
         """Score the teachers' tokens, and on request their entropies."""
         # Columns of two teachers, split by `teacher_widths` and joined again:
         #     [ first teacher's T1 | second teacher's T2 ]
-        rows = (batch["teacher_input_ids"], batch["teacher_labels"], batch["teacher_position_ids"])
-        split = (torch.split(rows_BT, batch["teacher_widths"], -1) for rows_BT in rows)
-        counts = (batch["teacher_label_tokens"], teacher_segments(batch))
-        found: list[tuple[Tensor, ...]] = []
-        for model, tokens, segments, *own in zip(self.models, *counts, *split, strict=True):
-            inputs = dict(zip(("input_ids", "labels", "position_ids"), own, strict=True))
-            inputs |= {"segments": segments, "label_tokens": tokens}
-            losses = model(**inputs, token_losses=True, with_entropies=with_entropies)
-            found.append(losses if with_entropies else (losses,))
-        loss_BT, *entropies_BT = (torch.cat(parts, -1) for parts in zip(*found, strict=True))
-        return TeacherLosses(loss_BT, batch["teacher_labels"] != IGNORED_LABEL, *entropies_BT)
+        widths = batch["teacher_widths"]
+        ids_by_teacher = torch.split(batch["teacher_input_ids"], widths, -1)
+        labels_by_teacher = torch.split(batch["teacher_labels"], widths, -1)
+        positions_by_teacher = torch.split(batch["teacher_position_ids"], widths, -1)
+        segments_by_teacher = teacher_segments(batch)
+        losses = []
+        entropies = []
+        for index, model in enumerate(self.models):
+            values = model(
+                input_ids=ids_by_teacher[index],
+                labels=labels_by_teacher[index],
+                position_ids=positions_by_teacher[index],
+                segments=segments_by_teacher[index],
+                label_tokens=batch["teacher_label_tokens"][index],
+                token_losses=True,
+                with_entropies=with_entropies,
+            )
+            losses.append(values[0] if with_entropies else values)
+            if with_entropies:
+                entropies.append(values[1])
+        valid_BT = batch["teacher_labels"] != IGNORED_LABEL
+        entropy_BT = torch.cat(entropies, -1) if with_entropies else None
+        return TeacherLosses(torch.cat(losses, -1), valid_BT, entropy_BT)
 
     @torch.no_grad()
     def states(
@@ -162,36 +174,53 @@ class Objective:
         student_loss_BS = student_loss_BS.detach()
         valid_BS = batch["labels"] != IGNORED_LABEL
         if teacher is None:
-            none_BS, unmapped_BS = torch.zeros_like(student_loss_BS), torch.zeros_like(valid_BS)
-            own = (student_loss_BS, none_BS, valid_BS, unmapped_BS)
-            return TokenGuidance(*own, self._unguided(valid_BS, batch), none_BS[:, :0])
-        method, ranges_BS2 = self.method, batch["teacher_ranges"]
-        shares_BS3 = batch.get("teacher_shares")
-
-        def on_student(values_BT: Tensor) -> tuple[Tensor, Tensor]:
-            """Eq. 2, by every teacher, and one value of several teachers'."""
-            values_BS, mapped_BS = aggregate_teacher_losses(
-                values_BT, ranges_BS2, method.aggregation_in_effect, teacher.valid_BT, shares_BS3
+            none_BS = torch.zeros_like(student_loss_BS)
+            unmapped_BS = torch.zeros_like(valid_BS)
+            weight_BS = self._unguided(valid_BS, batch)
+            return TokenGuidance(
+                student_loss_BS, none_BS, valid_BS, unmapped_BS, weight_BS, none_BS[:, :0]
             )
-            teachers, how = values_BS.shape[1] // valid_BS.shape[1], method.teacher_reduction
-            return reduce_teachers(values_BS, mapped_BS, teachers, how, method.teacher_weights)
-
-        loss_BS, mapped_BS = on_student(teacher.loss_BT)
-        own = (student_loss_BS, loss_BS, valid_BS, mapped_BS)
-        if method.accepts:
-            return TokenGuidance(*own, accept_tokens(*own), teacher.loss_BT)
-        entropy_BS = None if teacher.entropy_BT is None else on_student(teacher.entropy_BT)[0]
-        weight_BS = select_tokens(
-            self._compared(student_loss_BS, valid_BS, batch),
-            loss_BS,
-            valid_BS,
-            mapped_BS,
-            top_k=method.top_k,
-            unmapped=method.unmapped,
-            scope=method.selection_scope,
-            entropy_BS=entropy_BS,
+        loss_BS, mapped_BS = self._on_student(teacher.loss_BT, batch, teacher)
+        if self.method.accepts:
+            weight_BS = accept_tokens(student_loss_BS, loss_BS, valid_BS, mapped_BS)
+        else:
+            entropy_BS = None
+            if teacher.entropy_BT is not None:
+                entropy_BS, _ = self._on_student(teacher.entropy_BT, batch, teacher)
+            weight_BS = select_tokens(
+                self._compared(student_loss_BS, valid_BS, batch),
+                loss_BS,
+                valid_BS,
+                mapped_BS,
+                top_k=self.method.top_k,
+                unmapped=self.method.unmapped,
+                scope=self.method.selection_scope,
+                entropy_BS=entropy_BS,
+            )
+        return TokenGuidance(
+            student_loss_BS, loss_BS, valid_BS, mapped_BS, weight_BS, teacher.loss_BT
         )
-        return TokenGuidance(*own, weight_BS, teacher.loss_BT)
+
+    def _on_student(
+        self, values_BT: Tensor, batch: Batch, teacher: TeacherLosses
+    ) -> tuple[Tensor, Tensor]:
+        """Eq. 2: give every student token [B, S] one value of all teachers, and say which have one.
+
+        Each teacher's values are aggregated over the range of a token; then those of several
+        teachers become one.
+        """
+        method = self.method
+        values_BS, mapped_BS = aggregate_teacher_losses(
+            values_BT,
+            batch["teacher_ranges"],
+            method.aggregation_in_effect,
+            teacher.valid_BT,
+            batch.get("teacher_shares"),
+        )
+        teachers = values_BS.shape[1] // batch["labels"].shape[1]
+        return reduce_teachers(
+            values_BS, mapped_BS, teachers, method.teacher_reduction, method.teacher_weights
+        )
 
     def _compared(self, student_loss_BS: Tensor, valid_BS: Tensor, batch: Batch) -> Tensor:
         """Return the losses of the student that are compared: its tokens', or their chunks'."""
@@ -200,10 +229,12 @@ class Objective:
         # Tokens of one chunk are equal, so they are chosen in their order:
         #     chunk  0 0 0 1 1 2        their ranges  [0, 3) [0, 3) [0, 3) [3, 5) [3, 5) [5, 6)
         chunk_BS = batch["chunk"]
-        edges = (torch.searchsorted(chunk_BS, chunk_BS, right=right) for right in (False, True))
-        ranges_BS2 = torch.stack(list(edges), -1)
-        how = self.method.aggregation
-        return aggregate_teacher_losses(student_loss_BS, ranges_BS2, how, valid_BS)[0]
+        first_BS = torch.searchsorted(chunk_BS, chunk_BS, right=False)
+        end_BS = torch.searchsorted(chunk_BS, chunk_BS, right=True)
+        ranges_BS2 = torch.stack([first_BS, end_BS], -1)
+        aggregation = self.method.aggregation
+        loss_BS, _ = aggregate_teacher_losses(student_loss_BS, ranges_BS2, aggregation, valid_BS)
+        return loss_BS
 
     def weights(self, selection: TokenGuidance) -> Tensor:
         """Return W of Eq. 3 [B, S]: as selected, and `unselected_weight` instead of 0."""
@@ -228,28 +259,32 @@ class Objective:
         if self.method.method == "kld":
             return [(batch["position_ids"], batch["labels"])]
         widths = batch["teacher_widths"]
-        both = (batch["teacher_position_ids"], batch["teacher_labels"])
-        return list(zip(*(torch.split(rows_BT, widths, -1) for rows_BT in both), strict=True))
+        positions = torch.split(batch["teacher_position_ids"], widths, -1)
+        labels = torch.split(batch["teacher_labels"], widths, -1)
+        return list(zip(positions, labels, strict=True))
 
     def pairs(self, batch: Batch) -> Pairs:
         """Pair student tokens with the teacher's, Eq. 5 and 6: the same, or the last of a range."""
         assert isinstance(self.teacher, OnlineTeacher)
         assert self.method.distance is not None
         weight = self.method.uld_weight if self.method.method == "uld" else 1.0
-        how = (self.method.distance, weight)
         valid_BS = batch["labels"] != IGNORED_LABEL
         if self.method.method == "kld":  # of one vocabulary: it reads what the student reads
-            rows = (batch["input_ids"], batch["position_ids"], student_segments(batch))
             token_R = first_tokens(valid_BS, label_tokens(batch))
-            return Pairs(self.teacher.states(*rows), token_R, token_R, token_R[:0], *how)
+            states = self.teacher.states(
+                batch["input_ids"], batch["position_ids"], student_segments(batch)
+            )
+            return Pairs(states, token_R, token_R, token_R[:0], self.method.distance, weight)
         ids_BT, ranges_BS2 = batch["teacher_input_ids"], batch["teacher_ranges"]
         (segments,) = teacher_segments(batch)
         states = self.teacher.states(ids_BT, batch["teacher_position_ids"], segments)
         paired_BS = valid_BS & (ranges_BS2[..., 0] != UNMAPPED)
         token_R = first_tokens(paired_BS, sum(batch["mapped_tokens"]))
         # Rows are concatenated:   row 0 [0 .. T)   row 1 [T .. 2T)   ...
-        # and a half-open range of row b ends at b * T + last, behind its last token.
+        # and a half-open range of row b ends at b * T + last, after its last token.
         row_B1 = torch.arange(len(ids_BT), device=ids_BT.device)[:, None]
         last_BS = row_B1 * ids_BT.shape[1] + ranges_BS2[..., 1] - 1
         alone_U = first_tokens(valid_BS & ~paired_BS, sum(batch["unmapped_tokens"]))
-        return Pairs(states, token_R, last_BS.flatten()[token_R], alone_U, *how)
+        return Pairs(
+            states, token_R, last_BS.flatten()[token_R], alone_U, self.method.distance, weight
+        )

@@ -30,7 +30,7 @@ class Head(NamedTuple):
     dtype: torch.dtype  # of the factors of the matrix products
 
     def cast(self) -> "Head":
-        """With the weight in the dtype of the products, once for all tiles."""
+        """Return a head whose weight is cast once, for all tiles."""
         return self._replace(weight_VD=self.weight_VD.to(self.dtype))
 
     @property
@@ -187,7 +187,7 @@ def scale_and_cap(config: PreTrainedConfig) -> tuple[float, float | None]:
 def output_embeddings(model: nn.Module) -> nn.Linear:
     """Return the linear layer that makes a model's logits; another, or none, is a ValueError."""
     if not isinstance(model, PreTrainedModel):
-        raise ValueError(_unsupported(model, "it is no transformers.PreTrainedModel"))
+        raise ValueError(_unsupported(model, "it is not a transformers.PreTrainedModel"))
     embeddings = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     # An adapter around the head is another kind too, and would be passed over.
     if not isinstance(embeddings, nn.Linear):
@@ -200,8 +200,8 @@ def output_embeddings(model: nn.Module) -> nn.Linear:
     return embeddings
 
 
-def _unsupported(model: nn.Module, found: str) -> str:
+def _unsupported(model: nn.Module, reason: str) -> str:
     return (
-        f"token losses cannot be computed for {type(model).__name__}: {found}. Expected a causal "
+        f"token losses cannot be computed for {type(model).__name__}: {reason}. Expected a causal "
         "language model of transformers, whose output embeddings are a torch.nn.Linear"
     )

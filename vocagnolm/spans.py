@@ -51,7 +51,7 @@ class Tokens:
 
     @classmethod
     def join(cls, values: Sequence[npt.ArrayLike], spans: Sequence[Spans], dtype: str) -> Tokens:
-        """Lay out what each text has."""
+        """Concatenate the tokens of texts."""
         flat = np.concatenate([[], *values], dtype=dtype, casting="unsafe")
         none = np.empty((0, 2), np.int64)
         return cls(flat, np.concatenate([none, *spans]), np.cumsum([0, *map(len, spans)]))
@@ -123,11 +123,13 @@ def encode_raw(
         count = len(id_list) if text else 0
         ids = np.array(id_list[:count], dtype=np.int32)
         spans = np.fromiter(chain.from_iterable(offsets), np.int64, 2 * count).reshape(count, 2)
-        if (wrong := find_disorder(spans)) is not None:
-            found = spans[max(wrong - 1, 0) : wrong + 1].tolist()
-            part = text[min(map(min, found)) : max(map(max, found))][:40]
+        wrong = find_disorder(spans)
+        if wrong is not None:
+            offsets = spans[max(wrong - 1, 0) : wrong + 1]
+            part = text[offsets.min() : offsets.max()][:40]
             raise ValueError(
-                f"{name} gives offsets that are not in the order of this text ({found} at token "
+                f"{name} gives offsets that are not in the order of this text "
+                f"({offsets.tolist()} at token "
                 f"{wrong}, in {part!r}): leave the text out, or, if most texts fail, use the "
                 "tokenizer that the model was published with"
             )
@@ -200,12 +202,14 @@ def _encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> T
     has_backend = texts and getattr(tokenizer, "backend_tokenizer", None)
     table = _token_bytes(tokenizer, len(tokenizer)) if has_backend else None
     if table is None:
-        raw = _by_offsets(tokenizer, texts)
-        return Tokens.join([one.ids for one in raw], [one.spans for one in raw], "int32")
-    found, others = _by_bytes(tokenizer, table, texts, contents)
-    for index, one in zip(others, _by_offsets(tokenizer, [texts[t] for t in others]), strict=True):
-        found.encoding(index).spans[:] = one.spans
-    return found
+        encodings = _by_offsets(tokenizer, texts)
+        ids = [encoding.ids for encoding in encodings]
+        return Tokens.join(ids, [encoding.spans for encoding in encodings], "int32")
+    tokens, unspelt = _by_bytes(tokenizer, table, texts, contents)
+    encodings = _by_offsets(tokenizer, [texts[index] for index in unspelt])
+    for index, encoding in zip(unspelt, encodings, strict=True):
+        tokens.encoding(index).spans[:] = encoding.spans
+    return tokens
 
 
 def _by_bytes(
@@ -218,11 +222,11 @@ def _by_bytes(
     backend = tokenizer.backend_tokenizer
     backend.encode_special_tokens = True
     batch = backend.encode_batch_fast(list(texts), add_special_tokens=False)
-    lists = [one.ids for one in batch]
-    edges = np.cumsum([0, *map(len, lists)])
-    ids = np.fromiter(chain.from_iterable(lists), np.int32, edges[-1])
-    spans, others = table.find(ids, edges, texts, contents)
-    return Tokens(ids, spans, edges), others
+    id_lists = [encoding.ids for encoding in batch]
+    edges = np.cumsum([0] + [len(ids) for ids in id_lists])
+    ids = np.fromiter(chain.from_iterable(id_lists), np.int32, edges[-1])
+    spans, unspelt = table.find(ids, edges, texts, contents)
+    return Tokens(ids, spans, edges), unspelt
 
 
 @lru_cache(maxsize=8)
@@ -233,12 +237,16 @@ def _token_bytes(tokenizer: PreTrainedTokenizerBase, size: int) -> TokenBytes | 
     """
     # Llama's tokenizers do not spell a text that begins with a space.
     probes = (_PROBE, " " + _PROBE)
-    wanted = _by_offsets(tokenizer, probes)
+    contents = [probe.encode() for probe in probes]
+    expected = _by_offsets(tokenizer, probes)
     for spell in (byte_level, sentencepiece):
         table = TokenBytes(tokenizer, spell)
-        found, others = _by_bytes(tokenizer, table, probes, [probe.encode() for probe in probes])
-        same = [np.array_equal(found.encoding(t).spans, one.spans) for t, one in enumerate(wanted)]
-        if 0 not in others and all(is_same or t in others for t, is_same in enumerate(same)):
+        tokens, unspelt = _by_bytes(tokenizer, table, probes, contents)
+        is_right = 0 not in unspelt
+        for index, encoding in enumerate(expected):
+            is_same = np.array_equal(tokens.encoding(index).spans, encoding.spans)
+            is_right = is_right and (is_same or index in unspelt)
+        if is_right:
             return table
     return None
 
@@ -289,8 +297,9 @@ def composed_ranges(text: str) -> list[tuple[int, int]]:
         composed = unicodedata.normalize("NFC", cluster)
         if len(composed) < len(cluster):
             # Marks at the end that stay as they are belong to no other character.
-            kept = len(composed) - 1
-            end = index - kept if cluster.endswith(composed[1:]) else index
+            end = index
+            if cluster.endswith(composed[1:]):
+                end -= len(composed) - 1
             ranges.append((start, end))
         start = index
     return ranges
@@ -300,9 +309,9 @@ def _begins_anew(cluster: str, character: str) -> bool:
     """Test whether a character is neither a mark of those before it nor composed with them."""
     if unicodedata.combining(character):
         return False
-    both = unicodedata.normalize("NFC", cluster + character)
+    together = unicodedata.normalize("NFC", cluster + character)
     apart = unicodedata.normalize("NFC", cluster) + unicodedata.normalize("NFC", character)
-    return both == apart
+    return together == apart
 
 
 def _filled(
@@ -321,16 +330,21 @@ def _filled(
 
 def encode_rendered(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
     """Tokenize rendered conversations as `apply_chat_template` does; spans cover all of it."""
-    found = encode_raw(tokenizer, texts, tokenizer_name(tokenizer), literal=False)
-    added = tokenizer.added_tokens_decoder.items()
-    # These take the white space of contents beside them: it is for other tokens.
-    greedy = {index: token.content for index, token in added if token.lstrip or token.rstrip}
-    for one, text in zip(found, texts, strict=True):
-        for at in np.flatnonzero(np.isin(one.ids, [*greedy])).tolist():
-            (start, end), name = one.spans[at].tolist(), greedy[int(one.ids[at])]
-            if (place := text.find(name, start, end)) >= 0:
-                one.spans[at] = place, place + len(name)
-    return _filled(tokenizer, found, texts)
+    encodings = encode_raw(tokenizer, texts, tokenizer_name(tokenizer), literal=False)
+    # Some special tokens take the white space next to them, which belongs to other tokens.
+    greedy_names = {}
+    for index, token in tokenizer.added_tokens_decoder.items():
+        if token.lstrip or token.rstrip:
+            greedy_names[index] = token.content
+    for encoding, text in zip(encodings, texts, strict=True):
+        is_greedy = np.isin(encoding.ids, list(greedy_names))
+        for token_index in np.flatnonzero(is_greedy).tolist():
+            start, end = encoding.spans[token_index].tolist()
+            name = greedy_names[int(encoding.ids[token_index])]
+            place = text.find(name, start, end)
+            if place >= 0:
+                encoding.spans[token_index] = place, place + len(name)
+    return _filled(tokenizer, encodings, texts)
 
 
 def fill_gaps(spans: Spans, text: str) -> Spans:

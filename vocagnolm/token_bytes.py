@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Bytes that stand for themselves in byte-level vocabularies; the others are U+0100 and following.
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_OTHERS = [byte for byte in range(0x100) if byte not in _PRINTABLE]
-_LETTERS = map(chr, [*_PRINTABLE, *range(0x100, 0x100 + len(_OTHERS))])
-_BYTE_LEVEL = dict(zip(_LETTERS, [*_PRINTABLE, *_OTHERS], strict=True))
+_PRINTABLE = list(range(0x21, 0x7F)) + list(range(0xA1, 0xAD)) + list(range(0xAE, 0x100))
+_UNPRINTABLE = [byte for byte in range(0x100) if byte not in _PRINTABLE]
+_BYTE_LEVEL = {chr(byte): byte for byte in _PRINTABLE}
+_BYTE_LEVEL |= {chr(0x100 + index): byte for index, byte in enumerate(_UNPRINTABLE)}
 _FALLBACK = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(0x100)}
 
 
@@ -67,21 +67,26 @@ class TokenBytes:
         at = np.repeat(self._starts[ids] - starts, sizes)
         at += np.arange(len(at))
         spelt = self._content[at].tobytes()
-        begin, own = np.append(0, ends)[edges], np.cumsum([0, *map(len, contents)])
-        parts = zip(begin.tolist(), begin[1:].tolist(), contents, strict=False)
-        wrong = [t for t, (a, b, text) in enumerate(parts) if spelt[a:b] not in (text, b" " + text)]
+        # Where each text begins: in the bytes of the tokens, and in the bytes of the texts.
+        begins = np.append(0, ends)[edges]
+        text_begins = np.cumsum([0] + [len(content) for content in contents])
+        wrong = []
+        for text, content in enumerate(contents):
+            spelt_text = spelt[begins[text] : begins[text + 1]]
+            if spelt_text != content and spelt_text != b" " + content:
+                wrong.append(text)
         # From bytes of the tokens to bytes of the texts, concatenated too: without that space.
         #
         #   tokens   _ a | b   b c | _ d       two of three texts have a space in front
         #   texts      a | b   b c |   d
         counts = np.diff(edges)
-        move = own[1:] - begin[1:]
-        starts = np.maximum(starts + np.repeat(move, counts), np.repeat(own[:-1], counts))
+        move = text_begins[1:] - begins[1:]
+        starts = np.maximum(starts + np.repeat(move, counts), np.repeat(text_begins[:-1], counts))
         ends = np.maximum(ends + np.repeat(move, counts), starts + 1)
         spans = np.stack((starts, ends - 1), axis=1)
         lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-        if lengths.sum() < own[-1]:
-            # Index of the character that has a byte; the first byte of each is no 10xxxxxx.
+        if lengths.sum() < text_begins[-1]:
+            # Index of the character that has a byte. The first byte of each is not 10xxxxxx.
             first = np.frombuffer(b"".join(contents), np.uint8) & 0xC0 != 0x80
             spans = np.take(np.cumsum(first) - 1, spans, mode="clip")
         spans[:, 1] += 1

@@ -61,24 +61,25 @@ class _TokenLoss(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         # Weight and bias are the head's: autograd sees arguments only, and what is saved.
         ctx.save_for_backward(hidden_ND, targets_N, weight_VD, bias_V)
-        ctx.head, ctx.weighted_tokens = head, weighted_tokens
+        ctx.head = head
+        ctx.weighted_tokens = weighted_tokens
         rows = rows_per_tile(len(read_M), head)
         head, tile_KV = head.cast(), head.tile(rows)
-        found = [
-            hidden_ND.new_full((len(targets_N),), torch.nan, dtype=head.sum_dtype)
-            for _ in range(1 + with_entropies)
-        ]
+        loss_N = hidden_ND.new_full((len(targets_N),), torch.nan, dtype=head.sum_dtype)
+        entropy_N = torch.full_like(loss_N, torch.nan) if with_entropies else None
         # A row's loss is -log P(target):
         #   hidden [N, D]   |tile 0|tile 1|...   ->   logits [K, V] of one tile   ->   loss [N]
         # The logits of the next tile take the memory of the last one's.
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for row_K in torch.split(read_M, rows)[: len(read_M)]:  # no tile of no rows
                 log_p_KV = log_softmax_(head.logits(hidden_ND[row_K], tile_KV))
-                found[0][row_K] = -log_p_KV.gather(-1, targets_N[row_K, None])[:, 0]
-                if with_entropies:
-                    found[1][row_K] = torch.special.entr(log_p_KV.exp_()).sum(-1)
-        ctx.mark_non_differentiable(*found[1:])
-        return tuple(found)
+                loss_N[row_K] = -log_p_KV.gather(-1, targets_N[row_K, None])[:, 0]
+                if entropy_N is not None:
+                    entropy_N[row_K] = torch.special.entr(log_p_KV.exp_()).sum(-1)
+        if entropy_N is None:
+            return (loss_N,)
+        ctx.mark_non_differentiable(entropy_N)
+        return loss_N, entropy_N
 
     @staticmethod
     @once_differentiable
@@ -203,13 +204,23 @@ def _token_losses(
         return instead(hidden_BTD, targets_BT, head)
     ignored_BT = targets_BT == IGNORED_LABEL
     read_M = first_tokens(~ignored_BT | (label_tokens is None), label_tokens)
-    given = (hidden_BTD.flatten(0, 1), head.weight_VD, head.bias_V, head)
-    rows = (targets_BT.flatten().clamp(min=0), read_M)
-    found: tuple[Tensor, ...] = _TokenLoss.apply(*given, *rows, weighted_tokens, with_entropies)  # type: ignore[no-untyped-call]
-    # Filled, not multiplied: an ignored row gets a gradient of exactly 0, even if its loss is NaN.
-    filled = (each_N.view_as(targets_BT).masked_fill(ignored_BT, 0.0) for each_N in found)
-    loss_BT, *entropy_BT = (by_predicted_token(each_BT).float() for each_BT in filled)
-    return (loss_BT, *entropy_BT) if with_entropies else loss_BT
+    values: tuple[Tensor, ...] = _TokenLoss.apply(  # type: ignore[no-untyped-call]
+        hidden_BTD.flatten(0, 1),
+        head.weight_VD,
+        head.bias_V,
+        head,
+        targets_BT.flatten().clamp(min=0),
+        read_M,
+        weighted_tokens,
+        with_entropies,
+    )
+    tokens = []
+    for value_N in values:
+        # Filled, not multiplied: an ignored row gets a gradient of exactly 0, even if its loss is
+        # NaN.
+        value_BT = value_N.view_as(targets_BT).masked_fill(ignored_BT, 0.0)
+        tokens.append(by_predicted_token(value_BT).float())
+    return tuple(tokens) if with_entropies else tokens[0]
 
 
 def by_predicted_token(values_BT: Tensor) -> Tensor:

@@ -122,15 +122,20 @@ def check_same_tokens(
 
     Ids that the teacher has beyond the student's are allowed, such as the 16 of Llemma.
     """
-    ours, theirs = student.get_vocab(), teacher.get_vocab()
-    largest = max(ours.values())
-    wrong = sorted(token for token, index in ours.items() if theirs.get(token) != index)
-    wrong = wrong or sorted(t for t, i in theirs.items() if t not in ours and i <= largest)
+    student_ids = student.get_vocab()
+    teacher_ids = teacher.get_vocab()
+    largest_id = max(student_ids.values())
+    wrong = [token for token, index in student_ids.items() if teacher_ids.get(token) != index]
+    if not wrong:
+        for token, index in teacher_ids.items():
+            if token not in student_ids and index <= largest_id:
+                wrong.append(token)
+    wrong.sort()
     if wrong:
         raise ValueError(
-            f"--method {method} needs a teacher with the student's vocabulary of {len(ours):,} "
-            f"tokens, found {len(wrong):,} that are not the same in {teacher.name_or_path} "
-            f"({', '.join(map(repr, wrong[:3]))}): use --method uld or vocagnolm"
+            f"--method {method} needs a teacher with the student's vocabulary of "
+            f"{len(student_ids):,} tokens, found {len(wrong):,} that are not the same in "
+            f"{teacher.name_or_path} ({', '.join(map(repr, wrong[:3]))}): use --method uld or vocagnolm"
         )
     if encode(student, PROBE).ids.tolist() != encode(teacher, PROBE).ids.tolist():
         raise ValueError(

@@ -93,3 +93,20 @@ def test_nothing_is_told_where_the_hub_answers_or_is_not_asked(
         # Once, even where it answers that there is nothing.
         assert len(stand_in.requests) == 1
     assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("cached", "name", "is_cached"),
+    [
+        ("org___fine_math-4plus", "org/FineMath-4plus", True),
+        ("org___name", "org/name", True),
+        ("org___other", "org/name", False),
+    ],
+)
+def test_cached_data_set_is_the_one_that_is_named(
+    cached: str, name: str, is_cached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / cached).mkdir()
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    assert hub._is_cached(name, "dataset") == is_cached
+    assert not hub._is_cached(name, "model")

@@ -366,7 +366,7 @@ def test_log_reports_what_a_slow_count_finds(
     ("options", "with_teacher", "message"),
     [
         ({}, False, "method vocagnolm needs a teacher"),
-        ({"method": "cpt"}, True, "method cpt has no use for a teacher"),
+        ({"method": "cpt"}, True, "method cpt does not use a teacher"),
         ({"method": "kld", "teacher": StoredTeacher()}, False, "method kld compares distrib"),
         ({"method": Method("chunk", chunks=8)}, True, r"PackedCollator\(..., chunks=8\)"),
         ({"data_collator": PackedCollator(MAX_LENGTH, chunks=8)}, True, "chunks=None"),

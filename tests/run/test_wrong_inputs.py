@@ -39,7 +39,7 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     ((*T, "--max_steps", "0"), "--max_steps 0 makes no update"),
     # Teachers.
     ((), "--method vocagnolm needs a teacher: give --teacher or"),
-    ((*T, "--method", "cpt"), "--method cpt has no use for a teacher"),
+    ((*T, "--method", "cpt"), "--method cpt does not use a teacher"),
     ((*T, "--method", "chunk", "--chunks", "9999"), "--chunks 9999 exceeds --max_length 2048"),
     (("--teacher_losses", "s", "--method", "kld"), "--method kld compares distributions"),
     ((*T, "--teacher_losses", "s"), "--teacher and --teacher_losses exclude each other"),

@@ -361,7 +361,7 @@ def test_unfinished_and_strange_manifests_are_no_store(tmp_path: Path) -> None:
     for old, new, message in (
         ('"format": 1', '"format": 2', "has format 2, not 1"),
         ("shard-00001", "../shard-00001", "names ../shard-00001.arrow, which is a path"),
-        ("{", "", "is no JSON"),
+        ("{", "", "is not JSON"),
     ):
         path.write_text(content.replace(old, new, 1))
         with pytest.raises(ValueError, match=message):

@@ -141,9 +141,9 @@ def merge_adapters(
 
     wrapped = _wrap(model, config)
     expected = {name: w.shape for name, w in get_peft_model_state_dict(wrapped).items()}
-    found = {name: weight.shape for name, weight in state.items()}
-    if expected != found:
-        wrong = sorted(dict(expected.items() ^ found.items()))
+    shapes = {name: weight.shape for name, weight in state.items()}
+    if expected != shapes:
+        wrong = sorted(dict(expected.items() ^ shapes.items()))
         raise ValueError(
             f"the adapters do not fit {model.name_or_path}: {len(wrong)} of their weights are "
             f"missing, too many or of another shape, such as {wrong[0]}"

@@ -3,7 +3,7 @@
 import hashlib
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -31,8 +31,18 @@ NO_LIMIT = sys.maxsize
 # Patterns of a model's files.
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 _MODEL_FILES = (
-    *("config.json", "generation_config.json", "adapter_config.json", "*.py", *_WEIGHT_FILES),
-    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "*.py",
+    "*.safetensors",
+    "pytorch_model*.bin",
+    "adapter_model.bin",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
     "*.model",
 )
 
@@ -53,7 +63,7 @@ class ModelSource:
     loaded: PreTrainedModel | None = None
 
     @property
-    def _shown(self) -> str:
+    def _named(self) -> str:
         return f"{'' if self.role == 'checkpoint' else '--'}{self.role} {self.name}"
 
     def config(self) -> PreTrainedConfig:
@@ -63,11 +73,11 @@ class ModelSource:
             return self.loaded.config
         if is_adapter(self.name):
             raise ValueError(
-                f"{self._shown} holds adapters: merge them with their model by vocagnolm export"
+                f"{self._named} holds adapters: merge them with their model by vocagnolm export"
             )
         options = {"attn_implementation": self.attn_implementation}
-        found: PreTrainedConfig = self._from_pretrained(AutoConfig, **options)
-        return found
+        config: PreTrainedConfig = self._from_pretrained(AutoConfig, **options)
+        return config
 
     def check_weights(self) -> None:
         """Reject weights on disk that are absent or cut off; only their ends are read."""
@@ -79,20 +89,22 @@ class ModelSource:
             if not isinstance(config, str):
                 return
             directory, is_cached = Path(config).parent, True
-        found = {path.name for pattern in _WEIGHT_FILES for path in directory.glob(pattern)}
+        present = _names_in(directory, _WEIGHT_FILES)
         needed: set[str] = set()
         # In this order transformers looks for them, and takes the first.
         for name in ("model.safetensors", "pytorch_model.bin"):
             index = json_or_empty(directory / f"{name}.index.json").get("weight_map", {})
-            needed = needed or {name} & found or {*index.values()}
+            needed = needed or {name} & present or set(index.values())
         # What the cache lacks is downloaded, where that is allowed.
-        if (not found or needed - found) and not (is_cached and not constants.HF_HUB_OFFLINE):
-            lacks = min(needed - found, default="files of weights (*.safetensors)")
-            raise ValueError(f"{self._shown} lacks {lacks}: give the complete checkpoint")
-        for name in sorted(needed & found):
-            if reason := _fault(directory / name):
+        may_download = is_cached and not constants.HF_HUB_OFFLINE
+        if (not present or needed - present) and not may_download:
+            lacking = min(needed - present, default="files of weights (*.safetensors)")
+            raise ValueError(f"{self._named} lacks {lacking}: give the complete checkpoint")
+        for name in sorted(needed & present):
+            reason = _fault(directory / name)
+            if reason:
                 raise ValueError(
-                    f"{self._shown}: {name} is cut off or damaged ({reason}): get it again"
+                    f"{self._named}: {name} is cut off or damaged ({reason}): get it again"
                 )
 
     def check_packages(self) -> None:
@@ -102,7 +114,7 @@ class ModelSource:
         settings = getattr(self.config(), "quantization_config", None)
         if settings is not None:
             settings = settings if isinstance(settings, dict) else settings.to_dict()
-            check_quantizer(settings, f"{self._shown}, which is quantized,")
+            check_quantizer(settings, f"{self._named}, which is quantized,")
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Load its tokenizer, slow or fast, untested."""
@@ -134,12 +146,16 @@ class ModelSource:
             options |= {"quantization_config": quantization, "device_map": {"": device}}
         model: PreTrainedModel
         model, report = self._from_pretrained(AutoModelForCausalLM, **options)
-        absent = sorted({*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])})
+        keys = set(report["missing_keys"])
+        keys |= {mismatch[0] for mismatch in report["mismatched_keys"]}
+        absent = sorted(keys)
         if absent:
-            shown = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
+            examples = ", ".join(absent[:3])
+            if len(absent) > 3:
+                examples += ", ..."
             raise ValueError(
-                f"{self._shown}: {len(absent)} weights are not in the checkpoint, or have another "
-                f"shape there, and would be random ({shown}): use the complete checkpoint"
+                f"{self._named}: {len(absent)} weights are not in the checkpoint, or have another "
+                f"shape there, and would be random ({examples}): use the complete checkpoint"
             )
         return model
 
@@ -176,20 +192,21 @@ class ModelSource:
         if self.loaded is not None:
             return self.loaded
         with torch.device("meta"):
-            made: PreTrainedModel = self._call(AutoModelForCausalLM.from_config, config)
-        return made
+            model: PreTrainedModel = self._call(AutoModelForCausalLM.from_config, config)
+        return model
 
     def _from_pretrained(self, kind: Any, **options: object) -> Any:
-        options |= {"revision": self.revision or "main", **self.init_kwargs}
+        options["revision"] = self.revision or "main"
+        options |= self.init_kwargs
         return self._call(kind.from_pretrained, self.name, **options)
 
-    def _call(self, function: Callable[..., Any], *given: object, **options: object) -> Any:
+    def _call(self, function: Callable[..., Any], *args: object, **options: object) -> Any:
         """Name the model in the errors of transformers, and keep one of their many lines."""
         try:
-            return function(*given, trust_remote_code=self.trust_remote_code, **options)
+            return function(*args, trust_remote_code=self.trust_remote_code, **options)
         except (OSError, ValueError, ImportError, RuntimeError) as error:
             why = str(error).strip().partition("\n")[0]
-            raise ValueError(f"{self._shown} cannot be loaded: {why}{advice(error)}") from error
+            raise ValueError(f"{self._named} cannot be loaded: {why}{advice(error)}") from error
 
 
 def _fault(weights: Path) -> str:
@@ -199,7 +216,7 @@ def _fault(weights: Path) -> str:
         with weights.open("rb") as file:
             start = file.read(1)
         is_whole = zipfile.is_zipfile(weights) if start == b"P" else start == b"\x80"
-        return "" if is_whole else "no file of torch.save"
+        return "" if is_whole else "not a file of torch.save"
     try:
         # It compares a header with its file's size.
         with safe_open(weights, "numpy"):
@@ -231,8 +248,16 @@ def revision_of(model: str, config: PreTrainedConfig | None) -> str:
 
 def model_files(directory: Path) -> list[str]:
     """List the files of a model and its tokenizer; a directory of a run holds much else."""
-    found = {path for pattern in _MODEL_FILES for path in directory.glob(pattern)}
-    return sorted(path.name for path in found if path.is_file())
+    names = _names_in(directory, _MODEL_FILES)
+    return sorted(name for name in names if (directory / name).is_file())
+
+
+def _names_in(directory: Path, patterns: Sequence[str]) -> set[str]:
+    """Return the names in a directory that match one of some patterns."""
+    names = set()
+    for pattern in patterns:
+        names |= {path.name for path in directory.glob(pattern)}
+    return names
 
 
 def context_length(config: PreTrainedConfig) -> int:
@@ -273,10 +298,15 @@ def check_distinct(
     """Reject one set of weights under two tokenizers: at least one of them would read nonsense."""
     if student_tokenizer.get_vocab() == teacher_tokenizer.get_vocab():
         return
-    embeddings: list[Any] = [model.get_input_embeddings() for model in (student, teacher)]
-    ours, theirs = (layer.weight.data for layer in embeddings)
+    student_embeddings: Any = student.get_input_embeddings()
+    teacher_embeddings: Any = teacher.get_input_embeddings()
+    student_weight = student_embeddings.weight.data
+    teacher_weight = teacher_embeddings.weight.data
+    if student_weight.shape != teacher_weight.shape:
+        return
     # The teacher may have been loaded in a narrower dtype.
-    if ours.shape == theirs.shape and torch.equal(ours.to(theirs.device, theirs.dtype), theirs):
+    narrowed = student_weight.to(teacher_weight.device, teacher_weight.dtype)
+    if torch.equal(narrowed, teacher_weight):
         raise ValueError(
             f"{student.name_or_path} and {teacher.name_or_path} are the same model, but their "
             "tokenizers differ: give both the model's own (--student_tokenizer, "

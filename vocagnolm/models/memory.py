@@ -137,11 +137,11 @@ def student_memory(student: Sizes, layout: Layout, tokens: float) -> dict[str, f
     # PyTorch makes a mask of numbers in every layer, and transformers repeats keys and values.
     if layout.mask:
         layer += 2 * layout.mask + 4 * (student.hidden - student.keys)
-    kept = student.layers * layer
+    activations = student.layers * layer
     # The inputs of all layers, and one layer made again.
     if layout.recomputes:
-        kept = student.layers * of_input * student.hidden + layer
-    parts["activations"] = tokens * kept
+        activations = student.layers * of_input * student.hidden + layer
+    parts["activations"] = tokens * activations
     parts["output head"] = _head_memory(student, layout, tokens)
     return parts
 

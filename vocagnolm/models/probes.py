@@ -49,20 +49,21 @@ def check_packing(
         # plain        0 1 2 3 4 5 6 7 ...
         # restarting   0 1 2 3 4 0 1 2 ...
         plain = torch.arange(16, device=ids.device).expand(2, -1)
-        restarting = torch.stack([torch.cat([plain[0, :n] for n in row]) for row in documents])
+        restarting = torch.stack([_restarting(plain[0], lengths) for lengths in documents])
         labels = ids.masked_fill(restarting == 0, IGNORED_LABEL)
         crossing = losses(ids, plain, labels, [16, 16])
         if crosses:
             return
         packed = losses(ids, restarting, labels, sum(documents, ()))
-        alone = [
-            losses(one, plain[:1, :n], one, [n])
-            for row, lengths in zip(ids, documents, strict=True)
-            for n, one in zip(lengths, row[None].split_with_sizes(lengths, 1), strict=True)
-        ]
+        alone = []
+        for row, lengths in zip(ids, documents, strict=True):
+            for document in row[None].split_with_sizes(lengths, 1):
+                length = document.shape[1]
+                alone.append(losses(document, plain[:1, :length], document, [length]))
     separate = torch.cat(alone, dim=1).view_as(packed)
     require_finite(model, packed, crossing, separate)
-    error, scale = (float((found - separate).abs().max()) for found in (packed, crossing))
+    error = float((packed - separate).abs().max())
+    scale = float((crossing - separate).abs().max())
     # Rounding differs between shapes. Below the floor even crossing looks like isolation, as in
     # some untrained models; a small share of the scale still shows the leak of one layer in many.
     inner = inner_model(model)
@@ -79,3 +80,8 @@ def check_packing(
             f"of the same documents alone (by {scale:.2g} when attention crosses on purpose): "
             f"{way_out}accept it with --attend_across_documents, or take another model"
         )
+
+
+def _restarting(positions: Tensor, lengths: Iterable[int]) -> Tensor:
+    """Concatenate position ids that restart with every document of a row."""
+    return torch.cat([positions[:length] for length in lengths])

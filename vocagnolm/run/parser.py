@@ -85,7 +85,7 @@ class Parser(OneLineErrors, HfArgumentParser):
         self._groups: dict[str, Any] = {}
         for part in parts:
             group = self.add_argument_group(part._argument_group_name)
-            self._groups |= {each.name: group for each in fields(part)}
+            self._groups |= {field.name: group for field in fields(part)}
         for kind in types:
             self._add_dataclass_arguments(kind)
         self.dataclass_types = list(types)
@@ -113,15 +113,16 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         default = action.default
         if default is None or default is False or default == "":
             return action.help
-        shown = " ".join(map(str, default)) if isinstance(default, list) else default
-        return f"{action.help or ''} [{shown}]".strip()
+        if isinstance(default, list):
+            default = " ".join(map(str, default))
+        return f"{action.help or ''} [{default}]".strip()
 
 
 def check(argv: Sequence[str]) -> tuple[str | None, list[str], list[Any]]:
     """Make all checks of a command line that need no torch, which takes seconds to import.
 
     Returns:
-        The file of `--config`; its options as flags, and the command line's behind them; the
+        The file of `--config`; its options as flags, followed by those of the command line; the
         dataclasses of `OPTIONS` and a namespace of the other options.
 
     Raises:
@@ -182,15 +183,15 @@ def _parse(argv: Sequence[str], *, on_hub: bool) -> Job:
         run.per_device_train_batch_size and run.gradient_accumulation_steps
     ):
         flags = [f"--global_batch_tokens={PAPER_TOKENS}", *flags]
-    made: Any = _full_parser().parse_args_into_dataclasses(flags, look_for_args_file=False)
-    model, data, args, _ = made
+    parsed: Any = _full_parser().parse_args_into_dataclasses(flags, look_for_args_file=False)
+    model, data, args, _ = parsed
     if args.eval_strategy != "no" and not evaluates:
         raise ValueError("--eval_strategy needs --eval_fraction or --eval_dataset")
     args.output_dir = args.output_dir or model.output_dir(args.method)
     job = Job(model, data, args, recipe)
-    others = options[-1]
+    namespace = options[-1]
     for name, reason in ALWAYS_ON.items():
-        if vars(others)[name] is not None:
+        if getattr(namespace, name) is not None:
             log_main(f"warning: --{name} has no effect: {reason}")
     return job
 
@@ -204,16 +205,19 @@ def _full_parser() -> Parser:
 
 def _check_names(parser: Parser, words: Sequence[str]) -> None:
     """Raise a ValueError for an option that neither a parser nor Trainer knows; skip values."""
-    names = trainer_fields()
-    known = {*parser._option_string_actions, *(f"--{no}{x}" for x in names for no in ("", "no_"))}
+    known_options = set(parser._option_string_actions)
+    for name in trainer_fields():
+        known_options |= {f"--{name}", f"--no_{name}"}
     for word in parser.parse_known_args(words)[1]:
         option = "--" + word.partition("=")[0][2:].replace("-", "_")
-        if word.startswith("--") and option not in known:
-            here = OTHER_NAMES.get(option[2:])
-            if not here:
-                raise ValueError(f"unknown option {option}{near(option, known)}")
-            here = f"here it is {here}" if here.startswith("--") else here
-            raise ValueError(f"unknown option {option}: {here}")
+        if not word.startswith("--") or option in known_options:
+            continue
+        answer = OTHER_NAMES.get(option[2:])
+        if not answer:
+            raise ValueError(f"unknown option {option}{near(option, known_options)}")
+        if answer.startswith("--"):
+            answer = f"here it is {answer}"
+        raise ValueError(f"unknown option {option}: {answer}")
 
 
 def trainer_fields(source: Path = _TRANSFORMERS / "training_args.py") -> list[str]:
@@ -224,5 +228,5 @@ def trainer_fields(source: Path = _TRANSFORMERS / "training_args.py") -> list[st
     if "output_dir" not in names:
         from transformers import TrainingArguments
 
-        names = [each.name for each in fields(TrainingArguments)]
+        names = [field.name for field in fields(TrainingArguments)]
     return names
