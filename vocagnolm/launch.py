@@ -73,8 +73,8 @@ def _run(words: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     arguments = launch_command_parser().parse_args(words)
-    # For SIGINT and SIGTERM torchrun kills every worker after 30 s, saved or not. `_forward` handles
-    # them instead.
+    # After SIGINT or SIGTERM torchrun kills every worker within 30 s, saved or not. `_forward`
+    # handles them instead.
     arguments.signals_to_handle = "SIGHUP,SIGQUIT"
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _forward)

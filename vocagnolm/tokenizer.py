@@ -135,7 +135,8 @@ def check_same_tokens(
         raise ValueError(
             f"--method {method} needs a teacher with the student's vocabulary of "
             f"{len(student_ids):,} tokens, found {len(wrong):,} that are not the same in "
-            f"{teacher.name_or_path} ({', '.join(map(repr, wrong[:3]))}): use --method uld or vocagnolm"
+            f"{teacher.name_or_path} ({', '.join(map(repr, wrong[:3]))}): use --method uld or "
+            "vocagnolm"
         )
     if encode(student, PROBE).ids.tolist() != encode(teacher, PROBE).ids.tolist():
         raise ValueError(
