@@ -46,10 +46,11 @@ from vocagnolm.texts import (
 
 logger = logging.getLogger(__name__)
 
-# Columns are looked for in the first rows of a JSON file, of so many bytes.
+# Columns are looked for in this many bytes of the first rows of a JSON file.
 _HEAD_BYTES = 10 << 20
-# A table that is written at once.
-_TABLE_BYTES, _TABLE_ROWS = 10 << 20, 10_000
+# The most that is written as one table.
+_TABLE_BYTES = 10 << 20
+_TABLE_ROWS = 10_000
 
 
 def load_corpus(
@@ -63,12 +64,12 @@ def load_corpus(
     """Load the documents of `dataset`, in a stable order, as a dataset with a column `text`.
 
     Conversations, which are known by their columns, have more. A `text_column` that is given holds
-    documents, whatever columns there are beside it.
+    documents, whatever other columns there are.
 
     `dataset` is a file (JSON lines, JSON, Parquet, Arrow, CSV, text; each may be compressed), a
     directory, which is read as `datasets.load_dataset` reads it (`vocagnolm.files`), or the name of
     a dataset on the hub. Every `.txt` file is one document. A document that is empty or not text,
-    and a line that is no JSON, keep their places: they are skipped, with their reasons, when the
+    and a line that is not JSON, keep their places: they are skipped, with their reasons, when the
     corpus is aligned. Where there are such rows, a column `fault` has the reasons, or null.
 
     Without a split, that of a directory is read which is held out, if there is one.
@@ -86,7 +87,7 @@ def load_corpus(
         by_split[name] = _read_files(paths, text_column, f"{option} {files.root}", option)
     instruction = split or next(iter(by_split))
     if splits_of(instruction) == ["all"]:
-        return joined([*by_split.values()], f"{option} {dataset}")
+        return joined(list(by_split.values()), f"{option} {dataset}")
     try:
         sizes = {name: len(corpus) for name, corpus in by_split.items()}
         parts = datasets.ReadInstruction.from_spec(instruction).to_absolute(sizes)
@@ -151,7 +152,7 @@ def _local_path(dataset: str, option: str) -> Path | None:
 
 
 def _read_files(
-    files: Sequence[Path], text_column: str | None, shown: str, option: str
+    files: Sequence[Path], text_column: str | None, source: str, option: str
 ) -> datasets.Dataset:
     corpora = []
     # One by one, since their formats and other columns may differ.
@@ -160,34 +161,38 @@ def _read_files(
         if len(corpus):
             corpora.append(corpus)
     if not corpora:
-        raise ValueError(f"{shown} cannot be read: it holds no documents")
+        raise ValueError(f"{source} cannot be read: it holds no documents")
     if len({is_conversations(corpus) for corpus in corpora}) > 1:
-        raise ValueError(f"{shown}: holds conversations and documents: give one directory for each")
-    return joined(corpora, shown)
+        raise ValueError(
+            f"{source}: holds conversations and documents: give one directory for each"
+        )
+    return joined(corpora, source)
 
 
-def _read_file(file: Path, text_column: str | None, shown: str) -> datasets.Dataset:
+def _read_file(file: Path, text_column: str | None, source: str) -> datasets.Dataset:
     """Read the documents or conversations of a file, and cache them."""
     kind, name = kind_of(file), str(file)
     if kind == "json":
-        return _read_json(file, text_column, shown)
+        return _read_json(file, text_column, source)
     if kind == "text":
-        columns_to_read([TEXT], text_column, shown)
-        return _cached(file, [TEXT], _text_table(file), shown)
+        columns_to_read([TEXT], text_column, source)
+        return _cached(file, [TEXT], _text_table(file), source)
     if kind == "parquet":
-        names = _try(lambda: pq.read_schema(file).names, shown)
-        columns = columns_to_read(names, text_column, shown)
-        corpus = _load("parquet", shown, file, columns=columns)
+        names = _try(lambda: pq.read_schema(file).names, source)
+        columns = columns_to_read(names, text_column, source)
+        corpus = _load("parquet", source, file, columns=columns)
     elif kind == "arrow":
-        corpus = _load("arrow", shown, file)
-        corpus = corpus.select_columns(columns_to_read(corpus.column_names, text_column, shown))
+        corpus = _load("arrow", source, file)
+        corpus = corpus.select_columns(columns_to_read(corpus.column_names, text_column, source))
     else:
         separator = "\t" if ".tsv" in [suffix.lower() for suffix in file.suffixes] else ","
-        names = _try(lambda: _header(file, separator), shown)
-        columns = columns_to_read(names, text_column, shown)
-        # As text, whatever it looks like, and no word is null.
+        names = _try(lambda: _header(file, separator), source)
+        columns = columns_to_read(names, text_column, source)
+        # Every value is text, whatever it looks like, and no word stands for null.
         corpus = _load(
-            *("csv", shown, file),
+            "csv",
+            source,
+            file,
             sep=separator,
             usecols=columns,
             features=datasets.Features(dict.fromkeys(columns, STRING)),
@@ -202,54 +207,57 @@ def _header(file: Path, separator: str) -> list[str]:
     return [str(name) for name in row.iloc[0]]
 
 
-def _try(read: Any, shown: str) -> Any:
+def _try(read: Any, source: str) -> Any:
     try:
         return read()
     # A broken file can raise anything: what decompression raises comes as it is.
     except Exception as error:
-        if full := disk_fault(error) or (error.__cause__ and disk_fault(error.__cause__)):
-            # Not of the file, but of the place that it is read into.
+        full_disk = disk_fault(error)
+        if not full_disk and error.__cause__:
+            full_disk = disk_fault(error.__cause__)
+        if full_disk:
+            # The fault is not in the file, but in the place that it is read into.
             cache = datasets.config.HF_DATASETS_CACHE
             advice = "Free some room, or set HF_DATASETS_CACHE to another disk"
-            raise FullDiskError(f"{cache} cannot be written to: {full}. {advice}") from error
+            raise FullDiskError(f"{cache} cannot be written to: {full_disk}. {advice}") from error
         # The library wraps the error whose message helps the user.
         reason = " ".join(str(error.__cause__ or error).split())
         if not reason or "corresponds to no data" in reason:
             reason = "it holds no documents, or is cut off"
         if reason.startswith("--text_column"):
             raise ValueError(reason) from error
-        raise ValueError(f"{shown} cannot be read: {reason}") from error
+        raise ValueError(f"{source} cannot be read: {reason}") from error
 
 
-def _load(builder: str, shown: str, file: Path, **options: Any) -> datasets.Dataset:
+def _load(builder: str, source: str, file: Path, **options: Any) -> datasets.Dataset:
     # Escaped, since file names count as patterns.
-    return _read(builder, shown, data_files=glob.escape(str(file)), split="train", **options)
+    return _read(builder, source, data_files=glob.escape(str(file)), split="train", **options)
 
 
 def _read_hub(dataset: str, option: str, **options: object) -> datasets.Dataset:
-    shown = f"{option} {dataset} (no file or directory here, so a hub dataset)"
-    return _read(dataset, shown, **options)
+    source = f"{option} {dataset} (no file or directory here, so a hub dataset)"
+    return _read(dataset, source, **options)
 
 
-def _read(builder: str, shown: str, **options: Any) -> datasets.Dataset:
+def _read(builder: str, source: str, **options: Any) -> datasets.Dataset:
     # Its errors come back as one line.
     logging.getLogger("datasets").setLevel(logging.CRITICAL)
-    return _try(lambda: datasets.load_dataset(builder, **options), shown)
+    return _try(lambda: datasets.load_dataset(builder, **options), source)
 
 
 def _cached(
-    file: Path, columns: Sequence[str], tables: Iterator[pa.Table], shown: str
+    file: Path, columns: Sequence[str], tables: Iterator[pa.Table], source: str
 ) -> datasets.Dataset:
     """Write the tables of a file into the cache of `datasets`, if they are not there."""
     status = file.stat()
-    key = (str(file.absolute()), status.st_size, status.st_mtime_ns, *columns, FORMAT)
+    key = (str(file.absolute()), status.st_size, status.st_mtime_ns) + tuple(columns) + (FORMAT,)
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
     directory = Path(datasets.config.HF_DATASETS_CACHE, "vocagnolm", name)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "rows.arrow"
     with FileLock(f"{path}.lock"):
         if not path.exists():
-            _try(lambda: _write(tables, directory / "incomplete", path), shown)
+            _try(lambda: _write(tables, directory / "incomplete", path), source)
     corpus = datasets.Dataset.from_file(str(path))
     corpus._fingerprint = name
     return without_faults(corpus)
@@ -262,12 +270,11 @@ def _write(tables: Iterator[pa.Table], incomplete: Path, path: Path) -> None:
     if first is not None and "roles" in first.column_names:
         features = CONVERSATION_FEATURES
     with ArrowWriter(path=str(incomplete), features=features) as writer:
-        for table in [first] if first is not None else []:
-            writer.write_table(table)
+        if first is None:
+            first = features.arrow_schema.empty_table()
+        writer.write_table(first)
         for table in tables:
             writer.write_table(table)
-        if first is None:
-            writer.write_table(features.arrow_schema.empty_table())
         writer.finalize()
     incomplete.replace(path)
 
@@ -284,18 +291,19 @@ def _text_table(file: Path) -> Iterator[pa.Table]:
     yield pa.table(row, DOCUMENT_FEATURES.arrow_schema)
 
 
-def _read_json(file: Path, text_column: str | None, shown: str) -> datasets.Dataset:
+def _read_json(file: Path, text_column: str | None, source: str) -> datasets.Dataset:
     rows = read_rows(file)
-    head, columns = _try(lambda: _head(rows), shown)
+    head, columns = _try(lambda: _head(rows), source)
     if not head:
         return datasets.Dataset.from_dict({TEXT: []}, datasets.Features({TEXT: STRING}))
     if not columns:
         number, _, reason = head[0]
-        raise ValueError(f"{shown}: none of its lines is a JSON object (line {number}: {reason})")
-    names = columns_to_read(columns, text_column, shown)
+        raise ValueError(f"{source}: none of its lines is a JSON object (line {number}: {reason})")
+    names = columns_to_read(columns, text_column, source)
     is_turns = not text_column and bool(conversation_columns(columns))
-    # By the columns that are read: one that is named is the same as one that is found.
-    return _cached(file, names, _json_tables(file, chain(head, rows), names, is_turns), shown)
+    # The key has the columns that are read, so that a column that is named and one that is found
+    # share a cache.
+    return _cached(file, names, _json_tables(file, chain(head, rows), names, is_turns), source)
 
 
 def _json_tables(
@@ -303,21 +311,22 @@ def _json_tables(
 ) -> Iterator[pa.Table]:
     """Make tables of the documents of a JSON file, or of its conversations."""
     schema = (CONVERSATION_FEATURES if is_turns else DOCUMENT_FEATURES).arrow_schema
-    made: list[dict[str, Any]] = []
-    taken = 0
+    documents: list[dict[str, Any]] = []
+    read_bytes = 0
     for number, size, row in rows:
         if isinstance(row, str):
-            made.append(no_conversation(f"{file.name}:{number}: {row}"))
+            documents.append(no_conversation(f"{file.name}:{number}: {row}"))
         elif is_turns:
-            made.append(read_row({name: row.get(name) for name in names}))
+            documents.append(read_row({name: row.get(name) for name in names}))
         else:
             text, fault = document_of(row.get(names[0]))
-            made.append({TEXT: text, FAULT: fault})
-        taken += size
-        if taken > _TABLE_BYTES or len(made) == _TABLE_ROWS:
-            yield _table_of(made, schema)
-            made, taken = [], 0
-    yield _table_of(made, schema)
+            documents.append({TEXT: text, FAULT: fault})
+        read_bytes += size
+        if read_bytes > _TABLE_BYTES or len(documents) == _TABLE_ROWS:
+            yield _table_of(documents, schema)
+            documents = []
+            read_bytes = 0
+    yield _table_of(documents, schema)
 
 
 def _table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
@@ -326,13 +335,15 @@ def _table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
 
 def _head(rows: Iterator[Row]) -> tuple[list[Row], list[str]]:
     """Take the first rows, and list their columns."""
-    head, taken = [], 0
+    head = []
+    read_bytes = 0
+    # A dict keeps the order in which columns are met.
     columns: dict[str, None] = {}
     for number, size, row in rows:
         head.append((number, size, row))
         if isinstance(row, dict):
             columns |= dict.fromkeys(row)
-        taken += size
-        if taken > _HEAD_BYTES:
+        read_bytes += size
+        if read_bytes > _HEAD_BYTES:
             break
-    return head, [*columns]
+    return head, list(columns)

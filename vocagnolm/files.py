@@ -8,10 +8,11 @@ import glob
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from datasets.data_files import (
     FILES_TO_IGNORE,
@@ -25,18 +26,21 @@ from huggingface_hub import DatasetCardData, metadata_load
 TRAIN = "train"
 # How files are read, by how their names end, before the ending of a compression.
 _KINDS = {
-    **dict.fromkeys((".jsonl", ".json", ".ndjson"), "json"),
+    ".jsonl": "json",
+    ".json": "json",
+    ".ndjson": "json",
     ".parquet": "parquet",
     ".arrow": "arrow",
-    **dict.fromkeys((".csv", ".tsv"), "csv"),
+    ".csv": "csv",
+    ".tsv": "csv",
     ".txt": "text",
 }
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst", ".zstd")
-# Formats that are read together; a directory's is the first that it has, and the others are notes
-# and licences beside its data.
+# Formats that are read together. A directory is read in the first of these that it has: the others
+# are notes and licences next to its data.
 _TOGETHER = ({"json", "parquet", "arrow"}, {"csv"}, {"text"})
-# Names in the line about files.
-_SHOWN = 5
+# The most names in the line about files.
+_MOST_NAMES = 5
 
 
 def kind_of(path: Path) -> str:
@@ -69,22 +73,24 @@ class Files:
             return ""
         count = sum(len(files) for files in self.by_split.values())
         parts = [f"read {count:,} file{'s' * (count != 1)}"]
-        if [*self.by_split] != [TRAIN]:
+        if list(self.by_split) != [TRAIN]:
             parts[0] += f" of {' and '.join(self.by_split)}"
-        left_out = [_shown(self.left_out, self.root)] if self.left_out else []
+        left_out = []
+        if self.left_out:
+            left_out.append(_listing(self.left_out, self.root))
         for split, files in self.others.items():
-            left_out.append(f"{split} split: {_shown(files, self.root)}")
+            left_out.append(f"{split} split: {_listing(files, self.root)}")
         if left_out:
             parts.append(f"left out: {', '.join(left_out)}")
         if self.empty:
-            parts.append(f"empty: {_shown(self.empty, self.root)}")
+            parts.append(f"empty: {_listing(self.empty, self.root)}")
         return "; ".join(parts)
 
 
-def _shown(files: Sequence[Path], root: Path) -> str:
+def _listing(files: Sequence[Path], root: Path) -> str:
     names = [os.path.relpath(file, root) for file in files]
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def splits_of(split: str) -> list[str]:
@@ -107,68 +113,70 @@ def find_files(
         if config_name or splits_of(split or TRAIN) != [TRAIN]:
             raise ValueError(f"{option} {path}: files have no configuration, and one split, train")
         if not kind_of(path):
-            known = ", ".join(_KINDS)
-            raise ValueError(f"{option} {path}: expected files ending in {known} (also compressed)")
+            raise ValueError(_no_documents(path, option))
         return Files(path, {TRAIN: [path]}, {}, [], [])
-    seen = _visible_files(path)
-    found = _saved_splits(path)
-    is_saved = found is not None
-    if is_saved and config_name:
+    visible = _visible_files(path)
+    saved = _saved_splits(path)
+    if saved is not None and config_name:
         raise ValueError(f"{option} {path}: a directory of save_to_disk has no configuration")
-    if found is None:
-        found = _splits_in(path, seen, config_name, option)
-    if not found:
-        known = ", ".join(_KINDS)
-        raise ValueError(f"{option} {path}: expected files ending in {known} (also compressed)")
-    taken = {file for files in found.values() for file in files}
-    left_out = [file for file in seen if file not in taken]
-    if is_saved:
-        left_out = []
-    wanted = _wanted(found, left_out, split, path, option)
-    by_split, empty = {}, []
-    for name in wanted:
+    splits = _splits_in(path, visible, config_name, option) if saved is None else saved
+    if not splits:
+        raise ValueError(_no_documents(path, option))
+    # What save_to_disk wrote next to its files is not a document.
+    left_out = []
+    if saved is None:
+        in_splits = {file for files in splits.values() for file in files}
+        left_out = [file for file in visible if file not in in_splits]
+    names = _splits_to_read(splits, left_out, split, path, option)
+    by_split = {}
+    empty = []
+    for name in names:
         # An empty text is a document, which is skipped by its index.
-        empty += [file for file in found[name] if _is_empty(file)]
-        by_split[name] = [file for file in found[name] if not _is_empty(file)]
+        empty += [file for file in splits[name] if _is_empty(file)]
+        by_split[name] = [file for file in splits[name] if not _is_empty(file)]
     if not any(by_split.values()):
-        raise ValueError(f"{option} {path}: all files are empty: {_shown(empty, path)}")
-    others = {name: files for name, files in found.items() if name not in wanted}
+        raise ValueError(f"{option} {path}: all files are empty: {_listing(empty, path)}")
+    others = {name: files for name, files in splits.items() if name not in names}
     return Files(path, by_split, others, left_out, empty)
+
+
+def _no_documents(path: Path, option: str) -> str:
+    return f"{option} {path}: expected files ending in {', '.join(_KINDS)} (also compressed)"
 
 
 def _is_empty(file: Path) -> bool:
     return kind_of(file) != "text" and file.stat().st_size == 0
 
 
-def _wanted(
-    found: dict[str, list[Path]],
+def _splits_to_read(
+    splits: dict[str, list[Path]],
     left_out: Sequence[Path],
     split: str | None,
     path: Path,
     option: str,
 ) -> list[str]:
-    """Return the names of splits to read, of those that are there."""
-    held_out = [name for name in found if name != TRAIN]
+    """Return the names of the splits to read, of those that are there."""
     if split is None:
+        held_out = [name for name in splits if name != TRAIN]
         if len(held_out) > 1:
             raise ValueError(
                 f"{option} {path} has several splits to evaluate on ({', '.join(held_out)}): give "
                 "the file, or a directory of the files, of one"
             )
         return held_out or [TRAIN]
-    wanted = splits_of(split)
-    if wanted == ["all"]:
-        return [*found]
-    for name in wanted:
-        if name not in found:
-            listed = [f"{each} ({_shown(files, path)})" for each, files in found.items()]
-            none = [file for file in left_out if kind_of(file)]
-            rest = f"; in no split: {_shown(none, path)}" if none else ""
+    names = splits_of(split)
+    if names == ["all"]:
+        return list(splits)
+    for name in names:
+        if name not in splits:
+            choices = [f"{key} ({_listing(files, path)})" for key, files in splits.items()]
+            in_no_split = [file for file in left_out if kind_of(file)]
+            note = f"; in no split: {_listing(in_no_split, path)}" if in_no_split else ""
             raise ValueError(
-                f"{option} {path} has no split {name}; its splits are {', '.join(listed)}{rest}: "
+                f"{option} {path} has no split {name}; its splits are {', '.join(choices)}{note}: "
                 "give one by --dataset_split, or give files"
             )
-    return wanted
+    return names
 
 
 def _visible_files(path: Path) -> list[Path]:
@@ -177,15 +185,15 @@ def _visible_files(path: Path) -> list[Path]:
     Of hidden files only those that look like documents are listed: they are named, and not read.
     """
     files = []
-    for each in sorted(path.rglob("*")):
-        if each.is_dir() and not each.is_symlink():
+    for file in sorted(path.rglob("*")):
+        if file.is_dir() and not file.is_symlink():
             continue
-        if each.name in FILES_TO_IGNORE or each.name in ("state.json", ".gitattributes"):
+        if file.name in FILES_TO_IGNORE or file.name in ("state.json", ".gitattributes"):
             continue
-        relative = each.relative_to(path)
-        hidden = _is_hidden(relative)
-        if not hidden or (kind_of(each) and ".git" not in relative.parts):
-            files.append(each)
+        relative = file.relative_to(path)
+        is_document = kind_of(file) and ".git" not in relative.parts
+        if is_document or not _is_hidden(relative):
+            files.append(file)
     return files
 
 
@@ -201,18 +209,18 @@ def _saved_splits(path: Path) -> dict[str, list[Path]] | None:
         return {name: files[TRAIN] for name, files in saved.items() if files}
     if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        return {TRAIN: [path / each["filename"] for each in state["_data_files"]]}
+        return {TRAIN: [path / entry["filename"] for entry in state["_data_files"]]}
     return None
 
 
 def _splits_in(
-    path: Path, seen: Sequence[Path], config_name: str | None, option: str
+    path: Path, visible: Sequence[Path], config_name: str | None, option: str
 ) -> dict[str, list[Path]]:
     """Return the files by split, as README's `configs` or else the files' names say."""
     config = _config_of(path, config_name, option)
     base = path / str(config.get("data_dir") or "")
     data_files = config.get("data_files")
-    candidates = _candidates(path, base, seen, is_named=data_files is not None)
+    candidates = _candidates(path, base, visible, is_named=data_files is not None)
     if not candidates:
         return {}
     by_name = {os.path.abspath(file): file for file in candidates}
@@ -240,24 +248,33 @@ def _splits_in(
             patterns = sanitize_patterns(data_files)
     except ValueError as error:
         raise ValueError(f"{option} {path}: {' '.join(str(error).split())}") from error
-    matches = {
-        str(split): _one_format(
-            sorted({file for each in patterns[split] for file in resolve(each)})
-        )
-        for split in patterns
-    }
-    # Of a part of a data set, some splits are not here.
-    found = {split: files for split, files in matches.items() if files}
-    if not found:
+    splits = _matching(patterns, resolve)
+    if not splits:
         raise ValueError(
             f"{option} {path}: its README.md names files ({data_files}) that are not there"
         )
-    return found
+    return splits
 
 
-def _candidates(path: Path, base: Path, seen: Sequence[Path], *, is_named: bool) -> list[Path]:
+def _matching(
+    patterns: Mapping[Any, Sequence[str]], resolve: Callable[[str], list[Path]]
+) -> dict[str, list[Path]]:
+    """Return the files that the patterns of each split match."""
+    splits = {}
+    for split, split_patterns in patterns.items():
+        matches = set()
+        for pattern in split_patterns:
+            matches.update(resolve(pattern))
+        files = _one_format(sorted(matches))
+        # A part of a data set may lack some splits.
+        if files:
+            splits[str(split)] = files
+    return splits
+
+
+def _candidates(path: Path, base: Path, visible: Sequence[Path], *, is_named: bool) -> list[Path]:
     """Return the files that may hold documents; those that README names may be called anything."""
-    files = [file for file in seen if kind_of(file)]
+    files = [file for file in visible if kind_of(file)]
     if is_named:
         return files
     files = [file for file in files if not _is_hidden(file.relative_to(path))]
@@ -267,8 +284,9 @@ def _candidates(path: Path, base: Path, seen: Sequence[Path], *, is_named: bool)
 def _one_format(files: Sequence[Path]) -> list[Path]:
     """Keep the files of data; of others only where there are none."""
     for kinds in _TOGETHER:
-        if kept := [file for file in files if kind_of(file) in kinds]:
-            return kept
+        data_files = [file for file in files if kind_of(file) in kinds]
+        if data_files:
+            return data_files
     return []
 
 
@@ -288,16 +306,16 @@ def _config_of(path: Path, name: str | None, option: str) -> dict[str, object]:
         if name:
             raise ValueError(f"{option} {path}: has no configuration {name}, as README.md has none")
         return {}
-    listed = ", ".join(configs)
+    choices = ", ".join(configs)
     if name is None:
         name = configs.get_default_config_name()
         if name is None:
             raise ValueError(
-                f"{option} {path}: has several configurations ({listed}): give one by "
+                f"{option} {path}: has several configurations ({choices}): give one by "
                 "--dataset_config"
             )
     if name not in configs:
-        raise ValueError(f"{option} {path}: has no configuration {name}; it has {listed}")
+        raise ValueError(f"{option} {path}: has no configuration {name}; it has {choices}")
     config: dict[str, object] = configs[name]
     if not re.fullmatch(r"[^/].*|", str(config.get("data_dir") or "")):
         raise ValueError(f"{option} {readme}: data_dir must be below the directory")

@@ -21,7 +21,8 @@ from vocagnolm.conventions import TEXT
 FAULT = "fault"
 # Raise it when a file is read in another way: what is cached of it is read again.
 FORMAT = 1
-STRING, _PLACES = datasets.Value("string"), datasets.List(datasets.Value("int32"))
+STRING = datasets.Value("string")
+_PLACES = datasets.List(datasets.Value("int32"))
 _KINDS = (STRING, datasets.List(STRING), _PLACES, _PLACES, STRING, STRING)
 CONVERSATION_FEATURES = datasets.Features(dict(zip(COLUMNS, _KINDS, strict=True)))
 DOCUMENT_FEATURES = datasets.Features({TEXT: STRING, FAULT: STRING})
@@ -29,19 +30,19 @@ DOCUMENT_FEATURES = datasets.Features({TEXT: STRING, FAULT: STRING})
 _TEXT_TYPES = ("string", "large_string", "binary", "large_binary", "null")
 
 
-def joined(corpora: Sequence[datasets.Dataset], shown: str = "--dataset") -> datasets.Dataset:
+def joined(corpora: Sequence[datasets.Dataset], source: str = "--dataset") -> datasets.Dataset:
     """Concatenate corpora; of a mix with conversations, the texts."""
     if len({is_conversations(corpus) for corpus in corpora}) > 1:
         corpora = [corpus.select_columns([TEXT]) for corpus in corpora]
     return corpora[0] if len(corpora) == 1 else datasets.concatenate_datasets(list(corpora))
 
 
-def only_text(corpus: datasets.Dataset, text_column: str | None, shown: str) -> datasets.Dataset:
+def only_text(corpus: datasets.Dataset, text_column: str | None, source: str) -> datasets.Dataset:
     """Keep the column of documents as text, or read conversations, if no column is given.
 
-    A ValueError that names the dataset as `shown` where there is neither.
+    A ValueError that names the dataset as `source` where there is neither.
     """
-    corpus = corpus.select_columns(columns_to_read(corpus.column_names, text_column, shown))
+    corpus = corpus.select_columns(columns_to_read(corpus.column_names, text_column, source))
     if text_column is None and TEXT not in corpus.column_names:
         return _mapped(corpus, _read_conversations, CONVERSATION_FEATURES, "Reading conversations")
     if corpus.column_names != [TEXT]:
@@ -55,25 +56,29 @@ def only_text(corpus: datasets.Dataset, text_column: str | None, shown: str) -> 
     return without_faults(corpus)
 
 
-def columns_to_read(columns: Sequence[str], text_column: str | None, shown: str) -> list[str]:
+def columns_to_read(columns: Sequence[str], text_column: str | None, source: str) -> list[str]:
     """Return the columns that are there, of those that documents or conversations are made of."""
-    wanted = () if text_column else conversation_columns(columns)
-    wanted = wanted or (text_column or TEXT,)
-    there = [name for name in columns if name in wanted]
-    if not there:
-        raise ValueError(_no_column(text_column, shown, columns))
-    if len({*there}) < len(there):
-        twice = next(name for name in there if there.count(name) > 1)
-        raise ValueError(f"{shown}: two columns are called {twice}: rename one")
-    return there
+    document_columns = () if text_column else conversation_columns(columns)
+    document_columns = document_columns or (text_column or TEXT,)
+    present = [name for name in columns if name in document_columns]
+    if not present:
+        raise ValueError(_no_column(text_column, source, columns))
+    for name in present:
+        if present.count(name) > 1:
+            raise ValueError(f"{source}: two columns are called {name}: rename one")
+    return present
 
 
-def _no_column(text_column: str | None, shown: str, columns: Sequence[str]) -> str:
-    named = shown.removeprefix("--dataset ")
-    found = ", ".join(columns) or "none"
-    way = "" if text_column else f"; columns that are understood: {KNOWN}; or give --text_column"
-    shown_column = repr(text_column or TEXT)
-    return f"--text_column {shown_column} is not a column of {named}; its columns are {found}{way}"
+def _no_column(text_column: str | None, source: str, columns: Sequence[str]) -> str:
+    corpus_name = source.removeprefix("--dataset ")
+    column_names = ", ".join(columns) or "none"
+    remedy = ""
+    if not text_column:
+        remedy = f"; columns that are understood: {KNOWN}; or give --text_column"
+    return (
+        f"--text_column {text_column or TEXT!r} is not a column of {corpus_name}; its columns are "
+        f"{column_names}{remedy}"
+    )
 
 
 def without_faults(corpus: datasets.Dataset) -> datasets.Dataset:
@@ -87,33 +92,37 @@ def without_faults(corpus: datasets.Dataset) -> datasets.Dataset:
 
 
 def _mapped(
-    corpus: datasets.Dataset, read: Any, features: datasets.Features, shown: str
+    corpus: datasets.Dataset, read: Any, features: datasets.Features, source: str
 ) -> datasets.Dataset:
     """Replace all columns."""
-    named = f"{corpus._fingerprint}|{corpus.column_names}|{[*features]}|{FORMAT}"
+    key = f"{corpus._fingerprint}|{corpus.column_names}|{list(features)}|{FORMAT}"
     return corpus.map(
         read,
         batched=True,
         batch_size=200,
         remove_columns=corpus.column_names,
         features=features,
-        new_fingerprint=hashlib.sha256(named.encode()).hexdigest()[:32],
-        desc=shown,
+        new_fingerprint=hashlib.sha256(key.encode()).hexdigest()[:32],
+        desc=source,
     ).with_format(None)
 
 
 def _read_documents(batch: Mapping[str, Any]) -> dict[str, list[Any]]:
-    read = [document_of(value) for value in column_values(batch[TEXT])]
-    return {TEXT: [text for text, _ in read], FAULT: [fault for _, fault in read]}
+    texts = []
+    faults = []
+    for value in column_values(batch[TEXT]):
+        text, fault = document_of(value)
+        texts.append(text)
+        faults.append(fault)
+    return {TEXT: texts, FAULT: faults}
 
 
 def _read_conversations(batch: Mapping[str, Any]) -> dict[str, list[Any]]:
-    names = [*batch]
-    read = [
-        read_row(dict(zip(names, values, strict=True)))
-        for values in zip(*batch.values(), strict=True)
-    ]
-    return {name: [row[name] for row in read] for name in COLUMNS}
+    names = list(batch)
+    rows = []
+    for values in zip(*batch.values(), strict=True):
+        rows.append(read_row(dict(zip(names, values, strict=True))))
+    return {name: [row[name] for row in rows] for name in COLUMNS}
 
 
 def document_of(value: object) -> tuple[str | None, str | None]:
@@ -185,15 +194,18 @@ def conversations_of(
     batch: Mapping[str, Any], documents: Sequence[int]
 ) -> tuple[dict[int, Conversation], dict[int, str]]:
     """Return the conversations of a batch by index, and the reasons why others are none."""
-    found: dict[int, Conversation] = {}
+    conversations: dict[int, Conversation] = {}
     faults: dict[int, str] = {}
-    columns = (column_values(batch[name]) for name in COLUMNS)
-    for index, text, roles, ends, untrained, given, fault in zip(documents, *columns, strict=True):
+    columns = [column_values(batch[name]) for name in COLUMNS]
+    for index, values in zip(documents, zip(*columns, strict=True), strict=True):
+        text, roles, ends, untrained, template_arguments, fault = values
         if fault is not None:
             faults[index] = fault
         else:
-            found[index] = Conversation(text, tuple(roles), tuple(ends), tuple(untrained), given)
-    return found, faults
+            conversations[index] = Conversation(
+                text, tuple(roles), tuple(ends), tuple(untrained), template_arguments
+            )
+    return conversations, faults
 
 
 def faults_of(batch: Mapping[str, Any], documents: Sequence[int]) -> dict[int, str]:
@@ -218,7 +230,7 @@ def read_texts(
                     yield index, text
         else:
             conversations, _ = conversations_of(columns, part)
-            for index, one in conversations.items():
-                rendered = template.render(one)
+            for index, conversation in conversations.items():
+                rendered = template.render(conversation)
                 if not isinstance(rendered, str):
                     yield index, rendered.text
