@@ -20,7 +20,7 @@ from vocagnolm.conventions import TEXT
 
 FAULT = "fault"
 # Raise it when a file is read in another way: what is cached of it is read again.
-FORMAT = 1
+FORMAT = 2
 STRING = datasets.Value("string")
 _PLACES = datasets.List(datasets.Value("int32"))
 _KINDS = (STRING, datasets.List(STRING), _PLACES, _PLACES, STRING, STRING)
@@ -198,12 +198,12 @@ def conversations_of(
     faults: dict[int, str] = {}
     columns = [column_values(batch[name]) for name in COLUMNS]
     for index, values in zip(documents, zip(*columns, strict=True), strict=True):
-        text, roles, ends, untrained, template_arguments, fault = values
+        text, roles, ends, untrained, extras, fault = values
         if fault is not None:
             faults[index] = fault
         else:
             conversations[index] = Conversation(
-                text, tuple(roles), tuple(ends), tuple(untrained), template_arguments
+                text, tuple(roles), tuple(ends), tuple(untrained), extras
             )
     return conversations, faults
 

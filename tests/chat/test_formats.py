@@ -29,7 +29,7 @@ def test_messages_come_back_from_the_text(pairs: list[tuple[str, str]]) -> None:
         (None, "expected a list of messages, found nothing"),
         ([], "an empty list"),
         ("hello", "found str"),
-        ([ASK, "2"], "message 1 is no message"),
+        ([ASK, "2"], "message 1 is not a message"),
         ([ASK, {"role": "assistant", "content": None}], "message 1 has a content that is not text"),
         ([{"role": "user", "content": [{"type": "text"}]}], "message 0 has a part without text"),
         ([{**ASK, "role": None}], "message 0 has a role that is not text"),
@@ -37,7 +37,7 @@ def test_messages_come_back_from_the_text(pairs: list[tuple[str, str]]) -> None:
         ([ASK, {**SAY, "thinking": "hm"}], "has thinking"),
         ([ASK, {**SAY, "weight": 0.5}], "message 1 has a weight of 0.5, where 0 and 1 are known"),
         ([{**ASK, "content": "\ud83d"}], "lone surrogate in its content"),
-        ([{**ASK, "name": "\ud83d"}], "lone surrogate beside its contents"),
+        ([{**ASK, "name": "\ud83d"}], "lone surrogate outside its contents"),
     ],
 )
 def test_faulty_messages_are_told_by_number(messages: object, reason: str) -> None:
@@ -166,9 +166,9 @@ def test_tools_and_options_are_for_the_template(
     speaker = {**ASK, "name": "Ann"}
     found = read_row({"messages": [speaker, SAY], **columns})
     if options is None:
-        assert "tools that are no list of JSON" in found["fault"]
+        assert "tools that are not a list in JSON" in found["fault"]
         return
-    one = Conversation(found["text"], found["roles"], found["ends"], given=found["given"])
+    one = Conversation(found["text"], found["roles"], found["ends"], extras=found["extras"])
     assert (one.messages, one.options) == ([speaker, SAY], options)
     bare = conversation([ASK, SAY], options)
     assert isinstance(bare, Conversation)

@@ -404,7 +404,7 @@ def test_load_corpus_reads_conversations(tmp_path: Path, row: dict[str, Any], ki
     first, second = corpus
     assert first == {
         "text": "1 + 1?\n2", "roles": ["user", "assistant"], "ends": [6, 8], "untrained": [],
-        "given": "", "fault": None
+        "extras": "", "fault": None
     }  # fmt: skip
     assert (second["text"], second["roles"]) == (None, [])
     assert "nothing" in second["fault"]
@@ -426,7 +426,7 @@ def test_fields_of_messages_stay_unchanged(
 ) -> None:
     rows = [{name: [{**SAY, field: value}] for name in names} for value in values]
     corpus = load_corpus(str(write(tmp_path / "a.jsonl", lines_of(*rows))))
-    found = [json.loads(given)["messages"] for given in corpus["given"]]
+    found = [json.loads(given)["messages"] for given in corpus["extras"]]
     assert found == [[{field: value}] * len(names) for value in values]
 
 

@@ -33,7 +33,7 @@ _NOTHING = "no answer of an assistant to train on"
 
 @dataclass(frozen=True, eq=False)
 class TurnTokens:
-    """N tokens of a conversation, as one model reads it, behind the first one.
+    """N tokens of a conversation, as one model reads it, after the first one.
 
     Attributes:
         first, values: ids or, of an offline teacher, losses in nats.
@@ -51,11 +51,15 @@ class TurnTokens:
     trimmed: int
 
     def until(self, answer: int) -> TurnTokens:
-        """End it behind an answer."""
+        """Cut these tokens off after an answer."""
         stop = self.stops[answer]
-        stops = {index: end for index, end in self.stops.items() if end <= stop}
-        kept = (self.values[:stop], self.spans[:stop], self.labelled.clip(max=stop))
-        return TurnTokens(self.first, *kept, stops, self.trimmed)
+        return replace(
+            self,
+            values=self.values[:stop],
+            spans=self.spans[:stop],
+            labelled=self.labelled.clip(max=stop),
+            stops={index: end for index, end in self.stops.items() if end <= stop},
+        )
 
 
 def read_tokens(
@@ -75,42 +79,51 @@ def read_tokens(
     Returns the reason where one token is a part of two contents.
     """
     places = rendered.places
-    shown = np.flatnonzero(places[:, 0] < places[:, 1])
-    # The first content that ends behind a token's start, and the begin of the one after that.
-    after = places[shown, 1].searchsorted(spans[:, 0], side="right")
-    begins = np.append(places[shown, 0], [np.iinfo(np.int64).max] * 2)
+    has_text = places[:, 0] < places[:, 1]
+    filled = np.flatnonzero(has_text)
+    # The first content that ends after a token starts, and the beginning of the one after that.
+    after = places[filled, 1].searchsorted(spans[:, 0], side="right")
+    begins = np.append(places[filled, 0], [np.iinfo(np.int64).max] * 2)
     if (begins[after + 1] < spans[:, 1]).any():
         return "one token is a part of two messages"
-    inside = begins[after] < spans[:, 1]
-    owner = np.append(shown, 0)[after]
+    is_inside = begins[after] < spans[:, 1]
+    owner = np.append(filled, 0)[after]
     clipped = np.clip(spans, places[owner, 0, None], places[owner, 1, None])
     moved = clipped + (rendered.origins - places[:, 0])[owner, None]
-    # A template's token stands behind the content before it, the first ones at 0.
+    # A token of the template stands after the content before it, the first ones at 0.
     before = places[:, 0].searchsorted(spans[:, 0], side="right")
-    at = np.append(0, conversation.ends)[before]
-    found = np.where(inside[:, None], moved, at[:, None])
+    stand = np.append(0, conversation.ends)[before]
+    conversation_spans = np.where(is_inside[:, None], moved, stand[:, None])
     # The tokens of every content, none of an empty one.
     first = spans[:, 1].searchsorted(places[:, 0], side="right")
     last = spans[:, 0].searchsorted(places[:, 1], side="left")
-    ranges = np.stack([np.where(places[:, 0] < places[:, 1], first, last), last], axis=1)
+    ranges = np.stack([np.where(has_text, first, last), last], axis=1)
     if special is not None:
         ranges[:, 1] = _turn_ends(spans, ranges[:, 1], places, np.flatnonzero(special))
-    # Counted behind the first token.
+    # Tokens are counted after the first one, which starts the row.
     ranges = np.maximum(ranges - 1, 0)
-    answers, untrained = conversation.answers, [*conversation.untrained]
-    labelled = ranges[answers]
+    labelled = ranges[conversation.answers]
     if train_on == "all":
+        untrained = list(conversation.untrained)
         labelled = np.delete(ranges, untrained, axis=0)
         if special is not None:
-            edges = [0, *ranges[untrained].ravel(), len(spans) - 1]
+            # All tokens but those of the untrained answers.
+            edges = [0]
+            edges += ranges[untrained].ravel().tolist()
+            edges.append(len(spans) - 1)
             labelled = np.reshape(edges, (-1, 2))
-    stops = {index: int(ranges[index, 1]) for index in answers}
-    rest = (values[1:], found[1:], labelled, stops, rendered.trimmed)
-    return TurnTokens(values[0].item(), *rest)
+    return TurnTokens(
+        first=values[0].item(),
+        values=values[1:],
+        spans=conversation_spans[1:],
+        labelled=labelled,
+        stops={index: int(ranges[index, 1]) for index in conversation.answers},
+        trimmed=rendered.trimmed,
+    )
 
 
 def _turn_ends(spans: IntArray, last: IntArray, places: IntArray, special: IntArray) -> IntArray:
-    """Move the ends of contents behind the first special token before the next content, if any."""
+    """Move the ends of contents after the first special token before the next content, if any."""
     if not len(special):
         return last
     closing = np.minimum(
@@ -124,13 +137,15 @@ def _turn_ends(spans: IntArray, last: IntArray, places: IntArray, special: IntAr
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> IntArray:
     """Return the ids of the special tokens, of which the named ones are a part."""
-    added = tokenizer.added_tokens_decoder.items()
-    marked = {index for index, token in added if token.special}
-    return np.array(sorted(marked | {*tokenizer.all_special_ids}), np.int64)
+    ids = set(tokenizer.all_special_ids)
+    for index, token in tokenizer.added_tokens_decoder.items():
+        if token.special:
+            ids.add(index)
+    return np.array(sorted(ids), np.int64)
 
 
 class FittedTurns(NamedTuple):
-    """A conversation that ends behind its last answer that fits, as every model reads it.
+    """A conversation that ends after its last answer that fits, as every model reads it.
 
     `end` is its last character, `left_out` the messages that it lacks.
     """
@@ -147,19 +162,21 @@ def fit_turns(
     models: Sequence[TurnTokens | str],
     limits: Sequence[int],
 ) -> FittedTurns | str:
-    """Fit what every model reads into at most so many tokens, or return why nothing fits."""
+    """Fit what every model reads into its limit of tokens, or return why nothing fits."""
     reads = []
     for read in models:
         if isinstance(read, str):
             return read
         reads.append(read)
     last = len(conversation.roles) - 1
-    both = list(zip(reads, limits, strict=True))
-    if any(len(read.spans) > limit for read, limit in both):
-        answers = [n for n in reads[0].stops if all(read.stops[n] <= limit for read, limit in both)]
-        if not answers:
+    if not all(len(read.spans) <= limit for read, limit in zip(reads, limits, strict=True)):
+        last = -1
+        for answer in reads[0].stops:
+            ends = [read.stops[answer] for read in reads]
+            if all(end <= limit for end, limit in zip(ends, limits, strict=True)):
+                last = answer
+        if last < 0:
             return "its first answer alone exceeds a context" if reads[0].stops else _NOTHING
-        last = answers[-1]
         reads = [read.until(last) for read in reads]
     if not np.diff(reads[0].labelled).any():
         return _NOTHING
@@ -171,19 +188,19 @@ def join_turns(reads: Sequence[TurnTokens]) -> Tokens:
     """Concatenate a model's tokens; losses of those without labels are left out."""
     values = [read.values if read.values.dtype.kind == "i" else _masked(read) for read in reads]
     dtype = values[0].dtype.name if values else "int32"
-    laid = Tokens.join(values, [read.spans for read in reads], dtype)
-    return replace(laid, start=np.array([read.first for read in reads]))
+    tokens = Tokens.join(values, [read.spans for read in reads], dtype)
+    return replace(tokens, start=np.array([read.first for read in reads]))
 
 
 def turn_columns(fitted: Sequence[FittedTurns]) -> dict[str, Any]:
     """Make the columns that only conversations have: integers, or (edges, values) of arrays."""
-    trimmed = [sum(read.trimmed for read in one.reads) for one in fitted]
+    trimmed = [sum(read.trimmed for read in turns.reads) for turns in fitted]
     return {
-        "document": np.array([one.document for one in fitted], np.int64),
-        "left_out_messages": np.array([one.left_out for one in fitted], np.int64),
+        "document": np.array([turns.document for turns in fitted], np.int64),
+        "left_out_messages": np.array([turns.left_out for turns in fitted], np.int64),
         "trimmed_characters": np.array(trimmed, np.int64),
-        "student_labelled": _labelled([one.reads[:1] for one in fitted]),
-        "teacher_labelled": _labelled([one.reads[1:] for one in fitted]),
+        "student_labelled": _labelled([turns.reads[:1] for turns in fitted]),
+        "teacher_labelled": _labelled([turns.reads[1:] for turns in fitted]),
     }
 
 
@@ -195,14 +212,19 @@ def _masked(read: TurnTokens) -> npt.NDArray[np.float32]:
 
 
 def _labelled(rows: Sequence[Sequence[TurnTokens]]) -> tuple[IntArray, IntArray]:
-    """Place the labelled ranges of models in a row, each behind the token that it begins with."""
-    placed = [np.empty(0, np.int64)]
+    """Place the labelled ranges of models in a row, each after the token that it begins with."""
+    rows_of_ranges = []
     for reads in rows:
-        at, ranges = 1, np.empty((0, 2), np.int64)
+        ranges = [np.empty((0, 2), np.int64)]
+        start = 1
         for read in reads:
-            ranges = np.concatenate([ranges, read.labelled + at])
-            at += len(read.spans) + 1
-        kept = ranges[ranges[:, 0] < ranges[:, 1]].ravel()
-        # No range would stand for all tokens: that of the first one has no label.
-        placed.append(kept if len(kept) or not reads else np.array([0, 1]))
-    return np.cumsum([0, *map(len, placed[1:])]), np.concatenate(placed)
+            ranges.append(read.labelled + start)
+            start += len(read.spans) + 1
+        row = np.concatenate(ranges)
+        row = row[row[:, 0] < row[:, 1]].ravel()
+        if reads and not len(row):
+            # No ranges would stand for all tokens. The range of the first token labels nothing.
+            row = np.array([0, 1])
+        rows_of_ranges.append(row)
+    edges = np.cumsum([0] + [len(row) for row in rows_of_ranges])
+    return edges, np.concatenate([np.empty(0, np.int64)] + rows_of_ranges)

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, pairwise, zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,9 @@ import numpy.typing as npt
 from vocagnolm.chat.formats import Conversation
 
 # Private characters, and white space that templates trim and do not write.
-_MARK, _LEFT, _RIGHT = "\ue000{}\ue001", "\u2003\u2002", "\u2002\u2003"
+_MARK = "\ue000{}\ue001"
+_LEFT = "\u2003\u2002"
+_RIGHT = "\u2002\u2003"
 _IS_MARK = re.compile("\ue000(\\d+)\ue001")
 # How a reason names a template, before a reader says whose it is.
 ITS = "its chat template"
@@ -77,32 +79,40 @@ class Template:
         try:
             text = self._apply(conversation.messages, conversation.options)
         except ValueError as error:
-            at = self._first_refused(conversation, str(error))
-            return f"{ITS} refuses {at}: {error}"
+            place = self._first_refused(conversation, str(error))
+            return f"{ITS} refuses {place}: {error}"
         try:
-            pieces, trims = _pieces(self, conversation.roles, conversation.given)
+            pieces, trims = _pieces(self, conversation.roles, conversation.extras)
         except ValueError as error:
             return str(error)
-        shown, origins = [], []
-        for (start, end), (left, right) in zip(conversation.places, trims, strict=True):
+        contents = []
+        origins = []
+        for (start, end), (is_left, is_right) in zip(conversation.places, trims, strict=True):
             content = conversation.text[start:end]
-            kept = content.lstrip() if left else content
-            origins.append(end - len(kept))
-            shown.append(kept.rstrip() if right else kept)
-        parts = [*chain(*zip_longest(pieces, shown, fillvalue=""))]
+            if is_left:
+                content = content.lstrip()
+            origins.append(end - len(content))
+            contents.append(content.rstrip() if is_right else content)
+        # The template's own text stands before each content, and after the last one.
+        parts = []
+        for piece, content in zip_longest(pieces, contents, fillvalue=""):
+            parts += [piece, content]
         if "".join(parts) != text:
             return _what_changed(conversation, parts, text)
         edges = np.cumsum([len(part) for part in parts], dtype=np.int64)
-        places = np.stack([edges[0:-1:2], edges[1::2]], axis=1)[: len(shown)]
-        lost = sum(b - a for a, b in conversation.places) - sum(map(len, shown))
-        return Rendered(text, places, np.array(origins, np.int64), lost)
+        places = np.stack([edges[0:-1:2], edges[1::2]], axis=1)[: len(contents)]
+        given_length = sum(end - start for start, end in conversation.places)
+        trimmed = given_length - sum(len(content) for content in contents)
+        return Rendered(text, places, np.array(origins, np.int64), trimmed)
 
     def _apply(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        given: dict[str, Any] = {"date_string": DATE, **dict(self.tokens), **options}
+        variables: dict[str, Any] = {"date_string": DATE}
+        variables |= dict(self.tokens)
+        variables |= options
         try:
-            rendered = render_jinja_template([messages], chat_template=self.source, **given)
+            rendered = render_jinja_template([messages], chat_template=self.source, **variables)
         # A template can raise anything, most often about the order of roles.
         except Exception as error:
             raise ValueError(" ".join(str(error).split())) from error
@@ -116,7 +126,7 @@ class Template:
         return "the messages"
 
     def _refusal(self, conversation: Conversation, count: int) -> str | None:
-        """Return the reason why the template does not render so many messages."""
+        """Return the reason why the template does not render the first `count` messages."""
         try:
             self._apply(conversation.messages[:count], conversation.options)
         except ValueError as error:
@@ -126,10 +136,10 @@ class Template:
 
 def _what_changed(conversation: Conversation, parts: list[str], text: str) -> str:
     """Name the first message that a template rewrites, from its own text and all contents."""
-    # The template's own text stands before each content, and behind the last one.
-    index = at = 0
-    while index < len(parts) - 1 and text.startswith(parts[index], at):
-        at += len(parts[index])
+    index = 0
+    place = 0
+    while index < len(parts) - 1 and text.startswith(parts[index], place):
+        place += len(parts[index])
         index += 1
     changed = min(index // 2, len(conversation.roles) - 1)
     start, end = conversation.places[changed]
@@ -141,25 +151,29 @@ def _what_changed(conversation: Conversation, parts: list[str], text: str) -> st
 
 @lru_cache(maxsize=4096)
 def _pieces(
-    template: Template, roles: tuple[str, ...], given: str
+    template: Template, roles: tuple[str, ...], extras: str
 ) -> tuple[list[str], list[tuple[bool, bool]]]:
     """Render marks instead of contents: a well-behaved template looks at all else alone.
 
-    Returns its text before, between and behind contents, and whether it trims each of them on the
+    Returns its text before, between and after contents, and whether it trims each of them on the
     left and on the right. A ValueError where not every content is shown once, and in order.
     """
     marks = [_LEFT + _MARK.format(index) + _RIGHT for index in range(len(roles))]
-    marked = Conversation("", roles, (), given=given)
+    marked = Conversation("", roles, (), extras=extras)
     try:
         text = template._apply(marked.with_contents(marks), marked.options)
     except ValueError as error:
         raise ValueError(f"{ITS} says: {error}") from error
-    texts, found = [*_IS_MARK.split(text)[::2]], [*map(int, _IS_MARK.findall(text))]
+    texts = _IS_MARK.split(text)[::2]
+    order = [int(mark) for mark in _IS_MARK.findall(text)]
     for index, role in enumerate(roles):
-        if (count := found.count(index)) != 1:
-            how = "leaves out" if count == 0 else f"repeats {count} times"
-            raise ValueError(f"{ITS} {how} message {index} ({role})")
-    if found != sorted(found):
+        count = order.count(index)
+        if count != 1:
+            fault = "leaves out" if count == 0 else f"repeats {count} times"
+            raise ValueError(f"{ITS} {fault} message {index} ({role})")
+    if order != sorted(order):
         raise ValueError(f"{ITS} changes the order of the messages")
-    trims = [(not a.endswith(_LEFT), not b.startswith(_RIGHT)) for a, b in pairwise(texts)]
+    trims = []
+    for before, after in pairwise(texts):
+        trims.append((not before.endswith(_LEFT), not after.startswith(_RIGHT)))
     return [piece.removeprefix(_RIGHT).removesuffix(_LEFT) for piece in texts], trims
