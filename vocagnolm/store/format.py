@@ -222,14 +222,17 @@ def find_faults(
 
     def fault(entry: JsonObject) -> str | None:
         file = entry["file"]
-        found = size_fault(directory, {file: entry["bytes"]})
-        if not found and by_hash and file_sha256(directory / file) != entry["sha256"]:
+        reason = size_fault(directory, {file: entry["bytes"]})
+        if not reason and by_hash and file_sha256(directory / file) != entry["sha256"]:
             return f"{file} does not match its checksum"
-        return found
+        return reason
 
+    faults = {}
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = zip(shards, pool.map(fault, shards), strict=True)
-        return {entry["file"]: reason for entry, reason in found if reason}
+        for entry, reason in zip(shards, pool.map(fault, shards), strict=True):
+            if reason:
+                faults[entry["file"]] = reason
+    return faults
 
 
 class Store:
@@ -238,12 +241,13 @@ class Store:
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
         self.manifest = manifest_of(self.directory)
-        if faults := find_faults(self.directory, self.manifest[SHARDS]):
-            shown = "; ".join(list(faults.values())[:10])
+        faults = find_faults(self.directory, self.manifest[SHARDS])
+        if faults:
+            examples = "; ".join(list(faults.values())[:10])
             raise ValueError(
                 f"the teacher-loss store {directory} is damaged, {len(faults)} of "
-                f"{len(self.manifest[SHARDS])} shards: {shown}; delete them, and run the command "
-                "that made it again"
+                f"{len(self.manifest[SHARDS])} shards: {examples}; delete them, and run the "
+                "command that made it again"
             )
         # Read with the first document.
         self._table: pa.Table = None
@@ -258,20 +262,22 @@ class Store:
         try:
             if self._table is None:
                 self._open()
-            first, last = (np.searchsorted(self._keys, key, side=s) for s in ("left", "right"))
-            found = [self._segment(row) for row in self._rows[first:last]]
+            first = np.searchsorted(self._keys, key, side="left")
+            last = np.searchsorted(self._keys, key, side="right")
+            stored = [self._segment(row) for row in self._rows[first:last]]
         except ValueError as error:
             raise ValueError(
                 f"the teacher-loss store {self.directory} is damaged ({error}) at the document "
                 f"that begins {text[:60]!r}: find the shard with `vocagnolm score --verify`"
             ) from error
-        whole, at = [], 0
-        for segment in sorted(found, key=lambda segment: segment.start):
-            # A document that the corpus has twice is stored twice: take each segment once.
-            if segment.start == at:
-                whole.append(segment)
-                at = segment.end
-        return whole if whole and at == len(text) else None
+        segments = []
+        end = 0
+        for segment in sorted(stored, key=lambda segment: segment.start):
+            # A document that the corpus has twice is stored twice: each segment is taken once.
+            if segment.start == end:
+                segments.append(segment)
+                end = segment.end
+        return segments if segments and end == len(text) else None
 
     def _open(self) -> None:
         """Map the shards, and sort the keys with their rows: 24 bytes of memory per segment."""
@@ -279,16 +285,17 @@ class Store:
         chunks = [chunk for table in tables for chunk in table["document"].chunks if len(chunk)]
         # The second buffer of a column of fixed width holds its values, concatenated.
         keys = [np.frombuffer(chunk.buffers()[1], "S16", len(chunk)) for chunk in chunks]
-        unsorted = np.concatenate([*keys, np.empty(0, "S16")])
+        unsorted = np.concatenate(keys + [np.empty(0, "S16")])
         self._rows = np.argsort(unsorted, kind="stable")
         self._keys = unsorted[self._rows]
         self._table = pa.concat_tables(tables) if tables else None
 
     def _segment(self, row: int) -> StoredSegment:
-        start, end = (self._table[name][row].as_py() for name in ("start", "end"))
-        codes, exceptions, losses = (
-            self._table[name][row].values.to_numpy() for name in ("codes", "exceptions", "losses")
-        )
+        start = self._table["start"][row].as_py()
+        end = self._table["end"][row].as_py()
+        codes = self._table["codes"][row].values.to_numpy()
+        exceptions = self._table["exceptions"][row].values.to_numpy()
+        losses = self._table["losses"][row].values.to_numpy()
         if len(codes) != len(losses):
             raise ValueError(f"{len(losses)} losses of {len(codes)} tokens")
         if not (np.isfinite(losses).all() and losses.min(initial=0) > _BELOW_ZERO):

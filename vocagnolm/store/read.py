@@ -24,8 +24,12 @@ from vocagnolm.store.format import LossArray, Store, StoredSegment
 
 def spans_and_losses(segments: Sequence[StoredSegment]) -> tuple[Spans, LossArray]:
     """Join the spans [N, 2] and the losses [N] of segments of a document."""
-    spans = np.concatenate([np.empty((0, 2), np.int64), *(one.spans for one in segments)])
-    return spans, np.concatenate([np.empty(0, np.float32), *(one.losses for one in segments)])
+    spans = [np.empty((0, 2), np.int64)]
+    losses = [np.empty(0, np.float32)]
+    for segment in segments:
+        spans.append(segment.spans)
+        losses.append(segment.losses)
+    return np.concatenate(spans), np.concatenate(losses)
 
 
 class StoredReader(TeacherReaders):
@@ -46,8 +50,12 @@ class StoredReader(TeacherReaders):
 
     def fingerprint(self) -> str:
         """Return all that decides what is read here."""
-        how = [name for name in ("first", "plain") if getattr(self, name)]
-        return "|".join([*(store.fingerprint() for store in self.stores), *how])
+        parts = [store.fingerprint() for store in self.stores]
+        if self.first:
+            parts.append("first")
+        if self.plain:
+            parts.append("plain")
+        return "|".join(parts)
 
     def describe(self) -> list[str]:
         """Name each store, its teacher and its size."""
@@ -60,20 +68,35 @@ class StoredReader(TeacherReaders):
     def read(self, texts: Sequence[str]) -> tuple[list[Tokens], Cuts]:
         """Return the stored tokens of documents, to be cut where the first one's segments begin."""
         cuts: dict[int, list[int] | None] = {}
-        found = []
+        # By teacher, the spans and losses of every text.
+        teachers = 1 if self.first else len(self.stores)
+        spans: list[list[Spans]] = [[] for _ in range(teachers)]
+        losses: list[list[LossArray]] = [[] for _ in range(teachers)]
         for number, text in enumerate(texts):
-            having = (store.segments(text) or [] for store in self.stores)
-            stored = [next(filter(None, having), [])] if self.first else [*having]
+            stored = self._segments(text)
             if not all(stored):
-                cuts[number], stored = [] if self.plain else None, [[] for _ in stored]
+                cuts[number] = [] if self.plain else None
+                stored = [[] for _ in stored]
             elif len(stored[0]) > 1:
                 cuts[number] = [segment.start for segment in stored[0][1:]]
-            found.append([spans_and_losses(segments) for segments in stored])
-        teachers = []
-        for documents in zip(*found, strict=True):
-            spans, losses = zip(*documents, strict=True)
-            teachers.append(Tokens.join(losses, spans, "float32"))
-        return teachers, cuts
+            for teacher, segments in enumerate(stored):
+                text_spans, text_losses = spans_and_losses(segments)
+                spans[teacher].append(text_spans)
+                losses[teacher].append(text_losses)
+        if not texts:
+            return [], cuts
+        tokens = [Tokens.join(losses[i], spans[i], "float32") for i in range(teachers)]
+        return tokens, cuts
+
+    def _segments(self, text: str) -> list[list[StoredSegment]]:
+        """Return the segments of a document by teacher; none of one that lacks it."""
+        stored = []
+        for store in self.stores:
+            segments = store.segments(text) or []
+            if self.first and segments:
+                return [segments]
+            stored.append(segments)
+        return stored[:1] if self.first else stored
 
     def check_templates(self, *more_readers: Reader) -> None:
         """Raise a ValueError where a store is of documents, or others have no template."""
@@ -89,17 +112,27 @@ class StoredReader(TeacherReaders):
         self, conversations: Sequence[Conversation], train_on: TrainOn
     ) -> list[list[TurnTokens | str]]:
         """Return the stored tokens of conversations, found by their rendered text."""
-        found = [
-            [_stored_turns(store, one, train_on) for one in conversations] for store in self.stores
-        ]
+        by_store = []
+        for store in self.stores:
+            by_store.append([_stored_turns(store, turns, train_on) for turns in conversations])
+        reads = by_store
         if self.first:
-            by_store = zip(*found, strict=True)
-            found = [[next((x for x in reads if x != MISSING), MISSING) for reads in by_store]]
-        for number, one in enumerate(conversations if self.plain else ()):
-            if any(reads[number] == MISSING for reads in found):
-                for reads in found:
-                    reads[number] = _no_turns(one)
-        return found
+            # The one teacher is of each conversation the first store that has it.
+            reads = [[_first_of(turns) for turns in zip(*by_store, strict=True)]]
+        if self.plain:
+            for number, conversation in enumerate(conversations):
+                if any(teacher_reads[number] == MISSING for teacher_reads in reads):
+                    for teacher_reads in reads:
+                        teacher_reads[number] = _no_turns(conversation)
+        return reads
+
+
+def _first_of(turns: Sequence[TurnTokens | str]) -> TurnTokens | str:
+    """Return the first that is not missing."""
+    for turn in turns:
+        if turn != MISSING:
+            return turn
+    return MISSING
 
 
 def _no_turns(conversation: Conversation) -> TurnTokens:
@@ -118,6 +151,8 @@ def _stored_turns(store: Store, conversation: Conversation, train_on: TrainOn) -
     spans, losses = spans_and_losses(segments)
     if not len(losses):
         return EMPTY
-    found = read_tokens(conversation, rendered, losses, spans, None, train_on)
-    # Stored is 0, for the token that nothing predicts.
-    return found if isinstance(found, str) else replace(found, first=math.nan)
+    turns = read_tokens(conversation, rendered, losses, spans, None, train_on)
+    if isinstance(turns, str):
+        return turns
+    # 0 is stored for the first token, which nothing predicts.
+    return replace(turns, first=math.nan)

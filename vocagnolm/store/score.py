@@ -50,15 +50,16 @@ def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--concurrency", type=int, default=16, help="Requests at once.")
     add("--verify", type=Path, metavar="STORE", help="Compare a store with its checksums.")
     arguments = parser.parse_args(argv)
-    required = ["verify"] if arguments.verify else ["teacher", "dataset", "output_dir"]
-    if arguments.server:
-        required.append("served_model")
-        require("httpx", "--server")
-    for name in required:
-        if getattr(arguments, name) is None:
+    for name in ("teacher", "dataset", "output_dir"):
+        if not arguments.verify and getattr(arguments, name) is None:
             raise ValueError(f"--{name} is required, unless a store is to be checked with --verify")
+    if arguments.server:
+        require("httpx", "--server")
+        if arguments.served_model is None:
+            raise ValueError("--server needs --served_model, the name that it has for the teacher")
     for name in ("context", "min_context", "shard_documents", "batch_tokens", "concurrency"):
-        if (value := getattr(arguments, name)) is not None and value < 1:
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}")
     if arguments.quantization is not None:
         arguments.quantization = json_settings("--quantization", arguments.quantization)
@@ -98,11 +99,14 @@ def _verify(arguments: argparse.Namespace) -> int:
     if arguments.dataset:
         from vocagnolm.store.scoring import find_missing
 
-        if missing := find_missing(Store(directory), arguments):
-            shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        missing = find_missing(Store(directory), arguments)
+        if missing:
+            indices = ", ".join(map(str, missing[:10]))
+            if len(missing) > 10:
+                indices += ", ..."
             print_main(
                 f"{len(missing):,} documents of {' '.join(arguments.dataset)} are not in "
-                f"{directory}, or have another text there (indices from 0: {shown}): score "
+                f"{directory}, or have another text there (indices from 0: {indices}): score "
                 "this corpus into another directory, or train without them with --missing_losses "
                 "skip"
             )

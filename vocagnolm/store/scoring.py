@@ -54,7 +54,7 @@ PACKAGES = "vocagnolm torch transformers tokenizers pyarrow"
 _MIN_CONTEXT = 512
 _LONGEST_CONTEXT = 4096
 # As many documents as this fail together for one reason, which lies in the settings.
-_HOPELESS = 8
+_MIN_FAILURES_TO_STOP = 8
 
 Scorer = HFScorer | ServedScorer
 
@@ -113,14 +113,16 @@ class ScoringJob:
 def load_corpora(options: Namespace) -> datasets.Dataset:
     """Load the corpora of `corpora_of`, concatenated."""
     sources = corpora_of(options)
-    loaded = [load_corpus(name, **given) for name, given in sources]
-    for name, given in sources:
-        files = files_of(name, split=given["split"], config_name=given["config_name"])
-        if note := files and files.describe():
-            logger.info("%s: %s", name, note)
-    if len({*map(is_conversations, loaded)}) > 1:
+    corpora = [load_corpus(name, **corpus_options) for name, corpus_options in sources]
+    for name, corpus_options in sources:
+        split, config_name = corpus_options["split"], corpus_options["config_name"]
+        files = files_of(name, split=split, config_name=config_name)
+        description = files.describe() if files else ""
+        if description:
+            logger.info("%s: %s", name, description)
+    if len({is_conversations(corpus) for corpus in corpora}) > 1:
         raise ValueError("--dataset: a store is of documents or of conversations: score them apart")
-    return joined(loaded)
+    return joined(corpora)
 
 
 # -- From options to a finished store ----------------------------------------------------------
@@ -176,15 +178,17 @@ def score(options: Namespace) -> None:
     rank0(lambda: check_plan(job.directory, plan))
     score_corpus(job, scorer, plan | {"versions": versions(PACKAGES)}, state)
     if state.is_main_process:
-        made = store.manifest_of(job.directory)
-        more = f", documents without losses: {made['unscored']:,}" if made["unscored"] else ""
-        print_main(f"{job.directory}: {made['tokens']:,} tokens{more}")
+        manifest = store.manifest_of(job.directory)
+        line = f"{job.directory}: {manifest['tokens']:,} tokens"
+        if manifest["unscored"]:
+            line += f", documents without losses: {manifest['unscored']:,}"
+        print_main(line)
 
 
 def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig) -> ScoringJob:
     """Load the teacher's tokenizer, with the context that the options leave it, and the corpus."""
     tokenizer = source.checked_tokenizer(config, "teacher", options.teacher_tokenizer)
-    # A server generates one token behind every window.
+    # A server generates one token after every window.
     limit = context_length(config) - bool(options.server)
     context = options.context or min(limit, _LONGEST_CONTEXT)
     if context > limit:
@@ -218,8 +222,8 @@ def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig)
 def _why_not_rendered(job: ScoringJob) -> str:
     """Return why the teacher's template does not go with the first conversations."""
     batch = job.corpus.with_format("arrow")[: min(len(job.corpus), 1000)]
-    found, _ = conversations_of(batch, range(batch.num_rows))
-    reads = job.reader.read_turns([*found.values()], "completions")
+    conversations, _ = conversations_of(batch, range(batch.num_rows))
+    reads = job.reader.read_turns(list(conversations.values()), "completions")
     return count_reasons(read for read in reads if isinstance(read, str))
 
 
@@ -239,7 +243,8 @@ def check_plan(directory: Path, plan: Mapping[str, object]) -> None:
     if plan.get("teacher_revision") not in (None, "unknown"):
         ignored.add("teacher")
     compared = {name: value for name, value in plan.items() if name not in ignored}
-    if changed := differences(before, compared):
+    changed = differences(before, compared)
+    if changed:
         raise ValueError(
             f"--output_dir {directory} holds another store ({'; '.join(changed)}): give another "
             "directory, or delete this one"
@@ -262,8 +267,9 @@ def _is_finished(job: ScoringJob, plan: dict[str, object]) -> bool:
         print_main(f"{directory} is finished: nothing to do")
         return True
     # The end computes new checksums, which must not be those of damaged shards.
-    kept = [entry for entry in manifest[store.SHARDS] if (directory / entry["file"]).exists()]
-    if faults := store.find_faults(directory, kept, by_hash=True):
+    present = [entry for entry in manifest[store.SHARDS] if (directory / entry["file"]).exists()]
+    faults = store.find_faults(directory, present, by_hash=True)
+    if faults:
         raise ValueError(f"{directory}: {', '.join(faults)} damaged: delete them, too")
     store.begin_store(directory, plan, replace=True)
     return False
@@ -281,12 +287,12 @@ def score_corpus(
     what is written; a NonFiniteLoss as of `score_shard`.
     """
     # One process looks for all: another job may write a shard between the looks of two.
-    left = rank0(job.missing_shards)
-    if state.is_main_process and len(left) < job.shards:
-        logger.info("%d of %d shards are written already", job.shards - len(left), job.shards)
+    missing = rank0(job.missing_shards)
+    if state.is_main_process and len(missing) < job.shards:
+        logger.info("%d of %d shards are written already", job.shards - len(missing), job.shards)
     # Every process takes every n-th shard, so that all end at about the same time.
-    mine = left[state.process_index :: state.num_processes]
-    for shard in tqdm(mine, "shards of this process", disable=not state.is_main_process):
+    shards = missing[state.process_index :: state.num_processes]
+    for shard in tqdm(shards, "shards of this process", disable=not state.is_main_process):
         # Another job may have written it meanwhile.
         if not job.is_written(shard):
             score_shard(job, shard, scorer)
@@ -303,41 +309,56 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> None:
     texts = list(job.documents(shard))
     encodings = job.encode(texts)
     path = job.directory / store.shard_name(shard)
-    asked: list[Window] = []
-    for number, one in enumerate(encodings):
-        # A rendered conversation has its own start token.
-        start = [] if job.template and len(one.ids) else [job.reader.start]
-        ids = [*start, *one.ids.tolist()]
-        asked += windows(number, ids[1:], ids[0], job.reader.limit, job.min_context)
-    # The windows of a document score its tokens in order, each of them once.
-    rows: list[list[store.LossArray]] = [[] for _ in texts]
-    failed: dict[int, str] = {}
-    found = scorer.losses(asked, path) if isinstance(scorer, ServedScorer) else scorer.losses(asked)
-    for window, row in zip(asked, found, strict=True):
-        if isinstance(row, str):
-            failed[window.document] = row
-        else:
-            rows[window.document].append(row)
+    rows, failed = _score_windows(job, scorer, encodings, path)
     segments = []
     for number, (text, encoding) in enumerate(zip(texts, encodings, strict=True)):
-        # Nothing predicts the start token of a conversation: 0 is written.
-        own = np.zeros(min(len(encoding.ids), 1) if job.template else 0, np.float32)
-        spans, losses = encoding.spans, np.concatenate([own, *rows[number]])
+        # Nothing predicts the start token of a conversation, for which 0 is written.
+        unpredicted = min(len(encoding.ids), 1) if job.template else 0
+        losses = np.concatenate([np.zeros(unpredicted, np.float32)] + rows[number])
+        spans = encoding.spans
         if number in failed:
             logger.warning("kept without losses: %r ..., %s", text[:60], failed[number])
             spans, losses = spans[:0], losses[:0]
         where = f"in the document that begins {text[:60]!r}"
         if not np.isfinite(losses).all():
             raise NonFiniteLoss(f"losses are NaN or infinite {where}: use --dtype float32")
-        if (largest := losses.max(initial=0.0)) > np.finfo(job.loss_dtype).max:
+        largest = losses.max(initial=0.0)
+        if largest > np.finfo(job.loss_dtype).max:
             raise NonFiniteLoss(f"a loss of {largest:g} nats {where}: use --loss_dtype float32")
         segment = store.StoredSegment(0, len(text), spans, losses)
         segments.append((store.document_key(text), segment))
-    if len(failed) == len(texts) >= _HOPELESS:
+    if len(failed) == len(texts) >= _MIN_FAILURES_TO_STOP:
         raise ValueError(f"no document of shard {shard} could be scored: {failed[0]}")
     store.write_shard(job.directory, shard, segments, job.loss_dtype, replace=False)
-    for answers in answer_files(path):
-        answers.unlink(missing_ok=True)
+    for answer_file in answer_files(path):
+        answer_file.unlink(missing_ok=True)
+
+
+def _score_windows(
+    job: ScoringJob, scorer: Scorer, encodings: Sequence[Encoding], shard: Path
+) -> tuple[list[list[store.LossArray]], dict[int, str]]:
+    """Score documents by windows; return the losses of each, and why some cannot be scored."""
+    all_windows: list[Window] = []
+    for number, encoding in enumerate(encodings):
+        ids = encoding.ids.tolist()
+        if not (job.template and ids):
+            # A rendered conversation has its own start token; a document gets one.
+            ids.insert(0, job.reader.start)
+        all_windows += windows(number, ids[1:], ids[0], job.reader.limit, job.min_context)
+    # The windows of a document score its tokens in order, each of them once.
+    rows: list[list[store.LossArray]] = [[] for _ in encodings]
+    failed: dict[int, str] = {}
+    answers: Sequence[store.LossArray | str]
+    if isinstance(scorer, ServedScorer):
+        answers = scorer.losses(all_windows, path)
+    else:
+        answers = scorer.losses(all_windows)
+    for window, row in zip(all_windows, answers, strict=True):
+        if isinstance(row, str):
+            failed[window.document] = row
+        else:
+            rows[window.document].append(row)
+    return rows, failed
 
 
 # -- What a store lacks ------------------------------------------------------------------------

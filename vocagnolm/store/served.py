@@ -83,9 +83,13 @@ def _read_vllm(answer: JsonObject) -> Answer:
     # prompt's token first, then as many of the likeliest as were asked for.
     # See vllm/entrypoints/openai/completion/protocol.py.
     rows = answer["choices"][0]["prompt_logprobs"][1:]
-    own = [next(iter(row.items())) for row in rows]
-    logprobs = [about["logprob"] for _, about in own]
-    return [None, *logprobs], [None, *(int(token) for token, _ in own)]
+    logprobs: list[float | None] = [None]
+    tokens: list[int | str | None] = [None]
+    for row in rows:
+        token, description = next(iter(row.items()))
+        logprobs.append(description["logprob"])
+        tokens.append(int(token))
+    return logprobs, tokens
 
 
 def _request_sglang(model: str, prompt: Prompt) -> JsonObject:
@@ -101,18 +105,25 @@ def _request_sglang(model: str, prompt: Prompt) -> JsonObject:
 def _read_sglang(answer: JsonObject) -> Answer:
     # [logprob, id, text] of every token; see sglang/srt/managers/io_struct.py.
     rows = answer["meta_info"]["input_token_logprobs"][1:]
-    return [None, *(row[0] for row in rows)], [None, *(int(row[1]) for row in rows)]
+    logprobs: list[float | None] = [None]
+    tokens: list[int | str | None] = [None]
+    for logprob, token, *_ in rows:
+        logprobs.append(logprob)
+        tokens.append(int(token))
+    return logprobs, tokens
 
 
 def _read_llama_cpp(answer: JsonObject) -> Answer:
     # The prompt and what follows it. The start token is left out, but not of `prompt_tokens`, and
     # the first token has null; see Llama._create_completion of llama-cpp-python.
-    found, usage = answer["choices"][0]["logprobs"], answer["usage"]
-    texts, logprobs = found["tokens"], found["token_logprobs"]
+    usage = answer["usage"]
+    texts = answer["choices"][0]["logprobs"]["tokens"]
+    logprobs = answer["choices"][0]["logprobs"]["token_logprobs"]
     if len(texts) != len(logprobs):
         raise ValueError(f"{len(texts)} tokens and {len(logprobs)} losses")
     if len(texts) - usage["completion_tokens"] == usage["prompt_tokens"] - 1:
-        texts, logprobs = [None, *texts], [None, *logprobs]
+        texts = [None] + texts
+        logprobs = [None] + logprobs
     return logprobs[: usage["prompt_tokens"]], texts[: usage["prompt_tokens"]]
 
 
@@ -139,10 +150,13 @@ class ServedScorer:
     def __init__(self, url: str, model: str, reader: Reader, concurrency: int):
         if not re.fullmatch(r"https?://[^@?]+", url):
             raise ValueError(f"--server must be http://HOST:PORT, and its key in {API_KEY}")
-        self._url, self._model = url.rstrip("/").removesuffix("/v1"), model
-        self._reader, self._concurrency = reader, concurrency
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._model = model
+        self._reader = reader
+        self._concurrency = concurrency
         self._key = os.environ.get(API_KEY, "").strip()
-        self.api, self._retries = APIS[0], len(WAITS_S)
+        self.api = APIS[0]
+        self._retries = len(WAITS_S)
         self._start = str(reader.tokenizer.decode([reader.start]))
         # Losses of first tokens by their texts, where the server hides them.
         self._first: dict[str, float] = {}
@@ -162,8 +176,9 @@ class ServedScorer:
     def find_api(self, name: str | None = None) -> None:
         """Ask for a short prompt by the API of that name, or by each; keep the first that works."""
         ids = encode(self._reader.tokenizer, PROBE).ids.tolist()[: self._reader.text_limit]
-        window = Window(0, [self._reader.start, *ids], len(ids))
-        reasons, self._retries = [], _PROBE_RETRIES
+        window = Window(0, [self._reader.start] + ids, len(ids))
+        reasons = []
+        self._retries = _PROBE_RETRIES
         for self.api in [api for api in APIS if name in (None, api.name)]:
             reason = asyncio.run(self._probe(window))
             if not reason:
@@ -187,45 +202,47 @@ class ServedScorer:
                     if isinstance(answer, str):
                         return answer
                     followers = answer["choices"][0]["logprobs"]["top_logprobs"][0]
-                    # Parts of characters share a text, nothing or U+FFFD.
-                    whole = {text: one for text, one in followers.items() if text.strip(_PART)}
-                    self._first = {text: -float(logprob) for text, logprob in whole.items()}
-                found = await self._ask(http, window)
-                if isinstance(found, str):
-                    return found
-                return "" if np.ptp(found) else "all losses are the same"
-            except (OSError, *_MALFORMED) as error:
+                    self._first = {}
+                    for text, logprob in followers.items():
+                        # Parts of characters share a text, nothing or U+FFFD.
+                        if text.strip(_PART):
+                            self._first[text] = -float(logprob)
+                losses = await self._ask(http, window)
+                if isinstance(losses, str):
+                    return losses
+                return "" if np.ptp(losses) else "all losses are the same"
+            except (OSError,) + _MALFORMED as error:
                 return str(error)
 
     def losses(self, windows: Sequence[Window], shard: Path) -> list[LossArray | str]:
         """Return the losses of the scored tokens of each window, in nats, or why it has none.
 
-        As they come, they are written to a file beside the shard that they are for: what a killed
+        As they come, they are written to a file next to the shard that they are for: what a killed
         process was answered is not asked for again.
         """
         # Each process has a file of its own, so that only a last line can be cut off.
         path = shard.with_name(f".{shard.name}.{uuid.uuid4().hex}{_ANSWERS}")
-        known = _read_answers(shard)
+        earlier_answers = _read_answers(shard)
         with path.open("wb") as file:
-            return asyncio.run(self._ask_all(windows, known, file))
+            return asyncio.run(self._ask_all(windows, earlier_answers, file))
 
     async def _ask_all(
-        self, windows: Sequence[Window], known: dict[bytes, LossArray], file: BinaryIO
+        self, windows: Sequence[Window], earlier_answers: dict[bytes, LossArray], file: BinaryIO
     ) -> list[LossArray | str]:
         gate = asyncio.Semaphore(self._concurrency)
         async with self._connect() as http:
 
             async def ask(window: Window) -> LossArray | str:
-                asked = f"{self._model} {self.api.name} {window.ids} {window.scored}"
-                key = hashlib.sha256(asked.encode()).hexdigest().encode()
-                if key in known:
-                    return known[key]
+                question = f"{self._model} {self.api.name} {window.ids} {window.scored}"
+                key = hashlib.sha256(question.encode()).hexdigest().encode()
+                if key in earlier_answers:
+                    return earlier_answers[key]
                 async with gate:
-                    found = await self._ask(http, window)
-                if not isinstance(found, str):
-                    file.write(key + b" " + base64.b64encode(found.tobytes()) + b"\n")
+                    losses = await self._ask(http, window)
+                if not isinstance(losses, str):
+                    file.write(key + b" " + base64.b64encode(losses.tobytes()) + b"\n")
                     file.flush()
-                return found
+                return losses
 
             return await asyncio.gather(*map(ask, windows))
 
@@ -238,7 +255,8 @@ class ServedScorer:
             if again[-1] != window.ids[-1]:
                 return "a window of it ends within a character, which no text can express"
             prompt = self._start + text
-        body, reason = self.api.request(self._model, prompt), ""
+        body = self.api.request(self._model, prompt)
+        reason = ""
         for _ in range(_ATTEMPTS):
             answer = await self._post(http, body)
             if isinstance(answer, str):
@@ -291,7 +309,7 @@ class ServedScorer:
                         answer = response.json()
                         if isinstance(answer, dict):
                             return answer
-                    reason = f"an answer that is cut, or no JSON object: {reason}"
+                    reason = f"an answer that is cut, or not a JSON object: {reason}"
             if attempt < len(waits_s):
                 # At random, or those that failed at once would come back at once.
                 wait_s = waits_s[attempt] * random.uniform(0.5, 1.0)
@@ -314,30 +332,33 @@ class ServedScorer:
             if not self._is_same(window.ids[at], tokens[at]):
                 raise ValueError(f"token {at} is {tokens[at]!r}, not {window.ids[at]}")
         if not self.api.takes_ids and window.scored == count - 1:
-            found, known = losses[1], self._first.get(self._decode([window.ids[1]]), math.nan)
+            first_loss = losses[1]
+            probed_loss = self._first.get(self._decode([window.ids[1]]), math.nan)
             # llama-cpp-python shifts losses by one where the start token is not the model's BOS.
-            if abs(found - known) > _SAME_NATS:
+            if abs(first_loss - probed_loss) > _SAME_NATS:
                 raise ValueError(
-                    f"the first token's loss is {found:.3f}, and behind the start token "
-                    f"{known:.3f}: is the start token the model's BOS token?"
+                    f"the first token's loss is {first_loss:.3f}, and after the start token "
+                    f"{probed_loss:.3f}: is the start token the model's BOS token?"
                 )
-            losses[1] = known if math.isnan(found) else found
+            losses[1] = probed_loss if math.isnan(first_loss) else first_loss
         scored = losses[count - window.scored :].astype(np.float32)
         if not (np.abs(scored) < _NO_LOSS_NATS).all():
             raise ValueError("a token without a finite loss")
         return scored
 
-    def _is_same(self, ours: int, theirs: int | str | None) -> bool:
+    def _is_same(self, token_id: int, served_token: int | str | None) -> bool:
         if self.api.takes_ids:
-            return theirs == ours
-        texts = self._decode([ours]), str(theirs)
+            return served_token == token_id
         # Servers write parts of a character in several ways, and some drop spaces.
-        text, theirs = (one.replace("\u2581", " ").strip() for one in texts)
-        return _PART in text or theirs == text
+        text = self._decode([token_id]).replace("\u2581", " ").strip()
+        served_text = str(served_token).replace("\u2581", " ").strip()
+        return _PART in text or served_text == text
 
     def _decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens behind the start token: alone, decoders trim a first space."""
-        return str(self._reader.tokenizer.decode([self._reader.start, *ids]))[len(self._start) :]
+        """Return the text of tokens after the start token: alone, decoders trim a first space."""
+        with_start = [self._reader.start]
+        with_start += ids
+        return str(self._reader.tokenizer.decode(with_start))[len(self._start) :]
 
 
 # -- Answers for a shard that is not written yet -----------------------------------------------
@@ -350,10 +371,10 @@ def answer_files(shard: Path) -> list[Path]:
 
 def _read_answers(shard: Path) -> dict[bytes, LossArray]:
     """Read what killed processes were answered: a line is a hash of what was asked, and losses."""
-    known = {}
+    answers = {}
     for path in answer_files(shard):
         # Another job may just have written the shard. A line that is cut off has no end.
         with suppress(FileNotFoundError):
             for key, losses in re.findall(rb"([0-9a-f]{64}) ([\w+/=]+)\n", path.read_bytes()):
-                known[key] = np.frombuffer(base64.b64decode(losses), np.float32)
-    return known
+                answers[key] = np.frombuffer(base64.b64decode(losses), np.float32)
+    return answers
