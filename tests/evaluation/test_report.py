@@ -140,4 +140,4 @@ def test_row_grows_benchmark_by_benchmark(tmp_path: Path) -> None:
     results = build(tmp_path, second)
     assert list(results["benchmarks"]) == ["gsm8k", "svamp"]
     assert len(results["marks"]) == 1
-    assert report.in_a_line(results["benchmarks"]["svamp"]).startswith("25.0 (95 % interval")
+    assert report.one_line_summary(results["benchmarks"]["svamp"]).startswith("25.0 (95 % interval")

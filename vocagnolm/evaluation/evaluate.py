@@ -91,7 +91,7 @@ def evaluate(arguments: Namespace) -> None:
             for task in runner.run(tasks, engine, grader, directory, state):
                 if state.is_main_process:
                     columns[task.benchmark.id] = column = report.column(task, directory)
-                    printing.log_main(f"{task.benchmark.id}: {report.in_a_line(column)}")
+                    printing.log_main(f"{task.benchmark.id}: {report.one_line_summary(column)}")
         if state.is_main_process:
             device = state.device.type
             # Facts that may change a number in bfloat16 without being a setting.
@@ -159,7 +159,7 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
         write_text(output, lines)
     else:
         sys.stdout.write(lines)
-    line = f"{file} as {benchmark.id}: {report.in_a_line(report.summarize(verdicts))}"
+    line = f"{file} as {benchmark.id}: {report.one_line_summary(report.summarize(verdicts))}"
     print(line, file=sys.stdout if output else sys.stderr)
 
 

@@ -59,21 +59,23 @@ def average(columns: Sequence[JsonObject]) -> JsonObject:
 
 def averages(columns: Mapping[str, JsonObject]) -> dict[str, JsonObject]:
     """Compute those of the three averages whose benchmarks are all there, and what marks them."""
-    found = {}
+    complete = {}
     for name, members in AVERAGES.items():
         if columns.keys() >= set(members):
             parts = [columns[benchmark] for benchmark in members]
-            found[name] = average(parts) | {"marked": _distinct("marked", parts)}
-    return found
+            complete[name] = average(parts) | {"marked": _distinct("marked", parts)}
+    return complete
 
 
 def summarize(records: Sequence[JsonObject]) -> JsonObject:
     """Sum up the items of one benchmark: verdicts, and completions that were generated here."""
     n = len(records)
     unanswered = sum(record["prediction"] in (None, "", NO_LETTER) for record in records)
+    # The second opinion is of all items: one that is not there in time counts as wrong. Letters get
+    # none.
     opinion = None
-    # The second opinion is of all items: none in time is wrong. None for letters.
-    if judged := [record for record in records if record["math_verify"] is not None]:
+    judged = [record for record in records if record["math_verify"] is not None]
+    if judged:
         agreed = sum(record["math_verify"] == record["correct"] for record in judged)
         opinion = accuracy(sum(record["math_verify"] for record in judged), n)
         opinion |= {"agreement": agreed / len(judged), "without_opinion": n - len(judged)}
@@ -93,17 +95,20 @@ def _count(values: Iterable[str]) -> dict[str, int]:
 
 
 def build_results(
-    asked: Mapping[str, JsonObject],
+    new_columns: Mapping[str, JsonObject],
     directory: RunDirectory,
     settings: Mapping[str, object],
     environment: Mapping[str, object],
 ) -> JsonObject:
-    """Collect everything known at the end, as the columns of the benchmarks that were asked."""
-    # Benchmarks that were asked before, under the same settings, and whose items are all there.
+    """Collect everything known at the end, as the columns of the benchmarks that were run."""
+    # Benchmarks that were run before, under the same settings, and whose items are all there.
     earlier = json_or_empty(directory.path / "results.json").get("benchmarks", {})
     complete = {path.stem for path in directory.path.glob("*.jsonl")}
-    columns = {name: column for name, column in earlier.items() if name in complete} | dict(asked)
-    benchmarks = {name: columns[name] for name in (*BENCHMARKS, *columns) if name in columns}
+    columns = {name: column for name, column in earlier.items() if name in complete}
+    columns |= new_columns
+    # In the order of Table 1, and then a user's own.
+    benchmarks = {name: columns[name] for name in BENCHMARKS if name in columns}
+    benchmarks |= columns
     return {
         "model": settings["model"],
         "grader": HARNESS,
@@ -132,7 +137,11 @@ def column(task: Task, directory: RunDirectory) -> JsonObject:
 
 
 def _distinct(name: str, columns: Iterable[JsonObject]) -> list[str]:
-    return list(dict.fromkeys(mark for column in columns for mark in column[name]))
+    """Return the marks of all columns, each once, in their order."""
+    marks: dict[str, None] = {}
+    for column in columns:
+        marks |= dict.fromkeys(column[name])
+    return list(marks)
 
 
 def to_markdown(results: JsonObject) -> str:
@@ -140,32 +149,39 @@ def to_markdown(results: JsonObject) -> str:
     # Columns and averages, by their headings.
     parts = {column["column"]: column for column in results["benchmarks"].values()}
     parts |= results["averages"]
-    # A star: not to be put beside a published number.
-    cells = (f"{x['rounded']:.1f}{'*' if x['marked'] else ''}" for x in parts.values())
-    intervals = ("{:.1f} to {:.1f}".format(*x["interval"]) for x in parts.values())
-    # The second grader is not asked about letters, and has no averages.
-    opinions = [part.get("math_verify") for part in parts.values()]
-    rows = [
-        ["model", *parts],
-        [results["model"]["name"], *cells],
-        ["95 % interval", *intervals],
-        [results["second_opinion"], *(f"{x['rounded']:.1f}" if x else "-" for x in opinions)],
-    ]
-    notes = [f"- graded by {results['grader']}"]
+    header = ["model"]
+    accuracies = [results["model"]["name"]]
+    intervals = ["95 % interval"]
+    opinions = [results["second_opinion"]]
+    for heading, part in parts.items():
+        header.append(heading)
+        # A star marks what is not to be put next to a published number.
+        star = "*" if part["marked"] else ""
+        accuracies.append(f"{part['rounded']:.1f}{star}")
+        low, high = part["interval"]
+        intervals.append(f"{low:.1f} to {high:.1f}")
+        # The second grader is not asked about letters, and has no averages.
+        opinion = part.get("math_verify")
+        opinions.append(f"{opinion['rounded']:.1f}" if opinion else "-")
+    table = markdown_table([header, accuracies, intervals, opinions], padded=False)
+    lines = [table, "", f"- graded by {results['grader']}"]
     for mark in results["marks"]:
-        marked = [c["column"] for c in results["benchmarks"].values() if mark in c["marks"]]
-        notes.append(f"- * {mark} ({', '.join(marked)})")
-    return "\n".join([markdown_table(rows, padded=False), "", *notes]) + "\n"
+        columns = results["benchmarks"].values()
+        marked = [column["column"] for column in columns if mark in column["marks"]]
+        lines.append(f"- * {mark} ({', '.join(marked)})")
+    return "\n".join(lines) + "\n"
 
 
-def in_a_line(summary: JsonObject) -> str:
+def one_line_summary(summary: JsonObject) -> str:
     """Write an accuracy with its interval."""
     low, high = summary["interval"]
     line = f"{summary['rounded']:.1f} (95 % interval {low:.1f} to {high:.1f})"
     line += f", {summary['correct']} of {summary['n']} right"
-    # They count as wrong, and nobody has looked at them.
+    # Those that were not graded count as wrong, and nobody has looked at them.
     ungraded = summary.get("decided_by", {}).get("crash", 0)
-    return line + (f"; {ungraded} not graded, as the grader crashed" if ungraded else "")
+    if ungraded:
+        line += f"; {ungraded} not graded, as the grader crashed"
+    return line
 
 
 def write_results(results: JsonObject, directory: RunDirectory) -> None:

@@ -350,7 +350,7 @@ def _score_windows(
     failed: dict[int, str] = {}
     answers: Sequence[store.LossArray | str]
     if isinstance(scorer, ServedScorer):
-        answers = scorer.losses(all_windows, path)
+        answers = scorer.losses(all_windows, shard)
     else:
         answers = scorer.losses(all_windows)
     for window, row in zip(all_windows, answers, strict=True):
