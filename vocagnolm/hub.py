@@ -43,20 +43,26 @@ def check_name(option: str, name: str, kind: Kind = "model") -> None:
 
 
 def _is_cached(name: str, kind: Kind) -> bool:
+    """Test whether the caches of the libraries hold a model or a data set."""
     snapshots = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}", "snapshots")
     if snapshots.is_dir():
         return True
     if kind == "model":
         return False
-    # `datasets` keeps what it made of the files elsewhere, as org___name in its own spelling:
-    # FineMath is fine_math there.
-    cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets"))
-    organisation, _, short_name = name.rpartition("/")
-    for path in cache.glob(f"{organisation}___*"):
-        cached_name = path.name.removeprefix(f"{organisation}___")
-        if cached_name.replace("_", "").lower() == short_name.replace("_", "").lower():
-            return True
-    return False
+    # The import takes a second, so it waits until a data set is not in the cache above.
+    from datasets.naming import camelcase_to_snakecase
+
+    # `datasets` keeps the tables that it made of the files in a cache of its own. It writes the
+    # name of a data set there in snake case and that of its organisation as it is, so that
+    # HuggingFaceTB/FineMath is HuggingFaceTB___fine_math.
+    tables_cache = Path(
+        os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets")
+    ).expanduser()
+    organisation, separator, short_name = name.rpartition("/")
+    cached_name = camelcase_to_snakecase(short_name)
+    if separator:
+        cached_name = f"{organisation}___{cached_name}"
+    return Path(tables_cache, cached_name).is_dir()
 
 
 @cache

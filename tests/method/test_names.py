@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from datasets.naming import camelcase_to_snakecase
+from datasets.packaged_modules.json.json import Json
 from hub import serving
 from huggingface_hub import constants
 
@@ -96,17 +98,39 @@ def test_nothing_is_told_where_the_hub_answers_or_is_not_asked(
 
 
 @pytest.mark.parametrize(
-    ("cached", "name", "is_cached"),
+    ("directory", "name", "is_cached"),
     [
         ("org___fine_math-4plus", "org/FineMath-4plus", True),
+        ("org___fine_math-4plus", "org/finemath-4plus", False),
         ("org___name", "org/name", True),
         ("org___other", "org/name", False),
+        ("org___na_me", "org/name", False),
+        ("another___name", "org/name", False),
+        ("gsm8k", "gsm8k", True),
+        ("org___gsm8k", "gsm8k", False),
     ],
 )
 def test_cached_data_set_is_the_one_that_is_named(
-    cached: str, name: str, is_cached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    directory: str, name: str, is_cached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / cached).mkdir()
+    (tmp_path / directory).mkdir()
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     assert hub._is_cached(name, "dataset") == is_cached
     assert not hub._is_cached(name, "model")
+
+
+def test_cached_data_set_is_found_where_datasets_puts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "Some-Org/FineMath-HTMLPages_v2"
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert not hub._is_cached(name, "dataset")
+    builder = Json(
+        cache_dir=str(tmp_path),
+        repo_id=name,
+        dataset_name=camelcase_to_snakecase(name.rpartition("/")[2]),
+        data_files={"train": []},
+    )
+    Path(builder.cache_dir).mkdir(parents=True)
+    assert hub._is_cached(name, "dataset")
