@@ -92,7 +92,10 @@ class Parser(OneLineErrors):
         Commands import their dependencies after parsing, so that --help is fast.
         """
         arguments = super().parse_args(args)
-        # No count or size of any command may be negative, and argparse has no type for that.
+        # Every integer of these commands is a count, a size or a seed, none of which may be
+        # negative, and argparse has no type for that. Only values that argparse read as int are
+        # tested: an option that is a float may be negative, and a string may begin with a dash. A
+        # list of integers is left to the command that takes it.
         for name, value in vars(arguments).items():
             if isinstance(value, int) and value < 0:
                 raise ValueError(f"--{name} must not be negative, got {value}")

@@ -110,6 +110,19 @@ def test_wrong_accelerate_config_is_named(argv: str, message: str) -> None:
     assert message in str(caught.value)
 
 
+def test_negative_integer_is_named_and_other_types_may_be_negative() -> None:
+    parser = cli.Parser("command", None)
+    parser.add_argument("--count", type=int, default=3)
+    parser.add_argument("--weight", type=float)
+    parser.add_argument("--label")
+    parser.add_argument("--flag", action="store_true")
+    with pytest.raises(ValueError, match=r"^--count must not be negative, got -1$"):
+        parser.parse_args(["--count", "-1"])
+    arguments = parser.parse_args(["--count", "0", "--weight", "-1.5", "--label=-1", "--flag"])
+    assert vars(arguments) == {"count": 0, "weight": -1.5, "label": "-1", "flag": True}
+    assert parser.parse_args([]).count == 3
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
