@@ -1,13 +1,14 @@
 """Read the documents of a corpus: local files, directories of them, or a dataset of the hub.
 
-Input: a path or a hub name. Output: a `datasets.Dataset` with one column, `text`; conversations
-have the columns of `vocagnolm.chat.formats` beside it. Knows no tokenizer.
+The input is a path or a hub name. The output is a `datasets.Dataset` with one column, `text`.
+Conversations have the columns of `vocagnolm.chat.formats` in addition to it. This module knows no
+tokenizer.
 """
 
 import glob
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,11 @@ from vocagnolm.texts import (
 
 logger = logging.getLogger(__name__)
 
-# Columns are looked for in this many bytes of the first rows of a JSON file.
+# The columns of a JSON file are collected from its first rows, up to this many bytes. A column that
+# begins later is not seen.
 _HEAD_BYTES = 10 << 20
-# The most that is written as one table.
+# The rows of a JSON file are written to the cache in tables of at most this size, so that a large
+# file never lies in memory as a whole.
 _TABLE_BYTES = 10 << 20
 _TABLE_ROWS = 10_000
 
@@ -63,19 +66,24 @@ def load_corpus(
 ) -> datasets.Dataset:
     """Load the documents of `dataset`, in a stable order, as a dataset with a column `text`.
 
-    Conversations, which are known by their columns, have more. A `text_column` that is given holds
-    documents, whatever other columns there are.
+    Conversations are recognized by their columns, and have more columns than `text`. A
+    `text_column` always holds documents, whatever other columns there are.
 
-    `dataset` is a file (JSON lines, JSON, Parquet, Arrow, CSV, text; each may be compressed), a
-    directory, which is read as `datasets.load_dataset` reads it (`vocagnolm.files`), or the name of
-    a dataset on the hub. Every `.txt` file is one document. A document that is empty or not text,
-    and a line that is not JSON, keep their places: they are skipped, with their reasons, when the
-    corpus is aligned. Where there are such rows, a column `fault` has the reasons, or null.
+    `dataset` is one of three:
 
-    Without a split, that of a directory is read which is held out, if there is one.
+    - a file of JSON lines, JSON, Parquet, Arrow, CSV or text, which may be compressed;
+    - a directory, which is read as `datasets.load_dataset` reads it (`vocagnolm.files`);
+    - the name of a dataset on the hub.
+
+    Every `.txt` file is one document. A document that is empty or not text, and a line that is not
+    JSON, keep their places: they are skipped, with their reasons, when the corpus is aligned. If
+    there are such rows, a column `fault` holds the reason of each, and null for the others.
+
+    Without a `split`, the split of a directory that is held out is read, or else `train`.
 
     Raises:
-        ValueError: it cannot be read, or is damaged as a whole; `option` is named.
+        ValueError: the dataset cannot be read, or is damaged as a whole. The message names
+            `option`.
     """
     files = files_of(dataset, split=split, config_name=config_name, option=option)
     if files is None:
@@ -85,23 +93,36 @@ def load_corpus(
     by_split: dict[str, datasets.Dataset] = {}
     for name, paths in files.by_split.items():
         by_split[name] = _read_files(paths, text_column, f"{option} {files.root}", option)
+    # Without a split `files_of` has found exactly one.
     instruction = split or next(iter(by_split))
     if splits_of(instruction) == ["all"]:
-        return joined(list(by_split.values()), f"{option} {dataset}")
+        corpora = list(by_split.values())
+    else:
+        corpora = _select_parts(by_split, instruction)
+    return joined(corpora, f"{option} {dataset}")
+
+
+def _select_parts(
+    by_split: Mapping[str, datasets.Dataset], instruction: str
+) -> list[datasets.Dataset]:
+    """Select the parts of splits that an instruction such as `train[:10%]+test` names, in order."""
+    sizes = {name: len(corpus) for name, corpus in by_split.items()}
     try:
-        sizes = {name: len(corpus) for name, corpus in by_split.items()}
         parts = datasets.ReadInstruction.from_spec(instruction).to_absolute(sizes)
+    # The library checks ranges with assertions.
     except (ValueError, AssertionError) as error:
-        raise ValueError(f"--dataset_split {split}: {error}") from error
-    chosen = []
+        raise ValueError(f"--dataset_split {instruction}: {error}") from error
+    corpora = []
     for part in parts:
         corpus = by_split[part.splitname]
         is_whole = part.from_ is None and part.to is None
         if not is_whole:
+            # Bounds may be negative or exceed the split, as in a slice. Where the end comes before
+            # the start, the part is empty.
             start, stop, _ = slice(part.from_, part.to).indices(len(corpus))
             corpus = corpus.select(range(start, max(start, stop)))
-        chosen.append(corpus)
-    return joined(chosen, f"{option} {dataset}")
+        corpora.append(corpus)
+    return corpora
 
 
 def load_sample(
@@ -114,15 +135,20 @@ def load_sample(
 ) -> tuple[datasets.Dataset, int | None]:
     """Load about the first `count` documents, without downloading a corpus of terabytes.
 
-    Returns them as `load_corpus` does, with the count of all, None if it is not known.
+    Returns the documents as `load_corpus` does, and the number of all documents, or None if it is
+    not known.
     """
     if _local_path(dataset, "--dataset"):
         corpus = load_corpus(dataset, split=split, text_column=text_column, config_name=config_name)
-        return corpus.select(range(min(count, len(corpus)))), len(corpus)
+        sample = corpus.select(range(min(count, len(corpus))))
+        return sample, len(corpus)
     stream = _read_hub(dataset, "--dataset", name=config_name or None, split=split, streaming=True)
-    corpus = datasets.Dataset.from_list(list(stream.take(count)))
-    info = (stream.info.splits or {}).get(split)
-    return only_text(corpus, text_column, dataset), info.num_examples if info else None
+    sample = datasets.Dataset.from_list(list(stream.take(count)))
+    sample = only_text(sample, text_column, dataset)
+    # The card of a dataset may leave out how many rows its splits have.
+    split_info = (stream.info.splits or {}).get(split)
+    total = split_info.num_examples if split_info else None
+    return sample, total
 
 
 def files_of(
@@ -132,16 +158,19 @@ def files_of(
     config_name: str | None = None,
     option: str = "--dataset",
 ) -> Files | None:
-    """Find the files of a dataset that is here, and those that are not read; None of the hub."""
+    """Find the files of a local dataset, and those that are not read; return None for the hub's."""
     path = _local_path(dataset, option)
-    return find_files(path, split, config_name, option) if path else None
+    if path is None:
+        return None
+    return find_files(path, split, config_name, option)
 
 
 def _local_path(dataset: str, option: str) -> Path | None:
-    """Return the path that a name is here, None for one that the hub is to be asked for."""
+    """Return the path of a local dataset, or None for a dataset of the hub."""
     path = Path(dataset).expanduser()
     if path.exists():
         return path
+    # A name that ends in .jsonl or the like means a file, so the hub is not asked for it.
     if kind_of(path):
         raise ValueError(f"{option} {dataset}: no such file or directory")
     check_name(option, dataset, "dataset")
@@ -154,8 +183,9 @@ def _local_path(dataset: str, option: str) -> Path | None:
 def _read_files(
     files: Sequence[Path], text_column: str | None, source: str, option: str
 ) -> datasets.Dataset:
+    """Read files as one corpus, in their order; messages name `source`, the dataset as a whole."""
     corpora = []
-    # One by one, since their formats and other columns may differ.
+    # Each file is read by itself, since formats and other columns may differ from file to file.
     for file in tqdm(files, desc="Reading files", disable=len(files) == 1):
         corpus = _read_file(file, text_column, f"{option} {file}")
         if len(corpus):
@@ -171,7 +201,7 @@ def _read_files(
 
 def _read_file(file: Path, text_column: str | None, source: str) -> datasets.Dataset:
     """Read the documents or conversations of a file, and cache them."""
-    kind, name = kind_of(file), str(file)
+    kind = kind_of(file)
     if kind == "json":
         return _read_json(file, text_column, source)
     if kind == "text":
@@ -185,38 +215,51 @@ def _read_file(file: Path, text_column: str | None, source: str) -> datasets.Dat
         corpus = _load("arrow", source, file)
         corpus = corpus.select_columns(columns_to_read(corpus.column_names, text_column, source))
     else:
-        separator = "\t" if ".tsv" in [suffix.lower() for suffix in file.suffixes] else ","
-        names = _try(lambda: _header(file, separator), source)
-        columns = columns_to_read(names, text_column, source)
-        # Every value is text, whatever it looks like, and no word stands for null.
-        corpus = _load(
-            "csv",
-            source,
-            file,
-            sep=separator,
-            usecols=columns,
-            features=datasets.Features(dict.fromkeys(columns, STRING)),
-            keep_default_na=False,
-        )
-    return only_text(corpus, text_column, name)
+        corpus = _read_csv(file, text_column, source)
+    return only_text(corpus, text_column, str(file))
+
+
+def _read_csv(file: Path, text_column: str | None, source: str) -> datasets.Dataset:
+    """Read the columns of documents or conversations of a file of comma- or tab-separated rows."""
+    # The name may end in the suffix of a compression, as in pages.tsv.gz.
+    suffixes = [suffix.lower() for suffix in file.suffixes]
+    separator = "\t" if ".tsv" in suffixes else ","
+    names = _try(lambda: _header(file, separator), source)
+    columns = columns_to_read(names, text_column, source)
+    # Every value is text, whatever it looks like, and no word stands for null: pandas would make a
+    # number of 007, and null of NA.
+    features = datasets.Features(dict.fromkeys(columns, STRING))
+    return _load(
+        "csv",
+        source,
+        file,
+        sep=separator,
+        usecols=columns,
+        features=features,
+        keep_default_na=False,
+    )
 
 
 def _header(file: Path, separator: str) -> list[str]:
+    """Read the names of the columns; two that are equal stay equal, so that they are noticed."""
     with open_file(file) as content:
+        # As a header, pandas would rename the second of two equal names.
         row = pd.read_csv(content, sep=separator, header=None, nrows=1, dtype=str)
     return [str(name) for name in row.iloc[0]]
 
 
-def _try(read: Any, source: str) -> Any:
+def _try(read: Callable[[], Any], source: str) -> Any:
+    """Call `read`, and turn what it raises into one line that names `source` and the reason."""
     try:
         return read()
-    # A broken file can raise anything: what decompression raises comes as it is.
+    # A broken file can raise anything, and nothing wraps the errors of decompression.
     except Exception as error:
+        # `datasets` raises an error of its own, whose cause is that of the system.
         full_disk = disk_fault(error)
         if not full_disk and error.__cause__:
             full_disk = disk_fault(error.__cause__)
         if full_disk:
-            # The fault is not in the file, but in the place that it is read into.
+            # The file is intact: what is full is the disk of the cache that it is read into.
             cache = datasets.config.HF_DATASETS_CACHE
             advice = "Free some room, or set HF_DATASETS_CACHE to another disk"
             raise FullDiskError(f"{cache} cannot be written to: {full_disk}. {advice}") from error
@@ -224,23 +267,27 @@ def _try(read: Any, source: str) -> Any:
         reason = " ".join(str(error.__cause__ or error).split())
         if not reason or "corresponds to no data" in reason:
             reason = "it holds no documents, or is cut off"
+        # The message of a missing column is complete: it names the option and the dataset.
         if reason.startswith("--text_column"):
             raise ValueError(reason) from error
         raise ValueError(f"{source} cannot be read: {reason}") from error
 
 
 def _load(builder: str, source: str, file: Path, **options: Any) -> datasets.Dataset:
-    # Escaped, since file names count as patterns.
+    """Read one file with a builder of `datasets`."""
+    # The path is escaped, since `datasets` takes it for a pattern, and names may contain [ or *.
     return _read(builder, source, data_files=glob.escape(str(file)), split="train", **options)
 
 
 def _read_hub(dataset: str, option: str, **options: object) -> datasets.Dataset:
+    """Read a dataset of the hub."""
     source = f"{option} {dataset} (no file or directory here, so a hub dataset)"
     return _read(dataset, source, **options)
 
 
 def _read(builder: str, source: str, **options: Any) -> datasets.Dataset:
-    # Its errors come back as one line.
+    """Call `datasets.load_dataset`; an error is one line that names `source`."""
+    # The library logs its errors as well, in several lines.
     logging.getLogger("datasets").setLevel(logging.CRITICAL)
     return _try(lambda: datasets.load_dataset(builder, **options), source)
 
@@ -249,40 +296,47 @@ def _cached(
     file: Path, columns: Sequence[str], tables: Iterator[pa.Table], source: str
 ) -> datasets.Dataset:
     """Write the tables of a file into the cache of `datasets`, if they are not there."""
+    # A file of the same path, size and time is taken for the same content, as hashing terabytes
+    # takes hours.
     status = file.stat()
     key = (str(file.absolute()), status.st_size, status.st_mtime_ns) + tuple(columns) + (FORMAT,)
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
     directory = Path(datasets.config.HF_DATASETS_CACHE, "vocagnolm", name)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "rows.arrow"
+    # Of several processes that read the file, the first one writes and the others wait for it.
     with FileLock(f"{path}.lock"):
         if not path.exists():
             _try(lambda: _write(tables, directory / "incomplete", path), source)
     corpus = datasets.Dataset.from_file(str(path))
+    # What is computed from the corpus is cached by its fingerprint. The library's own would change
+    # whenever this cache is written again.
     corpus._fingerprint = name
     return without_faults(corpus)
 
 
 def _write(tables: Iterator[pa.Table], incomplete: Path, path: Path) -> None:
-    """Write tables to a file that is there as a whole, or not at all."""
+    """Write tables to a file that is complete or absent."""
     features = DOCUMENT_FEATURES
-    first = next(tables, None)
-    if first is not None and "roles" in first.column_names:
+    first_table = next(tables, None)
+    if first_table is not None and "roles" in first_table.column_names:
         features = CONVERSATION_FEATURES
     with ArrowWriter(path=str(incomplete), features=features) as writer:
-        if first is None:
-            first = features.arrow_schema.empty_table()
-        writer.write_table(first)
+        if first_table is None:
+            first_table = features.arrow_schema.empty_table()
+        writer.write_table(first_table)
         for table in tables:
             writer.write_table(table)
         writer.finalize()
+    # Only a complete file gets the name that readers look for. After a crash the next process
+    # writes the incomplete one again, from its beginning.
     incomplete.replace(path)
 
 
 def _text_table(file: Path) -> Iterator[pa.Table]:
-    """Make one document of a file of text; line ends are as in text that Python reads."""
-    with open_file(file) as opened:
-        content = opened.read()
+    """Make one document of a file of text; its line ends become line feeds."""
+    with open_file(file) as stream:
+        content = stream.read()
     try:
         text = content.decode().replace("\r\n", "\n").replace("\r", "\n")
         row = {TEXT: [text], FAULT: [None]}
@@ -292,6 +346,7 @@ def _text_table(file: Path) -> Iterator[pa.Table]:
 
 
 def _read_json(file: Path, text_column: str | None, source: str) -> datasets.Dataset:
+    """Read the documents or conversations of a JSON file, and cache them."""
     rows = read_rows(file)
     head, columns = _try(lambda: _head(rows), source)
     if not head:
@@ -300,50 +355,64 @@ def _read_json(file: Path, text_column: str | None, source: str) -> datasets.Dat
         number, _, reason = head[0]
         raise ValueError(f"{source}: none of its lines is a JSON object (line {number}: {reason})")
     names = columns_to_read(columns, text_column, source)
-    is_turns = not text_column and bool(conversation_columns(columns))
-    # The key has the columns that are read, so that a column that is named and one that is found
-    # share a cache.
-    return _cached(file, names, _json_tables(file, chain(head, rows), names, is_turns), source)
+    are_conversations = not text_column and bool(conversation_columns(columns))
+    # The rows of the head have left the iterator: they are put in front of the others again.
+    tables = _json_tables(file, chain(head, rows), names, are_conversations)
+    # The cache's key has the columns that are read, not the option. So --text_column text and no
+    # option at all share a cache.
+    return _cached(file, names, tables, source)
 
 
 def _json_tables(
-    file: Path, rows: Iterable[Row], names: Sequence[str], is_turns: bool
+    file: Path, rows: Iterable[Row], names: Sequence[str], are_conversations: bool
 ) -> Iterator[pa.Table]:
     """Make tables of the documents of a JSON file, or of its conversations."""
-    schema = (CONVERSATION_FEATURES if is_turns else DOCUMENT_FEATURES).arrow_schema
+    features = CONVERSATION_FEATURES if are_conversations else DOCUMENT_FEATURES
+    schema = features.arrow_schema
     documents: list[dict[str, Any]] = []
-    read_bytes = 0
-    for number, size, row in rows:
+    table_bytes = 0
+    for line_number, size, row in rows:
         if isinstance(row, str):
-            documents.append(no_conversation(f"{file.name}:{number}: {row}"))
-        elif is_turns:
-            documents.append(read_row({name: row.get(name) for name in names}))
+            # A line that is not an object keeps its place, so that indices of documents are those
+            # of lines. Of the columns of a conversation, a table of documents takes its own.
+            documents.append(no_conversation(f"{file.name}:{line_number}: {row}"))
+        elif are_conversations:
+            fields = {name: row.get(name) for name in names}
+            documents.append(read_row(fields))
         else:
             text, fault = document_of(row.get(names[0]))
             documents.append({TEXT: text, FAULT: fault})
-        read_bytes += size
-        if read_bytes > _TABLE_BYTES or len(documents) == _TABLE_ROWS:
+        table_bytes += size
+        if table_bytes > _TABLE_BYTES or len(documents) == _TABLE_ROWS:
             yield _table_of(documents, schema)
             documents = []
-            read_bytes = 0
+            table_bytes = 0
+    # The last table may be empty.
     yield _table_of(documents, schema)
 
 
 def _table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
-    return pa.table({name: [row[name] for row in rows] for name in schema.names}, schema)
+    """Make a table of the columns of `schema`; rows may have others as well."""
+    columns = {}
+    for name in schema.names:
+        columns[name] = [row[name] for row in rows]
+    return pa.table(columns, schema)
 
 
 def _head(rows: Iterator[Row]) -> tuple[list[Row], list[str]]:
-    """Take the first rows, and list their columns."""
+    """Take the first rows of an iterator, and list their columns in the order of appearance."""
     head = []
-    read_bytes = 0
-    # A dict keeps the order in which columns are met.
-    columns: dict[str, None] = {}
-    for number, size, row in rows:
-        head.append((number, size, row))
+    head_bytes = 0
+    columns: list[str] = []
+    seen_columns: set[str] = set()
+    for line_number, size, row in rows:
+        head.append((line_number, size, row))
         if isinstance(row, dict):
-            columns |= dict.fromkeys(row)
-        read_bytes += size
-        if read_bytes > _HEAD_BYTES:
+            for name in row:
+                if name not in seen_columns:
+                    seen_columns.add(name)
+                    columns.append(name)
+        head_bytes += size
+        if head_bytes > _HEAD_BYTES:
             break
-    return head, list(columns)
+    return head, columns

@@ -1,7 +1,7 @@
-"""Which files of a directory hold the documents of a split, as `datasets.load_dataset` has it.
+"""Find the files of a directory that hold the documents of a split, as `datasets` does.
 
-Input: a path. Output: the files to read, in a stable order, and a line about those that are not.
-Opens no file of documents.
+The input is a path. The output is the files to read, in a stable order, and a line about the files
+that are not read. No file of documents is opened.
 """
 
 import glob
@@ -24,7 +24,7 @@ from datasets.utils.metadata import MetadataConfigs
 from huggingface_hub import DatasetCardData, metadata_load
 
 TRAIN = "train"
-# How files are read, by how their names end, before the ending of a compression.
+# The reader of a file, by the suffix of its name. The suffix of a compression may follow.
 _KINDS = {
     ".jsonl": "json",
     ".json": "json",
@@ -36,15 +36,15 @@ _KINDS = {
     ".txt": "text",
 }
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst", ".zstd")
-# Formats that are read together. A directory is read in the first of these that it has: the others
-# are notes and licences next to its data.
-_TOGETHER = ({"json", "parquet", "arrow"}, {"csv"}, {"text"})
-# The most names in the line about files.
-_MOST_NAMES = 5
+# Kinds that may be mixed in one directory. Of a directory the first of these groups that occurs is
+# read: files of the other groups are notes and licences next to its data.
+_KIND_GROUPS = ({"json", "parquet", "arrow"}, {"csv"}, {"text"})
+# A listing of files names this many of them, and counts the others.
+_MAX_LISTED_FILES = 5
 
 
 def kind_of(path: Path) -> str:
-    """Name how a file is read, "" for none."""
+    """Name the reader of a file, or return "" if no reader takes it."""
     if path.suffix.lower() in _COMPRESSIONS:
         path = path.with_suffix("")
     return _KINDS.get(path.suffix.lower(), "")
@@ -52,13 +52,14 @@ def kind_of(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Files:
-    """The files of the splits that are asked for, and those that are not read.
+    """The files of the splits to read, and the files that are not read.
 
     Attributes:
+        root: the file or directory itself.
         by_split: the files to read.
         others: the files of the other splits.
-        left_out: files of no split, or of no format that is read.
-        empty: files of these splits that have no byte.
+        left_out: files that belong to no split, or whose format is not read.
+        empty: files of the splits to read that have no bytes.
     """
 
     root: Path
@@ -68,13 +69,15 @@ class Files:
     empty: list[Path]
 
     def describe(self) -> str:
-        """Say what is read, and what is not; nothing for one file."""
+        """Say which files are read and which are not; return "" for a single file."""
         if self.root.is_file():
             return ""
         count = sum(len(files) for files in self.by_split.values())
-        parts = [f"read {count:,} file{'s' * (count != 1)}"]
+        plural = "" if count == 1 else "s"
+        summary = f"read {count:,} file{plural}"
         if list(self.by_split) != [TRAIN]:
-            parts[0] += f" of {' and '.join(self.by_split)}"
+            summary += f" of {' and '.join(self.by_split)}"
+        parts = [summary]
         left_out = []
         if self.left_out:
             left_out.append(_listing(self.left_out, self.root))
@@ -88,63 +91,102 @@ class Files:
 
 
 def _listing(files: Sequence[Path], root: Path) -> str:
-    names = [os.path.relpath(file, root) for file in files]
-    more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+    """Name the first files by their paths below `root`, and count the others."""
+    names = [os.path.relpath(file, root) for file in files[:_MAX_LISTED_FILES]]
+    listing = ", ".join(names)
+    unlisted = len(files) - len(names)
+    if unlisted:
+        listing += f" and {unlisted:,} more"
+    return listing
 
 
 def splits_of(split: str) -> list[str]:
-    """Return the names in a split as `datasets` writes it.
+    """Return the names of splits in an instruction of `datasets`, each once.
 
     >>> splits_of("train[:10%]+validation")
     ['train', 'validation']
     """
-    return list(dict.fromkeys(part.partition("[")[0].strip() for part in split.split("+")))
+    names = []
+    for part in split.split("+"):
+        # A slice, such as [:10%], may follow the name.
+        name = part.partition("[")[0].strip()
+        if name not in names:
+            names.append(name)
+    return names
 
 
 def find_files(
     path: Path, split: str | None, config_name: str | None = None, option: str = "--dataset"
 ) -> Files:
-    """Find the files of a split, or of several; without one, of that which is held out.
+    """Find the files of a split, or of several splits.
 
-    A file is a split by itself. Raises a ValueError, which names `option`, where there is none.
+    Without a `split`, that which is held out is read, or else `train`. A single file is the split
+    `train`.
+
+    Raises:
+        ValueError: there is no file to read. The message names `option`.
     """
     if path.is_file():
-        if config_name or splits_of(split or TRAIN) != [TRAIN]:
-            raise ValueError(f"{option} {path}: files have no configuration, and one split, train")
-        if not kind_of(path):
+        return _single_file(path, split, config_name, option)
+    splits, left_out = _find_splits(path, config_name, option)
+    names = _splits_to_read(splits, left_out, split, path, option)
+    files_by_split: dict[str, list[Path]] = {}
+    empty_files = []
+    for name in names:
+        files_by_split[name] = []
+        for file in splits[name]:
+            if _is_empty(file):
+                empty_files.append(file)
+            else:
+                files_by_split[name].append(file)
+    if not any(files_by_split.values()):
+        raise ValueError(f"{option} {path}: all files are empty: {_listing(empty_files, path)}")
+    unread_splits = {}
+    for name, files in splits.items():
+        if name not in names:
+            unread_splits[name] = files
+    return Files(path, files_by_split, unread_splits, left_out, empty_files)
+
+
+def _single_file(path: Path, split: str | None, config_name: str | None, option: str) -> Files:
+    """Make the split `train` of one file, and reject other splits and configurations."""
+    if config_name or splits_of(split or TRAIN) != [TRAIN]:
+        raise ValueError(f"{option} {path}: files have no configuration, and one split, train")
+    if not kind_of(path):
+        raise ValueError(_no_documents(path, option))
+    return Files(path, {TRAIN: [path]}, {}, [], [])
+
+
+def _find_splits(
+    path: Path, config_name: str | None, option: str
+) -> tuple[dict[str, list[Path]], list[Path]]:
+    """Return the files of a directory by split, and the files that belong to none."""
+    saved_splits = _saved_splits(path)
+    if saved_splits is not None:
+        if config_name:
+            raise ValueError(f"{option} {path}: a directory of save_to_disk has no configuration")
+        if not saved_splits:
             raise ValueError(_no_documents(path, option))
-        return Files(path, {TRAIN: [path]}, {}, [], [])
-    visible = _visible_files(path)
-    saved = _saved_splits(path)
-    if saved is not None and config_name:
-        raise ValueError(f"{option} {path}: a directory of save_to_disk has no configuration")
-    splits = _splits_in(path, visible, config_name, option) if saved is None else saved
+        # The other files are of save_to_disk itself, and nobody takes them for documents.
+        return saved_splits, []
+    visible_files = _visible_files(path)
+    splits = _splits_in(path, visible_files, config_name, option)
     if not splits:
         raise ValueError(_no_documents(path, option))
-    # What save_to_disk wrote next to its files is not a document.
-    left_out = []
-    if saved is None:
-        in_splits = {file for files in splits.values() for file in files}
-        left_out = [file for file in visible if file not in in_splits]
-    names = _splits_to_read(splits, left_out, split, path, option)
-    by_split = {}
-    empty = []
-    for name in names:
-        # An empty text is a document, which is skipped by its index.
-        empty += [file for file in splits[name] if _is_empty(file)]
-        by_split[name] = [file for file in splits[name] if not _is_empty(file)]
-    if not any(by_split.values()):
-        raise ValueError(f"{option} {path}: all files are empty: {_listing(empty, path)}")
-    others = {name: files for name, files in splits.items() if name not in names}
-    return Files(path, by_split, others, left_out, empty)
+    files_in_splits: set[Path] = set()
+    for files in splits.values():
+        files_in_splits.update(files)
+    left_out = [file for file in visible_files if file not in files_in_splits]
+    return splits, left_out
 
 
 def _no_documents(path: Path, option: str) -> str:
+    """Say which files are read where there is none of them."""
     return f"{option} {path}: expected files ending in {', '.join(_KINDS)} (also compressed)"
 
 
 def _is_empty(file: Path) -> bool:
+    """Test for a file without bytes; an empty text file is a document, which is skipped later."""
     return kind_of(file) != "text" and file.stat().st_size == 0
 
 
@@ -155,8 +197,9 @@ def _splits_to_read(
     path: Path,
     option: str,
 ) -> list[str]:
-    """Return the names of the splits to read, of those that are there."""
+    """Return the names of the splits to read, of those in the directory."""
     if split is None:
+        # Every split is held out that is not called train.
         held_out = [name for name in splits if name != TRAIN]
         if len(held_out) > 1:
             raise ValueError(
@@ -169,23 +212,40 @@ def _splits_to_read(
         return list(splits)
     for name in names:
         if name not in splits:
-            choices = [f"{key} ({_listing(files, path)})" for key, files in splits.items()]
-            in_no_split = [file for file in left_out if kind_of(file)]
-            note = f"; in no split: {_listing(in_no_split, path)}" if in_no_split else ""
-            raise ValueError(
-                f"{option} {path} has no split {name}; its splits are {', '.join(choices)}{note}: "
-                "give one by --dataset_split, or give files"
-            )
+            raise ValueError(_no_split(name, splits, left_out, path, option))
     return names
 
 
-def _visible_files(path: Path) -> list[Path]:
-    """List all files that may be meant, in the order of their sorted paths; links to directories.
+def _no_split(
+    name: str,
+    splits: Mapping[str, Sequence[Path]],
+    left_out: Sequence[Path],
+    path: Path,
+    option: str,
+) -> str:
+    """Say that a split is missing, which splits there are, and which documents are in none."""
+    choices = []
+    for split, files in splits.items():
+        choices.append(f"{split} ({_listing(files, path)})")
+    note = ""
+    documents_in_no_split = [file for file in left_out if kind_of(file)]
+    if documents_in_no_split:
+        note = f"; in no split: {_listing(documents_in_no_split, path)}"
+    return (
+        f"{option} {path} has no split {name}; its splits are {', '.join(choices)}{note}: "
+        "give one by --dataset_split, or give files"
+    )
 
-    Of hidden files only those that look like documents are listed: they are named, and not read.
+
+def _visible_files(path: Path) -> list[Path]:
+    """List the files, and the links to directories, that a user may mean, sorted by their paths.
+
+    Hidden files are listed only if they look like documents. They are named, and not read.
     """
     files = []
+    # The order of the documents rests on this one: the system lists files in any order.
     for file in sorted(path.rglob("*")):
+        # A link to a directory is not followed, so it is listed as left out.
         if file.is_dir() and not file.is_symlink():
             continue
         if file.name in FILES_TO_IGNORE or file.name in ("state.json", ".gitattributes"):
@@ -198,17 +258,27 @@ def _visible_files(path: Path) -> list[Path]:
 
 
 def _is_hidden(relative: Path) -> bool:
+    """Test whether a path below the directory, or a part of it, is hidden from `datasets`."""
     return any(part.startswith((".", "_")) for part in relative.parts)
 
 
 def _saved_splits(path: Path) -> dict[str, list[Path]] | None:
-    """Return the files by split of what `save_to_disk` wrote, None for any other directory."""
-    if (path / "dataset_dict.json").is_file():
-        names = json.loads((path / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
-        saved = {name: _saved_splits(path / name) for name in names}
-        return {name: files[TRAIN] for name, files in saved.items() if files}
-    if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
-        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    """Return the files by split that `save_to_disk` wrote, or None for any other directory."""
+    dict_file = path / "dataset_dict.json"
+    if dict_file.is_file():
+        # A DatasetDict is a directory with a directory for each split.
+        names = json.loads(dict_file.read_text(encoding="utf-8"))["splits"]
+        splits = {}
+        for name in names:
+            split = _saved_splits(path / name)
+            # A split that was deleted, or saved incompletely, is left out.
+            if split:
+                splits[name] = split[TRAIN]
+        return splits
+    state_file = path / "state.json"
+    if state_file.is_file() and (path / "dataset_info.json").is_file():
+        # The state of a Dataset lists its files in the order of its rows.
+        state = json.loads(state_file.read_text(encoding="utf-8"))
         return {TRAIN: [path / entry["filename"] for entry in state["_data_files"]]}
     return None
 
@@ -216,30 +286,22 @@ def _saved_splits(path: Path) -> dict[str, list[Path]] | None:
 def _splits_in(
     path: Path, visible: Sequence[Path], config_name: str | None, option: str
 ) -> dict[str, list[Path]]:
-    """Return the files by split, as README's `configs` or else the files' names say."""
+    """Return the files by split: as the `configs` of README.md say, or else the files' names."""
     config = _config_of(path, config_name, option)
     base = path / str(config.get("data_dir") or "")
     data_files = config.get("data_files")
     candidates = _candidates(path, base, visible, is_named=data_files is not None)
     if not candidates:
         return {}
-    by_name = {os.path.abspath(file): file for file in candidates}
-    # Escaped, since names count as patterns.
-    root = glob.escape(os.path.abspath(base))
-
-    @cache
-    def resolve(pattern: str) -> list[Path]:
-        """Return the candidates that a pattern matches."""
-        try:
-            names = resolve_pattern(pattern, root)
-        except FileNotFoundError:
-            return []
-        return [by_name[name] for name in names if name in by_name]
+    resolve = _resolver(candidates, base)
 
     def names_of(pattern: str) -> list[str]:
-        if not resolve(pattern):
+        """Return the names that a pattern matches, in the form that the library asks for."""
+        files = resolve(pattern)
+        # The library goes on to its next pattern at this error.
+        if not files:
             raise FileNotFoundError(pattern)
-        return [str(file) for file in resolve(pattern)]
+        return [str(file) for file in files]
 
     try:
         if data_files is None:
@@ -256,34 +318,66 @@ def _splits_in(
     return splits
 
 
+def _resolver(candidates: Sequence[Path], base: Path) -> Callable[[str], list[Path]]:
+    """Make a function that returns the candidates that a pattern matches below `base`."""
+    # The library returns absolute names.
+    candidates_by_name = {os.path.abspath(file): file for file in candidates}
+    # The directory is escaped, since the library takes it for a part of the pattern.
+    root = glob.escape(os.path.abspath(base))
+
+    # The library tries a pattern first, and `_matching` tries it again. Each try would list the
+    # directories anew.
+    @cache
+    def resolve(pattern: str) -> list[Path]:
+        try:
+            names = resolve_pattern(pattern, root)
+        except FileNotFoundError:
+            return []
+        files = []
+        for name in names:
+            if name in candidates_by_name:
+                files.append(candidates_by_name[name])
+        return files
+
+    return resolve
+
+
 def _matching(
     patterns: Mapping[Any, Sequence[str]], resolve: Callable[[str], list[Path]]
 ) -> dict[str, list[Path]]:
     """Return the files that the patterns of each split match."""
     splits = {}
     for split, split_patterns in patterns.items():
-        matches = set()
+        matches: set[Path] = set()
         for pattern in split_patterns:
             matches.update(resolve(pattern))
-        files = _one_format(sorted(matches))
-        # A part of a data set may lack some splits.
+        # A file may match several patterns, and is read once, in the order of the paths.
+        files = _one_kind_group(sorted(matches))
+        # A directory that is a part of a data set may lack some of its splits.
         if files:
             splits[str(split)] = files
     return splits
 
 
 def _candidates(path: Path, base: Path, visible: Sequence[Path], *, is_named: bool) -> list[Path]:
-    """Return the files that may hold documents; those that README names may be called anything."""
-    files = [file for file in visible if kind_of(file)]
+    """Return the files that may hold documents, which lie in the directory `base`.
+
+    If README.md names the files (`is_named`), they may be hidden, or lie anywhere.
+    """
+    documents = [file for file in visible if kind_of(file)]
     if is_named:
-        return files
-    files = [file for file in files if not _is_hidden(file.relative_to(path))]
-    return _one_format([file for file in files if base in file.parents])
+        return documents
+    candidates = []
+    for file in documents:
+        is_below_base = base in file.parents
+        if is_below_base and not _is_hidden(file.relative_to(path)):
+            candidates.append(file)
+    return _one_kind_group(candidates)
 
 
-def _one_format(files: Sequence[Path]) -> list[Path]:
-    """Keep the files of data; of others only where there are none."""
-    for kinds in _TOGETHER:
+def _one_kind_group(files: Sequence[Path]) -> list[Path]:
+    """Keep the files of the first group of kinds that occurs: data before tables before texts."""
+    for kinds in _KIND_GROUPS:
         data_files = [file for file in files if kind_of(file) in kinds]
         if data_files:
             return data_files
@@ -291,14 +385,14 @@ def _one_format(files: Sequence[Path]) -> list[Path]:
 
 
 def _config_of(path: Path, name: str | None, option: str) -> dict[str, object]:
-    """Return the configuration that README's front matter has by this name, or by default."""
+    """Return a configuration of the front matter of README.md: by its name, or the default one."""
     readme = path / "README.md"
     configs: MetadataConfigs = MetadataConfigs()
     if readme.is_file():
         try:
             card = DatasetCardData(**(metadata_load(readme) or {}))
             configs = MetadataConfigs.from_dataset_card_data(card)
-        # The front matter may hold anything, and YAML raises errors of its own.
+        # The front matter may hold anything, and the errors of YAML are not ValueErrors.
         except Exception as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"{option} {readme}: its front matter: {reason}") from error
@@ -317,6 +411,7 @@ def _config_of(path: Path, name: str | None, option: str) -> dict[str, object]:
     if name not in configs:
         raise ValueError(f"{option} {path}: has no configuration {name}; it has {choices}")
     config: dict[str, object] = configs[name]
+    # An absolute path would lead out of the directory. No path at all is the directory itself.
     if not re.fullmatch(r"[^/].*|", str(config.get("data_dir") or "")):
         raise ValueError(f"{option} {readme}: data_dir must be below the directory")
     return config

@@ -1,6 +1,7 @@
 """Read the rows of a JSON file, one after the other, whatever is wrong with some of its lines.
 
-Input: a path. Output: a dict for each row, or the reason why a line is none. Knows no column.
+The input is a path. The output is a dict for each row, or the reason why a line is not a row. This
+module knows nothing of columns.
 """
 
 import bz2
@@ -15,17 +16,23 @@ from typing import Any, BinaryIO, cast
 
 import zstandard
 
-# The number of the line, the bytes that it takes, and its object or the reason why it is none.
+# The number of the line, the bytes that it takes, and its object or the reason why it has none.
 Row = tuple[int, int, dict[str, Any] | str]
 
-# A line is lenient about control characters, as Arrow's reader is.
+# Control characters in strings are accepted, as Arrow's reader accepts them.
 _DECODER = json.JSONDecoder(strict=False)
-_ZSTD = b"\x28\xb5\x2f\xfd"
+# What compressed files begin with.
+_GZIP_MAGIC = b"\x1f\x8b"
+_BZIP2_MAGIC = b"BZh"
+_XZ_MAGIC = b"\xfd7zXZ\x00"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+# The message of Python's own readers of compressed files.
 _CUT_OFF = "Compressed file ended before the end-of-stream marker was reached"
-# One object over several lines is read whole, up to so many bytes.
-_MOST_BYTES = 1 << 30
-# What a file begins with that is no JSON, and the way out.
-_FOREIGN = {
+# A file whose first line is not JSON may be one object over several lines. It is read as a whole,
+# up to this many bytes, so that a damaged file of terabytes does not fill the memory.
+_MAX_WHOLE_BYTES = 1 << 30
+# What files of other formats begin with, and what to do about each.
+_ADVICE_BY_MAGIC = {
     b"version https://git-lfs": "it is a pointer of Git LFS, not the file: get it by git lfs pull",
     codecs.BOM_UTF16_LE: "it is UTF-16: convert it to UTF-8",
     codecs.BOM_UTF16_BE: "it is UTF-16: convert it to UTF-8",
@@ -36,34 +43,39 @@ _FOREIGN = {
 def read_rows(path: Path) -> Iterator[Row]:
     """Read JSON lines, an array, or one object over several lines, compressed or not.
 
-    Yields the number of the line, from 1, the bytes that it takes, and its object; or the reason
-    why it is none. The strings of an array are objects that have them as `text`.
+    Yields the number of the line, from 1, the bytes that it takes, and its object or the reason why
+    it has none. A string of an array stands for an object that has it as `text`.
 
     Raises:
-        ValueError: the file is another kind of file, or an array that is damaged.
-        EOFError: compressed, it is cut off.
+        ValueError: the file has another format, or is an array that is damaged.
+        EOFError: the file is compressed and cut off.
     """
     with open_file(path) as file:
-        for begin, reason in _FOREIGN.items():
-            if file.peek(64).startswith(begin):  # type: ignore[attr-defined]
-                raise ValueError(reason)
+        for magic, advice in _ADVICE_BY_MAGIC.items():
+            if file.peek(64).startswith(magic):  # type: ignore[attr-defined]
+                raise ValueError(advice)
         values, size = _read_whole(file)
     if values is not None:
         for value in values:
+            # Which line a value begins at is not known. Each takes its share of the bytes.
             yield 1, size // len(values), _as_row(value)
         return
+    # `_read_whole` has consumed the first lines, and a compressed file cannot be rewound cheaply.
     with open_file(path) as file:
         for number, line in enumerate(file, 1):
-            content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            if content.strip():
-                yield from _rows_of(number, content)
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
+            if line.strip():
+                yield from _rows_of(number, line)
 
 
 def _read_whole(file: BinaryIO) -> tuple[list[Any] | None, int]:
-    """Read the values of a file that is not one of lines, and its bytes; None of another.
+    """Read the values and the size of a file that is one array or object; None if it is JSON lines.
 
-    An array is such a file, and one whose first line is no JSON by itself, but the begin of some.
+    The first line decides. Either it begins with a bracket, or it is not JSON by itself but the
+    beginning of a value that goes on in the next lines.
     """
+    # The first line that is not blank.
     line = b""
     while not line.strip():
         line = file.readline()
@@ -71,18 +83,22 @@ def _read_whole(file: BinaryIO) -> tuple[list[Any] | None, int]:
             return None, 0
         line = line.removeprefix(codecs.BOM_UTF8)
     is_array = line.strip().startswith(b"[")
-    if not is_array and not isinstance(_values(line), str):
+    is_valid_line = not isinstance(_values(line), str)
+    if is_valid_line and not is_array:
         return None, 0
-    whole = line + file.read(-1 if is_array else _MOST_BYTES)
-    values = _values(whole)
+    max_bytes = -1 if is_array else _MAX_WHOLE_BYTES
+    content = line + file.read(max_bytes)
+    values = _values(content)
     if not isinstance(values, str):
-        return values, len(whole)
+        return values, len(content)
     if is_array:
-        raise ValueError(f"its array is damaged or cut off: {_why_invalid(whole)}")
+        raise ValueError(f"its array is damaged or cut off: {_why_invalid(content)}")
+    # It is JSON lines, of which the first one is damaged.
     return None, 0
 
 
 def _rows_of(number: int, line: bytes) -> Iterator[Row]:
+    """Yield the rows of one line: one object, or several next to each other."""
     values = _values(line)
     if isinstance(values, str):
         yield number, len(line), values
@@ -92,18 +108,27 @@ def _rows_of(number: int, line: bytes) -> Iterator[Row]:
 
 
 def _values(content: bytes) -> list[Any] | str:
-    """Read the JSON values of a line or file; one array stands for its items."""
+    """Read the JSON values of a line or file, or return the reason why it has none.
+
+    A single array stands for its items.
+    """
     try:
         text = content.decode()
     except UnicodeDecodeError:
         return "not valid UTF-8"
-    values, at, end = [], 0, len(text.rstrip())
+    values = []
+    position = 0
+    end = len(text.rstrip())
     try:
-        while at < end:
-            at += len(text[at : at + 1000]) - len(text[at : at + 1000].lstrip())
-            value, at = _DECODER.raw_decode(text, at)
+        while position < end:
+            # `raw_decode` does not skip the white space before a value. Only a window of the text
+            # is looked at: to strip all of the text at every value would take quadratic time. If
+            # the whole window is blank, `raw_decode` fails, and so does the line.
+            window = text[position : position + 1000]
+            position += len(window) - len(window.lstrip())
+            value, position = _DECODER.raw_decode(text, position)
             values.append(value)
-    # Brackets in brackets, thousands of them, are no row either.
+    # Thousands of nested brackets exceed the recursion limit, and are not a row either.
     except (ValueError, RecursionError):
         return "not valid JSON"
     if len(values) == 1 and isinstance(values[0], list):
@@ -112,14 +137,16 @@ def _values(content: bytes) -> list[Any] | str:
 
 
 def _why_invalid(content: bytes) -> str:
+    """Say where the JSON of a damaged array ends."""
     try:
         _DECODER.decode(content.decode().strip())
     except (ValueError, RecursionError) as error:
         return str(error)
-    return "there is more behind it"
+    return "there is more after it"
 
 
 def _as_row(value: object, *, is_line: bool = False) -> dict[str, Any] | str:
+    """Return the object of a value, or the reason why it has none."""
     if isinstance(value, dict):
         return value
     if isinstance(value, str) and not is_line:
@@ -131,46 +158,65 @@ def _as_row(value: object, *, is_line: bool = False) -> dict[str, Any] | str:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file for reading; what its first bytes show to be compressed is decompressed."""
+    """Open a file for reading, and decompress it if its first bytes show a compression.
+
+    The suffix of its name is not looked at: files are renamed more often than compressed anew.
+    """
     file = path.open("rb")
     magic = file.peek(6)
-    if magic.startswith(b"\x1f\x8b"):
-        return cast(BinaryIO, io.BufferedReader(cast(Any, gzip.GzipFile(fileobj=file))))
-    if magic.startswith(b"BZh"):
-        return cast(BinaryIO, io.BufferedReader(cast(Any, bz2.BZ2File(file))))
-    if magic.startswith(b"\xfd7zXZ\x00"):
-        return cast(BinaryIO, io.BufferedReader(cast(Any, lzma.LZMAFile(file))))
-    if magic.startswith(_ZSTD):
-        return cast(BinaryIO, io.BufferedReader(_ZstdFile(file), 1 << 20))
+    if magic.startswith(_GZIP_MAGIC):
+        return _buffered(gzip.GzipFile(fileobj=file))
+    if magic.startswith(_BZIP2_MAGIC):
+        return _buffered(bz2.BZ2File(file))
+    if magic.startswith(_XZ_MAGIC):
+        return _buffered(lzma.LZMAFile(file))
+    if magic.startswith(_ZSTD_MAGIC):
+        return _buffered(_ZstdFile(file), buffer_size=1 << 20)
     return file
 
 
+def _buffered(stream: Any, buffer_size: int = io.DEFAULT_BUFFER_SIZE) -> BinaryIO:
+    """Make a stream that can `peek`, which not every stream of a compression can."""
+    return cast(BinaryIO, io.BufferedReader(stream, buffer_size))
+
+
 class _ZstdFile(io.RawIOBase):
-    """Frames of Zstandard, one behind the other: the library says nothing where one is cut off."""
+    """Stream of the content of Zstandard frames, one following the other.
+
+    The stream of the library ends silently at a frame that is cut off, as if the file were whole.
+    This one raises an EOFError.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self._rest = file, b""
+        self._file = file
+        # The bytes of the file that follow a finished frame, and are not decompressed yet.
+        self._unread = b""
+        # The frame that is being read; None between two frames.
         self._frame: zstandard.ZstdDecompressionObj | None = None
-        self._ready = b""
+        # Content that is decompressed, and not handed out yet.
+        self._content = b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._ready:
-            compressed = self._rest or self._file.read(1 << 17)
-            self._rest = b""
+        # A frame may be empty, or need more bytes before it gives any content.
+        while not self._content:
+            compressed = self._unread or self._file.read(1 << 17)
+            self._unread = b""
             if not compressed:
+                # The file ends here, which it may only do between two frames.
                 if self._frame is not None:
                     raise EOFError(_CUT_OFF)
                 return 0
             if self._frame is None:
                 self._frame = zstandard.ZstdDecompressor().decompressobj()
-            self._ready = self._frame.decompress(compressed)
+            self._content = self._frame.decompress(compressed)
             if self._frame.eof:
-                self._rest, self._frame = self._frame.unused_data, None
-        part = self._ready[: len(buffer)]
-        self._ready = self._ready[len(part) :]
+                self._unread = self._frame.unused_data
+                self._frame = None
+        part = self._content[: len(buffer)]
+        self._content = self._content[len(part) :]
         buffer[: len(part)] = part
         return len(part)
 

@@ -18,29 +18,38 @@ from vocagnolm.chat.formats import (
 from vocagnolm.chat.render import Template
 from vocagnolm.conventions import TEXT
 
+# The column of reasons why rows are not documents or conversations.
 FAULT = "fault"
-# Raise it when a file is read in another way: what is cached of it is read again.
+# The version of what the cache holds. A change in how files are read must raise it, so that what
+# was cached before is read again.
 FORMAT = 2
+# Documents are read from a corpus this many rows at a time, so that few of them are in memory.
+_BATCH_ROWS = 1000
 STRING = datasets.Value("string")
-_PLACES = datasets.List(datasets.Value("int32"))
-_KINDS = (STRING, datasets.List(STRING), _PLACES, _PLACES, STRING, STRING)
-CONVERSATION_FEATURES = datasets.Features(dict(zip(COLUMNS, _KINDS, strict=True)))
+_INTEGERS = datasets.List(datasets.Value("int32"))
+# The types of `COLUMNS`: text, roles, ends, untrained, extras, fault.
+_COLUMN_TYPES = (STRING, datasets.List(STRING), _INTEGERS, _INTEGERS, STRING, STRING)
+CONVERSATION_FEATURES = datasets.Features(dict(zip(COLUMNS, _COLUMN_TYPES, strict=True)))
 DOCUMENT_FEATURES = datasets.Features({TEXT: STRING, FAULT: STRING})
 # Arrow's types of texts, and of bytes that may be texts.
 _TEXT_TYPES = ("string", "large_string", "binary", "large_binary", "null")
 
 
 def joined(corpora: Sequence[datasets.Dataset], source: str = "--dataset") -> datasets.Dataset:
-    """Concatenate corpora; of a mix with conversations, the texts."""
-    if len({is_conversations(corpus) for corpus in corpora}) > 1:
+    """Concatenate corpora; of documents mixed with conversations, only the texts are kept."""
+    is_mixed = len({is_conversations(corpus) for corpus in corpora}) > 1
+    if is_mixed:
         corpora = [corpus.select_columns([TEXT]) for corpus in corpora]
-    return corpora[0] if len(corpora) == 1 else datasets.concatenate_datasets(list(corpora))
+    if len(corpora) == 1:
+        return corpora[0]
+    return datasets.concatenate_datasets(list(corpora))
 
 
 def only_text(corpus: datasets.Dataset, text_column: str | None, source: str) -> datasets.Dataset:
-    """Keep the column of documents as text, or read conversations, if no column is given.
+    """Keep the column of documents as text, or read conversations, if no column is named.
 
-    A ValueError that names the dataset as `source` where there is neither.
+    Raises:
+        ValueError: the dataset, which the message calls `source`, has neither.
     """
     corpus = corpus.select_columns(columns_to_read(corpus.column_names, text_column, source))
     if text_column is None and TEXT not in corpus.column_names:
@@ -49,7 +58,8 @@ def only_text(corpus: datasets.Dataset, text_column: str | None, source: str) ->
         corpus = corpus.rename_column(text_column, TEXT)
     if corpus.features[TEXT] == STRING:
         return corpus
-    # The library decodes other values, such as those of several types.
+    # Texts and bytes are read from Arrow as they are, since bytes need not be valid UTF-8. The
+    # library decodes values of other types.
     if str(getattr(corpus.features[TEXT], "dtype", "")).startswith(_TEXT_TYPES):
         corpus = corpus.with_format("arrow")
     corpus = _mapped(corpus, _read_documents, DOCUMENT_FEATURES, "Reading documents")
@@ -57,10 +67,18 @@ def only_text(corpus: datasets.Dataset, text_column: str | None, source: str) ->
 
 
 def columns_to_read(columns: Sequence[str], text_column: str | None, source: str) -> list[str]:
-    """Return the columns that are there, of those that documents or conversations are made of."""
-    document_columns = () if text_column else conversation_columns(columns)
-    document_columns = document_columns or (text_column or TEXT,)
-    present = [name for name in columns if name in document_columns]
+    """Return the columns that documents or conversations are made of, of those in the dataset.
+
+    Raises:
+        ValueError: there is none, or two have one name.
+    """
+    column_names: tuple[str, ...] = ()
+    if not text_column:
+        column_names = conversation_columns(columns)
+    if not column_names:
+        column_names = (text_column or TEXT,)
+    # The order is that of the dataset.
+    present = [name for name in columns if name in column_names]
     if not present:
         raise ValueError(_no_column(text_column, source, columns))
     for name in present:
@@ -70,6 +88,7 @@ def columns_to_read(columns: Sequence[str], text_column: str | None, source: str
 
 
 def _no_column(text_column: str | None, source: str, columns: Sequence[str]) -> str:
+    """Say that the column of documents is missing, and which columns there are."""
     corpus_name = source.removeprefix("--dataset ")
     column_names = ", ".join(columns) or "none"
     remedy = ""
@@ -82,8 +101,12 @@ def _no_column(text_column: str | None, source: str, columns: Sequence[str]) -> 
 
 
 def without_faults(corpus: datasets.Dataset) -> datasets.Dataset:
-    """Leave out the faults of documents where there are none."""
-    if is_conversations(corpus) or corpus.data.column(FAULT).null_count < len(corpus):
+    """Leave out the column of faults if no document has one."""
+    # Conversations always have it.
+    if is_conversations(corpus):
+        return corpus
+    has_faults = corpus.data.column(FAULT).null_count < len(corpus)
+    if has_faults:
         return corpus
     return corpus.select_columns([TEXT])
 
@@ -92,9 +115,11 @@ def without_faults(corpus: datasets.Dataset) -> datasets.Dataset:
 
 
 def _mapped(
-    corpus: datasets.Dataset, read: Any, features: datasets.Features, source: str
+    corpus: datasets.Dataset, read: Any, features: datasets.Features, description: str
 ) -> datasets.Dataset:
-    """Replace all columns."""
+    """Replace all columns by those that `read` makes of a batch of rows."""
+    # The library would hash the code of `read`, and so map the corpus again for every version of
+    # it. Here `FORMAT` says when the result changes.
     key = f"{corpus._fingerprint}|{corpus.column_names}|{list(features)}|{FORMAT}"
     return corpus.map(
         read,
@@ -103,11 +128,12 @@ def _mapped(
         remove_columns=corpus.column_names,
         features=features,
         new_fingerprint=hashlib.sha256(key.encode()).hexdigest()[:32],
-        desc=source,
+        desc=description,
     ).with_format(None)
 
 
 def _read_documents(batch: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the texts of a batch and the reasons why values are none, each a column."""
     texts = []
     faults = []
     for value in column_values(batch[TEXT]):
@@ -118,15 +144,23 @@ def _read_documents(batch: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def _read_conversations(batch: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the columns of the conversations that the rows of a batch hold."""
     names = list(batch)
     rows = []
+    # The batch is a mapping of columns, and `read_row` takes one row of them.
     for values in zip(*batch.values(), strict=True):
-        rows.append(read_row(dict(zip(names, values, strict=True))))
-    return {name: [row[name] for row in rows] for name in COLUMNS}
+        fields = dict(zip(names, values, strict=True))
+        rows.append(read_row(fields))
+    columns = {}
+    for name in COLUMNS:
+        columns[name] = [row[name] for row in rows]
+    return columns
 
 
 def document_of(value: object) -> tuple[str | None, str | None]:
-    """Return the text that a value of the column is, or the reason why it is none.
+    """Return the text of a document and None, or None and the reason why the value is not text.
+
+    A null has no reason of its own: `unusable` names it.
 
     >>> document_of(b"text"), document_of(5)
     (('text', None), (None, 'not text but int'))
@@ -146,42 +180,56 @@ def document_of(value: object) -> tuple[str | None, str | None]:
 
 
 def column_values(column: pa.ChunkedArray | list[Any]) -> list[Any]:
-    """Return the values of a column; bytes where text is not valid UTF-8."""
+    """Return the values of a column, with bytes in place of text that is not valid UTF-8."""
     if isinstance(column, list):
         return column
     try:
         return list(column.to_pylist())
     except UnicodeDecodeError:
-        return [_decode(value) for value in column.cast(pa.binary()).to_pylist()]
+        # Arrow does not check the strings of a file, so that one of them may break a whole column.
+        # They are decoded one by one.
+        values = column.cast(pa.binary()).to_pylist()
+        return [_decode(value) for value in values]
 
 
 def _decode(value: bytes | None) -> str | bytes | None:
+    """Decode UTF-8; null and bytes that are something else stay as they are."""
+    if value is None:
+        return None
     try:
-        return value if value is None else value.decode()
+        return value.decode()
     except UnicodeDecodeError:
         return value
 
 
 def unusable(text: object) -> str | None:
-    """Return the reason why a value of the column is no document; None if it is one."""
+    """Return the reason why a value of the column is not a document, or None if it is one."""
     if isinstance(text, bytes):
         return "not valid UTF-8"
     if text is None:
         return "null"
     if not isinstance(text, str):
         return f"not text but {type(text).__name__}"
-    return None if text.strip() else "empty"
+    if not text.strip():
+        return "empty"
+    return None
 
 
 def reasons_in(corpus: datasets.Dataset) -> Iterator[str]:
-    """Read why rows are no documents or conversations, before any tokenizer reads them."""
-    columns = [name for name in (TEXT, FAULT) if name in corpus.column_names]
+    """Read why rows are not documents or conversations, before any tokenizer reads them."""
+    columns = [TEXT]
+    if FAULT in corpus.column_names:
+        columns.append(FAULT)
     rows = corpus.select_columns(columns).with_format("arrow")
-    for at in range(0, len(rows), 1000):
-        batch = rows[at : at + 1000]
-        faults = faults_of(batch, range(at, at + batch.num_rows))
-        for index, text in enumerate(column_values(batch[TEXT]), at):
-            if reason := faults.get(index) or unusable(text):
+    for start in range(0, len(rows), _BATCH_ROWS):
+        batch = rows[start : start + _BATCH_ROWS]
+        # The last batch may be shorter.
+        indices = range(start, start + batch.num_rows)
+        faults = faults_of(batch, indices)
+        for index, text in zip(indices, column_values(batch[TEXT]), strict=True):
+            # The text of a row with a fault is null, which is not the reason to report.
+            reason = faults.get(index) or unusable(text)
+            if reason:
                 yield reason
 
 
@@ -193,12 +241,16 @@ def is_conversations(corpus: datasets.Dataset) -> bool:
 def conversations_of(
     batch: Mapping[str, Any], documents: Sequence[int]
 ) -> tuple[dict[int, Conversation], dict[int, str]]:
-    """Return the conversations of a batch by index, and the reasons why others are none."""
+    """Return the conversations of a batch by index, and the faults of its other rows by index.
+
+    `documents` are the indices of the batch's rows in the corpus.
+    """
     conversations: dict[int, Conversation] = {}
     faults: dict[int, str] = {}
     columns = [column_values(batch[name]) for name in COLUMNS]
-    for index, values in zip(documents, zip(*columns, strict=True), strict=True):
-        text, roles, ends, untrained, extras, fault = values
+    rows = zip(*columns, strict=True)
+    for index, row in zip(documents, rows, strict=True):
+        text, roles, ends, untrained, extras, fault = row
         if fault is not None:
             faults[index] = fault
         else:
@@ -209,28 +261,37 @@ def conversations_of(
 
 
 def faults_of(batch: Mapping[str, Any], documents: Sequence[int]) -> dict[int, str]:
-    """Return the reasons why rows of a batch of documents are none, by index."""
+    """Return the reasons why rows of a batch are not documents, by index.
+
+    `documents` are the indices of the batch's rows in the corpus.
+    """
+    # A batch is a dict of columns, or a table of Arrow, which has its names in an attribute.
     names = getattr(batch, "column_names", batch)
     if FAULT not in names:
         return {}
-    faults = zip(documents, column_values(batch[FAULT]), strict=True)
-    return {index: fault for index, fault in faults if fault is not None}
+    faults = {}
+    for index, fault in zip(documents, column_values(batch[FAULT]), strict=True):
+        if fault is not None:
+            faults[index] = fault
+    return faults
 
 
 def read_texts(
     corpus: datasets.Dataset, indices: range, template: Template | None = None
 ) -> Iterator[tuple[int, str]]:
-    """Read usable documents with their indices; conversations are rendered by the template."""
-    for at in range(0, len(indices), 1000):
-        part = indices[at : at + 1000]
-        columns = corpus.with_format("arrow")[part.start : part.stop]
+    """Read usable documents with their indices; the template renders conversations."""
+    for start in range(0, len(indices), _BATCH_ROWS):
+        # A part of a range is a range, whose bounds are indices of rows.
+        batch_indices = indices[start : start + _BATCH_ROWS]
+        batch = corpus.with_format("arrow")[batch_indices.start : batch_indices.stop]
         if template is None:
-            for index, text in zip(part, column_values(columns[TEXT]), strict=True):
+            for index, text in zip(batch_indices, column_values(batch[TEXT]), strict=True):
                 if not unusable(text):
                     yield index, text
         else:
-            conversations, _ = conversations_of(columns, part)
+            conversations, _ = conversations_of(batch, batch_indices)
             for index, conversation in conversations.items():
+                # A template returns a reason instead of a text if it cannot render.
                 rendered = template.render(conversation)
                 if not isinstance(rendered, str):
                     yield index, rendered.text
