@@ -12,7 +12,7 @@ wrong argument or file.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -42,7 +42,7 @@ from vocagnolm.report.runs import (
 )
 from vocagnolm.report.statistics import RESAMPLES, mcnemar_p, pair
 
-# All that has to be known to read the tables and pictures.
+# What a reader has to know to read the tables and pictures.
 _STAR = "*: may not be put beside a published number; the notes on its run say why."
 _ACCURACIES = f"In brackets: the 95 % interval. {_STAR}"
 _PAIRINGS = (
@@ -63,15 +63,16 @@ _CURVES = (
     "Over the seeds of a setting: the mean, and a band from the lowest to the highest. Of the "
     "excess: the tokens' median, and a band from their 10th to their 90th percentile."
 )
-# What a method that chooses tokens has to beat, as in `METHODS`, and how to run it.
+# The controls that a method that chooses tokens has to beat, by their names in `METHODS`, and how
+# to run them.
 _CONTROLS = {
     "CPT": "plain pretraining (--method cpt)",
     "random tokens": "the random control (--method random)",
 }
 _CHOOSING = {"VocAgnoLM", "Rho-1", "chunks"}
-# Options by which losses per token are of the same tokens.
+# Losses per token are of the same tokens where these options are equal.
 _OF_TOKENS = ("student", "student_tokenizer", "eval_fraction")
-# Title, rows with their header first, notes.
+# A section of the page: its title, the rows of its table with the header first, its notes.
 _Section = tuple[str, list[list[str]], Sequence[str]]
 
 
@@ -81,14 +82,14 @@ class Comparison:
 
     # Evaluations, the baseline first.
     runs: Sequence[Run]
-    # Runs of vocagnolm train, and the same by their setting.
+    # Runs of vocagnolm train, and the same runs by their setting.
     trained: Sequence[TrainingRun]
     settings: Mapping[str, Sequence[TrainingRun]]
-    # Names of all of them.
+    # The labels of evaluations and runs.
     labels: Sequence[str]
     # The paper's numbers: row, table, column, reported.
     reported: Sequence[Row]
-    # Every other run against the first of its protocol, few-shot or chat, as `pair` does.
+    # Rows of `pair`: every other run against the first of its protocol, few-shot or chat.
     pairings: Sequence[Row]
 
 
@@ -96,18 +97,25 @@ def compare(paths: Sequence[Path], reported: Sequence[str] = ()) -> Comparison:
     """Read runs, pair each evaluation with its protocol's first, and add rows of the paper."""
     if not paths:
         raise ValueError("no RUN to compare: give directories of vocagnolm train or evaluate")
-    theirs, places = read_reported(reported), find_places(paths)
-    runs = [read_run(label, place) for label, (_, place) in places.items() if place]
-    trained = [read_training(label, place) for label, (place, _) in places.items() if place]
-    # Asked few-shot and in a chat, a model gives other answers to other prompts.
-    first: dict[bool, Run] = {}
+    reported_rows = read_reported(reported)
+    places = find_places(paths)
+    evaluated = []
+    trained = []
+    for label, (run_directory, evaluation_directory) in places.items():
+        if evaluation_directory:
+            evaluated.append(read_run(label, evaluation_directory))
+        if run_directory:
+            trained.append(read_training(label, run_directory))
+    # The first few-shot evaluation and the first chat are the baselines of the others of their
+    # protocol: in a chat a model gives other answers to other prompts.
+    baselines: dict[bool, Run] = {}
     pairings: list[Row] = []
-    for run in runs:
-        baseline = first.setdefault(run.prompts == "chat", run)
+    for run in evaluated:
+        baseline = baselines.setdefault(run.prompts == "chat", run)
         if baseline is not run:
             pairings += pair(baseline, run)
     settings = group_by_setting(trained)
-    return Comparison(runs, trained, settings, list(places), theirs, pairings)
+    return Comparison(evaluated, trained, settings, list(places), reported_rows, pairings)
 
 
 def findings(comparison: Comparison) -> list[str]:
@@ -115,144 +123,201 @@ def findings(comparison: Comparison) -> list[str]:
     settings = comparison.settings
     methods = {runs[0].method for runs in settings.values()}
     controls = [name for name, runs in settings.items() if runs[0].method in _CONTROLS]
-    # Others are held against the controls, or against the first setting.
-    references = controls if 0 < len(controls) < len(settings) else [*settings][:1]
-    found = []
+    # The other settings are compared with the controls, or, without any, with the first setting.
+    if 0 < len(controls) < len(settings):
+        references = controls
+    else:
+        references = list(settings)[:1]
+    held_out = []
     for name in settings:
-        for reference in references if name not in references else ():
-            found += _held_out(name, reference, settings)
+        if name not in references:
+            for reference in references:
+                held_out += _held_out(name, reference, settings)
     missing = [control for method, control in _CONTROLS.items() if method not in methods]
     if missing and methods & _CHOOSING:
-        found.append(f"Whether the guidance helps cannot be said without {' and '.join(missing)}.")
-    # Answers first: held-out pages may be as wrong as the corpus, and so may a loss on them be.
-    return _answers(comparison) + found
+        needed = " and ".join(missing)
+        held_out.append(f"Whether the guidance helps cannot be said without {needed}.")
+    # Answers come first: held-out pages may be as wrong as the corpus, and then a lower loss on
+    # them is not a better model.
+    return _answers(comparison) + held_out
 
 
 def _answers(comparison: Comparison) -> list[str]:
     """Say by how many points the answers of one run are better than those of another."""
-    found = []
-    paired = [x for x in comparison.pairings if not x["not_paired"]]
-    for first, other in dict.fromkeys((x["first"], x["other"]) for x in paired):
-        rows = [x for x in paired if (x["first"], x["other"]) == (first, other)]
+    rows_of: dict[tuple[str, str], list[Row]] = {}
+    for row in comparison.pairings:
+        if not row["not_paired"]:
+            rows_of.setdefault((row["first"], row["other"]), []).append(row)
+    sentences = []
+    for (first, other), rows in rows_of.items():
         # An average speaks for its benchmarks.
-        rows = [x for x in rows if x["column"] in AVERAGES][:1] or rows
-        shown = []
-        for x in rows:
-            points, interval = _difference(x)
-            shown.append(f"{heading(x['column'])} {points} ({interval})")
-        found.append(f"{other} against {first}, in points: {'; '.join(shown)}.")
-    return found
+        averages = [row for row in rows if row["column"] in AVERAGES]
+        differences = []
+        for row in averages[:1] or rows:
+            points, interval = _difference(row)
+            differences.append(f"{heading(row['column'])} {points} ({interval})")
+        sentences.append(f"{other} against {first}, in points: {'; '.join(differences)}.")
+    return sentences
 
 
 def _held_out(
     name: str, reference: str, settings: Mapping[str, Sequence[TrainingRun]]
 ) -> list[str]:
-    """Compare the held-out losses of two settings, if they have some of one student.
+    """Compare the held-out losses of two settings, if both have such losses of one student.
 
-    Of the same texts: texts of equally many tokens are taken to be those.
+    The losses must be of the same texts. Texts with equally many tokens are taken for the same.
     """
-    # Another vocabulary has other tokens, and its nats per token are other numbers.
-    both = settings[name], settings[reference]
-    students = [[runs[0].options.get(option) for option in _OF_TOKENS] for runs in both]
-    ours, theirs = (
-        {run.seed: run.eval_loss for run in runs if run.eval_loss is not None} for runs in both
-    )
-    if not ours or not theirs or students[0] != students[1]:
+    runs, reference_runs = settings[name], settings[reference]
+    # A student with another vocabulary has other tokens, and its nats per token are other numbers.
+    for option in _OF_TOKENS:
+        if runs[0].options.get(option) != reference_runs[0].options.get(option):
+            return []
+    losses = _losses_by_seed(runs)
+    reference_losses = _losses_by_seed(reference_runs)
+    if not losses or not reference_losses:
         return []
-    common = ours.keys() & theirs.keys() or ours.keys() | theirs.keys()
-    texts = [{run.eval_tokens for run in runs if run.seed in common} for runs in both]
-    if texts[0] != texts[1]:
+    common_seeds = losses.keys() & reference_losses.keys()
+    compared_seeds = common_seeds or losses.keys() | reference_losses.keys()
+    tokens = {run.eval_tokens for run in runs if run.seed in compared_seeds}
+    reference_tokens = {run.eval_tokens for run in reference_runs if run.seed in compared_seeds}
+    if tokens != reference_tokens:
         return [f"{name} and {reference} were not evaluated on the same texts."]
-    gain = fmean(theirs.values()) - fmean(ours.values())
-    ahead, behind = (name, reference) if gain > 0 else (reference, name)
-    gains = [theirs[seed] - ours[seed] for seed in ours if seed in theirs]
-    if len(gains) > 1:
-        wins, losses = sum(x > 0 for x in gains), sum(x < 0 for x in gains)
-        share = f"{wins if gain > 0 else losses} of {len(gains)}"
-        test = f"with {share} seeds, sign test p = {mcnemar_p(wins, losses):.3f}"
+    gain = fmean(reference_losses.values()) - fmean(losses.values())
+    if gain > 0:
+        better, worse = name, reference
     else:
-        seeds = "one seed each" if len(ours) == len(theirs) == 1 else "no two seeds in common"
-        test = f"{seeds}: no test possible"
-    return [f"{ahead} is ahead of {behind} by {abs(gain):.3f} nats on held-out text; {test}."]
+        better, worse = reference, name
+    if len(common_seeds) > 1:
+        gains = [reference_losses[seed] - losses[seed] for seed in losses if seed in common_seeds]
+        wins = sum(seed_gain > 0 for seed_gain in gains)
+        defeats = sum(seed_gain < 0 for seed_gain in gains)
+        share = f"{wins if gain > 0 else defeats} of {len(gains)}"
+        test = f"with {share} seeds, sign test p = {mcnemar_p(wins, defeats):.3f}"
+    elif len(losses) == len(reference_losses) == 1:
+        test = "one seed each: no test possible"
+    else:
+        test = "no two seeds in common: no test possible"
+    return [f"{better} is ahead of {worse} by {abs(gain):.3f} nats on held-out text; {test}."]
+
+
+def _losses_by_seed(runs: Sequence[TrainingRun]) -> dict[str, float]:
+    losses = {}
+    for run in runs:
+        if run.eval_loss is not None:
+            losses[run.seed] = run.eval_loss
+    return losses
 
 
 def comparison_markdown(comparison: Comparison) -> str:
     """Lay out a comparison as its findings and tables."""
-    parts = ["\n".join(f"- {finding}" for finding in findings(comparison))]
+    parts = []
+    bullets = [f"- {finding}" for finding in findings(comparison)]
+    if bullets:
+        parts.append("\n".join(bullets))
     for title, rows, notes in _sections(comparison):
-        # A note, and a list about the runs.
+        # The first note is a paragraph, and a list about the runs may follow: Markdown wants an
+        # empty line between the two.
         text = "\n".join(notes).replace("\n- ", "\n\n- ", 1)
         parts.append(f"## {title}\n\n{markdown_table(rows)}\n\n{text}".rstrip("\n"))
-    return "\n\n".join(filter(None, parts)) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def _sections(comparison: Comparison) -> list[_Section]:
-    firsts = [runs[0] for runs in comparison.settings.values()]
+    # One run speaks for its setting: the others differ from it in their seed alone.
+    runs = [runs[0] for runs in comparison.settings.values()]
     options = [["option", *comparison.settings]]
-    options += [[name, *texts] for name, texts in differing(firsts).items()]
-    sections = [_accuracies(comparison), *_pairings(comparison)]
-    sections += [("Settings that differ", options, []), _costs(comparison)]
-    # Without a table that is nothing but its header.
+    for name, texts in differing(runs).items():
+        options.append([name, *texts])
+    sections = [
+        _accuracies(comparison),
+        *_pairings(comparison),
+        ("Settings that differ", options, []),
+        _costs(comparison),
+    ]
+    # A table that is nothing but its header is left out.
     return [section for section in sections if len(section[1]) > 1]
 
 
 def _accuracies(comparison: Comparison) -> _Section:
     notes = [_ACCURACIES]
-    # Cells by column of each line, a run and its prompts.
+    # {(run, its prompts): {column: cell}}
     lines: dict[tuple[str, str], dict[str, str]] = {}
     for run in comparison.runs:
-        cells = lines[run.label, run.prompts] = {}
-        for x in run.scores:
-            star = "*" if x["marked"] else ""
-            interval = f"{x['low']:.1f} to {x['high']:.1f}"
-            cells[x["column"]] = f"{x['rounded']:.1f}{star} ({interval})"
+        cells: dict[str, str] = {}
+        for score in run.scores:
+            star = "*" if score["marked"] else ""
+            interval = f"{score['low']:.1f} to {score['high']:.1f}"
+            cells[score["column"]] = f"{score['rounded']:.1f}{star} ({interval})"
+        lines[run.label, run.prompts] = cells
         name, revision = run.model.rsplit(", revision ", 1)
-        # As much of a hash as identifies it.
+        # So many characters of a hash identify it.
         model = f"{public_name(name)}, revision {revision[:19]}"
         notes.append(f"- {run.label}: {model}; verdicts of {run.grader}")
-        notes += [f"  - {note}" for note in run.notes]
-    # Reported rows stand below ours, in the same columns.
-    for x in comparison.reported if comparison.runs else ():
-        cells = lines.setdefault((f"reported: {x['row']} ({x['table']})", "paper"), {})
-        cells[x["column"]] = f"{x['reported']:.1f}"
-    columns = in_order(column for cells in lines.values() for column in cells)
-    rows = [["run", "prompts", *map(heading, columns)]]
+        for note in run.notes:
+            notes.append(f"  - {note}")
+    # Reported rows follow those of the runs, in the same columns.
+    if comparison.runs:
+        for score in comparison.reported:
+            line = f"reported: {score['row']} ({score['table']})", "paper"
+            lines.setdefault(line, {})[score["column"]] = f"{score['reported']:.1f}"
+    columns = _columns(lines.values())
+    rows = [["run", "prompts"] + [heading(column) for column in columns]]
     for line, cells in lines.items():
-        rows.append([*line, *(cells.get(column, "-") for column in columns)])
+        rows.append([*line] + [cells.get(column, "-") for column in columns])
     return "Accuracy (%)", rows, notes
+
+
+def _columns(lines: Iterable[Iterable[str]]) -> list[str]:
+    """Return the columns that any line has, in the order of Table 1."""
+    columns: set[str] = set()
+    for line in lines:
+        columns.update(line)
+    return in_order(columns)
 
 
 def _pairings(comparison: Comparison) -> list[_Section]:
     """Lay out the paired tests, a table for each baseline."""
-    marked = {(x["run"], x["column"]) for run in comparison.runs for x in run.scores if x["marked"]}
+    marked = set()
+    for run in comparison.runs:
+        for score in run.scores:
+            if score["marked"]:
+                marked.add((run.label, score["column"]))
     tables: dict[str, list[list[str]]] = {}
-    for x in comparison.pairings:
-        first, other, column = x["first"], x["other"], x["column"]
+    for pairing in comparison.pairings:
+        first, other, column = pairing["first"], pairing["other"], pairing["column"]
         head = ["run", "benchmark", "points", "95 % interval", "items"]
         head += [f"only {first} right", "only the run right", "p", "p (Holm)"]
         rows = tables.setdefault(first, [head])
-        star = "*" if {(first, column), (other, column)} & marked else ""
-        row = [other, heading(column) + star]
-        if x["not_paired"]:
-            rows.append([*row, f"not paired: {x['not_paired']}", *["-"] * 6])
-            continue
-        points, interval = _difference(x)
-        counts = [_cell(x[y], "") for y in ("items", "only_first", "only_other")]
-        row += [points, interval, *counts]
-        for p in (x["p"], x["p_holm"]):
-            p = None if interval == _UNDECIDED else p
-            row.append("< 0.001" if p is not None and p < 0.001 else _cell(p, ".3f"))
+        # The difference is no better than either of its two numbers.
+        is_marked = (first, column) in marked or (other, column) in marked
+        row = [other, heading(column) + ("*" if is_marked else "")]
         rows.append(row)
-    return [
-        (f"Points above {first}, over the same items", rows, [_PAIRINGS])
-        for first, rows in tables.items()
-    ]
+        if pairing["not_paired"]:
+            row.append(f"not paired: {pairing['not_paired']}")
+            row += ["-"] * (len(head) - len(row))
+            continue
+        points, interval = _difference(pairing)
+        row += [points, interval]
+        for name in ("items", "only_first", "only_other"):
+            row.append(_cell(pairing[name], ""))
+        for name in ("p", "p_holm"):
+            # Where no item decides, p is 1 and says nothing.
+            p = None if interval == _UNDECIDED else pairing[name]
+            row.append("< 0.001" if p is not None and p < 0.001 else _cell(p, ".3f"))
+    sections: list[_Section] = []
+    for first, rows in tables.items():
+        sections.append((f"Points above {first}, over the same items", rows, [_PAIRINGS]))
+    return sections
 
 
 def _difference(row: Row) -> tuple[str, str]:
     """Write the points of a pairing, and their interval."""
-    # Plus 0.0: never -0.0.
-    points, low, high = (f"{round(row[x], 1) + 0.0:+.1f}" for x in ("points", "low", "high"))
+    texts = []
+    for name in ("points", "low", "high"):
+        # Adding 0.0 makes 0.0 of -0.0.
+        rounded = round(row[name], 1) + 0.0
+        texts.append(f"{rounded:+.1f}")
+    points, low, high = texts
     is_decided = row["points"] or row["low"] or row["high"]
     return points, f"{low} to {high}" if is_decided else _UNDECIDED
 
@@ -262,33 +327,60 @@ def _cell(value: float | None, form: str) -> str:
 
 
 def _costs(comparison: Comparison) -> _Section:
-    rows = [["run", "trained as", "seed", "steps", "student tokens", "held-out loss"]]
-    rows[0] += ["tokens/s", "time", "FLOPs"]
+    head = ["run", "trained as", "seed", "steps", "student tokens", "held-out loss"]
+    head += ["tokens/s", "time", "FLOPs"]
+    rows = [head]
     for run in comparison.trained:
-        log, steps = run.state.get("log_history", []), run.state.get("global_step", 0)
+        log = run.state.get("log_history", [])
+        steps = run.state.get("global_step", 0)
         speeds = [entry["tokens_per_s"] for entry in log if "tokens_per_s" in entry]
         seconds = [entry["train_runtime"] for entry in log if "train_runtime" in entry]
-        row = [run.label, run.name, str(json.loads(run.seed)[0])]
-        row += [f"{steps:,}", f"{steps * run.batch_tokens:,}", _cell(run.eval_loss, ".4f")]
+        seed, _ = json.loads(run.seed)
+        row = [run.label, run.name, str(seed)]
+        row.append(f"{steps:,}")
+        row.append(f"{steps * run.batch_tokens:,}")
+        row.append(_cell(run.eval_loss, ".4f"))
+        # The first steps compile and warm up, so the median says more than the mean.
         row.append(_cell(median(speeds) if speeds else None, ",.0f"))
         row.append(str(timedelta(seconds=round(max(seconds)))) if seconds else "-")
-        rows.append([*row, _cell(run.state.get("total_flos"), ".2e")])
+        row.append(_cell(run.state.get("total_flos"), ".2e"))
+        rows.append(row)
     return "Cost", rows, [_COSTS]
 
 
 def to_json(comparison: Comparison) -> JsonObject:
     """Return the content of `comparison.json`, from which benchmarks/figures.py draws."""
-    setting_of = {x.label: name for name, runs in comparison.settings.items() for x in runs}
-    evaluated = ("label", "model", "grader", "prompts", "conditions", "notes")
-    trained = ("method", "teacher", "seed", "options", "eval_loss")
+    evaluated = []
+    scores: list[Row] = []
+    for run in comparison.runs:
+        evaluated.append(
+            {
+                "label": run.label,
+                "model": run.model,
+                "grader": run.grader,
+                "prompts": run.prompts,
+                "conditions": run.conditions,
+                "notes": run.notes,
+            }
+        )
+        scores += run.scores
+    trained = {}
+    for setting, runs in comparison.settings.items():
+        for training in runs:
+            trained[training.label] = {
+                "run": training.label,
+                "setting": setting,
+                "method": training.method,
+                "teacher": training.teacher,
+                "seed": training.seed,
+                "options": training.options,
+                "eval_loss": training.eval_loss,
+            }
     return {
-        "runs": [{name: getattr(run, name) for name in evaluated} for run in comparison.runs],
-        "trained": [
-            {"run": run.label, "setting": setting_of[run.label]}
-            | {name: getattr(run, name) for name in trained}
-            for run in comparison.trained
-        ],
-        "scores": [score for run in comparison.runs for score in run.scores],
+        "runs": evaluated,
+        # The order is that of the command line, not that of the settings.
+        "trained": [trained[training.label] for training in comparison.trained],
+        "scores": scores,
         "reported": comparison.reported,
         "pairings": comparison.pairings,
     }
@@ -303,17 +395,18 @@ def write_comparison(comparison: Comparison, directory: Path) -> None:
     if comparison.runs:
         graders = ", ".join(dict.fromkeys(run.grader for run in comparison.runs))
         series = bar_series(comparison.runs, comparison.settings, comparison.reported)
-        columns = in_order(column for bars in series.values() for column in bars.index)
+        columns = _columns(bars.index for bars in series.values())
         headings = {column: heading(column) for column in columns}
         figure = draw_bars(series, headings, f"Accuracies; verdicts of {graders}")
         figure.savefig(directory / "comparison.png")
         pictures.append(("Accuracy", embed(figure), _BARS))
-    if curves := read_curves(comparison.settings):
+    curves = read_curves(comparison.settings)
+    if curves:
         pictures.append(("Along the training", embed(draw_curves(curves)), _CURVES))
     page = TEMPLATES.get_template("comparison.html").render(
         names=comparison.labels,
         findings=findings(comparison),
-        baselines=list(dict.fromkeys(x["first"] for x in comparison.pairings)),
+        baselines=list(dict.fromkeys(row["first"] for row in comparison.pairings)),
         pictures=pictures,
         sections=_sections(comparison),
     )
@@ -333,7 +426,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--output_dir", type=Path, help="Gets comparison.html, .md, .json and .png.")
     arguments = parser.parse_args(argv)
     out = arguments.output_dir
-    # Before the work, which may take minutes.
+    # The directory is tried before the work, which may take minutes.
     if out:
         check_writable(out)
     with TemporaryDirectory() as scratch:

@@ -13,11 +13,11 @@ from vocagnolm.hub import public_name
 from vocagnolm.io import ASSETS, RUN_FILE, JsonObject, read_json
 
 Row: TypeAlias = dict[str, Any]
-# Of each item, by `idx`: whether it is right, the hash of its prompt, its gold.
+# Items by `idx`: whether the answer is right, the hash of the prompt, the gold.
 Items: TypeAlias = dict[int, tuple[bool, str, object]]
 RESULTS_FILE, STATE_FILE = "results.json", "trainer_state.json"
 REPORTED_FILE = ASSETS / "reported.json"
-# Of evaluations, beside a model.
+# Folders in the directory of a model that hold its evaluations.
 EVALUATION_FOLDER, CHAT_FOLDER = "evaluation", "evaluation-chat"
 # Table 1's columns, then those of other benchmarks, each once.
 _COLUMNS = list(dict.fromkeys((*PAPER_BENCHMARKS, *AVERAGES, *BENCHMARKS)))
@@ -31,8 +31,9 @@ METHODS = {
     "chunk": "chunks",
     "random": "random tokens",
 }
-_OF_A_SEED = {"seed", "data_seed", "corpus_digest", "blocks", "teacher_losses_sha256"}
-_SEED_IN_A_PATH = re.compile(r"seed[-_=]?\d+")
+# Settings that may differ between two seeds of one setting. Demo and experiments draw the corpus
+# by the seed, too, so its digest and size are among them.
+_SEED_SETTINGS = {"seed", "data_seed", "corpus_digest", "blocks", "teacher_losses_sha256"}
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,19 @@ class Run:
     def items(self, benchmark: str) -> Items:
         """Read the items of a benchmark, and compare their counts with `results.json`."""
         path = self.directory / f"{benchmark}.jsonl"
-        items = {
-            idx: (record["correct"] is True, record["prompt_sha256"], record["gold"])
-            for idx, record in read_records(path).items()
-        }
-        found = len(items), sum(correct for correct, *_ in items.values())
-        if found != (counts := self.counts[benchmark]):
+        items: Items = {}
+        right = 0
+        for idx, record in read_records(path).items():
+            is_right = record["correct"] is True
+            items[idx] = (is_right, record["prompt_sha256"], record["gold"])
+            right += is_right
+        # The two files are written one after the other, so a killed evaluation may leave a new one
+        # beside an old one.
+        expected_items, expected_right = self.counts[benchmark]
+        if (len(items), right) != (expected_items, expected_right):
             raise ValueError(
-                f"{path}: expected {counts[0]} items, {counts[1]} of them right, as in "
-                f"{RESULTS_FILE}, found {found[0]} and {found[1]}: evaluate again"
+                f"{path}: expected {expected_items} items, {expected_right} of them right, as in "
+                f"{RESULTS_FILE}, found {len(items)} and {right}: evaluate again"
             )
         return items
 
@@ -82,9 +87,9 @@ class TrainingRun:
     method: str
     # Who guided it, joined if there are several; "" for nobody.
     teacher: str
-    # All that makes its setting, so without seeds.
+    # The options that define its setting, so without its seed.
     options: JsonObject
-    # Its seeds, those in paths included.
+    # `seed` and `data_seed`, as JSON.
     seed: str
     batch_tokens: int
     # Log and cost; empty before the run is saved.
@@ -114,8 +119,8 @@ def in_order(columns: Iterable[str]) -> list[str]:
     >>> in_order(["mine", "demo", "AVG", "math", "gsm8k", "math"])
     ['gsm8k', 'math', 'AVG', 'demo', 'mine']
     """
-    known = {name: place for place, name in enumerate(_COLUMNS)}
-    return sorted(set(columns), key=lambda name: (known.get(name, len(known)), name))
+    places = {name: place for place, name in enumerate(_COLUMNS)}
+    return sorted(set(columns), key=lambda name: (places.get(name, len(places)), name))
 
 
 def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | None]]:
@@ -124,32 +129,42 @@ def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | No
     Returns by label the directory with the settings of a run, and the one with the results of an
     evaluation; chats have labels of their own.
     """
-    found: list[tuple[str, Path, Path | None, Path | None]] = []
+    # Name, path, directory of the run and directory of the evaluation of everything to compare.
+    entries: list[tuple[str, Path, Path | None, Path | None]] = []
     for path in paths:
-        name, chat = path.absolute().name, path / CHAT_FOLDER
+        name = path.absolute().name
         run = path if (path / RUN_FILE).is_file() else None
-        places = [path / EVALUATION_FOLDER, path]
-        evaluation = next((place for place in places if (place / RESULTS_FILE).is_file()), None)
+        evaluation = None
+        for directory in (path / EVALUATION_FOLDER, path):
+            if evaluation is None and (directory / RESULTS_FILE).is_file():
+                evaluation = directory
+        chat = path / CHAT_FOLDER
         has_chat = (chat / RESULTS_FILE).is_file()
         if run or evaluation:
-            found.append((name, path, run, evaluation))
+            entries.append((name, path, run, evaluation))
         elif not has_chat:
             expected = f"{RUN_FILE} or {RESULTS_FILE} in it or in its {EVALUATION_FOLDER}/"
             raise ValueError(f"{path}: no {expected}: run vocagnolm train or evaluate first")
         if has_chat:
-            found.append((f"{name}-chat", chat, None, chat))
-    names = [name for name, *_ in found]
-    return {
-        name if names.count(name) == 1 else str(path): (run, evaluation)
-        for name, path, run, evaluation in found
-    }
+            entries.append((f"{name}-chat", chat, None, chat))
+    names = [entry[0] for entry in entries]
+    places = {}
+    for name, path, run, evaluation in entries:
+        # Two directories may have the same name: their paths tell them apart.
+        label = name if names.count(name) == 1 else str(path)
+        places[label] = run, evaluation
+    return places
 
 
 def read_run(label: str, directory: Path) -> Run:
     """Read the results of an evaluation."""
     results = read_json(directory / RESULTS_FILE)
     columns = results["benchmarks"] | results["averages"]
-    scores, authors, counts, conditions = [], [], {}, {}
+    scores = []
+    authors = []
+    counts = {}
+    conditions = {}
+    # {why not to put a number beside a published one: columns}
     marks: dict[str, list[str]] = {}
     for name in in_order(columns):
         column = columns[name]
@@ -158,9 +173,14 @@ def read_run(label: str, directory: Path) -> Run:
         scores.append(row | {"low": low, "high": high, "marked": column["marked"]})
         if name in results["averages"]:
             continue
-        is_chat, prompts = "chat" in column["marked"], column["prompts"] or {"origin": "none"}
-        author = "ours" if prompts["origin"] == "vocagnolm" else prompts["origin"]
-        authors.append("chat" if is_chat else author)
+        is_chat = "chat" in column["marked"]
+        prompts = column["prompts"] or {"origin": "none"}
+        if is_chat:
+            authors.append("chat")
+        elif prompts["origin"] == "vocagnolm":
+            authors.append("ours")
+        else:
+            authors.append(prompts["origin"])
         counts[name] = column["n"], column["correct"]
         conditions[name] = {
             "grader": results["grader"],
@@ -173,14 +193,24 @@ def read_run(label: str, directory: Path) -> Run:
             marks.setdefault(mark, []).append(heading(name))
     notes = [f"{mark} ({', '.join(names)})" for mark, names in marks.items()]
     settings = results.get("settings", {})
-    # These shift tenths.
-    shifting = [x for x in ("engine", "dtype", "context") if settings.get(x) is not None]
-    if shifting:
-        notes.append(", ".join(f"{name} {settings[name]}" for name in shifting))
-    model = f"{results['model']['name']}, revision {results['model']['revision']}"
-    prompts = ", ".join(dict.fromkeys(authors))
-    about = (label, directory, model, results["grader"], prompts)
-    return Run(*about, scores, counts, conditions, notes)
+    # An accuracy differs by tenths of a point between engines and dtypes.
+    engine = []
+    for name in ("engine", "dtype", "context"):
+        if settings.get(name) is not None:
+            engine.append(f"{name} {settings[name]}")
+    if engine:
+        notes.append(", ".join(engine))
+    return Run(
+        label=label,
+        directory=directory,
+        model=f"{results['model']['name']}, revision {results['model']['revision']}",
+        grader=results["grader"],
+        prompts=", ".join(dict.fromkeys(authors)),
+        scores=scores,
+        counts=counts,
+        conditions=conditions,
+        notes=notes,
+    )
 
 
 def read_training(label: str, directory: Path) -> TrainingRun:
@@ -188,69 +218,98 @@ def read_training(label: str, directory: Path) -> TrainingRun:
     settings = read_json(directory / RUN_FILE)
     path = directory / STATE_FILE
     state = read_json(path) if path.is_file() else {}
-    last: JsonObject = {}
+    # The evaluation after the last step; a resumed run may have logged it twice.
+    evaluation: JsonObject = {}
     for entry in state.get("log_history", []):
         if entry["step"] == state["max_steps"] and "eval_loss" in entry:
-            last = entry
-    # A store names the teacher that scored it.
+            evaluation = entry
+    teachers: list[str] | str
     stores = settings.get("teacher_losses")
-    teachers = [store["teacher"] for store in stores] if stores else settings.get("teacher") or []
-    teachers = [teachers] if isinstance(teachers, str) else teachers
-    # The identity of a setting: all options but those of a seed, and paths without their "seedN".
-    kept = json.dumps({name: x for name, x in settings.items() if name not in _OF_A_SEED})
-    in_paths = _SEED_IN_A_PATH.findall(json.dumps(settings))
-
-    def number(text: str) -> float:
-        # Weights & Biases gives 1.0 back as 1.
-        return int(float(text)) if float(text).is_integer() else float(text)
-
+    if stores:
+        # A store names the teacher that scored it.
+        teachers = [store["teacher"] for store in stores]
+    else:
+        teachers = settings.get("teacher") or []
+    if isinstance(teachers, str):
+        teachers = [teachers]
     method = str(settings["method"])
     return TrainingRun(
         label=label,
         method=METHODS.get(method, method),
         teacher=" + ".join(map(teacher_name, teachers)),
-        options=json.loads(_SEED_IN_A_PATH.sub("seed", kept), parse_float=number),
-        seed=json.dumps([settings.get("seed"), settings.get("data_seed"), in_paths]),
+        options=_options_without_seed(settings),
+        seed=json.dumps([settings.get("seed"), settings.get("data_seed")]),
         batch_tokens=settings["global_batch_tokens"],
         state=state,
-        eval_loss=last.get("eval_loss"),
-        eval_tokens=last.get("eval_tokens"),
+        eval_loss=evaluation.get("eval_loss"),
+        eval_tokens=evaluation.get("eval_tokens"),
     )
+
+
+def _options_without_seed(settings: JsonObject) -> JsonObject:
+    """Return the options that the runs of one setting share, whatever their seed."""
+    shared = {}
+    for name, value in settings.items():
+        if name not in _SEED_SETTINGS:
+            shared[name] = value
+    text = json.dumps(shared)
+    # The models and documents of a seed may lie in directories that are called after it.
+    if settings.get("seed") is not None:
+        text = re.sub(rf"seed[-_=]?{settings['seed']}(?!\d)", "seed", text)
+    options: JsonObject = json.loads(text, parse_float=_number)
+    return options
+
+
+def _number(text: str) -> float:
+    """Read a number of JSON; Weights & Biases gives 1.0 back as 1."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 def group_by_setting(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
     """Group runs that differ in nothing but their seed, under labels that distinguish settings.
 
-    A run that was repeated is no seed of a setting: it stands beside the other.
+    A run that was repeated with the same seed is not another seed of its setting: each of the two
+    makes a group of its own.
     """
     keys = [(json.dumps(run.options, sort_keys=True), run.seed) for run in runs]
     groups: dict[str, list[TrainingRun]] = {}
     for key, run in zip(keys, runs, strict=True):
+        options, _ = key
         is_repeated = keys.count(key) > 1
-        groups.setdefault(run.label if is_repeated else key[0], []).append(run)
+        groups.setdefault(run.label if is_repeated else options, []).append(run)
     settings = list(groups.values())
     labels = []
-    for first, *_ in settings:
-        # By method and teacher, and where these are equal, by their options.
-        alike = [other[0] for other in settings if other[0].name == first.name]
-        place = alike.index(first)
-        apart = [f"{name} {texts[place]}" for name, texts in differing(alike).items()]
-        labels.append(", ".join([first.name, *apart]))
-    return {
-        f"{label}, {setting[0].label}" if labels.count(label) > 1 else label: setting
-        for label, setting in zip(labels, settings, strict=True)
-    }
+    for setting in settings:
+        first = setting[0]
+        # A label is method and teacher, and where several settings have the same, also the options
+        # in which these differ.
+        namesakes = [runs[0] for runs in settings if runs[0].name == first.name]
+        place = namesakes.index(first)
+        parts = [first.name]
+        for name, texts in differing(namesakes).items():
+            parts.append(f"{name} {texts[place]}")
+        labels.append(", ".join(parts))
+    grouped = {}
+    for label, setting in zip(labels, settings, strict=True):
+        # Repeated runs do not differ in any option, so their own labels tell them apart.
+        is_ambiguous = labels.count(label) > 1
+        grouped[f"{label}, {setting[0].label}" if is_ambiguous else label] = setting
+    return grouped
 
 
 def differing(runs: Sequence[TrainingRun]) -> dict[str, list[str]]:
     """Write the options in which runs are not all the same, by name: a text for each run."""
-    names = dict.fromkeys(name for run in runs for name in run.options)
-    values = {name: [run.options.get(name) for run in runs] for name in names}
-    return {
-        name: [setting_text(value) for value in found]
-        for name, found in values.items()
-        if found != found[:1] * len(found)
-    }
+    # A dictionary keeps the order of the options, and each once.
+    names: dict[str, None] = {}
+    for run in runs:
+        names |= dict.fromkeys(run.options)
+    texts = {}
+    for name in names:
+        values = [run.options.get(name) for run in runs]
+        if any(value != values[0] for value in values):
+            texts[name] = [setting_text(value) for value in values]
+    return texts
 
 
 def setting_text(value: object) -> str:
@@ -258,28 +317,32 @@ def setting_text(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(setting_text, value))
     if isinstance(value, dict):
-        return ", ".join(f"{name} {setting_text(one)}" for name, one in value.items())
+        return ", ".join(f"{name} {setting_text(entry)}" for name, entry in value.items())
     return "-" if value is None else public_name(str(value))
 
 
 def read_reported(names: Sequence[str]) -> list[Row]:
     """Read rows of the paper's tables: row, table, column, reported; "Table 2" names all of one."""
-    known: dict[str, list[Row]] = {}
+    # Cells by the name of their row, and again by that of their table.
+    cells_of: dict[str, list[Row]] = {}
     for table in read_json(REPORTED_FILE)["tables"]:
         for row, values in table["rows"].items():
-            own = {"row": row, "table": table["table"]}
             for column, value in zip(table["columns"], values, strict=True):
-                if value is not None:
-                    cell = own | {"column": column, "reported": value}
-                    for name in own.values():
-                        known.setdefault(name, []).append(cell)
-    found: list[Row] = []
+                # The paper leaves some cells empty.
+                if value is None:
+                    continue
+                cell = {"row": row, "table": table["table"], "column": column, "reported": value}
+                cells_of.setdefault(row, []).append(cell)
+                cells_of.setdefault(table["table"], []).append(cell)
+    cells: list[Row] = []
     for name in names:
-        if name not in known:
-            rows = ", ".join(map(repr, known))
-            raise ValueError(f"--reported {name!r} is no row or table of the paper: {rows}")
-        found += [cell for cell in known[name] if cell not in found]
-    return found
+        if name not in cells_of:
+            expected = ", ".join(map(repr, cells_of))
+            raise ValueError(f"--reported {name!r} is not a row or table of the paper: {expected}")
+        for cell in cells_of[name]:
+            if cell not in cells:
+                cells.append(cell)
+    return cells
 
 
 def teacher_name(reference: str) -> str:
@@ -288,8 +351,9 @@ def teacher_name(reference: str) -> str:
     >>> teacher_name("Qwen/Qwen2.5-Math-7B-Instruct"), teacher_name("runs/TinyLlama-CPT")
     ('Qwen2.5-Math-Instruct', 'TinyLlama-CPT')
     """
-    own = Path(reference).name
-    for name, others in read_json(REPORTED_FILE)["models"].items():
-        if own.casefold() in (name.casefold(), *map(str.casefold, others)):
+    model = Path(reference).name
+    for name, aliases in read_json(REPORTED_FILE)["models"].items():
+        spellings = [spelling.casefold() for spelling in [name, *aliases]]
+        if model.casefold() in spellings:
             return str(name)
-    return own
+    return model

@@ -29,50 +29,73 @@ def pair(first: Run, other: Run) -> list[Row]:
     rows: list[Row] = []
     # {benchmark: (difference in points, resampled differences)}
     differences: dict[str, tuple[float, _Floats]] = {}
-    shared = {x["column"] for x in first.scores} & {x["column"] for x in other.scores}
-    # Averages come behind their members.
-    for name in in_order(shared):
+    first_columns = {score["column"] for score in first.scores}
+    other_columns = {score["column"] for score in other.scores}
+    # Averages come after their members in this order, so that their differences are there.
+    for name in in_order(first_columns & other_columns):
         row: Row = dict.fromkeys(_PAIRING.split())
         row |= {"first": first.label, "other": other.label, "column": name}
         rows.append(row)
         if name in AVERAGES:
             members = AVERAGES[name]
-            if missing := [heading(member) for member in members if member not in differences]:
+            missing = [heading(member) for member in members if member not in differences]
+            if missing:
                 row["not_paired"] = f"{', '.join(missing)} not paired"
                 continue
             row["points"] = sum(differences[member][0] for member in members) / len(members)
             # Each benchmark is resampled on its own, as its items were drawn on their own.
             sample = np.mean([differences[member][1] for member in members], axis=0)
         else:
-            ours, theirs = first.items(name), other.items(name)
-            if reason := _unlike(first.conditions[name], other.conditions[name], ours, theirs):
+            first_items = first.items(name)
+            other_items = other.items(name)
+            reason = _why_not_paired(
+                first.conditions[name], other.conditions[name], first_items, other_items
+            )
+            if reason:
                 row["not_paired"] = reason
                 continue
-            only_first = sum(ours[idx][0] and not theirs[idx][0] for idx in ours)
-            only_other = sum(theirs[idx][0] and not ours[idx][0] for idx in ours)
-            row |= {"items": len(ours), "only_first": only_first, "only_other": only_other}
-            row["points"] = (only_other - only_first) / len(ours) * 100
+            # Items that both answer right, or both wrong, say nothing about a difference.
+            only_first = 0
+            only_other = 0
+            for idx in first_items:
+                first_is_right = first_items[idx][0]
+                other_is_right = other_items[idx][0]
+                only_first += first_is_right and not other_is_right
+                only_other += other_is_right and not first_is_right
+            count = len(first_items)
+            row |= {"items": count, "only_first": only_first, "only_other": only_other}
+            row["points"] = (only_other - only_first) / count * 100
             row["p"] = mcnemar_p(only_first, only_other)
-            # A benchmark has a seed of its own, so that its interval does not depend on the others.
-            own_seed = [0, *name.encode()]
-            sample = resampled_differences(len(ours), only_first, only_other, RESAMPLES, own_seed)
+            # A benchmark has a seed of its own, so that its interval does not depend on which
+            # other benchmarks were evaluated.
+            seed = [0, *name.encode()]
+            sample = resampled_differences(count, only_first, only_other, RESAMPLES, seed)
             differences[name] = row["points"], sample
         row["low"], row["high"] = percentile_interval(sample)
+    # Averages have no test of their own, so Holm's correction counts the benchmarks alone.
     tested = [row for row in rows if row["p"] is not None]
-    for row, p in zip(tested, holm([row["p"] for row in tested]), strict=True):
+    corrected = holm([row["p"] for row in tested])
+    for row, p in zip(tested, corrected, strict=True):
         row["p_holm"] = p
     return rows
 
 
-def _unlike(first: Row, other: Row, ours: Items, theirs: Items) -> str:
-    """Return why the items of two runs are not the same, by conditions and items; "" if so."""
-    if differing := [name for name in first if first[name] != other[name]]:
+def _why_not_paired(
+    first_conditions: Row, other_conditions: Row, first_items: Items, other_items: Items
+) -> str:
+    """Return why the items of two runs cannot be paired, or "" if they can."""
+    differing = []
+    for name, condition in first_conditions.items():
+        if condition != other_conditions[name]:
+            differing.append(name)
+    if differing:
         return f"other {', '.join(differing)}"
-    if ours.keys() != theirs.keys():
-        shared = len(ours.keys() & theirs.keys())
-        return f"other items: {len(ours)} and {len(theirs)}, shared {shared}"
-    # Items are paired by `idx`, in whatever order they were asked.
-    if changed := sum(ours[idx][1:] != theirs[idx][1:] for idx in ours):
+    if first_items.keys() != other_items.keys():
+        shared = len(first_items.keys() & other_items.keys())
+        return f"other items: {len(first_items)} and {len(other_items)}, shared {shared}"
+    # Items are paired by `idx`, in whatever order they were asked. Prompt and gold must be equal.
+    changed = sum(first_items[idx][1:] != other_items[idx][1:] for idx in first_items)
+    if changed:
         return f"other prompts or golds of {changed} items"
     return ""
 
@@ -85,7 +108,8 @@ def mcnemar_p(only_first: int, only_other: int) -> float:
     """
     n = only_first + only_other
     # Summed in integers: no count is too large, and no p-value loses digits.
-    tail = sum(math.comb(n, k) for k in range(min(only_first, only_other) + 1))
+    fewer = min(only_first, only_other)
+    tail = sum(math.comb(n, k) for k in range(fewer + 1))
     return min(1.0, 2 * tail / (1 << n))
 
 
@@ -95,7 +119,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     >>> holm([0.02, 0.01, 0.5])
     [0.04, 0.03, 0.5]
     """
-    # From the smallest p-value: times the number of those not yet passed, never falling.
+    # The smallest of n p-values is multiplied by n, the next by n - 1, and so on. A corrected
+    # value is never below the one before it.
     order = np.argsort(p_values, kind="stable")
     scaled = np.arange(len(order), 0, -1) * np.asarray(p_values)[order]
     corrected = np.empty(len(order))
@@ -107,8 +132,9 @@ def resampled_differences(
     items: int, only_first: int, only_other: int, resamples: int, seed: int | Sequence[int]
 ) -> _Floats:
     """Return differences in percentage points [resamples], each over items with replacement."""
-    # An item says one of three things, so n draws are one multinomial draw: the very distribution
-    # of a paired bootstrap over items, without drawing items.
+    # An item is in one of three groups: right in the first run alone, in the other alone, or in
+    # both or neither. Drawing n items with replacement is then one multinomial draw, which has
+    # the same distribution as a bootstrap that draws the items themselves.
     shares = np.array([only_first, only_other, items - only_first - only_other]) / items
     drawn = np.random.default_rng(seed).multinomial(items, shares, size=resamples)
     return (drawn[:, 1] - drawn[:, 0]) / items * 100
