@@ -254,7 +254,7 @@ def options(models: dict[str, str], *options: str) -> list[str]:
 
 
 def look(models: dict[str, str], *given: str) -> tuple[TextView, ...]:
-    return inspect.look(inspect._parse(options(models, *given))).texts
+    return inspect.build_view(inspect._parse(options(models, *given))).texts
 
 
 def test_command_shows_losses_of_the_models(

@@ -30,45 +30,77 @@ from vocagnolm.report.mapping import CHUNKS, audit
 from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
 from vocagnolm.tokenizer import load_tokenizer
 
-# Shares of the student's tokens from which a verdict warns.
-_MANY_UNMAPPED, _MANY_STRADDLING = 0.01, 0.1
+# A verdict warns if a larger share of the student's tokens is unmapped, or straddles.
+_MANY_UNMAPPED = 0.01
+_MANY_STRADDLING = 0.1
 
 
 def audit_markdown(content: JsonObject) -> str:
     """Lay out an audit as tables: a column per teacher, in percent."""
-    teachers, names = content["teachers"], labels(content)
-    read = f"{content['documents']:,} documents ({content['skipped']:,} left out)"
-    lines = [f"- {name}: {verdict(x['mapping'])}" for name, x in zip(names, teachers, strict=True)]
+    teachers = content["teachers"]
+    names = labels(content)
+    lines = []
+    # The verdicts come first: many readers need nothing else.
+    for name, teacher in zip(names, teachers, strict=True):
+        lines.append(f"- {name}: {verdict(teacher['mapping'])}")
     lines.append("- No model was loaded: vocagnolm inspect shows what a teacher knows of a text")
-    lines += ["", f"student: {content['student']}"]
-    lines += [f"teacher: {teacher['teacher']}" for teacher in teachers]
-    lines.append(f"corpus: {content['dataset']}, {read}")
+    lines.append("")
+    lines.append(f"student: {content['student']}")
+    for teacher in teachers:
+        lines.append(f"teacher: {teacher['teacher']}")
+    documents = f"{content['documents']:,} documents ({content['skipped']:,} left out)"
+    lines.append(f"corpus: {content['dataset']}, {documents}")
     if content.get("files"):
         lines.append(f"files: {content['files']}")
     if content.get("skip_reasons"):
         lines.append(f"skipped: {content['skip_reasons']}")
-    rows = [["shared tokens, of", *names]]
-    for kind, how in (("raw", "as written"), ("bytes", "as bytes")):
-        for whose in ("teacher", "student", "union"):
-            shares = [teacher["vocabulary_overlap"][kind][whose] for teacher in teachers]
-            rows.append([f"{whose}, {how}", *map(_percent, shares)])
-    lines += ["", "## Vocabulary overlap (%)", "", markdown_table(rows)]
-    rows = [["student tokens", *names]]
-    found = [teacher["mapping"] | teacher["token_level"] for teacher in teachers]
-    for key in found[0]:
-        # Ratios are no shares.
-        write = "{:.4f}".format if "_per_" in key else _percent
-        rows.append([key.replace("_", " "), *(write(shares[key]) for shares in found)])
-    lines += ["", "## Token-level map (% of the student's tokens)", "", markdown_table(rows)]
+    lines += ["", "## Vocabulary overlap (%)", "", markdown_table(_vocabulary_rows(content))]
+    table = markdown_table(_token_level_rows(content))
+    lines += ["", "## Token-level map (% of the student's tokens)", "", table]
     if content["sequences"]:
-        rows = [["chunks", *names]]
-        for points in zip(*(teacher["chunks"] for teacher in teachers), strict=True):
-            cells = [f"{_percent(x['iou'])} / {_percent(x['ios'])}" for x in points]
-            rows.append([str(points[0]["chunks"]), *cells])
         sizes = f"{content['sequences']} x {content['settings']['sequence_length']:,}"
         title = f"## Chunks of {sizes} student tokens, IoU / IoS (%)"
-        lines += ["", title, "", markdown_table(rows)]
+        lines += ["", title, "", markdown_table(_chunk_rows(content))]
     return "\n".join(lines) + "\n"
+
+
+def _vocabulary_rows(content: JsonObject) -> list[list[str]]:
+    """Lay out the shares of tokens in common."""
+    rows = [["shared tokens, of"] + labels(content)]
+    for kind, spelling in (("raw", "as written"), ("bytes", "as bytes")):
+        for whole in ("teacher", "student", "union"):
+            row = [f"{whole}, {spelling}"]
+            for teacher in content["teachers"]:
+                row.append(_percent(teacher["vocabulary_overlap"][kind][whole]))
+            rows.append(row)
+    return rows
+
+
+def _token_level_rows(content: JsonObject) -> list[list[str]]:
+    """Lay out the ratios and shares of the token-level map."""
+    rows = [["student tokens"] + labels(content)]
+    columns = [teacher["mapping"] | teacher["token_level"] for teacher in content["teachers"]]
+    for key in columns[0]:
+        row = [key.replace("_", " ")]
+        for shares in columns:
+            # A ratio of tokens to tokens or characters is not a share.
+            is_ratio = "_per_" in key
+            row.append(f"{shares[key]:.4f}" if is_ratio else _percent(shares[key]))
+        rows.append(row)
+    return rows
+
+
+def _chunk_rows(content: JsonObject) -> list[list[str]]:
+    """Lay out IoU and IoS by the number of chunks."""
+    teachers = content["teachers"]
+    rows = [["chunks"] + labels(content)]
+    for place, chunks in enumerate(content["settings"]["chunks"]):
+        row = [str(chunks)]
+        for teacher in teachers:
+            point = teacher["chunks"][place]
+            row.append(f"{_percent(point['iou'])} / {_percent(point['ios'])}")
+        rows.append(row)
+    return rows
 
 
 def verdict(mapping: Mapping[str, float]) -> str:
@@ -79,7 +111,7 @@ def verdict(mapping: Mapping[str, float]) -> str:
     if unmapped > _MANY_UNMAPPED:
         return f"a poor pair: {shares}; {unmapped:.1%} have none and are always trained"
     if straddling > _MANY_STRADDLING:
-        shares += f"; {straddling:.0%} share a teacher token with text beside them: consider"
+        shares += f"; {straddling:.0%} share a teacher token with neighbouring text: consider"
         shares += " --aggregation share"
     return f"a good pair: {shares}"
 
@@ -96,24 +128,26 @@ def _percent(share: float) -> str:
 
 
 def draw_audit(content: JsonObject, path: Path) -> None:
-    """Draw IoU and IoS against the number of chunks, and beside them the token level."""
+    """Draw IoU and IoS against the number of chunks, and to the right of them the token level."""
     figure, places = new_plot(10.4, 4.2, columns=2)
     handles = {}
     for axes, key, name in zip(places, ("iou", "ios"), ("IoU", "IoS"), strict=True):
-        ticks = [*map(str, content["settings"]["chunks"]), "token level"]
+        ticks = [str(chunks) for chunks in content["settings"]["chunks"]] + ["token level"]
         axes.set_xticks(range(len(ticks)), ticks)
         for index, teacher in enumerate(content["teachers"]):
-            look, points = series_style(index), teacher["chunks"]
-            # Bars: 95 % intervals over sequences.
+            style = series_style(index)
+            points = teacher["chunks"]
+            # Bars are 95 % intervals over sequences: 1.96 standard errors, in percent.
+            errors = [196 * point.get(f"{key}_standard_error", 0.0) for point in points]
             handles[labels(content)[index]] = axes.errorbar(
                 range(len(points)),
                 [100 * point[key] for point in points],
-                yerr=[196 * point.get(f"{key}_standard_error", 0.0) for point in points],
+                yerr=errors,
                 linestyle=dashes(index),
                 capsize=2.5,
-                **look,
+                **style,
             )
-            axes.plot(len(ticks) - 1, 100 * teacher["token_level"][key], linestyle="none", **look)
+            axes.plot(len(ticks) - 1, 100 * teacher["token_level"][key], linestyle="none", **style)
         axes.set(xlabel="chunks of a sequence", ylabel=f"{name} (% of characters)")
     add_legend(figure, handles)
     figure.savefig(path)
@@ -121,21 +155,23 @@ def draw_audit(content: JsonObject, path: Path) -> None:
 
 def _read_corpus(arguments: Namespace) -> tuple[Any, JsonObject]:
     """Read the documents to audit, and say which files and documents are left out."""
-    from vocagnolm import corpus as documents
-    from vocagnolm import texts
+    # These imports bring datasets, which the command's --help does not need.
+    from vocagnolm.corpus import files_of, load_corpus, load_sample
+    from vocagnolm.texts import is_conversations, reasons_in
 
     ((name, options),) = corpora_of(arguments)
     if arguments.documents is None:
-        corpus = documents.load_corpus(name, **options)
+        corpus = load_corpus(name, **options)
     else:
-        # Without downloading the rest.
-        corpus, _ = documents.load_sample(name, arguments.documents, **options)
-    if texts.is_conversations(corpus):
+        # A sample of a data set of the hub does not download the rest of it.
+        corpus, _ = load_sample(name, arguments.documents, **options)
+    if is_conversations(corpus):
         raise ValueError("--dataset has conversations: audit documents, as with --text_column")
-    files = documents.files_of(name, split=options["split"], config_name=options["config_name"])
-    reasons = count_reasons(texts.reasons_in(corpus))
-    about = {"files": files.describe() if files else "", "skip_reasons": reasons}
-    return corpus, {"dataset": name, **options, **about}
+    files = files_of(name, split=options["split"], config_name=options["config_name"])
+    content = {"dataset": name} | options
+    content["files"] = files.describe() if files else ""
+    content["skip_reasons"] = count_reasons(reasons_in(corpus))
+    return corpus, content
 
 
 @shell("vocagnolm audit")
@@ -157,16 +193,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     if arguments.documents == 0:
         raise ValueError("--documents needs at least 1, got 0: leave it out for all")
-    # Before the work, which may take minutes.
-    if out := arguments.output_dir:
+    out = arguments.output_dir
+    # The directory is tried before the work, which may take minutes.
+    if out:
         check_writable(out)
-    if (most := max(arguments.chunks)) > arguments.sequence_length:
-        raise ValueError(f"--chunks {most} exceeds --sequence_length: a chunk needs a token")
+    most_chunks = max(arguments.chunks)
+    if most_chunks > arguments.sequence_length:
+        raise ValueError(f"--chunks {most_chunks} exceeds --sequence_length: a chunk needs a token")
     load = partial(load_tokenizer, trust_remote_code=arguments.trust_remote_code)
     student = load(arguments.student, "student")
     teachers = {name: load(name, "teacher") for name in arguments.teacher}
     corpus, content = _read_corpus(arguments)
-    sizes = {x: vars(arguments)[x] for x in ("sequence_length", "sequences", "chunks", "seed")}
+    sizes = {
+        "sequence_length": arguments.sequence_length,
+        "sequences": arguments.sequences,
+        "chunks": arguments.chunks,
+        "seed": arguments.seed,
+    }
     content |= {"student": arguments.student, "settings": sizes}
     content |= audit(student, teachers, corpus, **sizes)
     text = audit_markdown(content)

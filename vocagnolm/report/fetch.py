@@ -14,7 +14,7 @@ from vocagnolm.io import RUN_FILE, JsonObject, write_json
 from vocagnolm.training.tracking import EVALUATION, log_name
 
 STEP = "train/global_step"
-# More rows than a run ever logs: the server is to leave none out.
+# More rows than a run ever logs: with fewer the server would sample them.
 _ROWS = 1_000_000
 
 
@@ -24,59 +24,81 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
     Raises:
         ValueError: there is no key, or there are no runs of vocagnolm train.
     """
+    all_runs = _list_runs(projects)
+    # A project may hold runs of other programs: they have neither our settings nor our evaluations.
+    runs = []
+    files_of = {}
+    for run in all_runs:
+        files = list(run.files(pattern=f"{EVALUATION}/%"))
+        if "settings" in run.config or files:
+            runs.append(run)
+            files_of[run.id] = files
+    if not runs:
+        expected = f"runs of vocagnolm train in {', '.join(projects)}"
+        raise ValueError(f"expected {expected}, found none: look at --wandb")
+    runs.sort(key=lambda run: run.created_at or "")
+    names = [_directory_name(run) for run in runs]
+    places = []
+    for run, name in zip(runs, names, strict=True):
+        home = directory / (name if names.count(name) == 1 else f"{name}-{run.id}")
+        if "settings" in run.config:
+            _write_run(run, home)
+            places.append(home)
+        for file in files_of[run.id]:
+            # evaluation/results.json is of the run's model, evaluation/checkpoint-500/results.json
+            # of a checkpoint: that one gets a directory next to the run's.
+            path = PurePosixPath(file.name)
+            checkpoint = path.parts[1:-1]
+            model = home.with_name("-".join([home.name, *checkpoint]))
+            (model / EVALUATION).mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory() as scratch:
+                file.download(root=scratch).close()
+                shutil.move(Path(scratch, file.name), model / EVALUATION / path.name)
+            if path.name == "results.json" and model not in places:
+                places.append(model)
+    return places
+
+
+def _list_runs(projects: Sequence[str]) -> list[Any]:
+    """List the runs of some projects; a server's error is one line."""
     import wandb
 
     try:
         if not wandb.login(prompt=False):
             raise ValueError("found no key to read with: `wandb login` asks for it")
         api = wandb.Api(timeout=60)
-        runs: list[Any] = [run for project in projects for run in api.runs(project, lazy=False)]
+        runs: list[Any] = []
+        for project in projects:
+            runs += api.runs(project, lazy=False)
     except (wandb.errors.Error, ValueError) as error:
         raise ValueError(f"--wandb {' '.join(projects)}: {error}") from error
-    files = {run.id: list(run.files(pattern=f"{EVALUATION}/%")) for run in runs}
-    ours = [run for run in runs if "settings" in run.config or files[run.id]]
-    if not ours:
-        expected = f"runs of vocagnolm train in {', '.join(projects)}"
-        raise ValueError(f"expected {expected}, found none: look at --wandb")
-    ours.sort(key=lambda run: run.created_at or "")
-    # A run is called by the last part of its name, which may not lead out of the directory.
-    names = [PurePosixPath(run.name or run.id).name.strip(".") or run.id for run in ours]
-    places = []
-    for run, name in zip(ours, names, strict=True):
-        home = directory / (name if names.count(name) == 1 else f"{name}-{run.id}")
-        if "settings" in run.config:
-            _write_run(run, home)
-            places.append(home)
-        for file in files[run.id]:
-            # As evaluation/results.json or, beside the run, evaluation/checkpoint-500/results.json.
-            _, *part, file_name = PurePosixPath(file.name).parts
-            model = home.with_name("-".join([home.name, *part]))
-            (model / EVALUATION).mkdir(parents=True, exist_ok=True)
-            with TemporaryDirectory() as scratch:
-                file.download(root=scratch).close()
-                shutil.move(Path(scratch, file.name), model / EVALUATION / file_name)
-            if file_name == "results.json" and model not in places:
-                places.append(model)
-    return places
+    return runs
+
+
+def _directory_name(run: Any) -> str:
+    """Return the last part of a run's name, which cannot lead out of a directory, or its id."""
+    return PurePosixPath(run.name or run.id).name.strip(".") or run.id
 
 
 def _write_run(run: Any, directory: Path) -> None:
     """Write a run's settings and log."""
     log: list[JsonObject] = []
     for row in run.history(samples=_ROWS, pandas=False):
-        # What is no number, as tables, has no entry.
-        entry = {
-            log_name(name): value
-            for name, value in row.items()
-            if isinstance(value, int | float) and not name.startswith("_") and name != STEP
-        }
+        entry = {}
+        for name, value in row.items():
+            # Tables and pictures are not numbers, and names with an underscore are the server's.
+            is_number = isinstance(value, int | float)
+            if is_number and not name.startswith("_") and name != STEP:
+                entry[log_name(name)] = value
         if entry and STEP in row:
             step = row[STEP]
-            # A resumed run goes back to its checkpoint, and logs again what came behind it.
-            first = step if "student_loss_nats" in entry else step + 1
-            while log and log[-1]["step"] >= first:
+            # A resumed run goes back to its checkpoint, and logs the steps after it again. Entries
+            # of training begin a step, and an evaluation is logged after them at the same step.
+            first_replaced = step if "student_loss_nats" in entry else step + 1
+            while log and log[-1]["step"] >= first_replaced:
                 log.pop()
-            log.append({**entry, "step": step})
+            entry["step"] = step
+            log.append(entry)
     last = max((entry["step"] for entry in log), default=0)
     flos = max((entry.get("total_flos", 0) for entry in log), default=0)
     state = {"max_steps": last, "global_step": last, "total_flos": flos, "log_history": log}

@@ -47,7 +47,7 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     source.add_argument("--dataset", help="Files, a directory, or a hub name, as for train.")
     add("--document", type=int, nargs="+", default=[0], metavar="INDEX", help="From 0; default: 0.")
     parser.add_dataset(source=False)
-    # Lists of one teacher, as vocagnolm train has lists of several.
+    # The values of the one teacher are lists, as those of several are in vocagnolm train.
     for role, number in (("student", None), ("teacher", 1)):
         add(f"--{role}", nargs=number, required=True, help="Causal LM: a hub name or a directory.")
         add(f"--{role}_revision", nargs=number, help="Branch, tag or commit on the hub.")
@@ -72,17 +72,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = _parse(argv)
     from vocagnolm.report.render import render_html, render_text
 
-    # Checked before anything is loaded.
+    # The directory is tried before anything is loaded.
     if arguments.output_dir:
         check_writable(arguments.output_dir)
-    view = look(arguments)
+    view = build_view(arguments)
     sys.stdout.write(render_text(view))
     if arguments.output_dir:
         write_text(arguments.output_dir / PAGE, render_html(view))
         sys.stdout.write(f"\nwritten: {arguments.output_dir / PAGE}\n")
 
 
-def look(arguments: argparse.Namespace) -> GuidanceView:
+def build_view(arguments: argparse.Namespace) -> GuidanceView:
     """Load both models as a run of training does, and decide over the tokens of texts."""
     import datasets
     import torch
@@ -94,30 +94,37 @@ def look(arguments: argparse.Namespace) -> GuidanceView:
     from vocagnolm.training.models import load_weights, read_models
     from vocagnolm.training.options import GuidanceOptions, ModelOptions
 
-    given = vars(arguments) | {
+    values = vars(arguments) | {
         "teacher_dtype": arguments.dtype,
         "max_length": arguments.max_length or GuidanceOptions.max_length,
     }
 
-    def pick(kind: Any) -> Any:
-        return kind(**{each.name: given[each.name] for each in fields(kind) if each.name in given})
+    def from_values(options_class: Any) -> Any:
+        # Options that this command does not have keep their defaults.
+        names = [field.name for field in fields(options_class)]
+        return options_class(**{name: values[name] for name in names if name in values})
 
-    names, options = pick(ModelOptions), pick(GuidanceOptions)
-    method = options.as_method()
+    model_options = from_values(ModelOptions)
+    guidance_options = from_values(GuidanceOptions)
+    method = guidance_options.as_method()
     if arguments.text is not None:
-        corpus, indices = datasets.Dataset.from_dict({TEXT: [arguments.text]}), [0]
+        corpus = datasets.Dataset.from_dict({TEXT: [arguments.text]})
+        indices = [0]
     else:
         # The documents before one are read, and skipped.
-        indices, ((name, of_corpus),) = arguments.document, corpora_of(arguments)
-        corpus, _ = load_sample(name, max(indices) + 1, **of_corpus)
+        indices = arguments.document
+        ((name, corpus_options),) = corpora_of(arguments)
+        corpus, _ = load_sample(name, max(indices) + 1, **corpus_options)
         last = len(corpus) - 1
         if not 0 <= min(indices) <= max(indices) <= last:
             raise ValueError(f"--document needs indices from 0 to {last}, got {indices}")
         corpus = corpus.select(indices)
     device = torch.device("cpu") if is_on_cpu() else torch.accelerator.current_accelerator()
     assert device is not None
-    models = read_models(names, options, device, shorten=arguments.max_length is None)
-    student, teachers = load_weights(models, names, device)
+    # A text that exceeds a context is cut, unless --max_length asks for more than a model takes.
+    shorten = arguments.max_length is None
+    models = read_models(model_options, guidance_options, device, shorten=shorten)
+    student, teachers = load_weights(models, model_options, device)
     assert models.guide
     assert isinstance(teachers, list)
     student = add_token_losses(student.to(device).train(False))
@@ -137,7 +144,7 @@ def view_documents(
     indices: Sequence[int],
     train_on: TrainOn = "completions",
 ) -> list[TextView]:
-    """Show all segments of documents, each a sequence of its own; `indices` names the documents."""
+    """Show all segments of documents, each as a sequence of its own; `indices` are for messages."""
     from accelerate.utils import send_to_device
 
     from vocagnolm.collator import PackedCollator
@@ -153,6 +160,7 @@ def view_documents(
     arrays = segments.rows.with_format("numpy")
     device = next(student.parameters()).device
     views: list[TextView] = []
+    # A segment is a batch by itself, so that tokens compete within it alone.
     for place, row in enumerate(segments.rows):
         collate = PackedCollator(
             row["student_tokens"],

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Shares = npt.NDArray[np.float64]
-# Documents that are in memory at once.
+# So many documents are in memory at once.
 _BATCH = 128
-# Chunks of a sequence.
+# The counts of chunks that a sequence is cut into by default, as in Figure 3 of the paper.
 CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 # A text part A of the student and a part B of the teacher, as sets of characters, give
@@ -54,6 +54,8 @@ def vocabulary_overlap(student: Set[object], teacher: Set[object]) -> dict[str, 
 
 def decoded_vocabulary(tokenizer: PreTrainedTokenizerBase) -> set[bytes]:
     """Decode the tokens of a vocabulary to byte strings; added tokens are themselves."""
+    # Two tokenizers write the same token differently: byte-level ones spell " a" as "Ġa", those of
+    # SentencePiece as "▁a".
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     is_byte_level = '"ByteLevel"' in json.dumps([backend["pre_tokenizer"], backend["decoder"]])
     spell = byte_level if is_byte_level else sentencepiece
@@ -62,11 +64,11 @@ def decoded_vocabulary(tokenizer: PreTrainedTokenizerBase) -> set[bytes]:
     def decode(word: str) -> bytes:
         try:
             return word.encode() if word in added else spell(word)
-        # A letter that stands for no byte.
+        # The word has a letter that stands for no byte.
         except KeyError:
             return word.encode()
 
-    return {*map(decode, tokenizer.get_vocab())}
+    return {decode(word) for word in tokenizer.get_vocab()}
 
 
 def overlaps(student_spans: Spans, teacher_spans: Spans, ranges: Spans) -> tuple[Shares, Shares]:
@@ -82,12 +84,16 @@ def overlaps(student_spans: Spans, teacher_spans: Spans, ranges: Spans) -> tuple
     """
     iou, ios = np.zeros((2, len(student_spans)))
     mapped = ranges[:, 0] != UNMAPPED
-    ours, theirs = student_spans[mapped], _hull(teacher_spans, ranges[mapped])
-    starts, ends = np.maximum(ours[:, 0], theirs[:, 0]), np.minimum(ours[:, 1], theirs[:, 1])
+    mapped_spans = student_spans[mapped]
+    hulls = _hull(teacher_spans, ranges[mapped])
+    starts = np.maximum(mapped_spans[:, 0], hulls[:, 0])
+    ends = np.minimum(mapped_spans[:, 1], hulls[:, 1])
+    # Spans that do not meet share no character, and their difference is negative.
     shared = np.maximum(ends - starts, 0)
-    lengths = ours[:, 1] - ours[:, 0]
-    iou[mapped] = shared / (lengths + theirs[:, 1] - theirs[:, 0] - shared)
-    ios[mapped] = shared / lengths
+    student_lengths = mapped_spans[:, 1] - mapped_spans[:, 0]
+    teacher_lengths = hulls[:, 1] - hulls[:, 0]
+    iou[mapped] = shared / (student_lengths + teacher_lengths - shared)
+    ios[mapped] = shared / student_lengths
     return iou, ios
 
 
@@ -95,15 +101,23 @@ def chunk_overlaps(
     student_spans: Spans, teacher_spans: Spans, chunks: int
 ) -> tuple[Shares, Shares]:
     """Return IoU and IoS of the student's chunks that have tokens with the teacher's."""
-    # Here, because it brings torch, which the command's --help does not need.
+    student_chunks = _chunk_ranges(len(student_spans), chunks)
+    teacher_chunks = _chunk_ranges(len(teacher_spans), chunks)
+    # A text with fewer tokens than chunks leaves chunks empty. A chunk of the student without
+    # tokens has no share, and one of the teacher overlaps nothing.
+    teacher_chunks[teacher_chunks[:, 0] == teacher_chunks[:, 1]] = UNMAPPED
+    filled = student_chunks[:, 0] < student_chunks[:, 1]
+    student_hulls = _hull(student_spans, student_chunks[filled])
+    return overlaps(student_hulls, teacher_spans, teacher_chunks[filled])
+
+
+def _chunk_ranges(tokens: int, chunks: int) -> Spans:
+    """Return the half-open ranges of tokens [chunks, 2] of equally long chunks."""
+    # The import brings torch, which the command's --help does not need.
     from vocagnolm.collator import chunk_edges
 
-    both = (chunk_edges(len(spans), chunks) for spans in (student_spans, teacher_spans))
-    student, teacher = (np.stack((edges[:-1], edges[1:]), axis=1) for edges in both)
-    teacher[teacher[:, 0] == teacher[:, 1]] = UNMAPPED
-    # Fewer tokens than chunks leave chunks empty.
-    filled = student[:, 0] < student[:, 1]
-    return overlaps(_hull(student_spans, student[filled]), teacher_spans, teacher[filled])
+    edges = chunk_edges(tokens, chunks)
+    return np.stack((edges[:-1], edges[1:]), axis=1)
 
 
 def _hull(spans: Spans, ranges: Spans) -> Spans:
@@ -122,10 +136,10 @@ def count_map(
     is_mapped = ranges[:, 0] != UNMAPPED
     sizes = ranges[:, 1] - ranges[:, 0]  # 0 where unmapped
     mapped = ranges[is_mapped]
-    # Student less teacher, [start, end].
-    before = student_spans[is_mapped] - _hull(teacher_spans, mapped)
-    same_span = (sizes[is_mapped] == 1) & ~before.any(axis=1)
-    straddling = (before[:, 0] > 0) | (before[:, 1] < 0)
+    # By how many characters the token starts and ends later than its range [mapped, 2].
+    differences = student_spans[is_mapped] - _hull(teacher_spans, mapped)
+    same_span = (sizes[is_mapped] == 1) & ~differences.any(axis=1)
+    straddling = (differences[:, 0] > 0) | (differences[:, 1] < 0)
     return {
         "characters": characters,
         "student_tokens": len(student_spans),
@@ -182,14 +196,16 @@ def audit(
     """
     counts = {name: Counter[str]() for name in teachers}
     usable: list[int] = []
-    found_documents = _documents(corpus, (student, *teachers.values()))
-    bar = tqdm(found_documents, desc="usable documents", disable=None)
-    for index, text, (ours, *theirs) in bar:
-        if not all(map(len, (ours, *theirs))):
+    documents = _documents(corpus, [student, *teachers.values()])
+    for index, text, spans_by_tokenizer in tqdm(documents, desc="usable documents", disable=None):
+        # All teachers are measured on the same documents.
+        if not all(len(spans) for spans in spans_by_tokenizer):
             continue
         usable.append(index)
-        for name, spans in zip(teachers, theirs, strict=True):
-            counts[name].update(count_map(len(text), ours, spans, align_spans(ours, spans)))
+        student_spans = spans_by_tokenizer[0]
+        for name, teacher_spans in zip(teachers, spans_by_tokenizer[1:], strict=True):
+            ranges = align_spans(student_spans, teacher_spans)
+            counts[name].update(count_map(len(text), student_spans, teacher_spans, ranges))
     if not usable:
         from vocagnolm.texts import reasons_in
 
@@ -198,39 +214,44 @@ def audit(
             f"--dataset has no usable document: {len(corpus):,} read, all of them skipped "
             f"({reasons}); give another one, or another --text_column"
         )
-    documents = len(usable)
     random.Random(seed).shuffle(usable)
-    found_sequences = _sequences(corpus.select(usable), student, sequence_length)
-    sampled = list(itertools.islice(found_sequences, sequences))
+    all_sequences = _sequences(corpus.select(usable), student, sequence_length)
+    sampled = list(itertools.islice(all_sequences, sequences))
     if not sampled:
         logging.getLogger(__name__).warning(
-            f"no sequence of {sequence_length} student tokens in {documents} documents, so no "
+            f"no sequence of {sequence_length} student tokens in {len(usable)} documents, so no "
             "chunks: lower --sequence_length"
         )
-    found_teachers = []
+    audited = []
     for name, teacher in teachers.items():
-        found, tokens = counts[name], counts[name]["student_tokens"]
+        teacher_counts = counts[name]
+        tokens = teacher_counts["student_tokens"]
         raw = vocabulary_overlap(set(student.get_vocab()), set(teacher.get_vocab()))
         as_bytes = vocabulary_overlap(decoded_vocabulary(student), decoded_vocabulary(teacher))
-        pairs = [(ours, encode(teacher, text).spans) for text, ours in sampled]
-        found_teachers.append(
+        pairs = []
+        for text, student_spans in sampled:
+            pairs.append((student_spans, encode(teacher, text).spans))
+        audited.append(
             {
                 "teacher": name,
                 "teacher_sha256": tokenizer_sha256(teacher),
                 "vocabulary_overlap": {"raw": raw, "bytes": as_bytes},
-                "mapping": map_shares(found),
-                "token_level": {"iou": found["iou_sum"] / tokens, "ios": found["ios_sum"] / tokens},
+                "mapping": map_shares(teacher_counts),
+                "token_level": {
+                    "iou": teacher_counts["iou_sum"] / tokens,
+                    "ios": teacher_counts["ios_sum"] / tokens,
+                },
                 "chunks": [_mean_overlaps(pairs, n) for n in chunks] if pairs else [],
-                "counts": dict(found),
+                "counts": dict(teacher_counts),
             }
         )
     return {
         "format": 1,
         "student_sha256": tokenizer_sha256(student),
-        "documents": documents,
-        "skipped": len(corpus) - documents,
+        "documents": len(usable),
+        "skipped": len(corpus) - len(usable),
         "sequences": len(sampled),
-        "teachers": found_teachers,
+        "teachers": audited,
     }
 
 
@@ -238,20 +259,21 @@ def _documents(
     corpus: datasets.Dataset, tokenizers: Sequence[PreTrainedTokenizerBase]
 ) -> Iterator[tuple[int, str, list[Spans]]]:
     """Yield the documents that are text by index, with the spans of each tokenizer."""
-    # Here, because it brings datasets, which the command's --help does not need.
+    # The import brings datasets, which the command's --help does not need.
     from vocagnolm.texts import read_texts
 
-    found = read_texts(corpus, range(len(corpus)))
-    while batch := list(itertools.islice(found, _BATCH)):
-        read = [encode_batch(tokenizer, [text for _, text in batch]) for tokenizer in tokenizers]
-        for (index, text), *encodings in zip(batch, *read, strict=True):
-            yield index, text, [encoding.spans for encoding in encodings]
+    indexed_texts = read_texts(corpus, range(len(corpus)))
+    while batch := list(itertools.islice(indexed_texts, _BATCH)):
+        texts = [text for _, text in batch]
+        encodings = [encode_batch(tokenizer, texts) for tokenizer in tokenizers]
+        for place, (index, text) in enumerate(batch):
+            yield index, text, [encoded[place].spans for encoded in encodings]
 
 
 def _sequences(
     corpus: datasets.Dataset, student: PreTrainedTokenizerBase, length: int
 ) -> Iterator[tuple[str, Spans]]:
-    """Join whole documents; yield texts of so many student tokens, and the spans of these."""
+    """Join whole documents; yield texts of `length` student tokens, and the spans of these."""
     parts: list[str] = []
     tokens = 0
     for _, text, (spans,) in _documents(corpus, [student]):
@@ -260,16 +282,26 @@ def _sequences(
         if tokens < length:
             continue
         joined = "\n\n".join(parts)
-        kept = encode(student, joined).spans[:length]
-        # Tokens may merge where documents meet; then one more document is read.
-        if len(kept) == length:
-            yield joined[: kept[-1, 1]], kept
-            parts, tokens = [], 0
+        spans_of_sequence = encode(student, joined).spans[:length]
+        # Tokens may merge where documents meet. Then there are too few of them, and one more
+        # document is read.
+        if len(spans_of_sequence) == length:
+            end = spans_of_sequence[-1, 1]
+            yield joined[:end], spans_of_sequence
+            parts = []
+            tokens = 0
 
 
 def _mean_overlaps(pairs: Sequence[tuple[Spans, Spans]], chunks: int) -> JsonObject:
     """Average IoU and IoS over sequences, with standard errors; a single one has none."""
-    overlaps = [map(np.mean, chunk_overlaps(*pair, chunks)) for pair in pairs]
-    means = pd.DataFrame(overlaps, columns=["iou", "ios"])
+    rows = []
+    for student_spans, teacher_spans in pairs:
+        iou, ios = chunk_overlaps(student_spans, teacher_spans, chunks)
+        rows.append({"iou": iou.mean(), "ios": ios.mean()})
+    means = pd.DataFrame(rows)
+    # The standard error of a single sequence is NaN.
     errors = means.sem().dropna().add_suffix("_standard_error")
-    return {"chunks": chunks, **means.mean(), **errors}
+    point: JsonObject = {"chunks": chunks}
+    point |= means.mean().to_dict()
+    point |= errors.to_dict()
+    return point

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,13 @@ if TYPE_CHECKING:
 
     from vocagnolm.report.runs import Row, Run, TrainingRun
 
-MARKERS, DASHES = "os^DvPX", ("-", "--", ":", "-.")
-# Neighbours differ in lightness too.
+MARKERS = "os^DvPX"
+DASHES = ("-", "--", ":", "-.")
+# Neighbouring colours differ in lightness, too, so that they do on a grey print.
 COLORS = "#1f5fbf #d2691e #1b7f4d #8e44ad #0e7490 #b5267b #7a5c00 #475569".split()
-# Of a curve; a longer one is a line alone.
+# A curve with more points is drawn without markers.
 _MOST_MARKERS = 20
-# Titles, and entries of the log: the value, and the ends of its band, if it has some.
+# {title: entries of the log}: the value and, for some, the two ends of its band.
 CURVES = {
     "held-out loss (nats)": ["eval_loss"],
     "loss on all tokens (nats)": ["student_loss_nats"],
@@ -47,18 +49,18 @@ def new_plot(
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    places = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
-    for axes in places:
+    plots = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+    for axes in plots:
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
-    return figure, places
+    return figure, plots
 
 
 def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
-    """Put a legend below a figure, as many entries beside each other as have room."""
-    longest = max(map(len, handles), default=1)
-    # Inches of a letter and of a key.
-    columns = int(figure.get_figwidth() / (0.075 * longest + 0.6))
+    """Put a legend below a figure, with as many columns as have room."""
+    longest_label = max((len(label) for label in handles), default=1)
+    # A letter is about 0.075 inches wide, and the key of an entry 0.6.
+    columns = int(figure.get_figwidth() / (0.075 * longest_label + 0.6))
     legend = figure.legend(
         list(handles.values()),
         list(handles),
@@ -68,7 +70,7 @@ def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
         fontsize=8,
     )
     for text in legend.get_texts():
-        # Names of models and options are no formulas: a dollar sign is a dollar sign.
+        # The names of models and options are not formulas: a dollar sign is a dollar sign.
         text.set_parse_math(False)
 
 
@@ -88,21 +90,26 @@ def bar_series(
     have the 95 % interval of their evaluation, and rows of the paper have none. Runs that were
     asked or graded differently are never averaged.
     """
-    # A chat has no training run.
-    setting_of = {run.label: label for label, setting in settings.items() for run in setting}
+    setting_of = {}
+    for label, setting in settings.items():
+        for training in setting:
+            setting_of[training.label] = label
     groups: dict[str, list[Run]] = {}
     for run in runs:
+        # An evaluation of a model that was not trained here is a group of its own.
         groups.setdefault(setting_of.get(run.label, run.label), []).append(run)
     series = {}
     for label, group in groups.items():
         if all(run.conditions == group[0].conditions for run in group):
             series[label] = _bars(group)
         else:
-            series |= {f"{label}, {run.label}": _bars([run]) for run in group}
+            for run in group:
+                series[f"{label}, {run.label}"] = _bars([run])
     for row in reported:
-        # Hollow, and without an interval.
-        value = dict.fromkeys(("value", "low", "high"), row["reported"])
-        bar = pd.DataFrame(value | {"marked": False}, index=[row["column"]])
+        # The paper gives no interval, so both ends are the value itself.
+        value = row["reported"]
+        cells = {"value": value, "low": value, "high": value, "marked": False}
+        bar = pd.DataFrame(cells, index=[row["column"]])
         label = f"reported: {row['row']}"
         series[label] = pd.concat([series[label], bar]) if label in series else bar
     return series
@@ -110,8 +117,10 @@ def bar_series(
 
 def _bars(group: Sequence[Run]) -> pd.DataFrame:
     """Average the columns that all runs have."""
-    columns = pd.concat([pd.DataFrame(run.scores) for run in group]).groupby("column", sort=False)
+    scores = pd.concat([pd.DataFrame(run.scores) for run in group])
+    columns = scores.groupby("column", sort=False)
     bars = columns.agg({"value": "mean", "low": "first", "high": "first", "marked": any})
+    # Several seeds differ more than the items of one evaluation make a single accuracy uncertain.
     if len(group) > 1:
         deviation = columns.value.std()
         bars["low"], bars["high"] = bars.value - deviation, bars.value + deviation
@@ -123,15 +132,18 @@ def draw_bars(
 ) -> Figure:
     """Draw accuracies with their intervals by column; those of the paper are hollow."""
     columns = list(headings)
-    # Not wider than a fifth of a column, however few there are.
+    # The bars of a column take four fifths of it, and a bar at most one fifth.
     width = min(0.8 / max(len(series), 1), 0.2)
-    inches = max(5.2, 1.2 + len(columns) * max(0.8, 0.25 + 0.12 * len(series)))
+    inches_per_column = max(0.8, 0.25 + 0.12 * len(series))
+    inches = max(5.2, 1.2 + len(columns) * inches_per_column)
     figure, (axes,) = new_plot(min(inches, 16.0), 3.6 + 0.2 * len(series))
     handles = {}
     for index, (label, bars) in enumerate(series.items()):
         color = series_style(index)["color"]
         is_reported = label.startswith("reported: ")
+        # The series of a column stand side by side, centred on its tick.
         offset = width * (index - (len(series) - 1) / 2)
+        # Rounding may put an end of an interval on the wrong side of the value.
         distances = [(bars.value - bars.low).clip(0), (bars.high - bars.value).clip(0)]
         handles[f"{label}*" if bars.marked.any() else label] = axes.bar(
             [columns.index(column) + offset for column in bars.index],
@@ -142,7 +154,9 @@ def draw_bars(
             edgecolor=color,
             error_kw={"capsize": 1.5, "elinewidth": 0.9},
         )
-    names = [x.replace("w/o ", "w/o\n").replace(", ", ",\n") for x in headings.values()]
+    names = []
+    for text in headings.values():
+        names.append(text.replace("w/o ", "w/o\n").replace(", ", ",\n"))
     axes.set_xticks(range(len(names)), names)
     axes.set(ylabel="accuracy (%)", xlim=(-0.6, len(names) - 0.4))
     axes.set_ylim(bottom=0)
@@ -158,45 +172,55 @@ def read_curves(
 
     Each is averaged over the seeds of the setting: columns tokens, mean, low and high.
     """
-    curves: dict[str, dict[str, pd.DataFrame]] = {title: {} for title in CURVES}
+    curves: dict[str, dict[str, pd.DataFrame]] = {}
     for label, runs in settings.items():
         rows = []
         for run in runs:
             for entry in run.state.get("log_history", ()):
                 tokens = entry["step"] * run.batch_tokens
                 rows.append({**entry, "run": run.label, "tokens": tokens})
-        whole = pd.DataFrame(rows)
-        for title, (main, *ends) in CURVES.items():
-            if main not in whole.columns:
+        logs = pd.DataFrame(rows)
+        for title, entries in CURVES.items():
+            value_entry, ends = entries[0], entries[1:]
+            if value_entry not in logs.columns:
                 continue
-            log = whole.dropna(subset=[main])
-            places = log.groupby("tokens")
-            points = places[main].agg(mean="mean", low="min", high="max", runs="count")
+            log = logs.dropna(subset=[value_entry])
+            by_tokens = log.groupby("tokens")
+            points = by_tokens[value_entry].agg(mean="mean", low="min", high="max", runs="count")
             if ends:
-                points[["low", "high"]] = places[ends].mean()
-            # Where all of the runs are.
+                points[["low", "high"]] = by_tokens[ends].mean()
+            # A mean over fewer runs would jump where a run ends.
             points = points[points.runs >= log.run.nunique()].reset_index()
-            curves[title][label] = points[["tokens", "mean", "low", "high"]]
-    return {title: found for title, found in curves.items() if found}
+            curve = points[["tokens", "mean", "low", "high"]]
+            curves.setdefault(title, {})[label] = curve
+    # The plots are in the order of CURVES, whatever was logged first.
+    return {title: curves[title] for title in CURVES if title in curves}
 
 
 def draw_curves(curves: Mapping[str, Mapping[str, pd.DataFrame]]) -> Figure:
     """Draw a plot for each title: every setting's mean, with a band."""
-    labels = list(dict.fromkeys(label for each in curves.values() for label in each))
-    rows, columns = -(-len(curves) // 3), min(3, len(curves))
-    figure, places = new_plot(4.3 * columns, 3.2 * rows + 0.25 * len(labels), rows, columns)
+    # A setting has the same style in all plots. A dictionary keeps the order, and each once.
+    numbers: dict[str, int] = {}
+    for by_setting in curves.values():
+        for label in by_setting:
+            numbers.setdefault(label, len(numbers))
+    columns = min(3, len(curves))
+    rows = math.ceil(len(curves) / 3)
+    figure, plots = new_plot(4.3 * columns, 3.2 * rows + 0.25 * len(numbers), rows, columns)
     handles = {}
-    for axes, (title, each) in zip(places, curves.items(), strict=False):
-        for label, curve in each.items():
-            index = labels.index(label)
-            look, tokens = series_style(index), curve.tokens
-            band = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
-            axes.fill_between(tokens, curve.low, curve.high, **band)
+    for axes, (title, by_setting) in zip(plots, curves.items(), strict=False):
+        for label, curve in by_setting.items():
+            index = numbers[label]
+            style = series_style(index)
+            band = {"color": style["color"], "alpha": 0.15, "linewidth": 0}
+            axes.fill_between(curve.tokens, curve.low, curve.high, **band)
             if len(curve) > _MOST_MARKERS:
-                look["marker"] = ""
-            (handles[label],) = axes.plot(tokens, curve["mean"], linestyle=dashes(index), **look)
+                style["marker"] = ""
+            (line,) = axes.plot(curve.tokens, curve["mean"], linestyle=dashes(index), **style)
+            handles[label] = line
         axes.set(xlabel="student tokens", ylabel=title)
-    for axes in places[len(curves) :]:
+    # The last row may have room for more plots than there are.
+    for axes in plots[len(curves) :]:
         axes.remove()
     add_legend(figure, handles)
     return figure

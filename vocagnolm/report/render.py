@@ -18,14 +18,14 @@ from vocagnolm.hub import public_name
 from vocagnolm.io import markdown_table
 from vocagnolm.report.view import STATUSES, GuidanceView, Status, TextView, TokenView
 
-# Of pages; every text is escaped.
+# Templates of pages. Every text is escaped, so that no document can add elements to a page.
 TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("vocagnolm", "assets"),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
 )
-# Categories of Unicode.
+# Categories of Unicode whose characters cannot be seen, or move what is around them.
 _INVISIBLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
 _MARKS = {"kept": "[ ]", "dropped": " ", "unmapped": "{ }", "unlabelled": "( )"}
 
@@ -37,8 +37,10 @@ def invisible_name(character: str) -> str | None:
     ('␛', 'U+202E', None)
     """
     code = ord(character)
+    # A text keeps its lines.
     if character in "\n\t" or unicodedata.category(character) not in _INVISIBLE:
         return None
+    # Unicode has pictures of the first control characters, in the same order.
     if code < 0x20:
         return chr(0x2400 + code)
     return "\u2421" if code == 0x7F else f"U+{code:04X}"
@@ -67,30 +69,41 @@ def _settings_line(view: GuidanceView) -> str:
     if method.accepts:
         return f"method {method.method} · selection accept"
     share = f"top_k {method.top_k:g} of {view.competition}"
-    how = f"aggregation {method.aggregation} · unmapped {method.unmapped}"
-    return f"method {method.method} · {share} · {how}"
+    mapping = f"aggregation {method.aggregation} · unmapped {method.unmapped}"
+    return f"method {method.method} · {share} · {mapping}"
 
 
 def _summary(view: GuidanceView) -> list[list[str]]:
     """Count the tokens of each status, and all with a label, and average their losses."""
-    labelled = [token for token in view.tokens if token.status != "unlabelled"]
+    by_status: dict[str, list[TokenView]] = {}
+    for status in STATUSES:
+        if status != "unlabelled":
+            by_status[status] = []
+    # The last row counts every token with a label.
+    labelled: list[TokenView] = []
+    for token in view.tokens:
+        if token.status != "unlabelled":
+            by_status[token.status].append(token)
+            labelled.append(token)
+    by_status["all"] = labelled
     rows = [["tokens", "count", "trained", "student", "teacher", "excess"]]
-    for name in (*STATUSES[:-1], "all"):
-        tokens = [token for token in labelled if name in (token.status, "all")]
+    for name, tokens in by_status.items():
         share = len(tokens) / max(len(labelled), 1)
         trained = sum(token.weight for token in tokens)
-        student = _mean(token.student_loss_nats for token in tokens)
-        teacher = _mean(token.teacher_loss_nats for token in tokens)
-        excess = _mean((token.excess_nats for token in tokens), "+")
+        student = _mean([token.student_loss_nats for token in tokens])
+        teacher = _mean([token.teacher_loss_nats for token in tokens])
+        excess = _mean([token.excess_nats for token in tokens], sign="+")
         count = f"{len(tokens):,} ({share:.0%})"
         rows.append([name, count, f"{trained:,.0f}", student, teacher, excess])
     return rows
 
 
 def _mean(values: Iterable[float | None], sign: str = "") -> str:
-    """Average the values that are known, and write a minus sign for a hyphen."""
-    known = [value for value in values if value is not None]
-    return f"{fmean(known):{sign}.2f}".replace("-", "\u2212") if known else "\u2013"
+    """Average the values that are not None, and write a minus sign for a hyphen."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return "\u2013"
+    return f"{fmean(numbers):{sign}.2f}".replace("-", "\u2212")
 
 
 def _heading(text: TextView) -> str:
@@ -103,42 +116,57 @@ def render_text(view: GuidanceView) -> str:
     legend = " ".join(_mark(status, status) for status in STATUSES)
     lines = [f"{view.student} ← {view.teacher}", _settings_line(view), legend]
     for text in view.texts:
-        # A token is on as many lines as it has.
-        shown = [_visible(token.text).replace("\n", "↵\n") or "◦" for token in text.tokens]
-        marked = map(_mark, shown, (token.status for token in text.tokens))
-        lines += ["", _heading(text), "".join(marked)]
+        marked_text = ""
+        for token in text.tokens:
+            # The later tokens of one character have no text of their own, and show as a ring.
+            visible = _visible(token.text).replace("\n", "↵\n") or "◦"
+            marked_text += _mark(visible, token.status)
+        lines += ["", _heading(text), marked_text]
     lines += ["", markdown_table(_summary(view)), "Losses: means in nats per token.", ""]
     return "\n".join(lines)
 
 
 def _mark(text: str, status: Status) -> str:
+    """Put brackets around a token, on each line that it has."""
     before, _, after = _MARKS[status].partition(" ")
-    return "\n".join(f"{before}{line}{after}" if line else "" for line in text.split("\n"))
+    lines = text.split("\n")
+    return "\n".join(f"{before}{line}{after}" if line else "" for line in lines)
 
 
 def render_html(view: GuidanceView) -> str:
     """Render a page of its own: nothing is loaded, and every text is escaped."""
-    # What the script shows of each token: label, status, losses, pieces; its weight by acceptance.
-    facts: list[Any] = []
+    # What the script shows of each token: label, status, losses, pieces and, with acceptance, the
+    # weight.
+    facts: list[list[Any]] = []
+    # The bars of all losses have one scale.
+    largest_loss = 0.0
     for token in view.tokens:
-        losses = [_finite(token.student_loss_nats), _finite(token.teacher_loss_nats)]
+        student_loss = _finite(token.student_loss_nats)
+        teacher_loss = _finite(token.teacher_loss_nats)
         pieces = [[label(text), _finite(loss)] for text, loss in token.pieces]
-        weight = [round(token.weight, 2)] if view.method.accepts else []
-        facts.append([token_label(token), token.status, *losses, pieces, *weight])
-    known = [loss for fact in facts for loss in fact[2:4] if loss is not None]
+        fact = [token_label(token), token.status, student_loss, teacher_loss, pieces]
+        if view.method.accepts:
+            fact.append(round(token.weight, 2))
+        facts.append(fact)
+        largest_loss = max(largest_loss, student_loss or 0.0, teacher_loss or 0.0)
     # Tokens are counted through the page: #t12 in its address chooses one.
-    counted = iter(enumerate(view.tokens))
+    numbered_tokens = iter(enumerate(view.tokens))
+    texts = []
+    for text in view.texts:
+        tokens = [next(numbered_tokens) for _ in text.tokens]
+        texts.append((_heading(text), tokens))
     return TEMPLATES.get_template("guidance.html").render(
         student=public_name(view.student),
         teacher=" and ".join(map(public_name, view.teacher.split(" and "))),
         settings=_settings_line(view),
         method=view.method,
         summary=_summary(view),
-        texts=[(_heading(text), [next(counted) for _ in text.tokens]) for text in view.texts],
+        texts=texts,
         invisible_name=invisible_name,
-        facts={"tokens": facts, "scale": max(known, default=1.0)},
+        facts={"tokens": facts, "scale": largest_loss or 1.0},
     )
 
 
 def _finite(value: float | None) -> float | None:
+    """Round a loss for JSON, which has no NaN."""
     return round(value, 4) if value is not None and math.isfinite(value) else None

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from vocagnolm.alignment import align_segment, widen_spans
 from vocagnolm.conventions import IGNORED_LABEL
@@ -32,16 +32,16 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 class TokenView:
     """A student token and what became of it."""
 
-    # The name of a token that stands for no characters, else the characters that no token before
-    # it shows: the second token of a character (byte fallback) shows none.
+    # The name of a token that stands for no characters. Of other tokens, the characters that no
+    # token before it has: the second token of a character (byte fallback) has none.
     text: str
     # Its characters in the text, shared ones included; none for a special token, and for a "▁" that
     # the tokenizer put before the text.
     start: int
     end: int
-    # "kept", from a weight of a half on, or "dropped" where both losses were compared, "unmapped"
-    # where there is no teacher loss to compare with, "unlabelled" where nothing
-    # predicts it, as a start token.
+    # Where both losses were compared, "kept" if the weight is at least a half, or else "dropped".
+    # "unmapped" where there is no teacher loss to compare with. "unlabelled" where nothing predicts
+    # the token, as with a start token.
     status: Status
     # W of Eq. (4).
     weight: float
@@ -111,61 +111,93 @@ def view_texts(
     else:
         scored_BT = batch["teacher_labels"] != IGNORED_LABEL
     views = []
-    for row, of_row in enumerate(segments):
+    for row, row_segments in enumerate(segments):
         # Each segment of the row takes its part of both iterators:
-        #   tokens  segment 0 | segment 1 ...        losses  segment 0 | ... | of other teachers
-        found = zip(*(values_BS[row].tolist() for values_BS in guidance[:5]), strict=True)
+        #   tokens  segment 0 | segment 1 ...        losses  segment 0 | ... | other teachers
+        decisions = iter(_decisions(guidance, row))
         losses = iter(guidance.teacher_loss_BT[row].where(scored_BT[row], math.nan).tolist())
-        for segment in of_row:
+        for segment in row_segments:
             document, start = segment["document"], segment["start"]
             text = corpus[document]["text"][start : segment["end"]]
-            own = itertools.islice(found, len(segment["student_ids"]))
-            tokens = tuple(_tokens(segment, text, tokenizer, own, losses))
+            segment_decisions = itertools.islice(decisions, len(segment["student_ids"]))
+            tokens = tuple(_tokens(segment, text, tokenizer, segment_decisions, losses))
             views.append(TextView(text, document, start, int(batch["block"][row]), tokens))
     return tuple(views)
+
+
+class _Decision(NamedTuple):
+    """What was decided about one student token, and from what."""
+
+    student_loss: float
+    teacher_loss: float
+    has_label: bool
+    is_mapped: bool
+    weight: float
+
+
+def _decisions(guidance: TokenGuidance, row: int) -> list[_Decision]:
+    """Return the decisions about the tokens of one row of a batch."""
+    columns = zip(
+        guidance.student_loss_BS[row].tolist(),
+        guidance.teacher_loss_BS[row].tolist(),
+        guidance.valid_BS[row].tolist(),
+        guidance.mapped_BS[row].tolist(),
+        guidance.weight_BS[row].tolist(),
+        strict=True,
+    )
+    return [_Decision(*values) for values in columns]
 
 
 def _tokens(
     segment: JsonObject,
     text: str,
     tokenizer: PreTrainedTokenizerBase,
-    found: Iterable[tuple[float, float, bool, bool, float]],
+    decisions: Iterable[_Decision],
     losses: Iterator[float],
 ) -> Iterator[TokenView]:
+    """Yield the views of a segment's tokens, and take its teacher tokens' losses from `losses`."""
     ids = segment["student_ids"]
     # position   0      1 .. n          n + 1
-    # token      <s>    of the text     </s>, behind a document's end only
+    # token      <s>    of the text     </s>, only where the segment ends its document
     # Special tokens have no characters; those of a chat template are among the text's.
-    ours = widen_spans(segment["student_codes"], segment["student_exceptions"]).tolist()
-    spans = [[0, 0], *ours, *[[len(text)] * 2] * (len(ids) - 1 - len(ours))]
-    # The first teacher's, behind its start token, which ranges count and no token shows.
-    theirs = widen_spans(segment["teacher_codes"], segment["teacher_exceptions"]).tolist()
-    theirs = theirs[: segment["teacher_counts"][0] - 1]
-    pieces = []
-    for start, end in [[0, 0], *theirs]:
+    spans = [[0, 0]]
+    spans += widen_spans(segment["student_codes"], segment["student_exceptions"]).tolist()
+    if len(spans) < len(ids):
+        spans.append([len(text), len(text)])
+    # The spans of all teachers follow one another. A teacher's start token has no span, but ranges
+    # count it.
+    teacher_spans = widen_spans(segment["teacher_codes"], segment["teacher_exceptions"]).tolist()
+    pieces = [("", next(losses))]
+    for start, end in teacher_spans[: segment["teacher_counts"][0] - 1]:
         pieces.append((text[start:end], next(losses)))
     ranges = align_segment(segment)[0].tolist()
-    shown = 0
-    following = [*(start for start, _ in spans[1:]), len(text)]
-    rows = zip(ids, spans, following, ranges, found, strict=True)
-    for token, (start, end), behind, (first, last), numbers in rows:
-        student_loss, teacher_loss, has_label, is_mapped, weight = numbers
-        status: Status = "kept" if weight >= 0.5 else "dropped"
-        if not (has_label and is_mapped):
-            status = "unmapped" if has_label else "unlabelled"
-        name, word = text[max(start, shown) : end], str(tokenizer.convert_ids_to_tokens(token))
-        # Where no space is, it has the characters of the next token (docs/method.md, choices).
+    # Characters before this one belong to a token that was yielded.
+    covered = 0
+    next_starts = [start for start, _ in spans[1:]] + [len(text)]
+    rows = zip(ids, spans, next_starts, ranges, decisions, strict=True)
+    for token, (start, end), next_start, (first, last), decision in rows:
+        is_compared = decision.has_label and decision.is_mapped
+        if not decision.has_label:
+            status: Status = "unlabelled"
+        elif not decision.is_mapped:
+            status = "unmapped"
+        else:
+            status = "kept" if decision.weight >= 0.5 else "dropped"
+        characters = text[max(start, covered) : end]
+        word = str(tokenizer.convert_ids_to_tokens(token))
+        # A "▁" where the text has no space has the characters of the next token (docs/method.md,
+        # choices): they are shown with that token.
         if word == "▁":
-            end = min(end, behind)
+            end = min(end, next_start)
         yield TokenView(
-            word if start == end else name,
-            start,
-            end,
-            status,
-            weight=weight,
-            student_loss_nats=student_loss if has_label else None,
-            teacher_loss_nats=teacher_loss if has_label and is_mapped else None,
-            # None for an unmapped token: its range is empty.
+            text=word if start == end else characters,
+            start=start,
+            end=end,
+            status=status,
+            weight=decision.weight,
+            student_loss_nats=decision.student_loss if decision.has_label else None,
+            teacher_loss_nats=decision.teacher_loss if is_compared else None,
+            # The range of an unmapped token is (-1, -1), which takes no piece.
             pieces=tuple(pieces[first:last]),
         )
-        shown = max(shown, end)
+        covered = max(covered, end)
