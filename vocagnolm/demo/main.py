@@ -24,20 +24,16 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from vocagnolm.cli import (
-    Exit,
-    Parser,
-    shell,
-    stop,
-)
+from vocagnolm.cli import Exit, Parser, shell, stop
 from vocagnolm.demo.world import METHODS, RECIPE
 from vocagnolm.io import markdown_table
 from vocagnolm.printing import print_main
 
 _NAME = "vocagnolm demo"
-# What runs in two minutes; all of them take six.
-DEFAULT_METHODS, DEFAULT_SEEDS = ["vocagnolm", "cpt"], [0, 1]
-# Digits shown of each metric; losses are in nats per token.
+# These run in two minutes on two cores. All methods with four seeds take six.
+DEFAULT_METHODS = ["vocagnolm", "cpt"]
+DEFAULT_SEEDS = [0, 1]
+# {metric: digits after the point}. Losses are in nats per token.
 _METRICS = {"accuracy": 3, "clean_loss": 3, "answer_loss": 3, "seconds": 1}
 
 
@@ -48,34 +44,40 @@ class FailedRun(Exception):  # noqa: N818 - the name says what happened
 @shell(_NAME)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo, print its table, and write `results.json`; return the exit status."""
-    # As exceptions, so that the demo's processes end with it.
+    # Signals raise SystemExit, so that `run_seeds` ends the processes of the demo on its way out.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     arguments = _read_arguments(argv)
     started = time.perf_counter()
-    arguments.output_dir = directory = arguments.output_dir.resolve()
+    directory = arguments.output_dir.resolve()
+    arguments.output_dir = directory
     directory.mkdir(parents=True, exist_ok=True)
+    # A run of the demo begins anew: it does not go on with that of another time.
     for seed in arguments.seeds:
         shutil.rmtree(directory / f"seed{seed}", ignore_errors=True)
-    methods, seeds = (", ".join(map(str, x)) for x in (arguments.methods, arguments.seeds))
+    methods = ", ".join(arguments.methods)
+    seeds = ", ".join(str(seed) for seed in arguments.seeds)
     print_main(f"training students by {methods} with seeds {seeds}; the first row takes a minute")
     print_main(f"logs: {directory}/seed*/train.log")
-    # Spawned processes read it as they import; two runs side by side beat one run on two cores.
-    os.environ |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
-    os.environ |= {"OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(directory / "cache")}
+    # The processes of the seeds inherit the environment. Libraries read it as they are imported.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["HF_DATASETS_CACHE"] = str(directory / "cache")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    # Two runs of one thread each are faster than two runs in turn with two threads.
+    os.environ["OMP_NUM_THREADS"] = "1"
     # Python's tracker of resources would complain of what a worker that is killed leaves.
     os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker:UserWarning"
     try:
         by_seed = run_seeds(arguments)
     except FailedRun as error:
         return stop(_NAME, error, Exit.FAULTS)
-    results = {
-        method: {
-            metric: [by_seed[seed][method][metric] for seed in arguments.seeds]
-            for metric in _METRICS
-        }
-        for method in arguments.methods
-    }
+    # {method: {metric: a value for each seed}}
+    results: dict[str, dict[str, list[float]]] = {}
+    for method in arguments.methods:
+        results[method] = {}
+        for metric in _METRICS:
+            results[method][metric] = [by_seed[seed][method][metric] for seed in arguments.seeds]
     (directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     print_main(f"\n{results_table(results)}\n")
     print_main(
@@ -93,18 +95,24 @@ def _read_arguments(argv: Sequence[str] | None) -> Namespace:
     add("--output_dir", type=Path, default=Path("runs/demo"))
     add("--seeds", type=int, nargs="+", default=DEFAULT_SEEDS, help="A student for each.")
     add("--wrong_share", type=float, default=0.4, help="Share of pages with wrong solutions.")
-    shown = f"Of {', '.join(METHODS)}; or all. Default: {' '.join(DEFAULT_METHODS)}."
-    names = (*METHODS, "all")
-    add("--methods", nargs="+", choices=names, default=DEFAULT_METHODS, metavar="NAME", help=shown)
+    add(
+        "--methods",
+        nargs="+",
+        choices=[*METHODS, "all"],
+        default=DEFAULT_METHODS,
+        metavar="NAME",
+        help=f"Of {', '.join(METHODS)}; or all. Default: {' '.join(DEFAULT_METHODS)}.",
+    )
     add("--options", nargs="+", default=(), metavar="NAME=VALUE", help="For vocagnolm train.")
     arguments = parser.parse_args(argv)
     if not 0 <= arguments.wrong_share <= 1:
         raise ValueError(f"--wrong_share must be in [0, 1], got {arguments.wrong_share}")
     if min(arguments.seeds) < 0:
         raise ValueError(f"--seeds must not be negative, got {min(arguments.seeds)}")
+    # A seed or a method that is given twice runs once.
     arguments.seeds = list(dict.fromkeys(arguments.seeds))
     if "all" in arguments.methods:
-        arguments.methods = [*METHODS]
+        arguments.methods = list(METHODS)
     arguments.methods = list(dict.fromkeys(arguments.methods))
     _check_options(arguments.options)
     return arguments
@@ -117,8 +125,10 @@ def _check_options(options: Sequence[str]) -> None:
     for option in options:
         if not option.partition("=")[2]:
             raise ValueError(f"--options expected NAME=VALUE, got {option}")
+    argv = [f"--config={RECIPE}", "--method=cpt"]
+    argv += [f"--{option}" for option in options]
     try:
-        check([f"--config={RECIPE}", "--method=cpt", *(f"--{option}" for option in options)])
+        check(argv)
     except ValueError as error:
         raise ValueError(f"--options: {error}") from error
 
@@ -135,8 +145,10 @@ def run_seeds(arguments: Namespace) -> dict[int, dict[str, dict[str, float]]]:
     from vocagnolm.demo.run import leave_for_the_docs
     from vocagnolm.dist import cores
 
+    # A forked process would share the threads and locks of the libraries that are loaded here.
     spawn = multiprocessing.get_context("spawn")
     waiting = list(arguments.seeds)
+    # {end of the pipe that the results come through: (seed, process)}
     running: dict[Any, tuple[int, Any]] = {}
     results = {}
     try:
@@ -146,7 +158,8 @@ def run_seeds(arguments: Namespace) -> dict[int, dict[str, dict[str, float]]]:
                 receiver, sender = spawn.Pipe(duplex=False)
                 process = spawn.Process(target=_work, args=(sender, arguments, seed))
                 process.start()
-                # The worker has the only open end: when it is gone, the pipe says so.
+                # The worker keeps the only open end for sending, so that the pipe ends with the
+                # worker, whatever ended that.
                 sender.close()
                 running[receiver] = seed, process
             for ended in wait(list(running)):
@@ -156,7 +169,7 @@ def run_seeds(arguments: Namespace) -> dict[int, dict[str, dict[str, float]]]:
                 if seed == arguments.seeds[0]:
                     leave_for_the_docs(arguments.output_dir, seed)
     finally:
-        # Not by SIGTERM, after which a run would finish its step and save.
+        # After a SIGTERM a run would finish its step and save, so SIGKILL ends it.
         for _, process in running.values():
             process.kill()
             process.join()
@@ -185,7 +198,7 @@ def _work(sender: Connection, arguments: Namespace, seed: int) -> None:
 
     try:
         message: object = run_seed(arguments, seed)
-    # Whatever it is, the demo says it.
+    # The demo prints the message, whatever the error is.
     except Exception as error:  # noqa: BLE001
         message = str(error)
     sender.send(message)
@@ -207,14 +220,14 @@ def results_table(results: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     |--------|----------------|----------------|----------------|------------|
     | CPT    | 0.550 +- 0.071 | 0.550 +- 0.071 | 0.550 +- 0.071 | 0.6 +- 0.1 |
     """
-    rows = [["method", *(metric.replace("_", " ") for metric in _METRICS)]]
+    rows = [["method"] + [metric.replace("_", " ") for metric in _METRICS]]
     for method, values in results.items():
         row = [METHODS[method][0]]
         for metric, digits in _METRICS.items():
             by_seed = values[metric]
-            shown = f"{statistics.mean(by_seed):.{digits}f}"
+            cell = f"{statistics.mean(by_seed):.{digits}f}"
             if len(by_seed) > 1:
-                shown += f" +- {statistics.stdev(by_seed):.{digits}f}"
-            row.append(shown)
+                cell += f" +- {statistics.stdev(by_seed):.{digits}f}"
+            row.append(cell)
         rows.append(row)
     return markdown_table(rows)

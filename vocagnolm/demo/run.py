@@ -27,14 +27,17 @@ from vocagnolm.run.train import train as run_job
 from vocagnolm.spans import encode
 from vocagnolm.tokenizer import start_id
 
-# Among the package's assets; benchmarks/make_demo_teacher.py makes them.
-TEACHER, STUDENT_TOKENIZER = "demo_teacher", "demo_student"
+# These lie among the assets of the package; benchmarks/make_demo_teacher.py makes them.
+TEACHER = "demo_teacher"
+STUDENT_TOKENIZER = "demo_student"
 BASE = "base"
-# Fewer tokens than a packed text takes, so that no text comes twice.
-GENERAL_TOKENS, PAGE_TOKENS = 48, 46
-# Of the file that the docs train on.
+# Texts and pages have more tokens than this in the mean. So many are made for the tokens of a run
+# that none of them comes twice.
+GENERAL_TOKENS = 48
+PAGE_TOKENS = 46
+# So many conversations are in the file that the docs train on.
 CONVERSATIONS = 1500
-# The first pretraining: noise, prose and questions without answers.
+# The first pretraining is on noise, prose and questions without answers.
 BASE_OPTIONS = ("--max_steps=150", "--global_batch_tokens=1024", "--per_device_train_batch_size=8")
 
 
@@ -44,36 +47,38 @@ def run_seed(arguments: Namespace, seed: int) -> dict[str, dict[str, float]]:
     Raises:
         RuntimeError: a run failed; the message names it, and the log has the traceback.
     """
-    # At this size one thread is faster than two.
+    # A model of this size is faster with one thread than with two.
     torch.set_num_threads(1)
     directory = arguments.output_dir / f"seed{seed}"
     directory.mkdir()
-    # All that the runs print goes to a file, by descriptor: libraries written in C print too.
-    screen, log = os.fdopen(os.dup(1), "w"), directory / "train.log"
-    with log.open("w") as file:
+    # All that the runs print goes to a file. The descriptors are redirected, since sys.stdout would
+    # not catch what libraries written in C print.
+    screen = os.fdopen(os.dup(1), "w")
+    with (directory / "train.log").open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     results = {}
     step = "the first pretraining"
     try:
         options = [f"--{option}" for option in arguments.options]
-        pages, count = directory / "pages.jsonl", _tokens(options) // PAGE_TOKENS
+        pages = directory / "pages.jsonl"
+        page_count = _tokens(options) // PAGE_TOKENS
         make_base(directory, seed)
-        world.write_jsonl(pages, world.corpus(count, seed, arguments.wrong_share))
+        world.write_jsonl(pages, world.corpus(page_count, seed, arguments.wrong_share))
         for method in arguments.methods:
             step = method
-            _, *added = METHODS[method]
-            if "--method=vocagnolm" in added:
-                added.append(f"--teacher={ASSETS / TEACHER}")
+            run_options = [f"--seed={seed}"] + options + list(METHODS[method][1:])
+            if "--method=vocagnolm" in run_options:
+                run_options.append(f"--teacher={ASSETS / TEACHER}")
             started = time.perf_counter()
-            train(directory / BASE, pages, directory / method, f"--seed={seed}", *options, *added)
+            train(directory / BASE, pages, directory / method, *run_options)
             seconds = time.perf_counter() - started
-            # Judged as it was saved, not as it lies in memory.
+            # The model is judged as it was saved, not as it lies in memory.
             metrics = judge(directory / method)
-            shown = ", ".join(f"{metric} {value:.3f}" for metric, value in metrics.items())
-            print_main(f"seed {seed}  {method:9}  {shown}", screen)
+            values = ", ".join(f"{metric} {value:.3f}" for metric, value in metrics.items())
+            print_main(f"seed {seed}  {method:9}  {values}", screen)
             results[method] = metrics | {"seconds": seconds}
-    # Also what nobody expects, which would otherwise be in no place that a user sees.
+    # The demo prints the message of any error. The traceback is for the log alone.
     except Exception as error:
         traceback.print_exc()
         raise RuntimeError(f"{step}: {error}") from error
@@ -85,11 +90,13 @@ def run_seed(arguments: Namespace, seed: int) -> dict[str, dict[str, float]]:
 
 def make_base(directory: Path, seed: int) -> None:
     """Pretrain a student on noise, prose and questions."""
-    untrained, texts = directory / "untrained", directory / "general.jsonl"
+    untrained = directory / "untrained"
+    texts = directory / "general.jsonl"
     torch.manual_seed(seed)
     LlamaForCausalLM(student_config()).save_pretrained(untrained)
     AutoTokenizer.from_pretrained(ASSETS / STUDENT_TOKENIZER).save_pretrained(untrained)
-    world.write_jsonl(texts, world.general_corpus(_tokens(BASE_OPTIONS) // GENERAL_TOKENS, seed))
+    text_count = _tokens(BASE_OPTIONS) // GENERAL_TOKENS
+    world.write_jsonl(texts, world.general_corpus(text_count, seed))
     train(untrained, texts, directory / BASE, "--method=cpt", f"--seed={seed}", *BASE_OPTIONS)
 
 
@@ -128,14 +135,17 @@ def train(model: Path, corpus: Path, output_dir: Path, *options: str) -> None:
     """Run `vocagnolm train` with the demo's recipe, in this process; its errors are raised."""
     quiet_logs()
     paths = (f"--student={model}", f"--dataset={corpus}", f"--output_dir={output_dir}")
-    if status := run_job(parse([f"--config={RECIPE}", *paths, *options])):
+    status = run_job(parse([f"--config={RECIPE}", *paths, *options]))
+    if status:
         raise RuntimeError(f"vocagnolm train ended with status {int(status)}")
 
 
 def _tokens(options: Sequence[str]) -> int:
     """Return the student tokens of a run: the recipe's, unless the options say otherwise."""
     settings = recipe_options(RECIPE)
-    settings |= dict(option.removeprefix("--").partition("=")[::2] for option in options)
+    for option in options:
+        name, _, value = option.removeprefix("--").partition("=")
+        settings[name] = value
     return int(settings["max_steps"]) * int(settings["global_batch_tokens"])
 
 
@@ -148,21 +158,30 @@ def judge(directory: Path, limit: int | None = None) -> dict[str, float]:
     """
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    problems, benchmark = world.held_out_problems()[:limit], BENCHMARKS["demo"]
-    prompts, solutions = zip(*map(world.render, problems), strict=True)
+    problems = world.held_out_problems()[:limit]
+    benchmark = BENCHMARKS["demo"]
+    prompts = []
+    solutions = []
+    for problem in problems:
+        prompt, solution = world.render(problem)
+        prompts.append(prompt)
+        solutions.append(solution)
     engine = HFEngine(model, tokenizer, batch_size=len(prompts))
     right = 0
     for group in engine.generate(prompts, benchmark.stops, benchmark.max_new_tokens):
         for completion in group:
             answer = extract(benchmark.answer_kind, completion.text)
             right += answer == str(problems[completion.index].answer)
-    rows, answer_starts = [], []
+    rows = []
+    answer_starts = []
     for prompt, solution in zip(prompts, solutions, strict=True):
         encoding = encode(tokenizer, prompt + solution)
         rows.append([start_id(tokenizer, "student"), *encoding.ids.tolist()])
-        # The token that the solution begins in counts to it.
-        answer_starts.append(1 + int((encoding.spans[:, 1] <= len(prompt)).sum()))
-    width = max(map(len, rows))
+        # The token that the solution begins in counts to it, so the prompt has those that end in
+        # it, and the start token.
+        prompt_tokens = int((encoding.spans[:, 1] <= len(prompt)).sum())
+        answer_starts.append(1 + prompt_tokens)
+    width = max(len(row) for row in rows)
     labels_BS = torch.tensor([row + [IGNORED_LABEL] * (width - len(row)) for row in rows])
     logits_BSV = model(input_ids=labels_BS.clamp(min=0)).logits
     # labels   start  Q  :  ...  A  :  5  +  7  padding

@@ -19,12 +19,14 @@ from vocagnolm.run.recipe import RECIPES
 
 HELD_OUT_PROBLEMS = 400
 _DATA = yaml.safe_load(Path(__file__).with_name("world.yaml").read_text(encoding="utf-8"))
-_NAMES, _THINGS, _HOLDERS, _MENU = (
-    _DATA[name].split() for name in ("names", "things", "holders", "menu")
-)
+_NAMES = _DATA["names"].split()
+_THINGS = _DATA["things"].split()
+_HOLDERS = _DATA["holders"].split()
+_MENU = _DATA["menu"].split()
 _WRONG_SHIFTS = (-10, -7, -5, -4, -3, -2, -1, 1, 2, 3, 4, 5, 7, 10)
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
-# From the numbers drawn to those of a problem, in the order of its operators.
+# How the numbers of a problem follow from those that are drawn. The problem takes them from left
+# to right, with its operators between them.
 _ARRANGED: dict[str, Callable[..., Sequence[int]]] = {
     "as drawn": lambda rng, *drawn: drawn,
     "larger first": lambda rng, a, b: (max(a, b) + 1, min(a, b)),
@@ -51,18 +53,21 @@ def problem(rng: random.Random, excluded: Collection[str] = ()) -> Problem:
     """Draw a problem of a random kind whose question is not among `excluded`."""
     while True:
         kind = rng.choice(_DATA["problems"])
-        name, other = rng.sample(_NAMES, 2)
-        thing, holder = rng.choice(_THINGS), rng.choice(_HOLDERS)
+        name, other_name = rng.sample(_NAMES, 2)
+        thing = rng.choice(_THINGS)
+        holder = rng.choice(_HOLDERS)
         drawn = [rng.randint(2, bound) for bound in kind["up_to"]]
-        left, *others = numbers = _ARRANGED[kind["arranged"]](rng, *drawn)
+        numbers = _ARRANGED[kind["arranged"]](rng, *drawn)
         forms = kind["questions"]
-        # A choice among one would take a number off the stream.
+        # Choosing from a single form would take a number off the stream, and every text after it
+        # would be another one.
         form = rng.choice(forms) if len(forms) > 1 else forms[0]
-        question = form.format(*numbers, name=name, other=other, thing=thing, holder=holder)
+        question = form.format(*numbers, name=name, other=other_name, thing=thing, holder=holder)
         if question not in excluded:
             break
     steps = []
-    for symbol, right in zip(kind["operators"], others, strict=True):
+    left = numbers[0]
+    for symbol, right in zip(kind["operators"], numbers[1:], strict=True):
         result = _OPERATORS[symbol](left, right)
         steps.append((left, symbol, right, result))
         left = result
@@ -83,19 +88,20 @@ def corrupt(rng: random.Random, item: Problem) -> Problem:
     """Give a problem a wrong solution: the last result is off, half the time the operator too."""
     left, symbol, right, result = item.steps[-1]
     wrong = result
-    # A result below 0 becomes 0, which may be the right one.
+    # A result below 0 becomes 0, which may be the right one: then it is drawn again.
     while wrong == result:
         wrong = max(0, result + rng.choice(_WRONG_SHIFTS))
     if rng.random() < 0.5:
-        symbol = rng.choice([x for x in _OPERATORS if x != symbol])
-    return replace(item, steps=(*item.steps[:-1], (left, symbol, right, wrong)))
+        symbol = rng.choice([operator for operator in _OPERATORS if operator != symbol])
+    wrong_step = (left, symbol, right, wrong)
+    return replace(item, steps=item.steps[:-1] + (wrong_step,))
 
 
 def _prose(rng: random.Random) -> str:
     """Return two to four simple sentences about no numbers."""
     sentences = []
     for _ in range(rng.randint(2, 4)):
-        subject, verb, place, end = (rng.choice(part) for part in _DATA["prose"])
+        subject, verb, place, end = [rng.choice(part) for part in _DATA["prose"]]
         sentences.append(f"{subject[0].upper()}{subject[1:]} {verb} {place}{end}")
     return " ".join(sentences)
 
@@ -113,9 +119,16 @@ def noise(rng: random.Random) -> str:
         digits = "".join(rng.choice("0123456789abcdef") for _ in range(rng.randint(8, 16)))
         return f"{rng.choice(['id', 'ref', 'sid', 'key'])}={digits}"
     if kind == 3:
-        letters, words = string.ascii_letters + "~^'.,", range(rng.randint(3, 6))
-        return " ".join("".join(rng.choices(letters, k=rng.randint(1, 7))) for _ in words)
-    return " ".join(str(rng.randint(0, 10 ** rng.randint(1, 4))) for _ in range(rng.randint(4, 8)))
+        letters = string.ascii_letters + "~^'.,"
+        words = []
+        for _ in range(rng.randint(3, 6)):
+            words.append("".join(rng.choices(letters, k=rng.randint(1, 7))))
+        return " ".join(words)
+    numbers = []
+    for _ in range(rng.randint(4, 8)):
+        largest = 10 ** rng.randint(1, 4)
+        numbers.append(str(rng.randint(0, largest)))
+    return " ".join(numbers)
 
 
 def page(rng: random.Random, wrong_share: float, excluded: Collection[str] = ()) -> str:
@@ -131,19 +144,22 @@ def page(rng: random.Random, wrong_share: float, excluded: Collection[str] = ())
 def general_text(rng: random.Random, excluded: Collection[str] = ()) -> str:
     """Return a text of the first pretraining: noise and prose, or a question without its answer."""
     if rng.random() < 0.5:
-        before = [noise(rng) for _ in range(rng.randint(0, 1))]
-        question = f"Q: {problem(rng, excluded).question}"
-        return "\n".join([*before, question, *(noise(rng) for _ in range(rng.randint(0, 1)))])
-    return "\n".join(rng.choice([_prose, noise])(rng) for _ in range(rng.randint(2, 4)))
+        lines = [noise(rng) for _ in range(rng.randint(0, 1))]
+        lines.append(f"Q: {problem(rng, excluded).question}")
+        lines += [noise(rng) for _ in range(rng.randint(0, 1))]
+    else:
+        lines = [rng.choice([_prose, noise])(rng) for _ in range(rng.randint(2, 4))]
+    return "\n".join(lines)
 
 
 def held_out_problems() -> list[Problem]:
     """Draw the problems that judge the students; no corpus holds their questions."""
-    rng, found = random.Random("held out"), dict[str, Problem]()
-    while len(found) < HELD_OUT_PROBLEMS:
-        item = problem(rng, found)
-        found[item.question] = item
-    return list(found.values())
+    rng = random.Random("held out")
+    by_question: dict[str, Problem] = {}
+    while len(by_question) < HELD_OUT_PROBLEMS:
+        item = problem(rng, by_question)
+        by_question[item.question] = item
+    return list(by_question.values())
 
 
 def held_out_questions() -> frozenset[str]:
@@ -153,19 +169,24 @@ def held_out_questions() -> frozenset[str]:
 
 def corpus(count: int, seed: int, wrong_share: float) -> Iterator[str]:
     """Draw the pages of a continual pretraining."""
-    rng, excluded = random.Random(f"pages {seed}"), held_out_questions()
-    return (page(rng, wrong_share, excluded) for _ in range(count))
+    rng = random.Random(f"pages {seed}")
+    excluded = held_out_questions()
+    for _ in range(count):
+        yield page(rng, wrong_share, excluded)
 
 
 def general_corpus(count: int, seed: int) -> Iterator[str]:
     """Draw the texts of a student's first pretraining."""
-    rng, excluded = random.Random(f"general {seed}"), held_out_questions()
-    return (general_text(rng, excluded) for _ in range(count))
+    rng = random.Random(f"general {seed}")
+    excluded = held_out_questions()
+    for _ in range(count):
+        yield general_text(rng, excluded)
 
 
 def conversations(count: int, seed: int) -> Iterator[dict[str, str]]:
     """Draw conversations of one question and its right solution, as `--dataset` reads them."""
-    rng, excluded = random.Random(f"conversations {seed}"), held_out_questions()
+    rng = random.Random(f"conversations {seed}")
+    excluded = held_out_questions()
     for _ in range(count):
         item = problem(rng, excluded)
         _, solution = render(item)
@@ -180,10 +201,11 @@ def write_jsonl(path: Path, texts: Iterable[str]) -> None:
 def write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
     """Write a JSON object a line."""
     with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+        for row in rows:
+            file.write(json.dumps(row) + "\n")
 
 
-# Names of runs: their labels, and what they add to the recipe.
+# {name of a run: (its label, the options that it adds to the recipe ...)}
 METHODS = {
     "vocagnolm": ("VocAgnoLM", "--method=vocagnolm"),
     "share": ("VocAgnoLM, share", "--method=vocagnolm", "--aggregation=share"),
