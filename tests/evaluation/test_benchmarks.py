@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from real_data import real_data
 
+from vocagnolm.evaluation.main import check
 from vocagnolm.evaluation.tasks.benchmarks import (
     BENCHMARKS,
     PAPER_BENCHMARKS,
@@ -73,18 +74,19 @@ def check_task(task: Task, built: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "math", "svamp", "mmlu_stem"])
-def test_prompts_equal_the_harnesss(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_equal_the_harnesss(name: str) -> None:
     lines = (SAMPLES / "built.jsonl").read_text("utf-8").splitlines()
     built = [row for row in map(json.loads, lines) if row["benchmark"] == name]
-    monkeypatch.setitem(BENCHMARKS, name, replace(BENCHMARKS[name], item_count=len(built)))
-    (task,) = load_tasks([name], SAMPLES / "items", SAMPLES / "prompts", None)
+    benchmark = replace(BENCHMARKS[name], item_count=len(built))
+    (task,) = load_tasks([benchmark], SAMPLES / "items", SAMPLES / "prompts", None)
     check_task(task, built)
 
 
 @pytest.mark.slow
 def test_all_prompts_equal_the_harnesss() -> None:
     data = real_data("data")
-    for task in load_tasks(PAPER_BENCHMARKS, data / "benchmarks", data / "prompts/cot", None):
+    benchmarks = [BENCHMARKS[name] for name in PAPER_BENCHMARKS]
+    for task in load_tasks(benchmarks, data / "benchmarks", data / "prompts/cot", None):
         name = task.benchmark.id
         file = f"grading/built/{HARNESS_NAMES.get(name, name)}.jsonl.gz"
         with gzip.open(data / file, "rt") as lines:
@@ -262,7 +264,7 @@ def test_question_says_what_it_expects(gold: str, hint: str) -> None:
     [
         ("halves: {file: a, question: b, answer: c, shot: 1}", "keyword argument 'shot'"),
         ("gsm8k: {file: a, question: b, answer: c}", "gsm8k is one of ours"),
-        ("a/b: {file: a, question: b, answer: c}", "a/b is one of ours, or no name"),
+        ("a/b: {file: a, question: b, answer: c}", "a/b is one of ours, or not a name"),
         ("halves: {file: a, question: b}", "halves needs question, answer, and"),
         ("halves: {hub: a, question: b, answer: c}", "halves needs question, answer, and"),
         ("halves: {file: a, question: b, answer: c, answer_kind: d}", "must be one of free, le"),
@@ -295,6 +297,17 @@ def test_own_items_are_made_of_their_fields(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("")
     with pytest.raises(ValueError, match="expected 1 items of m, found 0"):
         load_items(mine, None)
+
+
+def test_own_benchmarks_are_of_one_command_alone(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("m: {file: a.jsonl, question: '{ask}', answer: '{gold}'}")
+    argv = ["--model", "x", "--data_dir", str(tmp_path), "--benchmarks_file", str(path)]
+    assert check(argv).benchmarks == [read_benchmarks(path)["m"]]
+    both = check([*argv, "--benchmarks", "gsm8k,m", "gsm8k"]).benchmarks
+    assert both == [BENCHMARKS["gsm8k"], read_benchmarks(path)["m"]]
+    with pytest.raises(ValueError, match=r"^--benchmarks: m.* not among gsm8k"):
+        check(["--model", "x", "--benchmarks", "m"])
 
 
 @pytest.mark.parametrize(

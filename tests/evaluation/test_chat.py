@@ -21,7 +21,6 @@ from vocagnolm.evaluation import evaluate
 from vocagnolm.evaluation import main as evaluate_math
 from vocagnolm.evaluation.engines.generation import Chat
 from vocagnolm.evaluation.extraction import extract
-from vocagnolm.evaluation.tasks import tasks
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, INSTRUCTION
 from vocagnolm.readers import template_of
 
@@ -49,7 +48,7 @@ def argv(
     lines = (json.dumps(item) + "\n" for item in ITEMS)
     (tmp_path / "data" / "gsm8k" / "test.jsonl").write_text("".join(lines))
     few = dataclasses.replace(BENCHMARKS["gsm8k"], item_count=len(ITEMS))
-    monkeypatch.setattr(tasks, "BENCHMARKS", MappingProxyType({**BENCHMARKS, "gsm8k": few}))
+    monkeypatch.setattr(evaluate_math, "BENCHMARKS", MappingProxyType({**BENCHMARKS, "gsm8k": few}))
     options = ["--model", str(model), "--benchmarks", "gsm8k", "--batch_size", "4"]
     with graded_inline(evaluate):
         yield [*options, "--data_dir", str(tmp_path / "data")]

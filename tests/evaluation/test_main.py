@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from vocagnolm.evaluation import evaluate
 from vocagnolm.evaluation import main as evaluate_math
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import load_tasks
 from vocagnolm.models.load import revision_of
 
@@ -83,7 +84,7 @@ def test_outputs_are_all_there_when_it_is_done(evaluated: SimpleNamespace, model
     assert results["model"]["name"] == str(model)
     assert results["model"]["revision"].startswith("sha256:")
     assert results["benchmarks"]["demo"]["n"] == N_ITEMS
-    (task,) = load_tasks(["demo"], None, None, N_ITEMS)
+    (task,) = load_tasks([BENCHMARKS["demo"]], None, None, N_ITEMS)
     golds = [record["gold"] for record in records(evaluated.path / "demo.jsonl")]
     assert golds == [item.gold for item in task.items]
     settings = json.loads((evaluated.path / "settings.json").read_text())
@@ -110,7 +111,7 @@ def test_dry_run_prints_prompts_and_counts(
     assert evaluate_math.main(arguments(bare, tmp_path / "out", "--dry_run")) == 0
     printed, complained = capsys.readouterr()
     assert complained == ""
-    (task,) = load_tasks(["demo"], None, None, N_ITEMS)
+    (task,) = load_tasks([BENCHMARKS["demo"]], None, None, N_ITEMS)
     tokenizer = AutoTokenizer.from_pretrained(model)
     lengths = [len(tokenizer(prompt).input_ids) for prompt in task.prompts.values()]
     assert "=== demo (Demo): 16 items, 0 shots" in printed

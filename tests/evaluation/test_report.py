@@ -125,9 +125,9 @@ def test_average_is_marked(tmp_path: Path) -> None:
 
 
 def test_demo_is_unmarked_when_it_is_complete() -> None:
-    (task,) = load_tasks(["demo"], None, None, None)
+    (task,) = load_tasks([BENCHMARKS["demo"]], None, None, None)
     assert task.marks() == {}
-    (task,) = load_tasks(["demo"], None, None, 399)
+    (task,) = load_tasks([BENCHMARKS["demo"]], None, None, 399)
     assert task.marks() == {"partial": "partial: 399 of 400 items"}
 
 

@@ -18,7 +18,7 @@ from real_data import real_data
 from vocagnolm import __main__, method
 from vocagnolm.evaluation import report
 from vocagnolm.evaluation.runner import RunDirectory
-from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, PAPER_BENCHMARKS
+from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import load_tasks, to_line
 from vocagnolm.report.compare import (
     Comparison,
@@ -327,7 +327,7 @@ def test_command_prints_tables(runs: list[Path], capsys: pytest.CaptureFixture[s
 
 
 def test_comparison_reads_what_an_evaluation_writes(tmp_path: Path) -> None:
-    (task,) = load_tasks(["demo"], None, None, len(FIRST))
+    (task,) = load_tasks([BENCHMARKS["demo"]], None, None, len(FIRST))
     for name, right in (("first", FIRST), ("other", OTHER)):
         directory = RunDirectory(tmp_path / name / "evaluation")
         verdict = {"prediction": "1", "decided_by": "string", "math_verify": None}

@@ -6,11 +6,14 @@ import os
 import sys
 import zlib
 from argparse import Namespace
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
+from accelerate import PartialState
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm import printing
@@ -34,7 +37,7 @@ from vocagnolm.models.load import (
 )
 from vocagnolm.training.tracking import check_trackers
 
-# Of a stored output.
+# A stored output has these fields.
 _OUTPUT_FIELDS = ("idx", "gold", "raw_output")
 _FILES = "results.json, row.md and an item file per benchmark"
 
@@ -47,88 +50,137 @@ def evaluate(arguments: Namespace) -> None:
     if arguments.report_to == "wandb":
         rank0(lambda: check_trackers(["wandb"]))
     source = ModelSource(arguments.model, "model", arguments.revision)
-    # The first process of a machine downloads.
+    # The first process of a machine downloads, and the others read what it has downloaded.
     with machine_first():
-        config, tokenizer = source.config(), source.tokenizer()
-        # Without a template of the model's own this is a ValueError.
-        chat = Chat(tokenizer, tokenizer.get_chat_template()) if arguments.chat else None
-        render = chat.prompt if chat else None
+        config = source.config()
+        tokenizer = source.tokenizer()
+        chat = None
+        if arguments.chat:
+            # A model without a template of its own is a ValueError.
+            chat = Chat(tokenizer, tokenizer.get_chat_template())
         tasks = load_tasks(
-            arguments.benchmarks, arguments.data_dir, arguments.prompts_dir, arguments.limit, render
+            arguments.benchmarks,
+            arguments.data_dir,
+            arguments.prompts_dir,
+            arguments.limit,
+            render=chat.prompt if chat else None,
         )
-    context = (longest_context if arguments.engine == "vllm" else context_length)(config)
+    if arguments.engine == "vllm":
+        context = longest_context(config)
+    else:
+        context = context_length(config)
     if arguments.dry_run:
-        printing.print_main("\n".join(_preview(task, tokenizer, context) for task in tasks))
+        previews = [_preview(task, tokenizer, context) for task in tasks]
+        printing.print_main("\n".join(previews))
         return
     directory = runner.RunDirectory(output_dir(arguments))
-    with ExitStack() as held:
+    with ExitStack() as open_contexts:
 
         def begin() -> JsonObject:
-            held.enter_context(directory.lock())
-            # What items must share to belong to one evaluation.
-            settings = {
-                "protocol": chat.settings() if chat else None,
-                "model": {"name": source.name, "revision": revision_of(source.name, config)},
-                "engine": arguments.engine,
-                "dtype": arguments.dtype,
-                "context": None if context == NO_LIMIT else context,
-                "limit": arguments.limit,
-                "grader": HARNESS,
-                "second_opinion": report.SECOND_OPINION,
-                "benchmarks": {task.benchmark.id: task.settings() for task in tasks},
-            }
+            # The first process alone holds the lock, until the evaluation ends.
+            open_contexts.enter_context(directory.lock())
+            model = {"name": source.name, "revision": revision_of(source.name, config)}
+            settings = _settings(arguments, tasks, chat, model, context)
             directory.write_settings(settings)
             return settings
 
         settings = rank0(begin)
-        if arguments.engine == "vllm":
-            engine: Engine = VLLMEngine(source, tokenizer, arguments.dtype, chat)
-        else:
-            model = source.load(getattr(torch, arguments.dtype)).to(state.device)
-            engine = HFEngine(model, tokenizer, arguments.batch_size, chat)
+        engine = _load_engine(arguments, source, tokenizer, chat, state.device)
         columns = {}
-        with Grader(max(1, min(8, (os.cpu_count() or 1) // state.num_processes))) as grader:
+        # The processes of a job share the cores of a machine.
+        graders = max(1, min(8, (os.cpu_count() or 1) // state.num_processes))
+        with Grader(graders) as grader:
             for task in runner.run(tasks, engine, grader, directory, state):
                 if state.is_main_process:
-                    columns[task.benchmark.id] = column = report.column(task, directory)
+                    column = report.column(task, directory)
+                    columns[task.benchmark.id] = column
                     printing.log_main(f"{task.benchmark.id}: {report.one_line_summary(column)}")
         if state.is_main_process:
-            device = state.device.type
-            # Facts that may change a number in bfloat16 without being a setting.
-            environment = {
-                "batch_size": arguments.batch_size if arguments.engine == "hf" else None,
-                "processes": state.num_processes,
-                "device": torch.cuda.get_device_name() if device == "cuda" else device,
-            }
-            results = report.build_results(columns, directory, settings, environment)
-            report.write_results(results, directory)
-            printing.print_main(
-                f"{report.to_markdown(results)}\nwritten: {directory.path}/{_FILES}"
-            )
-            if arguments.report_to == "wandb":
-                log_evaluation(results, directory.path)
+            _write_report(columns, directory, settings, arguments, state)
+
+
+def _load_engine(
+    arguments: Namespace,
+    source: ModelSource,
+    tokenizer: Tokenizer,
+    chat: Chat | None,
+    device: torch.device,
+) -> Engine:
+    """Load the weights into the engine that was asked for."""
+    if arguments.engine == "vllm":
+        return VLLMEngine(source, tokenizer, arguments.dtype, chat)
+    model: Any = source.load(getattr(torch, arguments.dtype))
+    return HFEngine(model.to(device), tokenizer, arguments.batch_size, chat)
+
+
+def _settings(
+    arguments: Namespace,
+    tasks: Sequence[Task],
+    chat: Chat | None,
+    model: JsonObject,
+    context: int,
+) -> JsonObject:
+    """Return what items must share to belong to one evaluation."""
+    return {
+        "protocol": chat.settings() if chat else None,
+        "model": model,
+        "engine": arguments.engine,
+        "dtype": arguments.dtype,
+        "context": None if context == NO_LIMIT else context,
+        "limit": arguments.limit,
+        "grader": HARNESS,
+        "second_opinion": report.SECOND_OPINION,
+        "benchmarks": {task.benchmark.id: task.settings() for task in tasks},
+    }
+
+
+def _write_report(
+    columns: JsonObject,
+    directory: runner.RunDirectory,
+    settings: JsonObject,
+    arguments: Namespace,
+    state: PartialState,
+) -> None:
+    """Write the results, print them, and log them where that is asked for."""
+    device = state.device.type
+    # These may change a number in bfloat16, though they are not settings.
+    environment = {
+        "batch_size": arguments.batch_size if arguments.engine == "hf" else None,
+        "processes": state.num_processes,
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+    }
+    results = report.build_results(columns, directory, settings, environment)
+    report.write_results(results, directory)
+    printing.print_main(f"{report.to_markdown(results)}\nwritten: {directory.path}/{_FILES}")
+    if arguments.report_to == "wandb":
+        log_evaluation(results, directory.path)
 
 
 def _preview(task: Task, tokenizer: Tokenizer, context: int) -> str:
     """Show the first whole prompt, and the token counts of all."""
-    benchmark, prompts = task.benchmark, list(task.prompts.values())
-    options = {"verbose": False, "add_special_tokens": not benchmark.protocol}
-    ids: list[list[int]] = tokenizer(prompts, **options)["input_ids"]
-    lengths = list(map(len, ids))
+    benchmark = task.benchmark
+    prompts = list(task.prompts.values())
+    # A chat template has written the special tokens already.
+    add_special_tokens = not benchmark.protocol
+    encoding = tokenizer(prompts, verbose=False, add_special_tokens=add_special_tokens)
+    ids: list[list[int]] = encoding["input_ids"]
+    lengths = [len(prompt_ids) for prompt_ids in ids]
     counts = f"{min(lengths)} to {max(lengths)}, the first {shared_length(ids)} shared"
     too_long = sum(length >= context for length in lengths)
-    lines = [
-        f"=== {benchmark.id} ({benchmark.column}): {len(prompts)} items, {benchmark.shots} shots",
-        *(f"--- {mark}" for mark in task.marks().values()),
-        f"--- prompt tokens: {counts}; {too_long} prompts do not fit",
-        f"--- new tokens: at most {benchmark.max_new_tokens}",
-        prompts[0],
-    ]
+    lines = []
+    lines.append(
+        f"=== {benchmark.id} ({benchmark.column}): {len(prompts)} items, {benchmark.shots} shots"
+    )
+    for mark in task.marks().values():
+        lines.append(f"--- {mark}")
+    lines.append(f"--- prompt tokens: {counts}; {too_long} prompts do not fit")
+    lines.append(f"--- new tokens: at most {benchmark.max_new_tokens}")
+    lines.append(prompts[0])
     return "\n".join(lines) + "\n"
 
 
 def output_dir(arguments: Namespace) -> Path:
-    """Put results beside the model if it is a directory."""
+    """Return the directory of the results: that of the model, if it is a local one."""
     if arguments.output_dir:
         return Path(arguments.output_dir)
     model = Path(arguments.model)
@@ -143,18 +195,22 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
     parsed) and `raw_output`, such as our item files.
     """
     records = _read_outputs(file)
+    answers = []
     for record in records:
-        # Records of ours name their benchmark, and the chat protocol.
-        found = record.get("benchmark", benchmark.id), record.get("protocol", benchmark.protocol)
-        if found != (benchmark.id, benchmark.protocol):
-            whose = " ".join(found).strip()
-            raise ValueError(f"{file} has an item of {whose}, not of {benchmark.id}")
-    answers = [(record["raw_output"], strip_string(record["gold"])) for record in records]
+        # Records of our own evaluations name their benchmark, and the chat protocol.
+        name = record.get("benchmark", benchmark.id)
+        protocol = record.get("protocol", benchmark.protocol)
+        if (name, protocol) != (benchmark.id, benchmark.protocol):
+            label = f"{name} {protocol}".strip()
+            raise ValueError(f"{file} has an item of {label}, not of {benchmark.id}")
+        answers.append((record["raw_output"], strip_string(record["gold"])))
     with Grader() as grader:
-        verdicts = list(map(asdict, grader.grade(benchmark.answer_kind, answers)))
+        verdicts = [asdict(verdict) for verdict in grader.grade(benchmark.answer_kind, answers)]
+    lines = ""
     for record, verdict in zip(records, verdicts, strict=True):
-        record.update(benchmark.names(), **verdict)
-    lines = "".join(map(to_line, records))
+        record |= benchmark.names()
+        record |= verdict
+        lines += to_line(record)
     if output:
         write_text(output, lines)
     else:
@@ -187,8 +243,9 @@ def _read_outputs(file: Path) -> list[JsonObject]:
 
 
 def _output_fault(record: JsonObject) -> str | None:
-    """Say why a record is no output that can be graded; None if it is one."""
-    if missing := [name for name in _OUTPUT_FIELDS if name not in record]:
+    """Say why a record is not an output that can be graded, or return None if it is one."""
+    missing = [name for name in _OUTPUT_FIELDS if name not in record]
+    if missing:
         fault = f"expected the fields {', '.join(_OUTPUT_FIELDS)}, found {', '.join(record)}"
         if {"doc_id", "target", "resps"} <= record.keys():
             return (
@@ -197,12 +254,12 @@ def _output_fault(record: JsonObject) -> str | None:
             )
         return f"{fault}: {', '.join(missing)} is missing"
     if not isinstance(record["raw_output"], str):
-        found = type(record["raw_output"]).__name__
-        return f"raw_output must be the text of one output, found {found}"
+        kind = type(record["raw_output"]).__name__
+        return f"raw_output must be the text of one output, found {kind}"
     gold = record["gold"]
     if isinstance(gold, bool) or not isinstance(gold, str | int | float):
         return f"gold must be the parsed answer, text or a number, found {type(gold).__name__}"
-    # JSON of Python may hold them, such as for an answer that a table lacks.
+    # Python's JSON may hold NaN, for example for an answer that a table lacks.
     if isinstance(gold, float) and not math.isfinite(gold):
         return f"gold must be the parsed answer, text or a number, found {gold}"
     if isinstance(record["idx"], bool) or not isinstance(record["idx"], str | int):

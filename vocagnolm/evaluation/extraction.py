@@ -20,15 +20,17 @@ NO_LETTER = "placeholder"
 _LETTER = re.compile(r"answer is \(?([abcde])")
 _CHOICE = re.compile(r"(?:\\(?:text|mathrm|mathbf|textbf)\{)?\s*\(?([A-Ea-e])(?![A-Za-z])")
 _NUMBER = re.compile(r"-?\d*\.?\d+")
-# The harness's unit words, as regular expressions, in its order; the second half are the plurals.
-# A point is any character, as it is there.
+# The harness's unit words, as regular expressions, in its order; the second half are the plurals. A
+# point in them stands for any character, as in the harness.
 _SINGULARS = (ASSETS / "unit_words.txt").read_text("utf-8").splitlines()
 _UNITS = (*_SINGULARS, *(unit + "s" for unit in _SINGULARS))
 _WORD = re.compile(r"\w+")
-# Each unit with a word of it that stands alone wherever the unit does.
-_UNIT_PATTERNS = tuple(
-    (_WORD.findall(unit)[0], re.compile(rf"(^|\W){unit}($|\W)")) for unit in _UNITS
-)
+# Each unit with the first of its words. A text that lacks that word cannot hold the unit, so that
+# most of the slow patterns are never tried.
+_UNIT_PATTERNS = []
+for _unit in _UNITS:
+    _first_word = _WORD.findall(_unit)[0]
+    _UNIT_PATTERNS.append((_first_word, re.compile(rf"(^|\W){_unit}($|\W)")))
 _ASSIGNMENTS = ("x=", "y=", "z=", r"x\in", r"y\in", r"z\in", r"x\to", r"y\to", r"z\to")
 
 
@@ -36,7 +38,7 @@ def extract(kind: AnswerKind, output: str) -> str | None:
     """Find the normalised answer of an output; "" or `NO_LETTER` for none, None without output.
 
     "free" looks for numbers and formulas, "letter" for multiple choice, also in a box with
-    "boxed_letter", "marked" for the word behind `####` in the first line (the demo).
+    "boxed_letter", "marked" for the word after `####` in the first line (the demo).
 
     Examples:
         >>> extract("free", "2 + 2 = 4. The answer is 4."), extract("letter", "The answer is (B).")
@@ -51,16 +53,16 @@ def extract(kind: AnswerKind, output: str) -> str | None:
 def _letter(output: str) -> str:
     """Find the first letter after "answer is"; "answer is because" gives B."""
     text = output.partition("Problem:")[0].replace("choice is", "answer is").lower()
-    found = _LETTER.search(text)
-    return found[1].upper() if found else NO_LETTER
+    match = _LETTER.search(text)
+    return match[1].upper() if match else NO_LETTER
 
 
 def _boxed_letter(output: str) -> str:
     r"""Find the letter in the last box, as `\boxed{\text{(B) 7}}`; without a box as `_letter`."""
     if "boxed" not in output:
         return _letter(output)
-    found = _CHOICE.match(_boxed(output.rpartition("boxed")[2]))
-    return found[1].upper() if found else NO_LETTER
+    match = _CHOICE.match(_boxed(output.rpartition("boxed")[2]))
+    return match[1].upper() if match else NO_LETTER
 
 
 def _marked(output: str) -> str:
@@ -69,7 +71,7 @@ def _marked(output: str) -> str:
 
 
 def _free(output: str) -> str:
-    # The first rule that applies.
+    # The rules are tried in this order, and the first that applies decides.
     if "final answer is $" in output and "$. I hope" in output:
         answer = output.partition("final answer is $")[2].partition("$. I hope")[0].strip()
     elif "boxed" in output:
@@ -85,7 +87,7 @@ def _free(output: str) -> str:
 
 
 def _boxed(text: str) -> str:
-    # Between the braces that open `text`, or to its end where they never close.
+    # The answer lies between the braces that open `text`. If they never close, it reaches the end.
     if not text.startswith("{"):
         return text.partition("$")[0].strip()
     depth = 0
@@ -107,7 +109,7 @@ def strip_string(text: object) -> str:
     string = _remove_units(string)
     for mark in (r"^{\circ}", r"^\circ", r"\$", "$"):
         string = string.replace(mark, "")
-    # Most texts are no number in words.
+    # Most texts are not a number in words.
     with suppress(ValueError, LookupError, TypeError):
         string = str(w2n.word_to_num(string))
     string = _replace_groups(string, r"\text{", r"\1")
@@ -127,7 +129,7 @@ def strip_string(text: object) -> str:
 
 
 def _unify_commands(string: str) -> str:
-    # One spelling for matrices, fractions and brackets; no `\text{...}` at the end.
+    # Matrices, fractions and brackets get one spelling each, and a `\text{...}` at the end goes.
     string = _replace_groups(string, r"\begin{array}{", r"\\begin{pmatrix}")
     string = string.replace(r"\end{array}", r"\end{pmatrix}").replace("bmatrix", "pmatrix")
     string = string.replace("tfrac", "frac").replace("dfrac", "frac")
@@ -140,9 +142,9 @@ def _unify_commands(string: str) -> str:
 
 def _replace_groups(string: str, opening: str, replacement: str) -> str:
     r"""Replace every span from `opening` to the next "}"; `\1` is what lies between."""
-    # Behind the last "}" no span ends, and to look for one takes quadratic time.
-    closed, brace, rest = string.rpartition("}")
-    return re.sub(re.escape(opening) + r"([^}]*)}", replacement, closed + brace) + rest
+    # No span ends after the last "}", and to look for one there takes quadratic time.
+    closed, brace, after = string.rpartition("}")
+    return re.sub(re.escape(opening) + r"([^}]*)}", replacement, closed + brace) + after
 
 
 def _remove_units(string: str) -> str:
@@ -156,25 +158,25 @@ def _remove_units(string: str) -> str:
 
 
 def _unify_numbers(string: str) -> str:
-    """One spelling for decimals, roots, fractions and what is left of an assignment."""
+    """Give decimals, roots, fractions and what is left of an assignment one spelling each."""
     string = re.sub(r"(?<=\d)\.0*(\D)", r"\1", string)
     string = re.sub(r"(?<=\d)\.0*$", "", string)
     if not string:
         return string
     if string[0] == ".":
         string = "0" + string
-    name, *values = string.split("=")
-    if len(values) == 1 and len(name) <= 2:
-        string = values[0]
+    sides = string.split("=")
+    if len(sides) == 2 and len(sides[0]) <= 2:
+        string = sides[1]
     string = re.sub(r"\\sqrt(\w+)", r"\\sqrt{\1}", string).replace(" ", "")
     return _fraction_of_quotient(_brace_fractions(string))
 
 
 def _brace_fractions(string: str) -> str:
-    r"""`\frac12` to `\frac{1}{2}`, `\frac1{72}` to `\frac{1}{72}`; all or none."""
-    head, *pieces = string.split(r"\frac")
-    parts = [head]
-    for piece in pieces:
+    r"""Turn `\frac12` into `\frac{1}{2}` and `\frac1{72}` into `\frac{1}{72}`; all or none."""
+    pieces = string.split(r"\frac")
+    parts = pieces[:1]
+    for piece in pieces[1:]:
         if piece.startswith("{"):
             parts.append(piece)
         elif len(piece) < 2:
@@ -186,7 +188,7 @@ def _brace_fractions(string: str) -> str:
 
 
 def _fraction_of_quotient(string: str) -> str:
-    r"""`3/4` to `\frac{3}{4}`, where both are integers or hold a `sqrt`."""
+    r"""Turn `3/4` into `\frac{3}{4}`, if both are integers or hold a `sqrt`."""
     sides = string.split("/")
     if len(sides) != 2:
         return string

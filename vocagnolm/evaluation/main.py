@@ -12,12 +12,17 @@ Killed at any moment, the same command resumes. Exit status: 0 done, 2 a wrong a
 """
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vocagnolm import cli as command
 from vocagnolm.doors import near
-from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, read_benchmarks
+from vocagnolm.evaluation.tasks.benchmarks import (
+    BENCHMARKS,
+    PAPER_BENCHMARKS,
+    Benchmark,
+    read_benchmarks,
+)
 from vocagnolm.extras import require, require_trackers
 from vocagnolm.hub import check_name
 
@@ -31,8 +36,8 @@ def check(argv: Sequence[str] | None = None) -> Namespace:
     add = parser.add_argument
     add("--model", help="A directory, or a name on the hub.")
     add("--revision", help="Branch, tag or commit on the hub.")
-    known = ", ".join(BENCHMARKS)
-    add("--benchmarks", nargs="+", help=f"Of {known}; default: the paper's nine, or your own.")
+    names = ", ".join(BENCHMARKS)
+    add("--benchmarks", nargs="+", help=f"Of {names}; default: the paper's nine, or your own.")
     add("--benchmarks_file", type=Path, help="YAML file of your own benchmarks.")
     add("--data_dir", type=Path, help="Items in the harness's layout; without it, downloads.")
     add("--prompts_dir", type=Path, help="The harness's prompts/cot; without it, our own prompts.")
@@ -58,15 +63,13 @@ def check(argv: Sequence[str] | None = None) -> Namespace:
     if bool(arguments.model) == bool(arguments.regrade and arguments.benchmark):
         parser.error("give --model, or --regrade FILE and its --benchmark")
     _choose_benchmarks(arguments)
-    if arguments.chat and "demo" in arguments.benchmarks:
+    if arguments.chat and BENCHMARKS["demo"] in arguments.benchmarks:
         parser.error("--chat: the demo asks for no boxed answers")
     require_trackers(arguments.report_to)
     if arguments.engine == "vllm" and not arguments.dry_run:
         require("vllm", "--engine vllm")
-    downloads = arguments.model and not arguments.data_dir
-    for name in arguments.benchmarks if downloads else ():
-        if hub := BENCHMARKS[name].hub:
-            check_name(f"--benchmarks {name} without --data_dir:", hub, "dataset")
+    if arguments.model and not arguments.data_dir:
+        _check_downloads(arguments.benchmarks)
     return arguments
 
 
@@ -74,27 +77,48 @@ def check(argv: Sequence[str] | None = None) -> Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate, preview or regrade."""
     arguments = check(argv)
-    # Only now: the graders and engines take seconds to import.
+    # The graders and engines take seconds to import, which --help and a wrong argument do not need.
     from vocagnolm.evaluation import evaluate
 
     if arguments.regrade:
-        benchmark = BENCHMARKS[arguments.benchmark]
-        asked = benchmark.in_chat() if arguments.chat else benchmark
-        evaluate.regrade(arguments.regrade, asked, arguments.output)
+        benchmark = arguments.benchmark
+        if arguments.chat:
+            benchmark = benchmark.in_chat()
+        evaluate.regrade(arguments.regrade, benchmark, arguments.output)
     else:
         evaluate.evaluate(arguments)
 
 
 def _choose_benchmarks(arguments: Namespace) -> None:
-    """Add a user's own benchmarks to ours, and list the names of those that are asked."""
-    own = read_benchmarks(arguments.benchmarks_file) if arguments.benchmarks_file else {}
-    BENCHMARKS.update(own)
-    # `gsm8k,math` and `gsm8k math`.
-    names = ",".join(arguments.benchmarks or own or PAPER_BENCHMARKS).split(",")
-    arguments.benchmarks = list(dict.fromkeys(filter(None, names)))
-    given = {"--benchmarks": arguments.benchmarks, "--benchmark": [arguments.benchmark or "demo"]}
-    for option, benchmarks in given.items():
-        if unknown := set(benchmarks) - BENCHMARKS.keys():
-            nearest = near(min(unknown), BENCHMARKS)
-            listed = ", ".join(BENCHMARKS)
-            raise ValueError(f"{option}: {', '.join(sorted(unknown))}{nearest} not among {listed}")
+    """Replace the names of benchmarks by their records, those of a user's own file included."""
+    user_benchmarks: dict[str, Benchmark] = {}
+    if arguments.benchmarks_file:
+        user_benchmarks = read_benchmarks(arguments.benchmarks_file)
+    benchmarks = {**BENCHMARKS, **user_benchmarks}
+    names: list[str] = []
+    # Both `gsm8k,math` and `gsm8k math` name two.
+    for argument in arguments.benchmarks or user_benchmarks or PAPER_BENCHMARKS:
+        for name in argument.split(","):
+            if name and name not in names:
+                names.append(name)
+    _check_names("--benchmarks", names, benchmarks)
+    arguments.benchmarks = [benchmarks[name] for name in names]
+    if arguments.benchmark:
+        _check_names("--benchmark", [arguments.benchmark], benchmarks)
+        arguments.benchmark = benchmarks[arguments.benchmark]
+
+
+def _check_downloads(benchmarks: Sequence[Benchmark]) -> None:
+    """Look for the items on the hub, before a model is loaded."""
+    for benchmark in benchmarks:
+        if benchmark.hub:
+            option = f"--benchmarks {benchmark.id} without --data_dir:"
+            check_name(option, benchmark.hub, "dataset")
+
+
+def _check_names(option: str, names: Sequence[str], benchmarks: Mapping[str, Benchmark]) -> None:
+    unknown = sorted(set(names) - benchmarks.keys())
+    if unknown:
+        nearest = near(unknown[0], benchmarks)
+        listed = ", ".join(benchmarks)
+        raise ValueError(f"{option}: {', '.join(unknown)}{nearest} not among {listed}")

@@ -43,21 +43,27 @@ class RunDirectory:
         Rejects settings that differ from those of the items that are there.
         """
         path = self.path / "settings.json"
-        before, benchmarks = json_or_empty(path), settings["benchmarks"]
-        earlier = before.get("benchmarks", {})
-        kept = {name: x for name, x in earlier.items() if self.finished(name)}
-        if kept or any(map(self.finished, benchmarks)):
-            changed = differences(_shared(before), _shared(settings))
-            for name in filter(earlier.__contains__, benchmarks):
-                changed += differences(earlier[name], benchmarks[name], prefix=f"{name} ")
+        earlier_settings = json_or_empty(path)
+        earlier = earlier_settings.get("benchmarks", {})
+        benchmarks = settings["benchmarks"]
+        # A benchmark without a record leaves nothing that new settings could contradict.
+        with_records = {}
+        for name, benchmark_settings in earlier.items():
+            if self.finished(name):
+                with_records[name] = benchmark_settings
+        if with_records or any(self.finished(name) for name in benchmarks):
+            changed = differences(_shared(earlier_settings), _shared(settings))
+            for name in benchmarks:
+                if name in earlier:
+                    changed += differences(earlier[name], benchmarks[name], prefix=f"{name} ")
             if changed:
                 holder = f"{self.path} holds results of another evaluation"
                 raise ValueError(f"{holder} ({'; '.join(changed)}): give another --output_dir")
-        write_json(path, {**settings, "benchmarks": {**kept, **benchmarks}})
+        write_json(path, settings | {"benchmarks": with_records | benchmarks})
 
     def finished(self, benchmark: str) -> dict[int, JsonObject]:
         """Read the records so far, by `idx`; see `read_records`."""
-        # The whole file, parts, or both.
+        # There may be the whole file, parts, or, after a kill in between, both.
         return read_records(*sorted(self.path.glob(f"{benchmark}.*jsonl")))
 
     @contextmanager
@@ -66,7 +72,7 @@ class RunDirectory:
         path = self.path / f"{benchmark}.part{process}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as file:
-            # A kill may have cut off the last line.
+            # A kill may have cut off the last line: what follows must begin a line of its own.
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)
         with path.open("a", encoding="utf-8") as text:
@@ -75,22 +81,24 @@ class RunDirectory:
     def complete(self, benchmark: str, indices: Sequence[int]) -> None:
         """Put the records of a finished benchmark in order, into one file."""
         records = self.finished(benchmark)
-        found = sum(idx in records for idx in indices)
-        if found < len(indices):
-            counts = f"expected {len(indices)} items of {benchmark}, found {found}"
+        recorded = sum(idx in records for idx in indices)
+        if recorded < len(indices):
+            counts = f"expected {len(indices)} items of {benchmark}, found {recorded}"
             remedy = "give an --output_dir that all processes share"
             raise ValueError(f"{self.path}: {counts}: {remedy}")
         lines = "".join(to_line(records[idx]) for idx in indices)
-        # The whole file is there before a part goes: killed in between, nothing is lost.
+        # The whole file is there before a part goes, so that a kill in between loses nothing.
         write_text(self.path / f"{benchmark}.jsonl", lines)
         for part in sorted(self.path.glob(f"{benchmark}.part*.jsonl")):
             part.unlink()
 
 
 def _shared(settings: JsonObject) -> JsonObject:
-    # Of all benchmarks. A model whose content is known may be moved.
-    shared = {**settings, "benchmarks": None}
-    if (model := shared.get("model")) and model["revision"] != "unknown":
+    """Return the settings that all benchmarks of an evaluation share."""
+    shared = settings | {"benchmarks": None}
+    # A model whose content is known by its revision may be moved.
+    model = shared.get("model")
+    if model and model["revision"] != "unknown":
         shared["model"] = model["revision"]
     return shared
 
@@ -113,9 +121,9 @@ def run(
         prompts = [task.prompts[item.idx] for item in share]
         benchmark = task.benchmark
         streams.append(engine.generate(prompts, benchmark.stops, benchmark.max_new_tokens))
-    # Every process has read what is there, and found its prompts to fit, before one writes more.
+    # Every process reads what is there, and finds that its prompts fit, before any of them writes.
     state.wait_for_everyone()
-    # None: shown on a terminal.
+    # With None, tqdm shows a bar on a terminal only.
     disable = None if state.is_main_process else True
     for task, share, stream in zip(tasks, shares, streams, strict=True):
         name = task.benchmark.id
@@ -124,24 +132,25 @@ def run(
             tqdm(total=len(share), desc=name, unit="item", disable=disable) as bar,
         ):
             for completions in stream:
-                answers = [(done.text, share[done.index].gold) for done in completions]
+                answers = []
+                for completion in completions:
+                    answers.append((completion.text, share[completion.index].gold))
                 verdicts = grader.grade(task.benchmark.answer_kind, answers)
-                for done, verdict in zip(completions, verdicts, strict=True):
-                    item = share[done.index]
-                    record = {
-                        **task.benchmark.names(),
+                for completion, verdict in zip(completions, verdicts, strict=True):
+                    item = share[completion.index]
+                    record = task.benchmark.names() | {
                         "idx": item.idx,
                         "prompt_sha256": text_sha256(task.prompts[item.idx]),
-                        "n_prompt_tokens": done.n_prompt_tokens,
-                        "n_new_tokens": done.n_new_tokens,
-                        "finish_reason": done.finish_reason,
-                        "raw_output": done.text,
-                        # Here to stand beside the gold.
+                        "n_prompt_tokens": completion.n_prompt_tokens,
+                        "n_new_tokens": completion.n_new_tokens,
+                        "finish_reason": completion.finish_reason,
+                        "raw_output": completion.text,
+                        # The verdict holds the prediction, too. Here it stands next to the gold.
                         "prediction": verdict.prediction,
                         "gold": item.gold,
-                        **asdict(verdict),
                     }
-                    file.write(to_line(record))
+                    file.write(to_line(record | asdict(verdict)))
+                # A kill loses the completions of one group at most.
                 file.flush()
                 bar.update(len(completions))
         state.wait_for_everyone()
@@ -159,5 +168,7 @@ def _share(task: Task, directory: RunDirectory, state: PartialState) -> list[Ite
             fault = f"item {idx} of {task.benchmark.id} was asked with another prompt"
             raise ValueError(f"{directory.path}: {fault}: give another --output_dir")
     left = [item for item in task.items if item.idx not in finished]
+    # All processes sort alike, by the length of prompts, so that their shares are disjoint and
+    # about equally long.
     left.sort(key=lambda item: (-len(task.prompts[item.idx]), item.idx))
     return left[state.process_index :: state.num_processes]

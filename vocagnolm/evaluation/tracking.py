@@ -17,22 +17,27 @@ def log_evaluation(results: JsonObject, directory: Path) -> None:
     A checkpoint's are in the run that wrote it, as `eval/checkpoint-500/gsm8k/...`.
     """
     name = results["model"]["name"]
-    model, parts = Path(name).resolve(), []
-    known = read_place(model)
-    if not known and model.is_dir() and (known := read_place(model.parent)):
-        parts.append(model.name)
+    model = Path(name).resolve()
+    parts = []
+    # The directory of a run's model says which run wrote it. Checkpoints lie in that directory.
+    place = read_place(model)
+    if not place and model.is_dir():
+        place = read_place(model.parent)
+        if place:
+            parts.append(model.name)
     if results["settings"].get("protocol"):
         parts.append("chat")
     part = "-".join(parts)
-    if not known:
+    if not place:
         project = os.environ.get("WANDB_PROJECT", RunOptions.project)
-        known = {"project": project, "name": f"evaluation of {name}"}
-    entry = "_".join(filter(None, (EVALUATION, part)))
-    own = {entry: {key: results[key] for key in ("model", "settings", "environment")}}
-    with begin_run({**known, "config": known.get("config", {}) | own}) as run:
-        for column, values in {**results["benchmarks"], **results["averages"]}.items():
-            # A slash would begin a part of the name.
-            names = ("eval", part, column.replace("w/o", "without"), *values["marked"])
+        place = {"project": project, "name": f"evaluation of {name}"}
+    entry = f"{EVALUATION}_{part}" if part else EVALUATION
+    about_evaluation = {key: results[key] for key in ("model", "settings", "environment")}
+    config = place.get("config", {}) | {entry: about_evaluation}
+    with begin_run(place | {"config": config}) as run:
+        for column, values in (results["benchmarks"] | results["averages"]).items():
+            # A slash in "w/o" would begin a part of the name.
+            names = ["eval", part, column.replace("w/o", "without"), *values["marked"]]
             prefix = "/".join(filter(None, names))
             run.summary[f"{prefix}/accuracy_percent"] = values["rounded"]
             if "n" in values:

@@ -34,9 +34,11 @@ class Chat:
 
     def prompt(self, *turns: str) -> str:
         """Render a question, and the beginning of the answer; or both turns."""
-        roles = ("user", "assistant")
+        messages = []
+        for role, turn in zip(("user", "assistant"), turns, strict=False):
+            messages.append({"role": role, "content": turn})
         text = self.tokenizer.apply_chat_template(
-            [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=False)],
+            messages,
             chat_template=self.source,
             tokenize=False,
             add_generation_prompt=len(turns) == 1,
@@ -46,12 +48,17 @@ class Chat:
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
-        """The token with which the template ends an answer; none where that is no special one."""
-        answer = "\ue000"  # which no template writes
+        """Return the special token that follows an answer in the template, or none."""
+        # No template writes this character of the private area, so that it marks the answer's
+        # place.
+        answer = "\ue000"
         after = self.prompt("?", answer).partition(answer)[2]
         ids = self.tokenizer(after, add_special_tokens=False)["input_ids"]
         special = special_ids(self.tokenizer)
-        return frozenset([id for id in ids if id in special][:1])
+        for token_id in ids:
+            if token_id in special:
+                return frozenset([token_id])
+        return frozenset()
 
     def settings(self) -> dict[str, object]:
         """Return what two answers must share to belong together."""
@@ -83,11 +90,16 @@ class Engine:
         self.tokenizer = tokenizer
         # The most tokens of a prompt and its completion; `NO_LIMIT` if there is none.
         self.context = context
-        ids = ending.eos_token_id
-        own = {*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id} - {None}
-        # Those that end a text.
-        self.eos_ids = frozenset(own | (chat.end_ids if chat else set()))
-        # A chat template has written them already.
+        # Any of these tokens ends a text: those of the model and of its tokenizer, and in a chat
+        # the one that ends a turn.
+        eos_ids = ending.eos_token_id
+        if not isinstance(eos_ids, list):
+            eos_ids = [eos_ids]
+        ends = {*eos_ids, tokenizer.eos_token_id}
+        if chat:
+            ends |= chat.end_ids
+        self.eos_ids = frozenset(ends - {None})
+        # A chat template has written the special tokens already.
         self.add_special_tokens = chat is None
 
     def generate(
@@ -101,11 +113,15 @@ class Engine:
             return iter(())
         options = {"verbose": False, "add_special_tokens": self.add_special_tokens}
         encoded: list[list[int]] = self.tokenizer(list(prompts), **options)["input_ids"]
-        rows = [Row(index, ids, self, stops, max_new_tokens) for index, ids in enumerate(encoded)]
-        if too_long := sum(row.room < 1 for row in rows):
+        rows = []
+        for index, ids in enumerate(encoded):
+            rows.append(Row(index, ids, self, stops, max_new_tokens))
+        too_long = sum(row.room < 1 for row in rows)
+        if too_long:
+            longest = max(len(row) for row in rows)
             raise ValueError(
                 f"{too_long} of {len(rows)} prompts leave no room for a completion: the longest "
-                f"has {max(map(len, rows))} tokens and the model's context holds {self.context}; "
+                f"has {longest} tokens and the model's context holds {self.context}; "
                 "use fewer examples, or a model with a longer context"
             )
         return self._run(rows)
@@ -136,11 +152,14 @@ class Row:
     def __init__(
         self, index: int, prompt: list[int], engine: Engine, stops: Sequence[str], max_new: int
     ):
-        self.index, self.prompt, self.stops = index, prompt, stops
+        self.index = index
+        self.prompt = prompt
+        self.stops = stops
         self.new: list[int] = []
         self.is_finished = False
-        self._engine, self._max_new = engine, max_new
-        self._longest_stop = max(map(len, stops), default=0)
+        self._engine = engine
+        self._max_new = max_new
+        self._longest_stop = max((len(stop) for stop in stops), default=0)
         self._anchor = 0
 
     def __len__(self) -> int:
@@ -161,11 +180,12 @@ class Row:
         if not self._longest_stop:
             return False
         text = self._engine.decode(self.new[self._anchor :])
-        # A token is mostly one character or more: nothing of an unfinished stop string is lost.
+        # Most tokens have one character or more, so that these hold all of an unfinished stop
+        # string.
         distance = self._longest_stop + 4
         if len(self.new) - self._anchor >= 2 * distance:
             tail = self._engine.decode(self.new[-distance:])
-            # U+FFFD stands for bytes that are no character, such as half of one.
+            # U+FFFD stands for bytes that are not a whole character.
             whole = len(tail) > self._longest_stop and "\ufffd" not in tail
             if whole and text.endswith(tail):
                 self._anchor = len(self.new) - distance
@@ -192,8 +212,12 @@ def cut(text: str, stops: Sequence[str]) -> str:
     >>> cut(" 7.\n\nProblem: 1 + 1\n\nQuestion: 2", ["\n\nQuestion:", "\n\nProblem:"])
     '7.'
     """
-    found = [at for stop in stops if (at := text.find(stop)) >= 0]
-    return text[: min(found, default=len(text))].strip()
+    end = len(text)
+    for stop in stops:
+        place = text.find(stop)
+        if place >= 0:
+            end = min(end, place)
+    return text[:end].strip()
 
 
 def shared_length(sequences: Sequence[list[int]]) -> int:

@@ -30,18 +30,19 @@ from vocagnolm.extras import check_transformers, unsupported
 from vocagnolm.models.load import context_length
 
 logger = logging.getLogger(__name__)
-# Without position ids, and right beside left padding.
+# These models take no position ids, and are right all the same with padding on the left: they count
+# positions by the mask.
 _POSITIONS_FROM_MASK = {"bloom", "mpt"}
-# Rotations that depend on no table.
+# These rotations are computed for any position, whatever the context.
 _WITHOUT_BOUND = {"default", "linear", "llama3", "yarn"}
-# Rows whose prompts are read at once, padded to the longest.
+# So many rows read their prompts at once, padded to the longest.
 _READ_TOGETHER = 8
-# Tokens by which a row's keys and values grow at once.
+# The buffers of keys and values grow by so many tokens at once.
 _SPARE = 128
 
 
 class GrowingLayer(DynamicLayer):
-    """A layer's keys and values in buffers with room, where `DynamicLayer` copies all every step.
+    """A layer's keys and values in buffers with room; `DynamicLayer` copies all of them each step.
 
     It begins with those of a prefix that all rows share, which it reads from another layer.
     """
@@ -49,8 +50,12 @@ class GrowingLayer(DynamicLayer):
     def __init__(self, prefix: DynamicLayer):
         super().__init__()  # type: ignore[no-untyped-call]
         self._length = prefix.get_seq_length()
-        # [rows, heads, places, width]; of the prefix [1, heads, prefix, width], or none
-        self._buffers = [held for held in (prefix.keys, prefix.values) if held is not None]
+        # Keys and values [rows, heads, places, width], at first [1, heads, prefix, width]. The list
+        # is empty while there is no prefix.
+        self._buffers = []
+        for states in (prefix.keys, prefix.values):
+            if states is not None:
+                self._buffers.append(states)
 
     def get_seq_length(self) -> int:
         """Count the tokens."""
@@ -59,31 +64,37 @@ class GrowingLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Add those of new tokens, and give all."""
-        begin, length = self._length, self._length + key_states.shape[2]
-        both = key_states, value_states
-        self._buffers = self._buffers or [new[:, :, :0] for new in both]
+        """Add the keys and values of new tokens, and return those of all tokens."""
+        begin = self._length
+        length = begin + key_states.shape[2]
+        if not self._buffers:
+            self._buffers = [key_states[:, :, :0], value_states[:, :, :0]]
         if self._buffers[0].shape[2] < length:
             self.widen(len(key_states), length)
         self._length = length
-        for held, new in zip(self._buffers, both, strict=True):
-            held[:, :, begin:length] = new
-        self.keys, self.values = (held[:, :, :length] for held in self._buffers)
+        keys, values = self._buffers
+        keys[:, :, begin:length] = key_states
+        values[:, :, begin:length] = value_states
+        self.keys = keys[:, :, :length]
+        self.values = values[:, :, :length]
         return self.keys, self.values
 
     def widen(self, n_rows: int, length: int) -> None:
-        """Make room for rows of so many tokens, which `update` or a `part` fills, and more."""
-        for index, held in enumerate(self._buffers):
-            # Zeros: what is masked is multiplied, too.
-            grown = held.new_zeros(n_rows, held.shape[1], length + _SPARE, held.shape[3])
-            grown[:, :, : self._length] = held[:, :, : self._length]
-            self._buffers[index] = grown
+        """Make room for rows of `length` tokens and more, which `update` or a `part` fills."""
+        for index, buffer in enumerate(self._buffers):
+            # Attention multiplies masked places by 0, which leaves NaN where the memory holds it:
+            # so new places are zeros.
+            wider = buffer.new_zeros(n_rows, buffer.shape[1], length + _SPARE, buffer.shape[3])
+            wider[:, :, : self._length] = buffer[:, :, : self._length]
+            self._buffers[index] = wider
         self._length = length
 
     def part(self, rows: slice, length: int) -> "GrowingLayer":
-        """Give some rows, up to so many tokens; what is added to them is added here."""
+        """Return some rows, up to `length` tokens; what is added to them is added here, too."""
         part = copy.copy(self)
-        part._length, part._buffers = length, [held[rows] for held in self._buffers]
+        part._length = length
+        # Slices share the memory of the buffers.
+        part._buffers = [buffer[rows] for buffer in self._buffers]
         return part
 
 
@@ -107,7 +118,7 @@ class HFEngine(Engine):
         self.batch_size = batch_size
 
     def _run(self, rows: list[Row]) -> Iterator[list[Completion]]:
-        # The longest first, so that running out of memory shows at once.
+        # The longest rows come first, so that running out of memory shows at once.
         fresh = sorted(rows, key=lambda row: -len(row))
         n_shared, prefix = self._read_prefix(rows)
         begun: list[Row] = []
@@ -120,19 +131,24 @@ class HFEngine(Engine):
             try:
                 self._advance(batch, n_shared, prefix)
             except torch.OutOfMemoryError:
-                # Tokens that came before it are kept.
+                # The rows keep the tokens that were written before it.
                 if len(batch) == 1:
                     raise
                 self.batch_size = len(batch) // 2
                 message = "out of memory with %d rows: continuing with batches of %d"
                 logger.warning(message, len(batch), self.batch_size)
-            begun += [row for row in batch if not row.is_finished]
-            if finished := [row.completion() for row in batch if row.is_finished]:
-                yield finished
+            completions = []
+            for row in batch:
+                if row.is_finished:
+                    completions.append(row.completion())
+                else:
+                    begun.append(row)
+            if completions:
+                yield completions
 
     @torch.inference_mode()
     def _read_prefix(self, rows: list[Row]) -> tuple[int, list[Any]]:
-        """Read so many tokens that all prompts begin with, less than a whole one, into a cache."""
+        """Read the tokens that all prompts begin with into a cache, but never a whole prompt."""
         cache = DynamicCache(config=self._model.config)
         # A row that is nearly done may wait for one that has just begun.
         places = max(len(row) + row.room for row in rows) + max(row.room for row in rows)
@@ -146,11 +162,11 @@ class HFEngine(Engine):
     def _advance(self, batch: list[Row], n_shared: int, prefix: list[Any]) -> None:
         """Continue rows until half of them are finished."""
         if not n_shared:
-            # A window of attention may be outgrown, and its layer drops tokens.
-            layers = [
-                GrowingLayer(layer) if type(layer) is DynamicLayer else copy.deepcopy(layer)
-                for layer in prefix
-            ]
+            layers: list[Any] = []
+            for layer in prefix:
+                # A layer with a window of attention drops tokens, which buffers do not.
+                is_plain = type(layer) is DynamicLayer
+                layers.append(GrowingLayer(layer) if is_plain else copy.deepcopy(layer))
             self._generate(batch, 0, layers)
             return
         # A few rows of like length are read at a time, with little padding; all continue together.
@@ -178,10 +194,12 @@ class HFEngine(Engine):
         #     ids        S S S S S . . a b c        mask       1 1 1 1 1 0 0 1 1 1
         #                S S S S S d e f g h                   1 1 1 1 1 1 1 1 1 1
         #     positions  0 1 2 3 4     5 6 7
-        width = width or max(map(len, batch))
-        input_ids, mask = [], []
+        width = width or max(len(row) for row in batch)
+        input_ids = []
+        mask = []
         for row in batch:
-            padding, ids = [0] * (width - len(row)), row.prompt + row.new
+            padding = [0] * (width - len(row))
+            ids = row.prompt + row.new
             input_ids.append(ids[:n_shared] + padding + ids[n_shared:])
             mask.append([1] * n_shared + padding + [1] * (len(row) - n_shared))
         steps = most or max(row.room for row in batch)
@@ -199,8 +217,8 @@ class HFEngine(Engine):
                     row.append(token)
             return torch.full((len(batch),), _half_finished(batch), device=device)
 
-        # `generate` fills in what a config leaves out from the model's own, which may sample.
-        own_config = self._model.generation_config
+        # `generate` fills in what a config leaves out from that of the model, which may sample.
+        model_config = self._model.generation_config
         self._model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
         try:
             self._model.generate(
@@ -209,10 +227,10 @@ class HFEngine(Engine):
                 do_sample=False,
                 max_new_tokens=steps,
                 stopping_criteria=StoppingCriteriaList([append]),
-                **{cache_argument(): Cache([*layers])},
+                **{cache_argument(): Cache(list(layers))},
             )
         finally:
-            self._model.generation_config = own_config
+            self._model.generation_config = model_config
 
 
 def _half_finished(batch: list[Row]) -> bool:

@@ -79,11 +79,11 @@ class _Worker:
     """A process that grades, until an answer is too much for it."""
 
     def __init__(self) -> None:
-        self._connection, theirs = Pipe()
-        with theirs:
+        self._connection, worker_end = Pipe()
+        with worker_end:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "vocagnolm.evaluation.grading.worker"],
-                stdin=theirs.fileno(),
+                stdin=worker_end.fileno(),
                 # A library may print.
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -31,7 +31,7 @@ _OPERATORS: _Table = {
     ast.Pow: operator.pow,
     ast.Mod: operator.mod,
     ast.FloorDiv: operator.floordiv,
-    # "7&8" is 0 there.
+    # The harness reads "7&8" as 0.
     ast.BitAnd: operator.and_,
     ast.BitOr: operator.or_,
     ast.BitXor: operator.xor,
@@ -41,9 +41,9 @@ _OPERATORS: _Table = {
 }
 _BRACKETS: _Table = {ast.Tuple: tuple, ast.List: list, ast.Set: set}
 _CONSTANTS = {"pi": sympy.pi, "E": sympy.E, "I": sympy.I, "oo": sympy.oo}
-_FUNCTIONS = {"abs": abs} | {
-    name: getattr(sympy, name) for name in "sqrt exp log ln sin cos tan cot sec csc".split()
-}
+_FUNCTIONS: dict[str, Callable[..., Parsed]] = {"abs": abs}
+for _name in "sqrt exp log ln sin cos tan cot sec csc".split():
+    _FUNCTIONS[_name] = getattr(sympy, _name)
 _LEADING_MATRIX = re.compile(r"\(?\\begin\{[pb]matrix\}(.*?)\\end\{[pb]matrix\}\)?", re.DOTALL)
 _LEADING_NUMBER = re.compile(r"(-?\d+(?:,\d{3})*(?:\.\d+)?)~*(?:$|\.(?!\d)|&|E(?!\d)|\\\\)")
 _TOLERANCE = 1e-4
@@ -52,7 +52,7 @@ _BRACKETED = re.compile(r"[(\[].+[)\]]")
 
 
 def decide(prediction: str | None, gold: str) -> tuple[bool, str] | None:
-    """Give the verdict and the rule behind it; None where only algebra can tell, one pair in ten.
+    """Return the verdict and its rule, or None where only algebra can tell, one pair in ten.
 
     A number counts as right if it is the gold, a hundred times it or a hundredth of it.
 
@@ -63,8 +63,10 @@ def decide(prediction: str | None, gold: str) -> tuple[bool, str] | None:
         return True, "string"
     number, target = parse_number(str(prediction)), parse_number(gold)
     if number is not None and target is not None:
-        targets = (target / 100, target, target * 100)
-        return any(isclose(number, x, rel_tol=_TOLERANCE) for x in targets), "numeric"
+        for accepted in (target / 100, target, target * 100):
+            if isclose(number, accepted, rel_tol=_TOLERANCE):
+                return True, "numeric"
+        return False, "numeric"
     if not prediction:
         return False, "empty"
     return None
@@ -83,12 +85,17 @@ def parse_number(text: str) -> float | None:
 
 def algebraically_equal(prediction: str, gold: str) -> bool:
     """Compare two normalised answers by all of the harness's rules."""
-    if verdict := decide(prediction, gold):
+    verdict = decide(prediction, gold)
+    if verdict:
         return verdict[0]
     gold, prediction = gold.strip(), prediction.strip()
+    # A gold in braces, as {1,2}, is compared as a matrix with a prediction that is one.
     if "pmatrix" in prediction and "pmatrix" not in gold:
-        lists = (found.strip("{}").replace(",", "\\") for found in re.findall(r"\{.*,.*\}", gold))
-        gold = ", ".join(rf"\begin{{pmatrix}}{entries}\end{{pmatrix}}" for entries in lists)
+        matrices = []
+        for braced in re.findall(r"\{.*,.*\}", gold):
+            entries = braced.strip("{}").replace(",", "\\")
+            matrices.append(rf"\begin{{pmatrix}}{entries}\end{{pmatrix}}")
+        gold = ", ".join(matrices)
     return (
         _without_brackets(prediction, gold)
         or _elementwise(prediction, gold)
@@ -101,13 +108,15 @@ def algebraically_equal(prediction: str, gold: str) -> bool:
 def verify(output: str, gold: str) -> bool:
     """Ask math-verify about a whole output, without its own time limits, which need signals."""
     expected = math_verify.parse(f"${gold}$", parsing_timeout=None)
-    found = math_verify.parse(output, parsing_timeout=None)
-    return bool(math_verify.verify(expected, found, timeout_seconds=None))
+    answers = math_verify.parse(output, parsing_timeout=None)
+    return bool(math_verify.verify(expected, answers, timeout_seconds=None))
 
 
 def _without_brackets(prediction: str, gold: str) -> bool:
-    ends, other = prediction[:1] + prediction[-1:], {"[]": "(", "()": "["}
-    if ends in other and not gold.startswith(other[ends]):
+    # (1,2) is not [1,2): brackets of intervals stay where the gold begins with the other kind.
+    other_kind = {"[]": "(", "()": "["}
+    ends = prediction[:1] + prediction[-1:]
+    if ends in other_kind and not gold.startswith(other_kind[ends]):
         prediction, gold = prediction.strip("[]()"), gold.strip("[]()")
     removed = str.maketrans("", "", "{}()")
     return prediction.translate(removed).lower() == gold.translate(removed).lower()
@@ -118,29 +127,40 @@ def _all_equal(predictions: list[str], golds: list[str]) -> bool:
 
 
 def _elementwise(prediction: str, gold: str) -> bool:
-    # Tuples, intervals and lists, whatever their brackets, open or closed.
+    # Tuples, intervals and lists are compared entry by entry, whatever their brackets.
     bracketed = _BRACKETED.match(prediction) and _BRACKETED.match(gold)
     return bool(bracketed) and _all_equal(prediction[1:-1].split(","), gold[1:-1].split(","))
 
 
 def _matrices_equal(prediction: str, gold: str) -> bool:
-    found, expected = _MATRIX.fullmatch(prediction), _MATRIX.fullmatch(gold)
-    if not (found and expected):
+    matrix = _MATRIX.fullmatch(prediction)
+    gold_matrix = _MATRIX.fullmatch(gold)
+    if not (matrix and gold_matrix):
         return False
-    rows, gold_rows = _rows(found[1]), _rows(expected[1])
+    rows = _rows(matrix[1])
+    gold_rows = _rows(gold_matrix[1])
     return len(rows) == len(gold_rows) and all(map(_all_equal, rows, gold_rows))
 
 
 def _rows(matrix: str) -> list[list[str]]:
-    return [line.split("&") for line in map(str.strip, matrix.split(r"\\")) if line]
+    rows = []
+    for line in matrix.split(r"\\"):
+        if line.strip():
+            rows.append(line.strip().split("&"))
+    return rows
 
 
 def _equations_equal(prediction: str, gold: str) -> bool:
-    # Both are equations: equal differences of their sides. One is `x = ...`: its right side.
-    sides, gold_sides = prediction.split("="), gold.split("=")
+    sides = prediction.split("=")
+    gold_sides = gold.split("=")
+    # Two equations are equal if the differences of their sides are, up to the sign.
     if len(sides) == len(gold_sides) == 2:
-        difference, expected = (f"{a.strip()} - ({b.strip()})" for a, b in (sides, gold_sides))
-        return any(_expressions_equal(d, expected) for d in (difference, f"-({difference})"))
+        difference = f"{sides[0].strip()} - ({sides[1].strip()})"
+        gold_difference = f"{gold_sides[0].strip()} - ({gold_sides[1].strip()})"
+        if _expressions_equal(difference, gold_difference):
+            return True
+        return _expressions_equal(f"-({difference})", gold_difference)
+    # One of the two is an assignment, as `x = ...`: its right side counts.
     longer, shorter = sorted((sides, gold_sides), key=len, reverse=True)
     if len(longer) != 2 or len(shorter) != 1 or len(longer[0].strip()) > 2:
         return False
@@ -148,8 +168,11 @@ def _equations_equal(prediction: str, gold: str) -> bool:
 
 
 def _expressions_equal(prediction: str, gold: str) -> bool:
-    a, b = read_answer(prediction), read_answer(gold)
-    for rule in _RULES[:1] if isinstance(a, str) or isinstance(b, str) else _RULES:
+    a = read_answer(prediction)
+    b = read_answer(gold)
+    # A text that could not be read meets no rule that would evaluate it.
+    is_text = isinstance(a, str) or isinstance(b, str)
+    for rule in _RULES[:1] if is_text else _RULES:
         # The reference takes any failure for "not equal".
         with suppress(Exception):
             if rule(a, b):
@@ -158,11 +181,14 @@ def _expressions_equal(prediction: str, gold: str) -> bool:
 
 
 def _rounded_equal(a: Parsed, b: Parsed) -> bool:
-    rounded = [m.applyfunc(lambda entry: round(entry, 3)) for m in (a, b)]
-    return a.shape == b.shape and bool(rounded[0].equals(rounded[1]))
+    if a.shape != b.shape:
+        return False
+    rounded_a = a.applyfunc(lambda entry: round(entry, 3))
+    rounded_b = b.applyfunc(lambda entry: round(entry, 3))
+    return bool(rounded_a.equals(rounded_b))
 
 
-# Any one of them, in the reference's order; a text that was not read meets the first alone.
+# Answers are equal by any of these rules, tried in the reference's order.
 _RULES: tuple[Callable[[Parsed, Parsed], bool], ...] = (
     lambda a, b: str(a) == str(b),
     lambda a, b: a == b,
@@ -174,7 +200,7 @@ _RULES: tuple[Callable[[Parsed, Parsed], bool], ...] = (
 
 
 def read_answer(text: str) -> Parsed:
-    r"""Take the first reading that succeeds, `\\` first taken for `\`; else the text itself."""
+    r"""Return the first reading that succeeds, or the text; `\\` is taken for `\` first."""
     for read in (parse_latex, read_python, read_fragment):
         for candidate in (text.replace(r"\\", "\\"), text):
             with suppress(Exception):  # the reference takes any failure for "cannot be read"
@@ -195,7 +221,8 @@ def read_python(text: str) -> Parsed:
 
 
 def _evaluate(node: ast.AST) -> Parsed:
-    # No string in brackets or a call: sympy evaluates one that it receives, even in a tuple.
+    # A string in brackets or a call is not read: sympy evaluates one that it receives, even in a
+    # tuple.
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return sympy.Number(node.value)
     if isinstance(node, ast.Name):
@@ -218,9 +245,12 @@ def read_fragment(text: str) -> Parsed:
     >>> read_fragment(r"\begin{pmatrix}1&2\end{pmatrix}")
     Matrix([[1, 2]])
     """
-    if matrix := _LEADING_MATRIX.match(text):
-        return sympy.Matrix([[parse_latex(cell) for cell in row] for row in _rows(matrix[1])])
-    if number := _LEADING_NUMBER.match(text):
+    matrix = _LEADING_MATRIX.match(text)
+    if matrix:
+        rows = _rows(matrix[1])
+        return sympy.Matrix([[parse_latex(cell) for cell in row] for row in rows])
+    number = _LEADING_NUMBER.match(text)
+    if number:
         return sympy.Number(number[1].replace(",", ""))
     if "~" in text:
         return parse_latex(text.replace("~", " "))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from operator import itemgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 import yaml
@@ -19,14 +20,15 @@ from vocagnolm.evaluation.extraction import AnswerKind, extract, strip_string
 from vocagnolm.io import read_yaml
 
 RawRow = Mapping[str, Any]
-# The evaluator behind the published numbers.
+# The evaluator that made the published numbers.
 HARNESS = "ZubinGou/math-evaluation-harness@db77bc6"
-# The other protocol, named in all that is written.
+# The name of the other protocol in records and tables.
 CHAT_PROTOCOL = "zero-shot chat"
-# After the question, as the model cards of DeepSeekMath and Qwen2.5-Math recommend.
+# A chat asks so after the question, as the model cards of DeepSeekMath and Qwen2.5-Math recommend.
 INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
 # A gold of one of these makes the harness name the answers that it expects.
-_TRUTH, _CONSENT = " (True or False)", " (Yes or No)"
+_TRUTH = " (True or False)"
+_CONSENT = " (Yes or No)"
 _HINTS = {"true": _TRUTH, "false": _TRUTH, "yes": _CONSENT, "no": _CONSENT}
 
 
@@ -74,8 +76,10 @@ def _number(text: str) -> float:
 
 
 def _mathqa(row: RawRow) -> tuple[str, object]:
-    problem, options = row["problem"], _mathqa_options(row["options"].strip())
-    return _with_options(problem[:1].upper() + problem[1:], options), str(row["correct"]).upper()
+    problem = row["problem"]
+    problem = problem[:1].upper() + problem[1:]
+    options = _mathqa_options(row["options"].strip())
+    return _with_options(problem, options), str(row["correct"]).upper()
 
 
 def _mathqa_options(options: str) -> str:
@@ -95,9 +99,10 @@ def _mathqa_options(options: str) -> str:
 
 
 def _mmlu_stem(row: RawRow) -> tuple[str, object]:
-    choices = zip("ABCD", row["choices"], strict=True)
-    options = ", ".join(f"({letter}) {text.strip()}" for letter, text in choices)
-    return _with_options(row["question"], options), "ABCD"[row["answer"]]
+    options = []
+    for letter, text in zip("ABCD", row["choices"], strict=True):
+        options.append(f"({letter}) {text.strip()}")
+    return _with_options(row["question"], ", ".join(options)), "ABCD"[row["answer"]]
 
 
 def _sat(row: RawRow) -> tuple[str, object]:
@@ -126,7 +131,7 @@ READERS: Mapping[str, Callable[[RawRow], tuple[str, object]]] = {
 }
 
 
-# A field's name in braces, and what `str.format` may do with its value.
+# The name of a field in braces, and how `str.format` is to write its value.
 _PLACE = re.compile(r"\{(\w+)((?:[.!:\[][^{}]*)?)\}")
 
 
@@ -144,7 +149,7 @@ def fill_in(template: str, fields: Mapping[str, object]) -> str:
 
 
 def _names_in(template: str) -> list[str]:
-    r"""List the names in braces that are no arguments of LaTeX, nor its indices.
+    r"""List the names in braces that are neither arguments nor indices of LaTeX.
 
     >>> _names_in(r"{body} {question}: \sqrt{ab}, \frac{1}{ab}, x_{ab}")
     ['body', 'question']
@@ -191,28 +196,34 @@ class Benchmark:
     version: int = 1
     # The name of a protocol other than the paper's.
     protocol: str = ""
-    # Of a user's own benchmark: the directory of its file, and what makes question and gold of a
-    # row's fields, as in "{body} {question}"; ours have `READERS`.
+    # A user's own benchmark has the directory of its file, and templates that make question and
+    # gold of a row's fields, such as "{body} {question}". Our own have `READERS`.
     directory: Path | None = None
     question: str = ""
     answer: str = ""
 
     def names(self) -> dict[str, str]:
         """Name the benchmark in a record, and a protocol other than the paper's."""
-        return {"benchmark": self.id} | ({"protocol": self.protocol} if self.protocol else {})
+        names = {"benchmark": self.id}
+        if self.protocol:
+            names["protocol"] = self.protocol
+        return names
 
     def item(self, idx: int, row: RawRow) -> Item:
         """Build the item of a raw row; a ValueError where a user's own has none of its fields."""
-        question, raw_gold = self._own(idx, row) if self.directory else READERS[self.id](row)
+        if self.directory:
+            question, raw_gold = self._fill_templates(idx, row)
+        else:
+            question, raw_gold = READERS[self.id](row)
         # The harness normalises once before generation and once more when it grades.
         gold = strip_string(raw_gold)
         question += _HINTS.get(gold.lower(), "")
         return Item(idx, question.strip(), strip_string(gold))
 
-    def _own(self, idx: int, row: RawRow) -> tuple[str, object]:
+    def _fill_templates(self, idx: int, row: RawRow) -> tuple[str, object]:
         for template in (self.question, self.answer):
             missing = [name for name in _names_in(template) if name not in row]
-            # Without any field every item would be the same.
+            # A template without any field would make every item the same.
             if missing or fill_in(template, row) == template:
                 raise ValueError(
                     f"--benchmarks_file: item {idx} of {self.id} lacks "
@@ -228,7 +239,8 @@ class Benchmark:
             shots=0,
             template=f"{{question}}\n{INSTRUCTION}",
             stops=(),
-            # Chains of thought are longer; Qwen2.5-Math's evaluation allows as many.
+            # Chains of thought are longer in a chat. Qwen2.5-Math's evaluation allows as many
+            # tokens.
             max_new_tokens=2048,
             answer_kind="boxed_letter" if self.answer_kind == "letter" else self.answer_kind,
             protocol=CHAT_PROTOCOL,
@@ -236,8 +248,10 @@ class Benchmark:
 
 
 _RECORDS = yaml.safe_load((resources.files(__package__) / "benchmarks.yaml").read_text("utf-8"))
-# Ours; the command adds those of `--benchmarks_file`.
-BENCHMARKS = {name: Benchmark(name, **record) for name, record in _RECORDS.items()}
+# Our own benchmarks. Those of `--benchmarks_file` are handed about next to them.
+BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
+    {name: Benchmark(name, **record) for name, record in _RECORDS.items()}
+)
 PAPER_BENCHMARKS = tuple(BENCHMARKS)[:9]
 AVERAGES: Mapping[str, tuple[str, ...]] = {
     "AVG": PAPER_BENCHMARKS,
@@ -246,10 +260,14 @@ AVERAGES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-# Of the fields that a user may give.
-_OWN_TYPES: dict[str, Any] = {
-    **dict.fromkeys(("question", "answer", "template"), str),
-    **dict.fromkeys(("max_new_tokens", "item_count", "shots"), int),
+# The types of the fields that a user may give.
+_USER_FIELD_TYPES: dict[str, Any] = {
+    "question": str,
+    "answer": str,
+    "template": str,
+    "max_new_tokens": int,
+    "item_count": int,
+    "shots": int,
     "stops": (list, tuple),
 }
 
@@ -258,30 +276,42 @@ def read_benchmarks(path: Path) -> dict[str, Benchmark]:
     """Read a user's own benchmarks from a YAML file, by name.
 
     A record has `question` and `answer`, made of the fields of an item, and where the items are: a
-    `file` of JSON lines beside the YAML file, or `hub` and `hub_parts`. All other fields of
-    `Benchmark` may be given. A ValueError where something is wrong.
+    `file` of JSON lines in the directory of the YAML file, or `hub` and `hub_parts`. All other
+    fields of `Benchmark` may be given. A ValueError where something is wrong.
     """
-    found, fault = {}, f"--benchmarks_file {path}"
+    option = f"--benchmarks_file {path}"
+    benchmarks = {}
     try:
         for name, record in read_yaml(path).items():
-            # As many items as there are.
-            given = {"column": name, "item_count": 0, "shots": 0, "directory": path.parent}
-            found[name] = Benchmark(name, **given | record)
+            # A count of 0 takes as many items as there are.
+            defaults = {"column": name, "item_count": 0, "shots": 0, "directory": path.parent}
+            benchmarks[name] = Benchmark(name, **defaults | record)
     except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError) as error:
-        raise ValueError(f"{fault} cannot be read: {error}") from error
-    for name, one in found.items():
-        # Its results are files of that name.
-        if name in _RECORDS or not re.fullmatch(r"\w[\w-]*", str(name)):
-            raise ValueError(f"{fault}: {name} is one of ours, or no name of letters: rename it")
-        if not (one.question and one.answer and (one.file or (one.hub and one.hub_parts))):
-            raise ValueError(f"{fault}: {name} needs question, answer, and file or hub, hub_parts")
-        for field, kind in _OWN_TYPES.items():
-            if not isinstance(value := getattr(one, field), kind) or isinstance(value, bool):
-                expected = getattr(kind, "__name__", "list")
-                raise ValueError(f"{fault}: {field} of {name} must be of type {expected}")
-        if "{question}" not in one.template:
-            raise ValueError(f"{fault}: template of {name} has no {{question}} to put it into")
-        if one.answer_kind not in get_args(AnswerKind):
-            kinds = ", ".join(get_args(AnswerKind))
-            raise ValueError(f"{fault}: answer_kind of {name} must be one of {kinds}")
-    return found
+        raise ValueError(f"{option} cannot be read: {error}") from error
+    for name, benchmark in benchmarks.items():
+        fault = _fault(name, benchmark)
+        if fault:
+            raise ValueError(f"{option}: {fault}")
+    return benchmarks
+
+
+def _fault(name: str, benchmark: Benchmark) -> str | None:
+    """Say what is wrong with a user's own benchmark; None for nothing."""
+    # Its results are files of that name.
+    if name in _RECORDS or not re.fullmatch(r"\w[\w-]*", str(name)):
+        return f"{name} is one of ours, or not a name of letters: rename it"
+    has_items = benchmark.file or (benchmark.hub and benchmark.hub_parts)
+    if not (benchmark.question and benchmark.answer and has_items):
+        return f"{name} needs question, answer, and file or hub, hub_parts"
+    for field, kind in _USER_FIELD_TYPES.items():
+        value = getattr(benchmark, field)
+        # Python takes True for an integer.
+        if not isinstance(value, kind) or isinstance(value, bool):
+            expected = getattr(kind, "__name__", "list")
+            return f"{field} of {name} must be of type {expected}"
+    if "{question}" not in benchmark.template:
+        return f"template of {name} has no {{question}} to put it into"
+    if benchmark.answer_kind not in get_args(AnswerKind):
+        kinds = ", ".join(get_args(AnswerKind))
+        return f"answer_kind of {name} must be one of {kinds}"
+    return None

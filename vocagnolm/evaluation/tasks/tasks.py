@@ -5,11 +5,9 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from itertools import chain
 from pathlib import Path
 
 from vocagnolm.evaluation.tasks.benchmarks import (
-    BENCHMARKS,
     HARNESS,
     Benchmark,
     Item,
@@ -36,34 +34,38 @@ class Task:
     """A benchmark as it is asked in one evaluation."""
 
     benchmark: Benchmark
-    # Those that are asked, sorted by `idx`.
+    # The items that are asked, sorted by `idx`.
     items: Sequence[Item]
-    # The whole prompt of each, by `idx`.
+    # The whole prompt of each item, by `idx`.
     prompts: Mapping[int, str]
-    # Of `load_items`, of `load_prompt_set`; None for the question alone.
+    # Where the items are from, as `load_items` returns it.
     data: JsonObject
+    # Where the worked examples are from, as `load_prompt_set` returns it; None without examples.
     prompt_set: JsonObject | None
 
     def settings(self) -> JsonObject:
-        """Settings that two items must share to belong together."""
+        """Return the settings that two items must share to belong together."""
         benchmark = self.benchmark
-        # Nobody raises the version of a user's own.
-        own = {"stops": [*benchmark.stops], "answer_kind": benchmark.answer_kind}
-        return {
+        settings = {
             "version": benchmark.version,
             "data_sha256": self.data["digest"],
-            "prompts_sha256": self.prompt_set and self.prompt_set["sha256"],
+            "prompts_sha256": self.prompt_set["sha256"] if self.prompt_set else None,
             "max_new_tokens": benchmark.max_new_tokens,
-            **(own if benchmark.directory else {}),
         }
+        # The version stands for these in our own benchmarks. Nobody raises that of a user's.
+        if benchmark.directory:
+            settings["stops"] = list(benchmark.stops)
+            settings["answer_kind"] = benchmark.answer_kind
+        return settings
 
     def marks(self) -> dict[str, str]:
-        """Reasons not to put the accuracy beside a published one: in a word, and in a sentence."""
+        """Return reasons not to compare the accuracy with a published one: {word: sentence}."""
         marks = {}
         if self.benchmark.protocol:
             marks["chat"] = f"protocol: {self.benchmark.protocol}, not the paper's few-shot"
-        if len(self.items) < (known := self.benchmark.item_count):
-            marks["partial"] = f"partial: {len(self.items)} of {known} items"
+        item_count = self.benchmark.item_count
+        if len(self.items) < item_count:
+            marks["partial"] = f"partial: {len(self.items)} of {item_count} items"
         if self.prompt_set and self.prompt_set["origin"] != "harness":
             marks["other_prompts"] = f"prompts: {self.prompt_set['origin']}, not the harness's"
         if not (self.data["verified"] or self.benchmark.directory):
@@ -72,7 +74,7 @@ class Task:
 
 
 def load_tasks(
-    names: Iterable[str],
+    benchmarks: Iterable[Benchmark],
     data_dir: Path | None,
     prompts_dir: Path | None,
     limit: int | None,
@@ -80,18 +82,23 @@ def load_tasks(
 ) -> list[Task]:
     """Read benchmarks, or their first `limit` items; `render` puts each into a chat template."""
     tasks = []
-    for name in names:
-        benchmark = BENCHMARKS[name].in_chat() if render else BENCHMARKS[name]
+    for benchmark in benchmarks:
+        if render:
+            benchmark = benchmark.in_chat()
         items, data = load_items(benchmark, data_dir)
+        # A user's own benchmark need not say how many items it has.
         benchmark = replace(benchmark, item_count=len(items))
-        examples, prompt_set = "", None
+        examples = ""
+        prompt_set = None
         if benchmark.prompt_set:
             examples, prompt_set = load_prompt_set(benchmark.prompt_set, prompts_dir)
-        asked = items[: limit or None]
-        prompts = {item.idx: build_prompt(benchmark, examples, item.question) for item in asked}
-        if render:
-            prompts = {idx: render(prompt) for idx, prompt in prompts.items()}
-        tasks.append(Task(benchmark, asked, prompts, data, prompt_set))
+        if limit:
+            items = items[:limit]
+        prompts = {}
+        for item in items:
+            prompt = build_prompt(benchmark, examples, item.question)
+            prompts[item.idx] = render(prompt) if render else prompt
+        tasks.append(Task(benchmark, items, prompts, data, prompt_set))
     return tasks
 
 
@@ -107,10 +114,12 @@ def load_items(benchmark: Benchmark, data_dir: Path | None) -> tuple[list[Item],
         idx = index if benchmark.directory else row.get("idx", index)
         items.append(benchmark.item(idx, row))
     items.sort(key=lambda item: item.idx)
+    # A record without a count takes as many items as there are, but not none.
     count = benchmark.item_count or max(len(items), 1)
-    if (found := len({item.idx for item in items})) != count or found < len(items):
+    indices = {item.idx for item in items}
+    if len(indices) != count or len(indices) < len(items):
         expected = f"expected {count} items of {benchmark.id}"
-        raise ValueError(f"{origin}: {expected}, found {len(items)} with {found} indices")
+        raise ValueError(f"{origin}: {expected}, found {len(items)} with {len(indices)} indices")
     digest = items_digest(items)
     verified = digest == benchmark.items_sha256
     return items, {"origin": origin, "digest": digest, "verified": verified}
@@ -132,37 +141,40 @@ def _read_rows(benchmark: Benchmark, data_dir: Path | None) -> tuple[str, Iterab
     import datasets
 
     if benchmark.hub is None:
-        # As text: the JSON reader of `datasets` infers one type per column, which fails on columns
-        # that are null for the first megabytes.
+        # The file is read as text: the JSON reader of `datasets` infers one type per column, which
+        # fails on columns that are null for the first megabytes.
         url = f"{_HARNESS_DATA}/{benchmark.file}"
         texts = datasets.load_dataset("text", data_files=url, split="train")["text"]
         return f"{HARNESS}/data/{benchmark.file}", map(json.loads, texts)
-    # Columns are named as the fields of the harness's; the digest identifies the rows.
-    rows: Iterable[RawRow] = chain.from_iterable(
-        datasets.load_dataset(benchmark.hub, name=config, split=split, revision="main")
-        for config, split in benchmark.hub_parts
-    )
+    # The columns have the names of the fields in the harness's files. The digest of the items says
+    # whether their contents are the same, too.
+    rows: list[RawRow] = []
+    for config, split in benchmark.hub_parts:
+        rows += datasets.load_dataset(benchmark.hub, name=config, split=split, revision="main")
     if benchmark.id == "asdiv":
         # The harness leaves out rows with several answers.
-        rows = (row for row in rows if ";" not in row["answer"])
+        rows = [row for row in rows if ";" not in row["answer"]]
     return f"{benchmark.hub}@main", rows
 
 
 def items_digest(items: Iterable[Item]) -> str:
     """Hash index, question and gold of each item, one JSON list per line."""
-    rows = ([item.idx, item.question, item.gold] for item in items)
-    lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+    lines = ""
+    for item in items:
+        row = [item.idx, item.question, item.gold]
+        lines += json.dumps(row, separators=(",", ":")) + "\n"
     return text_sha256(lines)
 
 
 def read_lines(content: bytes, name: str) -> Iterator[JsonObject]:
-    """Parse JSON lines of a file; a ValueError names the file and the line that is no object."""
-    return (record for _, record in numbered_lines(content, name))
+    """Parse JSON lines of a file; a ValueError names the file and line that is not an object."""
+    for _, record in numbered_lines(content, name):
+        yield record
 
 
 def numbered_lines(content: bytes, name: str) -> Iterator[tuple[int, JsonObject]]:
     """Parse JSON lines of a file, with their numbers from 1."""
-    # Not by `splitlines`: JSON allows other line separators inside strings.
+    # `splitlines` would split at other line separators, too, which JSON allows inside strings.
     for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():
             continue
@@ -173,13 +185,13 @@ def numbered_lines(content: bytes, name: str) -> Iterator[tuple[int, JsonObject]
                 f"{name}:{number}: expected a JSON object, found no JSON ({error})"
             ) from error
         if not isinstance(record, dict):
-            found = type(record).__name__
-            raise ValueError(f"{name}:{number}: expected a JSON object, found a {found}")
+            kind = type(record).__name__
+            raise ValueError(f"{name}:{number}: expected a JSON object, found a {kind}")
         yield number, record
 
 
 def to_line(record: JsonObject) -> str:
-    """Write a record as ASCII: the text of a model may be no valid Unicode."""
+    """Write a record as ASCII: the text of a model may not be valid Unicode."""
     return json.dumps(record) + "\n"
 
 
@@ -187,10 +199,10 @@ def read_records(*paths: Path) -> dict[int, JsonObject]:
     """Read items by `idx`; a last line that was cut off counts as not written."""
     records: dict[int, JsonObject] = {}
     for path in paths:
-        whole, _, _ = path.read_bytes().rpartition(b"\n")
-        for record in read_lines(whole, str(path)):
+        whole_lines, _, _ = path.read_bytes().rpartition(b"\n")
+        for record in read_lines(whole_lines, str(path)):
             if "idx" not in record:
-                raise ValueError(f"{path}: a record has no idx: it is none of an evaluation")
+                raise ValueError(f"{path}: a record has no idx: it is not of an evaluation")
             records[record["idx"]] = record
     return records
 
@@ -203,8 +215,8 @@ def load_prompt_set(name: str, prompts_dir: Path | None) -> tuple[str, JsonObjec
     """
     path = (prompts_dir or resources.files(__package__) / "prompts") / f"{name}.md"
     if not path.is_file():
-        shown = f"--prompts_dir {prompts_dir}" if prompts_dir else "prompt_set"
-        raise ValueError(f"{shown}: there is no {name}.md")
+        source = f"--prompts_dir {prompts_dir}" if prompts_dir else "prompt_set"
+        raise ValueError(f"{source}: there is no {name}.md")
     data = path.read_bytes()
     sha256 = hashlib.sha256(data).hexdigest()
     origin = "vocagnolm"
@@ -216,8 +228,10 @@ def load_prompt_set(name: str, prompts_dir: Path | None) -> tuple[str, JsonObjec
 
 def build_prompt(benchmark: Benchmark, examples: str, question: str) -> str:
     """Join worked examples, if any, two blank lines, and the question in its template."""
-    asked = fill_in(benchmark.template, {"question": question})
-    return f"{examples.strip()}\n\n\n{asked}" if examples else asked
+    prompt = fill_in(benchmark.template, {"question": question})
+    if not examples:
+        return prompt
+    return f"{examples.strip()}\n\n\n{prompt}"
 
 
 def text_sha256(text: str) -> str:
