@@ -7,8 +7,6 @@ divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`; the rest 
     text -> packed batch (`vocagnolm.packing`) -> losses of both models -> weights -> one update
 """
 
-import copy
-import inspect
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import EvalPrediction, PreTrainedModel, Trainer
+from transformers import EvalPrediction, PreTrainedModel
 
 from vocagnolm.collator import (
     Batch,
@@ -28,22 +26,26 @@ from vocagnolm.collator import (
     student_segments,
 )
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.doors import own_arguments, python_door
-from vocagnolm.extras import is_installed, require
-from vocagnolm.fields import listed
+from vocagnolm.doors import python_door
 from vocagnolm.guidance import TokenGuidance
-from vocagnolm.method import Method, name_own
+from vocagnolm.method import Method
 from vocagnolm.models.adapters import adapt, check_adapted
 from vocagnolm.models.probes import check_packing
 from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher
 from vocagnolm.packing import Blocks
 from vocagnolm.token_loss import add_token_losses, inner_model
-from vocagnolm.training.assembled import Assembled, assembled_of_loaded
+from vocagnolm.training.arguments import (
+    arguments_of_trainer,
+    assemble_arguments,
+    load_models,
+    make_collator,
+    own_copy,
+    resolve_method,
+)
+from vocagnolm.training.assembled import Assembled
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.log import log_in_lines
-from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions
 from vocagnolm.training.resumable import ResumableTrainer
-from vocagnolm.training.settings import Job
 from vocagnolm.training.throughput import Throughput
 
 if TYPE_CHECKING:
@@ -52,8 +54,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NO_DATA = "train_dataset is missing: give documents, or the Blocks of prepare_dataset"
-# What `processing_class` was called before transformers 5.
-_ALIASES = {"tokenizer": "processing_class"}
 
 
 class VocAgnoTrainer(ResumableTrainer):
@@ -103,22 +103,22 @@ class VocAgnoTrainer(ResumableTrainer):
         assembled: Assembled | None = None,
         **kwargs: Any,
     ):
-        kwargs = _arguments_of_trainer(kwargs)
+        kwargs = arguments_of_trainer(kwargs)
         # As TRL's trainers call it.
         teacher = kwargs.pop("teacher_model", teacher)
-        args = _own_copy(args, peft_config) if assembled is None else _own_copy(assembled.job.args)
-        method = _method(args, method, objective)
+        args = own_copy(args, peft_config) if assembled is None else own_copy(assembled.job.args)
+        method = resolve_method(args, method, objective)
         if assembled is None:
             if train_dataset is None and data_collator is None:
                 raise ValueError(_NO_DATA)
             kwargs["train_dataset"] = train_dataset
-            assembled = _assemble(args, model, teacher, kwargs, peft_config)
-        student, teachers = _load_models(assembled, model, teacher, method, args)
+            assembled = assemble_arguments(args, model, teacher, kwargs, peft_config)
+        student, teachers = load_models(assembled, model, teacher, method, args)
         if peft_config is not None:
             student = adapt(student, peft_config, args.seed)
         elif isinstance(student, nn.Module):
             check_adapted(student)
-        collator = _collator(method, args, data_collator, assembled.train_dataset)
+        collator = make_collator(method, args, data_collator, assembled.train_dataset)
         kwargs |= {
             "train_dataset": assembled.train_dataset,
             "eval_dataset": assembled.eval_dataset,
@@ -402,106 +402,6 @@ def _check_vocabulary(model: nn.Module, largest_id: int) -> None:
         )
 
 
-def _own_copy(args: VocAgnoConfig | None, peft_config: object = None) -> VocAgnoConfig:
-    """Copy the arguments, which a trainer changes; reject those of another kind."""
-    if args is None:
-        args = VocAgnoConfig()
-    if not isinstance(args, VocAgnoConfig):
-        raise ValueError(f"args must be a VocAgnoConfig, got {type(args).__name__}")
-    if peft_config is not None:
-        require("peft", "peft_config")
-    args_copy: VocAgnoConfig = copy.copy(args)
-    args_copy.accelerator_config = copy.copy(args.accelerator_config)
-    return args_copy
-
-
-def _method(
-    args: VocAgnoConfig, method: str | Method | None, objective: type[Objective] | None
-) -> Method:
-    """Return the settings of the method; a `method` next to a config replaces those in it."""
-    if method is not None:
-        settings = Method(method) if isinstance(method, str) else method
-        for name, value in vars(settings).items():
-            setattr(args, name, value)
-        # Together they are checked as those of a config are.
-        GuidanceOptions.__post_init__(args)
-    if objective:
-        args.method = name_own("method", objective)
-    return args.as_method()
-
-
-def _assemble(
-    args: VocAgnoConfig, model: Any, teacher: Any, kwargs: dict[str, Any], peft_config: Any
-) -> Assembled:
-    """Load what is given by name, and pack documents."""
-    # A machine for timings may lack it, and has loaded models and packed sequences alone.
-    if not is_installed("datasets"):
-        teachers = None if isinstance(teacher, StoredTeacher) else listed(teacher or [])
-        job = Job(ModelOptions(model, teachers or None), DataOptions(dataset=[]), args)
-        return assembled_of_loaded(
-            job,
-            kwargs.get("train_dataset"),
-            kwargs.get("eval_dataset"),
-            kwargs.get("processing_class"),
-        )
-    from vocagnolm.training.assembly import assemble_in_python
-
-    return assemble_in_python(args, model, teacher, kwargs, peft_config)
-
-
-def _load_models(
-    assembled: Assembled, model: Any, teacher: Any, method: Method, args: VocAgnoConfig
-) -> tuple[Any, Sequence[PreTrainedModel] | StoredTeacher | None]:
-    """Return the student and its teachers with their weights; those that are loaded stay."""
-    if assembled.models is not None:
-        # Only now, as it needs `datasets`, which a machine for timings may lack.
-        from vocagnolm.training.models import load_weights
-
-        options = assembled.job.model
-        model, loaded_teacher = load_weights(assembled.models, options, args.device, args.seed)
-        teacher = loaded_teacher or teacher
-    teachers = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
-    if isinstance(teachers, StoredTeacher):
-        method.check_teacher(teachers.teachers, is_stored=True)
-    else:
-        method.check_teacher(len(teachers or ()))
-        _reject_shared_model(model, teachers or ())
-        _keep_teacher_rope(model, teachers or (), args)
-    return model, teachers
-
-
-def _arguments_of_trainer(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that Trainer takes; reject others, and those that have no effect."""
-    for name in ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics"):
-        if kwargs.pop(name, None) is not None:
-            raise ValueError(f"{name} has no effect: the method makes no logits")
-    names = {*inspect.signature(Trainer).parameters, "teacher_model"}
-    return own_arguments("VocAgnoTrainer", kwargs, names, _ALIASES, logger.warning)
-
-
-def _reject_shared_model(student: Any, teachers: Sequence[Any]) -> None:
-    """Reject a teacher that is the student."""
-    if any(teacher is student for teacher in teachers):
-        raise ValueError(
-            "model and teacher are one object, and freezing the teacher would freeze the "
-            "student; pass copy.deepcopy(model)"
-        )
-
-
-def _keep_teacher_rope(student: Any, teachers: Sequence[Any], args: VocAgnoConfig) -> None:
-    """Let Liger leave the rotary embedding alone where a teacher is of the student's family.
-
-    As training begins, after the probes of the teachers, Liger replaces that of the whole family,
-    with which the teacher would compute, too.
-    """
-    kernels = args.liger_kernel_config
-    if student is None or not isinstance(kernels, dict):
-        return
-    families = [teacher.config.model_type for teacher in teachers]
-    if student.config.model_type in families:
-        args.liger_kernel_config = kernels | {"rope": False}
-
-
 def _check_student(model: PreTrainedModel, optimizer: torch.optim.Optimizer | None) -> None:
     """Warn about weights in 16 bits; reject an optimizer that holds those of another model."""
     if model.dtype in (torch.bfloat16, torch.float16):
@@ -521,34 +421,3 @@ def _check_student(model: PreTrainedModel, optimizer: torch.optim.Optimizer | No
             "optimizers: the optimizer has no weight of the student that is trained: load the "
             "model (and add its adapters), and make the optimizer of its parameters"
         )
-
-
-def _collator(
-    method: Method, args: VocAgnoConfig, collator: object, dataset: object
-) -> PackedCollator:
-    """Return the collator that was given, if it suits the method, or that of the data set."""
-    chunks = method.chunks if method.method == "chunk" else None
-    if isinstance(dataset, Blocks) and args.max_length != dataset.max_length:
-        raise ValueError(
-            f"train_dataset has sequences of {dataset.max_length} tokens: set args.max_length to it"
-        )
-    if collator is None and isinstance(dataset, Blocks):
-        collator = PackedCollator(
-            dataset.max_length,
-            attend_across_documents=args.attend_across_documents,
-            teacher_max_length=dataset.teacher_max_length,
-            chunks=chunks,
-            shares=method.aggregation_in_effect == "share",
-        )
-    if collator is None:
-        raise ValueError(
-            "train_dataset must be documents or the Blocks of prepare_dataset, got "
-            f"{type(dataset).__name__}"
-        )
-    if not isinstance(collator, PackedCollator) or collator.chunks != chunks:
-        raise ValueError(
-            f"--method {method.method} needs the packed sequences of vocagnolm.packing.Blocks and "
-            f"data_collator=PackedCollator(..., chunks={chunks}), got {str(collator)[:99]}"
-        )
-    method.check_chunks(collator.max_length)
-    return collator
