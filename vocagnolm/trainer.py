@@ -336,13 +336,13 @@ class VocAgnoTrainer(ResumableTrainer):
         return model(**options, token_losses=True)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Count the student's FLOPs as Trainer does, 6 a weight and token, and 2 of a teacher's."""
-        flops: int = super().floating_point_ops(inputs)
-        if self.online_teachers:
-            rows = self.objective.teacher_rows(cast(Batch, inputs))
-            for teacher, (_, labels_BT) in zip(self.online_teachers, rows, strict=True):
-                flops += 2 * labels_BT.numel() * teacher.num_parameters(exclude_embeddings=True)
-        return flops
+        """Return 0 where `store_flos` counts, or else Trainer's estimate of the student's FLOPs."""
+        return 0 if self.throughput.counts_flops else super().floating_point_ops(inputs)
+
+    def store_flos(self) -> None:
+        """Add the FLOPs of student and teachers since the last call, as the MFU counts them."""
+        self.current_flos += int(self.throughput.new_flops())
+        super().store_flos()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add how fast the run was since the last log."""

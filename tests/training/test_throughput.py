@@ -230,6 +230,24 @@ def test_report_equals_a_hand_count(
     assert trainer.throughput.read() == {}
 
 
+@pytest.mark.parametrize("logging_steps", [1, 2, 5])
+def test_total_flops_are_those_of_the_mfu(
+    logging_steps: int, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    """Each token is counted once, whatever is logged and saved in between."""
+    student, teacher = model_work(pair[0]), model_work(pair[1])
+    intervals = {"max_steps": 3, "logging_steps": logging_steps, "save_steps": 2}
+    trainer = make_trainer(tmp_path, blocks, *pair, **intervals)
+    batches = batches_of(trainer)
+    trainer.train()
+    used = sum(map(trainer.objective.weighted_tokens, batches))
+    expected = student.training_flops(tokens_of(batches), sum(map(keys_by_hand, batches)), used)
+    keys = sum(keys_by_hand(batch, "teacher_") for batch in batches)
+    tokens = tokens_of(batches, "teacher_")
+    expected += teacher.forward_flops(tokens, keys, tokens)
+    assert trainer.state.total_flos == pytest.approx(expected, rel=1e-9)
+
+
 @pytest.mark.usefixtures("ticks")
 def test_report_covers_all_processes() -> None:
     model = build(CONFIGS["llama"])

@@ -62,29 +62,51 @@ class Throughput(TrainerCallback):
     ):
         self._accelerator, self._device = accelerator, accelerator.device
         self._teachers = teachers
-        # Of the student and the teachers; empty if one of them cannot be counted.
+        # The costs of the student and of each teacher; empty if one of them cannot be counted.
         self._works: list[ModelWork] = []
         self._peak_flops = _peak_flops(self._device, peak_tflops)
-        self._clear()
+        self._clear_counts()
+        self._clear_times()
 
-    def _clear(self) -> None:
+    def _clear_counts(self) -> None:
+        # A row for the student and one for each teacher, with the sums since training began: tokens
+        # with a loss, their keys, and the tokens that a head reads. They stay on the device, so
+        # that a micro-batch waits for nothing.
+        shape = 1 + len(self._teachers), 3
+        self._counts = torch.zeros(shape, dtype=torch.int64, device=self._device)
+        # The sums at the last `read` and at the last `new_flops`, from which the next one counts.
+        self._counts_at_read = self._counts.clone()
+        self._counts_at_flops = self._counts.clone()
+
+    def _clear_times(self) -> None:
         self._since: float | None = None
         self._teacher_s = 0.0
         self._teacher_events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        # Of student and teachers: tokens with a loss, their keys, and the tokens that a head reads.
-        shape = 1 + len(self._teachers), 3
-        self._counts = torch.zeros(shape, dtype=torch.int64, device=self._device)
+
+    @property
+    def counts_flops(self) -> bool:
+        """True if the FLOPs of all models can be counted, which is known as training begins."""
+        return bool(self._works)
+
+    def new_flops(self) -> float:
+        """Return this process's FLOPs since the last call, of the student and its teachers."""
+        counts = self._counts - self._counts_at_flops
+        self._counts_at_flops = self._counts.clone()
+        return sum(self._flops(counts.tolist()))
 
     def on_train_begin(self, *args: object, **kwargs: Any) -> None:
         """Count the weights of all models, and forget an earlier run."""
-        self._clear()
+        self._clear_counts()
+        self._clear_times()
         try:
             models = [kwargs["model"]]
             models += self._teachers
             self._works = [model_work(model) for model in models]
         except ValueError as error:
             self._works = []
-            logger.warning("no MFU: %s", error)
+            logger.warning(
+                "no MFU, and total_flos is Trainer's estimate for the student: %s", error
+            )
 
     def on_step_begin(self, *args: object, **kwargs: object) -> None:
         """Start the clock, if a log has stopped it."""
@@ -129,10 +151,11 @@ class Throughput(TrainerCallback):
         for start, stop in self._teacher_events:
             stop.synchronize()
             teacher_s += start.elapsed_time(stop) / 1000
-        counts = self._counts.tolist()
+        counts = (self._counts - self._counts_at_read).tolist()
+        self._counts_at_read = self._counts.clone()
         student_tokens = counts[0][0]
         student_flops, teacher_flops = self._flops(counts)
-        self._clear()
+        self._clear_times()
         memory = _memory_gib(self._device)
         # A row of each process: [ sums ... | memory ... ], added up and maximised.
         dtype = torch.float32 if self._device.type == "mps" else torch.float64
