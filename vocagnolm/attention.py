@@ -260,7 +260,9 @@ def _flash(
     **options: object,
 ) -> tuple[Tensor, None]:
     """Attend as transformers does, which looks at a mask before it looks at segments."""
-    if options.get("cu_seq_lens_q") is not None:
+    # Only `segment_call` gives an empty mask, so every other caller in the process finds the
+    # attention of transformers as it was.
+    if attention_mask is not None and attention_mask.numel() == 0:
         attention_mask = None
     return flash(module, query_BHTD, key_BHTD, value_BHTD, attention_mask, **options)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,6 +134,14 @@ def test_flash_attention_gets_its_own_arguments() -> None:
         assert call["cu_seq_lens_q"].tolist() == [0, 5, 14, 16, 32, 33, 40, 46, 47, 48]
         assert type(call["max_length_q"]) is type(call["max_length_k"]) is int
         assert call["max_length_q"] == 16
+    # The attention is registered for the whole process: a mask of another caller reaches it.
+    mask = torch.ones(1, 1, 48, 48, dtype=torch.bool)
+    rows_BHTD = [torch.randn(1, 2, 48, 8) for _ in range(3)]
+    edges = torch.tensor([0, 48], dtype=torch.int32)
+    AttentionInterface()["my_flash"](
+        SimpleNamespace(), *rows_BHTD, mask, cu_seq_lens_q=edges, max_length_q=48
+    )
+    assert seen[-1]["mask"] is mask
 
 
 @pytest.mark.parametrize(
