@@ -50,7 +50,9 @@ class StepGuard(TrainerCallback):
     def on_pre_optimizer_step(self, args: object, state: Any, control: Any, **kwargs: Any) -> None:
         """Skip the update, or stop, if a loss or a gradient is not finite on any process."""
         model: nn.Module = kwargs["model"]
-        # One maximum over processes of four numbers, each -1 or 0 where all is well:
+        # After one maximum over processes all of them take the same branch. One that skipped alone
+        # would have other weights than the rest, and one that stopped alone would leave the rest
+        # waiting. It is taken of four numbers at once, each -1 or 0 where all is well:
         #     bad sequence of the student | of the teacher | gradient is bad | asked to stop
         gradient = self._gradient_fault(model)
         stop_signal = torch.full_like(gradient, self._preemption.is_asked)
@@ -58,6 +60,7 @@ class StepGuard(TrainerCallback):
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(worst, op=ReduceOp.MAX)
         student_block, teacher_block, gradient_fault, is_asked_to_stop = worst.tolist()
+        # The update below is still made, so the run stops after a whole step.
         if is_asked_to_stop:
             self._preemption.is_agreed = control.should_training_stop = True
         if max(student_block, teacher_block, gradient_fault) == NO_BLOCK:
@@ -67,12 +70,19 @@ class StepGuard(TrainerCallback):
 
     def _gradient_fault(self, model: nn.Module) -> Tensor:
         """0 if this process's gradients are not finite, else -1; without a host-device sync."""
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        gradients = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+        gradients: list[Tensor] = []
+        for parameter in model.parameters():
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            # Under FSDP2 each process looks at its own shards, and the maximum joins the answers.
+            gradients.append(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
         if not gradients or self._accelerator.scaler is not None:
             # float16's scaler meets infinities as a matter of course, and skips the step itself.
             return torch.full((), NO_BLOCK, device=self._accelerator.device)
         # Offloaded gradients are on another device than the losses.
+        # The norm of all gradients is not finite as soon as one element is not. It takes a few
+        # kernels, and the answer stays on the device.
         is_finite = torch.nn.utils.get_total_norm(gradients).isfinite()
         return is_finite.long().neg().to(self._accelerator.device)
 
@@ -80,6 +90,7 @@ class StepGuard(TrainerCallback):
         self, model: nn.Module, step: int, student_block: int, teacher_block: int
     ) -> None:
         """Make no update, on all processes alike; the blocks are -1 where losses are finite."""
+        # Losses are named before the gradient, which is NaN as a consequence where they are.
         if teacher_block != NO_BLOCK:
             fault = f"the teacher's losses are NaN or infinite in packed sequence {teacher_block}"
             advice = "load it in another precision (--teacher_dtype float32) or use another one"
@@ -90,6 +101,8 @@ class StepGuard(TrainerCallback):
             fault = "the student's gradient is NaN or infinite, though all losses are finite"
             advice = "lower --learning_rate, or train without bf16 and fp16 to see its source"
         if self._metrics.bad_steps >= self._max_bad_steps:
+            # Saving is collective. All processes get here together, as they have agreed on the
+            # fault.
             checkpoint = self._save_progress()
             state = f"the state before it is in {checkpoint}" if checkpoint else "and none before"
             raise NonFiniteLoss(f"step {step}: {fault}; no update was made, {state}; {advice}")
