@@ -47,6 +47,8 @@ def assembled_of_loaded(
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
         processing_class=processing_class,
+        # There are no names and documents to describe such a run by, only the sequences
+        # themselves.
         settings=settings_of(job) | settings_of_blocks(train_dataset),
         skipped={},
     )
@@ -54,6 +56,7 @@ def assembled_of_loaded(
 
 def settings_of_blocks(dataset: Any) -> dict[str, Any]:
     """Return what packed sequences add to the settings of a run: progress is counted in them."""
+    # Other packed sequences, such as a list, have no digest, and the user answers for their order.
     if not isinstance(dataset, Blocks):
         return {}
     return {"blocks": len(dataset), "corpus_digest": dataset.corpus_digest}

@@ -68,6 +68,8 @@ def prepare_dataset(
     segments = align(texts, student, teachers, options, "dataset")
     if segments.skipped:
         log_main(f"dataset: {skipped_line(segments, len(texts))}")
+    # Packing demands a limit of the teacher's tokens. Without a teacher it gets one that no text
+    # reaches.
     limits = teachers.limits() if teachers else [sys.maxsize]
     blocks = Blocks(segments.rows, max_length, limits)
     blocks.corpus_digest = [segments.digest()]
@@ -84,6 +86,7 @@ def _as_dataset(data: Any, name: str) -> Any:
         raise ValueError(
             f"{name} has several splits ({', '.join(data)}): give one, as in dataset['train']"
         )
+    # Several evaluations come by name; there is one set of documents to train on.
     if isinstance(data, dict) and name == "eval_dataset":
         return {key: _as_dataset(part, name) for key, part in data.items()}
     if isinstance(data, datasets.IterableDataset):
@@ -91,6 +94,7 @@ def _as_dataset(data: Any, name: str) -> Any:
             f"{name} is a stream, which has no order to resume in: load it without streaming=True"
         )
     if isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
+        # A list may hold packed sequences, ours or those for another collator, or rows of text.
         is_packed = "student_ids" in data[0] or "input_ids" in data[0]
         return data if is_packed else datasets.Dataset.from_list(data)
     if isinstance(data, list | datasets.Dataset) and not len(data):
@@ -123,8 +127,10 @@ def assemble(
         ValueError: an argument, a model or the data is wrong.
     """
     args = job.args
+    # The checks run from the cheapest to the dearest: options, configurations, files, documents.
     check_launch(job)
     models = read_models(job.model, args, args.device, tokenizer=processing_class)
+    # One process asks the hub and the disk, and all of them raise its error.
     rank0(lambda: check_places(job, models))
     evaluates = eval_dataset is not None or job.data.eval_dataset or job.data.eval_fraction
     for line in options_without_effect(job, evaluates=bool(evaluates)):
@@ -132,9 +138,11 @@ def assemble(
     if train_dataset is None:
         return _of_documents(job, models, load_documents(job, models, sample=sample))
     if job.peft_config is not None and models.student.source.loaded is None:
-        # On no weights, before hours of alignment.
+        # The adapters are put on a skeleton without weights, so that a wrong config is found
+        # before hours of alignment. The config is copied, because PEFT writes into it.
         skeleton = models.student.source.skeleton(models.student.config)
         adapt(skeleton, copy.deepcopy(job.peft_config), args.seed)
+    # The first process of a machine fills the cache, from which the others read.
     with machine_first():
         packed = _packed(job, models, train_dataset, "train_dataset")
         evaluated = None
@@ -192,16 +200,23 @@ def assemble_in_python(
     student = _as_name(student)
     teachers: list[Any] = []
     stores: list[Any] = []
-    for guide in [] if isinstance(teacher, StoredTeacher) else listed(teacher or []):
+    # The losses of a `StoredTeacher` come with the packed sequences, so it has no place to read.
+    guides = [] if isinstance(teacher, StoredTeacher) else listed(teacher or [])
+    for guide in guides:
         guide = _as_name(guide)
-        is_stored = isinstance(guide, str) and is_store(Path(guide))
-        (stores if is_stored else teachers).append(guide)
+        # A directory says itself whether it holds a model or a store of losses.
+        if isinstance(guide, str) and is_store(Path(guide)):
+            stores.append(guide)
+        else:
+            teachers.append(guide)
     train_dataset = _as_dataset(kwargs.get("train_dataset"), "train_dataset")
     eval_dataset = _as_dataset(kwargs.get("eval_dataset"), "eval_dataset")
     if args.push_to_hub:
         rank0(lambda: check_login(args.hub_token))
     names = ModelOptions(student, teachers or None, stores or None)
     job = Job(names, DataOptions(dataset=[]), args, peft_config=peft_config)
+    # Only names and documents need to be read and aligned. Loaded models with packed sequences are
+    # ready, and may be of kinds that no tokenizer reads.
     data = [train_dataset]
     data += eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
     has_documents = any(isinstance(dataset, datasets.Dataset) for dataset in data)
@@ -213,6 +228,7 @@ def assemble_in_python(
         raise ValueError("model must be a name, a directory or a model: it reads the documents")
     if not isinstance(teacher, StoredTeacher):
         args.check_teacher(names.teachers, is_stored=bool(stores))
+    # The name comes from the models, so it can be given only once they are known.
     args.output_dir = args.output_dir or names.output_dir(args.method)
     return assemble(job, train_dataset, eval_dataset, processing_class=processing_class)
 
@@ -230,6 +246,7 @@ def check_places(job: Job, models: Models) -> None:
     """
     for model in [models.student] + models.teachers:
         model.source.check_weights()
+        # A plan may be made on a machine that lacks the packages of the run.
         if not job.args.dry_run:
             model.source.check_packages()
     if job.args.push_to_hub:
@@ -254,7 +271,7 @@ def _packed(job: Job, models: Models, dataset: Any, name: str) -> _Packed:
     if not isinstance(dataset, datasets.Dataset):
         return _Packed(dataset, settings_of_blocks(dataset), [])
     is_trained = name == "train_dataset"
-    # A store knows other documents only, and evaluation needs no teacher.
+    # A store knows the documents that it was scored on, and an evaluation needs no teacher.
     guide = models.guide if is_trained or not job.model.teacher_losses else None
     texts = only_text(dataset, None, name)
     segments = align(texts, models.reader, guide, job.args, name)
@@ -265,6 +282,7 @@ def _packed(job: Job, models: Models, dataset: Any, name: str) -> _Packed:
     limits = guide.limits() if guide else [sys.maxsize]
     blocks = Blocks(segments.rows, job.args.max_length, limits)
     blocks.corpus_digest = [segments.digest()]
+    # An evaluation of less than a step is none the worse for it.
     if is_trained:
         check_enough(blocks, job.args, name, left_out)
     return _Packed(blocks, settings_of_blocks(blocks), segments.reasons)
@@ -277,6 +295,7 @@ def pack_late(assembled: Assembled, dataset: Any, name: str) -> Any:
     """
     if isinstance(dataset, str):
         return dataset
+    # Such a trainer was made of loaded models and packed sequences, without a tokenizer.
     if assembled.models is None:
         return _only_packed(dataset, name)
     return _packed(assembled.job, assembled.models, dataset, name).blocks
@@ -284,6 +303,7 @@ def pack_late(assembled: Assembled, dataset: Any, name: str) -> Any:
 
 def _only_packed(dataset: Any, name: str) -> Any:
     """Reject documents where no tokenizer has been read that could align them."""
+    # Other kinds of data are judged by the collator, which reads them.
     rows: Any = dataset if isinstance(dataset, list | datasets.Dataset) else ()
     if len(rows) and "student_ids" not in rows[0]:
         raise ValueError(

@@ -227,7 +227,7 @@ def _guide_of(
             first=options.teacher_reduction == "first",
             plain=options.missing_losses == "plain",
         )
-    # Both methods pair the token i of the teacher with the token i of the student.
+    # Both methods compare the models token by token, which needs one vocabulary.
     if options.method in ("kld", "rho1"):
         for teacher in teachers:
             check_same_tokens(student.tokenizer, teacher.tokenizer, options.method)
@@ -239,8 +239,7 @@ def _guide_of(
         )
     if options.method == "kld" or not teachers:
         return None
-    # A template may be one for all teachers, and there is nothing to map for a method without
-    # them.
+    # One template serves all teachers, unless each has its own.
     templates = one_for_each(
         "teacher_chat_template", options.teacher_chat_template, len(teachers), "teachers"
     )
