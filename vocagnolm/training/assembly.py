@@ -303,7 +303,7 @@ def pack_late(assembled: Assembled, dataset: Any, name: str) -> Any:
 
 def _only_packed(dataset: Any, name: str) -> Any:
     """Reject documents where no tokenizer has been read that could align them."""
-    # Other kinds of data are judged by the collator, which reads them.
+    # Anything else, such as `Blocks`, is packed already, or is rejected where it is read.
     rows: Any = dataset if isinstance(dataset, list | datasets.Dataset) else ()
     if len(rows) and "student_ids" not in rows[0]:
         raise ValueError(

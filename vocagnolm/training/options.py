@@ -378,6 +378,5 @@ class RunOptions:
         in_range(self, "[0, inf)", "max_bad_steps")
         in_range(self, "[0, 4294967295]", "seed")
         require_trackers(self.report_to)
-        # transformers would take 0 for no limit.
         if self.max_steps == 0:
             raise ValueError("--max_steps 0 makes no update: use --dry_run to see the plan")

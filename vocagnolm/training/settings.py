@@ -78,7 +78,8 @@ def settings_of(job: Job) -> dict[str, Any]:
     if job.peft_config is not None:
         settings["use_peft"] = True
         settings["peft_config"] = _described(job.peft_config)
-    # Such a method ranks tokens within a micro-batch, so its size changes what is trained on.
+    # Such a method ranks or averages tokens within a micro-batch, so that its size changes what is
+    # trained on.
     if not job.args.splits_alike:
         settings["per_device_train_batch_size"] = job.args.per_device_train_batch_size
     return settings
