@@ -31,7 +31,8 @@ def adapt(model: PreTrainedModel, config: PeftConfig, seed: int) -> PeftModel:
             f"peft_config: {type(config).__name__} adds tokens that no text has, and that no loss "
             "belongs to: use adapters, as LoraConfig does"
         )
-    # The run draws the same random numbers afterwards as without adapters.
+    # Outside of this block the state of the random numbers stays, so that the run draws the same
+    # ones afterwards as without adapters.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         adapted = _wrap(model, config)
@@ -50,11 +51,14 @@ def check_adapted(model: nn.Module) -> None:
     base: Any = model.get_base_model()  # type: ignore[operator]
     head, embeddings = base.get_output_embeddings(), base.get_input_embeddings()
     whole = {"the output head": head}
+    # A model that lacks one of the two is rejected elsewhere, where its losses are tried.
     if head is None or embeddings is None:
         return
+    # Under a wrapper of PEFT the original weights tell whether the two modules share them.
     if _inner(head).weight is _inner(embeddings).weight:
         whole["the embeddings, which share the output head's weight,"] = embeddings
     for name, module in whole.items():
+        # A module that PEFT has left alone is its own inside.
         if module is not _inner(module):
             raise ValueError(
                 f"peft_config: {name} cannot be adapted, because losses are computed from the "
@@ -66,6 +70,7 @@ def check_adapted(model: nn.Module) -> None:
 
 def _inner(module: nn.Module) -> nn.Module:
     """Return the module that PEFT has put a wrapper around; any other as it is."""
+    # Wrappers may be nested, as where a layer has both adapters and a trained copy.
     while type(module).__module__.partition(".")[0] == "peft":
         inner = getattr(module, "base_layer", None)
         module = inner if inner is not None else module.original_module  # type: ignore[assignment]
@@ -90,6 +95,7 @@ def lora_config(
     from peft import LoraConfig
 
     targets = list(target_modules or ())
+    # PEFT knows this word only as text, not in a list, so it is given as text below.
     if targets == ["all-linear"]:
         targets = []
     saved = list(modules_to_save or ())
@@ -97,18 +103,25 @@ def lora_config(
     embeddings = model.get_input_embeddings()
     whole = {head, embeddings} if head.weight is embeddings.weight else {head}
     names_to_save: list[str] = []
-    for name in [*targets, *saved]:
-        named = {key: m for key, m in model.named_modules() if f".{key}".endswith(f".{name}")}
-        if not named:
+    for name in targets + saved:
+        # As in PEFT, a name matches whole parts of a layer's path: "proj" is not "q_proj".
+        named_layers: list[str] = []
+        modules_inside: set[nn.Module] = set()
+        for path, module in model.named_modules():
+            if f".{path}".endswith(f".{name}"):
+                named_layers.append(path)
+                modules_inside.update(module.modules())
+        if not named_layers:
             raise ValueError(f"--lora_*_modules: {type(model).__name__} has no layer {name}")
-        if whole & {inner for module in named.values() for inner in module.modules()}:
+        # A block that contains the head would train it, too.
+        if whole & modules_inside:
             raise ValueError(
                 f"--lora_*_modules: {name} cannot be adapted, because losses are computed from the "
                 "output head's own weight: leave it out"
             )
         # PEFT would train every layer whose name ends as one of these does, `k_norm` with `norm`.
         if name in saved:
-            names_to_save += named
+            names_to_save += named_layers
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=r,
@@ -140,9 +153,13 @@ def merge_adapters(
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
     wrapped = _wrap(model, config)
-    expected = {name: w.shape for name, w in get_peft_model_state_dict(wrapped).items()}
+    # PEFT ignores weights that do not fit, so names and shapes are compared before.
+    own_weights = get_peft_model_state_dict(wrapped)
+    expected = {name: weight.shape for name, weight in own_weights.items()}
     shapes = {name: weight.shape for name, weight in state.items()}
     if expected != shapes:
+        # The symmetric difference has the entries that only one side has, also those whose shapes
+        # differ.
         wrong = sorted(dict(expected.items() ^ shapes.items()))
         raise ValueError(
             f"the adapters do not fit {model.name_or_path}: {len(wrong)} of their weights are "

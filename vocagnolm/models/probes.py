@@ -42,7 +42,8 @@ def check_packing(
         rows = {"input_ids": ids, "position_ids": position_ids, "labels": labels}
         return call(**rows, segments=segments, token_losses=True)
 
-    # Tokens by row; other borders in the second row, since masks may differ by row.
+    # Each row is cut into documents of these many tokens. The second row has other borders, since
+    # masks may differ by row.
     documents = ((5, 11), (9, 7))
     with probing(model, device):
         ids = probe_ids(model, (2, 16))
@@ -50,12 +51,17 @@ def check_packing(
         # restarting   0 1 2 3 4 0 1 2 ...
         plain = torch.arange(16, device=ids.device).expand(2, -1)
         restarting = torch.stack([_restarting(plain[0], lengths) for lengths in documents])
+        # The first token of a document is predicted from none of its own, so it has no label.
         labels = ids.masked_fill(restarting == 0, IGNORED_LABEL)
+        # Plain positions make one document of each row, and its losses show what a full leak would
+        # do.
         crossing = losses(ids, plain, labels, [16, 16])
         if crosses:
             return
+        # The documents of both rows follow each other in one list of lengths.
         packed = losses(ids, restarting, labels, sum(documents, ()))
         alone = []
+        # Each document is also run alone, which cannot leak.
         for row, lengths in zip(ids, documents, strict=True):
             for document in row[None].split_with_sizes(lengths, 1):
                 length = document.shape[1]
@@ -64,8 +70,9 @@ def check_packing(
     require_finite(model, packed, crossing, separate)
     error = float((packed - separate).abs().max())
     scale = float((crossing - separate).abs().max())
-    # Rounding differs between shapes. Below the floor even crossing looks like isolation, as in
-    # some untrained models; a small share of the scale still shows the leak of one layer in many.
+    # Rounding differs between shapes, so small errors prove nothing. Below the floor even crossing
+    # looks like isolation, as in some untrained models; a small share of the scale still shows the
+    # leak of one layer in many.
     inner = inner_model(model)
     exact = rounds_by_dtype(model, inner.dtype) and not torch.is_autocast_enabled(ids.device.type)
     floor, share = (1e-4, 0.01) if exact else (5e-2, 0.2)

@@ -17,7 +17,8 @@ def _public(settings: Any) -> Any:
         return {name: _public(value) for name, value in settings.items()}
     if isinstance(settings, list):
         return [_public(value) for value in settings]
-    # The settings hold absolute paths of what lies here, and of nothing else.
+    # `settings_of` has made the paths of what lies here absolute, and left the names of the hub
+    # alone.
     is_path = isinstance(settings, str) and Path(settings).is_absolute()
     return public_name(settings) if is_path else settings
 

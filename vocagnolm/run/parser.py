@@ -230,7 +230,8 @@ def _check_names(parser: Parser, words: Sequence[str]) -> None:
     known_options = set(parser._option_string_actions)
     for name in trainer_fields():
         known_options |= {f"--{name}", f"--no_{name}"}
-    # What remains are unknown options and their values, which have no dashes.
+    # What remains are unknown options and their values. A value may begin with one dash, as -1
+    # does, and not with two.
     for word in parser.parse_known_args(words)[1]:
         option = "--" + word.partition("=")[0][2:].replace("-", "_")
         if not word.startswith("--") or option in known_options:

@@ -122,8 +122,8 @@ def _example(documents: Documents, models: Models) -> str:
     for (start, end), (first, last) in zip(student_spans, ranges, strict=True):
         # An unmapped token has the range (-1, -1), of which nothing is left.
         covering = teacher_spans[max(first, 0) : max(last, 0)]
-        pieces = " ".join(repr(text[a:b]) for a, b in covering)
-        pairs.append(f"{text[start:end]!r} -> {pieces or 'unmapped'}")
+        pieces = [repr(text[piece_start:piece_end]) for piece_start, piece_end in covering]
+        pairs.append(f"{text[start:end]!r} -> {' '.join(pieces) or 'unmapped'}")
     return " | ".join(pairs[:6])
 
 

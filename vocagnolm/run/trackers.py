@@ -95,7 +95,7 @@ def begin(trainer: Trainer, job: Job, description: JsonObject, *, is_resumed: bo
         arguments = where | (read_place(directory) if is_resumed else {})
         arguments["config"] = description
         run = begin_run(arguments)
-        # The server may have chosen the entity and the id, which the resumed run must give again.
+        # wandb has chosen the id, and perhaps the entity. The resumed run must give both again.
         arguments |= {"id": run.id, "project": run.project, "entity": run.entity or None}
         write_json(directory / PLACE_FILE, arguments)
 

@@ -65,7 +65,7 @@ def train(job: Job) -> int:
             )
         with told_of_full_disk(output_dir, trainer.what_is_safe):
             save(trainer, output_dir)
-        # A run that was stopped or failed is left open, so that the resumed one continues it.
+        # A run that was stopped is not finished here, since the resumed one continues it.
         trackers.finish()
     print_main(f"saved {output_dir}")
     return Exit.DONE
