@@ -31,8 +31,7 @@ def adapt(model: PreTrainedModel, config: PeftConfig, seed: int) -> PeftModel:
             f"peft_config: {type(config).__name__} adds tokens that no text has, and that no loss "
             "belongs to: use adapters, as LoraConfig does"
         )
-    # Outside of this block the state of the random numbers stays, so that the run draws the same
-    # ones afterwards as without adapters.
+    # The run draws the same random numbers afterwards as it would without adapters.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         adapted = _wrap(model, config)
@@ -58,7 +57,6 @@ def check_adapted(model: nn.Module) -> None:
     if _inner(head).weight is _inner(embeddings).weight:
         whole["the embeddings, which share the output head's weight,"] = embeddings
     for name, module in whole.items():
-        # A module that PEFT has left alone is its own inside.
         if module is not _inner(module):
             raise ValueError(
                 f"peft_config: {name} cannot be adapted, because losses are computed from the "
@@ -153,13 +151,12 @@ def merge_adapters(
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
     wrapped = _wrap(model, config)
-    # PEFT ignores weights that do not fit, so names and shapes are compared before.
+    # PEFT passes over weights that are absent or unknown, so all are compared before.
     own_weights = get_peft_model_state_dict(wrapped)
     expected = {name: weight.shape for name, weight in own_weights.items()}
     shapes = {name: weight.shape for name, weight in state.items()}
     if expected != shapes:
-        # The symmetric difference has the entries that only one side has, also those whose shapes
-        # differ.
+        # The symmetric difference holds what one side lacks, or has in another shape.
         wrong = sorted(dict(expected.items() ^ shapes.items()))
         raise ValueError(
             f"the adapters do not fit {model.name_or_path}: {len(wrong)} of their weights are "

@@ -59,8 +59,7 @@ def check_kind(config: PreTrainedConfig, attention: str | None, *, trust: bool =
             skeleton = _make(copy.deepcopy(small), options)
         if skeleton.num_parameters() > _MOST_WEIGHTS:
             return
-        # The weights are the same in every run, and the random numbers of the run go on as without
-        # this check.
+        # The random numbers of the run go on as they would without this check.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = _make(small, options).float().eval()

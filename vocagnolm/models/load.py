@@ -140,8 +140,7 @@ class ModelSource:
         options: dict[str, object] = {
             "dtype": dtype,
             "attn_implementation": self.attn_implementation,
-            # transformers is told to go on where shapes differ, because the error below names all
-            # such weights and not only the first.
+            # transformers goes on where shapes differ, so that the error below can name all.
             "ignore_mismatched_sizes": True,
             "output_loading_info": True,
         }
@@ -227,8 +226,7 @@ def _fault(weights: Path) -> str:
         is_whole = zipfile.is_zipfile(weights) if start == b"P" else start == b"\x80"
         return "" if is_whole else "not a file of torch.save"
     try:
-        # Opening compares the lengths in the header with the size of the file, and reads no
-        # weights.
+        # Opening compares the header with the size of the file, and reads no weights.
         with safe_open(weights, "numpy"):
             return ""
     except (SafetensorError, OSError) as error:
@@ -252,8 +250,6 @@ def revision_of(model: str, config: PreTrainedConfig | None) -> str:
         return str((vars(config) if config else {}).get("_commit_hash") or "unknown")
     digest = hashlib.sha256()
     for name in model_files(directory):
-        # The names are hashed in their sorted order, so a copy of the directory has the same
-        # revision.
         digest.update(f"{name} {file_sha256(directory / name)}\n".encode())
     return f"sha256:{digest.hexdigest()}"
 
@@ -281,7 +277,6 @@ def context_length(config: PreTrainedConfig) -> int:
     text_config = config.get_text_config()
     # Recurrent models have none.
     length = getattr(text_config, "max_position_embeddings", None) or NO_LIMIT
-    # The attribute may be there and None, as in models without rotation.
     rope = vars(text_config).get("rope_parameters") or {}
     if rope.get("rope_type") == "longrope":
         length = min(length, rope.get("original_max_position_embeddings", length))

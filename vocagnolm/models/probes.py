@@ -53,12 +53,10 @@ def check_packing(
         restarting = torch.stack([_restarting(plain[0], lengths) for lengths in documents])
         # The first token of a document is predicted from none of its own, so it has no label.
         labels = ids.masked_fill(restarting == 0, IGNORED_LABEL)
-        # Plain positions make one document of each row, and its losses show what a full leak would
-        # do.
+        # Plain positions make each row one document, as if all of its documents leaked.
         crossing = losses(ids, plain, labels, [16, 16])
         if crosses:
             return
-        # The documents of both rows follow each other in one list of lengths.
         packed = losses(ids, restarting, labels, sum(documents, ()))
         alone = []
         # Each document is also run alone, which cannot leak.

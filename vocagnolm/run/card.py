@@ -82,7 +82,6 @@ def push(
     files.append(CommitOperationAdd("README.md", card.encode()))
     hub, message = HfApi(token=token), "Upload with vocagnolm"
     try:
-        # The repository may be there from an earlier push, and the commit then adds to it.
         hub.create_repo(repository, exist_ok=True)
         hub.create_commit(repository, files, commit_message=message, revision=revision)
     # Network errors have no common base class, and none of them may hide that the model is saved.

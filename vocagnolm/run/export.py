@@ -32,8 +32,7 @@ from vocagnolm.training.run_directory import is_finished
 
 # PEFT writes this file into every directory of adapters.
 _ADAPTER = "adapter_config.json"
-# Accelerate makes this directory in a checkpoint that FSDP has sharded; 0 is the number of the
-# model.
+# Accelerate makes this directory in a checkpoint that FSDP has sharded.
 _SHARDS = "pytorch_model_fsdp_0"
 
 
@@ -64,8 +63,7 @@ def export(
     Raises:
         ValueError: the checkpoint is damaged, or the options do not suit it.
     """
-    # The path is not resolved, because the export is written next to it as it was typed, also if
-    # it is a link.
+    # The path is made absolute but not resolved: the export lies next to it even if it is a link.
     checkpoint = Path(os.path.abspath(checkpoint))
     is_of_a_run = any((checkpoint / name).exists() for name in (MANIFEST_FILE, RUN_FILE))
     is_saved_model = not is_of_a_run and bool(model_files(checkpoint))
@@ -76,7 +74,6 @@ def export(
     if fault:
         raise ValueError(f"{checkpoint}: {fault}")
     settings = json_or_empty(checkpoint / MANIFEST_FILE).get("run")
-    # The directory of a finished run has its settings in a file of their own.
     settings = settings or json_or_empty(checkpoint / RUN_FILE)
     is_sharded = (checkpoint / _SHARDS).is_dir()
     # Shards hold weights without the model that they belong to, which only the settings name.

@@ -108,7 +108,6 @@ class _Help(argparse.RawDescriptionHelpFormatter):
     """One spelling of each option, the kind of its values, and its default in brackets."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        # Aliases are understood and not shown: each option has one name on the page.
         name = action.option_strings[0]
         if action.const is True:
             return name
@@ -154,8 +153,7 @@ def _check(argv: Sequence[str]) -> tuple[str | None, list[str], list[Any]]:
     # The recipe becomes flags in front of the user's, because argparse takes the last one.
     flags = as_flags(recipe_options(recipe)) if recipe else []
     try:
-        # The recipe is checked by itself, so that the message names the file and not the command
-        # line.
+        # The recipe is checked by itself, so that the message names its file.
         _check_names(quick, flags)
     except ValueError as error:
         raise ValueError(f"--config {recipe}: {error}") from error
@@ -193,8 +191,7 @@ def _parse(argv: Sequence[str], *, on_hub: bool) -> Job:
     # Only now, as it imports torch.
     from vocagnolm.training.settings import Job
 
-    # What follows are defaults that depend on other options. They come first, so that the user's
-    # flags win.
+    # These defaults depend on other options. They come first, so the user's flags win.
     evaluates = data.eval_fraction or data.eval_dataset
     if evaluates:
         flags = ["--eval_strategy=steps", f"--eval_steps={run.save_steps}", *flags]

@@ -61,7 +61,6 @@ def _method(job: Job) -> str:
     settings = job.args.in_effect()
     parts = [str(settings["method"])]
     for name, value in settings.items():
-        # Only what differs from the paper is worth a place in the line.
         if name != "method" and value != getattr(Method, name):
             parts.append(f"{name} {value}")
     return ", ".join(parts)

@@ -81,7 +81,6 @@ def as_flags(options: Mapping[str, Any]) -> list[str]:
     """Write options as the flags that they stand for; without those that are null."""
     flags: list[str] = []
     for name, value in options.items():
-        # A list takes several words, so it cannot be written with an equals sign.
         if isinstance(value, list):
             flags += [f"--{name}", *map(str, value)]
         # The equals sign keeps a value that begins with a dash from being read as an option.

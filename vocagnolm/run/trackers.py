@@ -68,7 +68,6 @@ def running(trainer: Trainer, assembled: Assembled, *, is_resumed: bool) -> Iter
 
     A run that was cut off and resumed is one run, in Weights & Biases too.
     """
-    # Trackers are told by one process of the job.
     if not (trainer.args.report_to and is_main()):
         yield
         return

@@ -47,8 +47,6 @@ def assembled_of_loaded(
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
         processing_class=processing_class,
-        # There are no names and documents to describe such a run by, only the sequences
-        # themselves.
         settings=settings_of(job) | settings_of_blocks(train_dataset),
         skipped={},
     )

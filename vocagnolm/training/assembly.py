@@ -68,8 +68,6 @@ def prepare_dataset(
     segments = align(texts, student, teachers, options, "dataset")
     if segments.skipped:
         log_main(f"dataset: {skipped_line(segments, len(texts))}")
-    # Packing demands a limit of the teacher's tokens. Without a teacher it gets one that no text
-    # reaches.
     limits = teachers.limits() if teachers else [sys.maxsize]
     blocks = Blocks(segments.rows, max_length, limits)
     blocks.corpus_digest = [segments.digest()]
@@ -86,7 +84,6 @@ def _as_dataset(data: Any, name: str) -> Any:
         raise ValueError(
             f"{name} has several splits ({', '.join(data)}): give one, as in dataset['train']"
         )
-    # Several evaluations come by name; there is one set of documents to train on.
     if isinstance(data, dict) and name == "eval_dataset":
         return {key: _as_dataset(part, name) for key, part in data.items()}
     if isinstance(data, datasets.IterableDataset):
@@ -94,7 +91,6 @@ def _as_dataset(data: Any, name: str) -> Any:
             f"{name} is a stream, which has no order to resume in: load it without streaming=True"
         )
     if isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
-        # A list may hold packed sequences, ours or those for another collator, or rows of text.
         is_packed = "student_ids" in data[0] or "input_ids" in data[0]
         return data if is_packed else datasets.Dataset.from_list(data)
     if isinstance(data, list | datasets.Dataset) and not len(data):
@@ -204,7 +200,6 @@ def assemble_in_python(
     guides = [] if isinstance(teacher, StoredTeacher) else listed(teacher or [])
     for guide in guides:
         guide = _as_name(guide)
-        # A directory says itself whether it holds a model or a store of losses.
         if isinstance(guide, str) and is_store(Path(guide)):
             stores.append(guide)
         else:
@@ -228,7 +223,6 @@ def assemble_in_python(
         raise ValueError("model must be a name, a directory or a model: it reads the documents")
     if not isinstance(teacher, StoredTeacher):
         args.check_teacher(names.teachers, is_stored=bool(stores))
-    # The name comes from the models, so it can be given only once they are known.
     args.output_dir = args.output_dir or names.output_dir(args.method)
     return assemble(job, train_dataset, eval_dataset, processing_class=processing_class)
 
@@ -295,7 +289,6 @@ def pack_late(assembled: Assembled, dataset: Any, name: str) -> Any:
     """
     if isinstance(dataset, str):
         return dataset
-    # Such a trainer was made of loaded models and packed sequences, without a tokenizer.
     if assembled.models is None:
         return _only_packed(dataset, name)
     return _packed(assembled.job, assembled.models, dataset, name).blocks

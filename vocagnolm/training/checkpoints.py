@@ -35,8 +35,7 @@ def checkpoints(directory: Path) -> list[Path]:
             # Two checkpoints of one step exist only after a kill in `finish_checkpoint`. The one
             # without the ending is the newer, so it sorts first.
             ranks[path] = int(match[1]), match[2] is None
-    # The steps are compared as numbers, because as text checkpoint-1000 comes before
-    # checkpoint-250.
+    # Steps are compared as numbers: as text checkpoint-1000 comes before checkpoint-250.
     return sorted(ranks, key=ranks.__getitem__, reverse=True)
 
 
@@ -56,8 +55,7 @@ def checkpoint_fault(checkpoint: str | Path, settings: Settings | None = None) -
     files = manifest.get("files")
     if not files:
         return f"it has no {MANIFEST_FILE}: it was not finished, or another tool wrote it"
-    # Sizes reveal files that were cut off or copied in part, and cost no reading of the weights as
-    # hashes would.
+    # Sizes reveal files that were cut off or copied in part, without reading gigabytes of weights.
     fault = size_fault(path, files)
     if fault:
         return fault

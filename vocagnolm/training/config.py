@@ -41,8 +41,7 @@ _BATCH_ARGUMENTS = (
     "gradient_accumulation_steps",
     "global_batch_tokens",
 )
-# Each of these fields has one value that a run can have. The text completes the sentence that says
-# what another one does.
+# A run can have one value of each of these fields; the text says what another one does.
 _ONE_VALUE: dict[str, tuple[object, str]] = {
     "ignore_data_skip": (False, "trains on the same data again after every resume"),
     "auto_find_batch_size": (False, "shrinks the global batch where memory runs out"),
@@ -75,7 +74,6 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
     per_device_eval_batch_size: int = None  # type: ignore[assignment]
     # A push on the way would upload files that are being written.
     hub_strategy: str = "end"
-    # The log of the first step shows at once whether a run begins with sensible losses.
     logging_first_step: bool = True
     # Trainer would drop the keys of a packed sequence that the model's own forward does not take.
     remove_unused_columns: bool = False
@@ -111,8 +109,7 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         # The precision must be settled before the parent class checks it against the device.
         self._set_precision()
         self.dataloader_pin_memory = self.dataloader_pin_memory and torch.cuda.is_available()
-        # Trainer demands a metric for this strategy, and the loss is the one that every evaluation
-        # has.
+        # Trainer demands a metric for this strategy, and every evaluation has the loss.
         if self.save_strategy == SaveStrategy.BEST:
             self.metric_for_best_model = self.metric_for_best_model or "loss"
         # The parent class takes processes on a CPU for separate runs, and drops their time-out.
@@ -123,8 +120,8 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
         TrainingArguments.__post_init__(self)  # type: ignore[no-untyped-call]
         if self.use_liger_kernel:
-            # What the user sets wins here, so that `check_arguments` can refuse a loss that was
-            # turned on.
+            # The user's values win, so that `check_arguments` can refuse a loss that was turned
+            # on.
             kernels: Any = self.liger_kernel_config or {}
             self.liger_kernel_config = dict.fromkeys(_LIGER_LOSSES, False) | kernels
         check_arguments(self)
@@ -208,7 +205,6 @@ def _check_library_names(args: VocAgnoConfig) -> None:
     """Raise a ValueError for what transformers would refuse with a list of forty names."""
     if args.deepspeed:
         raise ValueError("--deepspeed is not supported: shard with FSDP2 (accelerate_configs)")
-    # These two words are no trackers, but transformers takes them in place of names.
     trackers = [*INTEGRATION_TO_CALLBACK, "all", "none"]
     report_to = args.report_to if isinstance(args.report_to, list) else [args.report_to or "none"]
     optimizers = [optimizer.value for optimizer in OptimizerNames]
@@ -241,7 +237,6 @@ def check_arguments(args: TrainingArguments) -> None:
         raise ValueError(
             f"one process sees {args.n_gpu} GPUs: start one for each, by --accelerate_config ddp"
         )
-    # A process that is connected to no other would do the whole run by itself.
     check_connected(args.world_size)
     kernels = args.liger_kernel_config or {}
     if args.use_liger_kernel and any(kernels.get(name, True) for name in _LIGER_LOSSES):
@@ -268,8 +263,7 @@ def _check_parallelism(args: TrainingArguments) -> None:
     plugin = (args.fsdp and vars(args).get("fsdp_plugin_args")) or {}
     if int(plugin.get("fsdp_version", version)) != 2:
         raise ValueError("FSDP1 is not supported: set fsdp_version: 2, as in accelerate_configs")
-    # A launcher passes the sizes by the environment, and Python by the config. Only 1 is
-    # supported.
+    # A launcher passes the sizes by the environment, Python by the config; only 1 is allowed.
     for name in ("tp_size", "cp_size", "sp_size"):
         size = getattr(args.parallelism_config, name, None)
         if int(size or os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")) > 1:
@@ -317,13 +311,11 @@ def split_global_batch(
     if batch_size is None and accumulation:
         batch_size = per_device // accumulation
     elif batch_size is None:
-        # The number 1 divides everything, so there always is a largest one.
         divisors = [n for n in range(1, _MAX_DERIVED_BATCH + 1) if per_device % n == 0]
         batch_size = max(divisors)
     accumulation = accumulation or per_device // batch_size
     tokens = world_size * batch_size * accumulation * max_length
-    # A batch that was rounded would make the run depend on the number of processes, so it is an
-    # error.
+    # A batch that was rounded would make the run depend on the number of processes.
     if tokens != global_batch_tokens:
         product = _product(world_size, batch_size, accumulation, max_length)
         raise ValueError(

@@ -98,8 +98,7 @@ class Documents:
     @property
     def is_whole(self) -> bool:
         """False if only the first documents of a dataset were read."""
-        # A total that nobody knows is None, which equals no length: such a corpus counts as a
-        # sample.
+        # A total of None, which nobody knows, equals no length: the corpus counts as a sample.
         return all(corpus.total == len(corpus.texts) for corpus in self.corpora)
 
 
@@ -139,8 +138,6 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
     blocks.corpus_digest = [corpus.segments.digest() for corpus in corpora]
     eval_blocks = None
     if evaluated:
-        # The documents of an evaluation are packed by themselves, so no sequence mixes them with
-        # those that are trained on.
         _, eval_blocks = _pack(corpora, evaluated, args.max_length, limits)
     documents = Documents(
         corpora=corpora,
@@ -185,7 +182,6 @@ def _read_evaluation(data: DataOptions) -> datasets.Dataset | None:
     """Read the corpus of `--eval_dataset`, if there is one."""
     if not data.eval_dataset:
         return None
-    # Several text columns are those of the corpora, and the options refuse them for an evaluation.
     column = data.text_column[0] if data.text_column else None
     return load_corpus(data.eval_dataset, split=None, text_column=column, option="--eval_dataset")
 
@@ -246,8 +242,7 @@ def _settings_of_corpora(
         "corpus_digest": blocks.corpus_digest,
         "blocks": len(blocks),
     }
-    # Templates decide which tokens a conversation has, and their files may change under their
-    # name.
+    # A template decides which tokens a conversation has, and its file may change.
     if any(is_conversations(corpus.texts) for corpus in corpora):
         templates = [models.reader.template]
         if models.guide:
@@ -300,7 +295,6 @@ def align(
             train_on=options.train_on or TRAIN_ON[0],
         )
     reasons = skip_reasons(segments)
-    # If all documents are skipped, there is no need for a warning: the error below says so.
     skipped_share = len(segments.skipped) / max(len(texts), 1)
     if _LOUD_SHARE < skipped_share < 1:
         logger.warning(
@@ -352,7 +346,7 @@ def check_enough(
 def _smaller_steps(sequences: int, args: VocAgnoConfig) -> list[str]:
     """Say which options would make a step that these packed sequences fill."""
     rows, processes = args.per_device_train_batch_size, args.world_size
-    # Micro-batches that the sequences fill, of the size that was asked for.
+    # This many micro-batches of the size that was asked for are filled by the sequences.
     micro_batches = sequences // (rows * processes)
     # With fewer sequences than processes some would have none, whatever the batch size is.
     most_rows = sequences // processes
@@ -409,8 +403,7 @@ def _pack(
         rows.append(renumbered)
         for document, reason in part.skipped:
             skipped.append((first_document + document, reason))
-        # Documents without a segment count too, so that a number is an index into the joined
-        # texts.
+        # Documents without a segment count too: a number is an index into the joined texts.
         first_document += len(corpus.texts)
         sizes[name] = len(part.rows)
     segments = Segments(datasets.concatenate_datasets(rows), skipped)
@@ -444,8 +437,7 @@ def epoch_steps(job: Job, documents: Documents) -> int | None:
     sizes, weights = expected_sequences(documents), documents.blocks.weights
     if sizes is None:
         return None
-    # Weights decide how often an epoch reads each corpus, so that its sequences may count more
-    # than once.
+    # With weights an epoch may read the sequences of a corpus several times.
     sequences = sum(sizes) if weights is None else mixed_counts(sizes, weights).sum()
     # A step is a whole number of sequences, and the rest of an epoch that fills none is not read.
     return int(sequences) // (job.args.global_batch_tokens // job.args.max_length)

@@ -80,10 +80,10 @@ class StepGuard(TrainerCallback):
         if not gradients or self._accelerator.scaler is not None:
             # float16's scaler meets infinities as a matter of course, and skips the step itself.
             return torch.full((), NO_BLOCK, device=self._accelerator.device)
-        # Offloaded gradients are on another device than the losses.
         # The norm of all gradients is not finite as soon as one element is not. It takes a few
         # kernels, and the answer stays on the device.
         is_finite = torch.nn.utils.get_total_norm(gradients).isfinite()
+        # Offloaded gradients are on another device than the losses.
         return is_finite.long().neg().to(self._accelerator.device)
 
     def _skip_or_stop(
@@ -101,8 +101,7 @@ class StepGuard(TrainerCallback):
             fault = "the student's gradient is NaN or infinite, though all losses are finite"
             advice = "lower --learning_rate, or train without bf16 and fp16 to see its source"
         if self._metrics.bad_steps >= self._max_bad_steps:
-            # Saving is collective. All processes get here together, as they have agreed on the
-            # fault.
+            # Saving is collective, and all processes get here together: they agree on the fault.
             checkpoint = self._save_progress()
             state = f"the state before it is in {checkpoint}" if checkpoint else "and none before"
             raise NonFiniteLoss(f"step {step}: {fault}; no update was made, {state}; {advice}")

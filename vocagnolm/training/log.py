@@ -26,8 +26,8 @@ class RunLog(TrainerCallback):
 
     def __init__(self, tokens_per_step: int):
         self._tokens_per_step = tokens_per_step
-        # The step and the time at which this process began to train. The time that is left is
-        # estimated from them, since the steps before a resume took time elsewhere.
+        # Training began at this step and time. The time that is left is estimated from them, since
+        # the steps before a resume took their time in another process.
         self._begin = 0, 0.0
         self._warned = False
         # An evaluation alone has no run to keep, and may have no directory.
@@ -56,8 +56,7 @@ class RunLog(TrainerCallback):
         cells = [str(step), tqdm.format_sizeof(step * self._tokens_per_step)]
         weights = [entry[name] for name in WEIGHT_ENTRIES if name in entry]
         if not weights:
-            # An evaluation, and the end of a run, have losses but no weights of tokens: the other
-            # columns would be empty.
+            # An evaluation and the end of a run have losses, but no entries for the other columns.
             losses = [f"{name} {entry[name]:.4f}" for name in entry if name.endswith("loss")]
             _print_row(cells, ", ".join(losses))
             return
@@ -68,7 +67,6 @@ class RunLog(TrainerCallback):
             cells.append(f"{entry[name]:{form}}" if name in entry else "-")
         cells.append(tqdm.format_sizeof(entry.get("tokens_per_s", 0.0)))
         first_step, began_s = self._begin
-        # A log right at the beginning has made no step yet, and divides by one.
         step_s = (time.monotonic() - began_s) / max(step - first_step, 1)
         cells.append(tqdm.format_interval(step_s * (state.max_steps - step)))
         skipped = entry.get("skipped_steps")
@@ -90,13 +88,11 @@ class RunLog(TrainerCallback):
 
 
 def _print_row(cells: Sequence[str], note: str = "") -> None:
-    # There is one width for each column of the head of the table.
     widths = (7, 6, 7, 7, 7, 6, 7, 6, 5, 8)
     row = " ".join(map(str.rjust, cells, widths))
     # tqdm writes above a progress bar, if there is one.
     tqdm.write(f"{row}   {note}".rstrip())
-    # Python buffers what does not go to a terminal, and the log file of a scheduler should show a
-    # line at once.
+    # Python buffers what goes to a file, and a scheduler's log should show a line at once.
     sys.stdout.flush()
 
 
@@ -109,8 +105,7 @@ class _Bar(ProgressCallback):
 
 def log_in_lines(trainer: Trainer, tokens_per_step: int) -> None:
     """Replace Trainer's printed dictionaries by the lines of `RunLog`."""
-    # Trainer has one of the two: a printer where progress bars are turned off, and otherwise a
-    # bar.
+    # Trainer has a printer where progress bars are turned off, and otherwise a bar.
     trainer.remove_callback(PrinterCallback)
     if trainer.pop_callback(ProgressCallback):
         trainer.add_callback(_Bar)

@@ -48,8 +48,7 @@ class GuidanceMetrics:
         self.restore(None)
 
     def _clear(self) -> None:
-        # Sums of the step in progress wait in `_added`, so that a step that is skipped leaves no
-        # trace.
+        # Sums of the step in progress wait in `_added`: a step that is skipped leaves no trace.
         self._kept = torch.zeros(len(_SUMS), dtype=self._dtype, device=self._device)
         self._added = torch.zeros_like(self._kept)
         # The tokens with the largest random scores, and their excess losses: the same sample for
@@ -103,8 +102,7 @@ class GuidanceMetrics:
         """
         distance_R = distance_R.detach()
         is_blameless = loss_BS.detach().isfinite().all()
-        # Rows of distances are of no single sequence, so that the first of the micro-batch is
-        # named.
+        # Distances do not say their sequence, so the first one of the micro-batch is named.
         self._mark_bad(1, distance_R.where(is_blameless, 0.0)[None], block_B[:1])
         self._add(distances=torch.ones_like(distance_R), distance=distance_R)
 
@@ -127,8 +125,7 @@ class GuidanceMetrics:
 
     def _add(self, **values: Tensor) -> None:
         for name, value in values.items():
-            # The sum is made in the wide type right away: in float32 a sum of millions of losses
-            # loses digits.
+            # The sum is made in float64, as float32 would lose digits among millions of tokens.
             self._added[_SUMS.index(name)] += value.sum(dtype=self._dtype)
 
     def read(self) -> dict[str, float]:
@@ -138,8 +135,7 @@ class GuidanceMetrics:
         distance. `loss` is the mean over the steps that made an update; losses are absent if none
         did.
         """
-        # `reduce` and `gather` are collective, so every process makes these calls, and in this
-        # order.
+        # `reduce` and `gather` are collective: every process makes these calls in this order.
         totals = self._accelerator.reduce(self._kept, "sum").tolist()
         sums = dict(zip(_SUMS, totals, strict=True))
         scores, excess = self._kept_sample
@@ -148,8 +144,8 @@ class GuidanceMetrics:
         report = {}
         if self._kept_steps:
             processes = self._accelerator.num_processes
-            # A micro-batch's loss is multiplied by the number of processes, which gradients are
-            # averaged over.
+            # A micro-batch's loss is multiplied by the processes, over which gradients are
+            # averaged.
             report["loss"] = sums["loss"] / processes / self._kept_steps
         if self._dropped_steps:
             report["skipped_steps"] = float(self._dropped_steps)
@@ -166,8 +162,7 @@ class GuidanceMetrics:
             report["teacher_loss_nats"] = sums["teacher_loss"] / sums["teacher_tokens"]
             report["teacher_tokens_per_student_token"] = sums["teacher_tokens"] / tokens
             report["unmapped_fraction"] = 1.0 - sums["mapped_tokens"] / tokens
-            # The samples of all processes are one after the other, and their best tokens are those
-            # of all.
+            # The best tokens of all processes' samples are the sample of all tokens.
             scores, excess = _sampled([(scores, excess)])
             sample = excess[scores != NO_BLOCK].cpu()
             if len(sample):

@@ -218,7 +218,6 @@ def _guide_of(
     """Open the stores of losses, or return how the teachers read what the student reads."""
     if model.teacher_losses:
         stores = [Store(path) for path in model.teacher_losses]
-        # Rho-1 compares losses token by token, so both models must have cut the text alike.
         if options.method == "rho1":
             for store in stores:
                 _check_same_tokenizer(store, student)
@@ -239,7 +238,6 @@ def _guide_of(
         )
     if options.method == "kld" or not teachers:
         return None
-    # One template serves all teachers, unless each has its own.
     templates = one_for_each(
         "teacher_chat_template", options.teacher_chat_template, len(teachers), "teachers"
     )
@@ -286,6 +284,5 @@ def load_weights(
         # The adapters come after the comparison with the teachers, which they would mislead.
         trained = add_adapters(student, options, seed, models.student.source.revision)
     if options.teacher_losses:
-        # With stores no teacher is loaded: their losses come with the packed sequences.
         return trained, StoredTeacher(len(options.teacher_losses))
     return trained, teachers or None

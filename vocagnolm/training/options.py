@@ -205,7 +205,7 @@ class DataOptions:
         in_range(self, "(0, inf)", "dataset_weights")
         in_range(self, "[0, 1)", "eval_fraction")
         count = len(self.dataset)
-        # Documents that come twice would count twice without a word, and weights say it openly.
+        # A corpus that is named twice would count twice in silence, and weights say so openly.
         if len(set(self.dataset)) < count:
             raise ValueError("--dataset names one twice: name it once, and give --dataset_weights")
         weights = self.dataset_weights
@@ -213,7 +213,6 @@ class DataOptions:
             raise ValueError("--dataset_weights needs one for each of several corpora")
         for name in ("dataset_config", "dataset_split", "text_column"):
             one_for_each(name, vars(self)[name], count, "corpora")
-        # With several columns it is not known which one an evaluation has.
         if self.eval_dataset and len(self.text_column or ()) > 1:
             raise ValueError(
                 "--eval_dataset needs one --text_column: hold out an --eval_fraction instead"
@@ -266,8 +265,7 @@ class GuidanceOptions(Method, PackOptions, LoadOptions):
 
     @python_door
     def __post_init__(self) -> None:
-        # These checks are called by name, because `super()` would find the next class of a
-        # subclass instead.
+        # The checks are called by name: `super()` would find another class in a subclass.
         check_switches(self)
         LoadOptions.__post_init__(self)
         PackOptions.__post_init__(self)
@@ -285,8 +283,7 @@ class GuidanceOptions(Method, PackOptions, LoadOptions):
         """Also check the options that have one value for each teacher."""
         super().check_teacher(count, is_stored=is_stored)
         for name in ("teacher_tokenizer", "teacher_revision"):
-            # A tokenizer and a revision belong to one model, so no single value serves all
-            # teachers.
+            # A tokenizer and a revision belong to one model: none of them serves all teachers.
             values = getattr(self, name)
             if values and len(values) != count:
                 raise ValueError(

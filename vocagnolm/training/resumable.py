@@ -88,8 +88,7 @@ class ResumableTrainer(Trainer):
         self.settings: Settings = {}
         self.skipped: Mapping[str, Sequence[tuple[int, str]]] = {}
         self.orders_steps = False
-        # This is True inside `_save_checkpoint` only, where it sends all files to the staging
-        # directory.
+        # This is True inside `_save_checkpoint` only, where it sends files to the staging place.
         self._is_saving = False
         self.metrics = GuidanceMetrics(self.accelerator)
         self.preemption = Preemption()
@@ -161,15 +160,11 @@ class ResumableTrainer(Trainer):
                 checkpoint = Path(start) if start else None
                 if checkpoint:
                     self._check_layout(checkpoint)
-                # Sums of an earlier call of `train` are dropped here too, when there is no
-                # checkpoint.
                 self.metrics.restore(checkpoint)
-                # The log of a resumed run has the evaluation at the start already, from its first
-                # process.
+                # The log of a resumed run has the evaluation at the start from its first process.
                 self.args.eval_on_start = evaluates_at_start and checkpoint is None
                 with self.preemption.listening():
-                    # Signals only set a flag inside, so that a step is never cut off in the
-                    # middle.
+                    # Signals only set a flag inside, so that no step is cut off in the middle.
                     output = super().train(start, *args, **kwargs)
         finally:
             self.args.eval_on_start = evaluates_at_start
@@ -219,7 +214,6 @@ class ResumableTrainer(Trainer):
             yield
         finally:
             if self.is_world_process_zero():
-                # Only rank 0 has a lock to give back.
                 release(directory)
 
     def what_is_safe(self) -> str:
@@ -245,8 +239,7 @@ class ResumableTrainer(Trainer):
                 f"{checkpoint} was saved {how} FSDP: resume {how} it, or begin a new run with the "
                 "student that `vocagnolm export` writes"
             )
-        # Random states are saved per process, so the draws of dropout depend on how many there
-        # are.
+        # Random states are saved per process, so dropout depends on how many there are.
         processes = json_or_empty(checkpoint / MANIFEST_FILE).get("world_size")
         if processes not in (None, self.args.world_size) and self.is_world_process_zero():
             logger.warning(
@@ -270,14 +263,12 @@ class ResumableTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save a whole checkpoint or none: stage it, and rename it when all have written."""
         state = self.state
-        # The paths are formed before `_is_saving` is set, as `_get_output_dir` answers otherwise
-        # then.
+        # The paths are formed while `_get_output_dir` still answers with the run's directory.
         name = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         directory = Path(self._get_output_dir(trial))
         final = directory / name
         staged = directory / _SAVING / name
-        # transformers overwrites this field with a path in the staging directory, so its value is
-        # kept.
+        # transformers overwrites this field with a path in the staging directory.
         best_before = state.best_model_checkpoint
         self._is_saving = True
         try:
@@ -292,8 +283,7 @@ class ResumableTrainer(Trainer):
         is_there = best == final or best.exists()
         state.best_model_checkpoint = str(best) if is_there else best_before
         if self.is_world_process_zero():
-            # The state is written again, because the copy that transformers wrote names the
-            # staging directory.
+            # The copy that transformers wrote names the staging directory.
             state.save_to_json(str(staged / TRAINER_STATE_NAME))
         self.accelerator.wait_for_everyone()
         # On a network file system a machine sees its own files whole, and those of others late. So
@@ -306,8 +296,7 @@ class ResumableTrainer(Trainer):
                 files[file] = max(size, files.get(file, 0))
         if self.is_world_process_zero():
             manifest = {"world_size": self.args.world_size, "run": self.settings}
-            # Older checkpoints go only after the new one has its name, so that one of them is
-            # whole at any time.
+            # Older checkpoints go after the new one has its name: one is whole at any time.
             finish_checkpoint(staged, final, manifest, files)
             rotate(final, self.args.save_total_limit, state.best_model_checkpoint)
         self.preemption.saved_step = state.global_step
@@ -332,8 +321,8 @@ class ResumableTrainer(Trainer):
         # turns it into NaN. The sums of the metrics are in every checkpoint.
         if "loss" in logs:
             logs |= {"loss": math.nan} | self.metrics.read()
-            # An interval in which all steps were skipped has no mean loss, and the gradient's norm
-            # of a skipped step is NaN, which JSON does not have.
+            # Where all steps were skipped there is no mean loss. The gradient's norm of a skipped
+            # step is not finite, which JSON cannot express.
             for name in ("loss", "grad_norm"):
                 if not math.isfinite(logs.get(name, 0.0)):
                     del logs[name]

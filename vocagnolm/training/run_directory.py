@@ -34,7 +34,7 @@ def check_settings(directory: Path, settings: Settings, checkpoint: str | None =
     Raises:
         ValueError: settings differ, or nothing can be written there.
     """
-    # A directory that cannot be written to would be noticed at the first checkpoint only.
+    # This is asked before hours of alignment, after which the first file would be written.
     check_writable(directory)
     settings_there = json_or_empty(directory / RUN_FILE)
     # Until something is saved, the user may still change the settings.

@@ -78,8 +78,7 @@ def settings_of(job: Job) -> dict[str, Any]:
     if job.peft_config is not None:
         settings["use_peft"] = True
         settings["peft_config"] = _described(job.peft_config)
-    # Such a method ranks or averages tokens within a micro-batch, so that its size changes what is
-    # trained on.
+    # Such a method ranks or averages tokens within a micro-batch, whose size then matters.
     if not job.args.splits_alike:
         settings["per_device_train_batch_size"] = job.args.per_device_train_batch_size
     return settings
@@ -117,8 +116,7 @@ def options_without_effect(job: Job, *, evaluates: bool) -> Iterator[str]:
     model, args = job.model, job.args
     changed = set()
     for options, kind in ((model, ModelOptions), (args, GuidanceOptions), (args, VocAgnoConfig)):
-        # An option counts as given if its value is not the default: who typed it is not known
-        # here.
+        # An option counts as given if its value is not the default, whoever chose it.
         for field in fields(kind):
             if getattr(options, field.name) != field.default:
                 changed.add(field.name)

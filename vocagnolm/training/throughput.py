@@ -199,7 +199,6 @@ def peak_tflops(device_name: str) -> float | None:
 
 
 def _peak_flops(device: torch.device, tflops: float | None) -> float | None:
-    # A CPU has no peak here, and its logs no MFU.
     if tflops is None and device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         tflops = peak_tflops(name)

@@ -107,8 +107,7 @@ def begin_run(arguments: Mapping[str, Any]) -> Any:
     try:
         run = wandb.init(**arguments)
     except wandb.Error as error:
-        # The tracker must not keep a run from training: what it logs stays here and can be sent
-        # later.
+        # The tracker must not keep a run from training: what it logs can be sent later.
         run = wandb.init(**arguments, mode="offline")
         reason = " ".join(str(error).split())
         log_main(f"wandb      offline ({reason}); `wandb sync {run.settings.sync_dir}` sends it")
