@@ -49,14 +49,14 @@ def check_adapted(model: nn.Module) -> None:
         return
     base: Any = model.get_base_model()  # type: ignore[operator]
     head, embeddings = base.get_output_embeddings(), base.get_input_embeddings()
-    whole = {"the output head": head}
+    whole_modules = {"the output head": head}
     # A model that lacks one of the two is rejected elsewhere, where its losses are tried.
     if head is None or embeddings is None:
         return
     # Under a wrapper of PEFT the original weights tell whether the two modules share them.
     if _inner(head).weight is _inner(embeddings).weight:
-        whole["the embeddings, which share the output head's weight,"] = embeddings
-    for name, module in whole.items():
+        whole_modules["the embeddings, which share the output head's weight,"] = embeddings
+    for name, module in whole_modules.items():
         if module is not _inner(module):
             raise ValueError(
                 f"peft_config: {name} cannot be adapted, because losses are computed from the "
@@ -92,16 +92,16 @@ def lora_config(
     """
     from peft import LoraConfig
 
-    targets = list(target_modules or ())
+    target_names = list(target_modules or ())
     # PEFT knows this word only as text, not in a list, so it is given as text below.
-    if targets == ["all-linear"]:
-        targets = []
-    saved = list(modules_to_save or ())
+    if target_names == ["all-linear"]:
+        target_names = []
+    names_saved_whole = list(modules_to_save or ())
     head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     embeddings = model.get_input_embeddings()
-    whole = {head, embeddings} if head.weight is embeddings.weight else {head}
+    whole_modules = {head, embeddings} if head.weight is embeddings.weight else {head}
     names_to_save: list[str] = []
-    for name in targets + saved:
+    for name in target_names + names_saved_whole:
         # As in PEFT, a name matches whole parts of a layer's path: "proj" is not "q_proj".
         named_layers: list[str] = []
         modules_inside: set[nn.Module] = set()
@@ -112,20 +112,20 @@ def lora_config(
         if not named_layers:
             raise ValueError(f"--lora_*_modules: {type(model).__name__} has no layer {name}")
         # A block that contains the head would train it, too.
-        if whole & modules_inside:
+        if whole_modules & modules_inside:
             raise ValueError(
                 f"--lora_*_modules: {name} cannot be adapted, because losses are computed from the "
                 "output head's own weight: leave it out"
             )
         # PEFT would train every layer whose name ends as one of these does, `k_norm` with `norm`.
-        if name in saved:
+        if name in names_saved_whole:
             names_to_save += named_layers
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=r,
         lora_alpha=alpha,
         lora_dropout=dropout,
-        target_modules=targets or "all-linear",
+        target_modules=target_names or "all-linear",
         modules_to_save=names_to_save or None,
         revision=revision,
     )
@@ -157,10 +157,10 @@ def merge_adapters(
     shapes = {name: weight.shape for name, weight in state.items()}
     if expected != shapes:
         # The symmetric difference holds what one side lacks, or has in another shape.
-        wrong = sorted(dict(expected.items() ^ shapes.items()))
+        wrong_names = sorted(dict(expected.items() ^ shapes.items()))
         raise ValueError(
-            f"the adapters do not fit {model.name_or_path}: {len(wrong)} of their weights are "
-            f"missing, too many or of another shape, such as {wrong[0]}"
+            f"the adapters do not fit {model.name_or_path}: {len(wrong_names)} of their weights "
+            f"are missing, too many or of another shape, such as {wrong_names[0]}"
         )
     set_peft_model_state_dict(wrapped, dict(state))
     merged: PreTrainedModel = wrapped.merge_and_unload()

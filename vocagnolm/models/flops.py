@@ -31,14 +31,14 @@ class ModelWork:
     attention: int
 
     def forward_flops(self, tokens: float, keys: float, head_tokens: float) -> float:
-        """FLOPs of a forward pass of tokens that attend to so many keys in all."""
+        """Count the FLOPs of a forward pass of tokens that attend to so many keys in all."""
         # Only the tokens that a loss is computed of pass through the head.
         weights = self.body * tokens + self.head * head_tokens
         # Q K^T and A V are two products for each key, with two FLOPs per multiplication.
         return 2 * weights + 4 * self.attention * keys
 
     def training_flops(self, tokens: float, keys: float, used_tokens: float) -> float:
-        """FLOPs of a forward and a backward pass, in which the head reads the used tokens only."""
+        """Count the FLOPs of a forward and a backward pass; the head reads the used tokens only."""
         # Backward, each weight is multiplied for the gradient of its input, and once more for its
         # own if it has one. (Below the first trained weight nothing needs an input's gradient: with
         # adapters this counts a little too much, less than 1 % from 10 layers on.)

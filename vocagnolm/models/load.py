@@ -170,7 +170,7 @@ class ModelSource:
         role: Role,
         elsewhere: str | PreTrainedTokenizerBase | None = None,
     ) -> PreTrainedTokenizerBase:
-        """Load the tokenizer that goes with it, or one from elsewhere; test any."""
+        """Load the tokenizer that goes with the model, or one from elsewhere, and test it."""
         if isinstance(elsewhere, PreTrainedTokenizerBase):
             check_tokenizer(elsewhere, role)
             tokenizer = elsewhere

@@ -12,7 +12,7 @@ from vocagnolm.token_loss import add_token_losses
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the layers that repeat, as a model names those that must not be split; some do not."""
+    """Return the repeated layers, which a model says must not be split; some models name none."""
     names = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 

@@ -101,12 +101,12 @@ def export(
         # Training turned the cache off; generation needs it.
         model.config.use_cache = True
         model.to(getattr(torch, dtype))
-        whole = Path(scratch, "model")
+        model_directory = Path(scratch, "model")
         # The files are small, because safetensors holds a file twice in memory while it writes it.
-        model.save_pretrained(whole, max_shard_size="5GB")
-        tokenizer.save_pretrained(whole)
+        model.save_pretrained(model_directory, max_shard_size="5GB")
+        tokenizer.save_pretrained(model_directory)
         # The rename also replaces an empty directory, which the check above lets through.
-        whole.rename(target)
+        model_directory.rename(target)
     return target
 
 
@@ -139,7 +139,7 @@ def _tokenizer_of(checkpoint: Path, settings: JsonObject, student: ModelSource) 
 def _trained(
     model: PreTrainedModel, checkpoint: Path, settings: JsonObject, scratch: Path
 ) -> PreTrainedModel:
-    """Give the student that a run began with its trained weights, or its adapters."""
+    """Put the trained weights, or the adapters, into the student that a run began with."""
     if is_adapter(checkpoint):
         from peft import PeftConfig
 
@@ -156,12 +156,14 @@ def _trained(
     mismatch = model.load_state_dict(weights, strict=False)
     state = model.state_dict()
     loaded_addresses = {state[name].data_ptr() for name in weights if name in state}
-    wrong = list(mismatch.unexpected_keys)
+    wrong_names = list(mismatch.unexpected_keys)
     for name in mismatch.missing_keys:
         if state[name].data_ptr() not in loaded_addresses:
-            wrong.append(name)
-    if wrong:
-        raise ValueError(f"{len(wrong)} weights are not of {model.name_or_path}: {wrong[0]}, ...")
+            wrong_names.append(name)
+    if wrong_names:
+        raise ValueError(
+            f"{len(wrong_names)} weights are not of {model.name_or_path}: {wrong_names[0]}, ..."
+        )
     return model
 
 

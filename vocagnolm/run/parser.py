@@ -142,26 +142,26 @@ def check(argv: Sequence[str]) -> tuple[str | None, list[str], list[Any]]:
 
 
 def _check(argv: Sequence[str]) -> tuple[str | None, list[str], list[Any]]:
-    quick = Parser(OPTIONS)
+    quick_parser = Parser(OPTIONS)
     if {"-h", "--help", "--help_all"} & {*argv}:
         # The full page needs transformers' arguments, whose import takes seconds.
-        parser = _full_parser() if "--help_all" in argv else quick
+        parser = _full_parser() if "--help_all" in argv else quick_parser
         parser.print_help()
         raise SystemExit(0)
-    config = quick.parse_known_args(argv)[0].config
+    config = quick_parser.parse_known_args(argv)[0].config
     recipe = str(find_file("--config", config)) if config else None
     # The recipe becomes flags in front of the user's, because argparse takes the last one.
     flags = as_flags(recipe_options(recipe)) if recipe else []
     try:
         # The recipe is checked by itself, so that the message names its file.
-        _check_names(quick, flags)
+        _check_names(quick_parser, flags)
     except ValueError as error:
         raise ValueError(f"--config {recipe}: {error}") from error
-    _check_names(quick, argv)
+    _check_names(quick_parser, argv)
     flags += argv
     # Only what recipe and flags say together is a run, so options that exclude each other are
     # compared now. The constructors of the dataclasses make these checks.
-    *options, _ = quick.parse_args_into_dataclasses(
+    *options, _ = quick_parser.parse_args_into_dataclasses(
         flags, return_remaining_strings=True, look_for_args_file=False
     )
     model, _, method, _, _ = options

@@ -78,7 +78,7 @@ def recipe_options(path: str | Path) -> dict[str, Any]:
 
 
 def as_flags(options: Mapping[str, Any]) -> list[str]:
-    """Write options as the flags that they stand for; without those that are null."""
+    """Write options as the flags that they stand for; those that are null are left out."""
     flags: list[str] = []
     for name, value in options.items():
         if isinstance(value, list):

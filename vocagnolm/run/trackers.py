@@ -107,7 +107,7 @@ def finish() -> None:
 
 
 def about(assembled: Assembled) -> JsonObject:
-    """Describe a run by what runs are filtered and grouped by."""
+    """Describe a run by the values that trackers filter and group runs by."""
     models, documents = assembled.models, assembled.documents
     assert models
     assert documents

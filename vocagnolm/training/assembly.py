@@ -1,4 +1,4 @@
-"""From arguments, models and data to what a trainer is made of: one way for both doors."""
+"""Assemble what a trainer is made of, from arguments, models and data, for both doors."""
 
 import copy
 import sys

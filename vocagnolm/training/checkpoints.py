@@ -65,9 +65,9 @@ def checkpoint_fault(checkpoint: str | Path, settings: Settings | None = None) -
     before = manifest.get("run")
     if not before:
         return "it lacks the settings of its run, so that it may be of another one"
-    changed = differences(before, settings, prefix="--")
-    if changed:
-        return f"it is of a run with other settings ({'; '.join(changed)})"
+    changes = differences(before, settings, prefix="--")
+    if changes:
+        return f"it is of a run with other settings ({'; '.join(changes)})"
     return None
 
 
@@ -130,14 +130,14 @@ def finish_checkpoint(
     # All processes have written by now, but this machine may still have an old listing of the
     # directory. The loop looks again once a second.
     for _ in range(_VISIBLE_S):
-        missing = [name for name in files if not (staged / name).exists()]
-        if not missing:
+        missing_files = [name for name in files if not (staged / name).exists()]
+        if not missing_files:
             break
         time.sleep(1)
     else:
         raise OSError(
-            f"{staged} lacks {missing[0]}, which another process has written: --output_dir must be "
-            "a directory that all machines share"
+            f"{staged} lacks {missing_files[0]}, which another process has written: --output_dir "
+            "must be a directory that all machines share"
         )
     # The manifest declares the checkpoint whole, so it comes after all other files.
     write_json(staged / MANIFEST_FILE, {**manifest, "files": files})

@@ -153,7 +153,7 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         return bool(self.bf16 or self.fp16 or launched)
 
     def _set_batch(self) -> None:
-        """Derive batch size and accumulation from the global batch, or this one from them."""
+        """Derive batch size and accumulation from the global batch, or that batch from them."""
         # This is noted before the fields are filled in, since none of them is None afterwards.
         self.asked_of_batch = {name for name in _BATCH_ARGUMENTS if getattr(self, name) is not None}
         rows, steps = split_global_batch(

@@ -416,12 +416,12 @@ def _short_names(names: Sequence[str]) -> list[str]:
     >>> _short_names(["data/web.jsonl.gz", "org/finemath-4plus", "old/web.jsonl"])
     ['web', 'finemath_4plus', 'web_3']
     """
-    short: list[str] = []
+    short_names: list[str] = []
     # The number of a corpus makes a stem unique that an earlier corpus has taken.
     for number, name in enumerate(names, start=1):
         stem = re.sub(r"\W+", "_", Path(name).name.split(".")[0]) or "corpus"
-        short.append(f"{stem}_{number}" if stem in short else stem)
-    return short
+        short_names.append(f"{stem}_{number}" if stem in short_names else stem)
+    return short_names
 
 
 def steps_of(job: Job, documents: Documents) -> int | None:

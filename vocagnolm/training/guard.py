@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepGuard(TrainerCallback):
-    """Let no update be made that rests on a NaN; stop after this step if a signal asks.
+    """Prevent updates that rest on a NaN; stop after this step if a signal asks.
 
     A NaN in the teacher would not reach the loss, only the choice of tokens: the student would go
     on training on the wrong ones, silently. One in the gradient would be saved with the student.
@@ -56,10 +56,10 @@ class StepGuard(TrainerCallback):
         #     bad sequence of the student | of the teacher | gradient is bad | asked to stop
         gradient = self._gradient_fault(model)
         stop_signal = torch.full_like(gradient, self._preemption.is_asked)
-        worst = torch.cat([self._metrics.bad_blocks, torch.stack([gradient, stop_signal])])
+        worst_values = torch.cat([self._metrics.bad_blocks, torch.stack([gradient, stop_signal])])
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(worst, op=ReduceOp.MAX)
-        student_block, teacher_block, gradient_fault, is_asked_to_stop = worst.tolist()
+            torch.distributed.all_reduce(worst_values, op=ReduceOp.MAX)
+        student_block, teacher_block, gradient_fault, is_asked_to_stop = worst_values.tolist()
         # The update below is still made, so the run stops after a whole step.
         if is_asked_to_stop:
             self._preemption.is_agreed = control.should_training_stop = True
@@ -69,7 +69,7 @@ class StepGuard(TrainerCallback):
             self._skip_or_stop(model, state.global_step + 1, student_block, teacher_block)
 
     def _gradient_fault(self, model: nn.Module) -> Tensor:
-        """0 if this process's gradients are not finite, else -1; without a host-device sync."""
+        """Return 0 if this process's gradients are not finite, else -1; make no host sync."""
         gradients: list[Tensor] = []
         for parameter in model.parameters():
             gradient = parameter.grad

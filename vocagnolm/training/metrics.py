@@ -120,12 +120,12 @@ class GuidanceMetrics:
         is_bad_B = ~loss.isfinite().all(-1)
         # Any bad sequence would do. The largest index is taken because a maximum needs no branch
         # on the host, and so no sync.
-        worst = block_B.where(is_bad_B, NO_BLOCK).max()
-        self.bad_blocks[model] = self.bad_blocks[model].maximum(worst)
+        worst_block = block_B.where(is_bad_B, NO_BLOCK).max()
+        self.bad_blocks[model] = self.bad_blocks[model].maximum(worst_block)
 
     def _add(self, **values: Tensor) -> None:
         for name, value in values.items():
-            # The sum is made in float64, as float32 would lose digits among millions of tokens.
+            # The sum is made in float64 where the device has it, as float32 would lose digits.
             self._added[_SUMS.index(name)] += value.sum(dtype=self._dtype)
 
     def read(self) -> dict[str, float]:
@@ -227,5 +227,5 @@ def _sampled(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     scores = torch.cat([part_scores for part_scores, _ in parts])
     values = torch.cat([part_values for _, part_values in parts])
     # The best of the best are the best of all, so samples may be merged in any order and grouping.
-    best = scores.topk(_SAMPLED)
-    return best.values, values[best.indices]
+    top_tokens = scores.topk(_SAMPLED)
+    return top_tokens.values, values[top_tokens.indices]

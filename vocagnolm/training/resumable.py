@@ -217,7 +217,7 @@ class ResumableTrainer(Trainer):
                 release(directory)
 
     def what_is_safe(self) -> str:
-        """Make room of what was not finished, and say from where the run goes on."""
+        """Remove what was not finished, and say from where the run can go on."""
         directory = Path(str(self.args.output_dir))
         shutil.rmtree(directory / _SAVING, ignore_errors=True)
         for checkpoint in checkpoints(directory):
@@ -234,10 +234,10 @@ class ResumableTrainer(Trainer):
         # cannot read it, and one with FSDP reads nothing else.
         is_sharded = any(checkpoint.glob("pytorch_model_fsdp*"))
         if is_sharded != self.is_fsdp_enabled:
-            how = "with" if is_sharded else "without"
+            preposition = "with" if is_sharded else "without"
             raise ValueError(
-                f"{checkpoint} was saved {how} FSDP: resume {how} it, or begin a new run with the "
-                "student that `vocagnolm export` writes"
+                f"{checkpoint} was saved {preposition} FSDP: resume {preposition} it, or begin a "
+                "new run with the student that `vocagnolm export` writes"
             )
         # Random states are saved per process, so dropout depends on how many there are.
         processes = json_or_empty(checkpoint / MANIFEST_FILE).get("world_size")

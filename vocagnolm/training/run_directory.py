@@ -38,13 +38,15 @@ def check_settings(directory: Path, settings: Settings, checkpoint: str | None =
     check_writable(directory)
     settings_there = json_or_empty(directory / RUN_FILE)
     # Until something is saved, the user may still change the settings.
-    saved = chain(directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), directory.glob("*.safetensors"))
-    changed = []
-    if settings_there and any(saved):
-        changed = differences(settings_there, settings, prefix="--")
-    if changed:
+    saved_files = chain(
+        directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), directory.glob("*.safetensors")
+    )
+    changes = []
+    if settings_there and any(saved_files):
+        changes = differences(settings_there, settings, prefix="--")
+    if changes:
         raise ValueError(
-            f"{directory} holds a run with other settings ({'; '.join(changed)}): give another "
+            f"{directory} holds a run with other settings ({'; '.join(changes)}): give another "
             "--output_dir"
         )
     # The checkpoint may lie in another directory, so its settings are compared as well.

@@ -114,17 +114,17 @@ def _described(peft_config: Any) -> dict[str, Any]:
 def options_without_effect(job: Job, *, evaluates: bool) -> Iterator[str]:
     """Yield a line for each option that was given and has no effect."""
     model, args = job.model, job.args
-    changed = set()
+    changed_options = set()
     for options, kind in ((model, ModelOptions), (args, GuidanceOptions), (args, VocAgnoConfig)):
         # An option counts as given if its value is not the default, whoever chose it.
         for field in fields(kind):
             if getattr(options, field.name) != field.default:
-                changed.add(field.name)
+                changed_options.add(field.name)
     # A method reads only some of the settings, and the rest of them do nothing with it.
-    unread = {field.name for field in fields(Method)} - args.in_effect().keys()
+    unread_options = {field.name for field in fields(Method)} - args.in_effect().keys()
     adapter_options = {field.name for field in fields(ModelOptions) if "lora_" in field.name}
     conditions: Sequence[tuple[object, set[str], str]] = (
-        (False, unread, f"with {args.as_typed}"),
+        (False, unread_options, f"with {args.as_typed}"),
         (model.teacher, _TEACHER_OPTIONS, "without --teacher"),
         (model.teacher_losses, {"missing_losses"}, "without --teacher_losses"),
         (model.use_peft, adapter_options, "without --use_peft"),
@@ -133,5 +133,5 @@ def options_without_effect(job: Job, *, evaluates: bool) -> Iterator[str]:
     )
     for has_effect, names, condition in conditions:
         if not has_effect:
-            for name in sorted(changed & names):
+            for name in sorted(changed_options & names):
                 yield f"--{name} has no effect {condition}"
