@@ -39,7 +39,7 @@ def plan(assembled: Assembled, checkpoint: str | None = None) -> str:
     for teacher in models.teachers:
         size = f"{teacher.sizes.parameters:,} parameters, frozen, {models.teacher_dtype}"
         lines.append(f"teacher    {teacher.source.name}: {size}")
-    # Stores have no model to list; each describes itself.
+    # A store has no model that the loop above could name, so the guide describes it.
     if models.guide:
         lines += [f"teacher    {stored}" for stored in models.guide.describe()]
     lines.append(f"method     {_method(job)}")

@@ -417,7 +417,7 @@ def _short_names(names: Sequence[str]) -> list[str]:
     ['web', 'finemath_4plus', 'web_3']
     """
     short_names: list[str] = []
-    # The number of a corpus makes a stem unique that an earlier corpus has taken.
+    # A stem that an earlier corpus has taken gets the number of this one.
     for number, name in enumerate(names, start=1):
         stem = re.sub(r"\W+", "_", Path(name).name.split(".")[0]) or "corpus"
         short_names.append(f"{stem}_{number}" if stem in short_names else stem)

@@ -34,7 +34,7 @@ def check_settings(directory: Path, settings: Settings, checkpoint: str | None =
     Raises:
         ValueError: settings differ, or nothing can be written there.
     """
-    # This is asked before hours of alignment, after which the first file would be written.
+    # A place that cannot be written to would come out at the first file, after the alignment.
     check_writable(directory)
     settings_there = json_or_empty(directory / RUN_FILE)
     # Until something is saved, the user may still change the settings.
