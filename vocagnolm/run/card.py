@@ -30,7 +30,7 @@ def model_card(name: str, settings: Mapping[str, Any]) -> str:
     for store in public["teacher_losses"] or ():
         guides.append(f"the stored losses of {store['teacher']}")
     guided = f", guided by {' and '.join(guides)}" if guides else ""
-    # The hub links a card to the data sets that it names, so those that are only here are left out.
+    # The hub links a card to the data sets that it names, so local ones are left out.
     corpora = []
     for corpus in settings["dataset"]:
         name_on_hub = hub_name(corpus)
