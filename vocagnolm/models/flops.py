@@ -38,7 +38,7 @@ class ModelWork:
         return 2 * weights + 4 * self.attention * keys
 
     def training_flops(self, tokens: float, keys: float, used_tokens: float) -> float:
-        """Count the FLOPs of a forward and a backward pass; the head reads the used tokens only."""
+        """Count the FLOPs of a forward and backward pass; the head reads the used tokens only."""
         # Backward, each weight is multiplied for the gradient of its input, and once more for its
         # own if it has one. (Below the first trained weight nothing needs an input's gradient:
         # with adapters this counts a little too much, less than 1 % from 10 layers on.)
