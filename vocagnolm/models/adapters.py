@@ -31,7 +31,7 @@ def adapt(model: PreTrainedModel, config: PeftConfig, seed: int) -> PeftModel:
             f"peft_config: {type(config).__name__} adds tokens that no text has, and that no loss "
             "belongs to: use adapters, as LoraConfig does"
         )
-    # The run draws the same random numbers afterwards as without adapters.
+    # The run draws the same random numbers afterwards as it would without adapters.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         adapted = _wrap(model, config)
@@ -49,12 +49,14 @@ def check_adapted(model: nn.Module) -> None:
         return
     base: Any = model.get_base_model()  # type: ignore[operator]
     head, embeddings = base.get_output_embeddings(), base.get_input_embeddings()
-    whole = {"the output head": head}
+    whole_modules = {"the output head": head}
+    # A model that lacks one of the two is rejected elsewhere, where its losses are tried.
     if head is None or embeddings is None:
         return
+    # Under a wrapper of PEFT the original weights tell whether the two modules share them.
     if _inner(head).weight is _inner(embeddings).weight:
-        whole["the embeddings, which share the output head's weight,"] = embeddings
-    for name, module in whole.items():
+        whole_modules["the embeddings, which share the output head's weight,"] = embeddings
+    for name, module in whole_modules.items():
         if module is not _inner(module):
             raise ValueError(
                 f"peft_config: {name} cannot be adapted, because losses are computed from the "
@@ -66,6 +68,7 @@ def check_adapted(model: nn.Module) -> None:
 
 def _inner(module: nn.Module) -> nn.Module:
     """Return the module that PEFT has put a wrapper around; any other as it is."""
+    # Wrappers may be nested, as where a layer has both adapters and a trained copy.
     while type(module).__module__.partition(".")[0] == "peft":
         inner = getattr(module, "base_layer", None)
         module = inner if inner is not None else module.original_module  # type: ignore[assignment]
@@ -89,32 +92,40 @@ def lora_config(
     """
     from peft import LoraConfig
 
-    targets = list(target_modules or ())
-    if targets == ["all-linear"]:
-        targets = []
-    saved = list(modules_to_save or ())
+    target_names = list(target_modules or ())
+    # PEFT knows this word only as text, not in a list, so it is given as text below.
+    if target_names == ["all-linear"]:
+        target_names = []
+    names_saved_whole = list(modules_to_save or ())
     head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     embeddings = model.get_input_embeddings()
-    whole = {head, embeddings} if head.weight is embeddings.weight else {head}
+    whole_modules = {head, embeddings} if head.weight is embeddings.weight else {head}
     names_to_save: list[str] = []
-    for name in [*targets, *saved]:
-        named = {key: m for key, m in model.named_modules() if f".{key}".endswith(f".{name}")}
-        if not named:
+    for name in target_names + names_saved_whole:
+        # As in PEFT, a name matches whole parts of a layer's path: "proj" is not "q_proj".
+        named_layers: list[str] = []
+        modules_inside: set[nn.Module] = set()
+        for path, module in model.named_modules():
+            if f".{path}".endswith(f".{name}"):
+                named_layers.append(path)
+                modules_inside.update(module.modules())
+        if not named_layers:
             raise ValueError(f"--lora_*_modules: {type(model).__name__} has no layer {name}")
-        if whole & {inner for module in named.values() for inner in module.modules()}:
+        # A block that contains the head would train it, too.
+        if whole_modules & modules_inside:
             raise ValueError(
                 f"--lora_*_modules: {name} cannot be adapted, because losses are computed from the "
                 "output head's own weight: leave it out"
             )
         # PEFT would train every layer whose name ends as one of these does, `k_norm` with `norm`.
-        if name in saved:
-            names_to_save += named
+        if name in names_saved_whole:
+            names_to_save += named_layers
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=r,
         lora_alpha=alpha,
         lora_dropout=dropout,
-        target_modules=targets or "all-linear",
+        target_modules=target_names or "all-linear",
         modules_to_save=names_to_save or None,
         revision=revision,
     )
@@ -140,13 +151,16 @@ def merge_adapters(
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
     wrapped = _wrap(model, config)
-    expected = {name: w.shape for name, w in get_peft_model_state_dict(wrapped).items()}
+    # PEFT passes over weights that are absent or unknown, so all are compared before.
+    own_weights = get_peft_model_state_dict(wrapped)
+    expected = {name: weight.shape for name, weight in own_weights.items()}
     shapes = {name: weight.shape for name, weight in state.items()}
     if expected != shapes:
-        wrong = sorted(dict(expected.items() ^ shapes.items()))
+        # The symmetric difference holds what one side lacks, or has in another shape.
+        wrong_names = sorted(dict(expected.items() ^ shapes.items()))
         raise ValueError(
-            f"the adapters do not fit {model.name_or_path}: {len(wrong)} of their weights are "
-            f"missing, too many or of another shape, such as {wrong[0]}"
+            f"the adapters do not fit {model.name_or_path}: {len(wrong_names)} of their weights "
+            f"are missing, too many or of another shape, such as {wrong_names[0]}"
         )
     set_peft_model_state_dict(wrapped, dict(state))
     merged: PreTrainedModel = wrapped.merge_and_unload()

@@ -16,7 +16,7 @@ from vocagnolm.models.probes import PackingError, check_packing
 
 logger = logging.getLogger(__name__)
 
-# Attention that a CPU computes as a GPU does.
+# A CPU computes these kinds of attention as a GPU does; None stands for transformers' choice.
 _ON_A_CPU = (None, "sdpa", "eager")
 # Sizes that do not change how documents meet, and the most that a small model has of each: rows
 # of the vocabulary, widths of MLPs, and tokens that Mamba's slow path takes at once. That path
@@ -31,9 +31,10 @@ _LIMITS = {
     "mamba_chunk_size": _MOST_CHUNK,
     "chunk_size": _MOST_CHUNK,
 }
-# A model of more weights would take long to draw.
+# To draw more random weights than these would take too long for an early check.
 _MOST_WEIGHTS = 200_000_000
-# Fresh weights are so small that even a leak would drown in rounding.
+# Fresh weights are multiplied by this. They are so small that even a leak between documents would
+# drown in rounding.
 _SPREAD = 4.0
 
 
@@ -53,18 +54,22 @@ def check_kind(config: PreTrainedConfig, attention: str | None, *, trust: bool =
         options: dict[str, Any] = {"trust_remote_code": trust}
         if attention:
             options["attn_implementation"] = attention
+        # Weights are counted on the meta device, before memory is spent on them.
         with torch.device("meta"):
             skeleton = _make(copy.deepcopy(small), options)
         if skeleton.num_parameters() > _MOST_WEIGHTS:
             return
+        # The random numbers of the run go on as they would without this check.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = _make(small, options).float().eval()
         with torch.no_grad():
             for parameter in model.parameters():
+                # Scales of norms and biases have one dimension, and stay.
                 if parameter.dim() > 1:
                     parameter *= _SPREAD
         check_packing(model)
+    # This error is a ValueError as well, and must not be taken for one of the kinds below.
     except PackingError:
         raise
     # A kind that cannot be made small, or whose head is not reproduced, is told when it is loaded.
@@ -83,6 +88,7 @@ def _small(config: PreTrainedConfig) -> PreTrainedConfig:
     small = copy.deepcopy(config)
     text = small.get_text_config()
     kinds = getattr(text, "layer_types", None) or []
+    # Two layers show a leak as well as many, where a configuration does not tell kinds apart.
     layers = _first_of_each(kinds) or [0, 1][: text.num_hidden_layers]
     try:
         if kinds:
@@ -96,6 +102,7 @@ def _small(config: PreTrainedConfig) -> PreTrainedConfig:
         size = getattr(text, name, None)
         if isinstance(size, int) and size > most:
             setattr(text, name, most)
+    # These ids may lie outside of the smaller vocabulary, and the embeddings would reject them.
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(text, name, None)
     return small

@@ -31,15 +31,17 @@ class ModelWork:
     attention: int
 
     def forward_flops(self, tokens: float, keys: float, head_tokens: float) -> float:
-        """FLOPs of a forward pass of tokens that attend to so many keys in all."""
+        """Count the FLOPs of a forward pass of tokens that attend to so many keys in all."""
+        # Only the tokens that a loss is computed of pass through the head.
         weights = self.body * tokens + self.head * head_tokens
+        # Q K^T and A V are two products for each key, with two FLOPs per multiplication.
         return 2 * weights + 4 * self.attention * keys
 
     def training_flops(self, tokens: float, keys: float, used_tokens: float) -> float:
-        """FLOPs of a forward and a backward pass, in which the head reads the used tokens only."""
+        """Count the FLOPs of a forward and backward pass; the head reads the used tokens only."""
         # Backward, each weight is multiplied for the gradient of its input, and once more for its
-        # own if it has one. (Below the first trained weight nothing needs an input's gradient: with
-        # adapters this counts a little too much, less than 1 % from 10 layers on.)
+        # own if it has one. (Below the first trained weight nothing needs an input's gradient:
+        # with adapters this counts a little too much, less than 1 % from 10 layers on.)
         body = (self.body + self.trained_body) * tokens
         head = (self.head + self.trained_head) * used_tokens
         forward = self.forward_flops(tokens, keys, tokens)
@@ -56,10 +58,10 @@ def model_work(model: PreTrainedModel) -> ModelWork:
     output_head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     body = head = trained_body = trained_head = 0
     for name, module in model.named_modules():
-        # A layer that PEFT keeps of before, beside the trained copy of it that runs.
+        # PEFT keeps the original of a layer next to the trained copy of it, which alone runs.
         if "original_module" in name.split("."):
             continue
-        # By its features: quantized weights have other shapes.
+        # A layer is counted by its features, because quantized weights have other shapes.
         if isinstance(module, nn.Linear):
             count = module.in_features * module.out_features
         elif isinstance(module, Conv1D):
@@ -71,11 +73,13 @@ def model_work(model: PreTrainedModel) -> ModelWork:
                 f"the FLOPs of {type(model).__name__} cannot be counted from its linear layers: it "
                 f"has a {type(module).__name__}"
             )
+        # A frozen weight needs no product for its own gradient.
         trained = count * module.weight.requires_grad
         if module is output_head:
             head, trained_head = head + count, trained_head + trained
         else:
             body, trained_body = body + count, trained_body + trained
+    # All heads of queries count, also where several share their keys: each multiplies.
     heads, layers = config.num_attention_heads, config.num_hidden_layers
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     return ModelWork(body, head, trained_body, trained_head, layers * heads * head_dim)
@@ -84,7 +88,8 @@ def model_work(model: PreTrainedModel) -> ModelWork:
 def _has_weights(module: nn.Module) -> bool:
     """Return True for a matrix, quantized or not."""
     weights: list[Tensor] = [*module.parameters(recurse=False)]
-    # Quantized ones are buffers of integers or bytes; masks are bools, tables of positions floats.
+    # Quantized weights may be buffers of integers or bytes. Masks are buffers of bools, and tables
+    # of positions are buffers of floats: neither is a weight.
     for buffer in module.buffers(recurse=False):
         is_table = buffer.is_floating_point() and buffer.element_size() > 1
         if not is_table and buffer.dtype != torch.bool:

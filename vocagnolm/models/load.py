@@ -26,9 +26,10 @@ from vocagnolm.io import file_sha256, json_or_empty
 from vocagnolm.models.quantization import check_quantizer
 from vocagnolm.tokenizer import Role, check_tokenizer, load_tokenizer
 
-# Context of a model whose configuration names none.
+# A model whose configuration names no context has this one.
 NO_LIMIT = sys.maxsize
-# Patterns of a model's files.
+# These patterns match the files of weights, and all files that make a model and its tokenizer.
+# They are looked for in one directory, without those below it.
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 _MODEL_FILES = (
     "config.json",
@@ -52,14 +53,14 @@ class ModelSource:
     """Origin of a model, and the options to load it with."""
 
     name: str
-    # The argument that names it.
+    # This is the argument that names the model in messages.
     role: Role | Literal["model", "checkpoint"]
     revision: str | None = None
     attn_implementation: str | None = None
     trust_remote_code: bool = False
-    # More arguments of from_pretrained.
+    # These are more arguments of from_pretrained.
     init_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    # The model itself, where it was loaded already.
+    # This is the model itself, where it was loaded already.
     loaded: PreTrainedModel | None = None
 
     @property
@@ -85,17 +86,19 @@ class ModelSource:
             return
         directory, is_cached = Path(self.name), False
         if not directory.is_dir():
+            # A name is looked up in the cache only. What is not there yet is downloaded whole.
             config = try_to_load_from_cache(self.name, "config.json", revision=self.revision)
             if not isinstance(config, str):
                 return
             directory, is_cached = Path(config).parent, True
         present = _names_in(directory, _WEIGHT_FILES)
         needed: set[str] = set()
-        # In this order transformers looks for them, and takes the first.
+        # transformers looks for the files in this order, and takes the first kind that is there.
+        # An index lists the parts of weights that are split.
         for name in ("model.safetensors", "pytorch_model.bin"):
             index = json_or_empty(directory / f"{name}.index.json").get("weight_map", {})
             needed = needed or {name} & present or set(index.values())
-        # What the cache lacks is downloaded, where that is allowed.
+        # What the cache lacks is downloaded later, where that is allowed.
         may_download = is_cached and not constants.HF_HUB_OFFLINE
         if (not present or needed - present) and not may_download:
             lacking = min(needed - present, default="files of weights (*.safetensors)")
@@ -137,7 +140,7 @@ class ModelSource:
         options: dict[str, object] = {
             "dtype": dtype,
             "attn_implementation": self.attn_implementation,
-            # Sizes that differ are rejected below, by name.
+            # transformers goes on where shapes differ, so that the error below can name all.
             "ignore_mismatched_sizes": True,
             "output_loading_info": True,
         }
@@ -146,7 +149,9 @@ class ModelSource:
             options |= {"quantization_config": quantization, "device_map": {"": device}}
         model: PreTrainedModel
         model, report = self._from_pretrained(AutoModelForCausalLM, **options)
+        # transformers fills what a checkpoint lacks with random numbers and only warns.
         keys = set(report["missing_keys"])
+        # The entry of a mismatch begins with the name of the weight, and its shapes follow.
         keys |= {mismatch[0] for mismatch in report["mismatched_keys"]}
         absent = sorted(keys)
         if absent:
@@ -165,7 +170,7 @@ class ModelSource:
         role: Role,
         elsewhere: str | PreTrainedTokenizerBase | None = None,
     ) -> PreTrainedTokenizerBase:
-        """Load the tokenizer that goes with it, or one from elsewhere; test any."""
+        """Load the tokenizer that goes with the model, or one from elsewhere, and test it."""
         if isinstance(elsewhere, PreTrainedTokenizerBase):
             check_tokenizer(elsewhere, role)
             tokenizer = elsewhere
@@ -173,6 +178,7 @@ class ModelSource:
             tokenizer = load_tokenizer(
                 elsewhere or self.name,
                 role,
+                # A revision belongs to the model, and names nothing in another repository.
                 revision=None if elsewhere else self.revision,
                 trust_remote_code=self.trust_remote_code,
             )
@@ -196,6 +202,7 @@ class ModelSource:
         return model
 
     def _from_pretrained(self, kind: Any, **options: object) -> Any:
+        # The user's own arguments come last. The options reject those that would contradict them.
         options["revision"] = self.revision or "main"
         options |= self.init_kwargs
         return self._call(kind.from_pretrained, self.name, **options)
@@ -212,13 +219,14 @@ class ModelSource:
 def _fault(weights: Path) -> str:
     """Return what shows that a file of weights is not whole; nothing if it seems to be."""
     if weights.suffix == ".bin":
-        # A zip file, which has its table at the end, or a pickle, as before PyTorch 1.6.
+        # The file is a zip file, which has its table at the end, or a pickle, as before PyTorch
+        # 1.6. Only the first can show that its end is missing.
         with weights.open("rb") as file:
             start = file.read(1)
         is_whole = zipfile.is_zipfile(weights) if start == b"P" else start == b"\x80"
         return "" if is_whole else "not a file of torch.save"
     try:
-        # It compares a header with its file's size.
+        # Opening compares the header with the size of the file, and reads no weights.
         with safe_open(weights, "numpy"):
             return ""
     except (SafetensorError, OSError) as error:
@@ -284,6 +292,8 @@ def tensor_parallel_size(config: PreTrainedConfig, gpus: int) -> int:
     heads = getattr(text_config, "num_attention_heads", None) or 1
     groups = getattr(text_config, "num_key_value_heads", None) or heads
     for size in range(gpus, 1, -1):
+        # Such a size divides the GPUs and the heads, and either divides the groups of keys or is a
+        # multiple of them.
         if gpus % size == heads % size == 0 and 0 in (groups % size, size % groups):
             return size
     return 1
@@ -296,6 +306,7 @@ def check_distinct(
     teacher_tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     """Reject one set of weights under two tokenizers: at least one of them would read nonsense."""
+    # Distilling a model from itself is legitimate, as long as both read the same tokens.
     if student_tokenizer.get_vocab() == teacher_tokenizer.get_vocab():
         return
     student_embeddings: Any = student.get_input_embeddings()

@@ -38,17 +38,19 @@ class Sizes:
     """Counts that a model's memory follows from."""
 
     parameters: int
-    # Those with a gradient, and the weights of linear layers other than the output head.
+    # These are the parameters with a gradient, and the weights of linear layers other than the
+    # output head.
     trained: int
     linear: int
-    # Those of the layer in use, of the next one, and outside of all layers: gathered if sharded.
+    # These are the parameters of the layer in use, of the next one, and outside of all layers,
+    # which are gathered if the model is sharded.
     gathered: int
     layers: int
-    # Widths of the residuals, within the MLP, and of all heads of keys.
+    # These are the widths of the residuals, within the MLP, and of all heads of keys.
     hidden: int
     inner: int
     keys: int
-    # Words of the output head, and its weights that have a gradient.
+    # These are the words of the output head, and its weights that have a gradient.
     words: int
     trained_head: int
 
@@ -65,15 +67,20 @@ def sizes_of(model: PreTrainedModel | nn.Module) -> Sizes:
         raise ValueError(f"{type(model).__name__} has no output head: give a causal language model")
     layers = [_parameters(layer) for layer in decoder_layers(whole)]
     total = _parameters(model)
+    trained = 0
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            trained += parameter.numel()
+    linear = 0
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module is not head:
+            linear += module.weight.numel()
+    # While a layer runs, FSDP2 gathers the next one already. What is in no layer stays gathered.
     gathered = total - sum(layers) + 2 * max(layers, default=0)
     return Sizes(
         parameters=total,
-        trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
-        linear=sum(
-            module.weight.numel()
-            for module in model.modules()
-            if isinstance(module, nn.Linear) and module is not head
-        ),
+        trained=trained,
+        linear=linear,
         gathered=min(gathered, total),
         layers=count,
         hidden=hidden,
@@ -120,13 +127,13 @@ def student_memory(student: Sizes, layout: Layout, tokens: float) -> dict[str, f
         width = 4 if layout.precision == "float32" else 2
         gathered = student.gathered if layout.reshards else student.parameters
         parts["gathered weights"] = width * gathered
-        # They are reduced with the last micro-batch only.
+        # Gradients are reduced with the last micro-batch only, and are whole until then.
         if layout.accumulates:
             parts["whole gradients"] = _GRADIENT * student.trained
     else:
         if layout.devices > 1:
             parts["gradients to send"] = _GRADIENT * student.trained
-        # Autocast keeps them for the backward pass.
+        # Autocast keeps its copies of the weights for the backward pass.
         if layout.precision == "mixed" and not layout.recomputes:
             parts["weights in 16 bits"] = 2 * student.linear
     per_hidden, per_inner, of_input = _KEPT[layout.precision]
@@ -138,7 +145,7 @@ def student_memory(student: Sizes, layout: Layout, tokens: float) -> dict[str, f
     if layout.mask:
         layer += 2 * layout.mask + 4 * (student.hidden - student.keys)
     activations = student.layers * layer
-    # The inputs of all layers, and one layer made again.
+    # The inputs of all layers are kept, and one layer at a time is computed again.
     if layout.recomputes:
         activations = student.layers * of_input * student.hidden + layer
     parts["activations"] = tokens * activations
@@ -153,9 +160,10 @@ def _head_memory(student: Sizes, layout: Layout, tokens: float) -> float:
         return 4 * tile + 4 * student.trained_head + 12 * tokens * student.hidden
     # Logits and their gradient in 16 bits; the gradient's sum and what a tile adds to it.
     head = 6 * tile + 8 * student.trained_head
-    if layout.shards is not None:  # the weight in 16 bits is a gathered one
+    # Under FSDP2 the weight in 16 bits is among the gathered ones.
+    if layout.shards is not None:
         return head + 8 * tokens * student.hidden
-    # The states before and behind the last norm, and their gradient.
+    # The states before and after the last norm are kept in float32, and so is their gradient.
     return head + 2 * student.words * student.hidden + 12 * tokens * student.hidden
 
 
@@ -170,7 +178,7 @@ def teacher_memory(
     size = width * teacher.parameters - narrower * teacher.linear
     is_known = quantization is None or quantization in _QUANTIZED
     parts = {"teacher" if is_known else "teacher (at full width)": size / devices}
-    # A forward pass gathers some.
+    # A forward pass gathers the weights of a layer at a time.
     if devices > 1:
         parts[GATHERED] = width * teacher.gathered
     return parts

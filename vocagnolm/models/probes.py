@@ -42,30 +42,39 @@ def check_packing(
         rows = {"input_ids": ids, "position_ids": position_ids, "labels": labels}
         return call(**rows, segments=segments, token_losses=True)
 
-    # Tokens by row; other borders in the second row, since masks may differ by row.
+    # Each row is cut into documents of these many tokens. The second row has other borders, since
+    # masks may differ by row.
     documents = ((5, 11), (9, 7))
     with probing(model, device):
         ids = probe_ids(model, (2, 16))
         # plain        0 1 2 3 4 5 6 7 ...
         # restarting   0 1 2 3 4 0 1 2 ...
-        plain = torch.arange(16, device=ids.device).expand(2, -1)
-        restarting = torch.stack([_restarting(plain[0], lengths) for lengths in documents])
-        labels = ids.masked_fill(restarting == 0, IGNORED_LABEL)
-        crossing = losses(ids, plain, labels, [16, 16])
+        plain_positions = torch.arange(16, device=ids.device).expand(2, -1)
+        restarting_positions = torch.stack(
+            [_restarting(plain_positions[0], lengths) for lengths in documents]
+        )
+        # The first token of a document is predicted from none of its own, so it has no label.
+        labels = ids.masked_fill(restarting_positions == 0, IGNORED_LABEL)
+        # Plain positions make each row one document, as if all of its documents leaked.
+        crossing_losses = losses(ids, plain_positions, labels, [16, 16])
         if crosses:
             return
-        packed = losses(ids, restarting, labels, sum(documents, ()))
-        alone = []
+        packed_losses = losses(ids, restarting_positions, labels, sum(documents, ()))
+        document_losses = []
+        # Each document is also run alone, which cannot leak.
         for row, lengths in zip(ids, documents, strict=True):
             for document in row[None].split_with_sizes(lengths, 1):
                 length = document.shape[1]
-                alone.append(losses(document, plain[:1, :length], document, [length]))
-    separate = torch.cat(alone, dim=1).view_as(packed)
-    require_finite(model, packed, crossing, separate)
-    error = float((packed - separate).abs().max())
-    scale = float((crossing - separate).abs().max())
-    # Rounding differs between shapes. Below the floor even crossing looks like isolation, as in
-    # some untrained models; a small share of the scale still shows the leak of one layer in many.
+                document_losses.append(
+                    losses(document, plain_positions[:1, :length], document, [length])
+                )
+    separate_losses = torch.cat(document_losses, dim=1).view_as(packed_losses)
+    require_finite(model, packed_losses, crossing_losses, separate_losses)
+    error = float((packed_losses - separate_losses).abs().max())
+    scale = float((crossing_losses - separate_losses).abs().max())
+    # Rounding differs between shapes, so small errors prove nothing. Below the floor even crossing
+    # looks like isolation, as in some untrained models; a small share of the scale still shows the
+    # leak of one layer in many.
     inner = inner_model(model)
     exact = rounds_by_dtype(model, inner.dtype) and not torch.is_autocast_enabled(ids.device.type)
     floor, share = (1e-4, 0.01) if exact else (5e-2, 0.2)

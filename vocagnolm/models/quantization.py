@@ -23,7 +23,7 @@ def quantization(text: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, ob
     """
     if text not in QUANTIZATIONS:
         return json_settings(f"--teacher_quantization ({', '.join(QUANTIZATIONS)} or JSON)", text)
-    # Which layers are spared is left to transformers: the head is one of them.
+    # transformers decides which layers are spared, and the head is one of them.
     if text == "int8":
         return {"quant_method": "bitsandbytes", "load_in_8bit": True}
     if text == "nf4":
@@ -39,8 +39,10 @@ def quantization(text: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, ob
 
 def check_quantizer(settings: Mapping[str, object], wanted_by: str) -> None:
     """Raise a ValueError where a quantization config of transformers needs an absent package."""
+    # Our own message names the extra to install, so it comes before that of transformers.
     require_quantization(settings, wanted_by)
     try:
+        # transformers' own check knows the kinds of quantization that are not named here.
         quantizer: Any = AutoHfQuantizer.from_config(dict(settings), pre_quantized=True)
         quantizer.validate_environment()
     except ImportError as error:
@@ -53,7 +55,7 @@ def check_quantizer(settings: Mapping[str, object], wanted_by: str) -> None:
 
 def fp8_products() -> object:
     """Make the config of `torchao` that `fp8` stands for; it needs a GPU like the H100 or L4."""
-    # Imported by name: the package is optional, and has no types.
+    # The package is imported by its name, because it is optional and has no types.
     torchao = importlib.import_module("torchao.quantization")
     config: object = torchao.Float8DynamicActivationFloat8WeightConfig(granularity=torchao.PerRow())
     return config

@@ -12,7 +12,7 @@ from vocagnolm.token_loss import add_token_losses
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the layers that repeat, as a model names those that must not be split; some do not."""
+    """Return the repeated layers, which a model says must not be split; some models name none."""
     names = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 
@@ -35,15 +35,18 @@ def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTra
             "--teacher_sharding shards one by one: leave it out"
         )
     world, local = torch.distributed.get_world_size(), devices_of_a_machine()
+    # The mesh is a rectangle, so all machines must have as many processes.
     if world % local:
         raise ValueError(f"--teacher_sharding node: {world} processes are not {local} per machine")
-    # Sharded inside a machine, replicated between machines.
+    # The weights are sharded inside of a machine, where links are fast, and each machine has a
+    # whole copy. Every process builds the mesh of all, because making its groups is collective.
     names = ("node", "device")
     mesh = init_device_mesh(device.type, (world // local, local), mesh_dim_names=names)["device"]
     model.train(False).requires_grad_(False)
-    # Layer by layer, so that one is gathered at a time; then the embeddings and the head.
+    # Each layer is a unit, so that one is gathered at a time. The last call takes what is left:
+    # the embeddings and the head.
     for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
-    # Behind the sharding, so that its probe runs on the device.
+    # The probe of the losses comes after the sharding, so that it runs on the device.
     return add_token_losses(model)

@@ -17,6 +17,8 @@ def _public(settings: Any) -> Any:
         return {name: _public(value) for name, value in settings.items()}
     if isinstance(settings, list):
         return [_public(value) for value in settings]
+    # `settings_of` has made the paths of what lies here absolute, and left the names of the hub
+    # alone.
     is_path = isinstance(settings, str) and Path(settings).is_absolute()
     return public_name(settings) if is_path else settings
 
@@ -25,14 +27,21 @@ def model_card(name: str, settings: Mapping[str, Any]) -> str:
     """Describe a trained student, for `README.md` beside its weights."""
     public = _public(settings)
     guides = list(public["teacher"] or ())
-    guides += [f"the stored losses of {x['teacher']}" for x in public["teacher_losses"] or ()]
+    for store in public["teacher_losses"] or ():
+        guides.append(f"the stored losses of {store['teacher']}")
     guided = f", guided by {' and '.join(guides)}" if guides else ""
+    # The hub links a card to the data sets that it names, so local ones are left out.
+    corpora = []
+    for corpus in settings["dataset"]:
+        name_on_hub = hub_name(corpus)
+        if name_on_hub:
+            corpora.append(name_on_hub)
     data = ModelCardData(
         library_name="peft" if settings["use_peft"] else "transformers",
         pipeline_tag="text-generation",
         tags=["vocagnolm", "arxiv:2503.19123", "continual-pretraining"],
         base_model=hub_name(settings["student"]),
-        datasets=list(filter(None, map(hub_name, settings["dataset"]))) or None,
+        datasets=corpora or None,
     )
     citation = (ASSETS / "citation.bib").read_text(encoding="utf-8").rstrip()
     return f"""---
@@ -75,7 +84,7 @@ def push(
     try:
         hub.create_repo(repository, exist_ok=True)
         hub.create_commit(repository, files, commit_message=message, revision=revision)
-    # Network errors have no common base class.
+    # Network errors have no common base class, and none of them may hide that the model is saved.
     except Exception as error:
         remedy = "everything is saved; the same command pushes it"
         raise ValueError(f"--push_to_hub {repository}: {error}: {remedy}") from error

@@ -4,8 +4,7 @@
     vocagnolm export runs/my-adapters --dtype bfloat16 --output_dir my-student
 
 What FSDP has saved in shards is merged by one process, without a GPU, and adapters are added to the
-weights that they belong to. Exit status: 0 done, 2 a
-wrong argument or file.
+weights that they belong to. Exit status: 0 done, 2 a wrong argument or file.
 """
 
 import os
@@ -31,9 +30,9 @@ from vocagnolm.training.checkpoints import checkpoint_fault
 from vocagnolm.training.options import ModelOptions
 from vocagnolm.training.run_directory import is_finished
 
-# In a directory of adapters, as PEFT names it.
+# PEFT writes this file into every directory of adapters.
 _ADAPTER = "adapter_config.json"
-# In a sharded checkpoint, as Accelerate names it.
+# Accelerate makes this directory in a checkpoint that FSDP has sharded.
 _SHARDS = "pytorch_model_fsdp_0"
 
 
@@ -64,10 +63,12 @@ def export(
     Raises:
         ValueError: the checkpoint is damaged, or the options do not suit it.
     """
-    # Beside the path as it was typed, which may be a link.
+    # The path is made absolute but not resolved: the export lies next to it even if it is a link.
     checkpoint = Path(os.path.abspath(checkpoint))
     is_of_a_run = any((checkpoint / name).exists() for name in (MANIFEST_FILE, RUN_FILE))
     is_saved_model = not is_of_a_run and bool(model_files(checkpoint))
+    # A finished run is whole by its own manifest, and what `save_model` wrote has none to compare
+    # with.
     is_whole = is_saved_model or is_finished(checkpoint)
     fault = None if is_whole else checkpoint_fault(checkpoint)
     if fault:
@@ -75,6 +76,7 @@ def export(
     settings = json_or_empty(checkpoint / MANIFEST_FILE).get("run")
     settings = settings or json_or_empty(checkpoint / RUN_FILE)
     is_sharded = (checkpoint / _SHARDS).is_dir()
+    # Shards hold weights without the model that they belong to, which only the settings name.
     if is_sharded and not settings:
         raise ValueError(f"{checkpoint} lacks the settings of its run, which name its student")
     is_adapted = is_adapter(checkpoint) or (is_sharded and bool(settings.get("use_peft")))
@@ -89,6 +91,8 @@ def export(
     student = ModelSource(name, role, revision, init_kwargs=init_kwargs, **trusted)
     tokenizer = _tokenizer_of(checkpoint, settings, student)
     target.parent.mkdir(parents=True, exist_ok=True)
+    # The model is made on the disk of its target, so that a rename can put it there at once. A
+    # command that is killed leaves no half model under its name.
     with TemporaryDirectory(dir=target.parent, prefix=".export-") as scratch:
         if is_sharded or is_adapted:
             model = _trained(student.load(torch.float32), checkpoint, settings, Path(scratch))
@@ -97,18 +101,19 @@ def export(
         # Training turned the cache off; generation needs it.
         model.config.use_cache = True
         model.to(getattr(torch, dtype))
-        whole = Path(scratch, "model")
-        # In small files, because safetensors holds one twice while it is written.
-        model.save_pretrained(whole, max_shard_size="5GB")
-        tokenizer.save_pretrained(whole)
-        # Replaces an empty directory, too.
-        whole.rename(target)
+        model_directory = Path(scratch, "model")
+        # The files are small, because safetensors holds a file twice in memory while it writes it.
+        model.save_pretrained(model_directory, max_shard_size="5GB")
+        tokenizer.save_pretrained(model_directory)
+        # The rename also replaces an empty directory, which the check above lets through.
+        model_directory.rename(target)
     return target
 
 
 def _student_of(checkpoint: Path, settings: JsonObject) -> tuple[str, Role, str | None]:
     """Return name, role and revision of the model that a run began with."""
-    # A run of Python may have been given a model that no name leads to: adapters keep theirs.
+    # A run of Python may have been given a model that no name leads to. Adapters keep the name of
+    # theirs in their own file.
     adapter = json_or_empty(checkpoint / _ADAPTER)
     name = settings.get("student") or adapter.get("base_model_name_or_path")
     if is_adapter(checkpoint) and not name:
@@ -134,24 +139,31 @@ def _tokenizer_of(checkpoint: Path, settings: JsonObject, student: ModelSource) 
 def _trained(
     model: PreTrainedModel, checkpoint: Path, settings: JsonObject, scratch: Path
 ) -> PreTrainedModel:
-    """Give the student that a run began with its trained weights, or its adapters."""
+    """Put the trained weights, or the adapters, into the student that a run began with."""
     if is_adapter(checkpoint):
         from peft import PeftConfig
 
         weights = load_file(checkpoint / "adapter_model.safetensors")
         return merge_adapters(model, PeftConfig.from_pretrained(str(checkpoint)), weights)
+    # This works without the processes that trained: it joins their shards on the CPU.
     merge_fsdp_weights(str(checkpoint / _SHARDS), str(scratch))
     weights = load_file(scratch / "model.safetensors")
     if settings.get("use_peft"):
         return merge_adapters(model, _adapter_config(model, settings), weights)
-    # A shared weight may have been saved once; any other that is absent would stay untrained.
+    # A weight that two layers share may have been saved once, and is then missing under its other
+    # name. It shares its memory with one that was loaded. Any other weight that is absent would
+    # stay untrained.
     mismatch = model.load_state_dict(weights, strict=False)
     state = model.state_dict()
-    loaded = {state[name].data_ptr() for name in weights if name in state}
-    wrong = list(mismatch.unexpected_keys)
-    wrong += [name for name in mismatch.missing_keys if state[name].data_ptr() not in loaded]
-    if wrong:
-        raise ValueError(f"{len(wrong)} weights are not of {model.name_or_path}: {wrong[0]}, ...")
+    loaded_addresses = {state[name].data_ptr() for name in weights if name in state}
+    wrong_names = list(mismatch.unexpected_keys)
+    for name in mismatch.missing_keys:
+        if state[name].data_ptr() not in loaded_addresses:
+            wrong_names.append(name)
+    if wrong_names:
+        raise ValueError(
+            f"{len(wrong_names)} weights are not of {model.name_or_path}: {wrong_names[0]}, ..."
+        )
     return model
 
 
@@ -161,6 +173,10 @@ def _adapter_config(model: PreTrainedModel, settings: JsonObject) -> Any:
         from peft import get_peft_config
 
         return get_peft_config(dict(settings["peft_config"]))
-    names = [field.name for field in fields(ModelOptions) if field.name in settings]
-    options = ModelOptions(**{name: settings[name] for name in names})
+    # Runs of older versions may lack an option, which then has its default.
+    values = {}
+    for field in fields(ModelOptions):
+        if field.name in settings:
+            values[field.name] = settings[field.name]
+    options = ModelOptions(**values)
     return lora_config(model, **options.lora_arguments())

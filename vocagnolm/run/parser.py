@@ -32,12 +32,14 @@ if TYPE_CHECKING:
 
     from vocagnolm.training.settings import Job
 
+# The package is located without being imported.
 _SPEC = importlib.util.find_spec("transformers")
 assert _SPEC
 _TRANSFORMERS = Path(str(_SPEC.origin)).parent
 if not TYPE_CHECKING:
     try:
-        # By its path: importing the package before it takes a second.
+        # The file is run by its path, because importing the package around it takes a second. A
+        # version of transformers that has moved it is imported.
         HfArgumentParser = run_path(str(_TRANSFORMERS / "hf_argparser.py"))["HfArgumentParser"]
     except (OSError, ImportError, KeyError):
         from transformers import HfArgumentParser
@@ -80,7 +82,8 @@ class Parser(OneLineErrors, HfArgumentParser):
             "--config",
             help="YAML file of options and of a base, or a recipe's name; flags override it.",
         )
-        # A group for each class that has fields of its own, whichever inherits them.
+        # Each class that declares fields has a group, and a field belongs to the class that
+        # declares it, whichever class inherits it.
         parts = (ModelOptions, DataOptions, LoadOptions, PackOptions, Method, RunOptions)
         self._groups: dict[str, Any] = {}
         for part in parts:
@@ -89,6 +92,8 @@ class Parser(OneLineErrors, HfArgumentParser):
         for kind in types:
             self._add_dataclass_arguments(kind)
         self.dataclass_types = list(types)
+        # These names of TRL and transformers are taken and answered by a warning. Those that are
+        # fields of Trainer's arguments are there already.
         for name in ALWAYS_ON:
             if f"--{name}" not in self._option_string_actions:
                 self.add_argument(f"--{name}", nargs="?", const=True, help=argparse.SUPPRESS)
@@ -106,7 +111,11 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         name = action.option_strings[0]
         if action.const is True:
             return name
-        kind = "N" if action.type is int else "X" if action.type is float else "NAME"
+        kind = "NAME"
+        if action.type is int:
+            kind = "N"
+        elif action.type is float:
+            kind = "X"
         return f"{name} {self._format_args(action, kind)}".rstrip()
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
@@ -133,21 +142,26 @@ def check(argv: Sequence[str]) -> tuple[str | None, list[str], list[Any]]:
 
 
 def _check(argv: Sequence[str]) -> tuple[str | None, list[str], list[Any]]:
-    quick = Parser(OPTIONS)
+    quick_parser = Parser(OPTIONS)
     if {"-h", "--help", "--help_all"} & {*argv}:
-        (_full_parser() if "--help_all" in argv else quick).print_help()
+        # The full page needs transformers' arguments, whose import takes seconds.
+        parser = _full_parser() if "--help_all" in argv else quick_parser
+        parser.print_help()
         raise SystemExit(0)
-    config = quick.parse_known_args(argv)[0].config
+    config = quick_parser.parse_known_args(argv)[0].config
     recipe = str(find_file("--config", config)) if config else None
+    # The recipe becomes flags in front of the user's, because argparse takes the last one.
     flags = as_flags(recipe_options(recipe)) if recipe else []
     try:
-        _check_names(quick, flags)
+        # The recipe is checked by itself, so that the message names its file.
+        _check_names(quick_parser, flags)
     except ValueError as error:
         raise ValueError(f"--config {recipe}: {error}") from error
-    _check_names(quick, argv)
+    _check_names(quick_parser, argv)
     flags += argv
-    # All checks that need no torch, on what recipe and flags say together.
-    *options, _ = quick.parse_args_into_dataclasses(
+    # Only what recipe and flags say together is a run, so options that exclude each other are
+    # compared now. The constructors of the dataclasses make these checks.
+    *options, _ = quick_parser.parse_args_into_dataclasses(
         flags, return_remaining_strings=True, look_for_args_file=False
     )
     model, _, method, _, _ = options
@@ -170,15 +184,19 @@ def parse(argv: Sequence[str], *, on_hub: bool = False) -> Job:
 def _parse(argv: Sequence[str], *, on_hub: bool) -> Job:
     recipe, flags, options = check(argv)
     _, data, _, run, _ = options
+    # Names are asked for before torch is imported, so that a wrong one is answered at once.
     if on_hub:
         check_names(*options)
 
     # Only now, as it imports torch.
     from vocagnolm.training.settings import Job
 
+    # These defaults depend on other options. They come first, so the user's flags win.
     evaluates = data.eval_fraction or data.eval_dataset
     if evaluates:
         flags = ["--eval_strategy=steps", f"--eval_steps={run.save_steps}", *flags]
+    # The batch size and the accumulation steps together decide the global batch. Only one of them
+    # leaves it to the paper.
     if run.global_batch_tokens is None and not (
         run.per_device_train_batch_size and run.gradient_accumulation_steps
     ):
@@ -189,6 +207,7 @@ def _parse(argv: Sequence[str], *, on_hub: bool) -> Job:
         raise ValueError("--eval_strategy needs --eval_fraction or --eval_dataset")
     args.output_dir = args.output_dir or model.output_dir(args.method)
     job = Job(model, data, args, recipe)
+    # The last result of the parser is a namespace of the arguments that no dataclass has.
     namespace = options[-1]
     for name, reason in ALWAYS_ON.items():
         if getattr(namespace, name) is not None:
@@ -208,6 +227,8 @@ def _check_names(parser: Parser, words: Sequence[str]) -> None:
     known_options = set(parser._option_string_actions)
     for name in trainer_fields():
         known_options |= {f"--{name}", f"--no_{name}"}
+    # What remains are unknown options and their values. A value may begin with one dash, as -1
+    # does, and not with two.
     for word in parser.parse_known_args(words)[1]:
         option = "--" + word.partition("=")[0][2:].replace("-", "_")
         if not word.startswith("--") or option in known_options:
@@ -222,7 +243,8 @@ def _check_names(parser: Parser, words: Sequence[str]) -> None:
 
 def trainer_fields(source: Path = _TRANSFORMERS / "training_args.py") -> list[str]:
     """List the fields of `transformers.TrainingArguments`, from its source if they are there."""
-    # Importing it takes seconds.
+    # Importing the class takes seconds, so the names are read from its source. If that looks
+    # otherwise in another version, output_dir is not found, and the import is worth its time.
     text = source.read_text(encoding="utf-8") if source.exists() else ""
     names = re.findall(r"^    (\w+): ", text, flags=re.MULTILINE)
     if "output_dir" not in names:

@@ -22,7 +22,7 @@ from vocagnolm.training.documents import Documents, expected_sequences, steps_of
 from vocagnolm.training.models import Models
 from vocagnolm.training.settings import Job
 
-# Devices of the machines that a plan made by one process alone is for.
+# A plan that one process makes alone is for machines with so many devices.
 _USUAL_MACHINE = 8
 _GIB = 2**30
 
@@ -39,6 +39,7 @@ def plan(assembled: Assembled, checkpoint: str | None = None) -> str:
     for teacher in models.teachers:
         size = f"{teacher.sizes.parameters:,} parameters, frozen, {models.teacher_dtype}"
         lines.append(f"teacher    {teacher.source.name}: {size}")
+    # A store has no model that the loop above could name, so the guide describes it.
     if models.guide:
         lines += [f"teacher    {stored}" for stored in models.guide.describe()]
     lines.append(f"method     {_method(job)}")
@@ -74,6 +75,7 @@ def describe_documents(documents: Documents, models: Models) -> list[str]:
     lines += [f"files      {note}" for note in documents.files]
     for corpus in documents.corpora:
         segments = corpus.segments
+        # Skipped documents have no segment, so they are not counted here.
         count = len(np.unique(segments.rows.with_format("numpy")["document"][:]))
         sample = "" if corpus.total == len(corpus.texts) else "of the first ones, "
         lines.append(
@@ -95,6 +97,7 @@ def describe_documents(documents: Documents, models: Models) -> list[str]:
             f"aligned    {teacher:,} teacher tokens ({teacher / student:.3f} per student token), "
             f"{segments.mapped_text_fraction:.2%} of the text tokens mapped"
         )
+        # A store has losses and no tokenizer to show an example with.
         if models.guide.readers:
             lines.append(f"example    {_example(documents, models)}")
     lines.append(
@@ -118,13 +121,14 @@ def _example(documents: Documents, models: Models) -> str:
     for (start, end), (first, last) in zip(student_spans, ranges, strict=True):
         # An unmapped token has the range (-1, -1), of which nothing is left.
         covering = teacher_spans[max(first, 0) : max(last, 0)]
-        pieces = " ".join(repr(text[a:b]) for a, b in covering)
-        pairs.append(f"{text[start:end]!r} -> {pieces or 'unmapped'}")
+        pieces = [repr(text[piece_start:piece_end]) for piece_start, piece_end in covering]
+        pairs.append(f"{text[start:end]!r} -> {' '.join(pieces) or 'unmapped'}")
     return " | ".join(pairs[:6])
 
 
 def _mixture(job: Job, documents: Documents) -> str:
     """Describe in which shares several corpora are read, and how often each is."""
+    # A corpus whose size nobody knows has no other numbers than those of its first documents.
     sizes = expected_sequences(documents) or list(documents.blocks.parts.values())
     weights = documents.blocks.weights or sizes
     sequences = (steps_of(job, documents) or 0) * (
@@ -132,6 +136,7 @@ def _mixture(job: Job, documents: Documents) -> str:
     )
     shares = []
     for name, size, weight in zip(documents.blocks.parts, sizes, weights, strict=True):
+        # Without weights the sizes stand for them, and every corpus is read once per epoch.
         share = weight / sum(weights)
         shares.append(f"{name} {share:.1%} (read {sequences * share / size:.3g} times)")
     return ", ".join(shares)
@@ -142,6 +147,7 @@ def _steps(job: Job, documents: Documents, checkpoint: str | None) -> str:
     if steps is None:
         return "known when the whole corpus is read"
     description = f"{steps:,}, {steps * job.args.global_batch_tokens:,} tokens"
+    # A number of steps that was asked for is exact, whatever the corpus holds.
     if not documents.is_whole and job.args.max_steps <= 0:
         read = sum(len(corpus.texts) for corpus in documents.corpora)
         total = sum(corpus.total or 0 for corpus in documents.corpora)
@@ -161,11 +167,13 @@ def student_layout(run: VocAgnoConfig, attention: str | None = None) -> Layout:
     if not run.is_sharded:
         precision: Precision = "mixed" if run.is_mixed else "float32"
         return Layout(run.world_size, None, precision, recomputes, accumulates, mask=mask)
-    # Both read the environment that `accelerate launch` sets.
+    # Both classes read the environment that `accelerate launch` sets, where the options say
+    # nothing.
     shards = (options.get("parallelism_config") or ParallelismConfig()).dp_shard_size
     plugin = FullyShardedDataParallelPlugin(**(options.get("fsdp_plugin_args") or {}))
     return Layout(
         devices=run.world_size,
+        # Without a size of shards FSDP2 spreads the weights over all devices.
         shards=shards if shards > 1 else run.world_size,
         precision="16 bits" if run.is_mixed else "float32",
         recomputes=recomputes or bool(plugin.activation_checkpointing),
@@ -180,7 +188,8 @@ def device_memory(job: Job, models: Models) -> dict[str, float]:
     tokens = (job.args.per_device_train_batch_size or 1) * job.args.max_length
     layout = student_layout(job.args, models.student.source.attn_implementation)
     parts = student_memory(models.student.sizes, layout, tokens)
-    # What a teacher gathers is dropped before the student's pass.
+    # What a teacher gathers is dropped before the student's pass, so it takes the room of the
+    # student's activations. Only what exceeds that room counts.
     passing = parts["activations"] + parts["output head"]
     width = 4 if models.teacher_dtype == "float32" else 2
     devices = 1
@@ -188,6 +197,7 @@ def device_memory(job: Job, models: Models) -> dict[str, float]:
         devices = devices_of_a_machine() if devices_of_a_machine() > 1 else _USUAL_MACHINE
     for teacher in models.teachers:
         quantization = job.args.teacher_quantization
+        # The teachers run one after another, but their weights stay in memory together.
         for name, size in teacher_memory(teacher.sizes, width, quantization, devices).items():
             if name == GATHERED:
                 size = max(0.0, size - passing)

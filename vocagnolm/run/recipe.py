@@ -25,6 +25,7 @@ def names_in(directory: Path) -> list[str]:
 
 def find_file(option: str, value: str, directory: Path = RECIPES) -> Path:
     """Return the file that an option names: one that is there, or else one of the package."""
+    # A file of the user comes before a recipe of the package of the same name.
     if Path(value).is_file():
         return Path(value)
     names = names_in(directory)
@@ -45,6 +46,7 @@ def read_mapping(option: str, path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{option} {path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{option} {path} must be a mapping of options to values")
+    # YAML rejects a key that comes twice, but not one in two spellings.
     names = [str(name).replace("-", "_") for name in content]
     for name in names:
         if names.count(name) > 1:
@@ -55,7 +57,8 @@ def read_mapping(option: str, path: str | Path) -> dict[str, Any]:
 def recipe_options(path: str | Path) -> dict[str, Any]:
     """Read a YAML file of options over those of its `base`, a file beside it."""
     options = read_mapping("--config", path)
-    # Under one name, so that an option overrides that of the base whatever it is called there.
+    # Every option gets its own name here, so that it overrides that of the base whatever it is
+    # called there.
     aliases = aliases_of(ModelOptions, DataOptions, GuidanceOptions, RunOptions)
     for alias in aliases.keys() & options.keys():
         name = aliases[alias]
@@ -68,17 +71,19 @@ def recipe_options(path: str | Path) -> dict[str, Any]:
     if base is None:
         return options
     try:
+        # The base may have a base of its own. On the right side of | its values would win.
         return recipe_options(Path(path).parent / base) | options
     except RecursionError:
         raise ValueError(f"--config {path} is its own base") from None
 
 
 def as_flags(options: Mapping[str, Any]) -> list[str]:
-    """Write options as the flags that they stand for; without those that are null."""
+    """Write options as the flags that they stand for; those that are null are left out."""
     flags: list[str] = []
     for name, value in options.items():
         if isinstance(value, list):
             flags += [f"--{name}", *map(str, value)]
+        # The equals sign keeps a value that begins with a dash from being read as an option.
         elif value is not None:
             flags.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
     return flags

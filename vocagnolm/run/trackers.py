@@ -33,14 +33,21 @@ def place(job: Job, settings: Mapping[str, Any]) -> JsonObject:
     """
     run, environment, recipe = job.args, os.environ.get, tuple[str, ...]()
     if job.recipe:
-        # Its path below the last `recipes`, or its folder and name.
         parts = Path(job.recipe).resolve().with_suffix("").parts
-        recipe = parts[-parts[::-1].index("recipes") if "recipes" in parts else -2 :]
+        # A recipe of the package is called by its path below `recipes`, and the last directory of
+        # this name is meant. Any other file is called by its folder and name.
+        first = -2
+        if "recipes" in parts:
+            first = -parts[::-1].index("recipes")
+        recipe = parts[first:]
     project = run.project
+    # The default of the option counts as no answer, so that the environment has its say.
     if project == RunOptions.project:
         project = environment("WANDB_PROJECT", project)
     entity, _, project = project.rpartition("/")
-    teachers = settings["teacher"] or [s["teacher"] for s in settings["teacher_losses"] or ()]
+    teachers = settings["teacher"]
+    if not teachers:
+        teachers = [store["teacher"] for store in settings["teacher_losses"] or ()]
     names = [Path(name).name for name in (settings["student"], *teachers)]
     tags = environment("WANDB_TAGS", ",".join([run.method, *names])).split(",")
     name = run.run_name or environment("WANDB_NAME") or "/".join(recipe)
@@ -49,7 +56,8 @@ def place(job: Job, settings: Mapping[str, Any]) -> JsonObject:
         "project": project,
         "group": environment("WANDB_RUN_GROUP") or "/".join(recipe[:-1]) or None,
         "name": name or Path(str(run.output_dir)).resolve().name,
-        # Longer ones are invalid.
+        # Weights & Biases rejects tags of more than 64 characters. The end of a path tells more
+        # than its beginning.
         "tags": [tag[-64:] for tag in tags if tag],
     }
 
@@ -63,7 +71,8 @@ def running(trainer: Trainer, assembled: Assembled, *, is_resumed: bool) -> Iter
     if not (trainer.args.report_to and is_main()):
         yield
         return
-    # transformers' callbacks look it up whenever they log.
+    # transformers' callbacks look this function up whenever they log, so it is replaced for the
+    # time of the training.
     library_names = integration_utils.rewrite_logs
     integration_utils.rewrite_logs = tracked
     try:
@@ -77,24 +86,28 @@ def begin(trainer: Trainer, job: Job, description: JsonObject, *, is_resumed: bo
     """Begin a run, before it trains; on rank 0."""
     args = trainer.args
     where = place(job, description["settings"])
+    # The callbacks of other trackers read these two arguments when training begins.
     args.project, args.run_name = where["project"], where["name"]
     if "wandb" in (args.report_to or ()):
         directory = Path(str(args.output_dir))
+        # What was written when the run began wins, or a renamed run would begin another one.
         arguments = where | (read_place(directory) if is_resumed else {})
         arguments["config"] = description
         run = begin_run(arguments)
+        # wandb has chosen the id, and perhaps the entity. The resumed run must give both again.
         arguments |= {"id": run.id, "project": run.project, "entity": run.entity or None}
         write_json(directory / PLACE_FILE, arguments)
 
 
 def finish() -> None:
     """End the run of Weights & Biases, which Trainer leaves to those who have begun it."""
+    # The package is optional, and a run that did not ask for it has not imported it.
     if "wandb" in sys.modules and sys.modules["wandb"].run is not None:
         sys.modules["wandb"].finish()
 
 
 def about(assembled: Assembled) -> JsonObject:
-    """Describe a run by what runs are filtered and grouped by."""
+    """Describe a run by the values that trackers filter and group runs by."""
     models, documents = assembled.models, assembled.documents
     assert models
     assert documents
@@ -114,5 +127,6 @@ def about(assembled: Assembled) -> JsonObject:
         },
         "code": versions("vocagnolm torch transformers accelerate datasets"),
     }
-    # As JSON has it: wandb would write the names of Enum members, not their values.
+    # The description goes through JSON, because wandb would write the names of Enum members and
+    # not their values.
     return json.loads(json.dumps(description, default=str))  # type: ignore[no-any-return]

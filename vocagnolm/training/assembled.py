@@ -54,6 +54,7 @@ def assembled_of_loaded(
 
 def settings_of_blocks(dataset: Any) -> dict[str, Any]:
     """Return what packed sequences add to the settings of a run: progress is counted in them."""
+    # Other packed sequences, such as a list, have no digest, and the user answers for their order.
     if not isinstance(dataset, Blocks):
         return {}
     return {"blocks": len(dataset), "corpus_digest": dataset.corpus_digest}

@@ -1,4 +1,4 @@
-"""From arguments, models and data to what a trainer is made of: one way for both doors."""
+"""Assemble what a trainer is made of, from arguments, models and data, for both doors."""
 
 import copy
 import sys
@@ -123,8 +123,10 @@ def assemble(
         ValueError: an argument, a model or the data is wrong.
     """
     args = job.args
+    # The checks run from the cheapest to the dearest: options, configurations, files, documents.
     check_launch(job)
     models = read_models(job.model, args, args.device, tokenizer=processing_class)
+    # One process asks the hub and the disk, and all of them raise its error.
     rank0(lambda: check_places(job, models))
     evaluates = eval_dataset is not None or job.data.eval_dataset or job.data.eval_fraction
     for line in options_without_effect(job, evaluates=bool(evaluates)):
@@ -132,9 +134,11 @@ def assemble(
     if train_dataset is None:
         return _of_documents(job, models, load_documents(job, models, sample=sample))
     if job.peft_config is not None and models.student.source.loaded is None:
-        # On no weights, before hours of alignment.
+        # The adapters are put on a skeleton without weights, so that a wrong config is found
+        # before hours of alignment. The config is copied, because PEFT writes into it.
         skeleton = models.student.source.skeleton(models.student.config)
         adapt(skeleton, copy.deepcopy(job.peft_config), args.seed)
+    # The first process of a machine fills the cache, from which the others read.
     with machine_first():
         packed = _packed(job, models, train_dataset, "train_dataset")
         evaluated = None
@@ -192,16 +196,22 @@ def assemble_in_python(
     student = _as_name(student)
     teachers: list[Any] = []
     stores: list[Any] = []
-    for guide in [] if isinstance(teacher, StoredTeacher) else listed(teacher or []):
+    # The losses of a `StoredTeacher` come with the packed sequences, so it has no place to read.
+    guides = [] if isinstance(teacher, StoredTeacher) else listed(teacher or [])
+    for guide in guides:
         guide = _as_name(guide)
-        is_stored = isinstance(guide, str) and is_store(Path(guide))
-        (stores if is_stored else teachers).append(guide)
+        if isinstance(guide, str) and is_store(Path(guide)):
+            stores.append(guide)
+        else:
+            teachers.append(guide)
     train_dataset = _as_dataset(kwargs.get("train_dataset"), "train_dataset")
     eval_dataset = _as_dataset(kwargs.get("eval_dataset"), "eval_dataset")
     if args.push_to_hub:
         rank0(lambda: check_login(args.hub_token))
     names = ModelOptions(student, teachers or None, stores or None)
     job = Job(names, DataOptions(dataset=[]), args, peft_config=peft_config)
+    # Only names and documents need to be read and aligned. Loaded models with packed sequences are
+    # ready, and may be of kinds that no tokenizer reads.
     data = [train_dataset]
     data += eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
     has_documents = any(isinstance(dataset, datasets.Dataset) for dataset in data)
@@ -230,6 +240,7 @@ def check_places(job: Job, models: Models) -> None:
     """
     for model in [models.student] + models.teachers:
         model.source.check_weights()
+        # A plan may be made on a machine that lacks the packages of the run.
         if not job.args.dry_run:
             model.source.check_packages()
     if job.args.push_to_hub:
@@ -254,7 +265,7 @@ def _packed(job: Job, models: Models, dataset: Any, name: str) -> _Packed:
     if not isinstance(dataset, datasets.Dataset):
         return _Packed(dataset, settings_of_blocks(dataset), [])
     is_trained = name == "train_dataset"
-    # A store knows other documents only, and evaluation needs no teacher.
+    # A store knows the documents that it was scored on, and an evaluation needs no teacher.
     guide = models.guide if is_trained or not job.model.teacher_losses else None
     texts = only_text(dataset, None, name)
     segments = align(texts, models.reader, guide, job.args, name)
@@ -265,6 +276,7 @@ def _packed(job: Job, models: Models, dataset: Any, name: str) -> _Packed:
     limits = guide.limits() if guide else [sys.maxsize]
     blocks = Blocks(segments.rows, job.args.max_length, limits)
     blocks.corpus_digest = [segments.digest()]
+    # An evaluation of less than a step is none the worse for it.
     if is_trained:
         check_enough(blocks, job.args, name, left_out)
     return _Packed(blocks, settings_of_blocks(blocks), segments.reasons)
@@ -284,6 +296,7 @@ def pack_late(assembled: Assembled, dataset: Any, name: str) -> Any:
 
 def _only_packed(dataset: Any, name: str) -> Any:
     """Reject documents where no tokenizer has been read that could align them."""
+    # Anything else, such as `Blocks`, is packed already, or is rejected where it is read.
     rows: Any = dataset if isinstance(dataset, list | datasets.Dataset) else ()
     if len(rows) and "student_ids" not in rows[0]:
         raise ValueError(

@@ -16,8 +16,9 @@ from vocagnolm.io import MANIFEST_FILE, differences, json_or_empty, size_fault, 
 
 logger = logging.getLogger(__name__)
 
+# A checkpoint has this ending while a new one of the same step takes over its name.
 _REPLACED = "-replaced"
-# A network file system may list another machine's files so late.
+# A network file system may list the files of another machine up to this many seconds late.
 _VISIBLE_S = 60
 Settings = Mapping[str, object]
 
@@ -28,9 +29,13 @@ def checkpoints(directory: Path) -> list[Path]:
     ranks = {}
     for path in directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
         match = re.fullmatch(pattern, path.name)
+        # A directory of another name, such as a copy that the user made, is none of the run's: it
+        # is neither resumed from nor removed.
         if match:
-            # Of the same step, one that was being replaced comes second.
+            # Two checkpoints of one step exist only after a kill in `finish_checkpoint`. The one
+            # without the ending is the newer, so it sorts first.
             ranks[path] = int(match[1]), match[2] is None
+    # Steps are compared as numbers: as text checkpoint-1000 comes before checkpoint-250.
     return sorted(ranks, key=ranks.__getitem__, reverse=True)
 
 
@@ -44,27 +49,32 @@ def checkpoint_fault(checkpoint: str | Path, settings: Settings | None = None) -
     path = Path(checkpoint)
     if not path.is_dir():
         return "no such directory"
+    # The manifest is written last, so a directory without one is a save that was cut off, or the
+    # work of another program.
     manifest = json_or_empty(path / MANIFEST_FILE)
     files = manifest.get("files")
     if not files:
         return f"it has no {MANIFEST_FILE}: it was not finished, or another tool wrote it"
+    # Sizes reveal files that were cut off or copied in part, without reading gigabytes of weights.
     fault = size_fault(path, files)
     if fault:
         return fault
+    # A caller without a run of its own, such as an export of the weights, gives no settings.
     if not settings:
         return None
     before = manifest.get("run")
     if not before:
         return "it lacks the settings of its run, so that it may be of another one"
-    changed = differences(before, settings, prefix="--")
-    if changed:
-        return f"it is of a run with other settings ({'; '.join(changed)})"
+    changes = differences(before, settings, prefix="--")
+    if changes:
+        return f"it is of a run with other settings ({'; '.join(changes)})"
     return None
 
 
 def newest_checkpoint(directory: Path, settings: Settings | None = None) -> str | None:
     """Return the newest checkpoint that a run can resume from; warn of newer ones."""
     for path in checkpoints(directory):
+        # An older checkpoint costs the steps since, which is better than a run that cannot go on.
         fault = checkpoint_fault(path, settings)
         if fault is None:
             return str(path)
@@ -84,6 +94,8 @@ def resolve(option: str | None, directory: Path, settings: Settings | None = Non
     newest = newest_checkpoint(directory, settings)
     if option is None or option == "auto":
         return newest
+    # The steps are compared and not the paths, since the option may name a checkpoint of another
+    # directory, from which this run has branched off.
     if newest is not None and step_of(newest) > step_of(option):
         return newest
     fault = checkpoint_fault(option, settings)
@@ -97,6 +109,9 @@ def sizes(directory: Path) -> dict[str, int]:
     sizes_by_name = {}
     for path in directory.rglob("*"):
         if path.is_file():
+            # The libraries that wrote these files did not wait for the disk. If the rename of the
+            # directory reached it before the bytes did, a crash would leave empty files under the
+            # name of a whole checkpoint.
             with path.open("rb") as file:
                 os.fsync(file.fileno())
             name = path.relative_to(directory).as_posix()
@@ -112,17 +127,21 @@ def finish_checkpoint(
     Raises:
         OSError: a file that another machine has written does not appear here.
     """
+    # All processes have written by now, but this machine may still have an old listing of the
+    # directory. The loop looks again once a second.
     for _ in range(_VISIBLE_S):
-        missing = [name for name in files if not (staged / name).exists()]
-        if not missing:
+        missing_files = [name for name in files if not (staged / name).exists()]
+        if not missing_files:
             break
         time.sleep(1)
     else:
         raise OSError(
-            f"{staged} lacks {missing[0]}, which another process has written: --output_dir must be "
-            "a directory that all machines share"
+            f"{staged} lacks {missing_files[0]}, which another process has written: --output_dir "
+            "must be a directory that all machines share"
         )
+    # The manifest declares the checkpoint whole, so it comes after all other files.
     write_json(staged / MANIFEST_FILE, {**manifest, "files": files})
+    # The names of the files must be on the disk before the directory gets its own.
     _flush(staged)
     # A checkpoint of the same step keeps another name until the new one has its own, so that a
     # process that is killed here leaves one of them whole.
@@ -131,6 +150,8 @@ def finish_checkpoint(
         shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
     staged.rename(final)
+    # Older checkpoints are removed from here on. If the new name were not on the disk before that,
+    # a power failure could leave neither the old nor the new one.
     _flush(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
     # A network file system may keep the name of a file there that somebody still holds open.
@@ -149,7 +170,11 @@ def rotate(newest: Path, limit: int | None, best: str | None) -> None:
     """Remove the oldest checkpoints beyond a limit, if there is one; the newest and best stay."""
     if not limit:
         return
+    # Without a best checkpoint the newest one stands in for it, and the set holds one name.
     protected = {newest.name, Path(best or newest).name}
     candidates = [path for path in checkpoints(newest.parent) if path.name not in protected]
+    # The protected ones count towards the limit. The candidates are sorted from new to old, so the
+    # rest of the list holds the oldest.
     for path in candidates[max(limit - len(protected), 0) :]:
+        # What cannot be removed now, as when somebody reads it, is tried again at the next save.
         shutil.rmtree(path, ignore_errors=True)

@@ -30,16 +30,18 @@ from vocagnolm.training.options import (
 
 logger = logging.getLogger(__name__)
 
-# Sequences per device; with a 7B teacher in bf16 this fits 80 GB.
+# A batch that is derived has at most so many sequences per device: with a 7B teacher in bf16 they
+# fit 80 GB.
 _MAX_DERIVED_BATCH = 8
-# Trainer's own default.
+# This is Trainer's own default, for those who come from it and ask for nothing.
 _TRAINER_BATCH = 8
+# Which of these the user gave decides what an error about the batch advises to change.
 _BATCH_ARGUMENTS = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "global_batch_tokens",
 )
-# Fields with the one value that a run can have, and what another one would do.
+# A run can have one value of each of these fields; the text says what another one does.
 _ONE_VALUE: dict[str, tuple[object, str]] = {
     "ignore_data_skip": (False, "trains on the same data again after every resume"),
     "auto_find_batch_size": (False, "shrinks the global batch where memory runs out"),
@@ -52,6 +54,7 @@ _ONE_VALUE: dict[str, tuple[object, str]] = {
     "fp16_full_eval": (False, "casts the student that is saved"),
     "enable_jit_checkpoint": (False, "saves in the middle of a step: a signal saves already"),
 }
+# These kernels of Liger replace the computation of the loss, which a guided run makes per token.
 _LIGER_LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
 
 
@@ -67,17 +70,19 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
 
     adam_beta2: float = 0.95
     weight_decay: float = 0.1
-    # By default as in training.
+    # None stands for the batch size of training, which `_set_batch` fills in.
     per_device_eval_batch_size: int = None  # type: ignore[assignment]
     # A push on the way would upload files that are being written.
     hub_strategy: str = "end"
     logging_first_step: bool = True
+    # Trainer would drop the keys of a packed sequence that the model's own forward does not take.
     remove_unused_columns: bool = False
+    # Trainer's default lets DDP search the graph of every pass for parameters without a gradient.
     ddp_find_unused_parameters: bool | None = False
     liger_kernel_config: dict[str, Any] | str | None = None  # type: ignore[assignment]
 
     _argument_group_name = "run, with all fields of transformers.TrainingArguments"
-    # The parent class reads them as JSON.
+    # The parent class parses these fields from JSON, since a command line gives them as text.
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [  # type: ignore[misc]
         *TrainingArguments._VALID_DICT_FIELDS,
         "liger_kernel_config",
@@ -85,8 +90,12 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
 
     @python_door
     def __post_init__(self) -> None:
+        # The options are checked first, since the parent class connects the processes of a job,
+        # and a wrong option should be reported without waiting for the others.
         GuidanceOptions.__post_init__(self)
         RunOptions.__post_init__(self)
+        # transformers refuses this schedule without its lowest rate. The paper ends at a tenth of
+        # the peak.
         if self.lr_scheduler_kwargs is None and self.lr_scheduler_type == "cosine_with_min_lr":
             self.lr_scheduler_kwargs = {"min_lr_rate": 0.1}
         # Older versions of transformers call it gradient_checkpointing.
@@ -97,8 +106,10 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         if self.disable_tqdm is None:
             self.disable_tqdm = not sys.stderr.isatty()
         _check_library_names(self)
+        # The precision must be settled before the parent class checks it against the device.
         self._set_precision()
         self.dataloader_pin_memory = self.dataloader_pin_memory and torch.cuda.is_available()
+        # Trainer demands a metric for this strategy, and every evaluation has the loss.
         if self.save_strategy == SaveStrategy.BEST:
             self.metric_for_best_model = self.metric_for_best_model or "loss"
         # The parent class takes processes on a CPU for separate runs, and drops their time-out.
@@ -109,6 +120,8 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
         TrainingArguments.__post_init__(self)  # type: ignore[no-untyped-call]
         if self.use_liger_kernel:
+            # The user's values win, so that `check_arguments` can refuse a loss that was turned
+            # on.
             kernels: Any = self.liger_kernel_config or {}
             self.liger_kernel_config = dict.fromkeys(_LIGER_LOSSES, False) | kernels
         check_arguments(self)
@@ -140,7 +153,8 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         return bool(self.bf16 or self.fp16 or launched)
 
     def _set_batch(self) -> None:
-        """Derive batch size and accumulation from the global batch, or this one from them."""
+        """Derive batch size and accumulation from the global batch, or that batch from them."""
+        # This is noted before the fields are filled in, since none of them is None afterwards.
         self.asked_of_batch = {name for name in _BATCH_ARGUMENTS if getattr(self, name) is not None}
         rows, steps = split_global_batch(
             self.global_batch_tokens,
@@ -151,6 +165,7 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         )
         self.per_device_train_batch_size = rows
         self.gradient_accumulation_steps = steps
+        # The product changes nothing where the global batch was given, as the split is exact.
         self.global_batch_tokens = rows * steps * self.world_size * self.max_length
         self.per_device_eval_batch_size = self.per_device_eval_batch_size or rows
 
@@ -170,6 +185,7 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         return f"{self.global_batch_tokens:,} tokens = {product} ({whose})"
 
 
+# The decorator has generated this `__init__`, so it can be wrapped only after the class is made.
 _make_config = VocAgnoConfig.__init__
 
 
@@ -200,6 +216,7 @@ def _check_library_names(args: VocAgnoConfig) -> None:
 
 def _check_choices(option: str, values: list[Any], choices: list[str]) -> None:
     for value in values:
+        # Python may give a member of the Enum itself, which needs no check.
         if isinstance(value, str) and value not in choices:
             raise ValueError(f"--{option}: there is no {value}{near(value, choices)}")
 
@@ -214,6 +231,8 @@ def check_arguments(args: TrainingArguments) -> None:
     if getattr(args.accelerator_config, "split_batches", False):
         raise ValueError("--accelerator_config: split_batches makes other batches: leave it out")
     _check_parallelism(args)
+    # With several GPUs in one process Trainer falls back on DataParallel, which would split a
+    # packed batch between them.
     if args.n_gpu > 1:
         raise ValueError(
             f"one process sees {args.n_gpu} GPUs: start one for each, by --accelerate_config ddp"
@@ -227,6 +246,7 @@ def check_arguments(args: TrainingArguments) -> None:
         )
     if args.save_strategy == SaveStrategy.BEST and args.eval_strategy == IntervalStrategy.NO:
         raise ValueError("--save_strategy best needs an evaluation: set --eval_strategy")
+    # A push during training would upload checkpoints that are still in the staging directory.
     strategy = HubStrategy(args.hub_strategy)
     if args.push_to_hub and strategy != HubStrategy.END:
         raise ValueError(f"--hub_strategy {strategy.value} uploads files that are being written")
@@ -236,12 +256,14 @@ def _check_parallelism(args: TrainingArguments) -> None:
     """Allow DDP and FSDP2 alone, as the arguments or `accelerate launch` say."""
     if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
         raise ValueError("DeepSpeed is not supported: shard with FSDP2 (accelerate_configs)")
-    # Accelerate's own default is the first version.
+    # A launcher's file that names no version means the first one, as in Accelerate. Arguments of
+    # Python mean the second, as in Trainer.
     is_launched = parse_flag_from_env("ACCELERATE_USE_FSDP")
     version = os.environ.get("FSDP_VERSION", "1") if is_launched else 2
     plugin = (args.fsdp and vars(args).get("fsdp_plugin_args")) or {}
     if int(plugin.get("fsdp_version", version)) != 2:
         raise ValueError("FSDP1 is not supported: set fsdp_version: 2, as in accelerate_configs")
+    # A launcher passes the sizes by the environment, Python by the config; only 1 is allowed.
     for name in ("tp_size", "cp_size", "sp_size"):
         size = getattr(args.parallelism_config, name, None)
         if int(size or os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")) > 1:
@@ -283,6 +305,8 @@ def split_global_batch(
     """
     if global_batch_tokens is None:
         return batch_size or _TRAINER_BATCH, accumulation or 1
+    # This many sequences of a step fall to each process. A remainder is lost here, and found
+    # below, where the product is compared.
     per_device = global_batch_tokens // (world_size * max_length)
     if batch_size is None and accumulation:
         batch_size = per_device // accumulation
@@ -291,6 +315,7 @@ def split_global_batch(
         batch_size = max(divisors)
     accumulation = accumulation or per_device // batch_size
     tokens = world_size * batch_size * accumulation * max_length
+    # A batch that was rounded would make the run depend on the number of processes.
     if tokens != global_batch_tokens:
         product = _product(world_size, batch_size, accumulation, max_length)
         raise ValueError(

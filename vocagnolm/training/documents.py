@@ -89,6 +89,7 @@ class Documents:
         """The documents that were left out, with the reasons, by the file that lists them."""
         lists = {}
         for corpus, name in zip(self.corpora, self.blocks.parts, strict=True):
+            # A single corpus has the empty name, and its list needs none.
             if corpus.segments.reasons:
                 file = f"skipped_{name}.jsonl" if name else "skipped.jsonl"
                 lists[file] = corpus.segments.reasons
@@ -97,6 +98,7 @@ class Documents:
     @property
     def is_whole(self) -> bool:
         """False if only the first documents of a dataset were read."""
+        # A total of None, which nobody knows, equals no length: the corpus counts as a sample.
         return all(corpus.total == len(corpus.texts) for corpus in self.corpora)
 
 
@@ -111,7 +113,8 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
     """
     data, args = job.data, job.args
     with machine_first():
-        # Read before anything is aligned, so that a wrong name is reported in seconds.
+        # The evaluation is read before anything is aligned, so that a wrong name is reported in
+        # seconds.
         eval_texts = _read_evaluation(data)
         corpora = _align_corpora(job, models, sample)
         evaluated = []
@@ -121,11 +124,17 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
             eval_name = f"--eval_dataset {data.eval_dataset}"
             evaluated.append(align(eval_texts, models.reader, guide, args, eval_name))
     if data.eval_fraction:
+        # The split comes after the alignment, so that another fraction or seed still finds the
+        # aligned documents in the cache.
         corpora, evaluated = _hold_out(corpora, job)
+    # Packing demands a limit of the teacher's tokens. Without a teacher it gets one that no text
+    # reaches.
     limits = models.guide.limits() if models.guide else [sys.maxsize]
     trained = [corpus.segments for corpus in corpora]
     segments, blocks = _pack(corpora, trained, args.max_length, limits)
     blocks.weights = data.dataset_weights
+    # The held-out documents are no longer in these segments, so a run resumes only with the same
+    # hold-out.
     blocks.corpus_digest = [corpus.segments.digest() for corpus in corpora]
     eval_blocks = None
     if evaluated:
@@ -140,6 +149,7 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
         files=_describe_files(data),
     )
     steps = epoch_steps(job, documents)
+    # An epoch without a step is an error only of a whole corpus.
     if documents.is_whole and not steps:
         check_enough(blocks, args, f"--dataset {' '.join(data.dataset)}", _left_out(corpora, data))
     # A sample cannot show that a corpus is too small: only the whole corpus can.
@@ -150,7 +160,8 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
 
 def _align_corpora(job: Job, models: Models, sample: bool) -> list[Corpus]:
     """Read and align the corpora that are trained on."""
-    # All of them are read before any is aligned.
+    # All corpora are read before the first is aligned, so that a wrong name of the last one does
+    # not cost the alignment of the others.
     readings = []
     for name, options in corpora_of(job.data):
         texts, total = _read(job, name, options, sample)
@@ -178,11 +189,12 @@ def _read_evaluation(data: DataOptions) -> datasets.Dataset | None:
 def _hold_out(corpora: Sequence[Corpus], job: Job) -> tuple[list[Corpus], list[Segments]]:
     """Split off `--eval_fraction` of each corpus; return what remains, and what is held out."""
     args, fraction = job.args, job.data.eval_fraction
-    # The seed of the data, as Trainer reads it.
+    # This is the seed of the data as Trainer reads it: `seed` unless `data_seed` is given.
     seed = args.seed if args.data_seed is None else args.data_seed
     remaining = []
     held_out = []
     for corpus in corpora:
+        # Each corpus gives up the same share, so that each has an evaluation loss of its own.
         segments, evaluated = corpus.segments.split(fraction, seed)
         if not len(segments.rows):
             raise ValueError(
@@ -230,12 +242,14 @@ def _settings_of_corpora(
         "corpus_digest": blocks.corpus_digest,
         "blocks": len(blocks),
     }
+    # A template decides which tokens a conversation has, and its file may change.
     if any(is_conversations(corpus.texts) for corpus in corpora):
         templates = [models.reader.template]
         if models.guide:
             templates += [reader.template for reader in models.guide.readers]
         settings["chat_templates_sha256"] = hashlib.sha256(repr(templates).encode()).hexdigest()
     if job.model.teacher_losses and models.guide:
+        # The name of a store may stay while its losses are scored again, so their hash is kept.
         settings["teacher_losses_sha256"] = models.guide.fingerprint()
     return settings
 
@@ -249,6 +263,7 @@ def _read(
         texts, total = load_sample(name, _SAMPLE_DOCUMENTS, **options)
         if total is None or total > _SMALL_DOCUMENTS:
             return texts, total
+    # A small corpus is cheap to read whole, and its plan is then exact.
     texts = load_corpus(name, **options)
     total = len(texts)
     if sample and total > _SMALL_DOCUMENTS:
@@ -269,6 +284,8 @@ def align(
         ValueError: no document is left, or a store lacks some.
     """
     workers = options.dataset_num_proc or cores()
+    # The aligned documents go into the cache of `datasets`, which may be on another disk than the
+    # run's directory.
     with told_of_full_disk(Path(datasets.config.HF_DATASETS_CACHE), _where_to_cache):
         segments = align_corpus(
             texts,
@@ -329,11 +346,13 @@ def check_enough(
 def _smaller_steps(sequences: int, args: VocAgnoConfig) -> list[str]:
     """Say which options would make a step that these packed sequences fill."""
     rows, processes = args.per_device_train_batch_size, args.world_size
-    # Micro-batches that the sequences fill, of the size that was asked for.
+    # This many micro-batches of the size that was asked for are filled by the sequences.
     micro_batches = sequences // (rows * processes)
+    # With fewer sequences than processes some would have none, whatever the batch size is.
     most_rows = sequences // processes
     if not most_rows:
         return ["--max_length, or give more documents"]
+    # Options that the user gave are advised on, since a derived one follows from the others.
     asked_for_rows = "per_device_train_batch_size" in args.asked_of_batch
     if "global_batch_tokens" in args.asked_of_batch:
         step_rows = micro_batches * rows if asked_for_rows and micro_batches else most_rows
@@ -368,8 +387,13 @@ def _pack(
     names = _short_names([corpus.name for corpus in corpora])
     for name, corpus, part in zip(names, corpora, parts, strict=True):
         table = part.rows.data
+        # Arrow renumbers the column in memory at once. `datasets.map` would write a new copy of
+        # the whole corpus to the disk.
         numbers = pc.add(table.column("document"), pa.scalar(first_document, pa.int32()))
         table = table.set_column(table.column_names.index("document"), "document", numbers)
+        # The rows may be a selection, which is a table of indices over the data. It stays valid,
+        # as no row has moved. The fingerprint is given because `datasets` would otherwise hash the
+        # tables for a new one.
         renumbered = datasets.Dataset(
             table,
             indices_table=part.rows._indices,
@@ -379,6 +403,7 @@ def _pack(
         rows.append(renumbered)
         for document, reason in part.skipped:
             skipped.append((first_document + document, reason))
+        # Documents without a segment count too: a number is an index into the joined texts.
         first_document += len(corpus.texts)
         sizes[name] = len(part.rows)
     segments = Segments(datasets.concatenate_datasets(rows), skipped)
@@ -391,11 +416,12 @@ def _short_names(names: Sequence[str]) -> list[str]:
     >>> _short_names(["data/web.jsonl.gz", "org/finemath-4plus", "old/web.jsonl"])
     ['web', 'finemath_4plus', 'web_3']
     """
-    short: list[str] = []
+    short_names: list[str] = []
+    # A stem that an earlier corpus has taken gets the number of this one.
     for number, name in enumerate(names, start=1):
         stem = re.sub(r"\W+", "_", Path(name).name.split(".")[0]) or "corpus"
-        short.append(f"{stem}_{number}" if stem in short else stem)
-    return short
+        short_names.append(f"{stem}_{number}" if stem in short_names else stem)
+    return short_names
 
 
 def steps_of(job: Job, documents: Documents) -> int | None:
@@ -411,7 +437,9 @@ def epoch_steps(job: Job, documents: Documents) -> int | None:
     sizes, weights = expected_sequences(documents), documents.blocks.weights
     if sizes is None:
         return None
+    # With weights an epoch may read the sequences of a corpus several times.
     sequences = sum(sizes) if weights is None else mixed_counts(sizes, weights).sum()
+    # A step is a whole number of sequences, and the rest of an epoch that fills none is not read.
     return int(sequences) // (job.args.global_batch_tokens // job.args.max_length)
 
 
@@ -421,5 +449,6 @@ def expected_sequences(documents: Documents) -> list[float] | None:
     for sequences, corpus in zip(documents.blocks.parts.values(), documents.corpora, strict=True):
         if corpus.total is None:
             return None
+        # The first documents stand for all: the sequences grow in proportion to the documents.
         sizes.append(sequences * corpus.total / len(corpus.texts))
     return sizes

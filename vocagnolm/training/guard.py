@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepGuard(TrainerCallback):
-    """Let no update be made that rests on a NaN; stop after this step if a signal asks.
+    """Prevent updates that rest on a NaN; stop after this step if a signal asks.
 
     A NaN in the teacher would not reach the loss, only the choice of tokens: the student would go
     on training on the wrong ones, silently. One in the gradient would be saved with the student.
@@ -50,14 +50,17 @@ class StepGuard(TrainerCallback):
     def on_pre_optimizer_step(self, args: object, state: Any, control: Any, **kwargs: Any) -> None:
         """Skip the update, or stop, if a loss or a gradient is not finite on any process."""
         model: nn.Module = kwargs["model"]
-        # One maximum over processes of four numbers, each -1 or 0 where all is well:
+        # After one maximum over processes all of them take the same branch. One that skipped alone
+        # would have other weights than the rest, and one that stopped alone would leave the rest
+        # waiting. It is taken of four numbers at once, each -1 or 0 where all is well:
         #     bad sequence of the student | of the teacher | gradient is bad | asked to stop
         gradient = self._gradient_fault(model)
         stop_signal = torch.full_like(gradient, self._preemption.is_asked)
-        worst = torch.cat([self._metrics.bad_blocks, torch.stack([gradient, stop_signal])])
+        worst_values = torch.cat([self._metrics.bad_blocks, torch.stack([gradient, stop_signal])])
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(worst, op=ReduceOp.MAX)
-        student_block, teacher_block, gradient_fault, is_asked_to_stop = worst.tolist()
+            torch.distributed.all_reduce(worst_values, op=ReduceOp.MAX)
+        student_block, teacher_block, gradient_fault, is_asked_to_stop = worst_values.tolist()
+        # The update below is still made, so the run stops after a whole step.
         if is_asked_to_stop:
             self._preemption.is_agreed = control.should_training_stop = True
         if max(student_block, teacher_block, gradient_fault) == NO_BLOCK:
@@ -66,20 +69,28 @@ class StepGuard(TrainerCallback):
             self._skip_or_stop(model, state.global_step + 1, student_block, teacher_block)
 
     def _gradient_fault(self, model: nn.Module) -> Tensor:
-        """0 if this process's gradients are not finite, else -1; without a host-device sync."""
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        gradients = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+        """Return 0 if this process's gradients are not finite, else -1; make no host sync."""
+        gradients: list[Tensor] = []
+        for parameter in model.parameters():
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            # Under FSDP2 each process looks at its own shards, and the maximum joins the answers.
+            gradients.append(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
         if not gradients or self._accelerator.scaler is not None:
             # float16's scaler meets infinities as a matter of course, and skips the step itself.
             return torch.full((), NO_BLOCK, device=self._accelerator.device)
-        # Offloaded gradients are on another device than the losses.
+        # The norm of all gradients is not finite as soon as one element is not. It takes a few
+        # kernels, and the answer stays on the device.
         is_finite = torch.nn.utils.get_total_norm(gradients).isfinite()
+        # Offloaded gradients are on another device than the losses.
         return is_finite.long().neg().to(self._accelerator.device)
 
     def _skip_or_stop(
         self, model: nn.Module, step: int, student_block: int, teacher_block: int
     ) -> None:
         """Make no update, on all processes alike; the blocks are -1 where losses are finite."""
+        # Losses are named before the gradient, which is NaN as a consequence where they are.
         if teacher_block != NO_BLOCK:
             fault = f"the teacher's losses are NaN or infinite in packed sequence {teacher_block}"
             advice = "load it in another precision (--teacher_dtype float32) or use another one"
@@ -90,6 +101,7 @@ class StepGuard(TrainerCallback):
             fault = "the student's gradient is NaN or infinite, though all losses are finite"
             advice = "lower --learning_rate, or train without bf16 and fp16 to see its source"
         if self._metrics.bad_steps >= self._max_bad_steps:
+            # Saving is collective, and all processes get here together: they agree on the fault.
             checkpoint = self._save_progress()
             state = f"the state before it is in {checkpoint}" if checkpoint else "and none before"
             raise NonFiniteLoss(f"step {step}: {fault}; no update was made, {state}; {advice}")

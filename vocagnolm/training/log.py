@@ -26,7 +26,8 @@ class RunLog(TrainerCallback):
 
     def __init__(self, tokens_per_step: int):
         self._tokens_per_step = tokens_per_step
-        # The step and the time at which training began.
+        # Training began at this step and time. The time that is left is estimated from them, since
+        # the steps before a resume took their time in another process.
         self._begin = 0, 0.0
         self._warned = False
         # An evaluation alone has no run to keep, and may have no directory.
@@ -37,7 +38,8 @@ class RunLog(TrainerCallback):
         self._begin = state.global_step, time.monotonic()
         if state.is_world_process_zero:
             self._path = Path(str(args.output_dir), LOG_FILE)
-            # What was logged after the checkpoint is going to be logged again.
+            # What was logged after the checkpoint is going to be logged again, so the file is
+            # written anew from the history that the checkpoint has.
             history = "".join(json.dumps(entry) + "\n" for entry in state.log_history)
             write_text(self._path, history)
             _print_row("step tokens loss student teacher kept lr grad tok/s left".split())
@@ -48,11 +50,13 @@ class RunLog(TrainerCallback):
             return
         entry, step = state.log_history[-1], state.global_step
         if self._path:
+            # The file is closed after each entry, so a kill loses none that has been printed.
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
         cells = [str(step), tqdm.format_sizeof(step * self._tokens_per_step)]
         weights = [entry[name] for name in WEIGHT_ENTRIES if name in entry]
         if not weights:
+            # An evaluation and the end of a run have losses, but no entries for the other columns.
             losses = [f"{name} {entry[name]:.4f}" for name in entry if name.endswith("loss")]
             _print_row(cells, ", ".join(losses))
             return
@@ -67,6 +71,7 @@ class RunLog(TrainerCallback):
         cells.append(tqdm.format_interval(step_s * (state.max_steps - step)))
         skipped = entry.get("skipped_steps")
         _print_row(cells, f"{skipped:g} steps skipped" if skipped else "")
+        # A method without a teacher logs no share, for which 1.0 keeps the warning silent.
         self._warn_of_weak_teacher(step, entry.get("teacher_ahead_fraction", 1.0))
 
     def _warn_of_weak_teacher(self, step: int, ahead_fraction: float) -> None:
@@ -87,6 +92,7 @@ def _print_row(cells: Sequence[str], note: str = "") -> None:
     row = " ".join(map(str.rjust, cells, widths))
     # tqdm writes above a progress bar, if there is one.
     tqdm.write(f"{row}   {note}".rstrip())
+    # Python buffers what goes to a file, and a scheduler's log should show a line at once.
     sys.stdout.flush()
 
 
@@ -99,6 +105,7 @@ class _Bar(ProgressCallback):
 
 def log_in_lines(trainer: Trainer, tokens_per_step: int) -> None:
     """Replace Trainer's printed dictionaries by the lines of `RunLog`."""
+    # Trainer has a printer where progress bars are turned off, and otherwise a bar.
     trainer.remove_callback(PrinterCallback)
     if trainer.pop_callback(ProgressCallback):
         trainer.add_callback(_Bar)

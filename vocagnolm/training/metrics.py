@@ -17,9 +17,13 @@ _SUMS = (
 ).split()
 # Tokens whose excess losses are sampled between two logs: a quantile's rank is off by 0.6 %.
 _SAMPLED = 2**13
+# This stands for no packed sequence, and for an empty place in a sample: indices and scores are
+# never negative.
 NO_BLOCK = -1
-_METRICS_FILE = "metrics_{}.safetensors"  # of one process
-# The mean weight of a log of the training, by its method.
+# The sums of each process have a file of their own, with its number in the name.
+_METRICS_FILE = "metrics_{}.safetensors"
+# A log of the training has the mean weight of its tokens under one of these names, by its method;
+# no other log has either.
 WEIGHT_ENTRIES = ("selected_fraction", "mean_weight")
 
 
@@ -44,12 +48,14 @@ class GuidanceMetrics:
         self.restore(None)
 
     def _clear(self) -> None:
+        # Sums of the step in progress wait in `_added`: a step that is skipped leaves no trace.
         self._kept = torch.zeros(len(_SUMS), dtype=self._dtype, device=self._device)
         self._added = torch.zeros_like(self._kept)
         # The tokens with the largest random scores, and their excess losses: the same sample for
         # every split of the tokens into micro-batches and processes.
         scores = torch.full((_SAMPLED,), NO_BLOCK, dtype=torch.int64, device=self._device)
         self._sample = scores, torch.zeros(_SAMPLED, device=self._device)
+        # Samples are replaced and never changed in place, so that two names can share one.
         self._kept_sample = self._sample
         self._kept_steps = 0
         self._dropped_steps = 0
@@ -66,6 +72,7 @@ class GuidanceMetrics:
         """Forget all additions since the last step, which made no update."""
         self._added.zero_()
         self._sample = self._kept_sample
+        # The reduction has changed a copy only, and the next step must not inherit the fault.
         self.bad_blocks.fill_(NO_BLOCK)
         self._dropped_steps += 1
         self.bad_steps += 1
@@ -95,12 +102,15 @@ class GuidanceMetrics:
         """
         distance_R = distance_R.detach()
         is_blameless = loss_BS.detach().isfinite().all()
+        # Distances do not say their sequence, so the first one of the micro-batch is named.
         self._mark_bad(1, distance_R.where(is_blameless, 0.0)[None], block_B[:1])
         self._add(distances=torch.ones_like(distance_R), distance=distance_R)
 
     def add_excess(self, excess_BS: Tensor, mapped_BS: Tensor, block_B: Tensor) -> None:
         """Count the label tokens that have a teacher loss, and sample their excess losses."""
         self._add(mapped_tokens=mapped_BS)
+        # A token's score depends on its sequence and position alone, so any split of the tokens
+        # gives the same sample. Tokens without a teacher loss get the lowest one.
         position_S = torch.arange(mapped_BS.shape[1], device=self._device)
         score_BS = random_scores(block_B, position_S, seed=0).where(mapped_BS, NO_BLOCK)
         tokens = score_BS.flatten(), excess_BS.detach().float().flatten()
@@ -108,11 +118,14 @@ class GuidanceMetrics:
 
     def _mark_bad(self, model: int, loss: Tensor, block_B: Tensor) -> None:
         is_bad_B = ~loss.isfinite().all(-1)
-        worst = block_B.where(is_bad_B, NO_BLOCK).max()
-        self.bad_blocks[model] = self.bad_blocks[model].maximum(worst)
+        # Any bad sequence would do. The largest index is taken because a maximum needs no branch
+        # on the host, and so no sync.
+        worst_block = block_B.where(is_bad_B, NO_BLOCK).max()
+        self.bad_blocks[model] = self.bad_blocks[model].maximum(worst_block)
 
     def _add(self, **values: Tensor) -> None:
         for name, value in values.items():
+            # The sum is made in float64 where the device has it, as float32 would lose digits.
             self._added[_SUMS.index(name)] += value.sum(dtype=self._dtype)
 
     def read(self) -> dict[str, float]:
@@ -122,12 +135,17 @@ class GuidanceMetrics:
         distance. `loss` is the mean over the steps that made an update; losses are absent if none
         did.
         """
+        # `reduce` and `gather` are collective: every process makes these calls in this order.
         totals = self._accelerator.reduce(self._kept, "sum").tolist()
         sums = dict(zip(_SUMS, totals, strict=True))
-        scores, excess = (self._accelerator.gather(part) for part in self._kept_sample)
+        scores, excess = self._kept_sample
+        scores = self._accelerator.gather(scores)
+        excess = self._accelerator.gather(excess)
         report = {}
         if self._kept_steps:
             processes = self._accelerator.num_processes
+            # A micro-batch's loss is multiplied by the processes, over which gradients are
+            # averaged.
             report["loss"] = sums["loss"] / processes / self._kept_steps
         if self._dropped_steps:
             report["skipped_steps"] = float(self._dropped_steps)
@@ -144,6 +162,7 @@ class GuidanceMetrics:
             report["teacher_loss_nats"] = sums["teacher_loss"] / sums["teacher_tokens"]
             report["teacher_tokens_per_student_token"] = sums["teacher_tokens"] / tokens
             report["unmapped_fraction"] = 1.0 - sums["mapped_tokens"] / tokens
+            # The best tokens of all processes' samples are the sample of all tokens.
             scores, excess = _sampled([(scores, excess)])
             sample = excess[scores != NO_BLOCK].cpu()
             if len(sample):
@@ -157,6 +176,7 @@ class GuidanceMetrics:
         process_loss = self._kept[_SUMS.index("loss")]
         total = self._accelerator.reduce(process_loss, "sum").item()
         total /= self._accelerator.num_processes
+        # The steps since the last log have no entry in the history yet.
         steps = float(self._kept_steps)
         previous_step = 0.0
         for entry in history:
@@ -191,6 +211,8 @@ class GuidanceMetrics:
         # After a change of the number of processes, each takes up the sums of some, or of none.
         states = [load_file(directory / _METRICS_FILE.format(i)) for i in range(count)]
         self._kept_steps, self._dropped_steps, self.bad_steps = states[0]["steps"].tolist()
+        # Each process begins at its own number and takes every world_size-th file, so that every
+        # file is counted once.
         for state in states[process::world_size]:
             self._kept += state["sums"].to(self._kept)
             sample = state["scores"].to(self._device), state["excess"].to(self._device)
@@ -204,5 +226,6 @@ def _sampled(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Merge samples: the values with the largest scores."""
     scores = torch.cat([part_scores for part_scores, _ in parts])
     values = torch.cat([part_values for _, part_values in parts])
-    best = scores.topk(_SAMPLED)
-    return best.values, values[best.indices]
+    # The best of the best are the best of all, so samples may be merged in any order and grouping.
+    top_tokens = scores.topk(_SAMPLED)
+    return top_tokens.values, values[top_tokens.indices]

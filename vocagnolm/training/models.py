@@ -95,16 +95,22 @@ def read_models(
     # reported at once.
     configs = [source.config() for source in sources]
     for source, config in zip(sources, configs, strict=True):
+        # Nothing is probed where attention may cross documents. A model that is loaded is probed
+        # itself, when the trainer is made.
         is_packed = isinstance(options, PackOptions) and not options.attend_across_documents
         if is_packed and source.loaded is None:
             check_kind(config, source.attn_implementation, trust=source.trust_remote_code)
+    # The tokenizers are listed as the sources are, the student's first. None stands for the one
+    # that lies with the model.
     tokenizers: list[Any] = [tokenizer or options.student_tokenizer]
     tokenizers += options.teacher_tokenizer or [None] * (len(sources) - 1)
     models = []
     for source, config, given_tokenizer in zip(sources, configs, tokenizers, strict=True):
         skeleton: nn.Module = source.skeleton(config)
+        # Attention is chosen by the model's own class, so before PEFT wraps it.
         source = _with_attention(source, skeleton, options, device)
         if source.role == "student" and model.use_peft:
+            # The skeleton is only counted, so the seed of its adapters does not matter.
             skeleton = add_adapters(cast(PreTrainedModel, skeleton), model, seed=0)
         role = cast(Role, source.role)
         checked_tokenizer = source.checked_tokenizer(config, role, given_tokenizer)
@@ -130,6 +136,7 @@ def _sources(model: ModelOptions, options: GuidanceOptions) -> list[ModelSource]
     """Say where the student, and then each teacher, comes from, and how it is loaded."""
 
     def source_of(place: Any, role: Role, revision: str | None, init_kwargs: Any) -> ModelSource:
+        # In Python the place of a model may be the model itself.
         is_loaded = not isinstance(place, str)
         return ModelSource(
             name=str(place.name_or_path) if is_loaded else place,
@@ -169,6 +176,7 @@ def _warn_of_same(student: ModelSource, teacher: ModelSource) -> None:
     names = []
     for source in (student, teacher):
         path = Path(source.name)
+        # Two spellings of a path are one model, and a name on the hub is no path.
         names.append(str(path.resolve()) if path.exists() else source.name)
     if student.name and names[0] == names[1] and student.revision == teacher.revision:
         logger.warning(
@@ -187,6 +195,7 @@ def _with_attention(
     # A plan is for a GPU, wherever it is made.
     if device.type != "cuda" and not options.dry_run:
         return source
+    # The user's choice is kept, whether it was made by the option or by loading the model.
     if source.loaded is not None or options.attn_implementation:
         return source
     if not trains and options.teacher_dtype == "float32":
@@ -217,6 +226,7 @@ def _guide_of(
             first=options.teacher_reduction == "first",
             plain=options.missing_losses == "plain",
         )
+    # Both methods compare the models token by token, which needs one vocabulary.
     if options.method in ("kld", "rho1"):
         for teacher in teachers:
             check_same_tokens(student.tokenizer, teacher.tokenizer, options.method)
@@ -256,20 +266,22 @@ def load_weights(
     Raises:
         ValueError: a model cannot be loaded, or the student cannot have these adapters.
     """
-    # Small updates would be lost on weights in 16 bits.
+    # The student is in float32, because small updates would be lost on weights in 16 bits.
     student = models.student.source.load(torch.float32)
     teacher_dtype = getattr(torch, models.teacher_dtype)
     teachers = []
     for teacher in models.teachers:
         model = teacher.source.load(teacher_dtype, models.teacher_quantization, device)
+        # This compares the whole embeddings, so it comes before a teacher is sharded.
         check_distinct(student, model, models.student.tokenizer, teacher.tokenizer)
         if models.options.teacher_sharding == "node":
-            # Before the next one is loaded: a machine may not hold two whole ones.
+            # A teacher is spread before the next one is loaded, as a machine may not hold two
+            # whole ones.
             model = shard_inside_machine(model, device)
         teachers.append(model)
     trained: nn.Module = student
     if options.use_peft:
-        # Only after the comparison with the teachers, which adapters would mislead.
+        # The adapters come after the comparison with the teachers, which they would mislead.
         trained = add_adapters(student, options, seed, models.student.source.revision)
     if options.teacher_losses:
         return trained, StoredTeacher(len(options.teacher_losses))

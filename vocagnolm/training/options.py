@@ -15,11 +15,11 @@ from vocagnolm.extras import require, require_trackers
 from vocagnolm.fields import check_switches, in_range, json_settings, one_for_each, option
 from vocagnolm.method import Method
 
-# Of the paper's optimizer step (Section 4.3).
+# The paper's optimizer step has so many tokens (Section 4.3).
 PAPER_TOKENS = 2**21
-# Of an option that may also be None: its bare name means true.
+# A switch that may also be None has these words for argparse: its bare name means true.
 _SWITCH: dict[str, Any] = {"nargs": "?", "const": True}
-# Arguments of from_pretrained that are options here.
+# These arguments of from_pretrained are options here. Given twice, one value would win in silence.
 _RESERVED_ARGUMENTS = {
     "dtype": DTYPE_OPTIONS,
     "torch_dtype": DTYPE_OPTIONS,
@@ -71,6 +71,7 @@ class ModelOptions:
         in_range(self, "[0, 1)", "lora_dropout")
         if self.teacher and self.teacher_losses:
             raise ValueError("--teacher and --teacher_losses exclude each other: give one")
+        # The package is loaded hours later, with the weights, so it is asked for now.
         if self.use_peft:
             require("peft", "--use_peft")
 
@@ -93,8 +94,11 @@ class ModelOptions:
         """Name a directory after the models, and a method that they do not tell."""
         names = [self.student]
         names += self.teacher or self.teacher_losses or []
+        # With a teacher the method of the paper goes without saying. Without one the name of the
+        # student alone would be shared by all of its runs.
         if method != "vocagnolm" or len(names) == 1:
             names.append(method.rpartition(":")[2])
+        # In Python a model may be loaded, and then it knows its own name.
         names = [getattr(name, "name_or_path", name) for name in names]
         return os.path.join("runs", "__".join(Path(name).name for name in names))
 
@@ -146,12 +150,14 @@ class LoadOptions:
     def __post_init__(self) -> None:
         for name in ("model_init_kwargs", "teacher_model_init_kwargs"):
             arguments = getattr(self, name)
+            # A command line and a recipe give text, and Python gives a dictionary.
             if isinstance(arguments, str):
                 arguments = json_settings(f"--{name}", arguments)
             for argument in sorted(arguments or ()):
                 if argument in _RESERVED_ARGUMENTS:
                     option = _RESERVED_ARGUMENTS[argument]
                     raise ValueError(f"--{name}: {argument} is given by {option}")
+            # The parsed value replaces the text, since the settings of a run compare values.
             setattr(self, name, arguments)
 
 
@@ -199,6 +205,7 @@ class DataOptions:
         in_range(self, "(0, inf)", "dataset_weights")
         in_range(self, "[0, 1)", "eval_fraction")
         count = len(self.dataset)
+        # A corpus that is named twice would count twice in silence, and weights say so openly.
         if len(set(self.dataset)) < count:
             raise ValueError("--dataset names one twice: name it once, and give --dataset_weights")
         weights = self.dataset_weights
@@ -258,11 +265,13 @@ class GuidanceOptions(Method, PackOptions, LoadOptions):
 
     @python_door
     def __post_init__(self) -> None:
+        # The checks are called by name: `super()` would find another class in a subclass.
         check_switches(self)
         LoadOptions.__post_init__(self)
         PackOptions.__post_init__(self)
         Method.__post_init__(self)
         self.check_chunks(self.max_length)
+        # A document without losses is as one whose tokens are all unmapped.
         includes = self.unmapped == "include" or self.accepts
         if self.missing_losses == "plain" and (self.method == "chunk" or not includes):
             raise ValueError(
@@ -274,6 +283,7 @@ class GuidanceOptions(Method, PackOptions, LoadOptions):
         """Also check the options that have one value for each teacher."""
         super().check_teacher(count, is_stored=is_stored)
         for name in ("teacher_tokenizer", "teacher_revision"):
+            # A tokenizer and a revision belong to one model: none of them serves all teachers.
             values = getattr(self, name)
             if values and len(values) != count:
                 raise ValueError(

@@ -29,8 +29,10 @@ class Preemption(TrainerCallback):
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Take the signals inside; only the main thread can."""
+        # A trainer may train again after it was stopped, and begins without a request.
         self.is_asked = False
         self.is_agreed = False
+        # Python lets only the main thread set handlers. In another one the job runs without them.
         is_main = threading.current_thread() is threading.main_thread()
         numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT) if is_main else ()
         handlers = {number: signal.signal(number, self._ask) for number in numbers}
@@ -38,15 +40,19 @@ class Preemption(TrainerCallback):
             yield
         finally:
             for number, handler in handlers.items():
+                # None stands for a handler that was not set from Python, which Python cannot put
+                # back.
                 signal.signal(number, handler or signal.SIG_DFL)
 
     def _ask(self, number: int, frame: object) -> None:
+        # A first Ctrl-C waits for the end of the step. A second one means that the user does not.
         if self.is_asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         # Launchers pass a signal on to all processes of a machine.
         if not self.is_asked and os.environ.get("LOCAL_RANK", "0") == "0":
             # Safe inside a signal handler, where a buffered stream is not.
             os.write(2, f"{signal.Signals(number).name}: stopping after this step\n".encode())
+        # All else is left to the next reduction, as a handler may run in the middle of any code.
         self.is_asked = True
 
     def on_epoch_end(self, args: object, state: TrainerState, control: Any, **_: object) -> None:
@@ -56,5 +62,7 @@ class Preemption(TrainerCallback):
         # A stop inside an epoch leaves its end's log and evaluation to the run that resumes.
         if state.epoch is None or not float(state.epoch).is_integer():
             control.should_log = control.should_evaluate = False
+        # A checkpoint of this step that was saved before its log or evaluation lacks their
+        # entries, so it is saved once more after them.
         is_saved = self.saved_step == state.global_step
         control.should_save = control.should_log or control.should_evaluate or not is_saved

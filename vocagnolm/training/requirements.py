@@ -15,6 +15,8 @@ def check_launch(job: Job) -> None:
     """Raise a ValueError for options that these processes and devices cannot meet."""
     args = job.args
     _check_packages(args)
+    # A layer's weights are gathered for its own forward pass. What reads the output head from
+    # outside would find a shard.
     if args.teacher_sharding == "node":
         if args.teacher_quantization or args.distance:
             raise ValueError(
@@ -23,7 +25,8 @@ def check_launch(job: Job) -> None:
             )
         if devices_of_a_machine() < 2 and not args.dry_run:
             raise ValueError("--teacher_sharding node needs several processes on a machine")
-    # On a GPU such attention computes in 16 bits only, which the first step would say.
+    # On a GPU such attention computes in 16 bits only, which would otherwise come out in the first
+    # step, after the alignment.
     attention = args.attn_implementation or ""
     is_wide = not args.is_mixed or args.teacher_dtype == "float32"
     if args.device.type == "cuda" and is_wide and ("flash" in attention or "varlen" in attention):
@@ -31,6 +34,7 @@ def check_launch(job: Job) -> None:
             f"--attn_implementation {attention} computes in 16 bits on a GPU: use --bf16 true "
             "without --teacher_dtype float32, or --attn_implementation sdpa"
         )
+    # FSDP may be set up by the arguments or by the launcher, which uses the environment.
     plugin = args.fsdp_config if isinstance(args.fsdp_config, dict) else {}
     recomputes = parse_flag_from_env("FSDP_ACTIVATION_CHECKPOINTING")
     if job.model.use_peft and (recomputes or plugin.get("activation_checkpointing")):

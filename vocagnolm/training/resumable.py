@@ -1,8 +1,8 @@
 """A Trainer whose runs resume: whole checkpoints, one order of the data, a log without a gap.
 
-The loop is transformers'. Overridden beside the public `train` and `log`: the private methods in
-which it draws the order of the data and saves checkpoints. However a run is killed, the order of
-writes leaves no half checkpoint under its name:
+The loop is transformers'. This class overrides the public `train` and `log`, and the private
+methods in which Trainer draws the order of the data and saves checkpoints. However a run is
+killed, the order of writes leaves no half checkpoint under its name:
 
     transformers        .saving/checkpoint-8: weights, optimizer, schedule, random states, state
     metrics             .saving/checkpoint-8/metrics_<process>.safetensors
@@ -55,7 +55,10 @@ from vocagnolm.training.sampler import StepSampler
 
 logger = logging.getLogger(__name__)
 
+# Checkpoints are written in this directory of the run, and leave it by a rename.
 _SAVING = ".saving"
+# These private methods of Trainer are overridden. One that another version lacks would never be
+# called, and the run would silently lose what it does.
 _OVERRIDDEN = "_get_output_dir _save_checkpoint _determine_best_metric _get_train_sampler".split()
 
 
@@ -79,11 +82,13 @@ class ResumableTrainer(Trainer):
                 raise unsupported(f"has no Trainer.{name}")
         super().__init__(args=args, **kwargs)
         if self.args.load_best_model_at_end and self.args.save_total_limit == 1:
-            # Trainer would end a stopped run with the best checkpoint alone.
+            # With a limit of 1 Trainer removes all checkpoints but the best one when it returns. A
+            # run that a signal stopped could then not resume from its last step.
             self.args.save_total_limit = 2
         self.settings: Settings = {}
         self.skipped: Mapping[str, Sequence[tuple[int, str]]] = {}
         self.orders_steps = False
+        # This is True inside `_save_checkpoint` only, where it sends files to the staging place.
         self._is_saving = False
         self.metrics = GuidanceMetrics(self.accelerator)
         self.preemption = Preemption()
@@ -96,8 +101,9 @@ class ResumableTrainer(Trainer):
             args.max_bad_steps,
         )
         self.add_callback(guard)
-        # Under mixed precision Accelerate's FSDP2 casts the outputs of the forward, as losses that
-        # are to be ranked, and reduces gradients in 16 bits.
+        # Under mixed precision Accelerate's FSDP2 would cast the outputs of the forward pass to 16
+        # bits, though these are losses that are going to be ranked, and would reduce gradients in
+        # 16 bits. The policy that replaces its own computes in 16 bits and does neither.
         if self.accelerator.is_fsdp2:
             plugin: Any = self.accelerator.state.fsdp_plugin
             policy = plugin.mixed_precision_policy
@@ -114,16 +120,20 @@ class ResumableTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
         """End an epoch where the last whole global batch ends."""
         sampler = super()._get_train_sampler(train_dataset)
+        # Trainer gives no sampler for a data set without a length, which has no order to draw.
         if not isinstance(sampler, RandomSampler):
             return sampler
         data: Any = self.train_dataset if train_dataset is None else train_dataset
         args = self.args
         per_step = self.blocks_per_step
         weights = getattr(data, "weights", None)
+        # Without weights the corpora need no telling apart: all of their sequences are read once.
         sizes = list(data.parts.values()) if weights else [len(data)]
-        # Not PyTorch's seed: other trainers set it too, and processes may have one each.
+        # The seed comes from the arguments and not from PyTorch's state, which other code sets
+        # too, and which may differ between processes. All of them must draw the same order.
         seed = args.seed if args.data_seed is None else args.data_seed
-        # A step that is one micro-batch has nothing to gain.
+        # The widths order the sequences inside of a step. A step that is one micro-batch of one
+        # process has no use for an order.
         is_split = self.orders_steps and per_step > args.train_batch_size
         widths = getattr(data, "teacher_tokens", None) if is_split else None
         return StepSampler(sizes, weights, seed, per_step, widths, lambda: self.state.global_step)
@@ -141,18 +151,25 @@ class ResumableTrainer(Trainer):
         directory = Path(str(self.args.output_dir))
         evaluates_at_start = self.args.eval_on_start
         try:
+            # The claim comes first, so that no other run writes between the look at the directory
+            # and the first checkpoint.
             with self.claiming(), told_of_full_disk(directory, self.what_is_safe):
+                # Rank 0 alone decides where to start. A process that saw another listing of the
+                # directory would otherwise resume from another step.
                 start = rank0(lambda: self._begin(resume_from_checkpoint))
                 checkpoint = Path(start) if start else None
                 if checkpoint:
                     self._check_layout(checkpoint)
                 self.metrics.restore(checkpoint)
-                # The log of a resumed run has its first evaluation already.
+                # The log of a resumed run has the evaluation at the start from its first process.
                 self.args.eval_on_start = evaluates_at_start and checkpoint is None
                 with self.preemption.listening():
+                    # Signals only set a flag inside, so that no step is cut off in the middle.
                     output = super().train(start, *args, **kwargs)
         finally:
             self.args.eval_on_start = evaluates_at_start
+        # Trainer's own mean covers the steps of this process alone; `log` has put that of the
+        # whole run into the metrics.
         return output._replace(training_loss=output.metrics["train_loss"])
 
     def _begin(self, resume_from_checkpoint: str | bool | None) -> str | None:
@@ -165,10 +182,13 @@ class ResumableTrainer(Trainer):
                 checkpoint = newest_checkpoint(directory)
             if checkpoint is None:
                 raise ValueError(f"{directory} holds no good checkpoint to resume from")
+            # A path from Python has not been judged yet, and even the newest good checkpoint may
+            # be one of other settings.
             check_settings(directory, self.settings, checkpoint)
         else:
             self._warn_of_used(directory)
-        # What a killed save has left: files of other processes would pass for new ones.
+        # A save that was killed has left files here. Those of other processes would pass for files
+        # of the next save, which lists whatever it finds.
         shutil.rmtree(directory / _SAVING, ignore_errors=True)
         describe_run(directory, self.settings, self.skipped)
         return checkpoint
@@ -197,23 +217,29 @@ class ResumableTrainer(Trainer):
                 release(directory)
 
     def what_is_safe(self) -> str:
-        """Make room of what was not finished, and say from where the run goes on."""
+        """Remove what was not finished, and say from where the run can go on."""
         directory = Path(str(self.args.output_dir))
         shutil.rmtree(directory / _SAVING, ignore_errors=True)
-        whole = next((x.name for x in checkpoints(directory) if not checkpoint_fault(x)), None)
-        if whole is None:
-            return f"Nothing was saved yet: free some room, and {how_to_go_on()} begins again"
-        return f"{whole} is whole: free some room, and {how_to_go_on()} goes on from there"
+        for checkpoint in checkpoints(directory):
+            if checkpoint_fault(checkpoint) is None:
+                return (
+                    f"{checkpoint.name} is whole: free some room, and {how_to_go_on()} goes on "
+                    "from there"
+                )
+        return f"Nothing was saved yet: free some room, and {how_to_go_on()} begins again"
 
     def _check_layout(self, checkpoint: Path) -> None:
         """Reject a checkpoint of another sharding; warn of another number of processes."""
+        # Accelerate writes what FSDP has sharded under names that begin so. A run without FSDP
+        # cannot read it, and one with FSDP reads nothing else.
         is_sharded = any(checkpoint.glob("pytorch_model_fsdp*"))
         if is_sharded != self.is_fsdp_enabled:
-            how = "with" if is_sharded else "without"
+            preposition = "with" if is_sharded else "without"
             raise ValueError(
-                f"{checkpoint} was saved {how} FSDP: resume {how} it, or begin a new run with the "
-                "student that `vocagnolm export` writes"
+                f"{checkpoint} was saved {preposition} FSDP: resume {preposition} it, or begin a "
+                "new run with the student that `vocagnolm export` writes"
             )
+        # Random states are saved per process, so dropout depends on how many there are.
         processes = json_or_empty(checkpoint / MANIFEST_FILE).get("world_size")
         if processes not in (None, self.args.world_size) and self.is_world_process_zero():
             logger.warning(
@@ -226,6 +252,7 @@ class ResumableTrainer(Trainer):
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Save a run that was asked to stop, where only the best is saved otherwise."""
+        # With --save_strategy best Trainer saves after an evaluation if and only if this is True.
         return super()._determine_best_metric(metrics, trial) or self.preemption.is_agreed
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -236,10 +263,12 @@ class ResumableTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save a whole checkpoint or none: stage it, and rename it when all have written."""
         state = self.state
+        # The paths are formed while `_get_output_dir` still answers with the run's directory.
         name = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         directory = Path(self._get_output_dir(trial))
         final = directory / name
         staged = directory / _SAVING / name
+        # transformers overwrites this field with a path in the staging directory.
         best_before = state.best_model_checkpoint
         self._is_saving = True
         try:
@@ -247,16 +276,19 @@ class ResumableTrainer(Trainer):
         finally:
             self._is_saving = False
         self.metrics.save(staged)
-        # transformers has looked for the best one among those that are being written.
+        # transformers has looked for the best checkpoint among those that are being written. Its
+        # real place is the directory of the run, where this one will be in a moment. The best step
+        # may have been evaluated and never saved: then the field keeps its former value.
         best = directory / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
         is_there = best == final or best.exists()
         state.best_model_checkpoint = str(best) if is_there else best_before
         if self.is_world_process_zero():
+            # The copy that transformers wrote names the staging directory.
             state.save_to_json(str(staged / TRAINER_STATE_NAME))
         self.accelerator.wait_for_everyone()
         # On a network file system a machine sees its own files whole, and those of others late. So
         # the first process of each machine lists what is there, and of each file the largest size
-        # that any of them saw is taken.
+        # that any of them saw is taken. Listing a file also flushes it to the disk.
         listing = sizes(staged) if self.is_local_process_zero() else {}
         files: dict[str, int] = {}
         for machine_files in gather_object([listing]):
@@ -264,10 +296,12 @@ class ResumableTrainer(Trainer):
                 files[file] = max(size, files.get(file, 0))
         if self.is_world_process_zero():
             manifest = {"world_size": self.args.world_size, "run": self.settings}
+            # Older checkpoints go after the new one has its name: one is whole at any time.
             finish_checkpoint(staged, final, manifest, files)
             rotate(final, self.args.save_total_limit, state.best_model_checkpoint)
         self.preemption.saved_step = state.global_step
-        # A process that left now would take the first one with it.
+        # A process that returned now might end, and its launcher would then kill rank 0 in the
+        # middle of the rename.
         self.accelerator.wait_for_everyone()
 
     def save_progress(self) -> str | None:
@@ -275,17 +309,20 @@ class ResumableTrainer(Trainer):
         if not self.state.global_step:
             return None
         path = Path(str(self.args.output_dir), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
-        # All processes save, or none.
+        # Saving is collective, so all processes save or none does. Rank 0 looks, as others may see
+        # a listing that is out of date.
         if not rank0((path / MANIFEST_FILE).exists):
             self._save_checkpoint(cast(nn.Module, self.model), trial=None)
         return str(path)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the metrics since the last log, and at the end the mean loss of the whole run."""
-        # Trainer's own sums of the loss are lost with the process, and are NaN after a bad step.
+        # Trainer keeps its sum of the losses in memory, where a kill loses it and a skipped step
+        # turns it into NaN. The sums of the metrics are in every checkpoint.
         if "loss" in logs:
             logs |= {"loss": math.nan} | self.metrics.read()
-            # Those of skipped steps.
+            # Where all steps were skipped there is no mean loss. The gradient's norm of a skipped
+            # step is not finite, which JSON cannot express.
             for name in ("loss", "grad_norm"):
                 if not math.isfinite(logs.get(name, 0.0)):
                     del logs[name]

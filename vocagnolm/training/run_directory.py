@@ -24,7 +24,7 @@ from vocagnolm.training.checkpoints import Settings, checkpoint_fault, newest_ch
 
 logger = logging.getLogger(__name__)
 
-# A network file system may drop the lock of a dead machine so late.
+# A network file system may drop the lock of a dead machine up to this many seconds late.
 _LOCK_S = 120
 
 
@@ -34,18 +34,22 @@ def check_settings(directory: Path, settings: Settings, checkpoint: str | None =
     Raises:
         ValueError: settings differ, or nothing can be written there.
     """
+    # A place that cannot be written to would come out at the first file, after the alignment.
     check_writable(directory)
     settings_there = json_or_empty(directory / RUN_FILE)
     # Until something is saved, the user may still change the settings.
-    saved = chain(directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), directory.glob("*.safetensors"))
-    changed = []
-    if settings_there and any(saved):
-        changed = differences(settings_there, settings, prefix="--")
-    if changed:
+    saved_files = chain(
+        directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), directory.glob("*.safetensors")
+    )
+    changes = []
+    if settings_there and any(saved_files):
+        changes = differences(settings_there, settings, prefix="--")
+    if changes:
         raise ValueError(
-            f"{directory} holds a run with other settings ({'; '.join(changed)}): give another "
+            f"{directory} holds a run with other settings ({'; '.join(changes)}): give another "
             "--output_dir"
         )
+    # The checkpoint may lie in another directory, so its settings are compared as well.
     fault = checkpoint_fault(checkpoint, settings) if checkpoint else None
     if fault:
         raise ValueError(f"{checkpoint}: {fault}")
@@ -75,13 +79,16 @@ def find_start(directory: Path, settings: Settings, resume_from_checkpoint: str 
     try:
         check_settings(directory, settings)
     except ValueError as error:
+        # The conflict is returned and not raised, since a dry run prints it and goes on.
         return Start(conflict=str(error))
+    # This comes after the check of the settings, since a finished run with others is another run.
     if is_finished(directory):
         return Start(is_finished=True)
     return Start(checkpoint=resolve(resume_from_checkpoint, directory, settings))
 
 
-# The locks that this process keeps.
+# These are the locks that this process keeps. A file lock counts its claims, so one object has to
+# serve all claims of a directory.
 _locks: dict[Path, FileLock] = {}
 
 
@@ -96,6 +103,7 @@ def claim(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     lock = _locks.setdefault(directory.resolve(), FileLock(directory / ".lock"))
     try:
+        # The first try does not wait, so that the warning below comes before the wait.
         lock.acquire(timeout=0)
     except Timeout:
         logger.warning("waiting for another run that writes to %s", directory)
@@ -113,6 +121,7 @@ def release(directory: Path) -> None:
     if lock is None:
         return
     lock.release()
+    # A lock with claims left stays, because the command claims the directory around the trainer.
     if not lock.is_locked:
         del _locks[directory.resolve()]
 
@@ -124,12 +133,16 @@ def describe_run(
     if settings:
         write_json(directory / RUN_FILE, settings)
     for name, reasons in skipped.items():
-        lines = [json.dumps({"document": index, "reason": reason}) for index, reason in reasons]
-        (directory / name).write_text("\n".join([*lines, ""]), encoding="utf-8")
+        lines = []
+        for index, reason in reasons:
+            lines.append(json.dumps({"document": index, "reason": reason}) + "\n")
+        # A list that a kill cuts off is written again by the resumed run, before it trains.
+        (directory / name).write_text("".join(lines), encoding="utf-8")
 
 
 def finish_run(directory: Path, names: Collection[str]) -> None:
     """Write the manifest of a final model, which has files of these names."""
+    # Trainer's state is listed too, because a finished run is read for its log.
     files = {name: (directory / name).stat().st_size for name in (*names, TRAINER_STATE_NAME)}
     write_json(directory / MANIFEST_FILE, {"files": files})
 
@@ -141,11 +154,13 @@ def is_finished(directory: Path) -> bool:
         ValueError: a file is damaged, and there is no checkpoint to write it again from.
     """
     files = json_or_empty(directory / MANIFEST_FILE).get("files")
+    # A manifest without the card is a run that ended between the two, as while it was pushed.
     if not files or not (directory / "README.md").exists():
         return False
     fault = size_fault(directory, files)
     if not fault:
         return True
+    # The run can write its model once more as long as it has a checkpoint to do it from.
     fault = f"{directory} holds a finished run, but {fault}"
     if newest_checkpoint(directory) is None:
         raise ValueError(f"{fault}, and no checkpoint: give another --output_dir")

@@ -15,7 +15,8 @@ def mixed_counts(sizes: Sequence[float], weights: Sequence[float]) -> npt.NDArra
     Every corpus is read at least once, and in shares of the weights.
     """
     shares = np.asarray(weights) / np.sum(weights)
-    # Rounded first, as 700 / 0.7 is a little more than 1000.
+    # The corpus that is largest for its share is read once, and sets the total. The quotient is
+    # rounded first, as 700 / 0.7 is a little more than 1000.
     total = np.ceil((np.asarray(sizes) / shares).max().round(6))
     counts: npt.NDArray[np.int64] = np.round(shares * total).astype(np.int64)
     return counts
@@ -25,11 +26,15 @@ def mixed_order(
     sizes: Sequence[int], weights: Sequence[float], seed: int, epoch: int
 ) -> npt.NDArray[np.int64]:
     """Draw the indices of an epoch's packed sequences; those of each corpus come in passes."""
+    # The epoch is part of the seed, so a resumed run draws the order without the epochs before.
     rng = np.random.default_rng([seed, epoch])
     counts = mixed_counts(sizes, weights)
+    # First it is drawn which corpus each place of the epoch reads, and then which of its
+    # sequences.
     corpus = rng.permutation(np.repeat(np.arange(len(sizes)), counts))
     order, first = np.empty(len(corpus), np.int64), 0
     for i, size in enumerate(sizes):
+        # A corpus is shuffled anew for each pass over it, and the last pass may be cut off.
         passes = [rng.permutation(size) for _ in range(-(-counts[i] // size))]
         order[corpus == i] = first + np.concatenate(passes)[: counts[i]]
         first += size
@@ -60,21 +65,24 @@ class StepSampler(Sampler[int]):
     def __len__(self) -> int:
         mixed = self.weights and mixed_counts(self.sizes, self.weights).sum()
         count = int(mixed or sum(self.sizes))
-        # Accelerate would repeat the first sequences until every process has a batch, and an
-        # epoch's last step would depend on how many processes there are. Those left out are others
-        # in every epoch.
+        # An epoch is cut off at its last whole step. Accelerate would repeat the first sequences
+        # until every process has a batch, and an epoch's last step would depend on how many
+        # processes there are. Those left out are others in every epoch. A corpus below one step
+        # stays whole.
         return count // self.per_step * self.per_step or count
 
     def __iter__(self) -> Iterator[int]:
+        # The epoch follows from the steps that are made, which a resumed run has in its state.
         epoch = self.step() // max(1, len(self) // self.per_step)
         if self.weights:
             drawn = mixed_order(self.sizes, self.weights, self.seed, epoch)
         else:
-            # As Accelerate draws them.
+            # Accelerate's own sampler draws this order, from the seed and the epoch.
             generator = torch.Generator().manual_seed(self.seed + epoch)
             drawn = torch.randperm(sum(self.sizes), generator=generator).numpy()
         drawn = drawn[: len(self)]
-        # A step that lacks sequences is filled with its first ones.
+        # A step that lacks sequences is filled with its first ones. The sort is stable, so
+        # sequences of one width keep the order in which they were drawn.
         if self.widths is not None and len(drawn) >= self.per_step:
             steps = drawn.reshape(-1, self.per_step)
             widest_first = np.argsort(-self.widths[steps], axis=1, kind="stable")

@@ -10,18 +10,20 @@ from vocagnolm.store.format import manifest_of
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions
 
-# Settings of a run beside those of the model, the data and the method.
+# These settings define a run together with those of the model, the data and the method.
 RUN_SETTINGS = (
     "global_batch_tokens num_train_epochs max_steps seed data_seed bf16 fp16 learning_rate "
     "lr_scheduler_type lr_scheduler_kwargs warmup_steps optim adam_beta1 adam_beta2 adam_epsilon "
     "weight_decay max_grad_norm optim_args neftune_noise_alpha"
 ).split()
+# A run may resume with other values of these, since its training computes the same with any.
 _NO_EFFECT_ON_NUMBERS = "dataset_num_proc trust_remote_code eval_dataset teacher_sharding".split()
 # Options that name files, directories or models.
 _PATH_OPTIONS = (
     "student teacher student_tokenizer teacher_tokenizer student_chat_template "
     "teacher_chat_template dataset"
 ).split()
+# These options say how a teacher is loaded and read, and have no effect without one.
 _TEACHER_OPTIONS = {
     "teacher_revision",
     "teacher_tokenizer",
@@ -42,9 +44,9 @@ class Job:
     model: ModelOptions
     data: DataOptions
     args: VocAgnoConfig
-    # As --config names it.
+    # This is the recipe as --config names it.
     recipe: str | None = None
-    # A config of PEFT, which Python may give instead of the options of adapters.
+    # Python may give a config of PEFT instead of the options of adapters.
     peft_config: Any = None
 
 
@@ -63,16 +65,20 @@ def settings_of(job: Job) -> dict[str, Any]:
         settings[name] = getattr(job.args, name)
     for name in _NO_EFFECT_ON_NUMBERS:
         del settings[name]
+    # A run that is started from another directory is the same run.
     for name in _PATH_OPTIONS:
         settings[name] = _absolute(settings[name])
     if job.model.teacher_losses:
-        settings["teacher_losses"] = [
-            {"store": str(Path(path).resolve()), "teacher": manifest_of(Path(path))["teacher"]}
-            for path in job.model.teacher_losses
-        ]
+        # A store is told by its place and by the teacher whose losses it holds.
+        stores = []
+        for path in job.model.teacher_losses:
+            teacher = manifest_of(Path(path))["teacher"]
+            stores.append({"store": str(Path(path).resolve()), "teacher": teacher})
+        settings["teacher_losses"] = stores
     if job.peft_config is not None:
         settings["use_peft"] = True
         settings["peft_config"] = _described(job.peft_config)
+    # Such a method ranks or averages tokens within a micro-batch, whose size then matters.
     if not job.args.splits_alike:
         settings["per_device_train_batch_size"] = job.args.per_device_train_batch_size
     return settings
@@ -100,6 +106,7 @@ def _described(peft_config: Any) -> dict[str, Any]:
         # The run's own settings name the model.
         if name in ("base_model_name_or_path", "revision", "inference_mode"):
             continue
+        # The order of a set differs between processes of Python, and JSON has no sets.
         settings[name] = sorted(value) if isinstance(value, set | frozenset) else value
     return settings
 
@@ -107,15 +114,17 @@ def _described(peft_config: Any) -> dict[str, Any]:
 def options_without_effect(job: Job, *, evaluates: bool) -> Iterator[str]:
     """Yield a line for each option that was given and has no effect."""
     model, args = job.model, job.args
-    changed = set()
+    changed_options = set()
     for options, kind in ((model, ModelOptions), (args, GuidanceOptions), (args, VocAgnoConfig)):
+        # An option counts as given if its value is not the default, whoever chose it.
         for field in fields(kind):
             if getattr(options, field.name) != field.default:
-                changed.add(field.name)
-    unread = {field.name for field in fields(Method)} - args.in_effect().keys()
+                changed_options.add(field.name)
+    # A method reads only some of the settings, and the rest of them do nothing with it.
+    unread_options = {field.name for field in fields(Method)} - args.in_effect().keys()
     adapter_options = {field.name for field in fields(ModelOptions) if "lora_" in field.name}
     conditions: Sequence[tuple[object, set[str], str]] = (
-        (False, unread, f"with {args.as_typed}"),
+        (False, unread_options, f"with {args.as_typed}"),
         (model.teacher, _TEACHER_OPTIONS, "without --teacher"),
         (model.teacher_losses, {"missing_losses"}, "without --teacher_losses"),
         (model.use_peft, adapter_options, "without --use_peft"),
@@ -124,5 +133,5 @@ def options_without_effect(job: Job, *, evaluates: bool) -> Iterator[str]:
     )
     for has_effect, names, condition in conditions:
         if not has_effect:
-            for name in sorted(changed & names):
+            for name in sorted(changed_options & names):
                 yield f"--{name} has no effect {condition}"

@@ -39,7 +39,8 @@ _PEAK_TFLOPS = {
     "4090": 165.2,
     "3090": 71.0,
 }
-# Fewer or slower units under the same name.
+# A chip with one of these words in its name has fewer or slower units than the one of the table,
+# so that its peak is unknown.
 _OTHER_CHIPS = {"LAPTOP", "MIG", "TI", "D"}
 
 
@@ -62,7 +63,8 @@ class Throughput(TrainerCallback):
     ):
         self._accelerator, self._device = accelerator, accelerator.device
         self._teachers = teachers
-        # The costs of the student and of each teacher; empty if one of them cannot be counted.
+        # The costs are those of the student and then of each teacher. The list is empty if one of
+        # them cannot be counted, since an MFU that leaves a model out would mislead.
         self._works: list[ModelWork] = []
         self._peak_flops = _peak_flops(self._device, peak_tflops)
         self._clear_counts()
@@ -79,8 +81,10 @@ class Throughput(TrainerCallback):
         self._counts_at_flops = self._counts.clone()
 
     def _clear_times(self) -> None:
+        # None says that the clock stands still: nothing was timed since the last log.
         self._since: float | None = None
         self._teacher_s = 0.0
+        # A GPU works on after the host has gone on, so its teacher is timed by pairs of events.
         self._teacher_events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     @property
@@ -116,6 +120,7 @@ class Throughput(TrainerCallback):
     @contextmanager
     def teacher(self) -> Iterator[None]:
         """Count the time of what is computed inside as the teacher's."""
+        # On a CPU a pass is over when its call returns.
         if self._device.type != "cuda":
             start_s = time.perf_counter()
             yield
@@ -123,6 +128,7 @@ class Throughput(TrainerCallback):
             return
         start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         stop: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        # Recording does not wait. The two events get their times when the device reaches them.
         start.record()
         yield
         stop.record()
@@ -146,10 +152,12 @@ class Throughput(TrainerCallback):
         """
         if self._since is None:
             return {}
+        # The clock is read first, so that the reading itself is not counted.
         elapsed_s = time.perf_counter() - self._since
         teacher_s = self._teacher_s
         for start, stop in self._teacher_events:
             stop.synchronize()
+            # PyTorch gives milliseconds.
             teacher_s += start.elapsed_time(stop) / 1000
         counts = (self._counts - self._counts_at_read).tolist()
         self._counts_at_read = self._counts.clone()
@@ -163,9 +171,12 @@ class Throughput(TrainerCallback):
         row += memory.values()
         rows = self._accelerator.gather(torch.tensor([row], dtype=dtype, device=self._device)).cpu()
         elapsed_s, teacher_s, tokens, student_flops, teacher_flops = rows[:, :5].sum(0).tolist()
+        # The times are sums over the processes, so their number turns the quotient into a rate of
+        # all.
         report = {"tokens_per_s": tokens / elapsed_s * len(rows)}
         if len(counts) > 1:
             report["teacher_time_fraction"] = teacher_s / elapsed_s
+        # Both the FLOPs and the seconds are sums over devices, so the peak of one device is right.
         if self._peak_flops and student_flops:
             report["student_mfu"] = student_flops / ((elapsed_s - teacher_s) * self._peak_flops)
         if self._peak_flops and teacher_flops:
@@ -192,12 +203,14 @@ def _memory_gib(device: torch.device) -> dict[str, float]:
         "memory_allocated_gib": torch.cuda.max_memory_allocated(device) / _GIB,
         "memory_reserved_gib": torch.cuda.max_memory_reserved(device) / _GIB,
     }
+    # The next log reports the most memory since this one.
     torch.cuda.reset_peak_memory_stats(device)
     return memory
 
 
 def peak_tflops(device_name: str) -> float | None:
     """Look up the peak of a GPU in dense bfloat16, in TFLOP/s; None of an unknown one."""
+    # Names are compared by whole words, since L4 is a part of L40S.
     words = set(re.findall(r"[A-Z0-9]+", device_name.upper()))
     matches = [name for name in _PEAK_TFLOPS if words.issuperset(name.split())]
     if not matches or words & _OTHER_CHIPS:

@@ -13,11 +13,13 @@ from vocagnolm.extras import require_trackers
 from vocagnolm.io import JsonObject, json_or_empty
 from vocagnolm.printing import log_main
 
-# In the directory of a run: its place in Weights & Biases.
+# This file in the directory of a run holds its place in Weights & Biases, so that a resumed run
+# continues the same curves.
 PLACE_FILE = "wandb_run.json"
-# The directory of an evaluation, beside a model.
+# An evaluation writes into this directory, next to the model.
 EVALUATION = "evaluation"
-# Entries of a log in trackers; transformers names all others, as eval/loss and train/loss.
+# Trackers get these entries of a log under these names. transformers names all others, as
+# eval/loss and train/loss.
 _NAMES = {
     "selected_fraction": "guidance/selected_fraction",
     "mean_weight": "guidance/mean_weight",
@@ -38,6 +40,7 @@ _NAMES = {
     "memory_resident_gib": "memory/resident_gib",
 }
 _ENTRIES = {name: entry for entry, name in _NAMES.items()}
+# The function is kept under a name of its own, because a run puts `tracked` in its place.
 _rewrite_logs: Callable[[JsonObject], JsonObject] = integration_utils.rewrite_logs
 
 
@@ -47,10 +50,14 @@ def tracked(logs: Mapping[str, object]) -> JsonObject:
     >>> tracked({"teacher_loss_nats": 1.5, "eval_math_loss": 2.0, "new": 3})
     {'teacher/loss_nats': 1.5, 'eval/math_loss': 2.0, 'train/new': 3}
     """
-    return {
-        _NAMES.get(entry) or next(iter(_rewrite_logs({entry: value}))): value
-        for entry, value in logs.items()
-    }
+    renamed: JsonObject = {}
+    for entry, value in logs.items():
+        name = _NAMES.get(entry)
+        if name is None:
+            # The function of transformers renames whole logs, so it gets one of a single entry.
+            (name,) = _rewrite_logs({entry: value})
+        renamed[name] = value
+    return renamed
 
 
 def log_name(name: str) -> str:
@@ -67,6 +74,7 @@ def read_place(directory: Path) -> JsonObject:
     """Read the arguments of `wandb.init` that continue the run of a directory; {} without one."""
     place = json_or_empty(directory / PLACE_FILE)
     if place:
+        # Where the server does not know the run, as after an offline start, it is begun anew.
         place["resume"] = "allow"
     return place
 
@@ -79,6 +87,7 @@ def check_trackers(report_to: Sequence[str]) -> None:
     """
     require_trackers(report_to)
     try:
+        # A callback looks for its package when it is made, and this one is thrown away.
         for make in integration_utils.get_reporting_integration_callbacks(report_to):  # type: ignore[no-untyped-call]
             make()
     except (ImportError, RuntimeError) as error:
@@ -86,7 +95,7 @@ def check_trackers(report_to: Sequence[str]) -> None:
     if "wandb" in report_to:
         import wandb
 
-        # Without a key the run begins offline.
+        # This asks for a key while the user is there. Without one the run begins offline.
         with suppress(wandb.Error):
             wandb.login()
 
@@ -98,6 +107,7 @@ def begin_run(arguments: Mapping[str, Any]) -> Any:
     try:
         run = wandb.init(**arguments)
     except wandb.Error as error:
+        # The tracker must not keep a run from training: what it logs can be sent later.
         run = wandb.init(**arguments, mode="offline")
         reason = " ".join(str(error).split())
         log_main(f"wandb      offline ({reason}); `wandb sync {run.settings.sync_dir}` sends it")
