@@ -14,6 +14,7 @@ from adapter_world import World
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from vocagnolm.models.memory import (
+    GATHERED,
     Layout,
     Precision,
     Sizes,
@@ -22,6 +23,7 @@ from vocagnolm.models.memory import (
     teacher_memory,
 )
 from vocagnolm.run import parser
+from vocagnolm.run import plan as plan_module
 from vocagnolm.run.plan import device_memory, student_layout
 from vocagnolm.training.models import read_models
 
@@ -163,6 +165,19 @@ def plan(world: World, *options: str, **changes: str | None) -> tuple[Any, dict[
     models = read_models(job.model, job.args, job.args.device)
     sizes = models.student.sizes, [teacher.sizes for teacher in models.teachers]
     return sizes, device_memory(job, models)
+
+
+def test_gathered_weights_of_teachers_are_not_there_together(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gathered = iter((5e9, 7e9, 6e9))
+    monkeypatch.setattr(
+        plan_module, "teacher_memory", lambda *_: {"teacher": 1.0, GATHERED: next(gathered)}
+    )
+    teachers = [str(world.teacher)] * 3
+    _, parts = plan(world, "--teacher", *teachers, teacher=None)
+    assert parts["teacher"] == 3
+    assert parts[GATHERED] == 7e9 - parts["activations"] - parts[HEAD]
 
 
 def test_plan_says_what_the_options_change(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

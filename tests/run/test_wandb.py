@@ -103,6 +103,7 @@ def test_resumed_run_is_one_with_what_was_cut_off(
     [
         ("", [], {}, {"project": "vocagnolm", "group": None, "name": "out"}),
         ("recipes/a/b/c.yaml", [], {}, {"group": "a/b", "name": "a/b/c"}),
+        ("mine/recipes.yaml", [], {}, {"group": "mine", "name": "mine/recipes"}),
         ("mine/a.yaml", [], {}, {"group": "mine", "name": "mine/a"}),
         ("mine/a.yaml", ["--run_name=n"], {"WANDB_NAME": "m"}, {"group": "mine", "name": "n"}),
         ("", ["--project=e/p"], {"WANDB_PROJECT": "q"}, {"entity": "e", "project": "p"}),

@@ -20,6 +20,7 @@ from vocagnolm.training.checkpoints import (
     newest_checkpoint,
     resolve,
     rotate,
+    set_aside,
     sizes,
 )
 from vocagnolm.training.run_directory import (
@@ -104,6 +105,26 @@ def test_path_is_resumed_from_until_a_later_step_is_saved(tmp_path: Path) -> Non
     assert resolve(str(path), run) == resolve("auto", run) == str(later)
     shutil.rmtree(path)
     assert resolve(str(path), run) == str(later)
+
+
+def test_path_that_is_not_there_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    later = make_checkpoint(tmp_path, 8)
+    assert resolve(str(tmp_path / "checkpiont-9"), tmp_path) == str(later)
+    assert f"checkpiont-9: no such directory; the run goes on from {later}" in caplog.text
+
+
+def test_checkpoints_of_an_earlier_run_are_set_aside(tmp_path: Path) -> None:
+    """Those of later steps would outlive the checkpoints of the new run."""
+    assert set_aside(tmp_path) is None
+    make_checkpoint(tmp_path, 500)
+    assert set_aside(tmp_path) == tmp_path / "earlier-1"
+    newest = make_checkpoint(tmp_path, 4)
+    make_checkpoint(tmp_path, 2)
+    rotate(newest, 1, None)
+    assert newest_checkpoint(tmp_path) == str(newest)
+    assert set_aside(tmp_path) == tmp_path / "earlier-2"
+    earlier = tmp_path / "earlier-1"
+    assert newest_checkpoint(earlier) == str(earlier / "checkpoint-500")
 
 
 def test_checkpoint_of_other_settings_is_skipped_or_rejected(tmp_path: Path) -> None:

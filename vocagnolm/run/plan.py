@@ -200,6 +200,8 @@ def device_memory(job: Job, models: Models) -> dict[str, float]:
         # The teachers run one after another, but their weights stay in memory together.
         for name, size in teacher_memory(teacher.sizes, width, quantization, devices).items():
             if name == GATHERED:
-                size = max(0.0, size - passing)
-            parts[name] = parts.get(name, 0.0) + size
+                # What one teacher gathers is dropped before the next one gathers its own.
+                parts[name] = max(parts.get(name, 0.0), size - passing)
+            else:
+                parts[name] = parts.get(name, 0.0) + size
     return {name: size for name, size in parts.items() if size}

@@ -36,10 +36,10 @@ def place(job: Job, settings: Mapping[str, Any]) -> JsonObject:
         parts = Path(job.recipe).resolve().with_suffix("").parts
         # A recipe of the package is called by its path below `recipes`, and the last directory of
         # this name is meant. Any other file is called by its folder and name.
-        first = -2
-        if "recipes" in parts:
-            first = -parts[::-1].index("recipes")
-        recipe = parts[first:]
+        recipe = parts[-2:]
+        if "recipes" in parts[:-1]:
+            folder = len(parts) - 1 - parts[::-1].index("recipes", 1)
+            recipe = parts[folder + 1 :]
     project = run.project
     # The default of the option counts as no answer, so that the environment has its say.
     if project == RunOptions.project:

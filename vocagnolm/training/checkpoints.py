@@ -97,6 +97,13 @@ def resolve(option: str | None, directory: Path, settings: Settings | None = Non
     # The steps are compared and not the paths, since the option may name a checkpoint of another
     # directory, from which this run has branched off.
     if newest is not None and step_of(newest) > step_of(option):
+        # The checkpoint may have been removed since the run began. It may also be a slip.
+        if not Path(option).is_dir():
+            logger.warning(
+                "--resume_from_checkpoint %s: no such directory; the run goes on from %s",
+                option,
+                newest,
+            )
         return newest
     fault = checkpoint_fault(option, settings)
     if fault:
@@ -104,11 +111,33 @@ def resolve(option: str | None, directory: Path, settings: Settings | None = Non
     return option
 
 
+def set_aside(directory: Path) -> Path | None:
+    """Move the checkpoints of an earlier run into a new directory, and return it, if there are any.
+
+    Otherwise a run that begins anew would keep those of later steps instead of its own, and resume
+    from them.
+    """
+    earlier = checkpoints(directory)
+    if not earlier:
+        return None
+    number = 1
+    while (directory / f"earlier-{number}").exists():
+        number += 1
+    target = directory / f"earlier-{number}"
+    target.mkdir()
+    for path in earlier:
+        path.rename(target / path.name)
+    return target
+
+
 def sizes(directory: Path) -> dict[str, int]:
     """Return the bytes of all files below a directory by their names, once they are on the disk."""
     sizes_by_name = {}
     for path in directory.rglob("*"):
-        if path.is_file():
+        if path.is_dir():
+            # The disk gets the names in a directory apart from the contents of its files.
+            _flush(path)
+        elif path.is_file():
             # The libraries that wrote these files did not wait for the disk. If the rename of the
             # directory reached it before the bytes did, a crash would leave empty files under the
             # name of a whole checkpoint.

@@ -417,10 +417,13 @@ def _short_names(names: Sequence[str]) -> list[str]:
     ['web', 'finemath_4plus', 'web_3']
     """
     short_names: list[str] = []
-    # A stem that an earlier corpus has taken gets the number of this one.
     for number, name in enumerate(names, start=1):
-        stem = re.sub(r"\W+", "_", Path(name).name.split(".")[0]) or "corpus"
-        short_names.append(f"{stem}_{number}" if stem in short_names else stem)
+        short_name = re.sub(r"\W+", "_", Path(name).name.split(".")[0]) or "corpus"
+        # A name that an earlier corpus has taken gets the number of this one. A corpus may have
+        # that very name, too, as web_3.jsonl has.
+        while short_name in short_names:
+            short_name = f"{short_name}_{number}"
+        short_names.append(short_name)
     return short_names
 
 

@@ -39,6 +39,7 @@ from vocagnolm.training.checkpoints import (
     finish_checkpoint,
     newest_checkpoint,
     rotate,
+    set_aside,
     sizes,
 )
 from vocagnolm.training.config import VocAgnoConfig
@@ -186,24 +187,20 @@ class ResumableTrainer(Trainer):
             # be one of other settings.
             check_settings(directory, self.settings, checkpoint)
         else:
-            self._warn_of_used(directory)
+            earlier = set_aside(directory)
+            if earlier:
+                logger.warning(
+                    "%s holds a run, whose log and model this one overwrites; its checkpoints are "
+                    "now in %s. To go on with it instead, move them back and call "
+                    "train(resume_from_checkpoint=True)",
+                    directory,
+                    earlier,
+                )
         # A save that was killed has left files here. Those of other processes would pass for files
         # of the next save, which lists whatever it finds.
         shutil.rmtree(directory / _SAVING, ignore_errors=True)
         describe_run(directory, self.settings, self.skipped)
         return checkpoint
-
-    def _warn_of_used(self, directory: Path) -> None:
-        """Warn where a run that begins anew overwrites another one."""
-        older = checkpoints(directory)
-        if older:
-            logger.warning(
-                "%s holds a run, whose log and checkpoints this one overwrites: "
-                "train(resume_from_checkpoint=True) goes on from %s, and another output_dir keeps "
-                "both",
-                directory,
-                older[0].name,
-            )
 
     @contextmanager
     def claiming(self) -> Iterator[None]:
