@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import datasets
 import pytest
-from transformers import PreTrainedTokenizerFast
 
-from vocagnolm.data import Segments, align_corpus
-from vocagnolm.readers import student_reader, teacher_reader
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
-Tokenizers = dict[str, PreTrainedTokenizerFast]
+    from vocagnolm.data import Segments
+
+    Tokenizers = dict[str, PreTrainedTokenizerFast]
+
+
+def _align(tokenizers: Tokenizers, texts: list[str], teacher_family: str | None) -> Segments:
+    # These take seconds to import, and most tests of this folder do not need them.
+    import datasets
+
+    from vocagnolm.data import align_corpus
+    from vocagnolm.readers import student_reader, teacher_reader
+
+    student = student_reader(tokenizers["metaspace"], 48)
+    teacher = teacher_reader(tokenizers[teacher_family], 60) if teacher_family else None
+    return align_corpus(datasets.Dataset.from_dict({"text": texts}), student, teacher)
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +35,9 @@ def corpus_texts(fuzz_texts: Callable[..., list[str]], training_texts: list[str]
 
 @pytest.fixture(scope="module")
 def aligned(tokenizers_by_family: Tokenizers, corpus_texts: list[str]) -> Segments:
-    student = student_reader(tokenizers_by_family["metaspace"], 48)
-    teacher = teacher_reader(tokenizers_by_family["nfc_digits"], 60)
-    return align_corpus(datasets.Dataset.from_dict({"text": corpus_texts}), student, teacher)
+    return _align(tokenizers_by_family, corpus_texts, "nfc_digits")
 
 
 @pytest.fixture(scope="module")
 def plain(tokenizers_by_family: Tokenizers, corpus_texts: list[str]) -> Segments:
-    student = student_reader(tokenizers_by_family["metaspace"], 48)
-    return align_corpus(datasets.Dataset.from_dict({"text": corpus_texts}), student, None)
+    return _align(tokenizers_by_family, corpus_texts, None)

@@ -18,8 +18,9 @@ from references import (
 )
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
-from world import MAX_LENGTH, make_blocks, make_trainer
+from world import MAX_LENGTH, Tokenizers, make_blocks, make_trainer
 
+from vocagnolm import trainer as trainer_module
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
 from vocagnolm.method import Aggregation, Method
@@ -169,6 +170,35 @@ def test_teacher_is_neither_trained_nor_saved(
     assert all(
         torch.equal(a, b) for a, b in zip(loaded.parameters(), student.parameters(), strict=True)
     )
+
+
+def test_attention_is_checked_for_the_longest_segment_of_an_evaluation(
+    training_texts: list[str],
+    tokenizers: Tokenizers,
+    pair: tuple[Any, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths = []
+    monkeypatch.setattr(
+        trainer_module, "check_packing", lambda *_, longest, **__: lengths.append(longest)
+    )
+    short = make_blocks([text[:20] for text in training_texts[:20]], *tokenizers)
+    long = make_blocks(training_texts[:20], *tokenizers)
+    longest = [blocks.longest_segments(False)[0] for blocks in (short, long)]
+    assert longest[0] < longest[1]
+    make_trainer(tmp_path, short, *pair, options={"eval_dataset": long})
+    assert lengths[0] == longest[1]
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_guidance_of_a_batch_leaves_the_students_mode(
+    trains: bool, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    trainer = make_trainer(tmp_path, blocks, *pair)
+    trainer.model.train(trains)
+    trainer.token_guidance(next(iter(trainer.get_train_dataloader())))
+    assert trainer.model.training == trains
 
 
 def test_run_stops_before_updating_with_a_nan_teacher(

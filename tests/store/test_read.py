@@ -174,6 +174,18 @@ def test_no_segment_exceeds_the_teachers_context(
     assert_equals_slow(PAGES, rows, student, store)
 
 
+def test_first_of_two_stores_has_the_narrower_context(
+    tokenizers_by_family: Tokenizers, tmp_path: Path
+) -> None:
+    tokenizer = tokenizers_by_family["nfc_digits"]
+    stores = [
+        random_store(tmp_path / f"{context}", PAGES, tokenizer, context=context)
+        for context in (30, 20)
+    ]
+    assert StoredReader(stores).limits() == [30, 20]
+    assert StoredReader(stores, first=True).limits() == [20]
+
+
 # Stores with several segments per document, as an online run leaves them
 
 

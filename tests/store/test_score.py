@@ -32,11 +32,13 @@ from vocagnolm import __main__
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import load_corpus
 from vocagnolm.data import align_corpus
+from vocagnolm.io import write_json
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.spans import encode
 from vocagnolm.store import scoring
-from vocagnolm.store.format import LossDtype, Store, find_faults, shard_name
+from vocagnolm.store.format import MANIFEST_FILE, LossDtype, Store, find_faults, shard_name
 from vocagnolm.store.read import StoredReader
+from vocagnolm.store.scoring import check_plan
 from vocagnolm.store.windows import Window
 
 # What it does
@@ -294,6 +296,20 @@ def test_score_names_what_differs_in_another_store(
     assert contents(path) == contents(scored)
     (path / "manifest.json").unlink()
     assert "holds shards, but no manifest" in error(arguments(teacher, corpus, path), capsys)
+
+
+@pytest.mark.parametrize("revision", ["0a1b2c", "unknown", None])
+def test_teacher_is_known_by_its_revision(revision: str | None, tmp_path: Path) -> None:
+    """A directory may be moved; without a revision its name is all that tells teachers apart."""
+    plan = {"dataset": "pages", "teacher": "org/teacher", "teacher_revision": revision}
+    write_json(tmp_path / MANIFEST_FILE, plan | {"format": 1})
+    check_plan(tmp_path, plan | {"dataset": "copies"})
+    moved = plan | {"teacher": "copies/teacher"}
+    if revision == "0a1b2c":
+        check_plan(tmp_path, moved)
+    else:
+        with pytest.raises(ValueError, match=r"holds another store .*teacher was org/teacher"):
+            check_plan(tmp_path, moved)
 
 
 def test_store_that_another_job_has_just_begun_is_left(

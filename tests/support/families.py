@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from fuzz import FUZZ_PIECES
@@ -21,7 +21,9 @@ from tokenizers import (
     processors,
     trainers,
 )
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 SINGLE_DIGITS = (
@@ -77,6 +79,8 @@ def training_texts() -> list[str]:
 
 
 def _wrap(tokenizer: Tokenizer, **special: str) -> PreTrainedTokenizerFast:
+    from transformers import PreTrainedTokenizerFast
+
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import datasets
 import pytest
-import torch
-from transformers import PreTrainedTokenizerBase
 
-from vocagnolm.collator import PackedCollator
-from vocagnolm.data import Segments, align_corpus
-from vocagnolm.packing import Blocks
-from vocagnolm.readers import student_reader, teacher_reader
-from vocagnolm.trainer import VocAgnoTrainer
-from vocagnolm.training.config import VocAgnoConfig
+# Every test loads this file. What takes seconds to import is imported where it is used, so that a
+# single test starts at once.
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+    from vocagnolm.data import Segments
+    from vocagnolm.packing import Blocks
+    from vocagnolm.trainer import VocAgnoTrainer
 
 MAX_LENGTH = 48
 TEACHER_CONTEXT = 128
@@ -27,13 +27,19 @@ TIMING_KEYS = (
     "train_steps_per_second eval_runtime eval_samples_per_second eval_steps_per_second "
     "eval_model_preparation_time"
 ).split()
-Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
+# The tokenizers of transformers, of the student and of the teacher.
+Tokenizers = tuple[Any, Any]
 
 
 def make_segments(
     texts: list[str], student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase
 ) -> Segments:
     """Align texts, long ones cut."""
+    import datasets
+
+    from vocagnolm.data import align_corpus
+    from vocagnolm.readers import student_reader, teacher_reader
+
     corpus = datasets.Dataset.from_dict({"text": texts})
     return align_corpus(
         corpus, student_reader(student, MAX_LENGTH), teacher_reader(teacher, TEACHER_CONTEXT)
@@ -44,6 +50,8 @@ def make_blocks(
     texts: list[str], student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase
 ) -> Blocks:
     """Blocks of `MAX_LENGTH` student tokens."""
+    from vocagnolm.packing import Blocks
+
     return Blocks(make_segments(texts, student, teacher).rows, MAX_LENGTH, TEACHER_CONTEXT)
 
 
@@ -53,6 +61,8 @@ def make_models(
     teacher: PreTrainedTokenizerBase,
 ) -> tuple[Any, Any]:
     """A student and a teacher in float64, so that only mistakes are larger than rounding."""
+    import torch
+
     models = [tiny_llama(len(tok), seed=seed) for seed, tok in enumerate((student, teacher))]
     for model in models:
         with torch.no_grad():
@@ -92,6 +102,10 @@ def make_trainer(
     **training: Any,
 ) -> VocAgnoTrainer:
     """A trainer that runs 3 steps of 8 blocks on the CPU, unless told otherwise."""
+    from vocagnolm.collator import PackedCollator
+    from vocagnolm.trainer import VocAgnoTrainer
+    from vocagnolm.training.config import VocAgnoConfig
+
     settings = {
         "max_length": MAX_LENGTH,
         "per_device_train_batch_size": 8,
@@ -137,6 +151,8 @@ def outcome(trainer: Any) -> tuple[dict[str, torch.Tensor], list[dict[str, float
 
 def assert_same(one: Any, other: Any) -> None:
     """Two outcomes are equal, bit for bit."""
+    import torch
+
     assert one[1] == other[1]
     for name, weight in one[0].items():
         assert torch.equal(weight, other[0][name]), name
