@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 from vocagnolm import VocAgnoConfig, VocAgnoTrainer, __main__
 from vocagnolm.collator import PackedCollator
 from vocagnolm.evaluation import evaluate
-from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/library.md").read_text(encoding="utf-8")
 FILES = re.findall(r"^`([\w.]+)`[^\n]*:\n\n```\w+\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -109,11 +108,7 @@ def test_aggregation_of_the_page_is_the_least_loss(place: Path) -> None:
         assert torch.equal(trainer.model.state_dict()[name], weight), name
 
 
-def test_benchmark_of_the_page_is_asked(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, benchmark in BENCHMARKS.items():
-        monkeypatch.setitem(BENCHMARKS, name, benchmark)
+def test_benchmark_of_the_page_is_asked(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("evaluate", "--dry_run")
     shown = capsys.readouterr().out
     assert shown.startswith("=== halves (halves): 2 items, 0 shots\n--- prompt tokens")
