@@ -85,7 +85,8 @@ class VocAgnoTrainer(ResumableTrainer):
     `label_ids`: no logits.
     """
 
-    # `compute_loss` divides by the count of the whole optimizer step, once.
+    # `compute_loss` divides by the count of the whole optimizer step. Trainer would divide the loss
+    # of each micro-batch again, by the number of micro-batches.
     loss_is_scaled_for_ga = True
 
     @python_door
@@ -104,10 +105,11 @@ class VocAgnoTrainer(ResumableTrainer):
         **kwargs: Any,
     ):
         kwargs = arguments_of_trainer(kwargs)
-        # As TRL's trainers call it.
+        # TRL's trainers call it `teacher_model`.
         teacher = kwargs.pop("teacher_model", teacher)
         args = own_copy(args, peft_config) if assembled is None else own_copy(assembled.job.args)
         method = resolve_method(args, method, objective)
+        # The command has assembled its job already, for the plan that it prints.
         if assembled is None:
             if train_dataset is None and data_collator is None:
                 raise ValueError(_NO_DATA)
@@ -117,6 +119,7 @@ class VocAgnoTrainer(ResumableTrainer):
         if peft_config is not None:
             student = adapt(student, peft_config, args.seed)
         elif isinstance(student, nn.Module):
+            # A model may come with adapters of its own, which are held to the same rules.
             check_adapted(student)
         collator = make_collator(method, args, data_collator, assembled.train_dataset)
         kwargs |= {
@@ -130,8 +133,8 @@ class VocAgnoTrainer(ResumableTrainer):
         super().__init__(model=student, args=args, **kwargs)
         self.model: PreTrainedModel
         if use_cache is not None:
-            # Trainer turns it off, for every model that is saved too; generation needs it, and no
-            # forward pass of training asks for it.
+            # Trainer turns it off in the configuration, and every model that is saved would keep
+            # that. Generation needs it, and no forward pass of training asks for it.
             self.model.config.use_cache = use_cache
         self._prepare_student()
         source: OnlineTeacher | StoredTeacher | None = None
@@ -140,6 +143,7 @@ class VocAgnoTrainer(ResumableTrainer):
         if isinstance(teachers, Sequence):
             source = OnlineTeacher(teachers, self.args.device)
         self._method = method
+        # Widest sequences first: that changes the micro-batches, and so the order must not matter.
         self.orders_steps = method.splits_alike
         self._assembled = assembled
         self.settings = assembled.settings
@@ -161,17 +165,18 @@ class VocAgnoTrainer(ResumableTrainer):
         """Let the student give token losses, and turn off what Trainer would do to them."""
         _check_student(self.model, self.optimizer)
         self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
-        # The keys of a packed sequence are not arguments of the model, and all are needed.
+        # Trainer would drop the keys of a packed sequence, as they are not arguments of the model.
         self.args.remove_unused_columns = False
-        # It hides NaNs, at a host-device sync per micro-batch.
+        # The filter hides NaNs, and costs a host-device sync per micro-batch.
         self.args.logging_nan_inf_filter = False
-        # FSDP2 moves the student as training begins only.
+        # The device is given, since FSDP2 moves the student only as training begins.
         add_token_losses(self.model, self.args.device)
 
     def _check_packing(self, blocks: Blocks, crosses: bool) -> None:
         """Reject attention by which packed documents see each other, or too short for a segment."""
         lengths = blocks.longest_segments(crosses)
         student_length, teacher_lengths = lengths[0], lengths[1:]
+        # A held-out document may be longer than all that are trained on.
         if isinstance(self.eval_dataset, Blocks):
             eval_length = self.eval_dataset.longest_segments(crosses)[0]
             student_length = max(student_length, eval_length)
@@ -200,14 +205,14 @@ class VocAgnoTrainer(ResumableTrainer):
         """Align and pack documents that are given late; what is packed already stays."""
         if dataset is None or isinstance(dataset, Blocks):
             return dataset
-        # Only now, as it needs `datasets`.
+        # The import needs `datasets`, which a machine for timings may lack.
         from vocagnolm.training.assembly import pack_late
 
         return pack_late(self._assembled, dataset, name)
 
     @property
     def online_teachers(self) -> Sequence[PreTrainedModel]:
-        """Teachers that are models beside the student."""
+        """Return the teachers that are models in this process."""
         teacher = self.objective.teacher
         return teacher.models if isinstance(teacher, OnlineTeacher) else []
 
@@ -226,14 +231,16 @@ class VocAgnoTrainer(ResumableTrainer):
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[dict[str, Any]], Tensor | None]:
         """Fetch the micro-batches of an optimizer step; count its divisor, over all processes."""
-        # A run resumed at its end: Trainer alone would take one more step.
+        # A run may be resumed at its end, where Trainer alone would take one more step.
         if self.state.global_step >= self.state.max_steps:
             return [], None
+        # A warm-up changes the share of the tokens from step to step.
         method = self._method.at_step(self.state.global_step, self.state.max_steps)
         self.objective = replace(self.objective, method=method)
-        # Not by the parent class, which would also count and gather labels on the device.
+        # The parent class would count and gather labels on the device, in addition.
         batches = list(itertools.islice(epoch_iterator, num_batches))
-        # Filled on the device: a copy from the host would wait for the last update.
+        # The collator has counted on the host. The tensor is filled on the device, since a copy
+        # from the host would wait for the last update.
         tokens = sum(self.objective.divisor_tokens(batch) for batch in batches)
         process_tokens = torch.full((), tokens, device=device)
         all_tokens: Tensor = self.accelerator.reduce(process_tokens, "sum")
@@ -247,7 +254,7 @@ class VocAgnoTrainer(ResumableTrainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Eq. 3: this micro-batch's share of the weighted mean loss, times the processes."""
-        # DDP and FSDP average gradients over processes; multiplying by their number makes the sum
+        # DDP and FSDP average gradients over processes. Multiplying by their number makes the sum
         # of all shares the mean over the global batch. Gradient flows to the student only.
         assert isinstance(num_items_in_batch, Tensor)
         share = self.accelerator.num_processes / num_items_in_batch.clamp(min=1)
@@ -263,9 +270,10 @@ class VocAgnoTrainer(ResumableTrainer):
         """Eq. 3: the sum of the losses of the tokens that are trained on."""
         teacher, block_B = None, inputs["block"]
         if self.objective.method.choice == "guided":
-            # First: its activations are gone before the student's.
+            # The teacher reads first, so that its activations are gone before the student's come.
             with self.throughput.teacher() if self.online_teachers else nullcontext():
                 teacher = self.objective.teacher_losses(inputs)
+        # Only tokens that may get a weight need gradients of the head.
         used = self._count_tokens(inputs)
         loss_BS: Tensor = self._student_losses(model, inputs, weighted_tokens=used)
         guidance = self.objective.select(loss_BS, inputs, teacher)
@@ -292,6 +300,8 @@ class VocAgnoTrainer(ResumableTrainer):
         used = self.objective.weighted_tokens(inputs)
         self.throughput.count(0, inputs["position_ids"], inputs["labels"], used)
         if self.online_teachers:
+            # A distance makes its own product with the teacher's head, and none in its forward
+            # pass.
             head_tokens = None if self.objective.method.distance is None else 0
             for index, rows in enumerate(self.objective.teacher_rows(inputs), start=1):
                 self.throughput.count(index, *rows, head_tokens)
@@ -329,8 +339,8 @@ class VocAgnoTrainer(ResumableTrainer):
 
     def _student_losses(self, model: nn.Module, inputs: Batch, **options: object) -> Any:
         """Eq. 1 for every student token [B, S]; see `add_token_losses` for the options."""
-        # Through the wrapped module's own forward: anything else would make DDP skip its
-        # all-reduce, silently.
+        # The losses come through the wrapped module's own forward. Any other method of it would
+        # make DDP skip its all-reduce, silently.
         options |= {name: inputs[name] for name in ("input_ids", "position_ids", "labels")}
         options |= {"segments": student_segments(inputs), "label_tokens": label_tokens(inputs)}
         return model(**options, token_losses=True)
@@ -357,7 +367,7 @@ class VocAgnoTrainer(ResumableTrainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[None, Tensor, Tensor]:
-        """Sum of the plain losses and number of label tokens of every row."""
+        """Return the sum of the plain losses and the number of label tokens of every row."""
         # Trainer averages batch losses with equal weights; gathering the rows' sums instead gives
         # the loss per token, and drops the rows that pad the last batch.
         inputs = self._prepare_inputs(inputs)
@@ -366,9 +376,9 @@ class VocAgnoTrainer(ResumableTrainer):
         return None, loss_BS.sum(-1), (inputs["labels"] != IGNORED_LABEL).sum(-1)
 
     def _mean_token_losses(self, rows: EvalPrediction) -> dict[str, float]:
-        """Plain loss per token of all rows, and of those of each corpus if there are several.
+        """Return the plain loss per token of all rows, and of each corpus if there are several.
 
-        `tokens` is how many there are: as many in every run that is evaluated on the same texts.
+        `tokens` is their number, which is the same in every run that is evaluated on these texts.
         """
         loader = self.callback_handler.eval_dataloader
         assert loader is not None
@@ -412,11 +422,11 @@ def _check_student(model: PreTrainedModel, optimizer: torch.optim.Optimizer | No
         )
     if optimizer is None:
         return
-    held_ids = set()
+    optimized_ids = set()
     for group in optimizer.param_groups:
-        held_ids |= {id(parameter) for parameter in group["params"]}
+        optimized_ids |= {id(parameter) for parameter in group["params"]}
     trained_ids = {id(weight) for weight in model.parameters() if weight.requires_grad}
-    if held_ids.isdisjoint(trained_ids):
+    if optimized_ids.isdisjoint(trained_ids):
         raise ValueError(
             "optimizers: the optimizer has no weight of the student that is trained: load the "
             "model (and add its adapters), and make the optimizer of its parameters"

@@ -23,6 +23,7 @@ _NAMES = _DATA["names"].split()
 _THINGS = _DATA["things"].split()
 _HOLDERS = _DATA["holders"].split()
 _MENU = _DATA["menu"].split()
+# A wrong result differs from the right one by one of these.
 _WRONG_SHIFTS = (-10, -7, -5, -4, -3, -2, -1, 1, 2, 3, 4, 5, 7, 10)
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 # How the numbers of a problem follow from those that are drawn. The problem takes them from left
@@ -133,6 +134,8 @@ def noise(rng: random.Random) -> str:
 
 def page(rng: random.Random, wrong_share: float, excluded: Collection[str] = ()) -> str:
     """Return a web page: a problem with its solution at a random place among noise lines."""
+    # Each line draws from one stream of random numbers, so that the order of these lines decides
+    # every text that follows.
     lines = [noise(rng) for _ in range(rng.randint(0, 2))]
     item = problem(rng, excluded)
     if rng.random() < wrong_share:
