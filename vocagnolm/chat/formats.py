@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# The columns: the fields of a conversation, and a reason why the row is none.
+# The columns are the fields of a conversation, and a reason why a row is none.
 _NO_FIELDS: dict[str, Any] = {
     "text": None,
     "roles": [],
@@ -22,9 +22,9 @@ COLUMNS = tuple(_NO_FIELDS) + ("fault",)
 _SEPARATOR = "\n"
 _ANSWERING = "assistant"
 _NO_JSON = "has tools that are not a list in JSON, or chat_template_kwargs that are not options"
-# What a template is given beside messages, in columns as TRL names them.
+# These columns, as TRL names them, hold what a template is given in addition to messages.
 _OPTIONS = ("tools", "chat_template_kwargs")
-# Who speaks in ShareGPT's files, as templates name him.
+# ShareGPT's files have these names of speakers, and templates have those on the right.
 _SPEAKERS = {
     "human": "user",
     "user": "user",
@@ -34,7 +34,7 @@ _SPEAKERS = {
     "assistant": "assistant",
     "system": "system",
 }
-# The columns that documents and conversations have, for whoever has others.
+# A reason names the columns that are known, for whoever has others.
 KNOWN = (
     "text (documents), messages, prompt and completion, conversations (ShareGPT), or instruction "
     "and output (Alpaca)"
@@ -42,7 +42,7 @@ KNOWN = (
 # Templates show these fields of a message, and they are not its content.
 _BEYOND = ("tool_calls", "reasoning_content", "thinking", "reasoning")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# Arguments of the function of transformers that renders, which are not options of a row.
+# These are arguments of the function of transformers that renders, so that no row may set them.
 _RENDERED = {"chat_template", "conversations", "messages"}
 
 
@@ -80,10 +80,11 @@ class Conversation:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The messages, as templates take them."""
-        return self.with_contents([self.text[a:b] for a, b in self.places])
+        return self.with_contents([self.text[start:end] for start, end in self.places])
 
     def with_contents(self, contents: Sequence[str]) -> list[dict[str, Any]]:
         """Return the messages with other contents."""
+        # The JSON is read anew each time, so that a caller may change what it gets.
         messages = json.loads(self.extras)["messages"] if self.extras else [{} for _ in self.roles]
         for message, role, content in zip(messages, self.roles, contents, strict=True):
             message["role"] = role
@@ -123,6 +124,8 @@ def conversation(messages: object, options: Mapping[str, object] = {}) -> Conver
         for name in ("role", "content", "weight"):
             extra_fields.pop(name, None)
         other_fields.append(extra_fields)
+    # The line break between two contents belongs to neither, so that an end is that of the
+    # content.
     ends = []
     length = 0
     for content in contents:
@@ -131,6 +134,8 @@ def conversation(messages: object, options: Mapping[str, object] = {}) -> Conver
         length += len(_SEPARATOR)
     extras = ""
     if any(other_fields) or options:
+        # Equal fields make equal texts, which the cache of rendered pieces goes by. A value that
+        # JSON does not have, such as a date, is written as text.
         fields = {"messages": other_fields, "options": options}
         extras = json.dumps(fields, sort_keys=True, default=str, ensure_ascii=False)
     if _SURROGATE.search(extras):
@@ -156,7 +161,10 @@ def _as_message(message: Any) -> Any:
     """Name the fields of a message as templates do, and join the parts of a content."""
     if not isinstance(message, dict):
         return message
+    # The caller's own message stays as it is.
     message = dict(message)
+    # A message of ShareGPT has `from` and `value`. Of a speaker that nobody knows the answer is a
+    # text instead of a message, which `_fault` makes a reason of.
     if message.get("role") is None and message.get("from") is not None:
         speaker = message.pop("from")
         message["role"] = _SPEAKERS.get(speaker) if isinstance(speaker, str) else None
@@ -168,6 +176,7 @@ def _as_message(message: Any) -> Any:
     parts = message.get("content")
     if isinstance(parts, list) and parts:
         texts = [_text_of_part(part) for part in parts]
+        # A content with a part that is not text stays a list, which `_fault` reports.
         if None not in texts:
             message["content"] = "".join(texts)  # type: ignore[arg-type]
     return message
@@ -194,6 +203,7 @@ def _fault(message: object) -> str:
         return f"has a weight of {message['weight']}, where 0 and 1 are known"
     for name in ("role", "content"):
         value = message.get(name)
+        # A list that could not be joined has a part that is not text.
         if name == "content" and isinstance(value, list) and value:
             return f"has {_beyond_text(value)}, which is not text"
         if not isinstance(value, str):
@@ -227,6 +237,9 @@ def conversation_columns(columns: Sequence[str]) -> tuple[str, ...]:
     >>> conversation_columns(["instruction", "output", "text"])
     ()
     """
+    # The order decides where a data set has several formats. Messages, and prompts with
+    # completions, come before a text, which may be the same conversation rendered. A text comes
+    # before the rest.
     if "messages" in columns:
         return ("messages",) + _OPTIONS
     if "prompt" in columns and "completion" in columns:
@@ -269,6 +282,8 @@ def _other_messages(row: Mapping[str, Any]) -> Any:
         turns = row["conversations"]
         # `conversation` says what anything else is.
         return messages + turns if isinstance(turns, list) and turns else turns
+    # Alpaca's earlier turns are pairs of a question and an answer. Anything else is passed on as
+    # it is, so that it is reported as a message that cannot be read.
     if "instruction" in row:
         for turn in row.get("history") or []:
             if isinstance(turn, list) and len(turn) == 2:
@@ -283,8 +298,9 @@ def _other_messages(row: Mapping[str, Any]) -> Any:
         messages.append(_said("user", question))
         messages.append(_said("assistant", row.get("output")))
         return messages
+    # A column is a list of messages, or one string, and then it is a question or its answer. Where
+    # there is neither, None takes the place of a message, and is reported.
     messages = []
-    # Two strings are a question and its answer.
     for name, role in (("prompt", "user"), ("completion", "assistant")):
         turns = row.get(name)
         if isinstance(turns, list | None):
@@ -303,7 +319,8 @@ def _options(row: Mapping[str, Any]) -> dict[str, Any] | None:
     tools = row.get("tools") or []
     options = _without_none(row.get("chat_template_kwargs") or {})
     try:
-        # As JSON, since Arrow gives every tool the keys of all: a null there is one that was meant.
+        # As JSON, since Arrow gives every tool the keys of all: a null there is one that was
+        # meant.
         tools = json.loads(tools) if isinstance(tools, str) else _without_none(tools)
     except ValueError:
         return None

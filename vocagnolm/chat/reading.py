@@ -5,8 +5,9 @@ r"""Conversations read by a tokenizer in a chat template, and fitted into all co
     rendered    <s> | User | : | ' Why' | ? | \n | Assistant | : | ' No' | . | </s>
     spans           [0, 0) ..    [0, 3)  [3, 4)  [4, 4) ..         [5, 7) [7, 8) [8, 8)
 
-A token in a content has its characters there, one that begins or ends outside only those inside.
-A template's has none: it stands where contents meet, and no range of tokens holds it.
+A token of a content has the characters that it covers there; one that begins or ends outside the
+content has only those inside. A token of the template has no characters: it stands where two
+contents meet, and no range of tokens holds it.
 """
 
 from __future__ import annotations
@@ -53,12 +54,17 @@ class TurnTokens:
     def until(self, answer: int) -> TurnTokens:
         """Cut these tokens off after an answer."""
         stop = self.stops[answer]
+        remaining_stops = {}
+        for index, end in self.stops.items():
+            if end <= stop:
+                remaining_stops[index] = end
         return replace(
             self,
             values=self.values[:stop],
             spans=self.spans[:stop],
+            # A range that lies beyond the stop becomes [stop, stop), which holds no token.
             labelled=self.labelled.clip(max=stop),
-            stops={index: end for index, end in self.stops.items() if end <= stop},
+            stops=remaining_stops,
         )
 
 
@@ -73,51 +79,68 @@ def read_tokens(
     """Give the tokens of a rendered text the characters of the conversation, and labels.
 
     Takes the values [N] and spans [N, 2] of all tokens, which cover the text. The first is where
-    the row starts, and has no loss. Given which tokens are special, the end of an answer has labels
-    too, or with "all" every token; without, only contents have.
+    the row starts, and has no loss. If it is told which tokens are `special`, the end of an answer
+    has labels too, or with "all" every token; else only contents have labels.
 
     Returns the reason where one token is a part of two contents.
     """
+    # A few searches over sorted arrays place all tokens at once, without a loop over them.
+    # An empty content has no characters that a token could hold, so that it is not searched.
     places = rendered.places
     has_text = places[:, 0] < places[:, 1]
     filled = np.flatnonzero(has_text)
-    # The first content that ends after a token starts, and the beginning of the one after that.
+    # The candidate of a token is the first content that ends after the token starts. If the
+    # content after that begins before the token ends, the token has characters of both. Two
+    # entries at the end stand for the contents that do not follow the last one.
     after = places[filled, 1].searchsorted(spans[:, 0], side="right")
     begins = np.append(places[filled, 0], [np.iinfo(np.int64).max] * 2)
     if (begins[after + 1] < spans[:, 1]).any():
         return "one token is a part of two messages"
+    # The candidate ends after the token starts. If it also begins before the token ends, the two
+    # overlap, and else the token is the template's. Without a candidate the owner is not used.
     is_inside = begins[after] < spans[:, 1]
     owner = np.append(filled, 0)[after]
+    # Only the characters inside the content count, moved from the rendered text to those of the
+    # conversation.
     clipped = np.clip(spans, places[owner, 0, None], places[owner, 1, None])
     moved = clipped + (rendered.origins - places[:, 0])[owner, None]
-    # A token of the template stands after the content before it, the first ones at 0.
+    # A token of the template stands at the end of the content before it, and at 0 if there is
+    # none.
     before = places[:, 0].searchsorted(spans[:, 0], side="right")
     stand = np.append(0, conversation.ends)[before]
     conversation_spans = np.where(is_inside[:, None], moved, stand[:, None])
-    # The tokens of every content, none of an empty one.
+    # The tokens of a content are those that end after it begins and begin before it ends. An empty
+    # content gets an empty range.
     first = spans[:, 1].searchsorted(places[:, 0], side="right")
     last = spans[:, 0].searchsorted(places[:, 1], side="left")
     ranges = np.stack([np.where(has_text, first, last), last], axis=1)
     if special is not None:
         ranges[:, 1] = _turn_ends(spans, ranges[:, 1], places, np.flatnonzero(special))
-    # Tokens are counted after the first one, which starts the row.
+    # From here on tokens are counted without the first one, which starts the row. A content that
+    # holds the first token loses it.
     ranges = np.maximum(ranges - 1, 0)
     labelled = ranges[conversation.answers]
     if train_on == "all":
         untrained = list(conversation.untrained)
         labelled = np.delete(ranges, untrained, axis=0)
         if special is not None:
-            # All tokens but those of the untrained answers.
+            # All tokens have labels but those of the untrained answers, here [b, c) and [d, e):
+            #
+            #     tokens     0 . . . b . . c . . . . d . . e . . N - 1
+            #     labelled   [-------)     [---------)     [---------)
             edges = [0]
             edges += ranges[untrained].ravel().tolist()
             edges.append(len(spans) - 1)
             labelled = np.reshape(edges, (-1, 2))
+    stops = {}
+    for answer in conversation.answers:
+        stops[answer] = int(ranges[answer, 1])
     return TurnTokens(
         first=values[0].item(),
         values=values[1:],
         spans=conversation_spans[1:],
         labelled=labelled,
-        stops={index: int(ranges[index, 1]) for index in conversation.answers},
+        stops=stops,
         trimmed=rendered.trimmed,
     )
 
@@ -126,10 +149,11 @@ def _turn_ends(spans: IntArray, last: IntArray, places: IntArray, special: IntAr
     """Move the ends of contents after the first special token before the next content, if any."""
     if not len(special):
         return last
-    closing = np.minimum(
-        spans[special, 1].searchsorted(places[:, 1], side="right"), len(special) - 1
-    )
-    token = special[closing]
+    # This is the first special token that ends after each content, by its place in `special`.
+    # Where there is none, the last one stands in, which fails the test below.
+    closing = spans[special, 1].searchsorted(places[:, 1], side="right")
+    token = special[np.minimum(closing, len(special) - 1)]
+    # A special token after the beginning of the next content is not the end of this one.
     limit = np.append(places[1:, 0], np.iinfo(np.int64).max)
     closes = (spans[token, 1] > places[:, 1]) & (spans[token, 0] < limit)
     return np.where(closes, token + 1, last)
@@ -163,17 +187,21 @@ def fit_turns(
     limits: Sequence[int],
 ) -> FittedTurns | str:
     """Fit what every model reads into its limit of tokens, or return why nothing fits."""
+    # A conversation that one model cannot read is left out for all.
     reads = []
     for read in models:
         if isinstance(read, str):
             return read
         reads.append(read)
     last = len(conversation.roles) - 1
-    if not all(len(read.spans) <= limit for read, limit in zip(reads, limits, strict=True)):
+    lengths = [len(read.spans) for read in reads]
+    if not _fits(lengths, limits):
+        # Answers are in the order of the conversation, so that the last one that fits remains. All
+        # models stop after the same answer: their tokens must be of the same text.
         last = -1
         for answer in reads[0].stops:
             ends = [read.stops[answer] for read in reads]
-            if all(end <= limit for end, limit in zip(ends, limits, strict=True)):
+            if _fits(ends, limits):
                 last = answer
         if last < 0:
             return "its first answer alone exceeds a context" if reads[0].stops else _NOTHING
@@ -184,27 +212,53 @@ def fit_turns(
     return FittedTurns(document, reads, conversation.ends[last], left_out)
 
 
+def _fits(lengths: Sequence[int], limits: Sequence[int]) -> bool:
+    """Test whether every model's tokens are within its limit."""
+    return all(length <= limit for length, limit in zip(lengths, limits, strict=True))
+
+
 def join_turns(reads: Sequence[TurnTokens]) -> Tokens:
     """Concatenate a model's tokens; losses of those without labels are left out."""
-    values = [read.values if read.values.dtype.kind == "i" else _masked(read) for read in reads]
+    values = []
+    spans = []
+    first_values = []
+    for read in reads:
+        # A template's tokens have a stored loss, too, but it says nothing about a content. Ids are
+        # all needed, since the model reads them.
+        has_ids = read.values.dtype.kind == "i"
+        values.append(read.values if has_ids else _masked(read))
+        spans.append(read.spans)
+        first_values.append(read.first)
     dtype = values[0].dtype.name if values else "int32"
-    tokens = Tokens.join(values, [read.spans for read in reads], dtype)
-    return replace(tokens, start=np.array([read.first for read in reads]))
+    tokens = Tokens.join(values, spans, dtype)
+    return replace(tokens, start=np.array(first_values))
 
 
 def turn_columns(fitted: Sequence[FittedTurns]) -> dict[str, Any]:
     """Make the columns that only conversations have: integers, or (edges, values) of arrays."""
-    trimmed = [sum(read.trimmed for read in turns.reads) for turns in fitted]
+    documents = []
+    left_out = []
+    trimmed = []
+    student_reads = []
+    teacher_reads = []
+    for turns in fitted:
+        documents.append(turns.document)
+        left_out.append(turns.left_out)
+        trimmed.append(sum(read.trimmed for read in turns.reads))
+        # The student is the first of the models, and the teachers are the others.
+        student_reads.append(turns.reads[:1])
+        teacher_reads.append(turns.reads[1:])
     return {
-        "document": np.array([turns.document for turns in fitted], np.int64),
-        "left_out_messages": np.array([turns.left_out for turns in fitted], np.int64),
+        "document": np.array(documents, np.int64),
+        "left_out_messages": np.array(left_out, np.int64),
         "trimmed_characters": np.array(trimmed, np.int64),
-        "student_labelled": _labelled([turns.reads[:1] for turns in fitted]),
-        "teacher_labelled": _labelled([turns.reads[1:] for turns in fitted]),
+        "student_labelled": _labelled(student_reads),
+        "teacher_labelled": _labelled(teacher_reads),
     }
 
 
 def _masked(read: TurnTokens) -> npt.NDArray[np.float32]:
+    # NaN marks a token whose loss is not used.
     losses = np.full(len(read.values), np.nan, np.float32)
     for first, last in read.labelled.tolist():
         losses[first:last] = read.values[first:last]
@@ -215,6 +269,10 @@ def _labelled(rows: Sequence[Sequence[TurnTokens]]) -> tuple[IntArray, IntArray]
     """Place the labelled ranges of models in a row, each after the token that it begins with."""
     rows_of_ranges = []
     for reads in rows:
+        # A row is the tokens of one model after another, each with the token that it begins with:
+        #
+        #     row      <s> t t t t t   <s> t t t
+        #     start        1               7
         ranges = [np.empty((0, 2), np.int64)]
         start = 1
         for read in reads:
@@ -223,8 +281,10 @@ def _labelled(rows: Sequence[Sequence[TurnTokens]]) -> tuple[IntArray, IntArray]
         row = np.concatenate(ranges)
         row = row[row[:, 0] < row[:, 1]].ravel()
         if reads and not len(row):
-            # No ranges would stand for all tokens. The range of the first token labels nothing.
+            # A row without ranges would mean that all tokens have labels. The first token has no
+            # loss, so that a range of it alone labels nothing.
             row = np.array([0, 1])
         rows_of_ranges.append(row)
+    # Row i of the column is the values from edges[i] up to edges[i + 1].
     edges = np.cumsum([0] + [len(row) for row in rows_of_ranges])
     return edges, np.concatenate([np.empty(0, np.int64)] + rows_of_ranges)

@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from vocagnolm.chat.formats import Conversation
 
-# Private characters, and white space that templates trim and do not write.
+# A mark is a number between private characters. The white space around it is of a kind that
+# templates trim but never write.
 _MARK = "\ue000{}\ue001"
 _LEFT = "\u2003\u2002"
 _RIGHT = "\u2002\u2003"
@@ -76,6 +77,7 @@ class Template:
 
     def render(self, conversation: Conversation) -> Rendered | str:
         """Render a conversation, or return the reason why it cannot be followed."""
+        # The real messages come first: a template that refuses them gives its own reason.
         try:
             text = self._apply(conversation.messages, conversation.options)
         except ValueError as error:
@@ -91,14 +93,21 @@ class Template:
             content = conversation.text[start:end]
             if is_left:
                 content = content.lstrip()
+            # What is left now ends where the message does, which gives the place of its first
+            # character. The other end is trimmed afterwards, as it would move that place.
             origins.append(end - len(content))
             contents.append(content.rstrip() if is_right else content)
         # The template's own text stands before each content, and after the last one.
         parts = []
         for piece, content in zip_longest(pieces, contents, fillvalue=""):
             parts += [piece, content]
+        # The text has to be pieces and contents in turn, to the last character: whatever else a
+        # template does to a content shows here.
         if "".join(parts) != text:
             return _what_changed(conversation, parts, text)
+        # Part 2 i is a piece and part 2 i + 1 the content after it, so that edge 2 i, the end of
+        # the piece, is where the content begins. The empty content after the last piece is left
+        # out.
         edges = np.cumsum([len(part) for part in parts], dtype=np.int64)
         places = np.stack([edges[0:-1:2], edges[1::2]], axis=1)[: len(contents)]
         given_length = sum(end - start for start, end in conversation.places)
@@ -120,6 +129,8 @@ class Template:
 
     def _first_refused(self, conversation: Conversation, reason: str) -> str:
         """Name the message at which the template gives up for this reason."""
+        # Ever longer beginnings are tried. A beginning may be refused for its own reason, such as
+        # a missing answer, and does not count then.
         for count, role in enumerate(conversation.roles, 1):
             if self._refusal(conversation, count) == reason:
                 return f"message {count - 1} ({role})"
@@ -136,6 +147,8 @@ class Template:
 
 def _what_changed(conversation: Conversation, parts: list[str], text: str) -> str:
     """Name the first message that a template rewrites, from its own text and all contents."""
+    # The walk goes from part to part as long as the text continues with the next one, and ends at
+    # the first that was changed. Parts 2 i and 2 i + 1 belong to message i.
     index = 0
     place = 0
     while index < len(parts) - 1 and text.startswith(parts[index], place):
@@ -149,6 +162,8 @@ def _what_changed(conversation: Conversation, parts: list[str], text: str) -> st
     return reason
 
 
+# Conversations of the same roles and extras have the same pieces, so that a corpus renders its
+# marks a few times only.
 @lru_cache(maxsize=4096)
 def _pieces(
     template: Template, roles: tuple[str, ...], extras: str
@@ -164,6 +179,7 @@ def _pieces(
         text = template._apply(marked.with_contents(marks), marked.options)
     except ValueError as error:
         raise ValueError(f"{ITS} says: {error}") from error
+    # To split by a pattern with a group gives texts and numbers in turn; the texts are one more.
     texts = _IS_MARK.split(text)[::2]
     order = [int(mark) for mark in _IS_MARK.findall(text)]
     for index, role in enumerate(roles):
@@ -173,6 +189,8 @@ def _pieces(
             raise ValueError(f"{ITS} {fault} message {index} ({role})")
     if order != sorted(order):
         raise ValueError(f"{ITS} changes the order of the messages")
+    # A side of a content is trimmed if the white space that was put there is gone. What is left of
+    # that white space belongs to the marks, and is taken off the pieces.
     trims = []
     for before, after in pairwise(texts):
         trims.append((not before.endswith(_LEFT), not after.startswith(_RIGHT)))

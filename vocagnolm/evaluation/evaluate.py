@@ -37,7 +37,7 @@ from vocagnolm.models.load import (
 )
 from vocagnolm.training.tracking import check_trackers
 
-# A stored output has these fields.
+# Every stored output has these fields, whoever wrote it.
 _OUTPUT_FIELDS = ("idx", "gold", "raw_output")
 _FILES = "results.json, row.md and an item file per benchmark"
 
@@ -69,6 +69,7 @@ def evaluate(arguments: Namespace) -> None:
         context = longest_context(config)
     else:
         context = context_length(config)
+    # A dry run ends before anything is written, and before the weights are loaded.
     if arguments.dry_run:
         previews = [_preview(task, tokenizer, context) for task in tasks]
         printing.print_main("\n".join(previews))
@@ -77,24 +78,28 @@ def evaluate(arguments: Namespace) -> None:
     with ExitStack() as open_contexts:
 
         def begin() -> JsonObject:
-            # The first process alone holds the lock, until the evaluation ends.
+            # The first process alone holds the lock, until the evaluation ends. Settings are
+            # compared under the lock, and an error reaches all processes.
             open_contexts.enter_context(directory.lock())
             model = {"name": source.name, "revision": revision_of(source.name, config)}
             settings = _settings(arguments, tasks, chat, model, context)
             directory.write_settings(settings)
             return settings
 
+        # The settings are on the disk before the first item, so that no item is of unknown ones.
         settings = rank0(begin)
         engine = _load_engine(arguments, source, tokenizer, chat, state.device)
         columns = {}
         # The processes of a job share the cores of a machine.
         graders = max(1, min(8, (os.cpu_count() or 1) // state.num_processes))
         with Grader(graders) as grader:
+            # A task is complete when it comes: its numbers are shown while the next one runs.
             for task in runner.run(tasks, engine, grader, directory, state):
                 if state.is_main_process:
                     column = report.column(task, directory)
                     columns[task.benchmark.id] = column
                     printing.log_main(f"{task.benchmark.id}: {report.one_line_summary(column)}")
+        # The lock is still held here, so that no other evaluation changes the items meanwhile.
         if state.is_main_process:
             _write_report(columns, directory, settings, arguments, state)
 
@@ -164,6 +169,7 @@ def _preview(task: Task, tokenizer: Tokenizer, context: int) -> str:
     add_special_tokens = not benchmark.protocol
     encoding = tokenizer(prompts, verbose=False, add_special_tokens=add_special_tokens)
     ids: list[list[int]] = encoding["input_ids"]
+    # A prompt as long as the context leaves no room for an answer.
     lengths = [len(prompt_ids) for prompt_ids in ids]
     counts = f"{min(lengths)} to {max(lengths)}, the first {shared_length(ids)} shared"
     too_long = sum(length >= context for length in lengths)
@@ -194,6 +200,7 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
     The file holds JSON lines, gzipped if its name ends in .gz, each with `idx`, `gold` (already
     parsed) and `raw_output`, such as our item files.
     """
+    # The whole file is read first, so that a wrong line costs no grading.
     records = _read_outputs(file)
     answers = []
     for record in records:
@@ -206,6 +213,7 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
         answers.append((record["raw_output"], strip_string(record["gold"])))
     with Grader() as grader:
         verdicts = [asdict(verdict) for verdict in grader.grade(benchmark.answer_kind, answers)]
+    # The verdict replaces the fields of an earlier one, and all other fields stay.
     lines = ""
     for record, verdict in zip(records, verdicts, strict=True):
         record |= benchmark.names()
@@ -215,6 +223,7 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
         write_text(output, lines)
     else:
         sys.stdout.write(lines)
+    # The summary goes to stderr where stdout holds the lines, which another program may read.
     line = f"{file} as {benchmark.id}: {report.one_line_summary(report.summarize(verdicts))}"
     print(line, file=sys.stdout if output else sys.stderr)
 
@@ -227,6 +236,7 @@ def _read_outputs(file: Path) -> list[JsonObject]:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"--regrade {file} is not a whole gzip file: {error}") from error
+    # Two outputs of one item would count it twice.
     records: list[JsonObject] = []
     indices = set()
     for number, record in numbered_lines(content, f"--regrade {file}"):
@@ -247,6 +257,7 @@ def _output_fault(record: JsonObject) -> str | None:
     missing = [name for name in _OUTPUT_FIELDS if name not in record]
     if missing:
         fault = f"expected the fields {', '.join(_OUTPUT_FIELDS)}, found {', '.join(record)}"
+        # The most common files of another evaluator get an advice of their own.
         if {"doc_id", "target", "resps"} <= record.keys():
             return (
                 f"{fault}, as lm-evaluation-harness writes them: make idx of doc_id, gold of the "
@@ -256,6 +267,7 @@ def _output_fault(record: JsonObject) -> str | None:
     if not isinstance(record["raw_output"], str):
         kind = type(record["raw_output"]).__name__
         return f"raw_output must be the text of one output, found {kind}"
+    # Python takes True and False for integers, and they are no answers.
     gold = record["gold"]
     if isinstance(gold, bool) or not isinstance(gold, str | int | float):
         return f"gold must be the parsed answer, text or a number, found {type(gold).__name__}"

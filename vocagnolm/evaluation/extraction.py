@@ -20,8 +20,8 @@ NO_LETTER = "placeholder"
 _LETTER = re.compile(r"answer is \(?([abcde])")
 _CHOICE = re.compile(r"(?:\\(?:text|mathrm|mathbf|textbf)\{)?\s*\(?([A-Ea-e])(?![A-Za-z])")
 _NUMBER = re.compile(r"-?\d*\.?\d+")
-# The harness's unit words, as regular expressions, in its order; the second half are the plurals. A
-# point in them stands for any character, as in the harness.
+# The harness's unit words, as regular expressions, in its order; the second half are the plurals.
+# A point in them stands for any character, as in the harness.
 _SINGULARS = (ASSETS / "unit_words.txt").read_text("utf-8").splitlines()
 _UNITS = (*_SINGULARS, *(unit + "s" for unit in _SINGULARS))
 _WORD = re.compile(r"\w+")

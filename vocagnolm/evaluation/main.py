@@ -53,6 +53,7 @@ def check(argv: Sequence[str] | None = None) -> Namespace:
     add("--benchmark", help="Of the outputs in --regrade FILE.")
     add("--output", type=Path, help="Of --regrade: the graded items; default: standard output.")
     arguments = parser.parse_args(argv)
+    # The parser rejects negative numbers, and 0 would ask for nothing.
     for name in ("limit", "batch_size"):
         if vars(arguments)[name] == 0:
             raise ValueError(f"--{name} must be at least 1, got 0")
@@ -60,8 +61,10 @@ def check(argv: Sequence[str] | None = None) -> Namespace:
         path = vars(arguments)[name]
         if path is not None and not path.exists():
             raise ValueError(f"--{name} {path}: no such file or directory")
+    # There is either a model to ask or a file to regrade: both or neither are an error.
     if bool(arguments.model) == bool(arguments.regrade and arguments.benchmark):
         parser.error("give --model, or --regrade FILE and its --benchmark")
+    # Packages, names and downloads are checked before torch is imported, which takes seconds.
     _choose_benchmarks(arguments)
     if arguments.chat and BENCHMARKS["demo"] in arguments.benchmarks:
         parser.error("--chat: the demo asks for no boxed answers")
@@ -77,7 +80,8 @@ def check(argv: Sequence[str] | None = None) -> Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate, preview or regrade."""
     arguments = check(argv)
-    # The graders and engines take seconds to import, which --help and a wrong argument do not need.
+    # The graders and engines take seconds to import, which --help and a wrong argument do not
+    # need.
     from vocagnolm.evaluation import evaluate
 
     if arguments.regrade:
@@ -94,6 +98,8 @@ def _choose_benchmarks(arguments: Namespace) -> None:
     user_benchmarks: dict[str, Benchmark] = {}
     if arguments.benchmarks_file:
         user_benchmarks = read_benchmarks(arguments.benchmarks_file)
+    # Without names, a user's own file asks for all its benchmarks, and without a file the paper's
+    # nine are asked.
     benchmarks = {**BENCHMARKS, **user_benchmarks}
     names: list[str] = []
     # Both `gsm8k,math` and `gsm8k math` name two.

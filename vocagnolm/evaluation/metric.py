@@ -15,6 +15,8 @@ from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.extras import require
 from vocagnolm.io import JsonObject
 
+# A missing package is reported with the command that installs it, so that this line has to come
+# before the import.
 require("evaluate", "vocagnolm.evaluation.metric")
 import evaluate  # noqa: E402
 
@@ -36,6 +38,8 @@ class MathAnswerAccuracy(evaluate.Metric):  # type: ignore[misc]
         )
 
     def _compute(self, predictions: Sequence[str], references: Sequence[str]) -> JsonObject:
+        # Golds are normalised as those of the benchmarks are. The predictions are whole outputs,
+        # whose answers the grader finds.
         pairs = zip(predictions, map(strip_string, references), strict=True)
         with Grader() as grader:
             verdicts = list(grader.grade(BENCHMARKS[self.config_name].answer_kind, pairs))

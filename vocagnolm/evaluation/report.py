@@ -29,6 +29,7 @@ def accuracy(correct: int, n: int) -> JsonObject:
     31.2
     """
     exact = correct / n * 100
+    # NumPy rounds halves to the even digit, and so do the harness's numbers.
     interval = list(wilson_interval(correct, n))
     rounded = float(np.round(exact, 1))
     return {"n": n, "correct": correct, "rounded": rounded, "exact": exact, "interval": interval}
@@ -41,6 +42,7 @@ def wilson_interval(correct: int, n: int) -> tuple[float, float]:
     spread = Z_95 * math.sqrt(share * (1 - share) / n + Z_95**2 / (4 * n * n))
     scale = 100 / (1 + Z_95**2 / n)
     low, high = (centre - spread) * scale, (centre + spread) * scale
+    # With none or all right one end is exactly 0 or 100, which floats miss by a little.
     return low if correct else 0.0, high if correct < n else 100.0
 
 
@@ -48,11 +50,17 @@ def average(columns: Sequence[JsonObject]) -> JsonObject:
     """Average the rounded columns, as published, and the exact ones, with an interval."""
     k = len(columns)
     exact = sum(column["exact"] for column in columns) / k
-    # The columns' intervals put together side by side (MOVER; Zou and Donner, 2008), which stays
-    # right for columns near 0 and for few items.
-    below = math.sqrt(sum((column["exact"] - column["interval"][0]) ** 2 for column in columns)) / k
-    above = math.sqrt(sum((column["interval"][1] - column["exact"]) ** 2 for column in columns)) / k
-    # As the harness prints it.
+    # The columns' intervals are put together one side at a time (MOVER; Zou and Donner, 2008),
+    # which stays right for columns near 0 and for few items.
+    squares_below = []
+    squares_above = []
+    for column in columns:
+        low, high = column["interval"]
+        squares_below.append((column["exact"] - low) ** 2)
+        squares_above.append((high - column["exact"]) ** 2)
+    below = math.sqrt(sum(squares_below)) / k
+    above = math.sqrt(sum(squares_above)) / k
+    # The harness averages rounded columns, and prints one decimal.
     rounded = float(f"{sum(column['rounded'] for column in columns) / k:.1f}")
     return {"rounded": rounded, "exact": exact, "interval": [exact - below, exact + above]}
 
@@ -61,6 +69,7 @@ def averages(columns: Mapping[str, JsonObject]) -> dict[str, JsonObject]:
     """Compute those of the three averages whose benchmarks are all there, and what marks them."""
     complete = {}
     for name, members in AVERAGES.items():
+        # An average that lacks a benchmark would be put next to published ones that have it.
         if columns.keys() >= set(members):
             parts = [columns[benchmark] for benchmark in members]
             complete[name] = average(parts) | {"marked": _distinct("marked", parts)}
@@ -70,20 +79,30 @@ def averages(columns: Mapping[str, JsonObject]) -> dict[str, JsonObject]:
 def summarize(records: Sequence[JsonObject]) -> JsonObject:
     """Sum up the items of one benchmark: verdicts, and completions that were generated here."""
     n = len(records)
-    unanswered = sum(record["prediction"] in (None, "", NO_LETTER) for record in records)
-    # The second opinion is of all items: one that is not there in time counts as wrong. Letters get
-    # none.
+    unanswered = 0
+    correct = 0
+    # These counts are of the second opinion, which letters do not get.
+    judged = 0
+    agreed = 0
+    judged_correct = 0
+    for record in records:
+        unanswered += record["prediction"] in (None, "", NO_LETTER)
+        correct += record["correct"]
+        if record["math_verify"] is not None:
+            judged += 1
+            agreed += record["math_verify"] == record["correct"]
+            judged_correct += record["math_verify"]
     opinion = None
-    judged = [record for record in records if record["math_verify"] is not None]
     if judged:
-        agreed = sum(record["math_verify"] == record["correct"] for record in judged)
-        opinion = accuracy(sum(record["math_verify"] for record in judged), n)
-        opinion |= {"agreement": agreed / len(judged), "without_opinion": n - len(judged)}
-    summary = accuracy(sum(record["correct"] for record in records), n) | {
+        # Its accuracy is over all items: an opinion that is not there in time counts as wrong.
+        opinion = accuracy(judged_correct, n)
+        opinion |= {"agreement": agreed / judged, "without_opinion": n - judged}
+    summary = accuracy(correct, n) | {
         "unanswered": unanswered / n,
         "decided_by": _count(record["decided_by"] for record in records),
         "math_verify": opinion,
     }
+    # Stored outputs of another evaluator do not say how they ended.
     if all("finish_reason" in record for record in records):
         summary["finish_reasons"] = _count(record["finish_reason"] for record in records)
         summary["mean_new_tokens"] = sum(record["n_new_tokens"] for record in records) / n
@@ -101,13 +120,22 @@ def build_results(
     environment: Mapping[str, object],
 ) -> JsonObject:
     """Collect everything known at the end, as the columns of the benchmarks that were run."""
-    # Benchmarks that were run before, under the same settings, and whose items are all there.
+    # Benchmarks that were run before, under the same settings, are kept if their items are all
+    # there. A part has a stem of two words, such as gsm8k.part0, so that it stands for no
+    # benchmark.
     earlier = json_or_empty(directory.path / "results.json").get("benchmarks", {})
     complete = {path.stem for path in directory.path.glob("*.jsonl")}
-    columns = {name: column for name, column in earlier.items() if name in complete}
+    columns: dict[str, JsonObject] = {}
+    for name, column in earlier.items():
+        if name in complete:
+            columns[name] = column
     columns |= new_columns
-    # In the order of Table 1, and then a user's own.
-    benchmarks = {name: columns[name] for name in BENCHMARKS if name in columns}
+    # The benchmarks of Table 1 come first, in its order. A user's own follow, as the union keeps
+    # the places of names that are there already.
+    benchmarks = {}
+    for name in BENCHMARKS:
+        if name in columns:
+            benchmarks[name] = columns[name]
     benchmarks |= columns
     return {
         "model": settings["model"],
@@ -124,11 +152,12 @@ def build_results(
 def column(task: Task, directory: RunDirectory) -> JsonObject:
     """Collect everything known of a benchmark; percentages are in [0, 100], intervals of 95 %."""
     finished, marks = directory.finished(task.benchmark.id), task.marks()
+    records = [finished[item.idx] for item in task.items]
     return {
         "column": task.benchmark.column,
         "version": task.benchmark.version,
         "item_count": task.benchmark.item_count,
-        **summarize([finished[item.idx] for item in task.items]),
+        **summarize(records),
         "prompts": task.prompt_set,
         "data": task.data,
         "marked": list(marks),
@@ -138,6 +167,7 @@ def column(task: Task, directory: RunDirectory) -> JsonObject:
 
 def _distinct(name: str, columns: Iterable[JsonObject]) -> list[str]:
     """Return the marks of all columns, each once, in their order."""
+    # A dictionary keeps the order, and each mark once.
     marks: dict[str, None] = {}
     for column in columns:
         marks |= dict.fromkeys(column[name])
@@ -146,8 +176,10 @@ def _distinct(name: str, columns: Iterable[JsonObject]) -> list[str]:
 
 def to_markdown(results: JsonObject) -> str:
     """Lay out the accuracies, their intervals, the second opinion, and all that marks them."""
-    # Columns and averages, by their headings.
-    parts = {column["column"]: column for column in results["benchmarks"].values()}
+    # Benchmarks and averages are columns of one table, by their headings.
+    parts = {}
+    for column in results["benchmarks"].values():
+        parts[column["column"]] = column
     parts |= results["averages"]
     header = ["model"]
     accuracies = [results["model"]["name"]]
@@ -165,9 +197,12 @@ def to_markdown(results: JsonObject) -> str:
         opinions.append(f"{opinion['rounded']:.1f}" if opinion else "-")
     table = markdown_table([header, accuracies, intervals, opinions], padded=False)
     lines = [table, "", f"- graded by {results['grader']}"]
+    # Each star is explained once, with the benchmarks that have it for this reason.
     for mark in results["marks"]:
-        columns = results["benchmarks"].values()
-        marked = [column["column"] for column in columns if mark in column["marks"]]
+        marked = []
+        for column in results["benchmarks"].values():
+            if mark in column["marks"]:
+                marked.append(column["column"])
         lines.append(f"- * {mark} ({', '.join(marked)})")
     return "\n".join(lines) + "\n"
 
@@ -189,11 +224,14 @@ def write_results(results: JsonObject, directory: RunDirectory) -> None:
     table = to_markdown(results)
     write_json(directory.path / "results.json", results)
     write_text(directory.path / "row.md", table)
+    # A name on the hub is no directory here, and has no card to write. A chat is another protocol
+    # than the one that the card's table is of.
     path = Path(results["model"]["name"]) / "README.md"
     if results["settings"].get("protocol") or not path.is_file():
         return
     card = ModelCard.load(path, ignore_metadata_errors=True)
-    # In place of earlier results; cards of other people stay as they are.
+    # The section replaces that of earlier results, up to the end of the card. Cards of other
+    # people stay as they are.
     if "vocagnolm" in (card.data.tags or ()):
         heading = "## Evaluation\n"
         card.text = f"{card.text.partition(heading)[0].rstrip()}\n\n{heading}\n{table}"

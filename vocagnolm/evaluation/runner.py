@@ -30,6 +30,8 @@ class RunDirectory:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep every other evaluation out of the directory."""
+        # The system lets go of the lock when the process ends, however it ends, so that the file
+        # may stay there.
         self.path.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(self.path / ".lock", timeout=0):
@@ -51,6 +53,8 @@ class RunDirectory:
         for name, benchmark_settings in earlier.items():
             if self.finished(name):
                 with_records[name] = benchmark_settings
+        # A benchmark that is asked for now must have its own earlier settings, and the whole
+        # directory has one set of shared ones.
         if with_records or any(self.finished(name) for name in benchmarks):
             changed = differences(_shared(earlier_settings), _shared(settings))
             for name in benchmarks:
@@ -59,6 +63,7 @@ class RunDirectory:
             if changed:
                 holder = f"{self.path} holds results of another evaluation"
                 raise ValueError(f"{holder} ({'; '.join(changed)}): give another --output_dir")
+        # Benchmarks that are not asked for now keep their settings, as their items stay.
         write_json(path, settings | {"benchmarks": with_records | benchmarks})
 
     def finished(self, benchmark: str) -> dict[int, JsonObject]:
@@ -75,11 +80,13 @@ class RunDirectory:
             # A kill may have cut off the last line: what follows must begin a line of its own.
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)
+        # The bytes were opened for the cut alone, and records are appended as text.
         with path.open("a", encoding="utf-8") as text:
             yield text
 
     def complete(self, benchmark: str, indices: Sequence[int]) -> None:
         """Put the records of a finished benchmark in order, into one file."""
+        # Processes that do not share a directory would each find their own items only.
         records = self.finished(benchmark)
         recorded = sum(idx in records for idx in indices)
         if recorded < len(indices):
@@ -115,6 +122,8 @@ def run(
     Records are written as completions come; items that have one are not asked again. A prompt that
     leaves no room in the context is a ValueError before anything is generated.
     """
+    # `generate` checks the prompts when it is called, and runs when its stream is read: all tasks
+    # are checked here before the first one begins.
     shares = [_share(task, directory, state) for task in tasks]
     streams = []
     for task, share in zip(tasks, shares, strict=True):
@@ -131,6 +140,8 @@ def run(
             directory.appending(name, state.process_index) as file,
             tqdm(total=len(share), desc=name, unit="item", disable=disable) as bar,
         ):
+            # Completions come in any order, in groups. An index is the place in this process's
+            # share.
             for completions in stream:
                 answers = []
                 for completion in completions:
@@ -153,6 +164,7 @@ def run(
                 # A kill loses the completions of one group at most.
                 file.flush()
                 bar.update(len(completions))
+        # All parts are whole before they are put together, and are gone before anybody reads on.
         state.wait_for_everyone()
         if state.is_main_process:
             directory.complete(name, [item.idx for item in task.items])
@@ -163,6 +175,8 @@ def run(
 def _share(task: Task, directory: RunDirectory, state: PartialState) -> list[Item]:
     """Take one of every `num_processes` items that are left, so that all have equal work."""
     finished = directory.finished(task.benchmark.id)
+    # The settings do not hold all that makes a prompt, such as the template of a user's own
+    # benchmark. What was asked is compared itself.
     for idx, record in finished.items():
         if idx in task.prompts and record["prompt_sha256"] != text_sha256(task.prompts[idx]):
             fault = f"item {idx} of {task.benchmark.id} was asked with another prompt"

@@ -18,6 +18,8 @@ def log_evaluation(results: JsonObject, directory: Path) -> None:
     """
     name = results["model"]["name"]
     model = Path(name).resolve()
+    # The parts tell the evaluations of one run apart: those of its checkpoints, and those in a
+    # chat.
     parts = []
     # The directory of a run's model says which run wrote it. Checkpoints lie in that directory.
     place = read_place(model)
@@ -28,9 +30,11 @@ def log_evaluation(results: JsonObject, directory: Path) -> None:
     if results["settings"].get("protocol"):
         parts.append("chat")
     part = "-".join(parts)
+    # A model that no run wrote gets a run of its own.
     if not place:
         project = os.environ.get("WANDB_PROJECT", RunOptions.project)
         place = {"project": project, "name": f"evaluation of {name}"}
+    # The entry is added to the configuration of the run, whose other entries stay.
     entry = f"{EVALUATION}_{part}" if part else EVALUATION
     about_evaluation = {key: results[key] for key in ("model", "settings", "environment")}
     config = place.get("config", {}) | {entry: about_evaluation}
@@ -42,6 +46,8 @@ def log_evaluation(results: JsonObject, directory: Path) -> None:
             run.summary[f"{prefix}/accuracy_percent"] = values["rounded"]
             if "n" in values:
                 run.summary[f"{prefix}/items"] = values["n"]
+        # Files are saved under their paths in the run's directory, so that they are copied there
+        # first.
         copies = Path(run.dir, EVALUATION, part)
         copies.mkdir(parents=True, exist_ok=True)
         for path in directory.glob("*.json*"):

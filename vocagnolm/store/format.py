@@ -42,10 +42,13 @@ LossDtype = Literal["float16", "float32"]
 LossArray = npt.NDArray[np.float32]
 # Increase when stores written now cannot be read like those written before.
 _FORMAT = 1
+# Two documents would share a key by chance only in a corpus of some 2**64 documents.
 _KEY_BYTES = 16
+# The manifest holds these counts for each shard, and their sums for the whole store.
 _COUNTS = ("documents", "segments", "tokens", "unscored")
 # A loss is a negative logarithm of a probability, apart from rounding.
 _BELOW_ZERO = -0.01
+# Hashing lets go of the interpreter's lock, so that threads hash several shards at once.
 _THREADS = 8
 
 
@@ -97,7 +100,11 @@ def write_shard(
     )
     rows = []
     for key, segment in segments:
+        # Spans count from the start of the segment here, as its first code has no token before it
+        # to be relative to.
         codes, exceptions, _ = narrow_spans(segment.spans - segment.start)
+        # An exception is (index, length, overlap). A negative length is a span that ends before
+        # the one ahead of it, and a negative overlap is a gap between the two.
         if exceptions.reshape(-1, 3)[:, 1:].min(initial=0) < 0:
             raise ValueError("spans leave a gap, or decrease")
         losses = segment.losses.astype(loss_dtype)
@@ -147,22 +154,29 @@ def finish_store(directory: Path, description: Mapping[str, object]) -> None:
 
     The description names teacher, tokenizer, segmentation and versions.
     """
-    # From a hundred thousand on, numbers are longer.
+    # A number of 100,000 or more has a sixth digit: shorter names come first, so that shards stay
+    # in the order of the corpus.
     paths = sorted(directory.glob("shard-*.arrow"), key=lambda path: (len(path.name), path.name))
     with ThreadPoolExecutor(_THREADS) as pool:
         shards = list(pool.map(_describe, paths))
     totals = {name: sum(shard[name] for shard in shards) for name in _COUNTS}
-    # What killed jobs left; a job that is writing a shard finds it written.
+    # Killed jobs leave temporary files and answers here. A job that is still writing a shard loses
+    # its temporary file too, but then finds that the shard is there.
     for path in directory.glob(".shard-*"):
         path.unlink(missing_ok=True)
+    # The list of shards is what makes a store finished, so it is written after everything else: a
+    # job that is killed before this line continues where it was.
     content = {"format": _FORMAT, **description, **totals, SHARDS: shards}
     write_json(directory / MANIFEST_FILE, content)
 
 
 def _describe(path: Path) -> JsonObject:
     table = _read_shard(path)
+    # A document that the corpus repeats has several rows with one key, and counts once. A document
+    # that could not be scored has a row with empty lists.
     keys, tokens = table["document"], pc.list_value_length(table["losses"])
     documents = pc.count_distinct(keys).as_py()
+    # Arrow's sum of no rows is null, which stands for 0 tokens here.
     return {
         "file": path.name,
         "sha256": file_sha256(path),
@@ -209,6 +223,7 @@ def manifest_of(directory: Path) -> JsonObject:
             f"{directory} is no finished teacher-loss store: finish it with the command that began "
             "it, or make one with `vocagnolm score`"
         )
+    # A store may come from somebody else: a name with a folder in it would read other files.
     for entry in manifest[SHARDS]:
         if Path(entry["file"]).name != entry["file"]:
             raise ValueError(f"{directory / MANIFEST_FILE} names {entry['file']}, which is a path")
@@ -222,6 +237,7 @@ def find_faults(
 
     def fault(entry: JsonObject) -> str | None:
         file = entry["file"]
+        # A shard that is missing or cut short shows in its size, so that it need not be hashed.
         reason = size_fault(directory, {file: entry["bytes"]})
         if not reason and by_hash and file_sha256(directory / file) != entry["sha256"]:
             return f"{file} does not match its checksum"
@@ -249,7 +265,8 @@ class Store:
                 f"{len(self.manifest[SHARDS])} shards: {examples}; delete them, and run the "
                 "command that made it again"
             )
-        # Read with the first document.
+        # Shards are mapped with the first document, so that a process which only asks for the
+        # manifest reads none of them.
         self._table: pa.Table = None
 
     def fingerprint(self) -> str:
@@ -262,6 +279,9 @@ class Store:
         try:
             if self._table is None:
                 self._open()
+            # The rows of a document are next to each other, as the keys are sorted. NumPy's
+            # strings lose NUL bytes at their end, but keys of equal length stay different without
+            # them.
             first = np.searchsorted(self._keys, key, side="left")
             last = np.searchsorted(self._keys, key, side="right")
             stored = [self._segment(row) for row in self._rows[first:last]]
@@ -270,6 +290,8 @@ class Store:
                 f"the teacher-loss store {self.directory} is damaged ({error}) at the document "
                 f"that begins {text[:60]!r}: find the shard with `vocagnolm score --verify`"
             ) from error
+        # The segments must follow one another from the first character to the last: a store of
+        # which a part was deleted has nothing to say about a document that it knows half of.
         segments = []
         end = 0
         for segment in sorted(stored, key=lambda segment: segment.start):
@@ -282,10 +304,18 @@ class Store:
     def _open(self) -> None:
         """Map the shards, and sort the keys with their rows: 24 bytes of memory per segment."""
         tables = [_read_shard(self.directory / entry["file"]) for entry in self.manifest[SHARDS]]
-        chunks = [chunk for table in tables for chunk in table["document"].chunks if len(chunk)]
-        # The second buffer of a column of fixed width holds its values, concatenated.
-        keys = [np.frombuffer(chunk.buffers()[1], "S16", len(chunk)) for chunk in chunks]
-        unsorted = np.concatenate(keys + [np.empty(0, "S16")])
+        # The first array is there for a store without documents.
+        keys = [np.empty(0, "S16")]
+        for table in tables:
+            for chunk in table["document"].chunks:
+                # The second buffer of a column of fixed width holds its values, concatenated.
+                # A chunk is a whole record batch, so that its buffer begins with its first row.
+                if len(chunk):
+                    keys.append(np.frombuffer(chunk.buffers()[1], "S16", len(chunk)))
+        # Keys and tables are joined in one order, so that the index of a key is that of its row.
+        # The sort is stable: of a repeated document the copy that was stored first is always
+        # taken.
+        unsorted = np.concatenate(keys)
         self._rows = np.argsort(unsorted, kind="stable")
         self._keys = unsorted[self._rows]
         self._table = pa.concat_tables(tables) if tables else None
@@ -296,6 +326,8 @@ class Store:
         codes = self._table["codes"][row].values.to_numpy()
         exceptions = self._table["exceptions"][row].values.to_numpy()
         losses = self._table["losses"][row].values.to_numpy()
+        # A damaged shard may have the right size, and nobody hashes it before training: the values
+        # of a document are tested as they are read.
         if len(codes) != len(losses):
             raise ValueError(f"{len(losses)} losses of {len(codes)} tokens")
         if not (np.isfinite(losses).all() and losses.min(initial=0) > _BELOW_ZERO):
@@ -308,5 +340,6 @@ class Store:
         return StoredSegment(start, end, spans, losses.astype(np.float32))
 
     def __reduce__(self) -> tuple[type[Store], tuple[Path]]:
-        # Another process maps the files itself.
+        # A process of a data loader gets the directory, and maps the files itself: to pickle the
+        # table would copy all of it.
         return Store, (self.directory,)

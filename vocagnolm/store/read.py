@@ -24,6 +24,7 @@ from vocagnolm.store.format import LossArray, Store, StoredSegment
 
 def spans_and_losses(segments: Sequence[StoredSegment]) -> tuple[Spans, LossArray]:
     """Join the spans [N, 2] and the losses [N] of segments of a document."""
+    # The empty arrays give a document without segments the same shapes and types.
     spans = [np.empty((0, 2), np.int64)]
     losses = [np.empty(0, np.float32)]
     for segment in segments:
@@ -46,6 +47,8 @@ class StoredReader(TeacherReaders):
     def limits(self) -> list[int]:
         """Return the most tokens each teacher was shown at once, its start token counted."""
         contexts = [int(store.manifest["context"]) for store in self.stores]
+        # Stores that are one teacher must all hold to the smallest context, as any of them may
+        # have the document.
         return [min(contexts)] if self.first else contexts
 
     def fingerprint(self) -> str:
@@ -59,24 +62,29 @@ class StoredReader(TeacherReaders):
 
     def describe(self) -> list[str]:
         """Name each store, its teacher and its size."""
-        return [
-            f"{store.directory}: losses of {store.manifest['teacher']}, "
-            f"{store.manifest['tokens']:,} tokens"
-            for store in self.stores
-        ]
+        lines = []
+        for store in self.stores:
+            teacher, tokens = store.manifest["teacher"], store.manifest["tokens"]
+            lines.append(f"{store.directory}: losses of {teacher}, {tokens:,} tokens")
+        return lines
 
     def read(self, texts: Sequence[str]) -> tuple[list[Tokens], Cuts]:
         """Return the stored tokens of documents, to be cut where the first one's segments begin."""
         cuts: dict[int, list[int] | None] = {}
-        # By teacher, the spans and losses of every text.
+        # These lists hold, by teacher, the spans and losses of every text. A text that has none
+        # gets empty arrays, so that all lists stay as long as the texts.
         teachers = 1 if self.first else len(self.stores)
         spans: list[list[Spans]] = [[] for _ in range(teachers)]
         losses: list[list[LossArray]] = [[] for _ in range(teachers)]
         for number, text in enumerate(texts):
             stored = self._segments(text)
+            # Training needs the losses of all teachers: a document that one of them lacks is given
+            # up for all.
             if not all(stored):
                 cuts[number] = [] if self.plain else None
                 stored = [[] for _ in stored]
+            # Segments were scored apart, so that a cut elsewhere would give tokens the context of
+            # another segment.
             elif len(stored[0]) > 1:
                 cuts[number] = [segment.start for segment in stored[0][1:]]
             for teacher, segments in enumerate(stored):
@@ -85,7 +93,9 @@ class StoredReader(TeacherReaders):
                 losses[teacher].append(text_losses)
         if not texts:
             return [], cuts
-        tokens = [Tokens.join(losses[i], spans[i], "float32") for i in range(teachers)]
+        tokens = []
+        for teacher_losses, teacher_spans in zip(losses, spans, strict=True):
+            tokens.append(Tokens.join(teacher_losses, teacher_spans, "float32"))
         return tokens, cuts
 
     def _segments(self, text: str) -> list[list[StoredSegment]]:
@@ -112,14 +122,16 @@ class StoredReader(TeacherReaders):
         self, conversations: Sequence[Conversation], train_on: TrainOn
     ) -> list[list[TurnTokens | str]]:
         """Return the stored tokens of conversations, found by their rendered text."""
-        by_store = []
+        # These lists hold, by store, what it has of every conversation.
+        reads: list[list[TurnTokens | str]] = []
         for store in self.stores:
-            by_store.append([_stored_turns(store, turns, train_on) for turns in conversations])
-        reads = by_store
+            reads.append([_stored_turns(store, turns, train_on) for turns in conversations])
         if self.first:
-            # The one teacher is of each conversation the first store that has it.
-            reads = [[_first_of(turns) for turns in zip(*by_store, strict=True)]]
+            # The one teacher has each conversation from the first store that holds it.
+            turns_by_conversation = zip(*reads, strict=True)
+            reads = [[_first_of(turns) for turns in turns_by_conversation]]
         if self.plain:
+            # A conversation that one teacher lacks is read without any, as a document is.
             for number, conversation in enumerate(conversations):
                 if any(teacher_reads[number] == MISSING for teacher_reads in reads):
                     for teacher_reads in reads:
@@ -137,11 +149,15 @@ def _first_of(turns: Sequence[TurnTokens | str]) -> TurnTokens | str:
 
 def _no_turns(conversation: Conversation) -> TurnTokens:
     """Return no tokens of a conversation."""
-    none, stops = np.empty((0, 2), np.int64), dict.fromkeys(range(len(conversation.roles)), 0)
-    return TurnTokens(math.nan, np.empty(0, np.float32), none, none, stops, 0)
+    no_spans = np.empty((0, 2), np.int64)
+    # Every answer ends after 0 tokens, so that it fits wherever the student's own tokens fit.
+    stops = dict.fromkeys(range(len(conversation.roles)), 0)
+    return TurnTokens(math.nan, np.empty(0, np.float32), no_spans, no_spans, stops, 0)
 
 
 def _stored_turns(store: Store, conversation: Conversation, train_on: TrainOn) -> TurnTokens | str:
+    # The key of a conversation is that of its text in the teacher's own template, which the store
+    # keeps: the student may use another one.
     rendered = Template.of_json(store.manifest).render(conversation)
     if isinstance(rendered, str):
         return whose_template(rendered, "teacher")
@@ -151,6 +167,7 @@ def _stored_turns(store: Store, conversation: Conversation, train_on: TrainOn) -
     spans, losses = spans_and_losses(segments)
     if not len(losses):
         return EMPTY
+    # A store does not know which tokens are special, so that contents alone have labels.
     turns = read_tokens(conversation, rendered, losses, spans, None, train_on)
     if isinstance(turns, str):
         return turns

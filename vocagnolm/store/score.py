@@ -50,6 +50,7 @@ def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--concurrency", type=int, default=16, help="Requests at once.")
     add("--verify", type=Path, metavar="STORE", help="Compare a store with its checksums.")
     arguments = parser.parse_args(argv)
+    # argparse cannot require these, as --verify does without them.
     for name in ("teacher", "dataset", "output_dir"):
         if not arguments.verify and getattr(arguments, name) is None:
             raise ValueError(f"--{name} is required, unless a store is to be checked with --verify")
@@ -76,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = check(argv)
     if arguments.verify:
         return _verify(arguments)
+    # This import brings torch and transformers, which --help and --verify alone do not need.
     from vocagnolm.store.scoring import score
 
     score(arguments)
@@ -87,6 +89,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     directory: Path = arguments.verify
     manifest = manifest_of(directory)
     shards = manifest[SHARDS]
+    # Every byte is read and compared: a shard of the right size may hold other bytes.
     faults = find_faults(directory, shards, by_hash=True)
     for fault in faults.values():
         print_main(f"{directory}/{fault}")
@@ -96,6 +99,7 @@ def _verify(arguments: argparse.Namespace) -> int:
             "again that made the store"
         )
         return Exit.FAULTS
+    # The shards are whole, so that a document which is missing now was never in the store.
     if arguments.dataset:
         from vocagnolm.store.scoring import find_missing
 

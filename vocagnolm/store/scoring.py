@@ -86,6 +86,8 @@ class ScoringJob:
 
     def documents(self, shard: int) -> Iterator[str]:
         """Read the usable documents of a shard."""
+        # A shard is a fixed range of the corpus, whether its documents are usable or not: any
+        # number of processes agree on it without a word.
         first = shard * self.shard_documents
         last = min(first + self.shard_documents, len(self.corpus))
         return (text for _, text in read_texts(self.corpus, range(first, last), self.template))
@@ -98,7 +100,7 @@ class ScoringJob:
         except ValueError:
             if len(texts) == 1:
                 return [Encoding(np.empty(0, np.int32), np.empty((0, 2), np.int64))]
-        # Find the one that cannot be read.
+        # One text of several is at fault. Each is read alone, so that only that one has no tokens.
         return [encoding for text in texts for encoding in self.encode([text])]
 
     def is_written(self, shard: int) -> bool:
@@ -114,6 +116,7 @@ def load_corpora(options: Namespace) -> datasets.Dataset:
     """Load the corpora of `corpora_of`, concatenated."""
     sources = corpora_of(options)
     corpora = [load_corpus(name, **corpus_options) for name, corpus_options in sources]
+    # The log says which files a name stood for: a directory may hold others, too.
     for name, corpus_options in sources:
         split, config_name = corpus_options["split"], corpus_options["config_name"]
         files = files_of(name, split=split, config_name=config_name)
@@ -142,10 +145,11 @@ def score(options: Namespace) -> None:
         served.find_api(options.api)
         if job.template and not served.api.takes_ids:
             raise ValueError("--server: conversations need one that takes token ids")
-    # Up to here all processes meet the same errors.
+    # Up to here all processes meet the same errors, and each ends by itself. Once they are
+    # connected, one that failed alone would leave the others waiting.
     state = connect()
     dtype = resolve_dtype(options.dtype, state.device)
-    # All that decides the content of a store.
+    # The plan holds all that decides the content of a store: a job with another plan is rejected.
     plan = {
         "teacher": options.teacher,
         "teacher_revision": revision_of(options.teacher, config),
@@ -164,6 +168,7 @@ def score(options: Namespace) -> None:
         "shard_documents": options.shard_documents,
         **(served.about if served else {}),
     }
+    # The directory is looked at before the weights are loaded, which takes the longest.
     if rank0(lambda: _is_finished(job, plan)):
         return
     scorer: Scorer | None = served
@@ -174,7 +179,8 @@ def score(options: Namespace) -> None:
             model.to(state.device)
         scorer = HFScorer(model, options.batch_tokens)
     rank0(lambda: store.begin_store(job.directory, plan))
-    # Another job may just have claimed the directory for another store.
+    # Another job may have claimed the directory for another store while this one loaded its model:
+    # its manifest was kept, and is compared with this plan.
     rank0(lambda: check_plan(job.directory, plan))
     score_corpus(job, scorer, plan | {"versions": versions(PACKAGES)}, state)
     if state.is_main_process:
@@ -188,7 +194,7 @@ def score(options: Namespace) -> None:
 def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig) -> ScoringJob:
     """Load the teacher's tokenizer, with the context that the options leave it, and the corpus."""
     tokenizer = source.checked_tokenizer(config, "teacher", options.teacher_tokenizer)
-    # A server generates one token after every window.
+    # A server generates one token after every window, which needs a place in the context, too.
     limit = context_length(config) - bool(options.server)
     context = options.context or min(limit, _LONGEST_CONTEXT)
     if context > limit:
@@ -208,6 +214,7 @@ def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig)
         TeacherReaders([reader]).check_templates()
     sizes = least, options.shard_documents
     job = ScoringJob(options.output_dir, corpus, reader, *sizes, options.loss_dtype)
+    # A corpus without one usable document is found here, before any weights are loaded.
     skipped = count_reasons(reasons_in(corpus))
     if next(read_texts(corpus, range(len(corpus)), job.template), None) is None:
         raise ValueError(
@@ -234,12 +241,14 @@ def check_plan(directory: Path, plan: Mapping[str, object]) -> None:
     """
     before = store.read_manifest(directory)
     if not before:
+        # Shards without a manifest may be of any teacher, so nothing is added to them.
         if any(directory.glob("shard-*")):
             raise ValueError(f"--output_dir {directory} holds shards, but no {store.MANIFEST_FILE}")
         return
     # The corpus is identified by its texts, and a teacher with a revision by that: names do not
     # matter, nor where a server is.
     ignored = {"dataset", "server"}
+    # A teacher whose revision is not known, such as one behind a server, is told by its name.
     if plan.get("teacher_revision") not in (None, "unknown"):
         ignored.add("teacher")
     compared = {name: value for name, value in plan.items() if name not in ignored}
@@ -261,16 +270,19 @@ def _is_finished(job: ScoringJob, plan: dict[str, object]) -> bool:
     check_writable(directory)
     check_plan(directory, plan)
     manifest = store.read_manifest(directory)
+    # An unfinished store needs no more than its missing shards, which `score_corpus` looks for.
     if store.SHARDS not in manifest:
         return False
     if not job.missing_shards():
         print_main(f"{directory} is finished: nothing to do")
         return True
-    # The end computes new checksums, which must not be those of damaged shards.
+    # From here on a finished store has lost shards. Its end computes new checksums of all, so the
+    # old ones have to prove now that the other shards are whole: damage would be signed otherwise.
     present = [entry for entry in manifest[store.SHARDS] if (directory / entry["file"]).exists()]
     faults = store.find_faults(directory, present, by_hash=True)
     if faults:
         raise ValueError(f"{directory}: {', '.join(faults)} damaged: delete them, too")
+    # The store counts as unfinished until the shards are there again, and nobody trains on it.
     store.begin_store(directory, plan, replace=True)
     return False
 
@@ -296,6 +308,7 @@ def score_corpus(
         # Another job may have written it meanwhile.
         if not job.is_written(shard):
             score_shard(job, shard, scorer)
+    # The manifest lists the shards of all processes, so that the slowest one must have ended.
     state.wait_for_everyone()
     rank0(lambda: store.finish_store(job.directory, description))
 
@@ -309,6 +322,7 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> None:
     texts = list(job.documents(shard))
     encodings = job.encode(texts)
     path = job.directory / store.shard_name(shard)
+    # All windows of a shard are scored together: the more there are, the fuller the batches.
     rows, failed = _score_windows(job, scorer, encodings, path)
     segments = []
     for number, (text, encoding) in enumerate(zip(texts, encodings, strict=True)):
@@ -320,8 +334,10 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> None:
             logger.warning("kept without losses: %r ..., %s", text[:60], failed[number])
             spans, losses = spans[:0], losses[:0]
         where = f"in the document that begins {text[:60]!r}"
+        # Nothing of the shard is written after an error, so that the same command tries it again.
         if not np.isfinite(losses).all():
             raise NonFiniteLoss(f"losses are NaN or infinite {where}: use --dtype float32")
+        # A float16 holds up to 65,504, and a larger loss would be stored as infinite.
         largest = losses.max(initial=0.0)
         if largest > np.finfo(job.loss_dtype).max:
             raise NonFiniteLoss(f"a loss of {largest:g} nats {where}: use --loss_dtype float32")
@@ -330,6 +346,8 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> None:
     if len(failed) == len(texts) >= _MIN_FAILURES_TO_STOP:
         raise ValueError(f"no document of shard {shard} could be scored: {failed[0]}")
     store.write_shard(job.directory, shard, segments, job.loss_dtype, replace=False)
+    # The answers of a server are kept until the shard holds them, and a kill in between costs
+    # nothing.
     for answer_file in answer_files(path):
         answer_file.unlink(missing_ok=True)
 
@@ -349,10 +367,13 @@ def _score_windows(
     rows: list[list[store.LossArray]] = [[] for _ in encodings]
     failed: dict[int, str] = {}
     answers: Sequence[store.LossArray | str]
+    # A server's answers are also written to a file next to the shard, since each of them may cost
+    # money or minutes.
     if isinstance(scorer, ServedScorer):
         answers = scorer.losses(all_windows, shard)
     else:
         answers = scorer.losses(all_windows)
+    # One window without losses is enough to leave its whole document without them.
     for window, row in zip(all_windows, answers, strict=True):
         if isinstance(row, str):
             failed[window.document] = row
@@ -370,5 +391,6 @@ def find_missing(opened: store.Store, options: Namespace) -> list[int]:
     if is_conversations(corpus):
         StoredReader([opened]).check_templates()
         template = Template.of_json(opened.manifest)
+    # Conversations are looked for by the text that the teacher's own template makes of them.
     texts = read_texts(corpus, range(len(corpus)), template)
     return [index for index, text in texts if opened.segments(text) is None]

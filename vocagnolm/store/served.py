@@ -35,9 +35,11 @@ if TYPE_CHECKING:
 Prompt = list[int] | str
 
 API_KEY = "VOCAGNOLM_API_KEY"
-# Before a request is sent again; together five minutes, which a server may take to start.
+# The waits before a request is sent again. Together they are five minutes, which a server may take
+# to start.
 WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0, 60.0)
-# To connect; to answer, and what a server may ask to wait for.
+# The first is the most seconds to connect in. The second is the most for an answer, and the most
+# that a server may ask us to wait.
 _CONNECT_S, _LONGEST_S = 10.0, 600.0
 # Statuses of requests that are wrong in themselves, such as too long ones, and of a busy server.
 _REJECTED, _BUSY = (400, 413, 422), (408, 425, 429)
@@ -114,8 +116,9 @@ def _read_sglang(answer: JsonObject) -> Answer:
 
 
 def _read_llama_cpp(answer: JsonObject) -> Answer:
-    # The prompt and what follows it. The start token is left out, but not of `prompt_tokens`, and
-    # the first token has null; see Llama._create_completion of llama-cpp-python.
+    # The lists hold the tokens of the prompt and then the new one. The start token may be left out
+    # of the lists though `prompt_tokens` counts it, and the first token in them has null; see
+    # Llama._create_completion of llama-cpp-python.
     usage = answer["usage"]
     texts = answer["choices"][0]["logprobs"]["tokens"]
     logprobs = answer["choices"][0]["logprobs"]["token_logprobs"]
@@ -148,8 +151,11 @@ class ServedScorer:
     """
 
     def __init__(self, url: str, model: str, reader: Reader, concurrency: int):
+        # A key in the address would get into logs and manifests, so that none is taken there.
         if not re.fullmatch(r"https?://[^@?]+", url):
             raise ValueError(f"--server must be http://HOST:PORT, and its key in {API_KEY}")
+        # People copy the address of an OpenAI client, which ends in /v1; the paths here begin with
+        # it.
         self._url = url.rstrip("/").removesuffix("/v1")
         self._model = model
         self._reader = reader
@@ -176,9 +182,11 @@ class ServedScorer:
     def find_api(self, name: str | None = None) -> None:
         """Ask for a short prompt by the API of that name, or by each; keep the first that works."""
         ids = encode(self._reader.tokenizer, PROBE).ids.tolist()[: self._reader.text_limit]
+        # Every token of the probe is scored, so that the answer is checked from the first one on.
         window = Window(0, [self._reader.start] + ids, len(ids))
         reasons = []
         self._retries = _PROBE_RETRIES
+        # `_probe` asks by the API that `self.api` names at the time.
         for self.api in [api for api in APIS if name in (None, api.name)]:
             reason = asyncio.run(self._probe(window))
             if not reason:
@@ -195,7 +203,9 @@ class ServedScorer:
         async with self._connect() as http:
             try:
                 if not self.api.takes_ids:
-                    # All tokens that may follow the start token, as the first loss is hidden.
+                    # llama.cpp hides the loss of a prompt's first token. A prompt that is the
+                    # start token alone is asked once for the losses of all tokens that may follow
+                    # it.
                     size = len(self._reader.tokenizer)
                     body = _completion(self._model, self._start, logprobs=size)
                     answer = await self._post(http, body)
@@ -204,12 +214,14 @@ class ServedScorer:
                     followers = answer["choices"][0]["logprobs"]["top_logprobs"][0]
                     self._first = {}
                     for text, logprob in followers.items():
-                        # Parts of characters share a text, nothing or U+FFFD.
+                        # Parts of characters all have the same text, nothing or U+FFFD, so that a
+                        # text does not tell which of them it is.
                         if text.strip(_PART):
                             self._first[text] = -float(logprob)
                 losses = await self._ask(http, window)
                 if isinstance(losses, str):
                     return losses
+                # A server may take the request, and answer with one constant for all tokens.
                 return "" if np.ptp(losses) else "all losses are the same"
             except (OSError,) + _MALFORMED as error:
                 return str(error)
@@ -229,21 +241,27 @@ class ServedScorer:
     async def _ask_all(
         self, windows: Sequence[Window], earlier_answers: dict[bytes, LossArray], file: BinaryIO
     ) -> list[LossArray | str]:
+        # All windows are begun at once, but only so many of them are with the server at a time.
         gate = asyncio.Semaphore(self._concurrency)
         async with self._connect() as http:
 
             async def ask(window: Window) -> LossArray | str:
+                # The key covers everything that decides an answer: one is used again only where a
+                # model of the same name is asked the same tokens by the same API.
                 question = f"{self._model} {self.api.name} {window.ids} {window.scored}"
                 key = hashlib.sha256(question.encode()).hexdigest().encode()
                 if key in earlier_answers:
                     return earlier_answers[key]
                 async with gate:
                     losses = await self._ask(http, window)
+                # Between two awaits no other window runs, so that lines cannot mix. A window that
+                # failed is not written, and is asked for again next time.
                 if not isinstance(losses, str):
                     file.write(key + b" " + base64.b64encode(losses.tobytes()) + b"\n")
                     file.flush()
                 return losses
 
+            # The answers are in the order of the windows, whichever came first.
             return await asyncio.gather(*map(ask, windows))
 
     async def _ask(self, http: httpx.AsyncClient, window: Window) -> LossArray | str:
@@ -251,12 +269,17 @@ class ServedScorer:
         prompt: Prompt = window.ids
         if not self.api.takes_ids:
             text = self._decode(window.ids[1:])
-            again = encode(self._reader.tokenizer, text).ids if text.endswith(_PART) else window.ids
-            if again[-1] != window.ids[-1]:
-                return "a window of it ends within a character, which no text can express"
+            # U+FFFD at the end either is in the document itself, and then the text has the same
+            # last token again, or stands for a part of a character, and then it has another one.
+            if text.endswith(_PART):
+                last_token = encode(self._reader.tokenizer, text).ids[-1]
+                if last_token != window.ids[-1]:
+                    return "a window of it ends within a character, which no text can express"
             prompt = self._start + text
         body = self.api.request(self._model, prompt)
         reason = ""
+        # A wrong answer may be an accident of one request, so that the prompt is sent again. A
+        # server that answers wrongly every time does not have the teacher's tokens.
         for _ in range(_ATTEMPTS):
             answer = await self._post(http, body)
             if isinstance(answer, str):
@@ -285,6 +308,8 @@ class ServedScorer:
         """
         import httpx
 
+        # An attempt ends in one of four ways: a return with the answer or the reason, a ValueError
+        # that no further attempt would change, or a wait and the next attempt.
         waits_s = WAITS_S[: self._retries]
         for attempt in range(len(waits_s) + 1):
             asked_s = 0.0
@@ -294,24 +319,28 @@ class ServedScorer:
                 reason = f"{type(error).__name__} {error}"
             else:
                 status = response.status_code
-                # Some servers repeat the key that they reject.
+                # Some servers repeat the key that they reject, and the reason may be logged.
                 text = response.text.replace(self._key, "***") if self._key else response.text
                 reason = " ".join(f"{status} {response.reason_phrase} {text[:200]}".split())
                 if status in _REJECTED:
                     return f"the server answers {reason}"
+                # A busy server may say for how long it will be busy, in seconds or as a date; a
+                # date is not read.
                 if status >= 500 or status in _BUSY:
                     wanted = response.headers.get("retry-after", "")
                     asked_s = min(float(wanted), _LONGEST_S) if wanted.isdigit() else 0.0
                 elif not response.is_success:
                     raise ValueError(f"--server {self._url}{self.api.path} answers {reason}")
                 else:
+                    # A proxy may cut an answer off, or put a page of its own in its place.
                     with suppress(ValueError):
                         answer = response.json()
                         if isinstance(answer, dict):
                             return answer
                     reason = f"an answer that is cut, or not a JSON object: {reason}"
             if attempt < len(waits_s):
-                # At random, or those that failed at once would come back at once.
+                # The wait is random in part: requests that failed together would otherwise come
+                # back together, and fail again.
                 wait_s = waits_s[attempt] * random.uniform(0.5, 1.0)
                 await asyncio.sleep(max(asked_s, wait_s))
         raise OSError(
@@ -326,15 +355,18 @@ class ServedScorer:
         count = len(window.ids)
         if not len(logprobs) == len(tokens) == count:
             raise ValueError(f"{len(logprobs)} tokens instead of {count}")
-        # NaN for None.
+        # NumPy makes NaN of None, which is left only where a token has no loss.
         losses = -np.array(logprobs, np.float64)
+        # The start token at 0 is not scored, and servers differ in what they say of it.
         for at in range(1, count):
             if not self._is_same(window.ids[at], tokens[at]):
                 raise ValueError(f"token {at} is {tokens[at]!r}, not {window.ids[at]}")
+        # Only the first window of a document scores the token after the start token.
         if not self.api.takes_ids and window.scored == count - 1:
             first_loss = losses[1]
             probed_loss = self._first.get(self._decode([window.ids[1]]), math.nan)
-            # llama-cpp-python shifts losses by one where the start token is not the model's BOS.
+            # llama-cpp-python shifts losses by one where the start token is not the model's BOS. A
+            # comparison with NaN is false, so that a missing value passes.
             if abs(first_loss - probed_loss) > _SAME_NATS:
                 raise ValueError(
                     f"the first token's loss is {first_loss:.3f}, and after the start token "
@@ -342,6 +374,7 @@ class ServedScorer:
                 )
             losses[1] = probed_loss if math.isnan(first_loss) else first_loss
         scored = losses[count - window.scored :].astype(np.float32)
+        # NaN is not below the bound either, so that one test finds all that is no loss.
         if not (np.abs(scored) < _NO_LOSS_NATS).all():
             raise ValueError("a token without a finite loss")
         return scored
@@ -355,7 +388,7 @@ class ServedScorer:
         return _PART in text or served_text == text
 
     def _decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens after the start token: alone, decoders trim a first space."""
+        """Decode tokens after the start token: without one, decoders trim their first space."""
         with_start = [self._reader.start]
         with_start += ids
         return str(self._reader.tokenizer.decode(with_start))[len(self._start) :]
@@ -373,7 +406,8 @@ def _read_answers(shard: Path) -> dict[bytes, LossArray]:
     """Read what killed processes were answered: a line is a hash of what was asked, and losses."""
     answers = {}
     for path in answer_files(shard):
-        # Another job may just have written the shard. A line that is cut off has no end.
+        # Another job may just have written the shard, and deleted the answers. A line that was cut
+        # off lacks its line break, and does not match.
         with suppress(FileNotFoundError):
             for key, losses in re.findall(rb"([0-9a-f]{64}) ([\w+/=]+)\n", path.read_bytes()):
                 answers[key] = np.frombuffer(base64.b64decode(losses), np.float32)

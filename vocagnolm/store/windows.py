@@ -47,12 +47,15 @@ def windows(
     #     window 0  s A B C D E
     #     window 1        s d e F G H
     #     window 2              s g h I J K
-    # Else a further window would score nothing, for ever.
+    # A window has a start token and `min_context` tokens, and must have room for one more: else it
+    # would score nothing, and the loop would never end.
     assert min_context < context - 1, f"no room behind {min_context} tokens in {context}"
+    # The tokens before `at` are scored already.
     at = 0
     while at < len(ids):
         first = max(0, at - min_context) if at else 0
         last = min(len(ids), first + context - 1)
+        # The tokens from `first` up to `at` are read again as context, and get no loss here.
         yield Window(document, [start, *ids[first:last]], last - at)
         at = last
 
@@ -70,20 +73,25 @@ class HFScorer:
     def losses(self, windows: Sequence[Window]) -> list[LossArray]:
         """Return the losses of the scored tokens of each window, in nats."""
         losses: list[LossArray] = [np.empty(0, np.float32)] * len(windows)
-        # Windows of similar length share a batch, the longest first.
+        # Windows of similar length share a batch, which leaves little padding. The longest come
+        # first, so that a lack of memory shows at once.
         order = sorted(range(len(windows)), key=lambda number: -len(windows[number].ids))
         while order:
+            # The first window is the longest of its batch, so that all are padded to its length.
             rows = max(1, self._batch_tokens // len(windows[order[0]].ids))
             batch, order = order[:rows], order[rows:]
             scored = self._batch_losses([windows[number] for number in batch])
+            # The losses go back to the places of their windows, whatever the order of the batches.
             for number, row in zip(batch, scored, strict=True):
                 losses[number] = row
         return losses
 
     @torch.no_grad()
     def _batch_losses(self, windows: Sequence[Window]) -> list[LossArray]:
-        """Score a batch; padding stands behind the tokens, which do not see it."""
+        """Score a batch; padding follows the tokens, which do not see it."""
         scored = [slice(len(window.ids) - window.scored, len(window.ids)) for window in windows]
+        # Only the scored tokens get labels. A label stands at the place of its own token: the
+        # model shifts it by one, and gives the loss at that place, too.
         length = max(part.stop for part in scored)
         ids_BT = torch.zeros((len(windows), length), dtype=torch.long)
         labels_BT = torch.full_like(ids_BT, IGNORED_LABEL)

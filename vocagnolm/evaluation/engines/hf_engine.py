@@ -30,8 +30,8 @@ from vocagnolm.extras import check_transformers, unsupported
 from vocagnolm.models.load import context_length
 
 logger = logging.getLogger(__name__)
-# These models take no position ids, and are right all the same with padding on the left: they count
-# positions by the mask.
+# These models take no position ids, and are right all the same with padding on the left: they
+# count positions by the mask.
 _POSITIONS_FROM_MASK = {"bloom", "mpt"}
 # These rotations are computed for any position, whatever the context.
 _WITHOUT_BOUND = {"default", "linear", "llama3", "yarn"}
@@ -50,8 +50,8 @@ class GrowingLayer(DynamicLayer):
     def __init__(self, prefix: DynamicLayer):
         super().__init__()  # type: ignore[no-untyped-call]
         self._length = prefix.get_seq_length()
-        # Keys and values [rows, heads, places, width], at first [1, heads, prefix, width]. The list
-        # is empty while there is no prefix.
+        # Keys and values [rows, heads, places, width], at first [1, heads, prefix, width]. The
+        # list is empty while there is no prefix.
         self._buffers = []
         for states in (prefix.keys, prefix.values):
             if states is not None:
@@ -285,8 +285,8 @@ def _check_servable(model: PreTrainedModel) -> None:
 
 def _can_pad_inside(model: PreTrainedModel, places: int) -> bool:
     # Padding may not stand between a shared prefix and a row's own tokens where distances are
-    # counted in places, padding included: ALiBi as in MPT, and windows of attention that a batch of
-    # so many places outgrows. For those, padding in front of everything is right.
+    # counted in places, padding included: ALiBi as in MPT, and windows of attention that a batch
+    # of so many places outgrows. For those, padding in front of everything is right.
     config = model.config.get_text_config()
     layers = DynamicCache(config=config).layers
     windows = [x.sliding_window for x in layers if isinstance(x, DynamicSlidingWindowLayer)]

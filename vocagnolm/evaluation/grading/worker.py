@@ -45,8 +45,8 @@ def _opinion(kind: AnswerKind | None, output: str, gold: str) -> bool | None:
 
 def restrict_sympy() -> None:
     """Let sympy, which reads a string by evaluating it, read no more than numbers and symbols."""
-    # Its input is read before (`read_answer`), but it takes strings in many places, its own numbers
-    # among them. `eval_expr` is the one place where it runs them.
+    # Its input is read before (`read_answer`), but it takes strings in many places, its own
+    # numbers among them. `eval_expr` is the one place where it runs them.
     evaluate = sympy_parser.eval_expr
 
     def evaluate_numbers(code: str | CodeType, local: object, names: object) -> object:
@@ -71,8 +71,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     restrict_sympy()
-    # Grammars are built at their first use, which no output shall pay for. With another antlr4 than
-    # sympy's this fails, where any failure to read an answer would change verdicts silently.
+    # Grammars are built at their first use, which no output shall pay for. With another antlr4
+    # than sympy's this fails, where any failure to read an answer would change verdicts silently.
     parse_latex("x+1")
     symbolic.algebraically_equal("x+1", "1+x")
     symbolic.verify("$x+1$", "1+x")
