@@ -133,7 +133,9 @@ class PackedCollator:
             lacks = f"an item of the data set lacks {', '.join(missing)}"
             raise ValueError(f"{lacks}: expected those of vocagnolm.packing.Blocks")
         student = [block["student_ids"] for block in blocks]
-        trained = [_labels(block["student_ids"], block["student_labelled"]) for block in blocks]
+        trained = []
+        for block in blocks:
+            trained.append(_labels(block["student_ids"], block["student_labelled"]))
         ids, labels, positions, segments = self._rows(student, trained, self.max_length)
         batch: Batch = {
             "input_ids": ids,
@@ -148,23 +150,31 @@ class PackedCollator:
             chunk = [_chunk_of_positions(row, self.max_length, self.chunks) for row in student]
             batch["chunk"] = torch.from_numpy(np.stack(chunk))
         has_label = labels.numpy() != IGNORED_LABEL
+        # Without a teacher no token is mapped, and all labels count as unmapped below.
         mapped = np.zeros_like(has_label)
         if "teacher_counts" in blocks[0]:
             widths = self._widths(blocks)
             ranges = np.stack([self._ranges(block, widths) for block in blocks])
+            # A token counts as mapped if every one of the K teachers has a range for it.
             mapped = has_label & (ranges[..., 0] != UNMAPPED).all(1)
             batch["teacher_widths"] = widths
+            # [B, K, S, 2] becomes [B, K S, 2], so that the objective looks up the ranges of all
+            # teachers in one call.
             batch["teacher_ranges"] = torch.from_numpy(ranges.reshape(len(blocks), -1, 2))
             if self.shares:
                 shares = np.stack([self._shares(block, len(widths)) for block in blocks])
                 batch["teacher_shares"] = torch.from_numpy(shares.reshape(len(blocks), -1, 3))
-            if any(len(losses) for block in blocks for losses in block["teacher_losses"]):
+            # A store fills `teacher_losses` and an online teacher `teacher_ids`. The other column
+            # exists too, and is empty in every segment.
+            if _has_stored_losses(blocks):
                 losses = np.stack([_losses(block, widths) for block in blocks])
                 batch["teacher_losses"] = torch.from_numpy(losses)
             else:
                 batch.update(self._teacher_rows(blocks, widths))
-                parts = torch.split(batch["teacher_input_ids"], widths, -1)
-                batch["largest_ids"] += [int(part.max()) for part in parts if part.numel()]
+                # Each teacher has a vocabulary of its own, so each has a largest id of its own.
+                for teacher_ids in torch.split(batch["teacher_input_ids"], widths, -1):
+                    if teacher_ids.numel():
+                        batch["largest_ids"].append(int(teacher_ids.max()))
         batch["mapped_tokens"] = mapped.sum(-1).tolist()
         batch["unmapped_tokens"] = (has_label & ~mapped).sum(-1).tolist()
         # A lack of shared memory is an error in the worker here, and would be a hang later.
@@ -174,11 +184,12 @@ class PackedCollator:
 
     def _widths(self, blocks: Sequence[Block]) -> list[int]:
         """Return the columns of each teacher."""
+        # Summed over the segments of a row, [B, K]; the widest row of a teacher sets its columns.
         tokens = np.array([np.sum(block["teacher_counts"], axis=0) for block in blocks])
         longest = tokens.max(0).tolist()
-        if self.teacher_max_length is None:
-            return [padded_width(width, sys.maxsize) for width in longest]
-        limits = np.atleast_1d(self.teacher_max_length).tolist()
+        limits = [sys.maxsize] * len(longest)
+        if self.teacher_max_length is not None:
+            limits = np.atleast_1d(self.teacher_max_length).tolist()
         return [padded_width(width, limit) for width, limit in zip(longest, limits, strict=False)]
 
     def _ranges(self, block: Block, widths: Sequence[int]) -> IntArray:
@@ -198,6 +209,7 @@ class PackedCollator:
         for segment_ranges, counts in zip(block["ranges"], block["teacher_counts"], strict=True):
             end = start + segment_ranges.shape[1]
             moved = segment_ranges + begins[:, None, None]
+            # -1 is a mark and no position, so it must not move with the segment.
             ranges[:, start:end] = np.where(segment_ranges == UNMAPPED, UNMAPPED, moved)
             begins = begins + counts
             start = end
@@ -212,23 +224,38 @@ class PackedCollator:
         return shares
 
     def _teacher_rows(self, blocks: Sequence[Block], widths: Sequence[int]) -> Batch:
-        labels = [_labels(block["teacher_ids"], block["teacher_labelled"]) for block in blocks]
-        rows = []
+        """Return what online teachers read of a batch, each teacher in columns of its own."""
+        # The labelled ranges count in the concatenated tokens of all teachers, so labels are made
+        # before a segment is split by teacher.
+        block_labels = []
+        for block in blocks:
+            block_labels.append(_labels(block["teacher_ids"], block["teacher_labelled"]))
+        ids_by_teacher = []
+        labels_by_teacher = []
+        positions_by_teacher = []
+        edges_by_teacher = []
+        longest_by_teacher = []
+        label_counts = []
         for teacher, width in enumerate(widths):
-            ids = [_of_teacher(block, block["teacher_ids"], teacher) for block in blocks]
+            rows = []
             trained = []
-            for block, block_labels in zip(blocks, labels, strict=True):
-                trained.append(_of_teacher(block, block_labels, teacher))
-            rows.append(self._rows(ids, trained, width))
+            for block, labels in zip(blocks, block_labels, strict=True):
+                rows.append(_of_teacher(block, block["teacher_ids"], teacher))
+                trained.append(_of_teacher(block, labels, teacher))
+            ids_BT, labels_BT, positions_BT, segments = self._rows(rows, trained, width)
+            ids_by_teacher.append(ids_BT)
+            labels_by_teacher.append(labels_BT)
+            positions_by_teacher.append(positions_BT)
+            edges_by_teacher.append(segments.edges)
+            longest_by_teacher.append(segments.longest)
+            label_counts.append(int((labels_BT != IGNORED_LABEL).sum()))
         return {
-            "teacher_input_ids": torch.cat([ids for ids, _, _, _ in rows], -1),
-            "teacher_labels": torch.cat([labels for _, labels, _, _ in rows], -1),
-            "teacher_position_ids": torch.cat([positions for _, _, positions, _ in rows], -1),
-            "teacher_segment_edges": [segments.edges for _, _, _, segments in rows],
-            "teacher_longest_segment": [segments.longest for _, _, _, segments in rows],
-            "teacher_label_tokens": [
-                int((labels != IGNORED_LABEL).sum()) for _, labels, _, _ in rows
-            ],
+            "teacher_input_ids": torch.cat(ids_by_teacher, -1),
+            "teacher_labels": torch.cat(labels_by_teacher, -1),
+            "teacher_position_ids": torch.cat(positions_by_teacher, -1),
+            "teacher_segment_edges": edges_by_teacher,
+            "teacher_longest_segment": longest_by_teacher,
+            "teacher_label_tokens": label_counts,
         }
 
     def _rows(
@@ -239,10 +266,14 @@ class PackedCollator:
         ids = np.zeros(shape, np.int64)
         labels = np.full(shape, IGNORED_LABEL, np.int64)
         positions = np.zeros(shape, np.int64)
+        # Segments stand one after the other from the left, and padding keeps the values above:
+        #
         # ids        1   5 6 2   1   7   0   0       two segments, and padding
         # labels    -100 5 6 2 -100  7 -100 -100
         # positions  0   1 2 3   0   1   0   0
+        lengths = []
         for row, segments in enumerate(blocks):
+            lengths.append(list(map(len, segments)))
             start = 0
             for segment, segment_labels in zip(segments, trained[row], strict=True):
                 end = start + len(segment)
@@ -252,14 +283,16 @@ class PackedCollator:
                 labels[row, start : start + 1] = IGNORED_LABEL
                 positions[row, start:end] = np.arange(len(segment))
                 start = end
-        lengths = [[len(segment) for segment in segments] for segments in blocks]
         # Padding must not be the longest, or the kernel would be called for more than it needs.
-        longest = max(max(tokens, default=0) for tokens in lengths) or length
+        longest = max(itertools.chain.from_iterable(lengths), default=0) or length
         for tokens in lengths:
+            # The segments of a row must add up to its whole length, as edges run on from one row
+            # to the next. `segments_of` drops a last piece of no tokens.
             whole_pieces, last_piece = divmod(length - sum(tokens), longest or 1)
             tokens += [longest] * whole_pieces
             tokens.append(last_piece)
         if self.attend_across_documents:
+            # Padding stands at the end of a row, so no token of a text attends to it.
             positions[:] = np.arange(length)
             lengths = [[length]] * len(blocks)
         ids_BS = torch.from_numpy(ids)
@@ -291,14 +324,22 @@ def _of_teacher(block: Block, column: Sequence[Any], teacher: int) -> list[Any]:
     """Take one teacher's part of what every segment has of all teachers."""
     parts = []
     for values, counts in zip(column, block["teacher_counts"], strict=True):
+        # `np.split` takes the inner edges alone, so the last sum, the end, is left out.
         edges = np.cumsum(counts)[:-1]
         parts.append(np.split(values, edges)[teacher])
     return parts
 
 
+def _has_stored_losses(blocks: Sequence[Block]) -> bool:
+    """Test whether any segment comes with losses from a store."""
+    segments = itertools.chain.from_iterable(block["teacher_losses"] for block in blocks)
+    return any(map(len, segments))
+
+
 def _losses(block: Block, widths: Sequence[int]) -> FloatArray:
     """Return the stored losses of a row [T], NaN at padding."""
     row = np.full(sum(widths), np.nan, np.float32)
+    # `np.split` gives views of the row, so what is written to a teacher's columns is in the row.
     for teacher, columns in enumerate(np.split(row, np.cumsum(widths)[:-1])):
         losses = np.concatenate(_of_teacher(block, block["teacher_losses"], teacher))
         columns[: len(losses)] = losses
@@ -308,7 +349,10 @@ def _losses(block: Block, widths: Sequence[int]) -> FloatArray:
 def _chunk_of_positions(student: Sequence[IntArray], length: int, chunks: int) -> IntArray:
     """Return the chunk of every position of a row [S]."""
     tokens = sum(map(len, student))
+    # Padding gets the position of the last token, and with it the chunk of that token.
     positions = np.arange(length).clip(max=tokens - 1)
+    # A chunk of no tokens has two equal edges. "right" steps over both, so that the position is
+    # in the chunk that holds it.
     return chunk_edges(tokens, chunks).searchsorted(positions, side="right") - 1
 
 
@@ -322,9 +366,13 @@ def _ranges_of_chunks(block: Block, widths: Sequence[int], length: int, chunks: 
         counts = np.array([counts[teacher] for counts in block["teacher_counts"]], np.int64)
         edges = chunk_edges(int(counts.sum()), chunks)
         # The first token of a segment has no loss; a chunk of such tokens only guides nothing.
-        losses = np.diff(edges - (np.cumsum(counts) - counts).searchsorted(edges))
+        # Before an edge stand as many such tokens as segments have begun, and the difference of
+        # two edges is then the number of losses in the chunk between them.
+        firsts_before = (np.cumsum(counts) - counts).searchsorted(edges)
+        losses = np.diff(edges - firsts_before)
         chunk_ranges = begin + np.stack([edges[:-1], edges[1:]], -1)
         chunk_ranges[losses <= 0] = UNMAPPED
+        # From a range for each chunk to one for each token, by the chunk that the token is in.
         ranges[teacher, :tokens] = chunk_ranges[chunk]
         begin += width
     return ranges

@@ -1,16 +1,17 @@
 """From documents to aligned segments: what both models read, and which tokens guide which.
 
-Input: a corpus with a `text` column and one or two tokenizers. Output: a `datasets.Dataset` with
-one row per segment, memory-mapped and cached. Knows no model.
+The input is a corpus with a `text` column and one or two tokenizers. The output is a
+`datasets.Dataset` with one row per segment, memory-mapped and cached. The module knows no model.
 
 Tokens are aligned here only to count how many a teacher guides. Rows keep the spans of the tokens,
-7.9 bytes a token with the ids where ranges would take 16, and a packed sequence is aligned again
-when it is read (`packing.as_block`), which takes a tenth of a millisecond.
+which take 7.9 bytes a token with the ids, where ranges would take 16. A packed sequence is aligned
+again when it is read (`packing.as_block`), which takes a tenth of a millisecond.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -105,7 +106,9 @@ def _as_table(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
     arrays = []
     for name, kind in zip(schema.names, schema.types, strict=True):
         if pa.types.is_list(kind):
+            # Edges that are all 0 make every row an empty list.
             edges, flat = columns.get(name, (np.zeros(rows + 1), np.empty(0)))
+            # Arrow takes the NumPy array as it is, so that there is no Python object for a token.
             values = pa.array(flat.astype(kind.value_type.to_pandas_dtype(), copy=False))
             array = pa.ListArray.from_arrays(pa.array(edges.astype(np.int32)), values, type=kind)
         else:
@@ -138,14 +141,15 @@ class Segments:
         return np.asarray(self.rows.with_format("numpy")[name][:])
 
     def total(self, column: str) -> int:
-        """Sum of an integer column."""
+        """Return the sum of an integer column."""
         return int(self._column(column).sum())
 
     def split(self, fraction: float, seed: int) -> tuple[Segments, Segments]:
         """Hold out a share of the documents: (the rest, the held-out ones)."""
+        # Whole documents are held out: two segments of one document are too alike to judge by.
         documents = self._column("document")
         distinct = np.unique(documents)
-        # Rounded first: 7 % of 100 are 7, not 8.
+        # The product is rounded first, because 0.07 * 100 is a little more than 7 in floats.
         count = math.ceil(round(fraction * len(distinct), 6))
         held_out = np.random.default_rng(seed).permutation(distinct)[:count]
         is_held_out = np.isin(documents, held_out)
@@ -155,6 +159,7 @@ class Segments:
 
     def digest(self) -> str:
         """Name the corpus by the lengths of all segments in order: another corpus has another."""
+        # The integer types are fixed, so that the digest does not depend on how a cache is typed.
         sha256 = hashlib.sha256(self._column("document").astype(np.int64).tobytes())
         sha256.update(self._column("student_tokens").astype(np.int32).tobytes())
         sha256.update(self._column("teacher_tokens").astype(np.int32).tobytes())
@@ -187,7 +192,7 @@ def align_corpus(
 ) -> Segments:
     """Cut every document into segments that both readers can hold, and align the two encodings.
 
-    The result is cached beside the corpus under a fingerprint of the corpus, both readers and the
+    The result is cached next to the corpus under a fingerprint of the corpus, both readers and the
     format, part by part: what a killed process has finished is kept, and machines that share the
     cache work on different parts. A single teacher may be given by its reader. Conversations are
     not cut, and `train_on` says which of their tokens have labels.
@@ -201,7 +206,9 @@ def align_corpus(
     features = _column_types(student, teachers)
     if not len(corpus):
         # `map` would return it unchanged.
-        return Segments(datasets.Dataset.from_dict({name: [] for name in features}, features), [])
+        no_rows: dict[str, list[object]] = {name: [] for name in features}
+        return Segments(datasets.Dataset.from_dict(no_rows, features), [])
+    # Everything that decides the rows must be in the key, or a run would read another's cache.
     readers = f"{student.fingerprint()}|{teacher.fingerprint() if teacher else None}"
     key = f"{_FORMAT}|{corpus._fingerprint}|{readers}"
     is_turns = is_conversations(corpus)
@@ -209,8 +216,9 @@ def align_corpus(
         if teachers.by_position:
             raise ValueError("--uld_pairing position does not go with chat templates: use last")
         teachers.check_templates(student)
-        templates = [student.template]
-        templates += [reader.template for reader in teachers.readers]
+        templates = []
+        for reader in (student, *teachers.readers):
+            templates.append(reader.template)
         key += f"|{templates}|{train_on}"
     # As Arrow: the library would fail on a whole batch if one text in it is not valid UTF-8.
     corpus = corpus.with_format("arrow")
@@ -218,9 +226,8 @@ def align_corpus(
     starts = range(0, len(corpus), _PART)
     parts: dict[int, datasets.Dataset] = {}
     # A part that another process is making is passed over, and read at the end, when it is made.
-    rounds = [(start, 0) for start in starts]
-    rounds += [(start, -1) for start in starts]
-    for start, timeout in rounds:
+    # The first round does not wait for a lock, and the second one waits as long as it takes.
+    for timeout, start in itertools.product((0, -1), starts):
         if start in parts:
             continue
         documents = corpus.select(range(start, min(start + _PART, len(corpus))))
@@ -231,6 +238,9 @@ def align_corpus(
             first_file = Path(corpus.cache_files[0]["filename"])
             cache = str(first_file.with_name(f"cache-{fingerprint}.arrow"))
         lock = FileLock(f"{cache}.lock", timeout=timeout) if cache else nullcontext()
+        # `map` writes a temporary file and renames it at the end, so that a killed process leaves
+        # no half of a part; the system drops its lock. Whoever comes next finds the file and maps
+        # it into memory instead of making it again.
         with suppress(Timeout), lock:
             parts[start] = documents.map(
                 aligner.align_batch,
@@ -246,8 +256,10 @@ def align_corpus(
                 new_fingerprint=fingerprint,
                 desc=f"Aligning documents, part {start // _PART + 1} of {len(starts)}",
             )
-    rows = datasets.concatenate_datasets([parts[start] for start in starts]).with_format(None)
-    # A row of a skipped document holds nothing but the reason.
+    # The parts may be finished in any order, and are joined in the order of the documents.
+    rows = datasets.concatenate_datasets(list(map(parts.__getitem__, starts))).with_format(None)
+    # A row of a skipped document holds nothing but the reason. Reasons are read by Arrow, which
+    # touches two columns only, and the rows are left out by index, which copies nothing.
     is_skipped = rows.data.column("skipped").is_valid()
     documents = rows.data.column("document").filter(is_skipped).to_pylist()
     reasons = rows.data.column("skipped").filter(is_skipped).to_pylist()
@@ -257,7 +269,7 @@ def align_corpus(
 
 @dataclass(frozen=True)
 class _Aligner:
-    """Makes rows of documents, or of conversations, by what of them is trained on."""
+    """Makes the rows of documents, or of conversations where `train_on` is given."""
 
     student: Reader
     teachers: TeacherReaders
@@ -269,6 +281,7 @@ class _Aligner:
 
         `start` is the index of the part's first document.
         """
+        # `map` counts within the part; rows name a document by its index in the corpus.
         documents = [start + index for index in indices]
         if self.train_on:
             conversations, skipped = conversations_of(batch, documents)
@@ -280,6 +293,7 @@ class _Aligner:
             return rows
         reasons = {"document": np.array(list(skipped)), "skipped": list(skipped.values())}
         all_rows = pa.concat_tables([rows, _as_table(reasons, self.schema)])
+        # Readers rely on rows in the order of the corpus, so the reasons go between the others.
         return all_rows.sort_by([("document", "ascending"), ("start", "ascending")])
 
     @staticmethod
@@ -309,21 +323,30 @@ class _Aligner:
             # One document of many is at fault. Each is read alone, so that only that one is
             # skipped.
             if len(texts) > 1:
-                tables = [self._texts({index: text}, skipped) for index, text in texts.items()]
+                tables = []
+                for index, text in texts.items():
+                    tables.append(self._texts({index: text}, skipped))
                 return pa.concat_tables(tables)
             skipped.update(dict.fromkeys(texts, str(error)))
             return self.schema.empty_table()
-        # A teacher's limit counts the start token.
-        limits = [self.student.text_limit]
-        limits += [limit - 1 for limit in self.teachers.limits()]
+        limits = self._limits(self.student.text_limit)
         models = [student_tokens]
         models += teacher_tokens
+        # Tokens of each model in each text, [models, texts].
         counts = np.stack([np.diff(model.edges) for model in models])
-        fits = np.array(((counts > 0) & (counts <= np.array(limits)[:, None])).all(axis=0))
+        is_read = counts > 0
+        is_within = counts <= np.array(limits)[:, None]
+        fits = np.array((is_read & is_within).all(axis=0))
+        # A store names the texts that it has cut or lacks. They go through `_cut`, which keeps to
+        # its cuts or gives the reason, even where all tokens would fit.
         fits[list(cuts)] = False
-        # Parts of texts: (text, start, end). A text that fits is one part.
-        parts = [(text, 0, len(contents[text])) for text in np.flatnonzero(fits).tolist()]
-        # Of the others a model has more tokens than its limit, or they are cut already.
+        # Parts of texts: (text, start, end). A text that fits is one part, and only the others
+        # are looked at one by one in Python.
+        fitting = np.flatnonzero(fits).tolist()
+        parts = []
+        for text in fitting:
+            parts.append((text, 0, len(contents[text])))
+        # The others have more tokens of a model than its limit, or none, or are cut already.
         for text in np.flatnonzero(~fits).tolist():
             spans = [model.encoding(text).spans for model in models]
             edges = self._cut(contents[text], spans, limits, text in cuts, cuts.get(text, ()))
@@ -332,12 +355,22 @@ class _Aligner:
             else:
                 for start, end in pairwise(edges):
                     parts.append((text, start, end))
+        # Sorted by text and start, as `lay_out` and the order of rows need it; the shape is given
+        # because an array of no parts would have one dimension.
         segments = np.array(sorted(parts), np.int64).reshape(-1, 3)
         lengths = np.fromiter(map(len, contents), np.int64, len(contents))
         by_position = self.teachers.by_position
         columns = lay_out(segments, lengths, student_tokens, teacher_tokens, by_position)
+        # From the place of a text in this batch to the index of its document in the corpus.
         columns["document"] = np.array(documents, np.int64)[segments[:, 0]]
         return self._table(columns)
+
+    def _limits(self, student_limit: int) -> list[int]:
+        """Return the most tokens of a text for each model, the tokens around it taken off."""
+        limits = [student_limit]
+        # A teacher's limit counts the start token.
+        limits += [limit - 1 for limit in self.teachers.limits()]
+        return limits
 
     @staticmethod
     def _cut(
@@ -353,7 +386,7 @@ class _Aligner:
         """
         if marks is None:
             return MISSING
-        has_teacher = any(len(teacher_spans) for teacher_spans in spans[1:])
+        has_teacher = any(map(len, spans[1:]))
         if is_cut and not has_teacher:
             # Without a teacher it is cut for the student alone.
             spans = spans[:1]
@@ -366,22 +399,25 @@ class _Aligner:
         contents = list(conversations.values())
         models = [self.student.read_turns(contents, train_on)]
         models += self.teachers.read_turns(contents, train_on)
-        # A limit counts the first token.
-        limits = [self.student.limit - 1]
-        limits += [limit - 1 for limit in self.teachers.limits()]
+        # The template writes the end of a conversation, so only the first token is taken off.
+        limits = self._limits(self.student.limit - 1)
         fitted = []
         for number, (document, conversation) in enumerate(conversations.items()):
+            # All models must keep the same messages, so what they read is judged together.
             reads = [model[number] for model in models]
             turns = fit_turns(document, conversation, reads, limits)
             if isinstance(turns, str):
                 skipped[document] = turns
             else:
                 fitted.append(turns)
+        # A conversation is one segment, from its first character to the end of the last answer.
         lengths = np.array([turns.end for turns in fitted], np.int64)
         segments = np.stack([np.arange(len(lengths)), 0 * lengths, lengths], axis=1)
+        # `fitted` goes by conversation, and `lay_out` takes one `Tokens` for each model.
         tokens = []
         for model in range(len(models)):
-            tokens.append(join_turns([turns.reads[model] for turns in fitted]))
+            reads = [turns.reads[model] for turns in fitted]
+            tokens.append(join_turns(reads))
         columns = lay_out(segments, lengths, tokens[0], tokens[1:])
         return self._table(columns | turn_columns(fitted))
 
@@ -393,6 +429,8 @@ class _Aligner:
             if f"{side}_spans" not in columns:
                 continue
             edges, spans = columns.pop(f"{side}_spans")
+            # There is a code for each span, so codes have the edges of the spans; exceptions are
+            # few and have edges of their own.
             codes, exceptions, exception_edges = narrow_spans(spans, edges)
             columns[f"{side}_codes"] = edges, codes
             columns[f"{side}_exceptions"] = exception_edges, exceptions

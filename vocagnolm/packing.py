@@ -1,13 +1,14 @@
 """Pack segments into sequences of `max_length` student tokens, and these into batches.
 
-Input: aligned segments (`vocagnolm.data`). Output: a map-style dataset of packed sequences, so that
-resuming is an index; and a `Batch`, with teacher ranges relative to the teachers' rows. Knows
-neither tokenizers nor models; `chunks` and `shares` are what two methods need beyond the ranges.
+The input is aligned segments (`vocagnolm.data`). The output is a map-style dataset of packed
+sequences, so that a run resumes by an index, and `vocagnolm.collator` makes batches of them. The
+module knows neither tokenizers nor models.
 """
 
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
@@ -27,8 +28,8 @@ FloatArray = npt.NDArray[np.float32]
 class Block(TypedDict, total=False):
     """One packed sequence: its index, and one array for each of its segments.
 
-    Columns are those of `vocagnolm.data.Segments`, the teachers' only where there are any; ranges
-    those of `align_segment`.
+    The columns are those of `vocagnolm.data.Segments`. The teachers' are there only if there is a
+    teacher. The ranges are those that `align_segment` returns.
     """
 
     block: int
@@ -48,9 +49,12 @@ class Block(TypedDict, total=False):
 
 def segment_rows(block: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Turn the columns of a packed sequence into a row for each of its segments."""
+    # The index belongs to the sequence as a whole; every other entry has a value a segment.
     names = [name for name in block if name != "block"]
-    columns = [block[name] for name in names]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    rows = []
+    for values in zip(*map(block.__getitem__, names), strict=True):
+        rows.append(dict(zip(names, values, strict=True)))
+    return rows
 
 
 def as_block(index: int, columns: Mapping[str, Sequence[Any]]) -> Block:
@@ -80,30 +84,35 @@ def pack(
     >>> pack([5, 3, 2, 4], [5, 3, 2, 4], max_length=7, teacher_max_length=99)
     [[0, 2], [1, 3]]
     """
+    # One row for a segment, and one column for a model: the student, and then the teachers.
     sizes = np.column_stack((student_tokens, teacher_tokens)).astype(np.int64)
     limits = [max_length]
     limits += np.atleast_1d(teacher_max_length).tolist()
+    # Without a teacher there is no column that its limit would be compared with.
     limits = limits[: sizes.shape[1]]
     if (sizes > limits).any():
         raise ValueError(
             f"segments have up to {sizes.max(0).tolist()} tokens, beyond {limits}: align and pack "
             "for the same limits"
         )
-    # Rounded up: a segment never needs less than it says.
-    needs = np.max(
-        [-(-size * max_length // limit) for size, limit in zip(sizes.T, limits, strict=True)], 0
-    )
+    # What a segment needs is rounded up, and below what a sequence has left is rounded down. So
+    # need <= room implies that every model's tokens fit, whatever the two roundings lose.
+    needs = np.zeros(len(sizes), np.int64)
+    for size, limit in zip(sizes.T, limits, strict=True):
+        np.maximum(needs, -(-size * max_length // limit), out=needs)
     blocks: list[list[int]] = []
     # Tokens that each sequence has left for each model.
     remaining: list[list[int]] = []
     # For each room, the sequences that have it; bit r of `rooms` is set where there are any.
     open_blocks: list[list[int]] = [[] for _ in range(max_length + 1)]
     rooms = 0
+    # A stable order makes the packing the same on every machine, which resuming relies on.
     for segment in np.argsort(-needs, kind="stable").tolist():
         need = int(needs[segment])
         # The bits of rooms of at least `need`. The lowest of them is the fullest sequence's.
         fitting = rooms >> need << need
         if fitting:
+            # x & -x keeps the lowest bit that is set.
             room = (fitting & -fitting).bit_length() - 1
             block = open_blocks[room].pop()
             if not open_blocks[room]:
@@ -113,16 +122,21 @@ def pack(
             blocks.append([])
             remaining.append(limits)
         blocks[block].append(segment)
-        tokens = [a - b for a, b in zip(remaining[block], sizes[segment].tolist(), strict=True)]
-        remaining[block] = tokens
-        room = min(n * max_length // limit for n, limit in zip(tokens, limits, strict=True))
+        # New sequences share the list of limits, so it is replaced and never changed in place.
+        free_tokens = list(map(operator.sub, remaining[block], sizes[segment].tolist()))
+        remaining[block] = free_tokens
+        # The tightest model decides, in student tokens, and the sequence moves to its new room.
+        room = max_length
+        for tokens, limit in zip(free_tokens, limits, strict=True):
+            room = min(room, tokens * max_length // limit)
         open_blocks[room].append(block)
         rooms |= 1 << room
+    # A sequence keeps the order of the corpus, not the order by size in which it was filled.
     return [sorted(block) for block in blocks]
 
 
 def padded_width(longest: int, limit: int) -> int:
-    """Columns of a teacher's rows: few different widths, and none beyond its context.
+    """Return the columns of a teacher's rows: few different widths, and none beyond its context.
 
     >>> padded_width(65, 4096), padded_width(65, 100)
     (128, 100)
@@ -133,9 +147,10 @@ def padded_width(longest: int, limit: int) -> int:
 class Blocks(Dataset[Block]):
     """Packed sequences of the rows of `vocagnolm.data.Segments`; `blocks[i]` reads its own only.
 
-    A sequence holds `max_length` student tokens, and `teacher_max_length` of the, or each, teacher.
-    Rows of several corpora, concatenated, are packed apart: `parts` are those of each by its name,
-    and the attribute `parts` the sequences of each.
+    A sequence holds at most `max_length` tokens of the student, and `teacher_max_length` of each
+    teacher. The rows may be those of several corpora, one after the other, which are packed apart.
+    The argument `parts` then says how many rows each corpus has, by its name, and the attribute
+    `parts` how many sequences.
     """
 
     def __init__(
@@ -151,15 +166,21 @@ class Blocks(Dataset[Block]):
         tokens = np.asarray(segments.with_format("numpy")["student_tokens"][:], np.int64)
         by_teacher = np.empty((len(tokens), 0), np.int64)
         if len(tokens) and "teacher_counts" in segments.column_names:
+            # Every row lists K counts. Flattened by Arrow they make no Python object for each.
             counts = pc.list_flatten(segments.with_format("arrow")["teacher_counts"][:])
             by_teacher = np.asarray(counts, np.int64).reshape(len(tokens), -1)
-        packed: list[list[int]] = []
+        # Places of segments in the corpora as a whole, and the number of them in each sequence.
+        order = []
+        sequence_sizes: list[int] = []
         self.parts: dict[str, int] = {}
         first = 0
         for name, size in (parts or {"": len(segments)}).items():
             part = slice(first, first + size)
             sequences = pack(tokens[part], by_teacher[part], max_length, teacher_max_length)
-            packed += [[first + segment for segment in sequence] for sequence in sequences]
+            # `pack` numbers the segments of a corpus from 0; the rows are those of all corpora.
+            local_order = list(itertools.chain.from_iterable(sequences))
+            order.append(first + np.array(local_order, np.int64))
+            sequence_sizes += map(len, sequences)
             self.parts[name] = len(sequences)
             first += size
         self.max_length = max_length
@@ -170,14 +191,18 @@ class Blocks(Dataset[Block]):
         self.corpus_digest: list[str] | None = None
         self.student_tokens = int(tokens.sum())
         # Sequence b holds the segments order[edges[b] : edges[b + 1]].
-        self._order: IntArray = np.array(list(itertools.chain(*packed)), dtype=np.int64)
-        self._edges = np.cumsum([0] + [len(sequence) for sequence in packed])
+        self._order: IntArray = np.concatenate(order)
+        self._edges = np.append(0, np.cumsum(sequence_sizes, dtype=np.int64))
         # Tokens of the longest segment, and of the sequences, for the student and each teacher.
         sizes = np.column_stack([tokens, by_teacher])
-        rows = np.add.reduceat(sizes[self._order], self._edges[:-1]) if packed else sizes
+        rows = sizes
+        # `reduceat` sums from each start to the next, and fails where there is no start at all.
+        if sequence_sizes:
+            rows = np.add.reduceat(sizes[self._order], self._edges[:-1])
         self._longest: list[int] = sizes.max(0, initial=0).tolist()
         self._widest: list[int] = rows.max(0, initial=0).tolist()
         self.teacher_tokens: IntArray = rows[:, 1:].sum(1)
+        # The other columns, such as the counts of text tokens, would be read with every row.
         columns = [name for name in segments.column_names if name in Block.__annotations__]
         self._rows = segments.select_columns(columns).with_format("numpy")
 
@@ -195,6 +220,8 @@ class Blocks(Dataset[Block]):
         """Return the tokens of the longest segment that the student, and each teacher, reads."""
         if not attend_across_documents:
             return self._longest
+        # A row is then one segment, padding included: the student's rows have `max_length`, and a
+        # teacher's the width that `PackedCollator` pads its widest row to.
         lengths = [self.max_length]
         limits = np.atleast_1d(self.teacher_max_length).tolist()
         for width, limit in zip(self._widest[1:], limits, strict=False):

@@ -14,17 +14,35 @@ from vocagnolm.conventions import IntArray
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Bytes that stand for themselves in byte-level vocabularies; the others are U+0100 and following.
-_PRINTABLE = list(range(0x21, 0x7F)) + list(range(0xA1, 0xAD)) + list(range(0xAE, 0x100))
-_UNPRINTABLE = [byte for byte in range(0x100) if byte not in _PRINTABLE]
-_BYTE_LEVEL = {chr(byte): byte for byte in _PRINTABLE}
-_BYTE_LEVEL |= {chr(0x100 + index): byte for index, byte in enumerate(_UNPRINTABLE)}
+# Bytes that stand for themselves in byte-level vocabularies: the printable characters of Latin-1.
+_PRINTABLE = set(range(0x21, 0x7F)) | set(range(0xA1, 0xAD)) | set(range(0xAE, 0x100))
+
+
+def _bytes_of_letters() -> dict[str, int]:
+    """Return the byte that each letter of a byte-level vocabulary stands for."""
+    byte_of = {}
+    unprintable = 0
+    for byte in range(0x100):
+        if byte in _PRINTABLE:
+            byte_of[chr(byte)] = byte
+        else:
+            # The others, in the order of the bytes, have the letters from U+0100 on, so that a
+            # space is U+0120. GPT-2 began this, and all byte-level vocabularies do the same.
+            byte_of[chr(0x100 + unprintable)] = byte
+            unprintable += 1
+    return byte_of
+
+
+_BYTE_LEVEL = _bytes_of_letters()
 _FALLBACK = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(0x100)}
 
 
 def byte_level(token: str) -> bytes:
-    """Return the bytes of a token of letters for bytes; a KeyError where one is another."""
-    return bytes(_BYTE_LEVEL[letter] for letter in token)
+    """Return the bytes of a token that is spelt in letters for bytes.
+
+    A letter that stands for no byte is a KeyError.
+    """
+    return bytes(map(_BYTE_LEVEL.__getitem__, token))
 
 
 def sentencepiece(token: str) -> bytes:
@@ -37,13 +55,18 @@ class TokenBytes:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, spell: Callable[[str], bytes]):
         vocabulary = tokenizer.get_vocab()
+        # A vocabulary may leave ids out, so the list is as long as the largest id asks for.
         spelt = [b""] * (max(vocabulary.values(), default=-1) + 1)
         for token, index in vocabulary.items():
+            # A token that cannot be spelt has no bytes. The texts that it occurs in are then found
+            # to be spelt wrongly, and get their spans from offsets.
             with suppress(KeyError):
                 spelt[index] = spell(token)
-        # These are literal, however the others are spelt.
+        # Added tokens are literal text, however the vocabulary spells the others.
         for index, added in tokenizer.added_tokens_decoder.items():
             spelt[index] = added.content.encode()
+        # The bytes of token i are content[starts[i] : starts[i] + sizes[i]]. Flat arrays let
+        # `find` gather the bytes of all tokens of a batch at once.
         self._content = np.frombuffer(b"".join(spelt), np.uint8)
         self._sizes = np.fromiter(map(len, spelt), np.int64, len(spelt))
         self._starts = np.cumsum(self._sizes) - self._sizes
@@ -62,14 +85,18 @@ class TokenBytes:
         before a text has the first one.
         """
         sizes = self._sizes[ids]
+        # Token n has the bytes [starts[n], ends[n]) of all that the tokens spell.
         ends = np.cumsum(sizes)
         starts = ends - sizes
-        at = np.repeat(self._starts[ids] - starts, sizes)
-        at += np.arange(len(at))
-        spelt = self._content[at].tobytes()
+        # Each of these bytes is copied from the table. Within a token both places grow by one, so
+        # their difference is the same for all of its bytes.
+        places = np.repeat(self._starts[ids] - starts, sizes)
+        places += np.arange(len(places))
+        spelt = self._content[places].tobytes()
         # Where each text begins: in the bytes of the tokens, and in the bytes of the texts.
         begins = np.append(0, ends)[edges]
-        text_begins = np.cumsum([0] + [len(content) for content in contents])
+        text_sizes = np.fromiter(map(len, contents), np.int64, len(contents))
+        text_begins = np.append(0, np.cumsum(text_sizes))
         wrong = []
         for text, content in enumerate(contents):
             spelt_text = spelt[begins[text] : begins[text + 1]]
@@ -79,16 +106,23 @@ class TokenBytes:
         #
         #   tokens   _ a | b   b c | _ d       two of three texts have a space in front
         #   texts      a | b   b c |   d
+        # A text and its tokens end at the same byte, so the ends say by how much to move. The
+        # space in front would then lie before the text: its start is clipped to the text's, and a
+        # token that is nothing but the space gets the first byte.
         counts = np.diff(edges)
-        move = text_begins[1:] - begins[1:]
-        starts = np.maximum(starts + np.repeat(move, counts), np.repeat(text_begins[:-1], counts))
-        ends = np.maximum(ends + np.repeat(move, counts), starts + 1)
+        token_moves = np.repeat(text_begins[1:] - begins[1:], counts)
+        starts = np.maximum(starts + token_moves, np.repeat(text_begins[:-1], counts))
+        ends = np.maximum(ends + token_moves, starts + 1)
+        # First and last byte of a token, both inclusive, as each is looked up below.
         spans = np.stack((starts, ends - 1), axis=1)
         lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+        # In texts of ASCII alone, bytes are characters already.
         if lengths.sum() < text_begins[-1]:
             # Index of the character that has a byte. The first byte of each is not 10xxxxxx.
-            first = np.frombuffer(b"".join(contents), np.uint8) & 0xC0 != 0x80
-            spans = np.take(np.cumsum(first) - 1, spans, mode="clip")
+            is_first = np.frombuffer(b"".join(contents), np.uint8) & 0xC0 != 0x80
+            # A token of no bytes at the end of the last text has a place beyond the end.
+            spans = np.take(np.cumsum(is_first) - 1, spans, mode="clip")
+        # Half-open again, and counted from the first character of the text that holds the token.
         spans[:, 1] += 1
         spans -= np.repeat(np.cumsum(lengths) - lengths, counts)[:, None]
         return spans, wrong
