@@ -17,10 +17,8 @@ EMPTY = "a tokenizer finds no token in it"
 _FILL = 0.95
 
 
-def cut_text(
-    text: str, models: Sequence[Spans], limits: Sequence[int], marks: Sequence[int] = ()
-) -> list[int] | str:
-    """Cut a text at marks, and into about equal parts; return the edges, or why it cannot be.
+def cut_text(text: str, models: Sequence[Spans], limits: Sequence[int]) -> list[int] | str:
+    """Cut a text into about equal parts; return their edges, or why it cannot be cut.
 
     Of each model it takes the spans [N, 2] of the text's tokens, and the most tokens of a part. No
     token of a model goes through a cut, where there is such a place; a paragraph, line or word ends
@@ -34,15 +32,14 @@ def cut_text(
     # Those of all models are tried first, and then those of the student.
     places = np.stack((is_free.all(axis=0), is_free[0]))
     edges = [0]
-    for mark in [*marks, len(text)]:
-        while True:
-            stop = _next_stop(models, limits, edges[-1], mark)
-            if stop is None:
-                break
-            if stop == edges[-1]:
-                return f"character {stop} alone exceeds a context"
-            edges.append(_best(text, places, edges[-1], stop))
-        edges.append(mark)
+    while True:
+        stop = _next_stop(models, limits, edges[-1], len(text))
+        if stop is None:
+            break
+        if stop == edges[-1]:
+            return f"character {stop} alone exceeds a context"
+        edges.append(_best(text, places, edges[-1], stop))
+    edges.append(len(text))
     for spans in models:
         ends_after_start = spans[:, 1].searchsorted(edges[:-1], side="right")
         starts_before_end = spans[:, 0].searchsorted(edges[1:])
@@ -51,21 +48,21 @@ def cut_text(
     return edges
 
 
-def _next_stop(models: Sequence[Spans], limits: Sequence[int], start: int, mark: int) -> int | None:
-    """Return how far a part from `start` reaches; None if it reaches the mark.
+def _next_stop(models: Sequence[Spans], limits: Sequence[int], start: int, end: int) -> int | None:
+    """Return how far a part from `start` reaches; None if it reaches the end of the text.
 
     A part that cannot grow beyond its first character stops where it starts.
     """
     first_tokens = [int(spans[:, 1].searchsorted(start, side="right")) for spans in models]
     share = 0.0
     for spans, first, limit in zip(models, first_tokens, limits, strict=True):
-        last = spans[:, 0].searchsorted(mark, side="left")
+        last = spans[:, 0].searchsorted(end, side="left")
         share = max(share, (last - first) / limit)
     if share <= 1:
         return None
     # Equal parts of what is left; all of a context if one character has so many tokens.
     for aim in (share / math.ceil(share / _FILL), 1.0):
-        stop = mark
+        stop = end
         for spans, first, limit in zip(models, first_tokens, limits, strict=True):
             beyond = first + int(aim * limit)
             if beyond < len(spans):

@@ -30,7 +30,7 @@ from filelock import FileLock, Timeout
 from vocagnolm.alignment import narrow_spans
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, fit_turns, join_turns, turn_columns
-from vocagnolm.conventions import TEXT, IntArray, Spans
+from vocagnolm.conventions import TEXT, IntArray
 from vocagnolm.cutting import cut_text
 from vocagnolm.io import count_reasons
 from vocagnolm.layout import lay_out
@@ -318,14 +318,14 @@ class _Aligner:
         contents = list(texts.values())
         try:
             student_tokens = self.student.read(contents)
-            teacher_tokens, cuts = self.teachers.read(contents)
+            teacher_tokens, lacking = self.teachers.read(contents)
         except ValueError as error:
             # One document of many is at fault. Each is read alone, so that only that one is
             # skipped.
             if len(texts) > 1:
                 tables = []
-                for index, text in texts.items():
-                    tables.append(self._texts({index: text}, skipped))
+                for index, content in texts.items():
+                    tables.append(self._texts({index: content}, skipped))
                 return pa.concat_tables(tables)
             skipped.update(dict.fromkeys(texts, str(error)))
             return self.schema.empty_table()
@@ -337,19 +337,25 @@ class _Aligner:
         is_read = counts > 0
         is_within = counts <= np.array(limits)[:, None]
         fits = np.array((is_read & is_within).all(axis=0))
-        # A store names the texts that it has cut or lacks. They go through `_cut`, which keeps to
-        # its cuts or gives the reason, even where all tokens would fit.
-        fits[list(cuts)] = False
+        # A text that teachers lack is looked at by itself, even where the student's tokens fit.
+        fits[list(lacking)] = False
         # Parts of texts: (text, start, end). A text that fits is one part, and only the others
         # are looked at one by one in Python.
         fitting = np.flatnonzero(fits).tolist()
         parts = []
         for text in fitting:
             parts.append((text, 0, len(contents[text])))
-        # The others have more tokens of a model than its limit, or none, or are cut already.
+        # The others have more tokens of a model than its limit, or none.
         for text in np.flatnonzero(~fits).tolist():
+            reason = lacking.get(text)
+            if reason:
+                skipped[documents[text]] = reason
+                continue
             spans = [model.encoding(text).spans for model in models]
-            edges = self._cut(contents[text], spans, limits, text in cuts, cuts.get(text, ()))
+            if text in lacking:
+                # Without a teacher it is cut for the student alone.
+                spans = spans[:1]
+            edges = cut_text(contents[text], spans, limits[: len(spans)])
             if isinstance(edges, str):
                 skipped[documents[text]] = edges
             else:
@@ -372,26 +378,6 @@ class _Aligner:
         limits += [limit - 1 for limit in self.teachers.limits()]
         return limits
 
-    @staticmethod
-    def _cut(
-        text: str,
-        spans: list[Spans],
-        limits: list[int],
-        is_cut: bool,
-        marks: Sequence[int] | None,
-    ) -> list[int] | str:
-        """Return the edges of the parts of a text, or the reason why it is skipped.
-
-        A text that is cut already has marks; None says that a store lacks it.
-        """
-        if marks is None:
-            return MISSING
-        has_teacher = any(map(len, spans[1:]))
-        if is_cut and not has_teacher:
-            # Without a teacher it is cut for the student alone.
-            spans = spans[:1]
-        return cut_text(text, spans, limits[: len(spans)], marks)
-
     def _turns(
         self, conversations: Mapping[int, Conversation], skipped: dict[int, str], train_on: TrainOn
     ) -> pa.Table:
@@ -404,8 +390,7 @@ class _Aligner:
         fitted = []
         for number, (document, conversation) in enumerate(conversations.items()):
             # All models must keep the same messages, so what they read is judged together.
-            reads = [model[number] for model in models]
-            turns = fit_turns(document, conversation, reads, limits)
+            turns = fit_turns(document, conversation, [model[number] for model in models], limits)
             if isinstance(turns, str):
                 skipped[document] = turns
             else:

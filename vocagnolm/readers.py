@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# By index of each document that must be cut: the places, None where they are not known.
-Cuts = Mapping[int, Sequence[int] | None]
+# The documents that teachers lack, by index: why each is skipped, or None for one that is kept, and
+# trained on without a teacher.
+Lacking = Mapping[int, str | None]
 
 
 # For models without a template of their own.
@@ -202,8 +203,8 @@ class TeacherReaders:
         """Name each teacher that is not loaded as a model, and the source of its losses."""
         return []
 
-    def read(self, texts: Sequence[str]) -> tuple[list[Tokens], Cuts]:
-        """Return every teacher's tokens of documents, and where these must be cut."""
+    def read(self, texts: Sequence[str]) -> tuple[list[Tokens], Lacking]:
+        """Return every teacher's tokens of documents, and the documents that teachers lack."""
         return [reader.read(texts) for reader in self.readers], {}
 
     def check_templates(self, *more_readers: Reader) -> None:

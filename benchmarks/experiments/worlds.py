@@ -299,11 +299,11 @@ class TextWorld(World):
     def make_oracle_losses(self, path: Path, _: int) -> None:
         """Losses of the student's own tokens that say which are as they were, and nothing else."""
         path.mkdir()
-        segments = [
-            (store.document_key(text), store.StoredSegment(0, len(text), spans, losses))
+        documents = [
+            (store.document_key(text), store.StoredDocument(len(text), spans, losses))
             for (text, _), (spans, losses) in zip(self.pages, self._oracle, strict=True)
         ]
-        store.write_shard(path, 0, segments, "float32")
+        store.write_shard(path, 0, documents, "float32")
         about = {"teacher": "oracle", "tokenizer_sha256": "", "context": 2**20}
         store.finish_store(path, about)
 

@@ -85,10 +85,9 @@ def test_oracle_and_judge_run_in_a_tiny_world(corpus: Path, tmp_path: Path) -> N
     differences = methods.paired(results)
     assert differences["oracle"][3]["top1"] == results["oracle"][3]["top1"] - row["top1"]
     page, is_kept = world.pages[0]
-    found = Store(world.need("oracle_losses", 0)).segments(page)
-    assert found is not None
-    (segment,) = found
-    for (begin, end), loss in zip(segment.spans, segment.losses, strict=True):
+    stored = Store(world.need("oracle_losses", 0)).document(page)
+    assert stored is not None
+    for (begin, end), loss in zip(stored.spans, stored.losses, strict=True):
         assert (loss < 1e6) == is_kept[begin:end].all()
     state = json.loads((world.seed_dir(3) / "oracle" / "trainer_state.json").read_text())
     share = [log["selected_fraction"] for log in state["log_history"] if "selected_fraction" in log]

@@ -214,12 +214,13 @@ def test_pieces_follow_a_document_without_a_teacher(
     sample = sample_of(texts, readers[0], StoredReader([stored], plain=True))
     losses_BT = sample.batch["teacher_losses"]
     (views,) = views_of(sample, guidance_of(sample)._replace(teacher_loss_BT=losses_BT))
-    (segment,) = stored.segments(texts[1]) or ()
+    document = stored.document(texts[1])
+    assert document is not None
     pieces = [
         list({id(piece): piece[1] for token in view.tokens for piece in token.pieces}.values())
         for view in views
     ]
-    assert pieces == [[], segment.losses.tolist()]
+    assert pieces == [[], document.losses.tolist()]
 
 
 # The command.

@@ -19,7 +19,7 @@ from vocagnolm.store.format import (
     MANIFEST_FILE,
     SHARDS,
     Store,
-    StoredSegment,
+    StoredDocument,
     begin_store,
     document_key,
     find_faults,
@@ -39,25 +39,25 @@ TRAILING_ZERO = next(str(i) for i in itertools.count() if not document_key(str(i
 
 @pytest.mark.parametrize("spans", [[[0, 2], [3, 4]], [[1, 2]], [[0, 3], [0, 2]]])
 def test_spans_with_a_gap_are_rejected(spans: list[list[int]], tmp_path: Path) -> None:
-    segment = StoredSegment(0, 4, np.array(spans), np.zeros(len(spans), np.float32))
+    document = StoredDocument(4, np.array(spans), np.zeros(len(spans), np.float32))
     with pytest.raises(ValueError, match="gap"):
-        write_shard(tmp_path, 0, [(document_key("abcd"), segment)], "float16")
+        write_shard(tmp_path, 0, [(document_key("abcd"), document)], "float16")
 
 
 @pytest.mark.parametrize("spans", [[[0, 2], [2, 5]], [[0, 2], [2, 3]]])
 def test_spans_that_do_not_cover_the_text_are_rejected(
     spans: list[list[int]], tmp_path: Path
 ) -> None:
-    segment = StoredSegment(0, 4, np.array(spans), np.zeros(2, np.float32))
-    write_shard(tmp_path, 0, [(document_key("abcd"), segment)], "float16")
+    document = StoredDocument(4, np.array(spans), np.zeros(2, np.float32))
+    write_shard(tmp_path, 0, [(document_key("abcd"), document)], "float16")
     finish_store(tmp_path, about(0))
     with pytest.raises(ValueError, match="spans from"):
-        Store(tmp_path).segments("abcd")
+        Store(tmp_path).document("abcd")
 
 
 def test_token_takes_about_three_bytes(tmp_path: Path) -> None:
     texts = [f"{number} {'x' * 500}" for number in range(40)]
-    rows = [row for text in texts for row in segments_of(text, [], 0)]
+    rows = [stored_of(text, 0) for text in texts]
     write_shard(tmp_path, 0, rows, "float16")
     size = (tmp_path / shard_name(0)).stat().st_size
     assert 3.0 < size / sum(map(len, texts)) < 3.25
@@ -66,15 +66,13 @@ def test_token_takes_about_three_bytes(tmp_path: Path) -> None:
 # Stores
 
 
-def segments_of(text: str, cuts: Sequence[int], seed: int) -> list[tuple[bytes, StoredSegment]]:
-    """A document in segments, a token per character, with made-up losses that float16 holds."""
+def stored_of(text: str, seed: int) -> tuple[bytes, StoredDocument]:
+    """A document, a token per character, with made-up losses that float16 holds."""
     rng = np.random.default_rng([seed, len(text)])
-    found = []
-    for start, end in itertools.pairwise([0, *cuts, len(text)]):
-        spans = np.stack([np.arange(start, end), np.arange(start, end) + 1], axis=-1)
-        losses = rng.random(end - start).astype(np.float16).astype(np.float32)
-        found.append((document_key(text), StoredSegment(start, end, spans, losses)))
-    return found
+    ends = np.arange(1, len(text) + 1)
+    spans = np.stack([ends - 1, ends], axis=-1)
+    losses = rng.random(len(text)).astype(np.float16).astype(np.float32)
+    return document_key(text), StoredDocument(len(text), spans, losses)
 
 
 def about(seed: int) -> dict[str, Any]:
@@ -85,21 +83,18 @@ def about(seed: int) -> dict[str, Any]:
 def make_store(
     directory: Path, texts: Sequence[str] = TEXTS, *, seed: int = 0, **description: Any
 ) -> Path:
-    """A store of shards of three documents; those of more than five characters are cut."""
+    """A store of shards of three documents."""
     directory.mkdir(parents=True, exist_ok=True)
     shards = [texts[first : first + 3] for first in range(0, len(texts), 3)]
     for number, shard in enumerate(shards):
-        segments = [
-            segment for text in shard for segment in segments_of(text, [5] * (len(text) > 5), seed)
-        ]
-        write_shard(directory, number, segments, "float16")
+        write_shard(directory, number, [stored_of(text, seed) for text in shard], "float16")
     finish_store(directory, about(seed) | description)
     return directory
 
 
-def as_lists(segments: Sequence[StoredSegment] | None) -> list[Any]:
-    assert segments is not None
-    return [(s.start, s.end, s.spans.tolist(), s.losses.tolist()) for s in segments]
+def as_lists(document: StoredDocument | None) -> list[Any]:
+    assert document is not None
+    return [document.length, document.spans.tolist(), document.losses.tolist()]
 
 
 @pytest.fixture(scope="module")
@@ -114,12 +109,11 @@ def test_store_gives_back_what_was_written(finished: Path) -> None:
     ]  # fmt: skip
     opened = Store(finished)
     for text in TEXTS:
-        expected = [segment for _, segment in segments_of(text, [5] * (len(text) > 5), 0)]
-        assert as_lists(opened.segments(text)) == as_lists(expected)
-    assert opened.segments("absent") is None
-    assert opened.segments("") is None
+        assert as_lists(opened.document(text)) == as_lists(stored_of(text, 0)[1])
+    assert opened.document("absent") is None
+    assert opened.document("") is None
     manifest = opened.manifest
-    assert (manifest["documents"], manifest["segments"]) == (7, 12)
+    assert manifest["documents"] == 7
     assert manifest["tokens"] == sum(map(len, TEXTS))
     assert manifest["teacher"] == "teacher 0"
 
@@ -127,14 +121,14 @@ def test_store_gives_back_what_was_written(finished: Path) -> None:
 def test_key_that_ends_in_zero_is_found(tmp_path: Path) -> None:
     """NumPy takes zeros at the end of a string for none."""
     opened = Store(make_store(tmp_path / "S", [TRAILING_ZERO, "another"]))
-    assert as_lists(opened.segments(TRAILING_ZERO))
+    assert as_lists(opened.document(TRAILING_ZERO))
 
 
-def test_document_without_all_segments_is_absent(tmp_path: Path) -> None:
-    tail = segments_of("a whole document", [4, 9], 0)[1:]
-    write_shard(tmp_path, 0, tail, "float16")
+def test_document_stored_in_part_is_absent(tmp_path: Path) -> None:
+    _, part = stored_of("a whole", 0)
+    write_shard(tmp_path, 0, [(document_key("a whole document"), part)], "float16")
     finish_store(tmp_path, about(0))
-    assert Store(tmp_path).segments("a whole document") is None
+    assert Store(tmp_path).document("a whole document") is None
 
 
 @pytest.mark.parametrize("shards", [0, 1, 2])
@@ -144,20 +138,20 @@ def test_empty_shards_hold_no_documents(tmp_path: Path, shards: int) -> None:
     finish_store(tmp_path, about(0))
     opened = Store(tmp_path)
     assert opened.manifest["tokens"] == 0
-    assert opened.segments("text") is None
+    assert opened.document("text") is None
 
 
 def test_stored_document_without_tokens_is_found(tmp_path: Path) -> None:
-    empty = StoredSegment(0, 4, np.empty((0, 2), np.int64), np.empty(0, np.float32))
+    empty = StoredDocument(4, np.empty((0, 2), np.int64), np.empty(0, np.float32))
     write_shard(tmp_path, 0, [(document_key("text"), empty)], "float16")
     finish_store(tmp_path, about(0))
-    assert as_lists(Store(tmp_path).segments("text")) == [(0, 4, [], [])]
+    assert as_lists(Store(tmp_path).document("text")) == [4, [], []]
 
 
 def test_documents_without_tokens_are_counted(tmp_path: Path) -> None:
     none = np.empty((0, 2), np.int64), np.empty(0, np.float32)
-    empty = [(document_key(text), StoredSegment(0, 1, *none)) for text in "ab"]
-    write_shard(tmp_path, 0, [*segments_of("text", [2], 0), *empty], "float16")
+    empty = [(document_key(text), StoredDocument(1, *none)) for text in "ab"]
+    write_shard(tmp_path, 0, [stored_of("text", 0), *empty], "float16")
     finish_store(tmp_path, about(0))
     manifest = Store(tmp_path).manifest
     assert (manifest["documents"], manifest["unscored"]) == (3, 2)
@@ -166,7 +160,7 @@ def test_documents_without_tokens_are_counted(tmp_path: Path) -> None:
 def test_store_opens_with_datasets_when_it_is_anywhere(finished: Path, tmp_path: Path) -> None:
     files = sorted(map(str, finished.glob("*.arrow")))
     rows = datasets.load_dataset("arrow", data_files=files, split="train", cache_dir=str(tmp_path))
-    assert len(rows) == 12
+    assert len(rows) == 7
     assert rows.column_names == ["document", "start", "end", "codes", "exceptions", "losses"]
     assert sum(map(len, rows["losses"])) == sum(map(len, TEXTS))
     assert rows[0]["document"] == document_key(TEXTS[0])
@@ -176,7 +170,7 @@ def test_store_opens_with_datasets_when_it_is_anywhere(finished: Path, tmp_path:
 
 
 def test_shard_stays_when_another_job_was_first(tmp_path: Path) -> None:
-    first, second = (segments_of("text", [], seed) for seed in (0, 1))
+    first, second = ([stored_of("text", seed)] for seed in (0, 1))
     path = tmp_path / shard_name(0)
     write_shard(tmp_path, 0, first, "float32", replace=False)
     before = path.read_bytes()
@@ -210,7 +204,7 @@ def test_finished_store_stays_when_another_job_is_late(
         link(source, target)
 
     monkeypatch.setattr(os, "link", link_late)
-    late = segments_of(TEXTS[0], [], seed=9)
+    late = [stored_of(TEXTS[0], seed=9)]
     write_shard(tmp_path, 0, late, "float16", replace=False)
     begin_store(tmp_path, about(1))
     finish_store(tmp_path, about(0))
@@ -219,7 +213,7 @@ def test_finished_store_stays_when_another_job_is_late(
 
 def test_shard_is_written_if_of_the_same_texts(tmp_path: Path) -> None:
     assert not is_written(tmp_path, 0, ["text"])
-    write_shard(tmp_path, 0, segments_of("text", [], 0), "float16")
+    write_shard(tmp_path, 0, [stored_of("text", 0)], "float16")
     assert is_written(tmp_path, 0, ["text"])
     with pytest.raises(ValueError, match=r"shard-00000\.arrow is made of other documents"):
         is_written(tmp_path, 0, ["another"])
@@ -270,8 +264,7 @@ def score_all(directory: Path) -> list[int]:
         text = f"text {number}"
         if not is_written(directory, number, [text]):
             wrote.append(number)
-            segments = segments_of(text, [], 0)
-            write_shard(directory, number, segments, "float16", replace=False)
+            write_shard(directory, number, [stored_of(text, 0)], "float16", replace=False)
     finish_store(directory, about(0))
     return wrote
 
@@ -375,4 +368,4 @@ def test_document_is_absent_when_its_text_was_changed(finished: Path) -> None:
         at = rng.randrange(len(text))
         other = rng.choice(["", "é", " ", text[at] * 2, text[at].swapcase() + "\u0308"])
         changed = text[:at] + other + text[at + 1 :]
-        assert (opened.segments(changed) is None) == (changed not in TEXTS)
+        assert (opened.document(changed) is None) == (changed not in TEXTS)

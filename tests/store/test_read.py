@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
-from stored_world import in_memory, random_store, segment_store, write_store
+from stored_world import in_memory, random_store, write_store
 from tokenizer_stubs import tokens_between
 from transformers import PreTrainedTokenizerFast
 
@@ -20,8 +20,8 @@ from vocagnolm.alignment import align_segment
 from vocagnolm.corpus import load_corpus
 from vocagnolm.data import MISSING, align_corpus
 from vocagnolm.packing import Blocks
-from vocagnolm.readers import Reader, student_reader, teacher_reader
-from vocagnolm.store.format import Store, StoredSegment
+from vocagnolm.readers import Reader, teacher_reader
+from vocagnolm.store.format import Store, StoredDocument
 from vocagnolm.store.read import StoredReader
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
@@ -82,9 +82,9 @@ def test_alignment_from_a_store_equals_the_teachers(
     assert offline.digest() == online.digest()
     for row, same in zip(offline.rows, online.rows, strict=True):
         assert row["teacher_ids"] == same["teacher_losses"] == []
-        (segment,) = stored.segments(texts[row["document"]])
+        document = stored.document(texts[row["document"]])
         assert np.isnan(row["teacher_losses"][0])
-        assert row["teacher_losses"][1:] == segment.losses.tolist()
+        assert row["teacher_losses"][1:] == document.losses.tolist()
     # Few teacher tokens fit, so that they decide what a block holds.
     packed = [Blocks(s.rows, 1000, 1200) for s in (online, offline)]
     numbers = [[b.segments(i).tolist() for i in range(len(b))] for b in packed]
@@ -97,10 +97,11 @@ def test_alignment_from_a_store_equals_the_teachers(
 
 def slow_stored_row(text: str, row: Row, student: Reader, store: Store) -> Row:
     """Losses and ranges of a segment, one teacher token and one student token at a time."""
+    document = store.document(text)
+    assert document is not None
     tokens = [
         (max(first, row["start"]) - row["start"], min(last, row["end"]) - row["start"], loss)
-        for segment in store.segments(text) or ()
-        for (first, last), loss in zip(segment.spans, segment.losses.tolist(), strict=True)
+        for (first, last), loss in zip(document.spans, document.losses.tolist(), strict=True)
         if first < row["end"] and last > row["start"]
     ]
     ours = tokens_between(student.tokenizer, text, row["start"], row["end"])
@@ -151,7 +152,7 @@ def test_token_that_is_cut_belongs_to_both_sides(
     text = "x" * 200  # no white space: cut anywhere
     spans = np.array([[at, at + 40] for at in range(0, 200, 40)])
     losses = np.arange(5, dtype=np.float32)
-    store = write_store(tmp_path / "store", [(text, StoredSegment(0, 200, spans, losses))])
+    store = write_store(tmp_path / "store", [(text, StoredDocument(200, spans, losses))])
     student = student_of(tokenizers_by_family, "byte_level", 24)
     rows = rows_of([text], student, StoredReader([store]))
     cuts = [row["end"] for row in rows[:-1] if row["end"] % 40]
@@ -184,32 +185,6 @@ def test_first_of_two_stores_has_the_narrower_context(
     ]
     assert StoredReader(stores).limits() == [30, 20]
     assert StoredReader(stores, first=True).limits() == [20]
-
-
-# Stores with several segments per document, as an online run leaves them
-
-
-def test_several_stored_segments_of_a_document_are_kept(
-    tokenizers_by_family: Tokenizers, tiny_llama: Callable[..., Any], tmp_path: Path
-) -> None:
-    tokenizer = tokenizers_by_family["nfc_digits"]
-    student = student_reader(tokenizers_by_family["metaspace"], 48)
-    teacher = teacher_reader(tokenizer, 600)
-    pages = [*PAGES, LONG[:200]]
-    online = align_corpus(in_memory(pages), student, teacher)
-    model = tiny_llama(len(tokenizer))
-    store = segment_store(tmp_path / "store", pages, online, teacher, model)
-    assert [len(store.segments(page) or ()) for page in (LONG, pages[-1])] == [5, 2]
-    reader = StoredReader([store])
-    same = rows_of(pages, student, reader)
-    assert columns(same, SHARED_COLUMNS) == columns(list(online.rows), SHARED_COLUMNS)
-    # Another student: it may cut further, and never joins what was read apart.
-    for limit in (20, 999):
-        other = student_of(tokenizers_by_family, "byte_level", limit)
-        rows = rows_of(pages, other, reader)
-        starts = {(row["document"], row["start"]) for row in rows}
-        assert {(row["document"], row["start"]) for row in online.rows} <= starts
-        assert_equals_slow(pages, rows, other, store)
 
 
 # Several stores
@@ -299,8 +274,8 @@ def test_missing_document_is_plain_text_where_asked(
 def test_reading_stops_at_a_nonfinite_loss(tmp_path: Path) -> None:
     spans = np.array([[0, 1], [1, 2]])
     for name, bad in (("nan", np.nan), ("inf", np.inf)):
-        segment = StoredSegment(0, 2, spans, np.array([1, bad], np.float32))
-        reader = StoredReader([write_store(tmp_path / name, [("ab", segment)])])
+        document = StoredDocument(2, spans, np.array([1, bad], np.float32))
+        reader = StoredReader([write_store(tmp_path / name, [("ab", document)])])
         with pytest.raises(
             ValueError, match=rf"{name} is damaged .losses that are not finite.*'ab'"
         ):

@@ -53,11 +53,12 @@ def test_score_stores_every_document_when_it_is_run(
     assert not find_faults(scored, opened.manifest["shards"], by_hash=True)
     long = 0
     for text in texts:
-        (segment,) = opened.segments(text) or []
+        document = opened.document(text)
+        assert document is not None
         encoding = encode(teacher_tokenizer, text)
-        assert (segment.start, segment.end) == (0, len(text))
-        assert np.array_equal(segment.spans, encoding.spans)
-        assert len(segment.losses) == len(encoding.ids)
+        assert document.length == len(text)
+        assert np.array_equal(document.spans, encoding.spans)
+        assert len(document.losses) == len(encoding.ids)
         long += len(encoding.ids) >= CONTEXT
     assert long > 5
     manifest = opened.manifest
@@ -83,8 +84,9 @@ def test_losses_are_those_of_one_forward_pass(
         with torch.no_grad():
             logits = model(ids[None]).logits[0]
         expected = F.cross_entropy(logits[:-1], ids[1:], reduction="none")
-        (segment,) = opened.segments(text) or []
-        np.testing.assert_allclose(segment.losses, expected, rtol=1e-3, atol=1e-4)  # float16
+        document = opened.document(text)
+        assert document is not None
+        np.testing.assert_allclose(document.losses, expected, rtol=1e-3, atol=1e-4)  # float16
         checked += 1
     assert checked > 5
 
@@ -108,9 +110,9 @@ def test_score_leaves_out_documents_that_are_no_text(teacher: Path, tmp_path: Pa
     assert __main__.main(arguments(teacher, corpus, tmp_path / "S")) == 0
     opened = Store(tmp_path / "S")
     for text in ("good", "x", "é" * 300):
-        (segment,) = opened.segments(text) or []
-        assert len(segment.losses)
-    assert opened.manifest["segments"] == 4  # "good" twice
+        document = opened.document(text)
+        assert document is not None
+        assert len(document.losses)
     assert __main__.main(["score", "--verify", str(tmp_path / "S"), "--dataset", str(corpus)]) == 0
 
 
@@ -133,8 +135,9 @@ def test_unreadable_document_has_no_tokens(
     scoring.score_corpus(job, FakeScorer(), ABOUT, PartialState())
     opened = Store(tmp_path)
     for text in ("first", "last"):
-        (segment,) = opened.segments(text) or []
-        assert len(segment.losses)
+        document = opened.document(text)
+        assert document is not None
+        assert len(document.losses)
     student = student_reader(student_tokenizer, 64)
     segments = align_corpus(job.corpus, student, StoredReader([opened]))
     assert len(segments.rows) == 2

@@ -59,7 +59,9 @@ def test_served_store_is_the_local_one(
     assert (about["engine"], about["api"], about["served_model"]) == ("served", api, MODEL)
     unscored = 0
     for text in few:
-        (found,), (expected,) = mine.segments(text) or [], local.segments(text) or []
+        found, expected = mine.document(text), local.document(text)
+        assert found is not None
+        assert expected is not None
         if api == "llama.cpp" and not len(found.losses):
             unscored += 1
             continue
@@ -219,8 +221,10 @@ def test_document_without_an_answer_is_listed(
     (line,) = [line for line in caplog.messages if "kept without losses" in line]
     assert "'the wrong one' ..., the server does not answer with its losses" in line
     opened = Store(tmp_path / "S")
-    counts = [len((opened.segments(text) or [])[0].losses) for text in ("first", "the wrong one")]
-    assert counts[0] > 0 == counts[1]
+    first, wrong = opened.document("first"), opened.document("the wrong one")
+    assert first is not None
+    assert wrong is not None
+    assert len(first.losses) > 0 == len(wrong.losses)
     assert "tokens, documents without losses: 1\n" in capsys.readouterr().out
     assert opened.manifest["unscored"] == opened.manifest["shards"][0]["unscored"] == 1
 

@@ -21,7 +21,7 @@ from built_trainer import build as build_trainer
 from real_data import real_data
 from references import full_losses
 from safetensors.torch import load_file
-from stored_world import in_memory, random_store, segment_store, write_store
+from stored_world import in_memory, random_store, scored_store, write_store
 from tokenizer_stubs import tokens_between
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_trainer
@@ -45,9 +45,10 @@ LOSS_TOLERANCE = 1e-5
 
 def in_float16(store: Store, texts: list[str], directory: Path) -> Store:
     """The same store with its losses rounded."""
-    segments = ((t, s) for t in dict.fromkeys(texts) for s in store.segments(t) or ())
+    stored = [(text, store.document(text)) for text in dict.fromkeys(texts)]
+    documents = [(text, document) for text, document in stored if document]
     context = store.manifest["context"]
-    return write_store(directory, segments, context=context, loss_dtype="float16")
+    return write_store(directory, documents, context=context, loss_dtype="float16")
 
 
 def selected(trainer: Any) -> torch.Tensor:
@@ -113,11 +114,19 @@ def world(
 
 
 @pytest.fixture(scope="module")
-def store(world: World, tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """What the online teacher would say of every segment."""
+def whole(world: World) -> World:
+    """The same models, and the documents that both read whole."""
+    cut = Counter(world.segments.rows["document"][:])
+    texts = [text for number, text in enumerate(world.texts) if cut[number] == 1]
+    return replace(world, texts=texts, segments=make_segments(texts, *world.tokenizers))
+
+
+@pytest.fixture(scope="module")
+def store(whole: World, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """What the online teacher would say of every document."""
     directory = tmp_path_factory.mktemp("stores") / "float32"
-    reader = teacher_reader(world.tokenizers[1], TEACHER_CONTEXT)
-    return segment_store(directory, world.texts, world.segments, reader, world.teacher)
+    reader = teacher_reader(whole.tokenizers[1], TEACHER_CONTEXT)
+    return scored_store(directory, whole.texts, reader, whole.teacher)
 
 
 def reduced_by(reduction: Any, weights: Sequence[float] = ()) -> Method:
@@ -152,12 +161,12 @@ def assert_equal(ours: Tensors, theirs: Tensors) -> None:
         (Method(selection="accept"), {}),
     ],
 )
-def test_stored_run_gives_online_parameters_for_equal_segments(
-    world: World, store: Store, tmp_path: Path, method: Method, training: Any
+def test_stored_run_gives_online_parameters_for_whole_documents(
+    whole: World, store: Store, tmp_path: Path, method: Method, training: Any
 ) -> None:
     options = {"method": method}
-    online = world.trainer(tmp_path / "online", options=options, **training)
-    stored = world.trainer(
+    online = whole.trainer(tmp_path / "online", options=options, **training)
+    stored = whole.trainer(
         tmp_path / "stored", store, options=options, dataloader_num_workers=2, **training
     )
     before = {name: p.detach().clone() for name, p in stored.model.named_parameters()}
@@ -193,9 +202,10 @@ def test_stores_of_some_documents_train_as_one_of_all(
     code = random_store(
         tmp_path / "code", ours[:5] + theirs, tokenizers_by_family["byte_level"], seed=2
     )
-    parts = [(text, part) for text in ours for part in math.segments(text) or ()]
-    parts += [(text, part) for text in theirs for part in code.segments(text) or ()]
-    one = trained(world.trainer(tmp_path, write_store(tmp_path / "both", parts)))
+    stored = [(text, math.document(text)) for text in ours]
+    stored += [(text, code.document(text)) for text in theirs]
+    documents = [(text, document) for text, document in stored if document]
+    one = trained(world.trainer(tmp_path, write_store(tmp_path / "both", documents)))
     options = {"method": reduced_by("first")}
     assert_equal(trained(world.trainer(tmp_path, math, code, options=options)), one)
 
@@ -226,10 +236,11 @@ def slow_teacher(
         for position, (a, b) in enumerate(spans.tolist(), at + 1):
             losses = []
             for store in stores:
+                document = store.document(text)
+                tokens = zip(document.spans, document.losses, strict=True) if document else ()
                 covering = [
                     float(loss) * share_of(max(first, start), min(last, end), a, b)
-                    for part in store.segments(text) or ()
-                    for (first, last), loss in zip(part.spans, part.losses, strict=True)
+                    for (first, last), loss in tokens
                     if max(first, start) < b and min(last, end) > a
                 ]
                 losses += [aggregate(covering)] if covering else []

@@ -1,9 +1,9 @@
 """The teacher-loss store: a teacher's loss on every token of a corpus, tied to characters.
 
-A store is a directory of Arrow files (`shard-00000.arrow`, ...), a row per segment of a document,
-and `manifest.json`, which names the teacher, says how documents were read, and lists the size and
-the SHA-256 of every shard. The manifest of an unfinished store lists no shards: it holds the
-settings that every job must share.
+A store is a directory of Arrow files (`shard-00000.arrow`, ...), a row per document, and
+`manifest.json`, which names the teacher, says how documents were read, and lists the size and the
+SHA-256 of every shard. The manifest of an unfinished store lists no shards: it holds the settings
+that every job must share.
 
 A token takes about three bytes: its loss as float16, and one byte for the characters it covers. Any
 student with any tokenizer can be guided by it. Tokenizers and models are unknown here: character
@@ -45,7 +45,7 @@ _FORMAT = 1
 # Two documents would share a key by chance only in a corpus of some 2**64 documents.
 _KEY_BYTES = 16
 # The manifest holds these counts for each shard, and their sums for the whole store.
-_COUNTS = ("documents", "segments", "tokens", "unscored")
+_COUNTS = ("documents", "tokens", "unscored")
 # A loss is a negative logarithm of a probability, apart from rounding.
 _BELOW_ZERO = -0.01
 # Hashing lets go of the interpreter's lock, so that threads hash several shards at once.
@@ -53,14 +53,14 @@ _THREADS = 8
 
 
 @dataclass(frozen=True)
-class StoredSegment:
-    """N tokens of the teacher in the characters [start, end) of a document.
+class StoredDocument:
+    """N tokens of the teacher in a document of `length` characters.
 
-    Their spans [N, 2] count the document's characters and leave no gap; losses are float32 [N].
+    Their spans [N, 2] count its characters and leave no gap; losses are float32 [N]. Without tokens
+    the document could not be scored.
     """
 
-    start: int
-    end: int
+    length: int
     spans: Spans
     losses: LossArray
 
@@ -76,39 +76,37 @@ def document_key(text: str) -> bytes:
 def write_shard(
     directory: Path,
     number: int,
-    segments: Sequence[tuple[bytes, StoredSegment]],
+    documents: Sequence[tuple[bytes, StoredDocument]],
     loss_dtype: LossDtype,
     *,
     replace: bool = True,
 ) -> None:
     """Write a shard completely or not at all.
 
-    Takes the keys of documents with their segments, in the order of the corpus. Without `replace`,
-    a shard that another job has written meanwhile is kept.
+    Takes documents with their keys, in the order of the corpus. Without `replace`, a shard that
+    another job has written meanwhile is kept.
     """
     schema = pa.schema(
         {
             "document": pa.binary(_KEY_BYTES),
             "start": pa.int32(),
             "end": pa.int32(),
-            # All tokens of a segment are one value.
+            # All tokens of a document are one value.
             "codes": pa.list_(pa.uint8()),
             "exceptions": pa.list_(pa.int32()),
             "losses": pa.list_(pa.from_numpy_dtype(loss_dtype)),
         },
-        {"source": _source(key for key, _ in segments)},
+        {"source": _source(key for key, _ in documents)},
     )
     rows = []
-    for key, segment in segments:
-        # Spans count from the start of the segment here, as its first code has no token before it
-        # to be relative to.
-        codes, exceptions, _ = narrow_spans(segment.spans - segment.start)
+    for key, document in documents:
+        codes, exceptions, _ = narrow_spans(document.spans)
         # An exception is (index, length, overlap). A negative length is a span that ends before
         # the one ahead of it, and a negative overlap is a gap between the two.
         if exceptions.reshape(-1, 3)[:, 1:].min(initial=0) < 0:
             raise ValueError("spans leave a gap, or decrease")
-        losses = segment.losses.astype(loss_dtype)
-        row = (key, segment.start, segment.end, codes, exceptions, losses)
+        losses = document.losses.astype(loss_dtype)
+        row = (key, 0, document.length, codes, exceptions, losses)
         rows.append(dict(zip(schema.names, row, strict=True)))
     table = pa.Table.from_pylist(rows, schema)
 
@@ -182,7 +180,6 @@ def _describe(path: Path) -> JsonObject:
         "sha256": file_sha256(path),
         "bytes": path.stat().st_size,
         "documents": documents,
-        "segments": len(table),
         "tokens": pc.sum(tokens).as_py() or 0,
         "unscored": documents - pc.count_distinct(keys.filter(pc.greater(tokens, 0))).as_py(),
     }
@@ -273,36 +270,27 @@ class Store:
         """Return a name of the content."""
         return hashlib.sha256(json.dumps(self.manifest, sort_keys=True).encode()).hexdigest()
 
-    def segments(self, text: str) -> list[StoredSegment] | None:
-        """Return the segments of a document, in order; None if some of it is missing."""
+    def document(self, text: str) -> StoredDocument | None:
+        """Return the tokens and losses of a document; None if the store lacks it."""
         key = document_key(text)
         try:
             if self._table is None:
                 self._open()
-            # The rows of a document are next to each other, as the keys are sorted. NumPy's
-            # strings lose NUL bytes at their end, but keys of equal length stay different without
-            # them.
             first = np.searchsorted(self._keys, key, side="left")
             last = np.searchsorted(self._keys, key, side="right")
-            stored = [self._segment(row) for row in self._rows[first:last]]
+            if first == last:
+                return None
+            # A document that the corpus has twice is stored twice, with the same losses.
+            document = self._row(int(self._rows[first]))
         except ValueError as error:
             raise ValueError(
                 f"the teacher-loss store {self.directory} is damaged ({error}) at the document "
                 f"that begins {text[:60]!r}: find the shard with `vocagnolm score --verify`"
             ) from error
-        # The segments must follow one another from the first character to the last: a store of
-        # which a part was deleted has nothing to say about a document that it knows half of.
-        segments = []
-        end = 0
-        for segment in sorted(stored, key=lambda segment: segment.start):
-            # A document that the corpus has twice is stored twice: each segment is taken once.
-            if segment.start == end:
-                segments.append(segment)
-                end = segment.end
-        return segments if segments and end == len(text) else None
+        return document if document.length == len(text) else None
 
     def _open(self) -> None:
-        """Map the shards, and sort the keys with their rows: 24 bytes of memory per segment."""
+        """Map the shards, and sort the keys with their rows: 24 bytes of memory per document."""
         tables = [_read_shard(self.directory / entry["file"]) for entry in self.manifest[SHARDS]]
         # The first array is there for a store without documents.
         keys = [np.empty(0, "S16")]
@@ -320,24 +308,25 @@ class Store:
         self._keys = unsorted[self._rows]
         self._table = pa.concat_tables(tables) if tables else None
 
-    def _segment(self, row: int) -> StoredSegment:
-        start = self._table["start"][row].as_py()
-        end = self._table["end"][row].as_py()
+    def _row(self, row: int) -> StoredDocument:
+        """Read a row, and test its values.
+
+        A damaged shard may have the right size, and nobody hashes it before training.
+        """
+        length = self._table["end"][row].as_py()
         codes = self._table["codes"][row].values.to_numpy()
         exceptions = self._table["exceptions"][row].values.to_numpy()
         losses = self._table["losses"][row].values.to_numpy()
-        # A damaged shard may have the right size, and nobody hashes it before training: the values
-        # of a document are tested as they are read.
         if len(codes) != len(losses):
             raise ValueError(f"{len(losses)} losses of {len(codes)} tokens")
         if not (np.isfinite(losses).all() and losses.min(initial=0) > _BELOW_ZERO):
             raise ValueError("losses that are not finite, or below zero")
-        spans = start + widen_spans(codes, exceptions)
-        if len(spans) and not (spans[0, 0] == start and spans[-1, 1] == end):
+        spans = widen_spans(codes, exceptions)
+        if len(spans) and not (spans[0, 0] == 0 and spans[-1, 1] == length):
             raise ValueError(
-                f"spans from {spans[0, 0]} to {spans[-1, 1]} of a text [{start}, {end})"
+                f"spans from {spans[0, 0]} to {spans[-1, 1]} of a text of {length} characters"
             )
-        return StoredSegment(start, end, spans, losses.astype(np.float32))
+        return StoredDocument(length, spans, losses.astype(np.float32))
 
     def __reduce__(self) -> tuple[type[Store], tuple[Path]]:
         # A process of a data loader gets the directory, and maps the files itself: to pickle the

@@ -13,24 +13,16 @@ from vocagnolm.conventions import Spans
 from vocagnolm.cutting import EMPTY
 from vocagnolm.data import MISSING
 from vocagnolm.readers import (
-    Cuts,
+    Lacking,
     Reader,
     TeacherReaders,
     whose_template,
 )
 from vocagnolm.spans import Tokens
-from vocagnolm.store.format import LossArray, Store, StoredSegment
+from vocagnolm.store.format import LossArray, Store, StoredDocument
 
-
-def spans_and_losses(segments: Sequence[StoredSegment]) -> tuple[Spans, LossArray]:
-    """Join the spans [N, 2] and the losses [N] of segments of a document."""
-    # The empty arrays give a document without segments the same shapes and types.
-    spans = [np.empty((0, 2), np.int64)]
-    losses = [np.empty(0, np.float32)]
-    for segment in segments:
-        spans.append(segment.spans)
-        losses.append(segment.losses)
-    return np.concatenate(spans), np.concatenate(losses)
+_NO_SPANS: Spans = np.empty((0, 2), np.int64)
+_NO_LOSSES: LossArray = np.empty(0, np.float32)
 
 
 class StoredReader(TeacherReaders):
@@ -68,45 +60,40 @@ class StoredReader(TeacherReaders):
             lines.append(f"{store.directory}: losses of {teacher}, {tokens:,} tokens")
         return lines
 
-    def read(self, texts: Sequence[str]) -> tuple[list[Tokens], Cuts]:
-        """Return the stored tokens of documents, to be cut where the first one's segments begin."""
-        cuts: dict[int, list[int] | None] = {}
+    def read(self, texts: Sequence[str]) -> tuple[list[Tokens], Lacking]:
+        """Return the stored tokens of documents, and the documents that a store lacks."""
+        lacking: dict[int, str | None] = {}
         # These lists hold, by teacher, the spans and losses of every text. A text that has none
         # gets empty arrays, so that all lists stay as long as the texts.
         teachers = 1 if self.first else len(self.stores)
         spans: list[list[Spans]] = [[] for _ in range(teachers)]
         losses: list[list[LossArray]] = [[] for _ in range(teachers)]
         for number, text in enumerate(texts):
-            stored = self._segments(text)
+            documents = self._documents(text)
             # Training needs the losses of all teachers: a document that one of them lacks is given
             # up for all.
-            if not all(stored):
-                cuts[number] = [] if self.plain else None
-                stored = [[] for _ in stored]
-            # Segments were scored apart, so that a cut elsewhere would give tokens the context of
-            # another segment.
-            elif len(stored[0]) > 1:
-                cuts[number] = [segment.start for segment in stored[0][1:]]
-            for teacher, segments in enumerate(stored):
-                text_spans, text_losses = spans_and_losses(segments)
-                spans[teacher].append(text_spans)
-                losses[teacher].append(text_losses)
+            if None in documents:
+                lacking[number] = None if self.plain else MISSING
+                documents = [None] * teachers
+            for teacher, document in enumerate(documents):
+                spans[teacher].append(document.spans if document else _NO_SPANS)
+                losses[teacher].append(document.losses if document else _NO_LOSSES)
         if not texts:
-            return [], cuts
+            return [], lacking
         tokens = []
         for teacher_losses, teacher_spans in zip(losses, spans, strict=True):
             tokens.append(Tokens.join(teacher_losses, teacher_spans, "float32"))
-        return tokens, cuts
+        return tokens, lacking
 
-    def _segments(self, text: str) -> list[list[StoredSegment]]:
-        """Return the segments of a document by teacher; none of one that lacks it."""
-        stored = []
+    def _documents(self, text: str) -> list[StoredDocument | None]:
+        """Return what each teacher's store has of a document, None where it lacks the document."""
+        documents = []
         for store in self.stores:
-            segments = store.segments(text) or []
-            if self.first and segments:
-                return [segments]
-            stored.append(segments)
-        return stored[:1] if self.first else stored
+            document = store.document(text)
+            if self.first and document:
+                return [document]
+            documents.append(document)
+        return documents[:1] if self.first else documents
 
     def check_templates(self, *more_readers: Reader) -> None:
         """Raise a ValueError where a store is of documents, or others have no template."""
@@ -149,10 +136,9 @@ def _first_of(turns: Sequence[TurnTokens | str]) -> TurnTokens | str:
 
 def _no_turns(conversation: Conversation) -> TurnTokens:
     """Return no tokens of a conversation."""
-    no_spans = np.empty((0, 2), np.int64)
     # Every answer ends after 0 tokens, so that it fits wherever the student's own tokens fit.
     stops = dict.fromkeys(range(len(conversation.roles)), 0)
-    return TurnTokens(math.nan, np.empty(0, np.float32), no_spans, no_spans, stops, 0)
+    return TurnTokens(math.nan, _NO_LOSSES, _NO_SPANS, _NO_SPANS, stops, 0)
 
 
 def _stored_turns(store: Store, conversation: Conversation, train_on: TrainOn) -> TurnTokens | str:
@@ -161,14 +147,13 @@ def _stored_turns(store: Store, conversation: Conversation, train_on: TrainOn) -
     rendered = Template.of_json(store.manifest).render(conversation)
     if isinstance(rendered, str):
         return whose_template(rendered, "teacher")
-    segments = store.segments(rendered.text)
-    if segments is None:
+    document = store.document(rendered.text)
+    if document is None:
         return MISSING
-    spans, losses = spans_and_losses(segments)
-    if not len(losses):
+    if not len(document.losses):
         return EMPTY
     # A store does not know which tokens are special, so that contents alone have labels.
-    turns = read_tokens(conversation, rendered, losses, spans, None, train_on)
+    turns = read_tokens(conversation, rendered, document.losses, document.spans, None, train_on)
     if isinstance(turns, str):
         return turns
     # 0 is stored for the first token, which nothing predicts.

@@ -324,7 +324,7 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> None:
     path = job.directory / store.shard_name(shard)
     # All windows of a shard are scored together: the more there are, the fuller the batches.
     rows, failed = _score_windows(job, scorer, encodings, path)
-    segments = []
+    documents = []
     for number, (text, encoding) in enumerate(zip(texts, encodings, strict=True)):
         # Nothing predicts the start token of a conversation, for which 0 is written.
         unpredicted = min(len(encoding.ids), 1) if job.template else 0
@@ -341,11 +341,11 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> None:
         largest = losses.max(initial=0.0)
         if largest > np.finfo(job.loss_dtype).max:
             raise NonFiniteLoss(f"a loss of {largest:g} nats {where}: use --loss_dtype float32")
-        segment = store.StoredSegment(0, len(text), spans, losses)
-        segments.append((store.document_key(text), segment))
+        document = store.StoredDocument(len(text), spans, losses)
+        documents.append((store.document_key(text), document))
     if len(failed) == len(texts) >= _MIN_FAILURES_TO_STOP:
         raise ValueError(f"no document of shard {shard} could be scored: {failed[0]}")
-    store.write_shard(job.directory, shard, segments, job.loss_dtype, replace=False)
+    store.write_shard(job.directory, shard, documents, job.loss_dtype, replace=False)
     # The answers of a server are kept until the shard holds them, and a kill in between costs
     # nothing.
     for answer_file in answer_files(path):
@@ -393,4 +393,4 @@ def find_missing(opened: store.Store, options: Namespace) -> list[int]:
         template = Template.of_json(opened.manifest)
     # Conversations are looked for by the text that the teacher's own template makes of them.
     texts = read_texts(corpus, range(len(corpus)), template)
-    return [index for index, text in texts if opened.segments(text) is None]
+    return [index for index, text in texts if opened.document(text) is None]
