@@ -11,11 +11,11 @@ from vocagnolm.spans import find_disorder
 
 
 def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
-    """Find the teacher tokens behind every student token (Algorithm 1), in O(N log M).
+    """Find the teacher tokens that cover every student token (Algorithm 1), in O(N log M).
 
-    Two binary searches per student token: the first teacher token that ends after its start, and
-    the last one that starts before its end. The tokens between are the smallest range of teacher
-    tokens that covers the student token: all of its characters (an IoS of 100 %) where the
+    Two binary searches per student token find the first teacher token that ends after its start,
+    and the last one that starts before its end. From the one to the other is the smallest range of
+    teacher tokens that covers the student token: all of its characters (an IoS of 100 %) where the
     teacher's spans have no gaps.
 
     Args:
@@ -23,8 +23,8 @@ def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
         teacher_spans: int64 [M, 2], of the same text.
 
     Returns:
-        int64 [N, 2], half-open ranges of teacher tokens; (-1, -1) where no teacher token covers any
-        character of the student token.
+        int64 [N, 2], half-open ranges of teacher tokens; (-1, -1) where no teacher token covers
+        any character of the student token.
 
     Raises:
         ValueError: starts or ends decrease, and the search would be silently wrong.
@@ -53,6 +53,8 @@ def find_ranges(student_spans: Spans, teacher_spans: Spans) -> Spans:
     ranges = np.empty((len(student_spans), 2), dtype=np.int64)
     ranges[:, 0] = teacher_spans[:, 1].searchsorted(student_spans[:, 0], side="right")
     ranges[:, 1] = teacher_spans[:, 0].searchsorted(student_spans[:, 1], side="left")
+    # Both searches leave out tokens that only touch: spans are half-open. A student token in a gap
+    # of the teacher's therefore gets an empty range, or one that ends before it begins.
     is_unmapped = ranges[:, 0] >= ranges[:, 1]
     # As a rule there is none, and the assignment would cost as much as a search.
     if np.count_nonzero(is_unmapped):
@@ -78,33 +80,44 @@ def covered_shares(
     shares = np.ones((len(ranges), 3), np.float32)
     if not len(teacher_spans):
         return shares
-    # Most tokens hold all of their range; the others begin or end inside a teacher token, or share
-    # a character with a neighbour.
+    # Most tokens hold all of their range, and their shares stay 1.0. Only the others are measured:
+    # they begin or end inside a teacher token, or share a character with a neighbour. A student
+    # token that starts before the one before it ends shares with it, so both are marked.
     goes_back = student_spans[1:, 0] < student_spans[:-1, 1]
     is_part = np.append(goes_back, False) | np.append(False, goes_back)
+    # Unmapped tokens read any teacher token here, since -1 is an index too, and are dropped below.
     is_part |= teacher_spans[ranges[:, 0], 0] < student_spans[:, 0]
     is_part |= teacher_spans[np.maximum(ranges[:, 1] - 1, 0), 1] > student_spans[:, 1]
     part = np.flatnonzero(is_part & (ranges[:, 0] != UNMAPPED))
     # Measure text by what each character counts, 1 / (the student tokens that share it):
     #
-    #     student      [0, 1)  [1, 2)  [1, 2)  [2, 4)      the middle two are bytes of one character
+    #     student      [0, 1)  [1, 2)  [1, 2)  [2, 4)      bytes of one character in the middle
     #     characters     0       1       2       3
     #     counts         1      1/2      1       1
-    #     position   0       1      1.5     2.5     3.5        before each character, and at the end
+    #     position   0       1      1.5     2.5     3.5    before each character, and at the end
     characters = max(student_spans[-1, 1], teacher_spans[-1, 1]) + 1
     position = np.arange(characters, dtype=np.float64)
     if goes_back.any():
-        begun, ended = (np.bincount(edge, minlength=characters) for edge in student_spans.T)
+        # Tokens that have begun, less those that have ended, are those that hold a character. One
+        # that no student token holds counts 1, so that nothing is divided by 0.
+        begun = np.bincount(student_spans[:, 0], minlength=characters)
+        ended = np.bincount(student_spans[:, 1], minlength=characters)
         sharing = (begun - ended).cumsum()[:-1]
         position[1:] = np.cumsum(1 / np.maximum(sharing, 1))
     (starts, ends), (first, last) = student_spans[part].T, ranges[part].T
     tokens = last - first
-    parts = ((first, first, 1), (first + 1, last - 2, 3), (last - 1, last - 1, 2))
-    for column, (a, b, fewest) in enumerate(parts):
+    # Each column of the shares stands for the teacher tokens from one to another, both inclusive,
+    # and is there in ranges of at least so many tokens: the first is always there, the last from
+    # two tokens on, and something between them from three on.
+    columns = ((first, first, 1), (first + 1, last - 2, 3), (last - 1, last - 1, 2))
+    for column, (from_token, to_token, fewest) in enumerate(columns):
         there = tokens >= fewest
-        begin, end = teacher_spans[a[there], 0], teacher_spans[b[there], 1]
-        inside = np.minimum(end, ends[there]), np.maximum(begin, starts[there])
-        covered = position[inside[0]] - position[inside[1]]
+        begin = teacher_spans[from_token[there], 0]
+        end = teacher_spans[to_token[there], 1]
+        covered_begin = np.maximum(begin, starts[there])
+        covered_end = np.minimum(end, ends[there])
+        covered = position[covered_end] - position[covered_begin]
+        # A teacher token without characters counts as a whole, and must not divide by 0.
         whole = np.maximum(end - begin, 1)
         shares[part[there], column] = np.where(end > begin, covered / whole, 1.0)
     return shares
@@ -118,6 +131,7 @@ def align_positions(student_tokens: int, teacher_tokens: int) -> Spans:
     """
     first = np.arange(student_tokens, dtype=np.int64)
     ranges = np.stack([first, first + 1], axis=-1)
+    # Where the teacher has fewer tokens, the rest of the student's have no partner.
     ranges[teacher_tokens:] = UNMAPPED
     return ranges
 
@@ -131,10 +145,10 @@ def narrow_spans(
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32], IntArray]:
     """Write spans in about a byte each, as `widen_spans` reads them.
 
-    They are those of one row, or of several, concatenated, with these edges; each row begins at the
-    character 0. Returns (codes [N], exceptions [3 M], edges of the rows in the exceptions). A code
-    is 2 x length + overlap: the characters that a token goes beyond the end of the one before, and
-    those that it shares with it.
+    The spans are those of one row, or of several rows, concatenated, with these edges; each row
+    begins at the character 0. Returns (codes [N], exceptions [3 M], edges of the rows in the
+    exceptions). A code is 2 x length + overlap: the characters that a token goes beyond the end of
+    the one before, and those that it shares with it.
 
         characters    0   1   2   3   4   5
         token 0       [-------)                 length 2, overlap 0   code 2 * 2 + 0 = 4
@@ -149,15 +163,18 @@ def narrow_spans(
     (array([  4,   2,   1, 255], dtype=uint8), array([  3, 397,   0], dtype=int32))
     """
     rows = np.asarray([0, len(spans)] if edges is None else edges)
+    # The end of the token before each one, which for the first token of a row is the character 0.
     before = np.append(0, spans[:, 1])
     before[rows] = 0
     length, overlap = spans[:, 1] - before[:-1], before[:-1] - spans[:, 0]
     codes = 2 * length + overlap
     odd = np.flatnonzero((length < 0) | (overlap < 0) | (overlap > 1) | (codes >= _ESCAPE))
     codes[odd] = _ESCAPE
+    # Exceptions name a token by its index in its row, because a row is read by itself.
     ends = odd.searchsorted(rows)
     first = np.repeat(rows[:-1], np.diff(ends))
     exceptions = np.stack((odd - first, length[odd], overlap[odd]), axis=1)
+    # Each exception has three numbers, hence the factor of the edges.
     return codes.astype(np.uint8), exceptions.ravel().astype(np.int32), 3 * ends
 
 
@@ -169,11 +186,13 @@ def widen_spans(codes: Sequence[int] | IntArray, exceptions: Sequence[int] | Int
     """
     code = np.asarray(codes, dtype=np.int64)
     length, overlap = code >> 1, code & 1
+    # The code 255 reads as 127 and 1, until the exceptions overwrite it.
     if len(exceptions):
         token, *odd = np.asarray(exceptions, dtype=np.int64).reshape(-1, 3).T
         length[token], overlap[token] = odd
     # In column order, since starts and ends are searched each by itself.
     spans = np.empty((len(code), 2), np.int64, order="F")
+    # Lengths add up to the ends; a start lies before the end by the token's whole width.
     length.cumsum(out=spans[:, 1])
     np.subtract(spans[:, 1], length + overlap, out=spans[:, 0])
     return spans
@@ -210,6 +229,7 @@ def segment_shares(row: Mapping[str, Any], ranges: Spans) -> npt.NDArray[np.floa
     text = slice(1, 1 + len(student_spans))
     shares = np.ones((ranges.shape[0], ranges.shape[1], 3), np.float32)
     for teacher, teacher_spans in enumerate(_by_teacher(row)):
+        # Ranges count the start token of the teacher, and its spans do not.
         text_ranges = ranges[teacher, text]
         without_start = np.where(text_ranges == UNMAPPED, UNMAPPED, text_ranges - 1)
         shares[teacher, text] = covered_shares(student_spans, teacher_spans, without_start)

@@ -1,8 +1,8 @@
 """Attention that reads where documents end in packed rows, instead of a mask.
 
-The flash attention of `transformers`, and `torch_varlen`, PyTorch's variable-length attention that
-is registered here, find the segments of a batch of one row by `cu_seq_lens`; so all rows are
-concatenated.
+The flash attention of `transformers` finds the segments of a batch of one row by `cu_seq_lens`,
+and so does `torch_varlen`, PyTorch's variable-length attention, which is registered here.
+Therefore all rows are concatenated.
 
     rows [2, 6]   a a a b b .   c c d d d d        . padding, a segment of its own
     as one [12]   a a a b b . c c d d d d
@@ -30,7 +30,7 @@ _USE_SDPA = "use --attn_implementation sdpa"
 
 
 class RowSegments(NamedTuple):
-    """Places of a batch's segments, its rows concatenated."""
+    """The places of a batch's segments, its rows concatenated."""
 
     # int32 [segments + 1], from 0 to B * T; no segment reaches beyond its row.
     edges: Tensor
@@ -40,13 +40,14 @@ class RowSegments(NamedTuple):
 
 def segments_of(lengths: Iterable[int]) -> RowSegments:
     """Make segments of these lengths, in the order of the rows; empty ones are dropped."""
+    # A row that is full ends in a piece of padding of no tokens, which is no segment.
     lengths = [length for length in lengths if length]
     edges = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
     return RowSegments(edges, max(lengths, default=0))
 
 
 def takes_segments(model: PreTrainedModel) -> bool:
-    """Test whether a model's attention needs segments; other sees them in the position ids.
+    """Test whether a model's attention needs segments; any other sees them in the position ids.
 
     On a GPU such attention computes in 16 bits only.
     """
@@ -62,10 +63,13 @@ def why_not_varlen(model: PreTrainedModel, *, trains: bool) -> str | None:
     """Return why a model, which may be on the meta device, cannot have torch_varlen on a GPU."""
     config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None)
+    # A configuration may hold the size of a window that it has switched off.
     if getattr(config, "use_sliding_window", True) is False:
         window = None
+    # Flash attention reads the same arguments, so a model that it serves hands them to its layers.
     if not (model._supports_attention_backend and model._supports_flash_attn):
         return "its attention cannot be exchanged"
+    # A window as long as the context cuts nothing off.
     if window and window < (getattr(config, "max_position_embeddings", None) or math.inf):
         return f"it attends within a window of {window} tokens"
     if getattr(config, "attn_logit_softcapping", None):
@@ -94,6 +98,8 @@ def segment_call(
     Without segments, every row is one segment from position 0 on.
     """
     if segments is None:
+        # Position ids may restart within a row, which this attention would not see: documents
+        # would silently attend to each other.
         if arguments.get("position_ids") is not None:
             raise ValueError(
                 f"{_name(model)} does not see in position_ids where packed documents end: pass "
@@ -114,8 +120,9 @@ def segment_call(
     inputs["cu_seq_lens_k"] = edges
     inputs["max_length_q"] = segments.longest
     inputs["max_length_k"] = segments.longest
-    # To make a mask, transformers would ask the device whether rows are packed: a host-device sync.
-    # One of four dimensions it takes as made. A model with attention of its own might read it.
+    # To make a mask, transformers would ask the device whether rows are packed, which is a
+    # host-device sync. It takes a mask of four dimensions as made, so it gets an empty one, unless
+    # a model with attention of its own might read it.
     if _is_maskless(model.config._attn_implementation) and model._supports_attention_backend:
         inputs["attention_mask"] = ids.new_empty(1, 1, 0, 0)
     return inputs
@@ -125,6 +132,7 @@ def check_attention(model: PreTrainedModel) -> None:
     """Reject a model that its attention cannot serve."""
     if not takes_segments(model):
         return
+    # Before the first call: from now on the empty mask of `segment_call` is taken for none.
     _make_maskless(model.config._attn_implementation)
     # A model without **kwargs loses the edges on their way to the attention.
     parameters = inspect.signature(model.base_model.forward).parameters.values()
@@ -180,15 +188,16 @@ def _attend(
     max_length_q: int | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
-    """Attend causally within segments, or as `sdpa` without; return [B, T, H, D] and no weights."""
+    """Attend causally within segments, or without any as `sdpa`; give [B, T, H, D], no weights."""
     _check(module, options, max_length_q or 0)
     if cu_seq_lens_q is None or max_length_q is None:
         sdpa: Callable[..., tuple[Tensor, None]] = _ATTENTIONS["sdpa"]
         rows = (query_BHTD, key_BHTD, value_BHTD)
         return sdpa(module, *rows, attention_mask, scaling=scaling, **options)
-    # All rows are concatenated: B is 1.
+    # All rows are concatenated, so B is 1, and the kernel takes [N, H, D] without it.
     kind = query_BHTD.device.type
-    # The kernel is unknown to autocast, under which rotary embeddings leave float32 behind.
+    # Autocast does not know the kernel, and rotary embeddings return float32 under it, so query,
+    # key and value are cast here.
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value_BHTD.dtype
     query = query_BHTD[0].transpose(0, 1).to(dtype)
     key = key_BHTD[0].transpose(0, 1).to(dtype)
@@ -200,6 +209,8 @@ def _attend(
 
 def _check(module: torch.nn.Module, options: Mapping[str, object], longest: int) -> None:
     """Reject a model whose attention is more than the kernel's: causal, without extras."""
+    # transformers passes such extras as keyword arguments, and attention that ignores one computes
+    # something else without any error.
     window = options.get("sliding_window")
     is_short = isinstance(window, int) and window != 0 and window < longest
     is_causal = options.get("is_causal") is not False and getattr(module, "is_causal", True)
@@ -228,8 +239,10 @@ def _reference(rows_NHD: _Rows, segments: RowSegments, scale: float | None) -> T
     rows = [x.transpose(0, 1)[None] for x in rows_NHD]
     options = {"is_causal": True, "scale": scale, "enable_gqa": True}
     attend: Callable[..., Tensor] = F.scaled_dot_product_attention
-    segments_of_rows = zip(*(row.split_with_sizes(lengths, 2) for row in rows), strict=True)
-    parts = [attend(*segment, **options) for segment in segments_of_rows]
+    queries, keys, values = (row.split_with_sizes(lengths, 2) for row in rows)
+    parts = []
+    for segment in zip(queries, keys, values, strict=True):
+        parts.append(attend(*segment, **options))
     return torch.cat(parts, 2)[0].transpose(0, 1)
 
 
@@ -241,7 +254,7 @@ def _on_gpu(rows_NHD: _Rows, segments: RowSegments, scale: float | None) -> Tens
             f"{dtype}: use --bf16 true and a --teacher_dtype of bfloat16, or {_USE_SDPA}"
         )
     edges, longest = segments
-    # The window of a token: all positions before it, and none after it.
+    # The window of a token is all positions before it, which -1 stands for, and none after it.
     options: dict[str, Any] = {"scale": scale, "window_size": (-1, 0)}
     if _HAS_GROUPS:
         options["enable_gqa"] = True
@@ -273,10 +286,12 @@ def _is_maskless(attention: str) -> bool:
 
 def _make_maskless(attention: str) -> None:
     """Let flash attention of any version, or a kernel of the hub, do without a mask."""
+    # The registry is global to the process, and what is wrapped must not be wrapped again.
     if attention in _ATTENTIONS and not _is_maskless(attention):
         AttentionInterface.register(attention, partial(_flash, _ATTENTIONS[attention]))
 
 
 AttentionInterface.register(TORCH_VARLEN, _attend)
-# With segments none is made.
+# Without segments `_attend` calls `sdpa`, which needs the mask of `sdpa`. With segments none is
+# made, since `segment_call` passes one that looks made.
 AttentionMaskInterface.register(TORCH_VARLEN, _MASKS["sdpa"])

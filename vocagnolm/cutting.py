@@ -20,18 +20,21 @@ _FILL = 0.95
 def cut_text(text: str, models: Sequence[Spans], limits: Sequence[int]) -> list[int] | str:
     """Cut a text into about equal parts; return their edges, or why it cannot be cut.
 
-    Of each model it takes the spans [N, 2] of the text's tokens, and the most tokens of a part. No
-    token of a model goes through a cut, where there is such a place; a paragraph, line or word ends
-    there, if one ends in the last eighth before the limit.
+    `models` are the spans [N, 2] of the text's tokens, and `limits` the most tokens of a part, by
+    model. No token of a model goes through a cut, where there is such a place; a paragraph, line
+    or word ends there, if one ends in the last eighth before the limit.
     """
     # Places between two tokens of a model, where a cut goes through none of them.
     is_free = np.zeros((len(models), len(text) + 1), np.bool_)
     for model, spans in enumerate(models):
+        # A token and the one before it: a place is free where they do not share a character.
         starts, ends = spans[1:, 0], spans[:-1, 1]
         is_free[model, ends[starts >= ends]] = True
     # Those of all models are tried first, and then those of the student.
     places = np.stack((is_free.all(axis=0), is_free[0]))
     edges = [0]
+    # Parts are cut off the front until the rest fits. Every cut lies after the one before it, so that
+    # this ends.
     while True:
         stop = _next_stop(models, limits, edges[-1], len(text))
         if stop is None:
@@ -40,6 +43,8 @@ def cut_text(text: str, models: Sequence[Spans], limits: Sequence[int]) -> list[
             return f"character {stop} alone exceeds a context"
         edges.append(_best(text, places, edges[-1], stop))
     edges.append(len(text))
+    # A part that a model has no token in could not be read: no token would end after its start and
+    # start before its end.
     for spans in models:
         ends_after_start = spans[:, 1].searchsorted(edges[:-1], side="right")
         starts_before_end = spans[:, 0].searchsorted(edges[1:])
@@ -54,6 +59,7 @@ def _next_stop(models: Sequence[Spans], limits: Sequence[int], start: int, end: 
     A part that cannot grow beyond its first character stops where it starts.
     """
     first_tokens = [int(spans[:, 1].searchsorted(start, side="right")) for spans in models]
+    # What is left, in contexts of the model that it fills most.
     share = 0.0
     for spans, first, limit in zip(models, first_tokens, limits, strict=True):
         last = spans[:, 0].searchsorted(end, side="left")
@@ -64,6 +70,7 @@ def _next_stop(models: Sequence[Spans], limits: Sequence[int], start: int, end: 
     for aim in (share / math.ceil(share / _FILL), 1.0):
         stop = end
         for spans, first, limit in zip(models, first_tokens, limits, strict=True):
+            # The part has the tokens up to `beyond`, so it stops where that one starts.
             beyond = first + int(aim * limit)
             if beyond < len(spans):
                 stop = min(stop, int(spans[beyond, 0]))
@@ -73,7 +80,9 @@ def _next_stop(models: Sequence[Spans], limits: Sequence[int], start: int, end: 
 
 
 def _best(text: str, places: npt.NDArray[np.bool_], start: int, stop: int) -> int:
-    """Find the best place to cut in the last eighth up to `stop`, or else half, and the last of it.
+    """Find the best place to cut in the last eighth up to `stop`, or else in the last half.
+
+    Of equally good places it is the last one. Where there is none at all, it is `stop` itself.
 
     start ........................ half ......... eighth ....... stop
     """
@@ -84,6 +93,8 @@ def _best(text: str, places: npt.NDArray[np.bool_], start: int, stop: int) -> in
             return 0 if before == "\n\n" else 1
         return 2 if before.endswith(" ") or after == " " else 3
 
+    # The best place of each search that finds one. The first of them is taken, unless a later
+    # search finds a place that is not within a word, which rank 3 stands for.
     best: list[int] = []
     for is_free, part in product(places, (8, 2)):
         floor = stop - (stop - start) // part

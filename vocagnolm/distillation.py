@@ -36,16 +36,16 @@ _ORDERED, _ORDERED_CUDA = 2**20, 2**24
 
 
 class HeadStates(NamedTuple):
-    """Hidden states and output head, from which a model's distributions [M, V] are made."""
+    """The hidden states and the output head that a model's distributions [M, V] are made from."""
 
     hidden_MD: Tensor
     head: Head
 
 
 class Pairs(NamedTuple):
-    """Pairs of tokens, int64 places in the flat batch, whose distributions are to be compared.
+    """The pairs of tokens, int64 places in the flat batch, whose distributions are to be compared.
 
-    Their distributions are those of the places before:
+    The distribution of a token is made at the place before it:
 
         student   . a b c .    token_R           1 2 3      each at most once
         teacher   . x y .      teacher_token_R   1 1 2      x may stand for a and b
@@ -63,8 +63,9 @@ class Pairs(NamedTuple):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return what is trained, the losses [B, S] and the distances [R], float32.
 
-        Within the student's forward (`instead` of `add_token_losses`). What is trained is the sum
-        of all losses and of all distances, times the factor: it alone has a gradient.
+        It is called within the student's forward (`instead` of `add_token_losses`). What is
+        trained is the sum of all losses, plus the factor times the sum of all distances; it alone
+        has a gradient.
         """
         total, loss_N, distance_R = _Distilled.apply(  # type: ignore[no-untyped-call]
             student_BSD.flatten(0, 1),
@@ -90,41 +91,52 @@ class _Distilled(torch.autograd.Function):
         pairs: Pairs,
         with_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        # Weight and bias are the head's: autograd sees arguments only.
+        # Weight and bias are the head's. They are arguments of their own because autograd sees
+        # tensors among the arguments, and not those in a tuple.
         head, teacher = head.cast(), pairs.teacher.head.cast()
+        # `needs_input_grad` does not know of `torch.no_grad`, under which gradients would be made
+        # and thrown away.
         needed = [need and with_gradient for need in ctx.needs_input_grad[:3]]
         gradients = HeadGradients(needed, hidden_ND, head)
         loss_N = hidden_ND.new_zeros(len(targets_N), dtype=head.sum_dtype)
         distance_R = loss_N.new_empty(len(pairs.token_R))
         rows = rows_per_tile(len(loss_N), head, teacher)
         student_KV, teacher_KV = head.tile(rows), teacher.tile(rows)
-        places = (pairs.token_R, pairs.teacher_token_R, pairs.alone_U)
-        token_RK, teacher_token_RK, alone_UK = (torch.split(place, rows) for place in places)
-        tiles = list(zip(token_RK, teacher_token_RK, strict=True))
-        tiles += [(token_K, token_K[:0]) for token_K in alone_UK]
-        # From log p, p and the teacher's log q: the values [K], and their gradient at the student's
-        # logits [K, V]. They overwrite log p and log q.
+        # The tiles of pairs come first, so that tile i has the distances from i * rows on. Tokens
+        # without a counterpart follow, in tiles that have no teacher token.
+        token_tiles = torch.split(pairs.token_R, rows)
+        teacher_token_tiles = torch.split(pairs.teacher_token_R, rows)
+        tiles = list(zip(token_tiles, teacher_token_tiles, strict=True))
+        tiles += [(token_K, token_K[:0]) for token_K in torch.split(pairs.alone_U, rows)]
+        # It takes log p, p and the teacher's log q, and gives the values [K] and their gradient at
+        # the student's logits [K, V], which overwrite log p and log q.
         compare = _sorted_l1 if pairs.distance == "sorted_l1" else partial(_kl, kind=pairs.distance)
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for index, (token_K, other_K) in enumerate(tiles):
+                # The distribution of a token is made at the place before it. No first token of a
+                # segment has a label, so the place before is in the same row.
                 row_K = token_K - 1
                 target_K1 = targets_N[row_K, None]
                 other_KD = pairs.teacher.hidden_MD[other_K - 1]
                 log_q_KV = log_softmax_(teacher.logits(other_KD, teacher_KV))
                 hidden_KD = hidden_ND[row_K].to(head.dtype)
                 logits_KV = head.logits(hidden_KD, student_KV)
+                # The slope is read now, as the next line overwrites the logits.
                 slope_KV = head.slope(logits_KV) if any(needed) else None
                 log_p_KV = log_softmax_(logits_KV)
                 loss_N[row_K] = -log_p_KV.gather(-1, target_K1)[:, 0]
                 # d loss / d logits = p - 1 at the target
                 gradient_KV = p_KV = log_p_KV.exp()
                 if len(other_K):
+                    # d (loss + factor * distance): the cross-entropy's p is added here, and its -1
+                    # at the target by `Head.gradient`.
                     compared = compare(log_p_KV, p_KV, log_q_KV.to(p_KV.dtype))
                     distance_R[index * rows :][: len(other_K)], gradient_KV = compared
                     gradient_KV.mul_(pairs.factor).add_(p_KV)
                 if any(needed):
                     gradient_KV = head.gradient(gradient_KV, target_K1, _SPREAD, slope_KV)
                     gradients.add(row_K, gradient_KV, hidden_KD)
+        # Rows without a label have no tile and a loss of 0, so they add nothing.
         total = (loss_N.sum() + pairs.factor * distance_R.sum()).float()
         loss_N = loss_N.float()
         distance_R = distance_R.float()
@@ -135,13 +147,18 @@ class _Distilled(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: object) -> tuple[Tensor | None, ...]:
+        # The gradient of the total is one number, by which the sums made in forward are scaled.
         factor = grad / _SPREAD
         sums = (None if sums is None else sums * factor for sums in ctx.saved_tensors)
         return *sums, *[None] * 4
 
 
 def _kl(log_p_KV: Tensor, p_KV: Tensor, log_q_KV: Tensor, kind: Distance) -> tuple[Tensor, Tensor]:
-    """KL over the common tokens; those that one model alone has are dropped."""
+    """Compute the KL over the common tokens; those that one model alone has are dropped.
+
+    Returns the values [K], and their gradient at the logits of p [K, V].
+    """
+    # The distribution of a model that has more tokens is normalised anew over the common ones.
     common = min(p_KV.shape[-1], log_q_KV.shape[-1])
     beyond = p_KV.shape[-1] - common
     if beyond:
@@ -149,11 +166,12 @@ def _kl(log_p_KV: Tensor, p_KV: Tensor, log_q_KV: Tensor, kind: Distance) -> tup
         p_KV = log_p_KV.exp()
     if common < log_q_KV.shape[-1]:
         log_q_KV = log_q_KV[:, :common].log_softmax(-1)
-    # And their gradients at the logits of p:
+    # The values, and their gradients at the logits of p:
     #   KL(p || q) = sum(p * log(p / q))     p * (log(p / q) - KL)     Eq. 5
     #   KL(q || p) = sum(q * log(q / p))     p - q
     excess_KV = log_p_KV.sub_(log_q_KV)
     if kind == "reverse_kl":
+        # log q is read no more, so its memory takes the product.
         value_K = torch.mul(p_KV, excess_KV, out=log_q_KV).sum(-1)
         gradient_KV = excess_KV.sub_(value_K[:, None]).mul_(p_KV)
     else:
@@ -164,7 +182,10 @@ def _kl(log_p_KV: Tensor, p_KV: Tensor, log_q_KV: Tensor, kind: Distance) -> tup
 
 
 def _sorted_l1(log_p_KV: Tensor, p_KV: Tensor, log_q_KV: Tensor) -> tuple[Tensor, Tensor]:
-    """L1 distance of the sorted probabilities, the fewer filled up with zeros."""
+    """Compute the L1 distance of the sorted probabilities, the fewer filled up with zeros.
+
+    Returns the values [K], and their gradient at the logits of p [K, V].
+    """
     student_words, teacher_words = p_KV.shape[-1], log_q_KV.shape[-1]
     # A few rows at a time: their order and the sort itself hold up to 44 bytes of a probability.
     ordered = _ORDERED if p_KV.is_cpu else _ORDERED_CUDA
@@ -173,6 +194,7 @@ def _sorted_l1(log_p_KV: Tensor, p_KV: Tensor, log_q_KV: Tensor) -> tuple[Tensor
     #   student   . . a b c           a b c
     #   teacher   x y z v w   or    x y z v      the x, without a partner, counts by itself
     value_K = other_KV[:, :-student_words].sum(-1)
+    # log p is read no more, so its memory takes the signs.
     sign_KV = log_p_KV
     rows = max(1, ordered // student_words)
     for start in range(0, len(p_KV), rows):

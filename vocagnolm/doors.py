@@ -13,6 +13,8 @@ from functools import wraps
 from typing import Any, TypeVar
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+# A context variable, so that a thread that trains by Python does not get the words of a command
+# that another thread runs.
 _is_shell = ContextVar("is_shell", default=False)
 
 _NO_SAMPLING = "no answers are sampled here: leave it out"
@@ -67,7 +69,8 @@ _IN_PYTHON = {
     "lora_dropout": "peft_config",
     "accelerate_config": "accelerate launch with a config_file",
 }
-# Arguments of the trainer, which are none of its config.
+# Arguments of the trainer, which are none of its config. The two that are left out belong to
+# neither.
 _TRAINER_ARGUMENTS = {"teacher", "eval_dataset", *_IN_PYTHON} - {"accelerate_config", "text_column"}
 
 
@@ -78,7 +81,8 @@ def near(name: str, known: Iterable[str]) -> str:
     ' (did you mean --teacher?)'
     """
     names = list(known)
-    # The beginning of a name is most like it.
+    # Whoever types the beginning of a name means that name, even if another one is nearer by its
+    # letters.
     completions = [completion for completion in names if completion.startswith(name)]
     nearest = completions or difflib.get_close_matches(name, names, 1)
     return f" (did you mean {nearest[0]}?)" if nearest else ""
@@ -102,6 +106,7 @@ def python_door(work: _Function) -> _Function:
         try:
             return work(*args, **options)
         except (ValueError, ImportError) as error:
+            # Only the words change: the error keeps its class, its traceback and its cause.
             if not _is_shell.get() and error.args:
                 error.args = (worded(str(error)), *error.args[1:])
             raise
@@ -117,10 +122,12 @@ def worded(message: str) -> str:
     """
     if _is_shell.get():
         return message
+    # In Python two options may be one argument, which must not be named twice. The pairs go first,
+    # before the single names in them are replaced.
     message = message.replace("--teacher or --teacher_losses", "--teacher")
     message = message.replace("--eval_fraction or --eval_dataset", "--eval_dataset")
     message = re.sub(r"--text_column ('[^']*')", r"column \1", message)
-    # `--bf16 true` is bf16=True.
+    # A switch and its value become an assignment: `--bf16 true` is bf16=True.
     message = re.sub(r"--(\w+) (true|false)\b", lambda x: f"{x[1]}={x[2].title()}", message)
     return re.sub(r"--(\w+)", lambda x: _IN_PYTHON.get(x[1], x[1]), message)
 
@@ -146,6 +153,8 @@ def own_arguments(
         TypeError: an argument has another name here, or none; the message says which.
     """
     arguments: dict[str, Any] = {}
+    # From the best answer to the least: an argument here, one that has no effect, one that has
+    # another name, one that belongs to the trainer, and at last one that nobody knows.
     for name, value in options.items():
         own_name = aliases.get(name, name)
         if own_name in known_names:

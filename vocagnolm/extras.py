@@ -42,7 +42,8 @@ def is_installed(package: str) -> bool:
         spec = find_spec(package)
     except ImportError:
         return False
-    # A directory of that name without Python files, such as the `wandb` of offline runs, has none.
+    # A directory without Python files is a namespace package, such as the `wandb` that offline
+    # runs leave in the working directory: it has a spec, and no origin.
     return spec is not None and spec.origin is not None
 
 
@@ -63,6 +64,7 @@ def advice(error: BaseException) -> str:
     if not isinstance(error, ImportError) and "install" not in text:
         return ""
     for package, extra in EXTRAS.items():
+        # Errors name the last part of a dotted name: "protobuf" for google.protobuf.
         is_named = extra in _OF_LOADING and package.rpartition(".")[2] in text
         if is_named and not is_installed(package):
             return f': pip install "vocagnolm[{extra}]"'
@@ -73,7 +75,7 @@ def require_trackers(report_to: str | Iterable[str] | None) -> None:
     """Require the packages of the trackers that `report_to` names, one or several."""
     names = [report_to] if isinstance(report_to, str) else report_to or ()
     for name in names:
-        # It writes the same files.
+        # Another package, tensorboardX, writes the same files, and transformers takes either.
         is_replaced = name == "tensorboard" and is_installed("tensorboardX")
         if name in _TRACKERS and not is_replaced:
             require(name, f"--report_to {name}")
@@ -91,6 +93,7 @@ def require_quantization(settings: Mapping[str, object], wanted_by: str) -> None
 
 def require_optimizer(optim: str) -> None:
     """Require the package of an optimizer of transformers, where an extra installs it."""
+    # Names are matched by their parts, because a list of them would have to follow every release.
     if optim.startswith("adamw_torch_") and optim.endswith("bit"):
         require("torchao", f"--optim {optim}")
     elif any(part in optim for part in ("bnb", "8bit", "paged", "lion", "ademamix")):
@@ -101,6 +104,7 @@ def require_optimizer(optim: str) -> None:
 def check_transformers() -> None:
     """Warn, once, of a transformers that is newer than those that were tried."""
     installed = version("transformers")
+    # Only major and minor versions are compared, because a patch release renames nothing.
     if Version(installed).release[:2] > Version(NEWEST_TRANSFORMERS).release[:2]:
         logging.getLogger(__name__).warning(
             "transformers %s was not tried with this vocagnolm, %s was: if anything fails, "

@@ -10,8 +10,9 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 _T = TypeVar("_T")
 
 
+# argparse carries a help text as it is, so its class can tell the page which options come first.
 class FirstHelp(str):
-    """Line in `--help` of an option that comes on top of the page."""
+    """The line in `--help` of an option that comes on top of the page."""
 
 
 def option(
@@ -24,14 +25,16 @@ def option(
 ) -> _T:
     """Return the field of a dataclass of options: its default, and its line in `--help`.
 
-    Those that are `first` come on top of the page. `aliases` are other names of the option, such as
-    "--max_seq_length", which are understood with dashes between the words, too.
+    An option that is `first` comes on top of the page. `aliases` are other names of the option,
+    such as "--max_seq_length", which are understood with dashes between the words, too.
     """
-    # All of it goes to argparse, in any HfArgumentParser.
+    # HfArgumentParser hands all of it to argparse.
     metadata: dict[str, Any] = {"help": FirstHelp(help) if first else help, **of_argparse}
     if aliases:
         dashed = [f"--{alias.removeprefix('--').replace('_', '-')}" for alias in aliases]
+        # An alias of one word has no other spelling, and argparse rejects a name that comes twice.
         metadata["aliases"] = list(dict.fromkeys([*aliases, *dashed]))
+    # A dataclass refuses a list as a default, because all instances would share it.
     if isinstance(default, list):
         return cast(_T, field(default_factory=default.copy, metadata=metadata))
     return field(default=default, metadata=metadata)
@@ -42,6 +45,7 @@ def aliases_of(*dataclasses: Any) -> dict[str, str]:
     aliases = {}
     for dataclass in dataclasses:
         for one_field in fields(dataclass):
+            # With underscores, as the names of arguments in Python and of keys in a file are.
             for alias in one_field.metadata.get("aliases", ()):
                 aliases[alias.removeprefix("--").replace("-", "_")] = one_field.name
     return aliases
@@ -66,15 +70,17 @@ def check_switches(options: object) -> None:
 
 def in_range(options: object, interval: str, *names: str) -> None:
     """Raise a ValueError for the first option outside of an interval such as "(0, 1]"."""
-    low, high = (float(end) for end in interval[1:-1].split(","))
+    low, high = map(float, interval[1:-1].split(","))
     for name in names:
         for value in listed(getattr(options, name)):
             if value is None:
                 continue
+            # Python counts True as the number 1, so a switch given by mistake would pass.
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ValueError(f"--{name} must be a number in {interval}, got {value!r}")
             is_above = value > low if interval[0] == "(" else value >= low
             is_below = value < high if interval[-1] == ")" else value <= high
+            # NaN is neither above nor below anything, so it is rejected too.
             if not (is_above and is_below):
                 raise ValueError(f"--{name} must be in {interval}, got {value}")
 
@@ -107,6 +113,7 @@ def json_settings(option: str, text: str) -> dict[str, object]:
         content = json.loads(text)
     except ValueError as error:
         raise ValueError(f"{option}: {text} is not JSON: {error}") from error
+    # An empty object would set nothing, so whoever gives one is mistaken, too.
     if not (content and isinstance(content, dict)):
         raise ValueError(f"{option}: {text} is not a JSON object of settings")
     return content

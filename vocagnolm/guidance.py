@@ -2,8 +2,8 @@
 
 Tensors only: losses in, weights out. No host synchronisation, no loop over tokens, no gradient.
 
-Shapes: B sequences, S student positions, T teacher positions. Losses are in nats and indexed by the
-token that is predicted.
+Shapes: B sequences, S student positions, T teacher positions. Losses are in nats and indexed by
+the token that is predicted.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ CountT = TypeVar("CountT", int, Tensor)
 
 
 class TokenGuidance(NamedTuple):
-    """Weights of every token of a batch, and their grounds; losses and weights are float32."""
+    """The weight of every token of a batch, and what it rests on, all losses in float32."""
 
     student_loss_BS: Tensor  # Eq. (1)
     teacher_loss_BS: Tensor  # Eq. (2); 0.0 where unmapped
@@ -66,19 +66,23 @@ def aggregate_teacher_losses(
             aggregation = load_own("aggregation", aggregation)
     loss_BT = teacher_loss_BT.detach().float()
     valid_BT = torch.ones_like(loss_BT, dtype=torch.bool) if valid_BT is None else valid_BT
+    # Teacher tokens with a loss in each range. A range of none of them counts as unmapped.
     count_BS = _range_sums(valid_BT.long(), ranges_BS2)
     if not isinstance(aggregation, str):
         loss_BS = _by_function(aggregation, loss_BT, ranges_BS2, valid_BT)
     elif aggregation == "max":
         loss_BS = _range_maxima(loss_BT.masked_fill(~valid_BT, -torch.inf), ranges_BS2)
     else:
-        # A prefix sum would carry a NaN to all later tokens: taken out here, put back by range.
+        # A prefix sum would carry a NaN to all later tokens, so it is taken out here, and put back
+        # into the ranges that hold it. The sums are float64 where a device has it, since a
+        # difference of long float32 sums would lose the digits of a single loss.
         broken_BT = valid_BT & ~loss_BT.isfinite()
         summed_BT = loss_BT.masked_fill(broken_BT | ~valid_BT, 0.0).to(_widest_float(loss_BT))
         if aggregation == "share":
             loss_BS = _shared_sums(summed_BT, ranges_BS2, shares_BS3)
         else:
             loss_BS = _range_sums(summed_BT, ranges_BS2)
+        # The 0 / 0 of an unmapped token is filled with 0.0 at the end.
         loss_BS = loss_BS / count_BS if aggregation == "mean" else loss_BS
         loss_BS = loss_BS.masked_fill(_range_sums(broken_BT.long(), ranges_BS2) > 0, torch.nan)
     return loss_BS.masked_fill(count_BS <= 0, 0.0).float(), count_BS > 0
@@ -93,6 +97,8 @@ def _by_function(
     """Lay the losses of every range in a row of their own, from its left, and reduce the rows."""
     first_BS, last_BS = ranges_BS2.long().clamp(min=0).unbind(-1)
     longest = max(1, int((last_BS - first_BS).amax()))
+    # Place w of a row is the teacher token first + w. Those from `last` on are not of the range:
+    # they read some token that exists, and `held_BSW` tells the function to leave them out.
     place_BSW = first_BS[..., None] + torch.arange(longest, device=loss_BT.device)
     held_BSW = place_BSW < last_BS[..., None]
     flat = place_BSW.clamp(max=loss_BT.shape[-1] - 1).flatten(1)
@@ -108,6 +114,7 @@ def _by_function(
 
 
 def _widest_float(tensor: Tensor) -> torch.dtype:
+    # Apple's GPUs have no float64.
     return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
@@ -126,10 +133,13 @@ def _shared_sums(values_BT: Tensor, ranges_BS2: Tensor, shares_BS3: Tensor | Non
         raise ValueError(
             "this method reads shares of characters: use PackedCollator(..., shares=True)"
         )
-    # The ends are read, not subtracted from a sum, so that a range of one whole token is its value:
+    # The ends are read, not subtracted from a sum, so that a range of one whole token has exactly
+    # its value:
     #     range      [first | . . . . | last - 1]
     #     shares        f       between     l
     first_BS, last_BS = ranges_BS2.long().clamp(min=0).unbind(-1)
+    # Places are clamped, because an unmapped range, or one at the end of a row, would reach beyond
+    # the row. What is read there counts for nothing: it is masked here, or by the caller.
     inner_BS = first_BS + 1
     between_BS2 = torch.stack([inner_BS, torch.maximum(inner_BS, last_BS - 1)], -1)
     parts_BS3 = torch.stack(
@@ -154,11 +164,15 @@ def _range_maxima(values_BT: Tensor, ranges_BS2: Tensor) -> Tensor:
     length_BS, positions = last_BS - first_BS, values_BT.shape[-1]
     maxima_BS = torch.zeros_like(length_BS, dtype=values_BT.dtype)
     window_BT, width = values_BT, 1
+    # Both windows of a range are read in the one pass that its length belongs to, and the other
+    # passes keep what that one wrote. No pass depends on a value, so the host never waits.
     while width <= positions:
         at_start = window_BT.gather(-1, first_BS.clamp(max=positions - 1))
         at_end = window_BT.gather(-1, (last_BS - width).clamp(min=0))
         here_BS = (length_BS >= width) & (length_BS < 2 * width)
         maxima_BS = torch.where(here_BS, torch.maximum(at_start, at_end), maxima_BS)
+        # Two windows of a width, one after the other, make one of twice the width. Beyond the row
+        # is -inf, which no maximum takes.
         later_BT = F.pad(window_BT[:, width:], (0, width), value=-torch.inf)
         window_BT, width = torch.maximum(window_BT, later_BT), 2 * width
     return maxima_BS
@@ -178,11 +192,12 @@ def selected_count(
 
 def _share(count: CountT, top_k: float) -> CountT:
     """Return ceil(top_k * count), the same of Python integers and int64 tensors."""
+    # In whole millionths -(-a // b) is the exact ceiling. In floats, 0.07 * 100 would become 8.
     return -(-count * round(top_k * UNITS) // UNITS)
 
 
 def select_top(score_BS: Tensor, candidates_BS: Tensor, top_k: float, scope: Scope) -> Tensor:
-    """Return the candidates with the largest scores, exactly ceil(top_k * candidates), bool [B, S].
+    """Return the candidates of the largest scores, exactly ceil(top_k * candidates), bool [B, S].
 
     Among equal scores the lower position comes first, and the earlier sequence in scope "batch".
     """
@@ -194,6 +209,7 @@ def select_top(score_BS: Tensor, candidates_BS: Tensor, top_k: float, scope: Sco
     order_BS = score_BS.detach().argsort(dim=-1, descending=True, stable=True)
     competes_BS = candidates_BS.gather(-1, order_BS).to(torch.uint8)
     order_BS = order_BS.gather(-1, competes_BS.argsort(dim=-1, descending=True, stable=True))
+    # The first `count` of this order are chosen, and the scatter puts each back to its position.
     count_B1 = _share(candidates_BS.sum(-1, keepdim=True), top_k)
     chosen_BS = torch.arange(score_BS.shape[-1], device=score_BS.device) < count_B1
     return torch.zeros_like(candidates_BS).scatter_(-1, order_BS, chosen_BS)
@@ -213,11 +229,11 @@ def select_tokens(
 ) -> Tensor:
     """Return the weights W of Eq. (4), by the excess of the student's loss over the teacher's.
 
-    Of the tokens that compete, bool `mapped_BS` among `valid_BS`, a share of `top_k` is selected of
-    every "sequence" or of the whole micro-"batch". Unmapped tokens weigh 1 with "include" and 0
-    with "exclude"; with "mean" they compete with the mean teacher loss of the batch's mapped tokens
-    (0 if there are none). With the teacher's entropies, a token is selected only if it is in the
-    share of lowest entropy too (Rho-1, Lin et al. 2024, Appendix H).
+    The tokens compete that are in both `mapped_BS` and `valid_BS`. Of them a share of `top_k` is
+    selected, in every "sequence" or in the whole micro-"batch". Unmapped tokens weigh 1 with
+    "include" and 0 with "exclude"; with "mean" they compete with the mean teacher loss of the
+    batch's mapped tokens (0 if there are none). With the teacher's entropies, a token is selected
+    only if it is in the share of lowest entropy too (Rho-1, Lin et al. 2024, Appendix H).
 
     Returns float32 [B, S] of 0.0 and 1.0, without gradient: `selected_count` ones per population,
     with entropies at most as many.
@@ -243,9 +259,12 @@ def accept_tokens(
 ) -> Tensor:
     """Return W = min(1, p_T / p_S) = min(1, exp(L_S - L_T)), beyond the paper.
 
-    The probability with which speculative decoding accepts a token that the student proposes and
-    the teacher judges. Unmapped tokens weigh 1. Float32 [B, S], 0.0 without a label, no gradient.
+    It is the probability with which speculative decoding accepts a token that the student proposes
+    and the teacher judges. Unmapped tokens weigh 1. W is float32 [B, S], 0.0 without a label, and
+    has no gradient.
     """
+    # The clamp comes first, as the exponential would overflow where the student's loss is much
+    # larger.
     accepted_BS = (student_loss_BS - teacher_loss_BS).clamp(max=0.0).exp()
     return torch.where(mapped_BS, accepted_BS.float(), 1.0).masked_fill(~valid_BS, 0.0)
 
@@ -275,8 +294,11 @@ def reduce_teachers(
         # In float64, equal losses have exactly their mean. No tensor of weights: copying it to a
         # device would be a host-device sync.
         numbers = weights or (1.0,) * teachers
-        pairs = zip(numbers, loss_BKS.to(_widest_float(loss_BS)).unbind(1), strict=True)
-        total_BS = torch.stack([weight * loss for weight, loss in pairs]).sum(0)
+        wide_BKS = loss_BKS.to(_widest_float(loss_BS))
+        weighted = []
+        for number, wide_BS in zip(numbers, wide_BKS.unbind(1), strict=True):
+            weighted.append(number * wide_BS)
+        total_BS = torch.stack(weighted).sum(0)
         reduced_BS = (total_BS / sum(numbers)).float()
     return reduced_BS * mapped_BS, mapped_BS
 
@@ -287,6 +309,8 @@ def random_scores(block_B: Tensor, index_BS: Tensor, seed: int) -> Tensor:
     They depend on the seed, the packed sequence and the token, or chunk, in it alone, so the same
     are chosen for every split of the sequences into batches and processes.
     """
+    # Each number is mixed before the next one is added. Otherwise token 1 of sequence 0 would have
+    # the score of token 0 of sequence 1.
     seed_B1 = torch.full_like(block_B, _signed(seed))[:, None]
     block_B1 = _splitmix64(_splitmix64(seed_B1) + block_B[:, None])
     return _splitmix64(block_B1 + index_BS) & (2**63 - 1)
@@ -301,9 +325,10 @@ def _splitmix64(x: Tensor) -> Tensor:
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    # A shift alone would repeat the sign.
+    # The algorithm shifts zeros in, and a shift of int64 repeats the sign: the mask removes it.
     return torch.bitwise_right_shift(x, bits) & int(2 ** (64 - bits) - 1)
 
 
 def _signed(x: int) -> int:
+    """Return the int64 of the same 64 bits as an unsigned number."""
     return (x + 2**63) % 2**64 - 2**63

@@ -13,7 +13,7 @@ from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 Kind = Literal["model", "dataset"]
-# For any answer of the hub.
+# How long any answer of the hub is waited for.
 _WAIT_S = 3.0
 _warn_once = cache(logging.getLogger(__name__).warning)
 
@@ -30,6 +30,8 @@ def check_name(option: str, name: str, kind: Kind = "model") -> None:
         validate_repo_id(name)
     except HFValidationError:
         raise ValueError(f"{option} {name}: {absent}") from None
+    # Whether the hub has the name is left to the libraries, which know about logins and revisions.
+    # Only a hub that does not answer is dealt with here, because they would ask it five times.
     fault = "" if constants.HF_HUB_OFFLINE else _unreachable()
     if not fault:
         return
@@ -44,6 +46,7 @@ def check_name(option: str, name: str, kind: Kind = "model") -> None:
 
 def _is_cached(name: str, kind: Kind) -> bool:
     """Test whether the caches of the libraries hold a model or a data set."""
+    # The directory of the model ORGANISATION/NAME is models--ORGANISATION--NAME.
     snapshots = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}", "snapshots")
     if snapshots.is_dir():
         return True
@@ -68,6 +71,7 @@ def _is_cached(name: str, kind: Kind) -> bool:
 @cache
 def _unreachable() -> str:
     """Return why the hub cannot be reached; nothing if it answers, whatever it says."""
+    # The thread appends what it finds. If it finds nothing in time, the first reason is the last.
     reasons = [f"no answer in {_WAIT_S:g} s"]
 
     def ask() -> None:
@@ -77,7 +81,8 @@ def _unreachable() -> str:
         except (HTTPError, OSError) as error:
             reasons.append(" ".join(str(error).split()))
 
-    # In a thread, as no time-out holds for the look-up of a name.
+    # The thread is needed because no time-out holds for the look-up of a host name. It is a
+    # daemon, so that a look-up that hangs does not keep the process alive.
     thread = Thread(target=ask, daemon=True)
     thread.start()
     thread.join(_WAIT_S)
@@ -90,9 +95,11 @@ _CACHED = re.compile(r"(?:models|datasets)--([^/]+?)--([^/]+)/snapshots(/|$)")
 
 def hub_name(place: str) -> str | None:
     """Return the name that the hub knows a model or data set by; None for a local one."""
+    # A model that was loaded from the cache has the path of its snapshot as its name.
     match = _CACHED.search(place)
     if match:
         return f"{match[1]}/{match[2]}"
+    # An absolute path is local although it may be gone, as in the files of a run that was moved.
     is_local = Path(place).exists() or Path(place).is_absolute()
     return None if is_local else place
 

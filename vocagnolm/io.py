@@ -1,4 +1,7 @@
-"""Files that are complete or absent, and what commands print: differences, versions, tables."""
+"""Writes files that are complete or absent, and words what commands print.
+
+What they print are differences of settings, reasons, versions and tables.
+"""
 
 import errno
 import gzip
@@ -31,7 +34,8 @@ TEMPORARY = ".tmp"
 
 def write_file(path: Path, write: Callable[[BinaryIO], object], *, replace: bool = True) -> None:
     """Write a file completely or not at all; without `replace`, keep one that exists."""
-    # Two processes may write the same file: each has its own temporary file.
+    # Two processes may write the same file, so each has its own temporary file. It is in the same
+    # directory, because a rename is atomic within one file system only.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}")
     try:
         with temporary.open("wb") as file:
@@ -47,9 +51,10 @@ def write_file(path: Path, write: Callable[[BinaryIO], object], *, replace: bool
         if replace or not path.exists():
             temporary.replace(path)
     except OSError as error:
+        # Errors of a write or of fsync name no file, and a message must say which one it is about.
         error.filename = error.filename or str(path)
         raise
-    # After an error too: a part of a file would keep a full disk full.
+    # This happens after an error too, as a part of a file would keep a full disk full.
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -63,11 +68,11 @@ def disk_fault(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         return os.strerror(error.errno)
     text = str(error)
-    # As safetensors, written in Rust, says it.
+    # safetensors is written in Rust and raises an error of its own, with the number in its text.
     match = re.search(r"os error (\d+)", text)
     if match and int(match[1]) in _DISK_ERRORS:
         return os.strerror(int(match[1]))
-    # As PyTorch says it, without naming the disk.
+    # PyTorch names the source file of its archive writer, and says nothing of the disk.
     if isinstance(error, RuntimeError) and "inline_container.cc" in text:
         return "the disk is full, or cannot be written to"
     return None
@@ -80,6 +85,7 @@ def told_of_full_disk(place: Path, advice: Callable[[], str]) -> Iterator[None]:
         yield
     except Exception as error:
         reason = disk_fault(error)
+        # Uses of this may be nested, and the innermost knows best what is safe.
         if reason is None or isinstance(error, FullDiskError):
             raise
         raise FullDiskError(f"{place} cannot be written to: {reason}. {advice()}") from error
@@ -118,7 +124,7 @@ def read_json(path: Path) -> JsonObject:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Loader that rejects a key that comes twice: the last one would win in silence."""
+    """Loads YAML, but rejects a key that comes twice: the last one would win in silence."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Make a mapping of a node."""
@@ -127,6 +133,7 @@ class _UniqueKeys(yaml.SafeLoader):
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
                 raise ValueError(f"line {line}: expected a name, found a list or a mapping")
+            # `<<` merges another mapping in, and may come as often as there are mappings to merge.
             if key.tag != "tag:yaml.org,2002:merge" and key.value in keys:
                 raise ValueError(f"line {line}: {key.value} comes twice: leave one out")
             keys.add(str(key.value))
@@ -198,6 +205,7 @@ def count_reasons(reasons: Iterable[str]) -> str:
     places: dict[str, str] = {}
     for reason in reasons:
         place, colon, kind = reason.partition(": ")
+        # A reason may hold a colon of its own, which does not follow a file and a line.
         if not (colon and _IS_PLACE.fullmatch(place)):
             place, kind = "", reason
         counts[kind] += 1
@@ -219,6 +227,7 @@ def check_writable(output_dir: Path) -> None:
         place = place.parent
     if not place.is_dir():
         raise ValueError(f"--output_dir {output_dir}: {place} is a file, not a directory")
+    # A file is made, because permission bits say nothing of a read-only file system.
     try:
         with tempfile.TemporaryFile(dir=place):
             pass
@@ -252,7 +261,13 @@ def markdown_table(rows: Sequence[Sequence[str]], *, padded: bool = True) -> str
     | a\|b   | 1.25 |
     """
     cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
-    widths = [max(map(len, column)) if padded else 0 for column in zip(*cells, strict=True)]
+    widths = []
+    dashes = []
+    for column in zip(*cells, strict=True):
+        width = max(map(len, column)) if padded else 0
+        widths.append(width)
+        # The rule spans the space on either side of a cell, too; Markdown wants three dashes.
+        dashes.append("-" * (width + 2) if padded else "---")
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
-    rule = "|".join("-" * (width + 2) if padded else "---" for width in widths)
-    return "\n".join([lines[0], f"|{rule}|", *lines[1:]])
+    lines.insert(1, f"|{'|'.join(dashes)}|")
+    return "\n".join(lines)

@@ -1,6 +1,7 @@
 """Several processes of one command: `--accelerate_config` does what `accelerate launch` does.
 
-Beside it, a signal reaches every process once, and the job's exit status is that of its processes.
+In addition, a signal reaches every process once, and the job's exit status is that of its
+processes.
 """
 
 import logging
@@ -39,6 +40,7 @@ def launch(command: str, argv: Sequence[str], check: Callable[[Sequence[str]], o
         ValueError: the file or an option is wrong, the command's own too; nothing is started.
     """
     words, command_argv = split(argv)
+    # Every process of a job would start a job of its own.
     if "RANK" in os.environ:
         raise ValueError("--accelerate_config starts processes itself: leave accelerate launch out")
     check(command_argv)
@@ -53,6 +55,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     parser.add_argument("--accelerate_config", required=True)
     for name, kind in _OPTIONS.items():
         parser.add_argument(f"--{name}", type=kind)
+    # What the parser does not know is the command's own, which has its own parser to judge it.
     launch_options, command_argv = parser.parse_known_args(argv)
     options = vars(launch_options)
     path = find_file("--accelerate_config", options.pop("accelerate_config"), CONFIGS)
@@ -73,8 +76,8 @@ def _run(words: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     arguments = launch_command_parser().parse_args(words)
-    # After SIGINT or SIGTERM torchrun kills every worker within 30 s, saved or not. `_forward`
-    # handles them instead.
+    # After SIGINT or SIGTERM torchrun kills every worker within 30 s, whether it has saved its
+    # state or not. `_forward` handles them instead, and leaves the workers the time they need.
     arguments.signals_to_handle = "SIGHUP,SIGQUIT"
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _forward)
@@ -83,12 +86,14 @@ def _run(words: Sequence[str]) -> int:
     try:
         launch_command(arguments)
     except ChildFailedError as error:
-        # One that failed, rather than those that were ended because of it.
+        # The status of one that failed is positive. Those that were ended because of it have
+        # negative ones, the numbers of signals, so the largest is that of a failure.
         status = max(failure.exitcode for failure in error.failures.values())
     except subprocess.CalledProcessError as error:
         status = error.returncode
     else:
         return 0
+    # A negative status is the number of a signal. A shell reports it as 128 more than the number.
     if status < 0:
         name = signal.Signals(-status).name
         log_main(f"vocagnolm: error: {name} ended a process")
@@ -100,10 +105,12 @@ def _forward(number: int, frame: FrameType | None) -> None:
     """Send a signal on to the processes of the job; before there are any, end."""
     import psutil
 
+    # Only direct children are the job's; what these have started is theirs to stop.
     children = psutil.Process().children()
     if not children:
         raise KeyboardInterrupt
     for child in children:
+        # A child may end between the list and the signal.
         with suppress(ProcessLookupError):
             # A terminal has sent its Ctrl-C to all processes of its session.
             shares_terminal = sys.stdin.isatty() and os.getsid(child.pid) == os.getsid(0)
