@@ -63,8 +63,9 @@ class Grader:
         """Grade (output, gold) pairs, in their order; kind None: (prediction, gold)."""
 
         def grade_one(answer: tuple[str, str]) -> Verdict:
+            # A list needs no lock for this: `pop` and `append` are atomic.
             worker = self._idle.pop()
-            # The answer before was too much for it.
+            # The worker has ended if the answer before was too much for it.
             if worker.process.poll() is not None:
                 worker = _Worker()
             try:

@@ -22,6 +22,7 @@ HARNESS_LIMIT_S = 3.0
 OPINION_LIMIT_S = 1.0
 # Address space; the reference cases need 160 MB.
 MEMORY_LIMIT_BYTES = 2**30
+# sympy's parser writes these names around the numbers and symbols of a text.
 _EVALUATED = frozenset({"Integer", "Float", "Rational", "Symbol", "Add", "Mul", "Pow"})
 
 
@@ -52,6 +53,8 @@ def restrict_sympy() -> None:
     def evaluate_numbers(code: str | CodeType, local: object, names: object) -> object:
         if not (isinstance(code, str) and code.strip().isidentifier()):
             compiled = compile(code, "<string>", "eval") if isinstance(code, str) else code
+            # The body of a lambda or a comprehension is a code object among the constants, with
+            # names of its own.
             functions = any(isinstance(constant, CodeType) for constant in compiled.co_consts)
             if functions or not _EVALUATED.issuperset(compiled.co_names):
                 raise ValueError("expected numbers and symbols, found code")
@@ -68,6 +71,7 @@ def main() -> None:
         connection.send_bytes(json.dumps(fields).encode())
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    # Grading writes no file: no text may make it fill the disk, and a crash leaves no dump.
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     restrict_sympy()
@@ -76,6 +80,7 @@ def main() -> None:
     parse_latex("x+1")
     symbolic.algebraically_equal("x+1", "1+x")
     symbolic.verify("$x+1$", "1+x")
+    # The other end waits for this reply, and knows from it that the worker has started.
     reply(ready=True)
     while True:
         try:
