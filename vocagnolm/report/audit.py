@@ -165,7 +165,6 @@ def _read_corpus(arguments: Namespace) -> tuple[Any, JsonObject]:
     from vocagnolm.corpus import files_of, load_corpus, load_sample
     from vocagnolm.texts import is_conversations, reasons_in
 
-    # The command takes a single data set.
     ((name, options),) = corpora_of(arguments)
     if arguments.documents is None:
         corpus = load_corpus(name, **options)

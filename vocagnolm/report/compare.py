@@ -80,9 +80,9 @@ _Section = tuple[str, list[list[str]], Sequence[str]]
 class Comparison:
     """Some runs compared."""
 
-    # Evaluations, the baseline first.
+    # The first of the evaluations is the baseline.
     runs: Sequence[Run]
-    # Runs of vocagnolm train, and the same runs by their setting.
+    # These are runs of vocagnolm train, and the same runs by their setting.
     trained: Sequence[TrainingRun]
     settings: Mapping[str, Sequence[TrainingRun]]
     # The labels of evaluations and runs.

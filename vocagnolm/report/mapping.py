@@ -164,7 +164,7 @@ def count_map(
 
 
 def map_shares(counts: Mapping[str, float]) -> dict[str, float]:
-    """Return ratios of tokens and characters, and the share of each kind, which overlap."""
+    """Return ratios of tokens and characters, and the shares of the kinds, which overlap."""
     tokens, characters = counts["student_tokens"], counts["characters"]
     return {
         "teacher_tokens_per_student_token": counts["teacher_tokens"] / tokens,

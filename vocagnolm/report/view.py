@@ -68,7 +68,7 @@ class TokenView:
 
 @dataclass(frozen=True)
 class TextView:
-    """A segment of a document, its begin there, and the packed sequence that it is in."""
+    """A segment of a document, where it begins there, and the packed sequence that it is in."""
 
     text: str
     document: int

@@ -36,8 +36,8 @@ def spans_and_losses(segments: Sequence[StoredSegment]) -> tuple[Spans, LossArra
 class StoredReader(TeacherReaders):
     """One or several stores of the same corpus, a teacher each.
 
-    With `first` they are one teacher: of a document the first store that has it. A document that
-    lacks losses is missing, or with `plain` has no teacher.
+    With `first` they are one teacher, which has each document from the first store that holds it.
+    A document that lacks losses is missing, or with `plain` has no teacher.
     """
 
     def __init__(self, stores: Sequence[Store], *, first: bool = False, plain: bool = False):
@@ -69,7 +69,7 @@ class StoredReader(TeacherReaders):
         return lines
 
     def read(self, texts: Sequence[str]) -> tuple[list[Tokens], Cuts]:
-        """Return the stored tokens of documents, to be cut where the first one's segments begin."""
+        """Return every teacher's stored tokens, and cuts where the first one's segments begin."""
         cuts: dict[int, list[int] | None] = {}
         # These lists hold, by teacher, the spans and losses of every text. A text that has none
         # gets empty arrays, so that all lists stay as long as the texts.
@@ -78,13 +78,13 @@ class StoredReader(TeacherReaders):
         losses: list[list[LossArray]] = [[] for _ in range(teachers)]
         for number, text in enumerate(texts):
             stored = self._segments(text)
-            # Training needs the losses of all teachers: a document that one of them lacks is given
-            # up for all.
+            # Training needs the losses of all teachers, so that one which lacks a document leaves
+            # it without any.
             if not all(stored):
                 cuts[number] = [] if self.plain else None
                 stored = [[] for _ in stored]
-            # Segments were scored apart, so that a cut elsewhere would give tokens the context of
-            # another segment.
+            # Segments were scored apart: a teacher read none of the text before its own segment,
+            # and the student shall not either.
             elif len(stored[0]) > 1:
                 cuts[number] = [segment.start for segment in stored[0][1:]]
             for teacher, segments in enumerate(stored):

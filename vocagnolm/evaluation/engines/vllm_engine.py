@@ -38,7 +38,7 @@ class VLLMEngine(Engine):
         try:
             ending = GenerationConfig.from_pretrained(name, revision=revision or "main")
         except OSError:
-            # None is saved: `transformers` makes it from the configuration.
+            # The model has none saved: `transformers` makes it from the configuration.
             ending = GenerationConfig.from_model_config(config)
         super().__init__(tokenizer, longest_context(config), ending, chat)
         # A stop id that the model does not have is an error there; a tokenizer may have more.
@@ -57,7 +57,7 @@ class VLLMEngine(Engine):
             seed=0,
             max_model_len=self.context,
             enable_prefix_caching=True,
-            # The model's own configuration may ask for sampling.
+            # The model's own configuration may ask for sampling, and vLLM's defaults do not.
             generation_config="vllm",
         )
 

@@ -17,10 +17,10 @@ from sympy.parsing.latex import parse_latex
 from vocagnolm.evaluation.extraction import AnswerKind, extract
 from vocagnolm.evaluation.grading import symbolic
 
-# Processor time, so that a busy machine gives the same verdicts.
+# The limits are of processor time, so that a busy machine gives the same verdicts.
 HARNESS_LIMIT_S = 3.0
 OPINION_LIMIT_S = 1.0
-# Address space; the reference cases need 160 MB.
+# The limit is of address space; the reference cases need 160 MB.
 MEMORY_LIMIT_BYTES = 2**30
 # sympy's parser writes these names around the numbers and symbols of a text.
 _EVALUATED = frozenset({"Integer", "Float", "Rational", "Symbol", "Add", "Mul", "Pow"})
@@ -35,7 +35,7 @@ def _judge(kind: AnswerKind | None, prediction: str | None, gold: str) -> tuple[
 
 
 def _opinion(kind: AnswerKind | None, output: str, gold: str) -> bool | None:
-    # Math-verify on the whole output; it is not asked about letters.
+    # Math-verify reads the whole output; it is not asked about letters.
     if kind != "free":
         return None
     try:
@@ -95,7 +95,7 @@ def main() -> None:
         reply(correct=correct, decided_by=decided_by)
         signal.setitimer(signal.ITIMER_PROF, OPINION_LIMIT_S)
         second = _opinion(kind, text, gold)
-        # Before the last reply, which the next request may follow at once.
+        # The timer stops before the last reply, which the next request may follow at once.
         signal.setitimer(signal.ITIMER_PROF, 0)
         reply(math_verify=second)
 

@@ -36,11 +36,12 @@ class Task:
     benchmark: Benchmark
     # These items are asked, sorted by `idx`.
     items: Sequence[Item]
-    # The whole prompt of each item, by `idx`.
+    # Each item has its whole prompt here, by `idx`.
     prompts: Mapping[int, str]
-    # Where the items are from, as `load_items` returns it.
+    # This says where the items are from, as `load_items` returns it.
     data: JsonObject
-    # Where the worked examples are from, as `load_prompt_set` returns it; None without examples.
+    # This says where the worked examples are from, as `load_prompt_set` returns it; None stands
+    # for no examples.
     prompt_set: JsonObject | None
 
     def settings(self) -> JsonObject:
