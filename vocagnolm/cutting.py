@@ -33,8 +33,8 @@ def cut_text(text: str, models: Sequence[Spans], limits: Sequence[int]) -> list[
     # Those of all models are tried first, and then those of the student.
     places = np.stack((is_free.all(axis=0), is_free[0]))
     edges = [0]
-    # Parts are cut off the front until the rest fits. Every cut lies after the one before it, so that
-    # this ends.
+    # Parts are cut off the front until the rest fits. Every cut lies after the one before it, so
+    # that this ends.
     while True:
         stop = _next_stop(models, limits, edges[-1], len(text))
         if stop is None:

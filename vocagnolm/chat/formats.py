@@ -163,8 +163,8 @@ def _as_message(message: Any) -> Any:
         return message
     # The caller's own message stays as it is.
     message = dict(message)
-    # A message of ShareGPT has `from` and `value`. Of a speaker that nobody knows the answer is a
-    # text instead of a message, which `_fault` makes a reason of.
+    # A message of ShareGPT has `from` and `value`. For an unknown speaker a text is returned
+    # instead of a message, and `_fault` makes a reason of it.
     if message.get("role") is None and message.get("from") is not None:
         speaker = message.pop("from")
         message["role"] = _SPEAKERS.get(speaker) if isinstance(speaker, str) else None

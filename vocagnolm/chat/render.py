@@ -168,7 +168,7 @@ def _what_changed(conversation: Conversation, parts: list[str], text: str) -> st
 def _pieces(
     template: Template, roles: tuple[str, ...], extras: str
 ) -> tuple[list[str], list[tuple[bool, bool]]]:
-    """Render marks instead of contents: a well-behaved template looks at all else alone.
+    """Render marks instead of contents: a well-behaved template's own text is the same with both.
 
     Returns its text before, between and after contents, and whether it trims each of them on the
     left and on the right. A ValueError where not every content is shown once, and in order.

@@ -257,7 +257,7 @@ def _output_fault(record: JsonObject) -> str | None:
     missing = [name for name in _OUTPUT_FIELDS if name not in record]
     if missing:
         fault = f"expected the fields {', '.join(_OUTPUT_FIELDS)}, found {', '.join(record)}"
-        # The most common files of another evaluator get an advice of their own.
+        # The most common files of another evaluator get advice of their own.
         if {"doc_id", "target", "resps"} <= record.keys():
             return (
                 f"{fault}, as lm-evaluation-harness writes them: make idx of doc_id, gold of the "

@@ -17,16 +17,19 @@ from vocagnolm.io import ASSETS
 AnswerKind = Literal["free", "letter", "boxed_letter", "marked"]
 # The harness's word for an output without a letter.
 NO_LETTER = "placeholder"
+# The letter need not be a word of its own for the harness.
 _LETTER = re.compile(r"answer is \(?([abcde])")
+# A box holds the letter alone, in parentheses, in a command for text, or before the words of the
+# option. The first letter of a word is no choice.
 _CHOICE = re.compile(r"(?:\\(?:text|mathrm|mathbf|textbf)\{)?\s*\(?([A-Ea-e])(?![A-Za-z])")
 _NUMBER = re.compile(r"-?\d*\.?\d+")
 # The harness's unit words, as regular expressions, in its order; the second half are the plurals.
 # A point in them stands for any character, as in the harness.
 _SINGULARS = (ASSETS / "unit_words.txt").read_text("utf-8").splitlines()
-_UNITS = (*_SINGULARS, *(unit + "s" for unit in _SINGULARS))
+_UNITS = _SINGULARS + [unit + "s" for unit in _SINGULARS]
 _WORD = re.compile(r"\w+")
-# Each unit with the first of its words. A text that lacks that word cannot hold the unit, so that
-# most of the slow patterns are never tried.
+# Each pattern comes with the first word of its unit. A text that lacks that word cannot hold the
+# unit, so that most of the slow patterns are never tried.
 _UNIT_PATTERNS = []
 for _unit in _UNITS:
     _first_word = _WORD.findall(_unit)[0]
@@ -47,11 +50,14 @@ def extract(kind: AnswerKind, output: str) -> str | None:
     if not output or output == "error":
         return None
     finders = {"free": _free, "letter": _letter, "boxed_letter": _boxed_letter, "marked": _marked}
+    # The harness normalises an answer when it finds it and again when it grades it, and the second
+    # time may still change it.
     return strip_string(strip_string(finders[kind](output)))
 
 
 def _letter(output: str) -> str:
     """Find the first letter after "answer is"; "answer is because" gives B."""
+    # After "Problem:" the model asks and answers a question of its own.
     text = output.partition("Problem:")[0].replace("choice is", "answer is").lower()
     match = _LETTER.search(text)
     return match[1].upper() if match else NO_LETTER
@@ -81,6 +87,7 @@ def _free(output: str) -> str:
     elif "final answer is" in output:
         answer = output.rpartition("final answer is")[2].strip()
     else:
+        # Without any of these phrases the last number of the output counts.
         answer = (_NUMBER.findall(output.replace(",", "")) or [""])[-1]
     answer = re.sub(r"\n\s*", "", answer)
     return answer.removeprefix(":").removesuffix(".").removesuffix("/")
@@ -104,6 +111,8 @@ def strip_string(text: object) -> str:
     >>> strip_string(r"\dfrac12 \text{ inches}."), strip_string("x = 1,000.00"), strip_string("ten")
     ('\\frac{1}{2}', '1,000', '10')
     """
+    # The steps are in the harness's order, which matters: most of them act on what the ones before
+    # have left.
     string = str(text).strip().replace("\n", "").rstrip(".").replace(r"\!", "")
     string = _unify_commands(string)
     string = _remove_units(string)
@@ -119,10 +128,13 @@ def strip_string(text: object) -> str:
     string = string.replace(r"\%", "").replace("%", "")
     string = string.replace(" .", " 0.").replace("{.", "{0.")
     string = string.replace("infinity", r"\infty")
+    # The command for infinity holds "inf" itself, and must not be replaced within.
     if r"\infty" not in string:
         string = string.replace("inf", r"\infty")
+    # The misspelt command is the harness's, so that a plus sign before infinity stays.
     string = string.replace(r"+\inity", r"\infty").replace("and", "").replace(r"\mathbf", "")
     string = _replace_groups(string, r"\mbox{", "")
+    # Engineers write the imaginary unit as j.
     if "j" in string and "i" not in string:
         string = string.replace("j", "i")
     return _unify_numbers(string)
@@ -135,6 +147,7 @@ def _unify_commands(string: str) -> str:
     string = string.replace("tfrac", "frac").replace("dfrac", "frac")
     string = string.replace(r"\left", "").replace(r"\right", "")
     string = string.replace(r"\{", "{").replace(r"\}", "}")
+    # Everything from the first `\text{` on goes, if a brace ends the text and something remains.
     start = string.find(r"\text{") if string.endswith("}") else -1
     shorter = (string if start < 0 else string[:start]).strip()
     return shorter or string
@@ -150,7 +163,8 @@ def _replace_groups(string: str, opening: str, replacement: str) -> str:
 def _remove_units(string: str) -> str:
     """Delete unit words between non-word characters, twice, unless nothing would remain."""
     for _ in range(2):
-        words = set(_WORD.findall(string))  # deleting units makes no new words
+        # To delete units makes no new words, so that these are found once for all patterns.
+        words = set(_WORD.findall(string))
         for word, pattern in _UNIT_PATTERNS:
             if word in words:
                 string = pattern.sub(r"\1\2", string) or string
@@ -159,12 +173,14 @@ def _remove_units(string: str) -> str:
 
 def _unify_numbers(string: str) -> str:
     """Give decimals, roots, fractions and what is left of an assignment one spelling each."""
+    # A point goes with the zeros after it, before another character and at the end.
     string = re.sub(r"(?<=\d)\.0*(\D)", r"\1", string)
     string = re.sub(r"(?<=\d)\.0*$", "", string)
     if not string:
         return string
     if string[0] == ".":
         string = "0" + string
+    # A left side of one or two characters is a name, and the right side is the answer.
     sides = string.split("=")
     if len(sides) == 2 and len(sides[0]) <= 2:
         string = sides[1]
@@ -174,6 +190,8 @@ def _unify_numbers(string: str) -> str:
 
 def _brace_fractions(string: str) -> str:
     r"""Turn `\frac12` into `\frac{1}{2}` and `\frac1{72}` into `\frac{1}{72}`; all or none."""
+    # Without braces numerator and denominator are one character each. A piece that is too short
+    # for them leaves the whole text as it is.
     pieces = string.split(r"\frac")
     parts = pieces[:1]
     for piece in pieces[1:]:
@@ -196,4 +214,5 @@ def _fraction_of_quotient(string: str) -> str:
         left, right = (side if "sqrt" in side else str(int(side)) for side in sides)
     except ValueError:  # not an integer, or one with more digits than Python converts
         return string
+    # A quotient that Python would write in another way, such as 03/4, is left as it is.
     return rf"\frac{{{left}}}{{{right}}}" if string == f"{left}/{right}" else string

@@ -38,8 +38,8 @@ class MathAnswerAccuracy(evaluate.Metric):  # type: ignore[misc]
         )
 
     def _compute(self, predictions: Sequence[str], references: Sequence[str]) -> JsonObject:
-        # Golds are normalised as those of the benchmarks are. The predictions are whole outputs,
-        # whose answers the grader finds.
+        # The golds are normalised here. The predictions are whole outputs, in which the grader
+        # finds the answers and normalises them.
         pairs = zip(predictions, map(strip_string, references), strict=True)
         with Grader() as grader:
             verdicts = list(grader.grade(BENCHMARKS[self.config_name].answer_kind, pairs))

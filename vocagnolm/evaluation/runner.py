@@ -53,8 +53,8 @@ class RunDirectory:
         for name, benchmark_settings in earlier.items():
             if self.finished(name):
                 with_records[name] = benchmark_settings
-        # A benchmark that is asked for now must have its own earlier settings, and the whole
-        # directory has one set of shared ones.
+        # A benchmark that is asked for now must have the settings that it had before, and the
+        # whole directory has one set of shared ones.
         if with_records or any(self.finished(name) for name in benchmarks):
             changed = differences(_shared(earlier_settings), _shared(settings))
             for name in benchmarks:

@@ -66,6 +66,8 @@ def audit_markdown(content: JsonObject) -> str:
 
 def _vocabulary_rows(content: JsonObject) -> list[list[str]]:
     """Lay out the shares of tokens in common."""
+    # Tokens are compared as two vocabularies write them, and by the bytes that they stand for: a
+    # space is spelt in several ways.
     rows = [["shared tokens, of"] + labels(content)]
     for kind, spelling in (("raw", "as written"), ("bytes", "as bytes")):
         for whole in ("teacher", "student", "union"):
@@ -78,6 +80,7 @@ def _vocabulary_rows(content: JsonObject) -> list[list[str]]:
 
 def _token_level_rows(content: JsonObject) -> list[list[str]]:
     """Lay out the ratios and shares of the token-level map."""
+    # All teachers have the same keys, which become the rows of the table.
     rows = [["student tokens"] + labels(content)]
     columns = [teacher["mapping"] | teacher["token_level"] for teacher in content["teachers"]]
     for key in columns[0]:
@@ -108,6 +111,7 @@ def verdict(mapping: Mapping[str, float]) -> str:
     unmapped, straddling = mapping["unmapped"], mapping["straddling"]
     shares = f"{mapping['mapped']:.2%} of the student's tokens have teacher tokens, "
     shares += f"{mapping['one_to_one']:.0%} exactly one with the same characters"
+    # Unmapped tokens are judged first, since no option gives them a teacher.
     if unmapped > _MANY_UNMAPPED:
         return f"a poor pair: {shares}; {unmapped:.1%} have none and are always trained"
     if straddling > _MANY_STRADDLING:
@@ -133,6 +137,8 @@ def draw_audit(content: JsonObject, path: Path) -> None:
     handles = {}
     for axes, key, name in zip(places, ("iou", "ios"), ("IoU", "IoS"), strict=True):
         ticks = [str(chunks) for chunks in content["settings"]["chunks"]] + ["token level"]
+        # The counts of chunks are equally far apart, and the token level has a place after the
+        # last.
         axes.set_xticks(range(len(ticks)), ticks)
         for index, teacher in enumerate(content["teachers"]):
             style = series_style(index)
@@ -200,6 +206,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     most_chunks = max(arguments.chunks)
     if most_chunks > arguments.sequence_length:
         raise ValueError(f"--chunks {most_chunks} exceeds --sequence_length: a chunk needs a token")
+    # Tokenizers take a second to load, and a wrong name shows before the corpus is read.
     load = partial(load_tokenizer, trust_remote_code=arguments.trust_remote_code)
     student = load(arguments.student, "student")
     teachers = {name: load(name, "teacher") for name in arguments.teacher}

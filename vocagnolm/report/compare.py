@@ -80,9 +80,9 @@ _Section = tuple[str, list[list[str]], Sequence[str]]
 class Comparison:
     """Some runs compared."""
 
-    # Evaluations, the baseline first.
+    # The first of the evaluations is the baseline.
     runs: Sequence[Run]
-    # Runs of vocagnolm train, and the same runs by their setting.
+    # These are runs of vocagnolm train, and the same runs by their setting.
     trained: Sequence[TrainingRun]
     settings: Mapping[str, Sequence[TrainingRun]]
     # The labels of evaluations and runs.
@@ -121,6 +121,7 @@ def compare(paths: Sequence[Path], reported: Sequence[str] = ()) -> Comparison:
 def findings(comparison: Comparison) -> list[str]:
     """Say what a comparison shows in sentences: of answers, then of held-out losses."""
     settings = comparison.settings
+    # The runs of a setting share their method, so that the first one speaks for all.
     methods = {runs[0].method for runs in settings.values()}
     controls = [name for name, runs in settings.items() if runs[0].method in _CONTROLS]
     # The other settings are compared with the controls, or, without any, with the first setting.
@@ -133,6 +134,8 @@ def findings(comparison: Comparison) -> list[str]:
         if name not in references:
             for reference in references:
                 held_out += _held_out(name, reference, settings)
+    # A method that chooses tokens may be ahead because it trains at all, or because it trains on
+    # fewer tokens. Only the controls tell.
     missing = [control for method, control in _CONTROLS.items() if method not in methods]
     if missing and methods & _CHOOSING:
         needed = " and ".join(missing)
@@ -172,6 +175,8 @@ def _held_out(
     for option in _OF_TOKENS:
         if runs[0].options.get(option) != reference_runs[0].options.get(option):
             return []
+    # Runs of a common seed are paired. Without any, the runs are two groups, and all must be of
+    # the same texts.
     losses = _losses_by_seed(runs)
     reference_losses = _losses_by_seed(reference_runs)
     if not losses or not reference_losses:
@@ -182,6 +187,7 @@ def _held_out(
     reference_tokens = {run.eval_tokens for run in reference_runs if run.seed in compared_seeds}
     if tokens != reference_tokens:
         return [f"{name} and {reference} were not evaluated on the same texts."]
+    # A gain is how far the loss is below the reference's, and may be negative.
     gain = fmean(reference_losses.values()) - fmean(losses.values())
     if gain > 0:
         better, worse = name, reference
@@ -189,6 +195,7 @@ def _held_out(
         better, worse = reference, name
     if len(common_seeds) > 1:
         gains = [reference_losses[seed] - losses[seed] for seed in losses if seed in common_seeds]
+        # A seed that makes no difference counts for neither side in a sign test.
         wins = sum(seed_gain > 0 for seed_gain in gains)
         defeats = sum(seed_gain < 0 for seed_gain in gains)
         share = f"{wins if gain > 0 else defeats} of {len(gains)}"
@@ -225,15 +232,13 @@ def comparison_markdown(comparison: Comparison) -> str:
 def _sections(comparison: Comparison) -> list[_Section]:
     # One run speaks for its setting: the others differ from it in their seed alone.
     runs = [runs[0] for runs in comparison.settings.values()]
-    options = [["option", *comparison.settings]]
+    options = [["option"] + list(comparison.settings)]
     for name, texts in differing(runs).items():
-        options.append([name, *texts])
-    sections = [
-        _accuracies(comparison),
-        *_pairings(comparison),
-        ("Settings that differ", options, []),
-        _costs(comparison),
-    ]
+        options.append([name] + texts)
+    sections = [_accuracies(comparison)]
+    sections += _pairings(comparison)
+    sections.append(("Settings that differ", options, []))
+    sections.append(_costs(comparison))
     # A table that is nothing but its header is left out.
     return [section for section in sections if len(section[1]) > 1]
 
@@ -250,7 +255,7 @@ def _accuracies(comparison: Comparison) -> _Section:
             cells[score["column"]] = f"{score['rounded']:.1f}{star} ({interval})"
         lines[run.label, run.prompts] = cells
         name, revision = run.model.rsplit(", revision ", 1)
-        # So many characters of a hash identify it.
+        # Nineteen characters hold "sha256:" and twelve digits, or nineteen digits of a commit.
         model = f"{public_name(name)}, revision {revision[:19]}"
         notes.append(f"- {run.label}: {model}; verdicts of {run.grader}")
         for note in run.notes:
@@ -262,8 +267,8 @@ def _accuracies(comparison: Comparison) -> _Section:
             lines.setdefault(line, {})[score["column"]] = f"{score['reported']:.1f}"
     columns = _columns(lines.values())
     rows = [["run", "prompts"] + [heading(column) for column in columns]]
-    for line, cells in lines.items():
-        rows.append([*line] + [cells.get(column, "-") for column in columns])
+    for (label, prompts), cells in lines.items():
+        rows.append([label, prompts] + [cells.get(column, "-") for column in columns])
     return "Accuracy (%)", rows, notes
 
 
@@ -277,6 +282,7 @@ def _columns(lines: Iterable[Iterable[str]]) -> list[str]:
 
 def _pairings(comparison: Comparison) -> list[_Section]:
     """Lay out the paired tests, a table for each baseline."""
+    # These pairs of a run and a column are not to be put next to published numbers.
     marked = set()
     for run in comparison.runs:
         for score in run.scores:
@@ -292,6 +298,7 @@ def _pairings(comparison: Comparison) -> list[_Section]:
         is_marked = (first, column) in marked or (other, column) in marked
         row = [other, heading(column) + ("*" if is_marked else "")]
         rows.append(row)
+        # The reason takes the place of the points, and a dash that of the other cells.
         if pairing["not_paired"]:
             row.append(f"not paired: {pairing['not_paired']}")
             row += ["-"] * (len(head) - len(row))
@@ -400,6 +407,7 @@ def write_comparison(comparison: Comparison, directory: Path) -> None:
         figure = draw_bars(series, headings, f"Accuracies; verdicts of {graders}")
         figure.savefig(directory / "comparison.png")
         pictures.append(("Accuracy", embed(figure), _BARS))
+    # A run that was stopped before its first log has no curves.
     curves = read_curves(comparison.settings)
     if curves:
         pictures.append(("Along the training", embed(draw_curves(curves)), _CURVES))
@@ -429,6 +437,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # The directory is tried before the work, which may take minutes.
     if out:
         check_writable(out)
+    # Without --output_dir the fetched runs are needed only until they are compared.
     with TemporaryDirectory() as scratch:
         runs = arguments.runs
         if arguments.wandb:

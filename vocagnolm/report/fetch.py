@@ -25,7 +25,8 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
         ValueError: there is no key, or there are no runs of vocagnolm train.
     """
     all_runs = _list_runs(projects)
-    # A project may hold runs of other programs: they have neither our settings nor our evaluations.
+    # A project may hold runs of other programs: they have neither our settings nor our
+    # evaluations.
     runs = []
     files_of = {}
     for run in all_runs:
@@ -36,10 +37,13 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
     if not runs:
         expected = f"runs of vocagnolm train in {', '.join(projects)}"
         raise ValueError(f"expected {expected}, found none: look at --wandb")
+    # The oldest run comes first: the first is the baseline of the others, and must not depend on
+    # the order in which the server lists them.
     runs.sort(key=lambda run: run.created_at or "")
     names = [_directory_name(run) for run in runs]
     places = []
     for run, name in zip(runs, names, strict=True):
+        # Several runs may have one name, and their ids tell their directories apart.
         home = directory / (name if names.count(name) == 1 else f"{name}-{run.id}")
         if "settings" in run.config:
             _write_run(run, home)
@@ -51,6 +55,8 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
             checkpoint = path.parts[1:-1]
             model = home.with_name("-".join([home.name, *checkpoint]))
             (model / EVALUATION).mkdir(parents=True, exist_ok=True)
+            # The library keeps the folders of a file's name, which are not those that are wanted
+            # here.
             with TemporaryDirectory() as scratch:
                 file.download(root=scratch).close()
                 shutil.move(Path(scratch, file.name), model / EVALUATION / path.name)
@@ -99,6 +105,8 @@ def _write_run(run: Any, directory: Path) -> None:
                 log.pop()
             entry["step"] = step
             log.append(entry)
+    # The trainer's own state is not among a run's files. `vocagnolm compare` needs these of its
+    # fields.
     last = max((entry["step"] for entry in log), default=0)
     flos = max((entry.get("total_flos", 0) for entry in log), default=0)
     state = {"max_steps": last, "global_step": last, "total_flos": flos, "log_history": log}

@@ -94,6 +94,7 @@ def build_view(arguments: argparse.Namespace) -> GuidanceView:
     from vocagnolm.training.models import load_weights, read_models
     from vocagnolm.training.options import GuidanceOptions, ModelOptions
 
+    # Options that have another name or default here are given as vocagnolm train has them.
     values = vars(arguments) | {
         "teacher_dtype": arguments.dtype,
         "max_length": arguments.max_length or GuidanceOptions.max_length,
@@ -101,8 +102,8 @@ def build_view(arguments: argparse.Namespace) -> GuidanceView:
 
     def from_values(options_class: Any) -> Any:
         # Options that this command does not have keep their defaults.
-        names = [field.name for field in fields(options_class)]
-        return options_class(**{name: values[name] for name in names if name in values})
+        names = {field.name for field in fields(options_class)} & values.keys()
+        return options_class(**{name: values[name] for name in names})
 
     model_options = from_values(ModelOptions)
     guidance_options = from_values(GuidanceOptions)
@@ -151,8 +152,11 @@ def view_documents(
     from vocagnolm.data import align_corpus
     from vocagnolm.packing import as_block
 
+    # The same steps as in training make the batch, so that what is shown is what training would
+    # do.
     segments = align_corpus(corpus, *readers, train_on=train_on)
     for place, reason in segments.skipped:
+        # One document of several may be left out, but there must be something to show.
         message = f"document {indices[place]} cannot be shown: {reason}"
         if not len(segments.rows):
             raise ValueError(f"{message}; give another text")
@@ -167,6 +171,7 @@ def view_documents(
             teacher_max_length=readers[1].limit,
             shares=objective.method.aggregation_in_effect == "share",
         )
+        # The collator reads blocks of arrays, and `view_texts` reads the row as plain Python.
         batch = send_to_device(collate([as_block(place, arrays[place : place + 1])]), device)
         guidance = measure(student, objective, batch)
         (view,) = view_texts(batch, guidance, [[row]], corpus, readers[0].tokenizer)

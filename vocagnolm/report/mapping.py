@@ -59,6 +59,7 @@ def decoded_vocabulary(tokenizer: PreTrainedTokenizerBase) -> set[bytes]:
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     is_byte_level = '"ByteLevel"' in json.dumps([backend["pre_tokenizer"], backend["decoder"]])
     spell = byte_level if is_byte_level else sentencepiece
+    # Added tokens are kept apart from the model's vocabulary, and are written as they are.
     added = {token["content"] for token in backend["added_tokens"]}
 
     def decode(word: str) -> bytes:
@@ -82,6 +83,7 @@ def overlaps(student_spans: Spans, teacher_spans: Spans, ranges: Spans) -> tuple
     >>> iou.tolist(), ios.tolist()
     ([0.75, 0.5], [1.0, 1.0])
     """
+    # A token without a range keeps its 0 in both.
     iou, ios = np.zeros((2, len(student_spans)))
     mapped = ranges[:, 0] != UNMAPPED
     mapped_spans = student_spans[mapped]
@@ -134,7 +136,8 @@ def count_map(
     """
     iou, ios = overlaps(student_spans, teacher_spans, ranges)
     is_mapped = ranges[:, 0] != UNMAPPED
-    sizes = ranges[:, 1] - ranges[:, 0]  # 0 where unmapped
+    # An unmapped range is (-1, -1), whose size is 0.
+    sizes = ranges[:, 1] - ranges[:, 0]
     mapped = ranges[is_mapped]
     # By how many characters the token starts and ends later than its range [mapped, 2].
     differences = student_spans[is_mapped] - _hull(teacher_spans, mapped)
@@ -161,7 +164,7 @@ def count_map(
 
 
 def map_shares(counts: Mapping[str, float]) -> dict[str, float]:
-    """Return ratios of tokens and characters, and the share of each kind, which overlap."""
+    """Return ratios of tokens and characters, and the shares of the kinds, which overlap."""
     tokens, characters = counts["student_tokens"], counts["characters"]
     return {
         "teacher_tokens_per_student_token": counts["teacher_tokens"] / tokens,
@@ -214,6 +217,8 @@ def audit(
             f"--dataset has no usable document: {len(corpus):,} read, all of them skipped "
             f"({reasons}); give another one, or another --text_column"
         )
+    # Documents of one source often follow one another, and sequences shall not be of the first
+    # alone.
     random.Random(seed).shuffle(usable)
     all_sequences = _sequences(corpus.select(usable), student, sequence_length)
     sampled = list(itertools.islice(all_sequences, sequences))
@@ -229,6 +234,7 @@ def audit(
         raw = vocabulary_overlap(set(student.get_vocab()), set(teacher.get_vocab()))
         as_bytes = vocabulary_overlap(decoded_vocabulary(student), decoded_vocabulary(teacher))
         pairs = []
+        # A sequence ends with a token of the student, and the teacher reads the same characters.
         for text, student_spans in sampled:
             pairs.append((student_spans, encode(teacher, text).spans))
         audited.append(

@@ -105,6 +105,7 @@ def bar_series(
         else:
             for run in group:
                 series[f"{label}, {run.label}"] = _bars([run])
+    # A row of the paper has a cell for each column, and all of them make one series.
     for row in reported:
         # The paper gives no interval, so both ends are the value itself.
         value = row["reported"]
@@ -186,6 +187,7 @@ def read_curves(
                 continue
             log = logs.dropna(subset=[value_entry])
             by_tokens = log.groupby("tokens")
+            # Runs of a setting log at the same steps, so that their entries meet at equal tokens.
             points = by_tokens[value_entry].agg(mean="mean", low="min", high="max", runs="count")
             if ends:
                 points[["low", "high"]] = by_tokens[ends].mean()

@@ -37,10 +37,10 @@ def invisible_name(character: str) -> str | None:
     ('␛', 'U+202E', None)
     """
     code = ord(character)
-    # A text keeps its lines.
+    # A text keeps its lines and tabs, which can do no harm.
     if character in "\n\t" or unicodedata.category(character) not in _INVISIBLE:
         return None
-    # Unicode has pictures of the first control characters, in the same order.
+    # Unicode has pictures of the first control characters from U+2400 on, in the same order.
     if code < 0x20:
         return chr(0x2400 + code)
     return "\u2421" if code == 0x7F else f"U+{code:04X}"
@@ -100,6 +100,7 @@ def _summary(view: GuidanceView) -> list[list[str]]:
 
 def _mean(values: Iterable[float | None], sign: str = "") -> str:
     """Average the values that are not None, and write a minus sign for a hyphen."""
+    # The two characters are a dash for no value and the true minus sign.
     numbers = [value for value in values if value is not None]
     if not numbers:
         return "\u2013"
@@ -128,6 +129,7 @@ def render_text(view: GuidanceView) -> str:
 
 def _mark(text: str, status: Status) -> str:
     """Put brackets around a token, on each line that it has."""
+    # The space in a mark stands for the token.
     before, _, after = _MARKS[status].partition(" ")
     lines = text.split("\n")
     return "\n".join(f"{before}{line}{after}" if line else "" for line in lines)

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,7 +21,7 @@ REPORTED_FILE = ASSETS / "reported.json"
 # Folders in the directory of a model that hold its evaluations.
 EVALUATION_FOLDER, CHAT_FOLDER = "evaluation", "evaluation-chat"
 # Table 1's columns, then those of other benchmarks, each once.
-_COLUMNS = list(dict.fromkeys((*PAPER_BENCHMARKS, *AVERAGES, *BENCHMARKS)))
+_COLUMNS = list(dict.fromkeys(chain(PAPER_BENCHMARKS, AVERAGES, BENCHMARKS)))
 # Names of the methods in tables and figures.
 METHODS = {
     "vocagnolm": "VocAgnoLM",

@@ -107,7 +107,10 @@ def mcnemar_p(only_first: int, only_other: int) -> float:
     (0.21875, 1.0, 1.0)
     """
     n = only_first + only_other
-    # Summed in integers: no count is too large, and no p-value loses digits.
+    # Without a difference, an item that one run alone has right is as likely the one's as the
+    # other's. The tail holds the results that are at least as uneven on this side, and counts
+    # twice for both sides. It is summed in integers: no count is too large, and no p-value loses
+    # digits.
     fewer = min(only_first, only_other)
     tail = sum(math.comb(n, k) for k in range(fewer + 1))
     return min(1.0, 2 * tail / (1 << n))

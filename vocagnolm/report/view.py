@@ -35,13 +35,13 @@ class TokenView:
     # The name of a token that stands for no characters. Of other tokens, the characters that no
     # token before it has: the second token of a character (byte fallback) has none.
     text: str
-    # Its characters in the text, shared ones included; none for a special token, and for a "▁" that
-    # the tokenizer put before the text.
+    # Its characters in the text, shared ones included; none for a special token, and for a "▁"
+    # that the tokenizer put before the text.
     start: int
     end: int
     # Where both losses were compared, "kept" if the weight is at least a half, or else "dropped".
-    # "unmapped" where there is no teacher loss to compare with. "unlabelled" where nothing predicts
-    # the token, as with a start token.
+    # "unmapped" where there is no teacher loss to compare with. "unlabelled" where nothing
+    # predicts the token, as with a start token.
     status: Status
     # W of Eq. (4).
     weight: float
@@ -68,7 +68,7 @@ class TokenView:
 
 @dataclass(frozen=True)
 class TextView:
-    """A segment of a document, its begin there, and the packed sequence that it is in."""
+    """A segment of a document, where it begins there, and the packed sequence that it is in."""
 
     text: str
     document: int

@@ -40,7 +40,7 @@ from vocagnolm.io import (
 MANIFEST_FILE, SHARDS = "manifest.json", "shards"
 LossDtype = Literal["float16", "float32"]
 LossArray = npt.NDArray[np.float32]
-# Increase when stores written now cannot be read like those written before.
+# This number is increased when stores that are written now cannot be read like those before.
 _FORMAT = 1
 # Two documents would share a key by chance only in a corpus of some 2**64 documents.
 _KEY_BYTES = 16
@@ -102,7 +102,7 @@ def write_shard(
     for key, document in documents:
         codes, exceptions, _ = narrow_spans(document.spans)
         # An exception is (index, length, overlap). A negative length is a span that ends before
-        # the one ahead of it, and a negative overlap is a gap between the two.
+        # the one before it, and a negative overlap is a gap between the two.
         if exceptions.reshape(-1, 3)[:, 1:].min(initial=0) < 0:
             raise ValueError("spans leave a gap, or decrease")
         losses = document.losses.astype(loss_dtype)
@@ -230,7 +230,7 @@ def manifest_of(directory: Path) -> JsonObject:
 def find_faults(
     directory: Path, shards: Sequence[JsonObject], *, by_hash: bool = False
 ) -> dict[str, str]:
-    """Return what is wrong with the shards of a manifest, by file: their sizes or every byte."""
+    """Compare the sizes of a manifest's shards, or every byte; return what is wrong, by file."""
 
     def fault(entry: JsonObject) -> str | None:
         file = entry["file"]

@@ -28,8 +28,8 @@ _NO_LOSSES: LossArray = np.empty(0, np.float32)
 class StoredReader(TeacherReaders):
     """One or several stores of the same corpus, a teacher each.
 
-    With `first` they are one teacher: of a document the first store that has it. A document that
-    lacks losses is missing, or with `plain` has no teacher.
+    With `first` they are one teacher, which has each document from the first store that holds it.
+    A document that lacks losses is missing, or with `plain` has no teacher.
     """
 
     def __init__(self, stores: Sequence[Store], *, first: bool = False, plain: bool = False):

@@ -47,10 +47,10 @@ from vocagnolm.tokenizer import tokenizer_sha256
 
 logger = logging.getLogger(__name__)
 
-# Their versions are in every manifest.
+# Every manifest has the versions of these packages.
 PACKAGES = "vocagnolm torch transformers tokenizers pyarrow"
-# Defaults: context before the first scored token, where there is room for it, and the most that a
-# teacher reads at once, as activations of more are large.
+# These are defaults: the context before the first scored token, if there is room, and the most
+# that a teacher reads at once, as activations of more are large.
 _MIN_CONTEXT = 512
 _LONGEST_CONTEXT = 4096
 # As many documents as this fail together for one reason, which lies in the settings.
@@ -86,8 +86,8 @@ class ScoringJob:
 
     def documents(self, shard: int) -> Iterator[str]:
         """Read the usable documents of a shard."""
-        # A shard is a fixed range of the corpus, whether its documents are usable or not: any
-        # number of processes agree on it without a word.
+        # A shard is a fixed range of the corpus, whether its documents are usable or not, so that
+        # all processes agree on it without asking each other.
         first = shard * self.shard_documents
         last = min(first + self.shard_documents, len(self.corpus))
         return (text for _, text in read_texts(self.corpus, range(first, last), self.template))
@@ -305,7 +305,7 @@ def score_corpus(
     # Every process takes every n-th shard, so that all end at about the same time.
     shards = missing[state.process_index :: state.num_processes]
     for shard in tqdm(shards, "shards of this process", disable=not state.is_main_process):
-        # Another job may have written it meanwhile.
+        # Another job may have written the shard since the list was made.
         if not job.is_written(shard):
             score_shard(job, shard, scorer)
     # The manifest lists the shards of all processes, so that the slowest one must have ended.
@@ -337,7 +337,7 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> None:
         # Nothing of the shard is written after an error, so that the same command tries it again.
         if not np.isfinite(losses).all():
             raise NonFiniteLoss(f"losses are NaN or infinite {where}: use --dtype float32")
-        # A float16 holds up to 65,504, and a larger loss would be stored as infinite.
+        # A float16 holds no more than 65,504: a larger loss would be stored as infinite.
         largest = losses.max(initial=0.0)
         if largest > np.finfo(job.loss_dtype).max:
             raise NonFiniteLoss(f"a loss of {largest:g} nats {where}: use --loss_dtype float32")

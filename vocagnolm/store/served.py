@@ -41,13 +41,15 @@ WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0, 60.0)
 # The first is the most seconds to connect in. The second is the most for an answer, and the most
 # that a server may ask us to wait.
 _CONNECT_S, _LONGEST_S = 10.0, 600.0
-# Statuses of requests that are wrong in themselves, such as too long ones, and of a busy server.
+# The first statuses say that a request is wrong in itself, such as a too long one; the second,
+# that the server is busy.
 _REJECTED, _BUSY = (400, 413, 422), (408, 425, 429)
-# Retries while an API is looked for: a server of another kind may fail at this one.
+# There are fewer retries while an API is looked for: a server of another kind may fail at this
+# one.
 _PROBE_RETRIES = 4
-# Times that a prompt is asked for while the answers are malformed or of other tokens.
+# A prompt is sent so many times while the answers are malformed or of other tokens.
 _ATTEMPTS = 5
-# What is raised as a malformed answer is read.
+# These errors are raised where a malformed answer is read.
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
 # Decoders write this for a part of a character.
 _PART = "\ufffd"
@@ -55,13 +57,14 @@ _PART = "\ufffd"
 _SAME_NATS = 0.5
 # vLLM writes this for minus infinity.
 _NO_LOSS_NATS = 9999.0
-# Ends the name of a file of answers for a shard that is not written yet.
+# The name of a file of answers, for a shard that is not written yet, ends so.
 _ANSWERS = ".answers"
 
 
 # -- Three APIs --------------------------------------------------------------------------------
 
-# Logprobs of N tokens, None where there is none, and their ids or texts; the start token is first.
+# An answer is the logprobs of N tokens, None where there is none, and their ids or texts. The
+# start token is the first.
 Answer = tuple[list[float | None], list[int | str | None]]
 
 
@@ -76,13 +79,13 @@ class Api(NamedTuple):
 
 
 def _completion(model: str, prompt: Prompt, **options: object) -> JsonObject:
-    # One new token, which is ignored: llama-cpp-python takes none for "as many as fit".
+    # One new token is asked for and ignored: llama-cpp-python takes 0 for "as many as fit".
     return {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, **options}
 
 
 def _read_vllm(answer: JsonObject) -> Answer:
-    # Null for the first token, and for each other one {id: {logprob, rank, decoded_token}}: the
-    # prompt's token first, then as many of the likeliest as were asked for.
+    # The list has null for the first token, and for each other one {id: {logprob, rank,
+    # decoded_token}}: the prompt's token first, then as many of the likeliest as were asked for.
     # See vllm/entrypoints/openai/completion/protocol.py.
     rows = answer["choices"][0]["prompt_logprobs"][1:]
     logprobs: list[float | None] = [None]
@@ -130,7 +133,7 @@ def _read_llama_cpp(answer: JsonObject) -> Answer:
     return logprobs[: usage["prompt_tokens"]], texts[: usage["prompt_tokens"]]
 
 
-# In the order in which they are tried: ids are checked exactly.
+# APIs are tried in this order: those that take ids come first, as ids are checked exactly.
 APIS = (
     Api("vllm", "/v1/completions", partial(_completion, prompt_logprobs=0), _read_vllm),
     Api("sglang", "/generate", _request_sglang, _read_sglang),
@@ -164,7 +167,7 @@ class ServedScorer:
         self.api = APIS[0]
         self._retries = len(WAITS_S)
         self._start = str(reader.tokenizer.decode([reader.start]))
-        # Losses of first tokens by their texts, where the server hides them.
+        # These are losses of first tokens by their texts, for a server that hides them.
         self._first: dict[str, float] = {}
 
     @property
@@ -246,8 +249,8 @@ class ServedScorer:
         async with self._connect() as http:
 
             async def ask(window: Window) -> LossArray | str:
-                # The key covers everything that decides an answer: one is used again only where a
-                # model of the same name is asked the same tokens by the same API.
+                # The key covers all that decides an answer, which is used again only where a model
+                # of the same name is asked the same tokens by the same API.
                 question = f"{self._model} {self.api.name} {window.ids} {window.scored}"
                 key = hashlib.sha256(question.encode()).hexdigest().encode()
                 if key in earlier_answers:
@@ -296,7 +299,7 @@ class ServedScorer:
         return httpx.AsyncClient(
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=httpx.Timeout(_LONGEST_S, connect=_CONNECT_S, pool=None),
-            # No limit here: `_ask_all` bounds the requests.
+            # The client has no limit of its own: `_ask_all` bounds the requests.
             limits=httpx.Limits(),
         )
 

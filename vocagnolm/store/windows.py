@@ -22,7 +22,7 @@ from vocagnolm.token_loss import add_token_losses
 class Window:
     """Tokens of a document that a model reads at once, after a start token.
 
-    So many at their end are `scored`; those before are context.
+    The last ones, `scored` in number, get losses; those before them are context.
     """
 
     document: int

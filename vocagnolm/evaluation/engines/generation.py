@@ -33,7 +33,7 @@ class Chat:
         check_date(self.source, "its tokenizer_config.json")
 
     def prompt(self, *turns: str) -> str:
-        """Render a question, and the beginning of the answer; or both turns."""
+        """Render a question up to where its answer begins, or a question and its answer."""
         messages = []
         for role, turn in zip(("user", "assistant"), turns, strict=False):
             messages.append({"role": role, "content": turn})
@@ -70,13 +70,13 @@ class Chat:
 class Completion:
     """The text that a model wrote after one prompt."""
 
-    # Position among the prompts given to `generate`.
+    # The index is the prompt's place among those given to `generate`.
     index: int
-    # Cut at the first stop string, stripped.
+    # The text is cut at the first stop string, and stripped.
     text: str
-    # Special ones included.
+    # Special tokens are included.
     n_prompt_tokens: int
-    # The end-of-text token or those of the stop string included.
+    # The end-of-text token or those of the stop string are included.
     n_new_tokens: int
     finish_reason: FinishReason
 

@@ -14,7 +14,7 @@ from vocagnolm.dist import launched_processes
 from vocagnolm.evaluation.engines.generation import Chat, Completion, Engine, Row
 from vocagnolm.models.load import ModelSource, context_length, tensor_parallel_size
 
-# Prompts: enough to keep the engine busy, few enough to be written early.
+# So many prompts keep the engine busy, and are few enough for their answers to be written early.
 _GROUP = 512
 
 
@@ -38,7 +38,7 @@ class VLLMEngine(Engine):
         try:
             ending = GenerationConfig.from_pretrained(name, revision=revision or "main")
         except OSError:
-            # None is saved: `transformers` makes it from the configuration.
+            # The model has none saved: `transformers` makes it from the configuration.
             ending = GenerationConfig.from_model_config(config)
         super().__init__(tokenizer, longest_context(config), ending, chat)
         # A stop id that the model does not have is an error there; a tokenizer may have more.
@@ -51,12 +51,13 @@ class VLLMEngine(Engine):
             tokenizer_revision=revision,
             trust_remote_code=source.trust_remote_code,
             dtype=dtype,
-            # As the harness does, except for heads that all GPUs cannot share.
+            # The harness uses all GPUs, and so does this engine where they can share the heads
+            # evenly.
             tensor_parallel_size=tensor_parallel_size(config, torch.cuda.device_count()),
             seed=0,
             max_model_len=self.context,
             enable_prefix_caching=True,
-            # Not the model's, which may sample.
+            # The model's own configuration may ask for sampling, and vLLM's defaults do not.
             generation_config="vllm",
         )
 
@@ -69,6 +70,7 @@ class VLLMEngine(Engine):
             group = rows[first : first + _GROUP]
             prompts = [{"prompt_token_ids": row.prompt} for row in group]
             params = [sampling(max_tokens=row.room) for row in group]
+            # The outputs are in the order of the prompts, although the engine mixes them.
             outputs = self._llm.generate(prompts, params, use_tqdm=False)
             for row, output in zip(group, outputs, strict=True):
                 row.new = list(output.outputs[0].token_ids)

@@ -24,7 +24,7 @@ WALL_LIMIT_S = 600.0
 class Verdict:
     """Judgement of the graders on one output."""
 
-    # Normalised; None where there is no output, or none in time.
+    # The prediction is normalised; it is None where there is no output, or none in time.
     prediction: str | None = None
     correct: bool = False
     # "choice" (letters), "string", "numeric", "empty", "symbolic"; or "timeout", "crash" (of the
@@ -47,7 +47,7 @@ class Grader:
         self.workers = workers or min(8, os.cpu_count() or 1)
 
     def __enter__(self) -> "Grader":
-        # As many as there are threads: one is always idle for a thread that needs it.
+        # There are as many workers as threads: one is always idle for a thread that needs it.
         self._idle = [_Worker() for _ in range(self.workers)]
         self._threads = ThreadPoolExecutor(self.workers)
         return self
@@ -63,8 +63,9 @@ class Grader:
         """Grade (output, gold) pairs, in their order; kind None: (prediction, gold)."""
 
         def grade_one(answer: tuple[str, str]) -> Verdict:
+            # A list needs no lock for this: `pop` and `append` are atomic.
             worker = self._idle.pop()
-            # The answer before was too much for it.
+            # The worker has ended if the answer before was too much for it.
             if worker.process.poll() is not None:
                 worker = _Worker()
             try:
@@ -84,12 +85,12 @@ class _Worker:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "vocagnolm.evaluation.grading.worker"],
                 stdin=worker_end.fileno(),
-                # A library may print.
+                # What a library prints must not reach our own output.
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 # `-m` looks here first, and finds this very package.
                 cwd=_ROOT,
-                # An interrupt is for us.
+                # An interrupt from the keyboard is for us, and must not end the workers.
                 start_new_session=True,
             )
         self._is_ready = False
@@ -124,6 +125,6 @@ class _Worker:
         """Read the next reply; an EOFError or OSError where the worker ended before it."""
         if not self._connection.poll(WALL_LIMIT_S):
             raise TimeoutError
-        # As JSON: `recv` would unpickle what a worker sends.
+        # Replies are JSON, as `recv` would unpickle what a worker sends.
         reply: dict[str, Any] = json.loads(self._connection.recv_bytes())
         return reply

@@ -23,6 +23,8 @@ from sympy.parsing.latex import parse_latex
 # A number, formula, matrix, bracket or string; sympy names no type for all of these.
 Parsed: TypeAlias = Any
 _Table: TypeAlias = dict[type[ast.AST], Callable[..., Parsed]]
+# A text's syntax tree is evaluated with these operators, brackets, names and functions, and with
+# nothing else.
 _OPERATORS: _Table = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -45,6 +47,8 @@ _FUNCTIONS: dict[str, Callable[..., Parsed]] = {"abs": abs}
 for _name in "sqrt exp log ln sin cos tan cot sec csc".split():
     _FUNCTIONS[_name] = getattr(sympy, _name)
 _LEADING_MATRIX = re.compile(r"\(?\\begin\{[pb]matrix\}(.*?)\\end\{[pb]matrix\}\)?", re.DOTALL)
+# A number at the start counts where the text ends after it, or a sentence's point, `&`, an E
+# without an exponent or a line break of LaTeX follows.
 _LEADING_NUMBER = re.compile(r"(-?\d+(?:,\d{3})*(?:\.\d+)?)~*(?:$|\.(?!\d)|&|E(?!\d)|\\\\)")
 _TOLERANCE = 1e-4
 _MATRIX = re.compile(r"\\begin\{[pb]matrix\}(.*)\\end\{[pb]matrix\}", re.DOTALL)
@@ -59,9 +63,11 @@ def decide(prediction: str | None, gold: str) -> tuple[bool, str] | None:
     >>> decide("0.5", "50"), decide("", "7"), decide("x+1", "1+x")
     ((True, 'numeric'), (False, 'empty'), None)
     """
+    # Equal texts come first, as they need no parsing.
     if str(prediction) == gold:
         return True, "string"
     number, target = parse_number(str(prediction)), parse_number(gold)
+    # Two numbers are decided here for good: no algebra is asked about them.
     if number is not None and target is not None:
         for accepted in (target / 100, target, target * 100):
             if isclose(number, accepted, rel_tol=_TOLERANCE):
@@ -96,6 +102,7 @@ def algebraically_equal(prediction: str, gold: str) -> bool:
             entries = braced.strip("{}").replace(",", "\\")
             matrices.append(rf"\begin{{pmatrix}}{entries}\end{{pmatrix}}")
         gold = ", ".join(matrices)
+    # Any of these rules is enough. The slowest, which may take all of the time limit, comes last.
     return (
         _without_brackets(prediction, gold)
         or _elementwise(prediction, gold)
@@ -128,6 +135,7 @@ def _all_equal(predictions: list[str], golds: list[str]) -> bool:
 
 def _elementwise(prediction: str, gold: str) -> bool:
     # Tuples, intervals and lists are compared entry by entry, whatever their brackets.
+    # The first and the last character are the brackets.
     bracketed = _BRACKETED.match(prediction) and _BRACKETED.match(gold)
     return bool(bracketed) and _all_equal(prediction[1:-1].split(","), gold[1:-1].split(","))
 
@@ -201,6 +209,7 @@ _RULES: tuple[Callable[[Parsed, Parsed], bool], ...] = (
 
 def read_answer(text: str) -> Parsed:
     r"""Return the first reading that succeeds, or the text; `\\` is taken for `\` first."""
+    # The harness reads a text with single backslashes for double ones, and then the text as it is.
     for read in (parse_latex, read_python, read_fragment):
         for candidate in (text.replace(r"\\", "\\"), text):
             with suppress(Exception):  # the reference takes any failure for "cannot be read"
@@ -214,6 +223,7 @@ def read_python(text: str) -> Parsed:
     >>> read_python("{2, 1}"), read_python("'7'"), read_python("2*sqrt(x) # so")
     ({1, 2}, '7', 2*sqrt(x))
     """
+    # The text is parsed and never run. A string literal stands for its own characters.
     body = ast.parse(text.strip(), mode="eval").body
     if isinstance(body, ast.Constant) and isinstance(body.value, str):
         return body.value
@@ -222,7 +232,8 @@ def read_python(text: str) -> Parsed:
 
 def _evaluate(node: ast.AST) -> Parsed:
     # A string in brackets or a call is not read: sympy evaluates one that it receives, even in a
-    # tuple.
+    # tuple. The exact type is asked for, since True is an integer as well. A name or node that is
+    # not known is an error, and the text counts as one that cannot be read.
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return sympy.Number(node.value)
     if isinstance(node, ast.Name):

@@ -17,11 +17,12 @@ from sympy.parsing.latex import parse_latex
 from vocagnolm.evaluation.extraction import AnswerKind, extract
 from vocagnolm.evaluation.grading import symbolic
 
-# Processor time, so that a busy machine gives the same verdicts.
+# The limits are of processor time, so that a busy machine gives the same verdicts.
 HARNESS_LIMIT_S = 3.0
 OPINION_LIMIT_S = 1.0
-# Address space; the reference cases need 160 MB.
+# The limit is of address space; the reference cases need 160 MB.
 MEMORY_LIMIT_BYTES = 2**30
+# sympy's parser writes these names around the numbers and symbols of a text.
 _EVALUATED = frozenset({"Integer", "Float", "Rational", "Symbol", "Add", "Mul", "Pow"})
 
 
@@ -34,7 +35,7 @@ def _judge(kind: AnswerKind | None, prediction: str | None, gold: str) -> tuple[
 
 
 def _opinion(kind: AnswerKind | None, output: str, gold: str) -> bool | None:
-    # Math-verify on the whole output; it is not asked about letters.
+    # Math-verify reads the whole output; it is not asked about letters.
     if kind != "free":
         return None
     try:
@@ -52,6 +53,8 @@ def restrict_sympy() -> None:
     def evaluate_numbers(code: str | CodeType, local: object, names: object) -> object:
         if not (isinstance(code, str) and code.strip().isidentifier()):
             compiled = compile(code, "<string>", "eval") if isinstance(code, str) else code
+            # The body of a lambda or a comprehension is a code object among the constants, with
+            # names of its own.
             functions = any(isinstance(constant, CodeType) for constant in compiled.co_consts)
             if functions or not _EVALUATED.issuperset(compiled.co_names):
                 raise ValueError("expected numbers and symbols, found code")
@@ -68,6 +71,7 @@ def main() -> None:
         connection.send_bytes(json.dumps(fields).encode())
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    # Grading writes no file: no text may make it fill the disk, and a crash leaves no dump.
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     restrict_sympy()
@@ -76,6 +80,7 @@ def main() -> None:
     parse_latex("x+1")
     symbolic.algebraically_equal("x+1", "1+x")
     symbolic.verify("$x+1$", "1+x")
+    # The other end waits for this reply, and knows from it that the worker has started.
     reply(ready=True)
     while True:
         try:
@@ -90,7 +95,7 @@ def main() -> None:
         reply(correct=correct, decided_by=decided_by)
         signal.setitimer(signal.ITIMER_PROF, OPINION_LIMIT_S)
         second = _opinion(kind, text, gold)
-        # Before the last reply, which the next request may follow at once.
+        # The timer stops before the last reply, which the next request may follow at once.
         signal.setitimer(signal.ITIMER_PROF, 0)
         reply(math_verify=second)
 

@@ -164,7 +164,7 @@ class Item:
     # The position in the benchmark: the harness's `idx`.
     idx: int
     question: str
-    # Parsed and normalised: a prediction is compared with it.
+    # The gold is parsed and normalised, as a prediction is compared with it.
     gold: str
 
 
@@ -173,11 +173,11 @@ class Benchmark:
     """Record of a benchmark, with its name in files and on the command line."""
 
     id: str
-    # Heading in the paper's Table 1.
+    # The column has this heading in the paper's Table 1.
     column: str
     item_count: int
     shots: int
-    # In the harness's layout, relative to `--data_dir`; None for the demo.
+    # The file is named as in the harness's layout, relative to `--data_dir`; the demo has None.
     file: str | None = None
     # `tasks.items_digest`; None where the items could not be checked against the harness.
     items_sha256: str | None = None
@@ -185,14 +185,14 @@ class Benchmark:
     # one) and the split of each of its parts.
     hub: str | None = None
     hub_parts: Sequence[tuple[str | None, str]] = ()
-    # Name of the worked examples; None for the question alone.
+    # The worked examples have this name; None stands for the question alone.
     prompt_set: str | None = None
     template: str = "Question: {question}\nAnswer:"
     # A text is cut at the first of these: the end-of-text token as text, or a further example.
     stops: Sequence[str] = ("</s>", "\n\nQuestion:", "\n\nProblem:")
     max_new_tokens: int = 1024
     answer_kind: AnswerKind = "free"
-    # Raised whenever a question, a gold or a prompt changes.
+    # The version is raised whenever a question, a gold or a prompt changes.
     version: int = 1
     # The name of a protocol other than the paper's.
     protocol: str = ""
@@ -248,7 +248,7 @@ class Benchmark:
 
 
 _RECORDS = yaml.safe_load((resources.files(__package__) / "benchmarks.yaml").read_text("utf-8"))
-# Our own benchmarks. Those of `--benchmarks_file` are handed about next to them.
+# These are our own benchmarks. Those of `--benchmarks_file` are handed about next to them.
 BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
     {name: Benchmark(name, **record) for name, record in _RECORDS.items()}
 )

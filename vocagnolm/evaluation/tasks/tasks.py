@@ -20,7 +20,7 @@ _HARNESS_DATA = (
     "https://raw.githubusercontent.com/ZubinGou/math-evaluation-harness/"
     "db77bc6bb2a17c90ed2d63e88ebd8c40a82858c5/data"
 )
-# prompts/cot/ of the harness.
+# The files in prompts/cot/ of the harness have these hashes.
 _HARNESS_SHA256 = {
     "gsm8k": "f7b267f942be471e4ea8013cdba4c4df3cad1f969774c073e9165c568043a7b8",
     "minerva_math": "6637ad6e3ece303c059196bebdc3607ab9f617f4a57f73ac44afeb7f4320c829",
@@ -34,13 +34,14 @@ class Task:
     """A benchmark as it is asked in one evaluation."""
 
     benchmark: Benchmark
-    # The items that are asked, sorted by `idx`.
+    # These items are asked, sorted by `idx`.
     items: Sequence[Item]
-    # The whole prompt of each item, by `idx`.
+    # Each item has its whole prompt here, by `idx`.
     prompts: Mapping[int, str]
-    # Where the items are from, as `load_items` returns it.
+    # This says where the items are from, as `load_items` returns it.
     data: JsonObject
-    # Where the worked examples are from, as `load_prompt_set` returns it; None without examples.
+    # This says where the worked examples are from, as `load_prompt_set` returns it; None stands
+    # for no examples.
     prompt_set: JsonObject | None
 
     def settings(self) -> JsonObject:
@@ -92,6 +93,8 @@ def load_tasks(
         prompt_set = None
         if benchmark.prompt_set:
             examples, prompt_set = load_prompt_set(benchmark.prompt_set, prompts_dir)
+        # `load_items` gives the digest of all items, so that a part of them is still known to be
+        # the harness's.
         if limit:
             items = items[:limit]
         prompts = {}
@@ -110,12 +113,14 @@ def load_items(benchmark: Benchmark, data_dir: Path | None) -> tuple[list[Item],
     """
     origin, rows = _read_rows(benchmark, data_dir)
     items = []
+    # A user's items are numbered by their place, as a field called idx may mean anything in them.
     for index, row in enumerate(rows):
         idx = index if benchmark.directory else row.get("idx", index)
         items.append(benchmark.item(idx, row))
     items.sort(key=lambda item: item.idx)
     # A record without a count takes as many items as there are, but not none.
     count = benchmark.item_count or max(len(items), 1)
+    # Records are kept by index, so that two items with one index would replace each other.
     indices = {item.idx for item in items}
     if len(indices) != count or len(indices) < len(items):
         expected = f"expected {count} items of {benchmark.id}"
@@ -129,6 +134,7 @@ def _read_rows(benchmark: Benchmark, data_dir: Path | None) -> tuple[str, Iterab
     if benchmark.file is None and benchmark.hub is None:
         name = f"{benchmark.id}.jsonl"
         return "demo_world", read_lines((resources.files(__package__) / name).read_bytes(), name)
+    # A user's file lies next to the YAML file that names it, whatever --data_dir is.
     folder = benchmark.directory or data_dir
     if folder is not None and benchmark.file is not None:
         path = folder / benchmark.file
@@ -159,6 +165,7 @@ def _read_rows(benchmark: Benchmark, data_dir: Path | None) -> tuple[str, Iterab
 
 def items_digest(items: Iterable[Item]) -> str:
     """Hash index, question and gold of each item, one JSON list per line."""
+    # The spelling of this JSON is fixed: the digests of the benchmarks were made with it.
     lines = ""
     for item in items:
         row = [item.idx, item.question, item.gold]
@@ -198,6 +205,7 @@ def to_line(record: JsonObject) -> str:
 def read_records(*paths: Path) -> dict[int, JsonObject]:
     """Read items by `idx`; a last line that was cut off counts as not written."""
     records: dict[int, JsonObject] = {}
+    # A kill may leave the whole file next to its parts, which hold the same records then.
     for path in paths:
         whole_lines, _, _ = path.read_bytes().rpartition(b"\n")
         for record in read_lines(whole_lines, str(path)):
@@ -217,6 +225,7 @@ def load_prompt_set(name: str, prompts_dir: Path | None) -> tuple[str, JsonObjec
     if not path.is_file():
         source = f"--prompts_dir {prompts_dir}" if prompts_dir else "prompt_set"
         raise ValueError(f"{source}: there is no {name}.md")
+    # The hash is of the bytes as they are: a file that was edited is another prompt.
     data = path.read_bytes()
     sha256 = hashlib.sha256(data).hexdigest()
     origin = "vocagnolm"
