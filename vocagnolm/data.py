@@ -223,6 +223,24 @@ def align_corpus(
     # As Arrow: the library would fail on a whole batch if one text in it is not valid UTF-8.
     corpus = corpus.with_format("arrow")
     aligner = _Aligner(student, teachers, features.arrow_schema, train_on if is_turns else None)
+    rows = _align_parts(corpus, aligner, key, features, num_proc)
+    # A row of a skipped document holds nothing but the reason. Reasons are read by Arrow, which
+    # touches two columns only, and the rows are left out by index, which copies nothing.
+    is_skipped = rows.data.column("skipped").is_valid()
+    documents = rows.data.column("document").filter(is_skipped).to_pylist()
+    reasons = rows.data.column("skipped").filter(is_skipped).to_pylist()
+    used_rows = np.flatnonzero(pc.invert(is_skipped))
+    return Segments(rows.select(used_rows), list(zip(documents, reasons, strict=True)))
+
+
+def _align_parts(
+    corpus: datasets.Dataset,
+    aligner: "_Aligner",
+    key: str,
+    features: datasets.Features,
+    num_proc: int | None,
+) -> datasets.Dataset:
+    """Make the rows of a corpus part by part, each in a cache of its own, and join them."""
     starts = range(0, len(corpus), _PART)
     parts: dict[int, datasets.Dataset] = {}
     # A part that another process is making is passed over, and read at the end, when it is made.
@@ -257,14 +275,8 @@ def align_corpus(
                 desc=f"Aligning documents, part {start // _PART + 1} of {len(starts)}",
             )
     # The parts may be finished in any order, and are joined in the order of the documents.
-    rows = datasets.concatenate_datasets(list(map(parts.__getitem__, starts))).with_format(None)
-    # A row of a skipped document holds nothing but the reason. Reasons are read by Arrow, which
-    # touches two columns only, and the rows are left out by index, which copies nothing.
-    is_skipped = rows.data.column("skipped").is_valid()
-    documents = rows.data.column("document").filter(is_skipped).to_pylist()
-    reasons = rows.data.column("skipped").filter(is_skipped).to_pylist()
-    used_rows = np.flatnonzero(pc.invert(is_skipped))
-    return Segments(rows.select(used_rows), list(zip(documents, reasons, strict=True)))
+    in_order = [parts[start] for start in starts]
+    return datasets.concatenate_datasets(in_order).with_format(None)
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def test_stored_conversations_train_as_the_teacher_does(
 class Nothing(Store):
     """A store that has no document."""
 
-    def segments(self, text: str) -> None:
+    def document(self, text: str) -> None:
         """Nothing."""
 
 
