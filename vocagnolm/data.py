@@ -235,7 +235,7 @@ def align_corpus(
 
 def _align_parts(
     corpus: datasets.Dataset,
-    aligner: "_Aligner",
+    aligner: _Aligner,
     key: str,
     features: datasets.Features,
     num_proc: int | None,
