@@ -324,8 +324,8 @@ class _Aligner:
             # skipped.
             if len(texts) > 1:
                 tables = []
-                for index, text in texts.items():
-                    tables.append(self._texts({index: text}, skipped))
+                for document, content in texts.items():
+                    tables.append(self._texts({document: content}, skipped))
                 return pa.concat_tables(tables)
             skipped.update(dict.fromkeys(texts, str(error)))
             return self.schema.empty_table()
@@ -416,8 +416,7 @@ class _Aligner:
         # `fitted` goes by conversation, and `lay_out` takes one `Tokens` for each model.
         tokens = []
         for model in range(len(models)):
-            reads = [turns.reads[model] for turns in fitted]
-            tokens.append(join_turns(reads))
+            tokens.append(join_turns([turns.reads[model] for turns in fitted]))
         columns = lay_out(segments, lengths, tokens[0], tokens[1:])
         return self._table(columns | turn_columns(fitted))
 
