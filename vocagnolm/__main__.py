@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from vocagnolm.cli import Parser, run_script, shell
 
-# name: (the module with `main(argv)`, one line of help)
+# Each name stands for the module with `main(argv)`, and one line of help.
 COMMANDS = {
     "audit": ("vocagnolm.report.audit", "How well a teacher's tokens map to a student's"),
     "compare": ("vocagnolm.report.compare", "Tables and figures over finished runs"),
@@ -34,6 +34,7 @@ _SHARED = ("evaluate", "score", "train")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, which reads the rest of the command line itself."""
     argv = sys.argv[1:] if argv is None else argv
+    # argparse's own list of subcommands would need the parser of each, and so the import of all.
     description = "Teacher-guided continual pretraining:"
     for name, (_, sentence) in COMMANDS.items():
         description += f"\n  {name:10}{sentence}"
@@ -44,9 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    # Only the first word is read here: --help after a command is the command's.
     command = parser.parse_args(argv[:1]).command
     command_argv = argv[1:]
-    # Only now, because importing the rest takes seconds.
+    # The import waits until the command is known, because it takes seconds.
     module = importlib.import_module(COMMANDS[command][0])
     if command in _SHARED and any(word.startswith("--accelerate_config") for word in command_argv):
         from vocagnolm.launch import launch

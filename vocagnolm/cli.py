@@ -18,17 +18,14 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial, wraps
 from types import FrameType
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import Literal, NoReturn
 
 from vocagnolm.conventions import NonFiniteLoss, SharedError
 from vocagnolm.doors import near, shell_door
 from vocagnolm.fields import listed
 from vocagnolm.printing import log_main
 
-if TYPE_CHECKING:
-    pass
-
-# With or without the words of a command line.
+# A command may be called with the words of a command line, or without any.
 _Main = Callable[..., int]
 
 # Options that name what may be on the hub, with its kind.
@@ -60,10 +57,12 @@ class Exit(IntEnum):
 
 
 class OneLineErrors(argparse.ArgumentParser):
-    """Parser whose errors are ValueErrors, and offer the nearest known option or choice."""
+    """A parser whose errors are ValueErrors, and offer the nearest known option or choice."""
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and exiting."""
+        # argparse gives its errors as text alone, so names are read out of its messages. Options
+        # with dashes between the words are second spellings, which are not offered.
         _, _, unknown = message.partition("unrecognized arguments: ")
         if unknown:
             options = [name for name in self._option_string_actions if "-" not in name[2:]]
@@ -78,7 +77,7 @@ class OneLineErrors(argparse.ArgumentParser):
 
 
 class Parser(OneLineErrors):
-    """Parser of a command; names are never abbreviated."""
+    """A parser of a command; names are never abbreviated."""
 
     def __init__(self, prog: str, description: str | None) -> None:
         layout = argparse.RawDescriptionHelpFormatter
@@ -123,6 +122,7 @@ class Parser(OneLineErrors):
 
 def check_names(*options: object) -> None:
     """Reject models and corpora that are neither here nor on a hub within reach, in seconds."""
+    # The hub's library takes a moment to import, which --help must not wait for.
     from vocagnolm.hub import check_name
 
     for option, kind in _ON_HUB.items():
@@ -145,6 +145,7 @@ def shell(
         @wraps(work)
         def main(argv: Sequence[str] | None = None) -> int:
             quiet_logs()
+            # Errors of other classes are faults of this project, and keep their traceback.
             try:
                 with shell_door():
                     return work(argv) or Exit.DONE
@@ -171,7 +172,7 @@ def quiet_logs() -> None:
     """Show warnings as plain lines; in a log file, progress bars only of what takes long."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     if not sys.stderr.isatty():
-        # tqdm reads them when it is imported.
+        # tqdm reads them when it is imported, so they are set before a command imports it.
         os.environ.setdefault("TQDM_DELAY", "5")
         os.environ.setdefault("TQDM_MININTERVAL", "30")
 
@@ -179,7 +180,8 @@ def quiet_logs() -> None:
 def stop(name: str, error: BaseException | str, status: int) -> int:
     """Print in one line what ended the command; return the status.
 
-    Rank 0 prints an error that all processes share, another one prints only its own, with its rank.
+    Rank 0 prints an error that all processes share. Another process prints only an error of its
+    own, with its rank.
     """
     rank = os.environ.get("RANK", "0")
     if rank != "0":
@@ -193,7 +195,8 @@ def stop(name: str, error: BaseException | str, status: int) -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """Raise a KeyboardInterrupt; leave at once within an import, which may make any error of it."""
+    """Raise a KeyboardInterrupt; leave at once in an import, which may make any error of it."""
+    # The loop goes from the frame that is interrupted up to the command's own.
     while frame:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             log_main("vocagnolm: interrupted")
@@ -203,7 +206,8 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def run_script(main: _Main) -> NoReturn:
-    """Run `main` as a process of its own, and leave without waiting for processes that are gone."""
+    """Run `main` as a process of its own, and end without waiting for processes that are gone."""
+    # A handler that another program has set, or an ignored signal, stays as it is.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     status = main()
@@ -211,9 +215,12 @@ def run_script(main: _Main) -> NoReturn:
     # After an interrupt Python may end itself by the signal, whatever the status.
     if is_alone and status != Exit.INTERRUPTED:
         sys.exit(status)
+    # To destroy a process group waits for the other processes, which a failure may have ended. So
+    # it is done only where all of them come to the same end.
     if status in (Exit.DONE, Exit.STOPPED):
         sys.modules["torch"].distributed.destroy_process_group()
-        atexit._run_exitfuncs()  # such as those of trackers
+        # Trackers finish their uploads there, and `os._exit` would pass them over.
+        atexit._run_exitfuncs()
     sys.stdout.flush()
     # Python's own end meets threads of gloo, which now and then abort it.
     os._exit(status)

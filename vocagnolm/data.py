@@ -413,8 +413,7 @@ class _Aligner:
         # `fitted` goes by conversation, and `lay_out` takes one `Tokens` for each model.
         tokens = []
         for model in range(len(models)):
-            reads = [turns.reads[model] for turns in fitted]
-            tokens.append(join_turns(reads))
+            tokens.append(join_turns([turns.reads[model] for turns in fitted]))
         columns = lay_out(segments, lengths, tokens[0], tokens[1:])
         return self._table(columns | turn_columns(fitted))
 

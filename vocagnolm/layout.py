@@ -1,4 +1,4 @@
-"""Segments of many documents as flat columns, a row for each segment."""
+"""Lays the segments of many documents out as flat columns, a row for each segment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vocagnolm.spans import Tokens
 
 
 class _Part(NamedTuple):
-    """A model's tokens of each segment, concatenated; spans are on the axis of all texts."""
+    """The tokens that a model has in each segment, concatenated; spans on the axis of all texts."""
 
     counts: IntArray
     segments: IntArray  # of each token
@@ -32,8 +32,8 @@ def lay_out(
     """Make the columns of `data.Segments` of segments [S, 3] of texts: text, start and end.
 
     A column has integers, or is (edges, values) of arrays. A token that a cut goes through is in
-    both segments, one of a chat template has no characters. Teachers' tokens follow one another in
-    a row, each after its start token, which has no span:
+    both segments, and a token of a chat template has no characters. In a row the tokens of one
+    teacher follow those of another, each teacher's after its start token, which has no span:
 
         B a b c | B d e         counts [4, 3]
           0 1 2     3 4         spans
@@ -49,6 +49,7 @@ def lay_out(
     origins = np.cumsum(lengths + 2) - lengths - 1
     low = origins[texts] + starts
     high = origins[texts] + ends
+    # The first and the last segment of a text reach one character further, to the one around it.
     reach = low - (starts == 0), high + is_last
     student_part = _between(student, origins, low, high, reach)
     teacher_parts = [_between(teacher, origins, low, high, reach) for teacher in teachers]
@@ -58,6 +59,7 @@ def lay_out(
     is_unmapped = np.full(len(student_part.spans), not teacher_parts)
     for part in teacher_parts:
         if by_position:
+            # The number of a token in its segment: it has a partner if the teacher has as many.
             position = _ranges(0 * student_part.counts, student_part.counts)
             is_unmapped |= position >= part.counts[segment]
         else:
@@ -75,9 +77,11 @@ def lay_out(
             (one_each, start_ids), (student_counts, student_part.values), (has_end, end_ids)
         ),
         "student_tokens": 1 + student_counts + has_end,
+        # Without a teacher the sum is its second argument: a zero for each segment.
         "teacher_tokens": sum((1 + part.counts for part in teacher_parts), 0 * texts),
         "text_tokens": np.bincount(segment[has_text], minlength=len(texts)),
         "unmapped_text_tokens": np.bincount(segment[has_text & is_unmapped], minlength=len(texts)),
+        # From the axis of all texts back to characters of the segment.
         "student_spans": _rows((student_counts, student_part.spans - low[segment, None])),
     }
     if teacher_parts:
@@ -90,6 +94,8 @@ def lay_out(
             values.append((part.counts, part.values))
             spans.append((part.counts, part.spans - low[part.segments, None]))
             counts.append((one_each, 1 + part.counts))
+        # Losses of a store are floats. Teachers are all online or all stored, so the first one
+        # speaks for all.
         is_ids = teachers[0].values.dtype.kind == "i"
         columns["teacher_ids" if is_ids else "teacher_losses"] = _rows(*values)
         columns["teacher_counts"] = _rows(*counts)
@@ -101,6 +107,8 @@ def _between(
     model: Tokens, origins: IntArray, low: IntArray, high: IntArray, reach: tuple[IntArray, ...]
 ) -> _Part:
     """Take the tokens of each segment [low, high), and clip those that reach beyond it."""
+    # Texts do not overlap on the axis, so spans of all of them are in order, and one search finds
+    # the tokens of all segments.
     spans = model.spans + np.repeat(origins, np.diff(model.edges))[:, None]
     # The first token that ends after the segment begins.
     first = spans[:, 1].searchsorted(reach[0], side="right")
@@ -121,6 +129,8 @@ def _ranges(first: IntArray, counts: IntArray) -> IntArray:
     >>> _ranges(np.array([7, 2]), np.array([3, 2])).tolist()
     [7, 8, 9, 2, 3]
     """
+    # Value n of the result is in a range that begins there at begins[i], so it is n - begins[i]
+    # further than first[i].
     begins = np.cumsum(counts) - counts
     ranges: IntArray = np.arange(counts.sum()) + np.repeat(first - begins, counts)
     return ranges

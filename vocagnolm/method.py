@@ -16,14 +16,15 @@ Unmapped = Literal["include", "exclude", "mean"]
 Selection = Literal["top_k", "accept"]
 Scope = Literal["sequence", "batch"]
 Reduction = Literal["min", "mean", "max", "weighted", "first"]
-# KL(p_S || p_T), Eq. (5), and KL(p_T || p_S), over the tokens that student and teacher share; L1 of
-# the probabilities sorted by size, the Wasserstein distance of ULD, Eq. (6), of any vocabularies.
+# The first two are KL(p_S || p_T), Eq. (5), and KL(p_T || p_S), over the tokens that student and
+# teacher share. The third is L1 of the probabilities sorted by size, the Wasserstein distance of
+# ULD, Eq. (6), which needs no common vocabulary.
 Distance = Literal["reverse_kl", "forward_kl", "sorted_l1"]
 
 # top_k is counted in millionths: integers round alike on a host and on any device.
 UNITS = 10**6
 
-# Settings that a method reads, beside those of the choice of tokens.
+# Settings that a method reads in addition to those of the choice of tokens.
 _READ_BY: dict[str, set[str]] = {
     "cpt": set(),
     "random": set(),
@@ -47,13 +48,14 @@ def load_own(option: str, name: str) -> Any:
 
     Modules of the working directory come first. A ValueError where it cannot be imported.
     """
+    # The path of an installed command begins with the directory that it is in, not with this one.
     directory = os.getcwd()
     if directory not in sys.path:
         sys.path.insert(0, directory)
     module, _, attribute = name.partition(":")
     try:
         return attrgetter(attribute)(importlib.import_module(module))
-    # A module can raise anything.
+    # A user's module can raise anything as it is imported.
     except Exception as error:
         raise ValueError(
             f"--{option} {name} cannot be loaded ({type(error).__name__}: {error}): expected "
@@ -64,6 +66,8 @@ def load_own(option: str, name: str) -> Any:
 
 def name_own(option: str, value: Any) -> str:
     """Return the name by which `load_own` finds a class or function, or raise a ValueError."""
+    # The settings of a run keep the name alone. The name must find the same object again when the
+    # run resumes, which is impossible for a lambda, or a function inside of another.
     name = f"{getattr(value, '__module__', None)}:{getattr(value, '__qualname__', value)}"
     if load_own(option, name) is not value:
         raise ValueError(f"--{option}: {name} names another object than the one that is given")
@@ -154,6 +158,7 @@ class Method:
 
     @python_door
     def __post_init__(self) -> None:
+        # The choices come first: what follows asks which method it is.
         for name, kind in get_type_hints(Method).items():
             if get_origin(kind) is Literal:
                 check_choice(name, vars(self)[name], kind)
@@ -167,6 +172,7 @@ class Method:
         if abs(self.top_k - round(self.top_k * UNITS) / UNITS) > 1e-12:
             raise ValueError(f"--top_k must have at most six decimals, got {self.top_k}")
         self._check_chunk()
+        # The next two rules are about pairs of settings, each of which is right by itself.
         if self.with_entropies and self.unmapped == "mean":
             raise ValueError(
                 "--rho1_score loss_and_entropy cannot rank unmapped tokens, which have no entropy"
@@ -208,6 +214,8 @@ class Method:
 
     def in_effect(self) -> dict[str, object]:
         """Return the settings that the method reads; a reduction only where one was asked for."""
+        # A user is warned of every option outside of these, so they must be exact. A method of
+        # the user's own reads what the paper's method does.
         names = _READ_BY.get(self.method, {"aggregation"}) | {"method"}
         if self.accepts:
             names = {"method"}
@@ -215,24 +223,29 @@ class Method:
             names |= set(_CHOICE_SETTINGS)
         if self.choice == "guided":
             names |= {"selection"} if self.accepts else {"selection", "unmapped"}
-            several = ("teacher_reduction", "teacher_weights")
-            names |= {name for name in several if getattr(self, name) != getattr(Method, name)}
+            # These two matter with several teachers only, whose number is not known here.
+            for name in ("teacher_reduction", "teacher_weights"):
+                if getattr(self, name) != getattr(Method, name):
+                    names.add(name)
         else:
             names -= {"aggregation", "chunk_selection"}
         return {name: value for name, value in vars(self).items() if name in names}
 
     def at_step(self, step: int, max_steps: int) -> "Method":
         """Return the method with the share of tokens of a step of the run."""
+        # Steps of the warmup: a number below 1 is a share of the run.
         warmup = self.top_k_warmup_steps
         steps = math.ceil(max_steps * warmup) if warmup < 1 else int(warmup)
         if step >= steps:
             return self
+        # The share is rounded to millionths, in which it is counted. The result has no warmup of
+        # its own, as it stands for this step alone.
         top_k = round(1 - (1 - self.top_k) * step / steps, 6)
         return replace(self, top_k=top_k, top_k_warmup_steps=0)
 
     @property
     def as_typed(self) -> str:
-        """The method on the command line."""
+        """The method as it is typed on the command line."""
         if self.method == "chunk" and self.chunk_guidance == "random":
             return "--method chunk --chunk_guidance random"
         if self.accepts:
@@ -245,10 +258,10 @@ class Method:
         if ":" not in self.method:
             return None
         own_class = load_own("method", self.method)
-        # By its name, as importing it loads torch.
-        bases = [
-            f"{base.__module__}.{base.__qualname__}" for base in getattr(own_class, "__mro__", ())
-        ]
+        # The base class is known by its name, as importing it would load torch.
+        bases = []
+        for base in getattr(own_class, "__mro__", ()):
+            bases.append(f"{base.__module__}.{base.__qualname__}")
         if "vocagnolm.objective.Objective" not in bases:
             raise ValueError(f"--method {self.method} is not a subclass of vocagnolm.Objective")
         return own_class
@@ -277,6 +290,7 @@ class Method:
     @property
     def splits_alike(self) -> bool:
         """True where an update is the same for every split of a global batch."""
+        # The share of a micro-batch and the mean loss of a batch depend on which sequences it has.
         settings = self.in_effect()
         return settings.get("selection_scope") != "batch" and settings.get("unmapped") != "mean"
 
@@ -323,6 +337,7 @@ class Method:
                 "--teacher_reduction first takes stores: of teachers in memory the first has every "
                 "document; score the documents of each one, and give --teacher_losses"
             )
+        # Weights that no reduction reads are rejected too: they would be ignored in silence.
         expected = count if self.teacher_reduction == "weighted" else 0
         weights = len(self.teacher_weights or ())
         if weights != expected:

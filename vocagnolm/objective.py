@@ -1,8 +1,8 @@
 """What a method makes of a batch: the teacher's losses, the tokens that are trained, Eq. 2 to 6.
 
-Tensors only. The counts are known on the host before any forward pass, without a host-device sync.
-The teacher is never handed to Accelerate: under FSDP2 `prepare_model` would neither move nor shard
-it and would round its outputs, and a second model in `prepare` is an error.
+All of it works on tensors. The counts are known on the host before any forward pass, without a
+host-device sync. The teacher is never handed to Accelerate: under FSDP2 `prepare_model` would
+neither move nor shard it and would round its outputs, and a second model in `prepare` is an error.
 """
 
 from collections.abc import Sequence
@@ -55,6 +55,8 @@ class StoredTeacher:
         """Read the losses of all teachers' tokens."""
         assert not with_entropies, "a store holds losses alone"
         loss_BT = batch["teacher_losses"]
+        # A store has no labels: NaN stands at padding, start tokens and tokens that are not
+        # trained on.
         valid_BT = ~loss_BT.isnan()
         return TeacherLosses(loss_BT.masked_fill(~valid_BT, 0.0), valid_BT)
 
@@ -62,8 +64,8 @@ class StoredTeacher:
 class OnlineTeacher:
     """Causal LMs, frozen and in eval mode, that score the teachers' rows of a batch.
 
-    It is not a `torch.nn.Module`, so that no trainer registers, optimises or saves it. A ValueError
-    or `NonFiniteLoss` where `add_token_losses` rejects a model.
+    It is not a `torch.nn.Module`, so that no trainer registers, optimises or saves it. It raises a
+    ValueError or `NonFiniteLoss` where `add_token_losses` rejects a model.
     """
 
     def __init__(self, models: Sequence[PreTrainedModel], device: torch.device):
@@ -71,7 +73,10 @@ class OnlineTeacher:
             # Quantized models were placed as they were loaded.
             if not getattr(model, "is_quantized", False):
                 model.to(device)  # type: ignore[arg-type]  # its decorator hides that it is a method
-        self.models = [add_token_losses(m.train(False).requires_grad_(False)) for m in models]
+        self.models = []
+        for model in models:
+            frozen = model.train(False).requires_grad_(False)
+            self.models.append(add_token_losses(frozen))
 
     @torch.no_grad()
     def losses(self, batch: Batch, *, with_entropies: bool = False) -> TeacherLosses:
@@ -85,6 +90,7 @@ class OnlineTeacher:
         segments_by_teacher = teacher_segments(batch)
         losses = []
         entropies = []
+        # Teachers run one after the other, so that the activations of one are in memory at a time.
         for index, model in enumerate(self.models):
             values = model(
                 input_ids=ids_by_teacher[index],
@@ -107,6 +113,7 @@ class OnlineTeacher:
         self, input_ids: Tensor, position_ids: Tensor, segments: RowSegments | None
     ) -> HeadStates:
         """Compute the makings of one teacher's distributions at all [B * T] positions."""
+        # `Method.check_teacher` lets one teacher through where distributions are compared.
         (model,) = self.models
         rows = {"input_ids": input_ids, "position_ids": position_ids}
         hidden_BTD = last_hidden_state(model, **rows, segments=segments)
@@ -137,12 +144,14 @@ class Objective:
         if self.method.loss_divisor == "all" or self.method.accepts:
             return label_tokens(batch)
         selected, floor = self._selected_tokens(batch), self.method.unselected_weight
+        # Selected tokens weigh 1 and the others `floor`. Where it is 0 the sum stays an integer,
+        # which adds up to the same in any number of processes.
         return selected + floor * (label_tokens(batch) - selected) if floor else selected
 
     def weighted_tokens(self, batch: Batch) -> int:
         """Count the tokens of a batch that get a weight above 0, or more; too few is an error."""
         all_weigh = self.method.accepts or self.method.unselected_weight > 0
-        # Nobody knows what a user's own weighs.
+        # What a method of the user's own weighs is not known, and too few would be an error.
         all_weigh |= type(self) is not Objective
         return label_tokens(batch) if all_weigh else self._selected_tokens(batch)
 
@@ -152,10 +161,13 @@ class Objective:
             return label_tokens(batch)
         # At random, a teacher's ranges play no part: all tokens compete.
         strategy: Unmapped = "mean" if method.choice == "random" else method.unmapped
+        # The share is taken of each population and rounded up in each, as `select_top` does it.
         if method.selection_scope == "batch":
             mapped, unmapped = [sum(mapped)], [sum(unmapped)]
-        populations = zip(mapped, unmapped, strict=True)
-        return sum(selected_count(*counts, method.top_k, strategy) for counts in populations)
+        selected = 0
+        for with_teacher, without_teacher in zip(mapped, unmapped, strict=True):
+            selected += selected_count(with_teacher, without_teacher, method.top_k, strategy)
+        return selected
 
     def teacher_losses(self, batch: Batch) -> TeacherLosses | None:
         """Ask the teacher for all that `select` needs; None where none is asked."""
@@ -173,6 +185,7 @@ class Objective:
         """
         student_loss_BS = student_loss_BS.detach()
         valid_BS = batch["labels"] != IGNORED_LABEL
+        # Without a teacher's losses no token counts as mapped, and there are no teacher tokens.
         if teacher is None:
             none_BS = torch.zeros_like(student_loss_BS)
             unmapped_BS = torch.zeros_like(valid_BS)
@@ -185,6 +198,7 @@ class Objective:
             weight_BS = accept_tokens(student_loss_BS, loss_BS, valid_BS, mapped_BS)
         else:
             entropy_BS = None
+            # Entropies come to the student's tokens by the same ranges as losses do.
             if teacher.entropy_BT is not None:
                 entropy_BS, _ = self._on_student(teacher.entropy_BT, batch, teacher)
             weight_BS = select_tokens(
@@ -204,7 +218,7 @@ class Objective:
     def _on_student(
         self, values_BT: Tensor, batch: Batch, teacher: TeacherLosses
     ) -> tuple[Tensor, Tensor]:
-        """Eq. 2: give every student token [B, S] one value of all teachers, and say which have one.
+        """Give every student token [B, S] one value of all teachers, Eq. 2; say which have one.
 
         Each teacher's values are aggregated over the range of a token; then those of several
         teachers become one.
@@ -217,6 +231,7 @@ class Objective:
             teacher.valid_BT,
             batch.get("teacher_shares"),
         )
+        # The ranges of K teachers stand one after the other, so the values are [B, K S] still.
         teachers = values_BS.shape[1] // batch["labels"].shape[1]
         return reduce_teachers(
             values_BS, mapped_BS, teachers, method.teacher_reduction, method.teacher_weights
@@ -226,9 +241,12 @@ class Objective:
         """Return the losses of the student that are compared: its tokens', or their chunks'."""
         if self.method.method != "chunk" or self.method.chunk_selection == "tokens":
             return student_loss_BS
-        # Tokens of one chunk are equal, so they are chosen in their order:
+        # Tokens of one chunk have equal losses on both sides, so they are selected together. In
+        # the chunk that the share ends in, the first ones are:
         #     chunk  0 0 0 1 1 2        their ranges  [0, 3) [0, 3) [0, 3) [3, 5) [3, 5) [5, 6)
         chunk_BS = batch["chunk"]
+        # Chunks are numbered from left to right, so the positions of a number are found by
+        # bisection. Padding has the number of the last token, and `valid_BS` leaves it out.
         first_BS = torch.searchsorted(chunk_BS, chunk_BS, right=False)
         end_BS = torch.searchsorted(chunk_BS, chunk_BS, right=True)
         ranges_BS2 = torch.stack([first_BS, end_BS], -1)
@@ -250,6 +268,7 @@ class Objective:
         if method.choice == "all":
             return valid_BS.float()
         position_S = torch.arange(valid_BS.shape[1], device=valid_BS.device)
+        # All tokens of a chunk have its number, so they have one score.
         index_BS = batch["chunk"] if method.method == "chunk" else position_S
         scores_BS = random_scores(batch["block"], index_BS, self.seed)
         return select_top(scores_BS, valid_BS, method.top_k, method.selection_scope).float()
@@ -264,12 +283,16 @@ class Objective:
         return list(zip(positions, labels, strict=True))
 
     def pairs(self, batch: Batch) -> Pairs:
-        """Pair student tokens with the teacher's, Eq. 5 and 6: the same, or the last of a range."""
+        """Pair student tokens with the teacher's, Eq. 5 and 6: the same or the last of a range."""
+        # The mapped and unmapped tokens are counted on the host, so that `first_tokens` can cut
+        # its result to length without a host-device sync.
         assert isinstance(self.teacher, OnlineTeacher)
         assert self.method.distance is not None
         weight = self.method.uld_weight if self.method.method == "uld" else 1.0
         valid_BS = batch["labels"] != IGNORED_LABEL
-        if self.method.method == "kld":  # of one vocabulary: it reads what the student reads
+        # The teacher of kld has the student's vocabulary, so it reads the student's rows, and
+        # every token is its own partner.
+        if self.method.method == "kld":
             token_R = first_tokens(valid_BS, label_tokens(batch))
             states = self.teacher.states(
                 batch["input_ids"], batch["position_ids"], student_segments(batch)

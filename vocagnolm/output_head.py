@@ -1,4 +1,4 @@
-"""The output head of a model, applied to a tile of tokens at a time: no full logits.
+"""Applies a model's output head to a tile of tokens at a time, so that there are no full logits.
 
 Shapes: B sequences, T positions, N = B * T rows, K rows of a tile, D hidden size, V vocabulary.
 """
@@ -21,7 +21,7 @@ TILE_LOGITS = 2**23
 
 
 class Head(NamedTuple):
-    """From hidden states to logits: cap * tanh(scale * (hidden @ weight.T + bias) / cap)."""
+    """Makes logits of hidden states: cap * tanh(scale * (hidden @ weight.T + bias) / cap)."""
 
     weight_VD: Tensor
     bias_V: Tensor | None
@@ -35,21 +35,24 @@ class Head(NamedTuple):
 
     @property
     def sum_dtype(self) -> torch.dtype:
-        """Of logits, losses and gradient sums: float32, or float64 for a float64 model."""
+        """The dtype of logits, losses and gradient sums: float32, or float64 if the model's is."""
         return torch.promote_types(self.dtype, torch.float32)
 
     def matmul(self, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
         """Return `a @ b` in `sum_dtype`, in `out` if given."""
         if self.dtype == self.sum_dtype:
             return torch.mm(a, b, out=out)
-        if a.is_cuda:  # its kernel sums in float32, which are rounded without out_dtype
+        # CUDA's kernel sums in float32, and would round the sums without `out_dtype`. It makes a
+        # result of its own, so `out` is not used there, and `tile` gives none.
+        if a.is_cuda:
             return torch.mm(a, b, out_dtype=self.sum_dtype)
         product = torch.mm(a, b)
         return product.to(self.sum_dtype) if out is None else out.copy_(product)
 
     def tile(self, rows: int) -> Tensor | None:
         """Return memory for the logits [rows, V] of one tile after the other."""
-        # CUDA's allocator reuses memory; the system's would scatter the tiles.
+        # CUDA's allocator gives a tile the memory of the one before. The system's would scatter
+        # the tiles, so on a CPU all of them are made in this memory.
         weight_VD = self.weight_VD
         shape = (rows, len(weight_VD))
         return None if weight_VD.is_cuda else weight_VD.new_empty(shape, dtype=self.sum_dtype)
@@ -70,7 +73,7 @@ class Head(NamedTuple):
         """Return the derivative of the soft cap, if there is one; the scale is not in it."""
         if self.cap is None:
             return None
-        # (cap * tanh(x / cap))' = 1 - tanh(x / cap) ** 2
+        # (cap * tanh(x / cap))' = 1 - tanh(x / cap) ** 2, and the logits are cap * tanh(x / cap).
         return (logits_KV / self.cap).square_().neg_().add_(1.0)
 
     def gradient(
@@ -78,6 +81,7 @@ class Head(NamedTuple):
     ) -> Tensor:
         """Turn probabilities, in place, into the gradient of factor * loss at the product."""
         # d loss / d logits = softmax(logits) - 1 at the target, times the slope of scale and cap.
+        # Each row has one target, so the sum has one term and is the same in every run.
         p_KV.scatter_add_(-1, target_K1, p_KV.new_full(target_K1.shape, -1.0))
         p_KV *= factor * self.scale
         return p_KV if slope_KV is None else p_KV.mul_(slope_KV)
@@ -85,26 +89,32 @@ class Head(NamedTuple):
 
 def log_softmax_(logits_KV: Tensor) -> Tensor:
     """Turn logits, in place, into log-probabilities."""
-    # PyTorch's kernels reduce a row before they write it, element by element. That they do so is
-    # seen as every run begins: token losses are compared with those of the model's own logits.
+    # This is right as PyTorch's kernels reduce a row before they write it, element by element. A
+    # kernel that does not would be found as a run begins, when `add_token_losses` compares the
+    # losses with those of the model's own logits.
     return torch.log_softmax(logits_KV, -1, out=logits_KV)
 
 
 class HeadGradients:
-    """Gradients at hidden states and a head's weight and bias, where needed, summed by tile.
+    """Sums up the gradients at hidden states and a head's weight and bias, tile by tile.
 
-    `sums` are in the dtype of sums, None if not needed; autograd rounds them.
+    `sums` are in the dtype of sums, and None where they are not needed; autograd rounds them.
     """
 
     def __init__(self, needed: Sequence[bool], hidden_ND: Tensor, head: Head):
         self._head = head
-        self.sums = [
-            torch.zeros_like(x, dtype=head.sum_dtype) if need and x is not None else None
-            for need, x in zip(needed, (hidden_ND, head.weight_VD, head.bias_V), strict=True)
-        ]
+        self.sums: list[Tensor | None] = []
+        for need, tensor in zip(needed, (hidden_ND, head.weight_VD, head.bias_V), strict=True):
+            if need and tensor is not None:
+                self.sums.append(torch.zeros_like(tensor, dtype=head.sum_dtype))
+            else:
+                self.sums.append(None)
 
     def add(self, row_K: Tensor, gradient_KV: Tensor, hidden_KD: Tensor) -> None:
-        """Add the part of a tile whose rows are in no other; its gradient in the dtype of sums."""
+        """Add the part of a tile, whose gradient is in the dtype of sums.
+
+        No row may be in two tiles: the gradient at its hidden state is written, not added.
+        """
         head, (hidden_ND, weight_VD, bias_V) = self._head, self.sums
         if bias_V is not None:
             bias_V += gradient_KV.sum(0)
@@ -119,14 +129,14 @@ class HeadGradients:
 
 
 def rows_per_tile(rows: int, *heads: Head) -> int:
-    """Rows of a tile of logits over one vocabulary, or of tiles over several side by side."""
+    """Return the rows of a tile of logits over one vocabulary, or of one tile for each head."""
     words = sum(len(head.weight_VD) for head in heads)
     is_cuda = heads[0].weight_VD.is_cuda
     return max(1, min(rows, tile_rows(words) if is_cuda else TILE_LOGITS // words))
 
 
 def tile_rows(words: int) -> int:
-    """Rows of a tile on a GPU.
+    """Return the rows of a tile on a GPU.
 
     >>> tile_rows(32_000), tile_rows(152_064), tile_rows(10**6)
     (2048, 384, 67)
@@ -139,10 +149,10 @@ def tile_rows(words: int) -> int:
 def read_head(model: PreTrainedModel, hidden: Tensor) -> Head:
     """Return a model's output head, its weight whole."""
     embeddings, kind = output_embeddings(model), hidden.device.type
-    # Read here: the backward pass runs outside of autocast.
+    # The dtype is read here, because the backward pass runs outside of autocast.
     autocast = torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind) if autocast else hidden.dtype
-    # Its own forward, which would gather its weight, never runs.
+    # A sharded head gathers its weight in its forward, which never runs here.
     if isinstance(embeddings, FSDPModule):
         embeddings.unshard()
     bias_V = cast("Tensor | None", embeddings.bias)
@@ -160,7 +170,8 @@ def last_hidden_state(
     rows_BT = inputs["input_ids"]
     if takes_segments(model):
         inputs = segment_call(model, segments, inputs)
-    # With a cache, transformers would let packed documents attend to each other.
+    # With a cache, transformers does not look for restarts in the position ids, and would let
+    # packed documents attend to each other.
     output = model.base_model(**inputs | {"use_cache": False, "return_dict": True})
     hidden = output.get("last_hidden_state") if isinstance(output, Mapping) else None
     if not isinstance(hidden, Tensor):
@@ -176,7 +187,8 @@ def scale_and_cap(config: PreTrainedConfig) -> tuple[float, float | None]:
         value = getattr(text_config, name, None)
         return float(value) if isinstance(value, int | float) else None
 
-    # Cohere, Falcon-H1, Muse; then Granite, MiniCPM; then Gemma, Griffin.
+    # Cohere, Falcon-H1 and Muse multiply, Granite and MiniCPM divide, Gemma and Griffin cap. The
+    # probe of `add_token_losses` finds models that use a name which is missing here.
     scale = 1.0
     for name in ("logit_scale", "lm_head_multiplier", "output_multiplier"):
         scale *= number(name) or 1.0
@@ -194,6 +206,8 @@ def output_embeddings(model: nn.Module) -> nn.Linear:
         kind = type(embeddings).__name__
         raise ValueError(_unsupported(model, f"its output embeddings are of type {kind}"))
     weight = embeddings.weight
+    # Subclasses of tensors, such as those of torchao, may hold integers and still claim a float
+    # dtype, so the exact type is tested.
     if type(weight) not in (nn.Parameter, Tensor, DTensor) or not weight.is_floating_point():
         kind = f"{type(weight).__name__} of {weight.dtype}"
         raise ValueError(_unsupported(model, f"its output embeddings are quantized ({kind})"))

@@ -9,6 +9,7 @@ from typing import TextIO
 
 def is_main() -> bool:
     """Return True in the first process of a job, before and after the processes are connected."""
+    # A launcher sets RANK in each process. Without a launcher there is only one process.
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -20,4 +21,5 @@ def print_main(text: str | None, file: TextIO | None = None) -> None:
 
 def log_main(text: str | None) -> None:
     """Print on stderr anything that is no result, once per job."""
+    # Stdout holds results alone, so that it can be piped into a file or another program.
     print_main(text, sys.stderr)

@@ -1,7 +1,7 @@
 """Tokenizers, loaded and tested; readers, which add the tokens around a text.
 
-Input: texts or conversations. Output: `Tokens` of each model, or of a store. A tokenizer that loses
-characters, gives no offsets or other ids than its own files is rejected.
+The input is texts or conversations. The output is the `Tokens` of each model, or of a store. A
+tokenizer that loses characters, gives no offsets or other ids than its own files is rejected.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _BUILT_IN = {
 class Reader:
     """A model's way to read a segment: the tokens around the text, and their limit.
 
-    start   t e x t   end         at most `limit` tokens, `end` only behind the last segment
+    start   t e x t   end         at most `limit` tokens, `end` only after the last segment
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -71,6 +71,8 @@ class Reader:
     @property
     def text_limit(self) -> int:
         """The most text tokens of a segment."""
+        # The start token is taken off, and the end token where the reader puts one. Only a last
+        # segment has it, but which one is the last is known after the cutting.
         return self.limit - 1 - (self.end is not None)
 
     def read(self, texts: Sequence[str]) -> Tokens:
@@ -86,20 +88,24 @@ class Reader:
         """
         assert self.template is not None, "templates are checked before"
         special = special_ids(self.tokenizer) if self.role == "student" else None
+        # A rendering that is a string is a reason why there is none.
         rendered = [self.template.render(conversation) for conversation in conversations]
         texts = [rendering.text for rendering in rendered if not isinstance(rendering, str)]
+        turns: list[TurnTokens | str] = []
         try:
             encodings = iter(encode_rendered(self.tokenizer, texts))
         except ValueError as error:
             # One of many is at fault. Each is read alone, so that only that one cannot be read.
             if len(conversations) == 1:
                 return [str(error)]
-            return [self.read_turns([conversation], train_on)[0] for conversation in conversations]
-        turns: list[TurnTokens | str] = []
+            for conversation in conversations:
+                turns += self.read_turns([conversation], train_on)
+            return turns
         for conversation, rendering in zip(conversations, rendered, strict=True):
             if isinstance(rendering, str):
                 turns.append(whose_template(rendering, self.role))
                 continue
+            # There is an encoding for each text, and none for a reason.
             encoding = next(encodings)
             is_special = None if special is None else np.isin(encoding.ids, special)
             tokens = read_tokens(
@@ -114,6 +120,8 @@ class Reader:
         check_date(self.template.source, f"--{self.role}_chat_template")
         if self.role != "student":
             return
+        # The probe is a question and an answer of one character each. The answer must end in a
+        # special token, or its end has no label.
         probe = Conversation("?\n!", ("user", "assistant"), (1, 3))
         turns = self.read_turns([probe], "completions")[0]
         special = special_ids(self.tokenizer)
@@ -125,6 +133,7 @@ class Reader:
 
     def fingerprint(self) -> str:
         """Return all that decides how this reader cuts and encodes a text."""
+        # The template is left out: corpora of texts must not be aligned anew for another one.
         return f"{serialised(self.tokenizer)}|{self.start}|{self.end}|{self.limit}"
 
 
@@ -140,6 +149,7 @@ def student_reader(
         name = f"student tokenizer {tokenizer.name_or_path}"
         raise ValueError(f"{name} has no EOS token: set eos_token in its tokenizer_config.json")
     chat_template = template_of(tokenizer, "student", template)
+    # The tokenizer is saved with the student, which is to be asked in the template it was taught.
     if template and chat_template:
         tokenizer.chat_template = chat_template.source
     start = start_id(tokenizer, "student")
@@ -180,10 +190,10 @@ def whose_template(reason: str, role: Role) -> str:
 
 
 class TeacherReaders:
-    """Several teachers' side of the alignment, or none; a store of losses has a subclass.
+    """The teachers' side of the alignment, of one, several or none; a store has a subclass.
 
-    `readers` are those of online teachers. With `by_position` tokens are mapped by index instead of
-    by characters (`vocagnolm.alignment.align_positions`).
+    `readers` are those of online teachers. With `by_position` tokens are mapped by index instead
+    of by characters (`vocagnolm.alignment.align_positions`).
     """
 
     def __init__(self, readers: Sequence[Reader] = (), by_position: bool = False):
@@ -208,10 +218,11 @@ class TeacherReaders:
         return [reader.read(texts) for reader in self.readers], {}
 
     def check_templates(self, *more_readers: Reader) -> None:
-        """Raise a ValueError that names the readers, these and more, that have no chat template."""
+        """Raise a ValueError that names the readers, these and more, without a chat template."""
         readers = list(more_readers)
         readers += self.readers
         lacking = [reader for reader in readers if reader.template is None]
+        # All that lack one are named at once, so that a user need not find them one by one.
         if lacking:
             names = []
             options = []

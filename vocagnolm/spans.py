@@ -1,8 +1,8 @@
-"""From text to token ids and character spans, for any fast tokenizer.
+"""Turns text into token ids and character spans, with any fast tokenizer.
 
 A span is a half-open range of Unicode code points of the original text. Spans are all that student
 and teacher share: characters that a tokenizer leaves out (Unicode normalisation, trimmed white
-space) are given to the tokens beside them. Loads neither torch nor transformers.
+space) are given to the tokens next to them. The module loads neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ class Encoding:
 class Tokens:
     """N tokens of one model in T texts, concatenated.
 
-    Text t has those from edges[t] up to edges[t + 1]; spans are in characters of the text. `values`
-    are ids or, of an offline teacher, losses in nats; `start` is that of the token before each
-    segment (NaN for a loss), or those of all, `end` of the one behind the last of a text, if any.
+    Text t has those from edges[t] up to edges[t + 1]; spans are in characters of the text.
+    `values` are ids or, of a stored teacher, losses in nats. `start` is the value of the token
+    before each segment (NaN for a loss), one for all or one for each; `end` is the id of the token
+    after the last segment of a text, if there is one.
     """
 
     values: npt.NDArray[Any]
@@ -52,6 +53,8 @@ class Tokens:
     @classmethod
     def join(cls, values: Sequence[npt.ArrayLike], spans: Sequence[Spans], dtype: str) -> Tokens:
         """Concatenate the tokens of texts."""
+        # The empty list lets the tokens of no texts be concatenated. It is an array of floats,
+        # hence the unsafe cast; all values are cast straight to `dtype`.
         flat = np.concatenate([[], *values], dtype=dtype, casting="unsafe")
         none = np.empty((0, 2), np.int64)
         return cls(flat, np.concatenate([none, *spans]), np.cumsum([0, *map(len, spans)]))
@@ -81,6 +84,7 @@ def without_limits(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
     backend.no_padding()
     try:
         yield
+    # A caller's tokenizer must come back unchanged after an error, too.
     finally:
         backend.encode_special_tokens = takes_special
         if truncation is not None:
@@ -120,9 +124,11 @@ def encode_raw(
     encodings = []
     columns = zip(texts, output["input_ids"], output["offset_mapping"], strict=True)
     for text, id_list, offsets in columns:
+        # Some tokenizers make a token of the empty text, which has no character to stand for.
         count = len(id_list) if text else 0
         ids = np.array(id_list[:count], dtype=np.int32)
         spans = np.fromiter(chain.from_iterable(offsets), np.int64, 2 * count).reshape(count, 2)
+        # The alignment searches sorted spans, and would silently be wrong for others.
         wrong = find_disorder(spans)
         if wrong is not None:
             offsets = spans[max(wrong - 1, 0) : wrong + 1]
@@ -148,6 +154,7 @@ def find_disorder(spans: Spans) -> int | None:
     # Several times faster than any() on the spans of one text.
     if not np.count_nonzero(wrong) and not np.count_nonzero(falling):
         return None
+    # Row i of `falling` is about spans i and i + 1, of which the second is at fault.
     wrong[1:] |= falling.any(axis=1)
     return int(wrong.argmax())
 
@@ -179,15 +186,16 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding:
 
 def encode_batch(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
     """Tokenize texts as `encode_texts` does, and give each its own tokens."""
-    return [*map(encode_texts(tokenizer, texts).encoding, range(len(texts)))]
+    tokens = encode_texts(tokenizer, texts)
+    return [tokens.encoding(text) for text in range(len(texts))]
 
 
 def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tokens:
     """Tokenize texts, many at once; spans cover every character (`fill_gaps`).
 
     Texts are taken literally and whole: no special tokens are added, strings such as `</s>` stay
-    text, and a truncation or padding saved with the tokenizer is ignored. A ValueError where a text
-    holds a lone surrogate, or the tokenizer gives no usable offsets.
+    text, and a truncation or padding saved with the tokenizer is ignored. It is a ValueError if a
+    text holds a lone surrogate, or the tokenizer gives no usable offsets.
 
     Where the concatenated bytes of a text's tokens are the text, they give each token's place.
     The tokenizer is asked for offsets only of other texts (Unicode normalisation, trimmed or
@@ -207,6 +215,7 @@ def _encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> T
         return Tokens.join(ids, [encoding.spans for encoding in encodings], "int32")
     tokens, unspelt = _by_bytes(tokenizer, table, texts, contents)
     encodings = _by_offsets(tokenizer, [texts[index] for index in unspelt])
+    # Only spans are replaced: the ids of a text are the same with and without offsets.
     for index, encoding in zip(unspelt, encodings, strict=True):
         tokens.encoding(index).spans[:] = encoding.spans
     return tokens
@@ -220,6 +229,7 @@ def _by_bytes(
 ) -> tuple[Tokens, list[int]]:
     """Tokenize texts without offsets; also gives the texts of which the spans are not known."""
     backend = tokenizer.backend_tokenizer
+    # True means that the names of special tokens are read as text. `without_limits` restores it.
     backend.encode_special_tokens = True
     batch = backend.encode_batch_fast(list(texts), add_special_tokens=False)
     id_lists = [encoding.ids for encoding in batch]
@@ -235,7 +245,9 @@ def _token_bytes(tokenizer: PreTrainedTokenizerBase, size: int) -> TokenBytes | 
 
     Some trim white space. A vocabulary to which tokens were added has another `size`.
     """
-    # Llama's tokenizers do not spell a text that begins with a space.
+    # Both kinds of spelling are tried, and the first is taken that agrees with the offsets on the
+    # probes. The second probe may stay unspelt, as Llama's tokenizers do not spell a text that
+    # begins with a space.
     probes = (_PROBE, " " + _PROBE)
     contents = [probe.encode() for probe in probes]
     expected = _by_offsets(tokenizer, probes)
@@ -274,6 +286,8 @@ def _widen_composed(spans: Spans, text: str) -> None:
     # Both never fall, so that the tokens that touch a range are found by bisection.
     starts, ends = spans.T.copy()
     for start, end in composed_ranges(text):
+        # From the first token that ends after the range begins, up to the first that starts after
+        # it ends.
         first = ends.searchsorted(start, side="right")
         last = starts.searchsorted(end, side="left")
         spans[first:last, 0] = np.minimum(spans[first:last, 0], start)
@@ -288,6 +302,8 @@ def composed_ranges(text: str) -> list[tuple[int, int]]:
     """
     if unicodedata.is_normalized("NFC", text):
         return []
+    # A cluster is a letter with its marks. It grows until a character begins anew, or the text
+    # ends, and is judged then.
     ranges = []
     start = 0
     for index in range(1, len(text) + 1):
@@ -309,6 +325,7 @@ def _begins_anew(cluster: str, character: str) -> bool:
     """Test whether a character is neither a mark of those before it nor composed with them."""
     if unicodedata.combining(character):
         return False
+    # Hangul letters have no combining class and are composed all the same.
     together = unicodedata.normalize("NFC", cluster + character)
     apart = unicodedata.normalize("NFC", cluster) + unicodedata.normalize("NFC", character)
     return together == apart
@@ -341,6 +358,7 @@ def encode_rendered(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) ->
         for token_index in np.flatnonzero(is_greedy).tolist():
             start, end = encoding.spans[token_index].tolist()
             name = greedy_names[int(encoding.ids[token_index])]
+            # A normalizer may have changed the name, and then the span stays as wide as it is.
             place = text.find(name, start, end)
             if place >= 0:
                 encoding.spans[token_index] = place, place + len(name)
@@ -350,10 +368,10 @@ def encode_rendered(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) ->
 def fill_gaps(spans: Spans, text: str) -> Spans:
     """Give every character of the text to at least one token, and every token a character.
 
-    In a gap between two tokens, the white space at its end goes to the token that follows, and what
-    stands before that (as a rule an accent that was composed with its letter) to the token before.
-    A token without characters, as some tokenizers make of white space, gets the one at its place.
-    Takes and returns int64 [N, 2], starts and ends each non-decreasing.
+    In a gap between two tokens, the white space at its end goes to the token that follows, and
+    what stands before that (as a rule an accent that was composed with its letter) to the token
+    before. A token without characters, as some tokenizers make of white space, gets the one at its
+    place. Takes and returns int64 [N, 2], starts and ends each non-decreasing.
 
     >>> fill_gaps(np.array([[0, 1], [3, 4]]), "e\u0301 x").tolist()  # an accent, then a space
     [[0, 2], [2, 4]]
@@ -372,11 +390,15 @@ def fill_gaps(spans: Spans, text: str) -> Spans:
     # It is parted where its white space begins: at `before` if there is nothing else.
     before, after = np.append(0, ends), np.append(starts, len(text))
     gaps = np.flatnonzero(before < after)
-    edges = zip(before[gaps].tolist(), after[gaps].tolist(), strict=True)
-    before[gaps] = after[gaps] = [a + len(text[a:b].rstrip()) for a, b in edges]
+    parted = []
+    for begin, end in zip(before[gaps].tolist(), after[gaps].tolist(), strict=True):
+        parted.append(begin + len(text[begin:end].rstrip()))
+    # The edges of a gap now coincide, so the token before ends where the one after starts.
+    before[gaps] = after[gaps] = parted
     # No token is before the first gap, none after the last.
     before[-1], after[0] = len(text), 0
     filled = np.stack((after[:-1], before[1:]), axis=1)
+    # An empty token gets the character that follows, or at the end of the text the one before.
     empty = filled[:, 0] == filled[:, 1]
     filled[empty, 1] = np.minimum(filled[empty, 0] + 1, len(text))
     filled[empty, 0] = filled[empty, 1] - 1
@@ -385,6 +407,7 @@ def fill_gaps(spans: Spans, text: str) -> Spans:
 
 def _tiles(spans: Spans, length: int) -> bool:
     """Test that the spans cover the characters 0..length, none of them empty."""
+    # Without a gap `fill_gaps` has nothing to do, and this test costs far less than the rest.
     starts, ends = spans[:, 0], spans[:, 1]
     if starts.item(0) or ends.item(-1) != length:
         return False

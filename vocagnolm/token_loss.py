@@ -1,9 +1,9 @@
-"""The loss of every token from any Hugging Face causal language model, without its logits.
+"""Computes the loss of every token of any Hugging Face causal language model, without its logits.
 
 The logits of 4,096 tokens over a vocabulary of 152,064 fill 2.3 GiB: they are made in tiles,
-reduced to one number per token and dropped, and the backward pass makes those of used losses again.
-This is the only place that shifts by one: every loss is indexed by the token that is predicted,
-Eq. (1).
+reduced to one number per token and dropped, and the backward pass makes those of used losses
+again. This is the only place that shifts by one: every loss is indexed by the token that is
+predicted, Eq. (1).
 
 Shapes: B sequences, T positions, N = B * T rows, K rows of a tile, D hidden size, V vocabulary.
 """
@@ -42,9 +42,9 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
 class _TokenLoss(torch.autograd.Function):
-    """The head's cross-entropy, row by row: the read rows forward, the used rows backward.
+    """The head's cross-entropy, row by row: of the read rows forward, of the used rows backward.
 
-    With entropies, those of the read rows' distributions, which have no gradient.
+    With entropies it returns those of the read rows' distributions too, which have no gradient.
     """
 
     @staticmethod
@@ -59,21 +59,26 @@ class _TokenLoss(torch.autograd.Function):
         weighted_tokens: int | None,
         with_entropies: bool,
     ) -> tuple[Tensor, ...]:
-        # Weight and bias are the head's: autograd sees arguments only, and what is saved.
+        # Weight and bias are the head's. They are arguments of their own because autograd sees
+        # tensors among the arguments, and not those in a tuple. It also checks that what is saved
+        # is not changed in place before the backward pass.
         ctx.save_for_backward(hidden_ND, targets_N, weight_VD, bias_V)
         ctx.head = head
         ctx.weighted_tokens = weighted_tokens
         rows = rows_per_tile(len(read_M), head)
         head, tile_KV = head.cast(), head.tile(rows)
+        # NaN in rows that are not read: a caller who reads too few must not find a plausible loss.
         loss_N = hidden_ND.new_full((len(targets_N),), torch.nan, dtype=head.sum_dtype)
         entropy_N = torch.full_like(loss_N, torch.nan) if with_entropies else None
         # A row's loss is -log P(target):
         #   hidden [N, D]   |tile 0|tile 1|...   ->   logits [K, V] of one tile   ->   loss [N]
         # The logits of the next tile take the memory of the last one's.
         with torch.autocast(hidden_ND.device.type, enabled=False):
-            for row_K in torch.split(read_M, rows)[: len(read_M)]:  # no tile of no rows
+            # `torch.split` gives one empty part of an empty tensor, which the slice removes.
+            for row_K in torch.split(read_M, rows)[: len(read_M)]:
                 log_p_KV = log_softmax_(head.logits(hidden_ND[row_K], tile_KV))
                 loss_N[row_K] = -log_p_KV.gather(-1, targets_N[row_K, None])[:, 0]
+                # entr(p) is -p log p, and 0 at p = 0, where the product would be NaN.
                 if entropy_N is not None:
                     entropy_N[row_K] = torch.special.entr(log_p_KV.exp_()).sum(-1)
         if entropy_N is None:
@@ -87,6 +92,7 @@ class _TokenLoss(torch.autograd.Function):
         hidden_ND, targets_N, *_ = ctx.saved_tensors
         head = ctx.head.cast()
         gradients = HeadGradients(ctx.needs_input_grad[:3], hidden_ND, head)
+        # Rows whose loss has no weight, often most of them, cost nothing here.
         used, grad = _used_rows(grad_N, ctx.weighted_tokens)
         rows = rows_per_tile(len(used), head)
         tile_KV = head.tile(rows)
@@ -95,6 +101,7 @@ class _TokenLoss(torch.autograd.Function):
                 row_K, grad_K = used[start : start + rows], grad[start : start + rows]
                 hidden_KD = hidden_ND[row_K].to(head.dtype)
                 logits_KV = head.logits(hidden_KD, tile_KV)
+                # The slope is read now, as the softmax overwrites the logits.
                 slope_KV = head.slope(logits_KV)
                 p_KV = torch.softmax(logits_KV, -1, out=logits_KV)
                 target_K1 = targets_N[row_K, None]
@@ -105,6 +112,8 @@ class _TokenLoss(torch.autograd.Function):
 
 def first_tokens(chosen: Tensor, count: int | None) -> Tensor:
     """Return the places of the first chosen tokens in the flat batch; no host-device sync."""
+    # A stable sort puts the chosen ones first and keeps their order. `nonzero` would wait for the
+    # device to learn how many there are, which the caller knows.
     return chosen.flatten().to(torch.uint8).argsort(descending=True, stable=True)[:count]
 
 
@@ -117,6 +126,8 @@ def _used_rows(grad_N: Tensor, weighted_tokens: int | None) -> tuple[Tensor, Ten
         return rows, grad_N[rows]
     # At least one row, so that a bound of 0 can be poisoned too.
     rows = first_tokens(used_N, max(weighted_tokens, 1))
+    # The bound is tested on the device. If it is too low some gradients would be missing, so all
+    # become NaN, which no run overlooks.
     return rows, grad_N[rows].masked_fill(used_N.sum() > weighted_tokens, torch.nan)
 
 
@@ -128,8 +139,8 @@ def add_token_losses(model: ModelT, device: torch.device | None = None) -> Model
     at t = 0, which nothing predicts. Sums are float32 (float64 for a float64 model). The auxiliary
     loss of a mixture of experts is not added. Further arguments of the call:
 
-        weighted_tokens  an upper bound on the tokens whose loss gets a gradient, which spares a GPU
-                         one sync per backward pass; if more get one, every gradient is NaN
+        weighted_tokens  an upper bound on the tokens whose loss gets a gradient, which spares a
+                         GPU one sync per backward pass; if more get one, every gradient is NaN
         label_tokens     tokens that have a loss: the head reads no others, and NaN is any beyond
         with_entropies   return the losses and the entropies of the distributions they are from
         instead          its result is returned in place of the losses; it gets the hidden states
@@ -146,6 +157,8 @@ def add_token_losses(model: ModelT, device: torch.device | None = None) -> Model
     patched: Any = inner_model(model)
     output_embeddings(patched)
     bound, own_forward = patched.forward, type(patched).forward
+    # A model that has it already is left as it is. `unwrap` looks through what has been put around
+    # the forward since, as Accelerate does.
     if "gives_token_losses" in vars(inspect.unwrap(bound)):
         return model
     check_attention(patched)
@@ -171,6 +184,7 @@ def add_token_losses(model: ModelT, device: torch.device | None = None) -> Model
     patched.forward = MethodType(forward, patched)
     try:
         _check_head(patched, device)
+    # A caller who catches the error must have the model as it was.
     except BaseException:
         patched.forward = bound
         raise
@@ -178,7 +192,7 @@ def add_token_losses(model: ModelT, device: torch.device | None = None) -> Model
 
 
 def inner_model(model: nn.Module) -> PreTrainedModel:
-    """The model that PEFT wraps; any other model itself."""
+    """Return the model that PEFT wraps, and any other model itself."""
     return cast(PreTrainedModel, getattr(model, "get_base_model", lambda: model)())
 
 
@@ -203,6 +217,7 @@ def _token_losses(
     if instead is not None:
         return instead(hidden_BTD, targets_BT, head)
     ignored_BT = targets_BT == IGNORED_LABEL
+    # Without a count every row is read: the mask is true everywhere, and nothing is cut off.
     read_M = first_tokens(~ignored_BT | (label_tokens is None), label_tokens)
     values: tuple[Tensor, ...] = _TokenLoss.apply(  # type: ignore[no-untyped-call]
         hidden_BTD.flatten(0, 1),
@@ -241,6 +256,8 @@ def probing(model: nn.Module, device: torch.device | None) -> Iterator[None]:
     Kernels differ by the kind of a device only: on another one of the kind, a model stays there.
     """
     inner = inner_model(model)
+    # Modules may differ in their mode, as a frozen part of a model in training does, so that
+    # `model.train()` would not restore it.
     modes, home = [(module, module.training) for module in model.modules()], inner.device
     moves = device is not None and device.type != home.type
     model.eval()
@@ -258,6 +275,7 @@ def probing(model: nn.Module, device: torch.device | None) -> Iterator[None]:
 
 def probe_ids(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
     """Return fixed random ids inside the vocabulary; the global random state is not touched."""
+    # The two embeddings may differ in size, and ids below both sizes can be read and predicted.
     inner = inner_model(model)
     read, written = inner.get_input_embeddings().weight, output_embeddings(inner).weight
     assert isinstance(read, Tensor)
@@ -294,7 +312,9 @@ def _check_head(model: PreTrainedModel, device: torch.device | None) -> None:
         rows = {"input_ids": ids, "position_ids": positions, "labels": ids}
         losses = model(**rows, segments=segments_of([8, 8]), token_losses=True)
     require_finite(model, logits, losses)
+    # A model that is spread over several devices may give both on different ones.
     logits, targets = logits.to(losses.device), ids[:, 1:].to(losses.device)
+    # A head that writes more or fewer logits than it has rows is another kind of head.
     weight_VD = output_embeddings(model).weight
     reproduced = logits.shape[-1] == len(weight_VD)
     if reproduced:

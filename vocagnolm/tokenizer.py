@@ -41,7 +41,8 @@ def load_tokenizer(
         raise ValueError(
             f"{role} tokenizer {name} cannot be loaded ({reason}){advice(error)}"
         ) from error
-    # First, as its remedy is the better one where a rebuilt tokenizer loses characters too.
+    # The files are compared first, as the remedy of that error is the better one where a rebuilt
+    # tokenizer loses characters too.
     if getattr(tokenizer, "is_fast", False):
         _check_against_files(tokenizer, name, role, revision)
     check_tokenizer(tokenizer, role)
@@ -51,12 +52,16 @@ def load_tokenizer(
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, role: Role) -> None:
     """Reject a tokenizer that gives no offsets in order, or loses characters of `PROBE`."""
     name = tokenizer_name(tokenizer, role)
+    # The raw offsets are read, because `encode` fills the gaps that are looked for here.
     (raw,) = encode_raw(tokenizer, [PROBE], name)
-    covered = {at for start, end in raw.spans for at in range(start, end)}
-    visible = [at for at, character in enumerate(PROBE) if not character.isspace()]
-    lost = [at for at in visible if at not in covered]
+    covered: set[int] = set()
+    for start, end in raw.spans.tolist():
+        covered.update(range(start, end))
+    # Many tokenizers trim white space, which does no harm.
+    visible = [index for index, character in enumerate(PROBE) if not character.isspace()]
+    lost = [index for index in visible if index not in covered]
     if len(lost) > MAX_LOST_FRACTION * len(visible):
-        examples = "".join(PROBE[at] for at in lost[:10])
+        examples = "".join(PROBE[index] for index in lost[:10])
         raise ValueError(
             f"{name} loses {len(lost) / len(visible):.1%} of a probe text (first characters lost:"
             f" {examples!r}), at most {MAX_LOST_FRACTION:.0%} is expected: check that its directory"
@@ -88,6 +93,8 @@ def _check_against_files(
     reference = Tokenizer.from_file(path)
     reference.no_truncation()
     reference.no_padding()
+    # The probe decides as it is. With a space in front, Llama's rebuilt tokenizers differ, and a
+    # warning is enough.
     for space in ("", " "):
         expected = reference.encode(space + PROBE, add_special_tokens=False).ids
         if encode(tokenizer, space + PROBE).ids.tolist() == expected:
@@ -109,7 +116,7 @@ def _find_file(name: str, filename: str, revision: str | None) -> str | None:
 
     try:
         path: str | None = cached_file(name, filename, revision=revision)
-    # The one error of transformers for a missing file and for a hub out of reach.
+    # transformers raises it for a missing file, and for a hub out of reach too.
     except OSError:
         return None
     return path
@@ -125,11 +132,14 @@ def check_same_tokens(
     student_ids = student.get_vocab()
     teacher_ids = teacher.get_vocab()
     largest_id = max(student_ids.values())
+    # Every token of the student must have its id with the teacher, and no other token of the
+    # teacher an id that lies within the student's.
     wrong = [token for token, index in student_ids.items() if teacher_ids.get(token) != index]
     if not wrong:
         for token, index in teacher_ids.items():
             if token not in student_ids and index <= largest_id:
                 wrong.append(token)
+    # Vocabularies come in any order, and a message must be the same each time.
     wrong.sort()
     if wrong:
         raise ValueError(
@@ -138,6 +148,7 @@ def check_same_tokens(
             f"{teacher.name_or_path} ({', '.join(map(repr, wrong[:3]))}): use --method uld or "
             "vocagnolm"
         )
+    # Equal vocabularies may have other merges, or another normalisation.
     if encode(student, PROBE).ids.tolist() != encode(teacher, PROBE).ids.tolist():
         raise ValueError(
             f"--method {method}: the tokenizer of {teacher.name_or_path} has the student's "
@@ -159,8 +170,8 @@ def serialised(tokenizer: PreTrainedTokenizerBase) -> str:
 def start_id(tokenizer: PreTrainedTokenizerBase, role: Role) -> int:
     """Return the id to put before a text, so that its first token has a loss.
 
-    The BOS token where there is one; else `<|endoftext|>`, which separates documents in pretraining
-    (the EOS token of a chat model ends a turn); else EOS.
+    It is the BOS token where there is one; else `<|endoftext|>`, which separates documents in
+    pretraining (the EOS token of a chat model ends a turn); else EOS.
     """
     separator = tokenizer.get_vocab().get("<|endoftext|>")
     for candidate in (tokenizer.bos_token_id, separator, tokenizer.eos_token_id):
