@@ -319,7 +319,7 @@ def _options(row: Mapping[str, Any]) -> dict[str, Any] | None:
     tools = row.get("tools") or []
     options = _without_none(row.get("chat_template_kwargs") or {})
     try:
-        # As JSON, since Arrow gives every tool the keys of all: a null there is one that was
+        # Tools may come as JSON, since Arrow gives every tool the keys of all: a null in JSON was
         # meant.
         tools = json.loads(tools) if isinstance(tools, str) else _without_none(tools)
     except ValueError:

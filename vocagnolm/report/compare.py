@@ -42,7 +42,7 @@ from vocagnolm.report.runs import (
 )
 from vocagnolm.report.statistics import RESAMPLES, mcnemar_p, pair
 
-# What a reader has to know to read the tables and pictures.
+# These notes say what a reader has to know to read the tables and pictures.
 _STAR = "*: may not be put beside a published number; the notes on its run say why."
 _ACCURACIES = f"In brackets: the 95 % interval. {_STAR}"
 _PAIRINGS = (
@@ -72,7 +72,7 @@ _CONTROLS = {
 _CHOOSING = {"VocAgnoLM", "Rho-1", "chunks"}
 # Losses per token are of the same tokens where these options are equal.
 _OF_TOKENS = ("student", "student_tokenizer", "eval_fraction")
-# A section of the page: its title, the rows of its table with the header first, its notes.
+# A section of the page has a title, the rows of a table with the header first, and notes.
 _Section = tuple[str, list[list[str]], Sequence[str]]
 
 
@@ -85,11 +85,11 @@ class Comparison:
     # These are runs of vocagnolm train, and the same runs by their setting.
     trained: Sequence[TrainingRun]
     settings: Mapping[str, Sequence[TrainingRun]]
-    # The labels of evaluations and runs.
+    # Every evaluation and run has its label here.
     labels: Sequence[str]
-    # The paper's numbers: row, table, column, reported.
+    # The paper's numbers have row, table, column and reported.
     reported: Sequence[Row]
-    # Rows of `pair`: every other run against the first of its protocol, few-shot or chat.
+    # `pair` has compared every other run with the first of its protocol, few-shot or chat.
     pairings: Sequence[Row]
 
 

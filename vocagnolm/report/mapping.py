@@ -139,7 +139,7 @@ def count_map(
     # An unmapped range is (-1, -1), whose size is 0.
     sizes = ranges[:, 1] - ranges[:, 0]
     mapped = ranges[is_mapped]
-    # By how many characters the token starts and ends later than its range [mapped, 2].
+    # The token starts and ends so many characters later than its range, [mapped, 2].
     differences = student_spans[is_mapped] - _hull(teacher_spans, mapped)
     same_span = (sizes[is_mapped] == 1) & ~differences.any(axis=1)
     straddling = (differences[:, 0] > 0) | (differences[:, 1] < 0)
@@ -147,12 +147,12 @@ def count_map(
         "characters": characters,
         "student_tokens": len(student_spans),
         "teacher_tokens": len(teacher_spans),
-        # By the number of teacher tokens in their range.
+        # These tokens are told apart by the number of teacher tokens in their range.
         "unmapped": len(ranges) - len(mapped),
         "one": int((sizes == 1).sum()),
         "two": int((sizes == 2).sum()),
         "more": int((sizes > 2).sum()),
-        # One teacher token of the same characters (one-to-one).
+        # The range is one teacher token of the same characters (one-to-one).
         "same_span": int(same_span.sum()),
         # The first teacher token is also one of the token before (many-to-one).
         "shared": int((mapped[1:, 0] < mapped[:-1, 1]).sum()),

@@ -18,14 +18,15 @@ from vocagnolm.hub import public_name
 from vocagnolm.io import markdown_table
 from vocagnolm.report.view import STATUSES, GuidanceView, Status, TextView, TokenView
 
-# Templates of pages. Every text is escaped, so that no document can add elements to a page.
+# Pages are made from these templates. Every text is escaped, so that no document can add elements
+# to a page.
 TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("vocagnolm", "assets"),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
 )
-# Categories of Unicode whose characters cannot be seen, or move what is around them.
+# The characters of these categories of Unicode cannot be seen, or move what is around them.
 _INVISIBLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
 _MARKS = {"kept": "[ ]", "dropped": " ", "unmapped": "{ }", "unlabelled": "( )"}
 
@@ -137,7 +138,7 @@ def _mark(text: str, status: Status) -> str:
 
 def render_html(view: GuidanceView) -> str:
     """Render a page of its own: nothing is loaded, and every text is escaped."""
-    # What the script shows of each token: label, status, losses, pieces and, with acceptance, the
+    # The script shows of each token its label, status, losses, pieces and, with acceptance, the
     # weight.
     facts: list[list[Any]] = []
     # The bars of all losses have one scale.

@@ -14,15 +14,15 @@ from vocagnolm.hub import public_name
 from vocagnolm.io import ASSETS, RUN_FILE, JsonObject, read_json
 
 Row: TypeAlias = dict[str, Any]
-# Items by `idx`: whether the answer is right, the hash of the prompt, the gold.
+# An item, by `idx`, is whether the answer is right, the hash of the prompt, and the gold.
 Items: TypeAlias = dict[int, tuple[bool, str, object]]
 RESULTS_FILE, STATE_FILE = "results.json", "trainer_state.json"
 REPORTED_FILE = ASSETS / "reported.json"
-# Folders in the directory of a model that hold its evaluations.
+# These folders in the directory of a model hold its evaluations.
 EVALUATION_FOLDER, CHAT_FOLDER = "evaluation", "evaluation-chat"
-# Table 1's columns, then those of other benchmarks, each once.
+# The columns of Table 1 come first, then those of other benchmarks, each once.
 _COLUMNS = list(dict.fromkeys(chain(PAPER_BENCHMARKS, AVERAGES, BENCHMARKS)))
-# Names of the methods in tables and figures.
+# Tables and figures call the methods by these names.
 METHODS = {
     "vocagnolm": "VocAgnoLM",
     "uld": "ULD",
@@ -32,7 +32,7 @@ METHODS = {
     "chunk": "chunks",
     "random": "random tokens",
 }
-# Settings that may differ between two seeds of one setting. Demo and experiments draw the corpus
+# These settings may differ between two seeds of one setting. Demo and experiments draw the corpus
 # by the seed, too, so its digest and size are among them.
 _SEED_SETTINGS = {"seed", "data_seed", "corpus_digest", "blocks", "teacher_losses_sha256"}
 
@@ -43,20 +43,22 @@ class Run:
 
     label: str
     directory: Path
-    # Name and revision.
+    # The model is given by its name and revision.
     model: str
     grader: str
-    # Authors of the exemplars: "ours", "harness", "other", "none", or several of them; or "chat".
+    # These are the authors of the exemplars: "ours", "harness", "other", "none", or several of
+    # them; or "chat".
     prompts: str
-    # Rows in Table 1's order: run, column (a benchmark's id or an average), value in percent,
-    # rounded as the harness does, low and high of the 95 % interval, and marked: words for why it
-    # may not stand beside a published number.
+    # Rows are in Table 1's order. They hold run, column (a benchmark's id or an average), value in
+    # percent, rounded as the harness does, low and high of the 95 % interval, and marked: words
+    # for why it may not stand next to a published number.
     scores: Sequence[Row]
-    # Items and right answers by benchmark.
+    # These are the numbers of items and of right answers, by benchmark.
     counts: Mapping[str, tuple[int, int]]
-    # By benchmark, all that must be equal in two runs whose items are paired.
+    # These hold, by benchmark, all that must be equal in two runs whose items are paired.
     conditions: Mapping[str, Row]
-    # Reasons not to put numbers beside published ones, each with its columns; engine.
+    # Notes are reasons not to put numbers next to published ones, each with its columns, and the
+    # engine.
     notes: Sequence[str]
 
     def items(self, benchmark: str) -> Items:
@@ -69,7 +71,7 @@ class Run:
             items[idx] = (is_right, record["prompt_sha256"], record["gold"])
             right += is_right
         # The two files are written one after the other, so a killed evaluation may leave a new one
-        # beside an old one.
+        # next to an old one.
         expected_items, expected_right = self.counts[benchmark]
         if (len(items), right) != (expected_items, expected_right):
             raise ValueError(
@@ -84,18 +86,19 @@ class TrainingRun:
     """A run of vocagnolm train."""
 
     label: str
-    # As in `METHODS`, or a user's own.
+    # The name is one of `METHODS`, or a user's own.
     method: str
-    # Who guided it, joined if there are several; "" for nobody.
+    # Several teachers are joined by plus signs; "" stands for nobody.
     teacher: str
-    # The options that define its setting, so without its seed.
+    # These options define its setting, so that the seed is not among them.
     options: JsonObject
-    # `seed` and `data_seed`, as JSON.
+    # The text is JSON of `seed` and `data_seed`.
     seed: str
     batch_tokens: int
-    # Log and cost; empty before the run is saved.
+    # The state has log and cost, and is empty before the run is saved.
     state: JsonObject
-    # After the last step, and of how many tokens; None if training has not come so far.
+    # The loss is that after the last step, over so many tokens. Both are None if training has not
+    # come so far.
     eval_loss: float | None
     eval_tokens: int | None
 
@@ -130,7 +133,7 @@ def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | No
     Returns by label the directory with the settings of a run, and the one with the results of an
     evaluation; chats have labels of their own.
     """
-    # Name, path, directory of the run and directory of the evaluation of everything to compare.
+    # An entry has name, path, directory of the run and directory of the evaluation.
     entries: list[tuple[str, Path, Path | None, Path | None]] = []
     for path in paths:
         name = path.absolute().name
@@ -324,7 +327,7 @@ def setting_text(value: object) -> str:
 
 def read_reported(names: Sequence[str]) -> list[Row]:
     """Read rows of the paper's tables: row, table, column, reported; "Table 2" names all of one."""
-    # Cells by the name of their row, and again by that of their table.
+    # A cell is found by the name of its row, and again by that of its table.
     cells_of: dict[str, list[Row]] = {}
     for table in read_json(REPORTED_FILE)["tables"]:
         for row, values in table["rows"].items():

@@ -32,25 +32,25 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 class TokenView:
     """A student token and what became of it."""
 
-    # The name of a token that stands for no characters. Of other tokens, the characters that no
-    # token before it has: the second token of a character (byte fallback) has none.
+    # A token that stands for no characters has its name here. Other tokens have the characters
+    # that no token before them has: the second token of a character (byte fallback) has none.
     text: str
-    # Its characters in the text, shared ones included; none for a special token, and for a "▁"
-    # that the tokenizer put before the text.
+    # These are its characters in the text, shared ones included. A special token has none, and
+    # neither has a "▁" that the tokenizer put before the text.
     start: int
     end: int
-    # Where both losses were compared, "kept" if the weight is at least a half, or else "dropped".
-    # "unmapped" where there is no teacher loss to compare with. "unlabelled" where nothing
-    # predicts the token, as with a start token.
+    # Where both losses were compared, a token is "kept" if its weight is at least a half, or else
+    # "dropped". It is "unmapped" where there is no teacher loss to compare with, and "unlabelled"
+    # where nothing predicts it, as with a start token.
     status: Status
-    # W of Eq. (4).
+    # This is W of Eq. (4).
     weight: float
-    # None where unlabelled.
+    # An unlabelled token has None.
     student_loss_nats: float | None
-    # Aggregated over its pieces, Eq. (2); None where there is none.
+    # The loss is aggregated over the pieces, Eq. (2); it is None where there is none.
     teacher_loss_nats: float | None
-    # The teacher tokens that cover its characters, if they are known: text and loss in nats, NaN
-    # where it was not scored. Those that hold parts of one character all have that character.
+    # These teacher tokens cover its characters, if they are known, with text and loss in nats, or
+    # NaN where it was not scored. Those that hold parts of one character all have that character.
     pieces: tuple[tuple[str, float], ...] = ()
 
     @property
@@ -82,10 +82,10 @@ class GuidanceView:
     """All that one page shows: student and teacher by name, and the method between them."""
 
     student: str
-    # One name, or those of several.
+    # This is one name, or those of several.
     teacher: str
     method: Method
-    # Tokens among which the share is taken, in words.
+    # This says in words among which tokens the share is taken.
     competition: str
     texts: tuple[TextView, ...] = ()
 
