@@ -25,10 +25,10 @@ from vocagnolm.store.format import is_store
 from vocagnolm.texts import only_text
 from vocagnolm.training.assembled import Assembled, assembled_of_loaded, settings_of_blocks
 from vocagnolm.training.config import VocAgnoConfig
-from vocagnolm.training.documents import Documents, align, check_enough, load_documents
+from vocagnolm.training.documents import Documents, align, load_documents
 from vocagnolm.training.models import Models, read_models
 from vocagnolm.training.options import DataOptions, ModelOptions, PackOptions
-from vocagnolm.training.requirements import check_launch
+from vocagnolm.training.requirements import check_enough, check_launch
 from vocagnolm.training.settings import Job, options_without_effect, settings_of
 
 

@@ -1,4 +1,6 @@
-"""What options need of packages, processes and devices, checked before models are loaded."""
+"""What options need of packages, processes, devices and documents, checked before training."""
+
+from collections.abc import Sequence
 
 from accelerate.utils import parse_flag_from_env
 from transformers import Trainer
@@ -7,6 +9,7 @@ from transformers.training_args import OptimizerNames
 from vocagnolm.extras import is_installed, require
 from vocagnolm.models.quantization import QUANTIZATIONS, check_quantizer, quantization
 from vocagnolm.models.sharding import devices_of_a_machine
+from vocagnolm.packing import Blocks
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.settings import Job
 
@@ -65,3 +68,49 @@ def _check_packages(args: VocAgnoConfig) -> None:
     except ValueError:
         # Some optimizers need the model, or more settings: Trainer says so.
         return
+
+
+def check_enough(
+    blocks: Blocks, args: VocAgnoConfig, corpus_name: str, left_out: Sequence[str] = ()
+) -> None:
+    """Raise a ValueError for fewer packed sequences than one optimizer step needs.
+
+    The message says what left documents out, and gives numbers that these sequences allow.
+    """
+    rows, processes = args.per_device_train_batch_size, args.world_size
+    needed = rows * args.gradient_accumulation_steps * processes
+    if len(blocks) >= needed:
+        return
+    sequences = "1 sequence" if len(blocks) == 1 else f"{len(blocks):,} sequences"
+    fault = (
+        f"{corpus_name} makes {sequences} of {args.max_length} tokens, and one optimizer step "
+        f"needs {needed:,}"
+    )
+    if left_out:
+        fault += f" ({'; '.join(left_out)})"
+    raise ValueError(f"{fault}: lower {' and '.join(_smaller_steps(len(blocks), args))}")
+
+
+def _smaller_steps(sequences: int, args: VocAgnoConfig) -> list[str]:
+    """Say which options would make a step that these packed sequences fill."""
+    rows, processes = args.per_device_train_batch_size, args.world_size
+    # This many micro-batches of the size that was asked for are filled by the sequences.
+    micro_batches = sequences // (rows * processes)
+    # With fewer sequences than processes some would have none, whatever the batch size is.
+    most_rows = sequences // processes
+    if not most_rows:
+        return ["--max_length, or give more documents"]
+    # Options that the user gave are advised on, since a derived one follows from the others.
+    asked_for_rows = "per_device_train_batch_size" in args.asked_of_batch
+    if "global_batch_tokens" in args.asked_of_batch:
+        step_rows = micro_batches * rows if asked_for_rows and micro_batches else most_rows
+        advice = [f"--global_batch_tokens to at most {step_rows * processes * args.max_length}"]
+        if asked_for_rows and not micro_batches:
+            advice.append(f"--per_device_train_batch_size to {most_rows}")
+        return advice
+    if micro_batches:
+        return [f"--gradient_accumulation_steps to at most {micro_batches}"]
+    advice = [f"--per_device_train_batch_size to at most {most_rows}"]
+    if args.gradient_accumulation_steps > 1:
+        advice.append("--gradient_accumulation_steps to 1")
+    return advice
