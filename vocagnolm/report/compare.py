@@ -175,8 +175,7 @@ def _held_out(
     for option in _OF_TOKENS:
         if runs[0].options.get(option) != reference_runs[0].options.get(option):
             return []
-    # Runs of a common seed are paired. Without any, the runs are two groups, and all must be of
-    # the same texts.
+    # Runs of a common seed must be of the same texts, and without a common seed all runs must be.
     losses = _losses_by_seed(runs)
     reference_losses = _losses_by_seed(reference_runs)
     if not losses or not reference_losses:
@@ -194,11 +193,13 @@ def _held_out(
     else:
         better, worse = reference, name
     if len(common_seeds) > 1:
-        gains = [reference_losses[seed] - losses[seed] for seed in losses if seed in common_seeds]
-        # A seed that makes no difference counts for neither side in a sign test.
-        wins = sum(seed_gain > 0 for seed_gain in gains)
-        defeats = sum(seed_gain < 0 for seed_gain in gains)
-        share = f"{wins if gain > 0 else defeats} of {len(gains)}"
+        wins = 0
+        defeats = 0
+        for seed in common_seeds:
+            # A seed that makes no difference counts for neither side in a sign test.
+            wins += losses[seed] < reference_losses[seed]
+            defeats += losses[seed] > reference_losses[seed]
+        share = f"{wins if gain > 0 else defeats} of {len(common_seeds)}"
         test = f"with {share} seeds, sign test p = {mcnemar_p(wins, defeats):.3f}"
     elif len(losses) == len(reference_losses) == 1:
         test = "one seed each: no test possible"

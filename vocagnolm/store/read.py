@@ -71,11 +71,8 @@ class StoredReader(TeacherReaders):
     def read(self, texts: Sequence[str]) -> tuple[list[Tokens], Cuts]:
         """Return every teacher's stored tokens, and cuts where the first one's segments begin."""
         cuts: dict[int, list[int] | None] = {}
-        # These lists hold, by teacher, the spans and losses of every text. A text that has none
-        # gets empty arrays, so that all lists stay as long as the texts.
-        teachers = 1 if self.first else len(self.stores)
-        spans: list[list[Spans]] = [[] for _ in range(teachers)]
-        losses: list[list[LossArray]] = [[] for _ in range(teachers)]
+        # This list has the segments of every text, by teacher.
+        stored_texts = []
         for number, text in enumerate(texts):
             stored = self._segments(text)
             # Training needs the losses of all teachers, so that one which lacks a document leaves
@@ -87,15 +84,19 @@ class StoredReader(TeacherReaders):
             # and the student shall not either.
             elif len(stored[0]) > 1:
                 cuts[number] = [segment.start for segment in stored[0][1:]]
-            for teacher, segments in enumerate(stored):
-                text_spans, text_losses = spans_and_losses(segments)
-                spans[teacher].append(text_spans)
-                losses[teacher].append(text_losses)
+            stored_texts.append(stored)
         if not texts:
             return [], cuts
         tokens = []
-        for teacher_losses, teacher_spans in zip(losses, spans, strict=True):
-            tokens.append(Tokens.join(teacher_losses, teacher_spans, "float32"))
+        for teacher in range(len(stored_texts[0])):
+            # A text without segments gets empty arrays, so that each text keeps its place.
+            spans = []
+            losses = []
+            for stored in stored_texts:
+                text_spans, text_losses = spans_and_losses(stored[teacher])
+                spans.append(text_spans)
+                losses.append(text_losses)
+            tokens.append(Tokens.join(losses, spans, "float32"))
         return tokens, cuts
 
     def _segments(self, text: str) -> list[list[StoredSegment]]:
