@@ -467,6 +467,23 @@ def test_findings_pair_seeds(tmp_path: Path) -> None:
     assert "with 2 of 3 seeds, sign test p = 1.000" in finding
 
 
+def test_findings_are_of_common_seeds_alone(tmp_path: Path) -> None:
+    """A seed that one of two settings lacks may be of other texts."""
+    losses = [("g", 2.0, 2.1), ("h", 2.0, 2.1)]
+    paths = [held_out(tmp_path / "late", 9.0, 98, seed=2)]
+    for seed, (name, ours, theirs) in enumerate(losses):
+        paths.append(held_out(tmp_path / name, ours, seed=seed))
+        paths.append(held_out(tmp_path / f"{name}-plain", theirs, seed=seed, **PLAIN))
+    finding, _ = findings(compare(paths))
+    assert "VocAgnoLM, T is ahead of CPT by 0.100 nats" in finding
+    assert "with 2 of 2 seeds" in finding
+
+
+def test_equal_losses_are_level(tmp_path: Path) -> None:
+    paths = [held_out(tmp_path / "a", 2.0), held_out(tmp_path / "b", 2.0, **PLAIN)]
+    assert findings(compare(paths))[0].startswith("VocAgnoLM, T and CPT are level on held-out text")
+
+
 def test_findings_compare_no_losses_of_other_students(tmp_path: Path) -> None:
     paths = [held_out(tmp_path / "a", 2.0, **PLAIN), held_out(tmp_path / "b", 1.0, rate=1, **PLAIN)]
     assert len(findings(compare(paths))) == 1

@@ -38,8 +38,8 @@ class MathAnswerAccuracy(evaluate.Metric):  # type: ignore[misc]
         )
 
     def _compute(self, predictions: Sequence[str], references: Sequence[str]) -> JsonObject:
-        # The golds are normalised here. The predictions are whole outputs, in which the grader
-        # finds the answers and normalises them.
+        # The references are normalised once already, and the harness does it again when it grades.
+        # The predictions are whole outputs, in which the grader finds the answers.
         pairs = zip(predictions, map(strip_string, references), strict=True)
         with Grader() as grader:
             verdicts = list(grader.grade(BENCHMARKS[self.config_name].answer_kind, pairs))

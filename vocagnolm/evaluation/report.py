@@ -230,9 +230,12 @@ def write_results(results: JsonObject, directory: RunDirectory) -> None:
     if results["settings"].get("protocol") or not path.is_file():
         return
     card = ModelCard.load(path, ignore_metadata_errors=True)
-    # The section replaces that of earlier results, up to the end of the card. Cards of other
-    # people stay as they are.
+    # Cards of other people stay as they are.
     if "vocagnolm" in (card.data.tags or ()):
         heading = "## Evaluation\n"
-        card.text = f"{card.text.partition(heading)[0].rstrip()}\n\n{heading}\n{table}"
+        before, _, section = card.text.partition(heading)
+        # The section replaces that of earlier results. Sections that somebody has added after it
+        # stay.
+        _, next_heading, after = section.partition("\n## ")
+        card.text = f"{before.rstrip()}\n\n{heading}\n{table}{next_heading}{after}"
         write_text(path, str(card))

@@ -199,6 +199,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     if arguments.documents == 0:
         raise ValueError("--documents needs at least 1, got 0: leave it out for all")
+    for name, least in (("sequences", arguments.sequences), ("chunks", min(arguments.chunks))):
+        if least < 1:
+            raise ValueError(f"--{name} must be at least 1, got {least}")
     out = arguments.output_dir
     # The directory is tried before the work, which may take minutes.
     if out:

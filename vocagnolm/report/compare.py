@@ -175,35 +175,37 @@ def _held_out(
     for option in _OF_TOKENS:
         if runs[0].options.get(option) != reference_runs[0].options.get(option):
             return []
-    # Runs of a common seed are paired. Without any, the runs are two groups, and all must be of
-    # the same texts.
     losses = _losses_by_seed(runs)
     reference_losses = _losses_by_seed(reference_runs)
     if not losses or not reference_losses:
         return []
+    # Runs of a common seed are compared, and where there is none all runs.
     common_seeds = losses.keys() & reference_losses.keys()
-    compared_seeds = common_seeds or losses.keys() | reference_losses.keys()
-    tokens = {run.eval_tokens for run in runs if run.seed in compared_seeds}
-    reference_tokens = {run.eval_tokens for run in reference_runs if run.seed in compared_seeds}
+    if common_seeds:
+        losses = {seed: losses[seed] for seed in common_seeds}
+        reference_losses = {seed: reference_losses[seed] for seed in common_seeds}
+    tokens = {run.eval_tokens for run in runs if run.seed in losses}
+    reference_tokens = {run.eval_tokens for run in reference_runs if run.seed in reference_losses}
     if tokens != reference_tokens:
         return [f"{name} and {reference} were not evaluated on the same texts."]
     # A gain is how far the loss is below the reference's, and may be negative.
     gain = fmean(reference_losses.values()) - fmean(losses.values())
-    if gain > 0:
-        better, worse = name, reference
-    else:
-        better, worse = reference, name
+    better, worse = (name, reference) if gain > 0 else (reference, name)
     if len(common_seeds) > 1:
-        gains = [reference_losses[seed] - losses[seed] for seed in losses if seed in common_seeds]
-        # A seed that makes no difference counts for neither side in a sign test.
-        wins = sum(seed_gain > 0 for seed_gain in gains)
-        defeats = sum(seed_gain < 0 for seed_gain in gains)
-        share = f"{wins if gain > 0 else defeats} of {len(gains)}"
+        wins = 0
+        defeats = 0
+        for seed in common_seeds:
+            # A seed that makes no difference counts for neither side in a sign test.
+            wins += losses[seed] < reference_losses[seed]
+            defeats += losses[seed] > reference_losses[seed]
+        share = f"{wins if gain > 0 else defeats} of {len(common_seeds)}"
         test = f"with {share} seeds, sign test p = {mcnemar_p(wins, defeats):.3f}"
     elif len(losses) == len(reference_losses) == 1:
         test = "one seed each: no test possible"
     else:
         test = "no two seeds in common: no test possible"
+    if not gain:
+        return [f"{name} and {reference} are level on held-out text; {test}."]
     return [f"{better} is ahead of {worse} by {abs(gain):.3f} nats on held-out text; {test}."]
 
 
@@ -349,7 +351,8 @@ def _costs(comparison: Comparison) -> _Section:
         row.append(_cell(run.eval_loss, ".4f"))
         # The first steps compile and warm up, so the median says more than the mean.
         row.append(_cell(median(speeds) if speeds else None, ",.0f"))
-        row.append(str(timedelta(seconds=round(max(seconds)))) if seconds else "-")
+        # A run that was extended has an entry for each time that it ended.
+        row.append(str(timedelta(seconds=round(seconds[-1]))) if seconds else "-")
         row.append(_cell(run.state.get("total_flos"), ".2e"))
         rows.append(row)
     return "Cost", rows, [_COSTS]

@@ -63,26 +63,28 @@ class StoredReader(TeacherReaders):
     def read(self, texts: Sequence[str]) -> tuple[list[Tokens], Lacking]:
         """Return the stored tokens of documents, and the documents that a store lacks."""
         lacking: dict[int, str | None] = {}
-        # These lists hold, by teacher, the spans and losses of every text. A text that has none
-        # gets empty arrays, so that all lists stay as long as the texts.
-        teachers = 1 if self.first else len(self.stores)
-        spans: list[list[Spans]] = [[] for _ in range(teachers)]
-        losses: list[list[LossArray]] = [[] for _ in range(teachers)]
+        # This list has what every text has in the stores, by teacher.
+        stored_texts = []
         for number, text in enumerate(texts):
             documents = self._documents(text)
-            # Training needs the losses of all teachers: a document that one of them lacks is given
-            # up for all.
+            # Training needs the losses of all teachers, so that one which lacks a document leaves
+            # it without any.
             if None in documents:
                 lacking[number] = None if self.plain else MISSING
-                documents = [None] * teachers
-            for teacher, document in enumerate(documents):
-                spans[teacher].append(document.spans if document else _NO_SPANS)
-                losses[teacher].append(document.losses if document else _NO_LOSSES)
+                documents = [None] * len(documents)
+            stored_texts.append(documents)
         if not texts:
             return [], lacking
         tokens = []
-        for teacher_losses, teacher_spans in zip(losses, spans, strict=True):
-            tokens.append(Tokens.join(teacher_losses, teacher_spans, "float32"))
+        for teacher in range(len(stored_texts[0])):
+            # A text that lacks losses gets empty arrays, so that each text keeps its place.
+            spans = []
+            losses = []
+            for documents in stored_texts:
+                document = documents[teacher]
+                spans.append(document.spans if document else _NO_SPANS)
+                losses.append(document.losses if document else _NO_LOSSES)
+            tokens.append(Tokens.join(losses, spans, "float32"))
         return tokens, lacking
 
     def _documents(self, text: str) -> list[StoredDocument | None]:

@@ -201,8 +201,10 @@ def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig)
         raise ValueError(
             f"--context {context} exceeds the teacher's context of {limit}: lower it to that"
         )
-    least = options.min_context or min(_MIN_CONTEXT, context // 4)
     # A window has a start token, and has to score a token of its own.
+    if context < 2:
+        raise ValueError(f"--context must be at least 2, got {context}")
+    least = options.min_context or min(_MIN_CONTEXT, context // 4)
     if least > context - 2:
         raise ValueError(
             f"--min_context {least} leaves no room in a context of {context}: lower it to at most "
