@@ -1,4 +1,4 @@
-"""Pack segments into sequences of `max_length` student tokens, and these into batches.
+"""Pack segments into sequences of `max_length` student tokens.
 
 The input is aligned segments (`vocagnolm.data`). The output is a map-style dataset of packed
 sequences, so that a run resumes by an index, and `vocagnolm.collator` makes batches of them. The

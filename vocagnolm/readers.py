@@ -1,4 +1,4 @@
-"""Tokenizers, loaded and tested; readers, which add the tokens around a text.
+"""How a model reads a text or a conversation: its tokens, and those around them.
 
 The input is texts or conversations. The output is the `Tokens` of each model, or of a store. A
 tokenizer that loses characters, gives no offsets or other ids than its own files is rejected.

@@ -139,7 +139,8 @@ def test_card_has_the_papers_protocol(
     argv: list[str], chat_argv: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "model" / "README.md"
-    ModelCard("---\ntags: [vocagnolm, 'arxiv:2503.19123']\n---\nA student.\n").save(path)
+    tags = "tags: [vocagnolm, 'arxiv:2503.19123']"
+    ModelCard(f"---\n{tags}\n---\nA student.\n\n## Evaluation\n\nold\n\n## Mine\n").save(path)
     (tmp_path / "gsm8k.md").write_text("Question: 1 + 1?\nAnswer: The answer is 2.")
     few_shot = [*argv, "--prompts_dir", str(tmp_path)]
     for given in (few_shot, few_shot, chat_argv):
@@ -148,7 +149,8 @@ def test_card_has_the_papers_protocol(
     assert "| GSM8K |" in card.text
     assert "zero-shot" not in card.text
     heads = [line for line in card.text.splitlines() if line.startswith("## ")]
-    assert heads == ["## Evaluation"]
+    assert heads == ["## Evaluation", "## Mine"]
+    assert "old" not in card.text
     assert card.text.startswith("A student.")
     # The card of another's model stays as it is.
     theirs = "---\ntags: [theirs]\n---\nA model.\n"

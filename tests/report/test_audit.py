@@ -193,6 +193,14 @@ def test_command_writes_table_json_and_figure(
         assert len(teacher["teacher_sha256"]) == 64
 
 
+@pytest.mark.parametrize("option", ["--sequences", "--chunks"])
+def test_audit_needs_something_to_count(
+    option: str, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert __main__.main(["audit", *command, option, "0"]) == 2
+    assert f"error: {option} must be at least 1, got 0" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_vocabulary_overlap_is_the_papers(training_texts: list[str]) -> None:
     root = real_data("tokenizers")

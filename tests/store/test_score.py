@@ -333,6 +333,13 @@ def test_store_that_another_job_has_just_begun_is_left(
     assert f"holds another store (context was 9, now {CONTEXT})" in complained
 
 
+def test_context_without_room_is_named(
+    teacher: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = arguments(teacher, corpus, tmp_path / "S", "--context", "1")
+    assert "--context must be at least 2, got 1" in error(argv, capsys)
+
+
 def test_score_stops_where_no_document_has_losses(
     teacher_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
