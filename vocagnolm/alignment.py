@@ -163,7 +163,7 @@ def narrow_spans(
     (array([  4,   2,   1, 255], dtype=uint8), array([  3, 397,   0], dtype=int32))
     """
     rows = np.asarray([0, len(spans)] if edges is None else edges)
-    # The end of the token before each one, which for the first token of a row is the character 0.
+    # A token is measured from the end of the one before it, and the first one of a row from 0.
     before = np.append(0, spans[:, 1])
     before[rows] = 0
     length, overlap = spans[:, 1] - before[:-1], before[:-1] - spans[:, 0]

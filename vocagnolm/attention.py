@@ -132,7 +132,8 @@ def check_attention(model: PreTrainedModel) -> None:
     """Reject a model that its attention cannot serve."""
     if not takes_segments(model):
         return
-    # Before the first call: from now on the empty mask of `segment_call` is taken for none.
+    # This comes before any call with segments, and lets attention take the empty mask of
+    # `segment_call` for none.
     _make_maskless(model.config._attn_implementation)
     # A model without **kwargs loses the edges on their way to the attention.
     parameters = inspect.signature(model.base_model.forward).parameters.values()

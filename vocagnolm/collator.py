@@ -184,7 +184,8 @@ class PackedCollator:
 
     def _widths(self, blocks: Sequence[Block]) -> list[int]:
         """Return the columns of each teacher."""
-        # Summed over the segments of a row, [B, K]; the widest row of a teacher sets its columns.
+        # The counts are summed over the segments of each row, [B, K], and the longest row of a
+        # teacher sets its columns.
         tokens = np.array([np.sum(block["teacher_counts"], axis=0) for block in blocks])
         longest = tokens.max(0).tolist()
         limits = [sys.maxsize] * len(longest)
@@ -372,7 +373,7 @@ def _ranges_of_chunks(block: Block, widths: Sequence[int], length: int, chunks: 
         losses = np.diff(edges - firsts_before)
         chunk_ranges = begin + np.stack([edges[:-1], edges[1:]], -1)
         chunk_ranges[losses <= 0] = UNMAPPED
-        # From a range for each chunk to one for each token, by the chunk that the token is in.
+        # Every token gets the range of the chunk that it is in.
         ranges[teacher, :tokens] = chunk_ranges[chunk]
         begin += width
     return ranges

@@ -27,10 +27,10 @@ def cut_text(text: str, models: Sequence[Spans], limits: Sequence[int]) -> list[
     # Places between two tokens of a model, where a cut goes through none of them.
     is_free = np.zeros((len(models), len(text) + 1), np.bool_)
     for model, spans in enumerate(models):
-        # A token and the one before it: a place is free where they do not share a character.
+        # A place between two tokens is free if they do not share a character.
         starts, ends = spans[1:, 0], spans[:-1, 1]
         is_free[model, ends[starts >= ends]] = True
-    # Those of all models are tried first, and then those of the student.
+    # The places of all models are tried first, and then those of the student.
     places = np.stack((is_free.all(axis=0), is_free[0]))
     edges = [0]
     # Parts are cut off the front until the rest fits. Every cut lies after the one before it, so
@@ -59,7 +59,7 @@ def _next_stop(models: Sequence[Spans], limits: Sequence[int], start: int, end: 
     A part that cannot grow beyond its first character stops where it starts.
     """
     first_tokens = [int(spans[:, 1].searchsorted(start, side="right")) for spans in models]
-    # What is left, in contexts of the model that it fills most.
+    # The share says how many contexts the rest of the text fills, of the model that needs most.
     share = 0.0
     for spans, first, limit in zip(models, first_tokens, limits, strict=True):
         last = spans[:, 0].searchsorted(end, side="left")

@@ -146,7 +146,7 @@ class Segments:
 
     def split(self, fraction: float, seed: int) -> tuple[Segments, Segments]:
         """Hold out a share of the documents: (the rest, the held-out ones)."""
-        # Whole documents are held out: two segments of one document are too alike to judge by.
+        # Whole documents are held out, so that no text is judged whose beginning was trained on.
         documents = self._column("document")
         distinct = np.unique(documents)
         # The product is rounded first, because 0.07 * 100 is a little more than 7 in floats.
@@ -217,7 +217,7 @@ def align_corpus(
             raise ValueError("--uld_pairing position does not go with chat templates: use last")
         teachers.check_templates(student)
         templates = []
-        for reader in (student, *teachers.readers):
+        for reader in (student,) + teachers.readers:
             templates.append(reader.template)
         key += f"|{templates}|{train_on}"
     # As Arrow: the library would fail on a whole batch if one text in it is not valid UTF-8.
@@ -344,18 +344,16 @@ class _Aligner:
         limits = self._limits(self.student.text_limit)
         models = [student_tokens]
         models += teacher_tokens
-        # Tokens of each model in each text, [models, texts].
+        # The rows of `counts` are models, and its columns are texts.
         counts = np.stack([np.diff(model.edges) for model in models])
         is_read = counts > 0
         is_within = counts <= np.array(limits)[:, None]
         fits = np.array((is_read & is_within).all(axis=0))
         # A text that teachers lack is looked at by itself, even where the student's tokens fit.
         fits[list(lacking)] = False
-        # Parts of texts: (text, start, end). A text that fits is one part, and only the others
-        # are looked at one by one in Python.
-        fitting = np.flatnonzero(fits).tolist()
+        # Parts are (text, start, end), and a text that fits is one part.
         parts = []
-        for text in fitting:
+        for text in np.flatnonzero(fits).tolist():
             parts.append((text, 0, len(contents[text])))
         # The others have more tokens of a model than its limit, or none.
         for text in np.flatnonzero(~fits).tolist():
@@ -373,13 +371,14 @@ class _Aligner:
             else:
                 for start, end in pairwise(edges):
                     parts.append((text, start, end))
-        # Sorted by text and start, as `lay_out` and the order of rows need it; the shape is given
-        # because an array of no parts would have one dimension.
+        # Rows are sorted by text and start, so those of a text are together and in its order. The
+        # shape is given because an array of no parts would have one dimension.
         segments = np.array(sorted(parts), np.int64).reshape(-1, 3)
         lengths = np.fromiter(map(len, contents), np.int64, len(contents))
         by_position = self.teachers.by_position
         columns = lay_out(segments, lengths, student_tokens, teacher_tokens, by_position)
-        # From the place of a text in this batch to the index of its document in the corpus.
+        # A segment knows the place of its text in this batch, and a row needs the index of the
+        # document in the corpus.
         columns["document"] = np.array(documents, np.int64)[segments[:, 0]]
         return self._table(columns)
 

@@ -13,8 +13,8 @@ from functools import wraps
 from typing import Any, TypeVar
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-# A context variable, so that a thread that trains by Python does not get the words of a command
-# that another thread runs.
+# It is a context variable, so that a thread that trains by Python does not get the words of a
+# command that another thread runs.
 _is_shell = ContextVar("is_shell", default=False)
 
 _NO_SAMPLING = "no answers are sampled here: leave it out"
@@ -153,8 +153,8 @@ def own_arguments(
         TypeError: an argument has another name here, or none; the message says which.
     """
     arguments: dict[str, Any] = {}
-    # From the best answer to the least: an argument here, one that has no effect, one that has
-    # another name, one that belongs to the trainer, and at last one that nobody knows.
+    # A name is looked up in the order of what helps most: as an argument here, as one without an
+    # effect, as one of another name, as one of the trainer, and at last as a misspelt one.
     for name, value in options.items():
         own_name = aliases.get(name, name)
         if own_name in known_names:

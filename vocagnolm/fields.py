@@ -45,7 +45,7 @@ def aliases_of(*dataclasses: Any) -> dict[str, str]:
     aliases = {}
     for dataclass in dataclasses:
         for one_field in fields(dataclass):
-            # With underscores, as the names of arguments in Python and of keys in a file are.
+            # Arguments in Python and keys in a file are looked up, which have underscores.
             for alias in one_field.metadata.get("aliases", ()):
                 aliases[alias.removeprefix("--").replace("-", "_")] = one_field.name
     return aliases

@@ -66,7 +66,7 @@ def aggregate_teacher_losses(
             aggregation = load_own("aggregation", aggregation)
     loss_BT = teacher_loss_BT.detach().float()
     valid_BT = torch.ones_like(loss_BT, dtype=torch.bool) if valid_BT is None else valid_BT
-    # Teacher tokens with a loss in each range. A range of none of them counts as unmapped.
+    # Only teacher tokens with a loss count, and a range without any is as good as unmapped.
     count_BS = _range_sums(valid_BT.long(), ranges_BS2)
     if not isinstance(aggregation, str):
         loss_BS = _by_function(aggregation, loss_BT, ranges_BS2, valid_BT)

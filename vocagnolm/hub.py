@@ -13,7 +13,7 @@ from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 Kind = Literal["model", "dataset"]
-# How long any answer of the hub is waited for.
+# An answer of the hub, whatever it says, must come within this time.
 _WAIT_S = 3.0
 _warn_once = cache(logging.getLogger(__name__).warning)
 

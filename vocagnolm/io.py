@@ -1,6 +1,6 @@
-"""Writes files that are complete or absent, and words what commands print.
+"""Writes files that are complete or absent, and lays out what commands print.
 
-What they print are differences of settings, reasons, versions and tables.
+It prints nothing itself: it makes the lines of differences, reasons, versions and tables.
 """
 
 import errno

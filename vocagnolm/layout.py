@@ -14,7 +14,7 @@ from vocagnolm.spans import Tokens
 
 
 class _Part(NamedTuple):
-    """The tokens that a model has in each segment, concatenated; spans on the axis of all texts."""
+    """A model's tokens of all segments, concatenated, with spans on the axis of all texts."""
 
     counts: IntArray
     segments: IntArray  # of each token
@@ -59,7 +59,7 @@ def lay_out(
     is_unmapped = np.full(len(student_part.spans), not teacher_parts)
     for part in teacher_parts:
         if by_position:
-            # The number of a token in its segment: it has a partner if the teacher has as many.
+            # A token has a partner if the teacher has a token of the same number in the segment.
             position = _ranges(0 * student_part.counts, student_part.counts)
             is_unmapped |= position >= part.counts[segment]
         else:
@@ -81,7 +81,7 @@ def lay_out(
         "teacher_tokens": sum((1 + part.counts for part in teacher_parts), 0 * texts),
         "text_tokens": np.bincount(segment[has_text], minlength=len(texts)),
         "unmapped_text_tokens": np.bincount(segment[has_text & is_unmapped], minlength=len(texts)),
-        # From the axis of all texts back to characters of the segment.
+        # A row counts characters from the start of its segment.
         "student_spans": _rows((student_counts, student_part.spans - low[segment, None])),
     }
     if teacher_parts:

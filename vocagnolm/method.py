@@ -233,7 +233,7 @@ class Method:
 
     def at_step(self, step: int, max_steps: int) -> "Method":
         """Return the method with the share of tokens of a step of the run."""
-        # Steps of the warmup: a number below 1 is a share of the run.
+        # A warmup of less than one step is meant as a share of the run.
         warmup = self.top_k_warmup_steps
         steps = math.ceil(max_steps * warmup) if warmup < 1 else int(warmup)
         if step >= steps:

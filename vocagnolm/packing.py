@@ -49,7 +49,7 @@ class Block(TypedDict, total=False):
 
 def segment_rows(block: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Turn the columns of a packed sequence into a row for each of its segments."""
-    # The index belongs to the sequence as a whole; every other entry has a value a segment.
+    # The index belongs to the sequence as a whole. Every other entry has a value for each segment.
     names = [name for name in block if name != "block"]
     rows = []
     for values in zip(*map(block.__getitem__, names), strict=True):
@@ -84,7 +84,7 @@ def pack(
     >>> pack([5, 3, 2, 4], [5, 3, 2, 4], max_length=7, teacher_max_length=99)
     [[0, 2], [1, 3]]
     """
-    # One row for a segment, and one column for a model: the student, and then the teachers.
+    # A segment has a row, and a model has a column: the student first, and then the teachers.
     sizes = np.column_stack((student_tokens, teacher_tokens)).astype(np.int64)
     limits = [max_length]
     limits += np.atleast_1d(teacher_max_length).tolist()
@@ -169,7 +169,8 @@ class Blocks(Dataset[Block]):
             # Every row lists K counts. Flattened by Arrow they make no Python object for each.
             counts = pc.list_flatten(segments.with_format("arrow")["teacher_counts"][:])
             by_teacher = np.asarray(counts, np.int64).reshape(len(tokens), -1)
-        # Places of segments in the corpora as a whole, and the number of them in each sequence.
+        # `order` lists the segments of all sequences, and `sequence_sizes` says how many of them
+        # each sequence has.
         order = []
         sequence_sizes: list[int] = []
         self.parts: dict[str, int] = {}

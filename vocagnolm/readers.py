@@ -1,7 +1,6 @@
 """How a model reads a text or a conversation: its tokens, and those around them.
 
-The input is texts or conversations. The output is the `Tokens` of each model, or of a store. A
-tokenizer that loses characters, gives no offsets or other ids than its own files is rejected.
+The input is texts or conversations. The output is the `Tokens` of each model, or of a store.
 """
 
 from __future__ import annotations

@@ -286,8 +286,7 @@ def _widen_composed(spans: Spans, text: str) -> None:
     # Both never fall, so that the tokens that touch a range are found by bisection.
     starts, ends = spans.T.copy()
     for start, end in composed_ranges(text):
-        # From the first token that ends after the range begins, up to the first that starts after
-        # it ends.
+        # A token touches the range if it ends after the range begins and starts before it ends.
         first = ends.searchsorted(start, side="right")
         last = starts.searchsorted(end, side="left")
         spans[first:last, 0] = np.minimum(spans[first:last, 0], start)

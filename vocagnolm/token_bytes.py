@@ -113,7 +113,8 @@ class TokenBytes:
         token_moves = np.repeat(text_begins[1:] - begins[1:], counts)
         starts = np.maximum(starts + token_moves, np.repeat(text_begins[:-1], counts))
         ends = np.maximum(ends + token_moves, starts + 1)
-        # First and last byte of a token, both inclusive, as each is looked up below.
+        # A span has the first and the last byte of a token for now, because each is looked up as a
+        # character below.
         spans = np.stack((starts, ends - 1), axis=1)
         lengths = np.fromiter(map(len, texts), np.int64, len(texts))
         # In texts of ASCII alone, bytes are characters already.
@@ -122,7 +123,7 @@ class TokenBytes:
             is_first = np.frombuffer(b"".join(contents), np.uint8) & 0xC0 != 0x80
             # A token of no bytes at the end of the last text has a place beyond the end.
             spans = np.take(np.cumsum(is_first) - 1, spans, mode="clip")
-        # Half-open again, and counted from the first character of the text that holds the token.
+        # Spans become half-open, and count from the first character of the token's own text.
         spans[:, 1] += 1
         spans -= np.repeat(np.cumsum(lengths) - lengths, counts)[:, None]
         return spans, wrong

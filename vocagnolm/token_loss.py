@@ -67,7 +67,7 @@ class _TokenLoss(torch.autograd.Function):
         ctx.weighted_tokens = weighted_tokens
         rows = rows_per_tile(len(read_M), head)
         head, tile_KV = head.cast(), head.tile(rows)
-        # NaN in rows that are not read: a caller who reads too few must not find a plausible loss.
+        # Rows that are not read keep NaN, so that no one takes their losses for real ones.
         loss_N = hidden_ND.new_full((len(targets_N),), torch.nan, dtype=head.sum_dtype)
         entropy_N = torch.full_like(loss_N, torch.nan) if with_entropies else None
         # A row's loss is -log P(target):
