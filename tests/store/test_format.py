@@ -343,10 +343,10 @@ def test_verify_finds_any_damaged_byte(
 
 
 def test_unfinished_and_strange_manifests_are_no_store(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no finished teacher-loss store.*vocagnolm score"):
+    with pytest.raises(ValueError, match=r"not a finished teacher-loss store.*vocagnolm score"):
         Store(tmp_path)
     begin_store(tmp_path, about(0))
-    with pytest.raises(ValueError, match="no finished teacher-loss store"):
+    with pytest.raises(ValueError, match="not a finished teacher-loss store"):
         Store(tmp_path)
     make_store(tmp_path)
     path = tmp_path / MANIFEST_FILE

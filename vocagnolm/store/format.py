@@ -47,7 +47,7 @@ _KEY_BYTES = 16
 # The manifest holds these counts for each shard, and their sums for the whole store.
 _COUNTS = ("documents", "tokens", "unscored")
 # A loss is a negative logarithm of a probability, apart from rounding.
-_BELOW_ZERO = -0.01
+_MIN_LOSS_NATS = -0.01
 # Hashing lets go of the interpreter's lock, so that threads hash several shards at once.
 _THREADS = 8
 
@@ -217,8 +217,8 @@ def manifest_of(directory: Path) -> JsonObject:
     manifest = read_manifest(directory)
     if SHARDS not in manifest:
         raise ValueError(
-            f"{directory} is no finished teacher-loss store: finish it with the command that began "
-            "it, or make one with `vocagnolm score`"
+            f"{directory} is not a finished teacher-loss store: finish it with the command that "
+            "began it, or make one with `vocagnolm score`"
         )
     # A store may come from somebody else: a name with a folder in it would read other files.
     for entry in manifest[SHARDS]:
@@ -319,7 +319,7 @@ class Store:
         losses = self._table["losses"][row].values.to_numpy()
         if len(codes) != len(losses):
             raise ValueError(f"{len(losses)} losses of {len(codes)} tokens")
-        if not (np.isfinite(losses).all() and losses.min(initial=0) > _BELOW_ZERO):
+        if not (np.isfinite(losses).all() and losses.min(initial=0) > _MIN_LOSS_NATS):
             raise ValueError("losses that are not finite, or below zero")
         spans = widen_spans(codes, exceptions)
         if len(spans) and not (spans[0, 0] == 0 and spans[-1, 1] == length):
