@@ -12,6 +12,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 from score_world import contents
 
@@ -124,11 +125,31 @@ def test_key_that_ends_in_zero_is_found(tmp_path: Path) -> None:
     assert as_lists(opened.document(TRAILING_ZERO))
 
 
-def test_document_stored_in_part_is_absent(tmp_path: Path) -> None:
+def test_document_stored_in_part_is_damage(tmp_path: Path) -> None:
     _, part = stored_of("a whole", 0)
     write_shard(tmp_path, 0, [(document_key("a whole document"), part)], "float16")
     finish_store(tmp_path, about(0))
-    assert Store(tmp_path).document("a whole document") is None
+    with pytest.raises(ValueError, match=r"is damaged .*7 of 16 characters.*'a whole document'"):
+        Store(tmp_path).document("a whole document")
+    assert Store(tmp_path).document("a whole") is None
+
+
+def test_row_that_begins_within_its_document_is_damage(finished: Path) -> None:
+    """A store of several rows for a document, which nothing writes, is not read in part."""
+    opened = Store(finished)
+    assert opened.document(TEXTS[1])
+    starts = pa.array([1] * len(opened._table), pa.int32())
+    opened._table = opened._table.set_column(1, "start", starts)
+    with pytest.raises(ValueError, match=r"is damaged .*begins at character 1, not at 0"):
+        opened.document(TEXTS[1])
+
+
+def test_first_copy_of_a_repeated_document_is_taken(tmp_path: Path) -> None:
+    for number in range(3):
+        write_shard(tmp_path, number, [stored_of("twice", number)], "float16")
+    finish_store(tmp_path, about(0))
+    expected = as_lists(stored_of("twice", 0)[1])
+    assert as_lists(Store(tmp_path).document("twice")) == expected
 
 
 @pytest.mark.parametrize("shards", [0, 1, 2])
@@ -343,10 +364,10 @@ def test_verify_finds_any_damaged_byte(
 
 
 def test_unfinished_and_strange_manifests_are_no_store(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no finished teacher-loss store.*vocagnolm score"):
+    with pytest.raises(ValueError, match=r"not a finished teacher-loss store.*vocagnolm score"):
         Store(tmp_path)
     begin_store(tmp_path, about(0))
-    with pytest.raises(ValueError, match="no finished teacher-loss store"):
+    with pytest.raises(ValueError, match="not a finished teacher-loss store"):
         Store(tmp_path)
     make_store(tmp_path)
     path = tmp_path / MANIFEST_FILE

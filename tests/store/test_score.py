@@ -268,7 +268,7 @@ def test_mending_continues_after_a_kill(
         patch.setattr(scoring.store, "finish_store", lambda *_: 1 / 0)  # just before the end
         with pytest.raises(ZeroDivisionError):
             __main__.main(argv)
-    with pytest.raises(ValueError, match="no finished teacher-loss store"):
+    with pytest.raises(ValueError, match="not a finished teacher-loss store"):
         Store(path)
     assert __main__.main(argv) == 0
     assert again == [1, 3]
@@ -384,6 +384,8 @@ def test_verify_counts_missing_documents(
 def test_verify_says_so_when_there_is_no_store(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "no finished teacher-loss store" in error(["score", "--verify", str(tmp_path)], capsys)
+    assert "not a finished teacher-loss store" in error(
+        ["score", "--verify", str(tmp_path)], capsys
+    )
     (tmp_path / "manifest.json").write_text("{")
     assert "is damaged" in error(["score", "--verify", str(tmp_path)], capsys)

@@ -10,20 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# The columns are the fields of a conversation, and a reason why a row is none.
-_NO_FIELDS: dict[str, Any] = {
+# The columns are the fields of a conversation, and the reason why a row is not one.
+_EMPTY_FIELDS: dict[str, Any] = {
     "text": None,
     "roles": [],
     "ends": [],
     "untrained": [],
     "extras": None,
 }
-COLUMNS = tuple(_NO_FIELDS) + ("fault",)
+COLUMNS = tuple(_EMPTY_FIELDS) + ("fault",)
 _SEPARATOR = "\n"
 _ANSWERING = "assistant"
-_NO_JSON = "has tools that are not a list in JSON, or chat_template_kwargs that are not options"
+_BAD_OPTIONS = "has tools that are not a list in JSON, or chat_template_kwargs that are not options"
 # These columns, as TRL names them, hold what a template is given in addition to messages.
-_OPTIONS = ("tools", "chat_template_kwargs")
+_OPTION_COLUMNS = ("tools", "chat_template_kwargs")
 # ShareGPT's files have these names of speakers, and templates have those on the right.
 _SPEAKERS = {
     "human": "user",
@@ -34,16 +34,16 @@ _SPEAKERS = {
     "assistant": "assistant",
     "system": "system",
 }
-# A reason names the columns that are known, for whoever has others.
+# Messages list these columns where a data set has others.
 KNOWN = (
     "text (documents), messages, prompt and completion, conversations (ShareGPT), or instruction "
     "and output (Alpaca)"
 )
 # Templates show these fields of a message, and they are not its content.
-_BEYOND = ("tool_calls", "reasoning_content", "thinking", "reasoning")
+_UNTRAINED_FIELDS = ("tool_calls", "reasoning_content", "thinking", "reasoning")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # These are arguments of the function of transformers that renders, so that no row may set them.
-_RENDERED = {"chat_template", "conversations", "messages"}
+_RENDERER_ARGUMENTS = {"chat_template", "conversations", "messages"}
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,11 @@ class Conversation:
     @property
     def answers(self) -> list[int]:
         """The indices of the assistant's messages that are trained on."""
-        answers = [index for index, role in enumerate(self.roles) if role == _ANSWERING]
-        return [index for index in answers if index not in self.untrained]
+        answers = []
+        for index, role in enumerate(self.roles):
+            if role == _ANSWERING and index not in self.untrained:
+                answers.append(index)
+        return answers
 
 
 def conversation(messages: object, options: Mapping[str, object] = {}) -> Conversation | str:
@@ -150,8 +153,13 @@ def is_unicode(text: str) -> bool:
 
 
 def _without_none(value: Any) -> Any:
+    """Drop the keys of dictionaries that have no value, at any depth."""
     if isinstance(value, dict):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
+        present = {}
+        for key, item in value.items():
+            if item is not None:
+                present[key] = _without_none(item)
+        return present
     if isinstance(value, list):
         return [_without_none(item) for item in value]
     return value
@@ -167,12 +175,15 @@ def _as_message(message: Any) -> Any:
     # instead of a message, and `_fault` makes a reason of it.
     if message.get("role") is None and message.get("from") is not None:
         speaker = message.pop("from")
-        message["role"] = _SPEAKERS.get(speaker) if isinstance(speaker, str) else None
-        message["content"] = message.pop("value", None)
-        if message["role"] is None:
+        # A user's file may have a speaker of any type, and a list cannot be looked up.
+        role = _SPEAKERS.get(speaker) if isinstance(speaker, str) else None
+        if role is None:
             return f"from {speaker!r}"
-    # Arrow gives every message the keys of all.
-    message = {key: value for key, value in message.items() if key not in ("from", "value")}
+        message["role"] = role
+        message["content"] = message.pop("value", None)
+    # Arrow gives every message the keys of all, so that one with a role has these, too.
+    message.pop("from", None)
+    message.pop("value", None)
     parts = message.get("content")
     if isinstance(parts, list) and parts:
         texts = [_text_of_part(part) for part in parts]
@@ -192,11 +203,12 @@ def _text_of_part(part: object) -> str | None:
 
 
 def _fault(message: object) -> str:
+    """Return what is wrong with a message of `_as_message`; "" if nothing is."""
     if isinstance(message, str) and message.startswith("from "):
         return f"is {message}, who is none of {', '.join(_SPEAKERS)}"
     if not isinstance(message, dict):
         return f"is not a message with a role and a content, but {_kind_of(message)}"
-    for name in _BEYOND:
+    for name in _UNTRAINED_FIELDS:
         if message.get(name):
             return f"has {name}, which is not trained on"
     if message.get("weight") not in (None, 0, 1):
@@ -205,7 +217,7 @@ def _fault(message: object) -> str:
         value = message.get(name)
         # A list that could not be joined has a part that is not text.
         if name == "content" and isinstance(value, list) and value:
-            return f"has {_beyond_text(value)}, which is not text"
+            return f"has {_non_text_part(value)}, which is not text"
         if not isinstance(value, str):
             return f"has a {name} that is not text but {_kind_of(value)}"
         if _SURROGATE.search(value):
@@ -214,12 +226,15 @@ def _fault(message: object) -> str:
 
 
 def _kind_of(value: object) -> str:
+    """Name the type of a value, as reasons do."""
     if value is None:
         return "nothing"
-    return "an empty list" if value == [] else type(value).__name__
+    if value == []:
+        return "an empty list"
+    return type(value).__name__
 
 
-def _beyond_text(parts: Sequence[object]) -> str:
+def _non_text_part(parts: Sequence[object]) -> str:
     """Name the first part of a content that is not text."""
     for part in parts:
         if isinstance(part, dict) and part.get("type") not in ("text", None):
@@ -241,13 +256,13 @@ def conversation_columns(columns: Sequence[str]) -> tuple[str, ...]:
     # completions, come before a text, which may be the same conversation rendered. A text comes
     # before the rest.
     if "messages" in columns:
-        return ("messages",) + _OPTIONS
+        return ("messages",) + _OPTION_COLUMNS
     if "prompt" in columns and "completion" in columns:
-        return ("prompt", "completion") + _OPTIONS
+        return ("prompt", "completion") + _OPTION_COLUMNS
     if "text" in columns:
         return ()
     if "conversations" in columns:
-        return ("conversations", "system") + _OPTIONS
+        return ("conversations", "system") + _OPTION_COLUMNS
     if "instruction" in columns and "output" in columns:
         return ("instruction", "input", "output", "system", "history")
     return ()
@@ -260,7 +275,7 @@ def read_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """
     options = _options(row)
     if options is None:
-        return no_conversation(_NO_JSON)
+        return no_conversation(_BAD_OPTIONS)
     messages = row["messages"] if "messages" in row else _other_messages(row)
     turns = conversation(messages, options)
     if isinstance(turns, str):
@@ -270,33 +285,36 @@ def read_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def no_conversation(fault: str) -> dict[str, Any]:
     """Make the columns of a row that is not a conversation, for a reason."""
-    return _NO_FIELDS | {"fault": fault}
+    return _EMPTY_FIELDS | {"fault": fault}
 
 
 def _other_messages(row: Mapping[str, Any]) -> Any:
     """Make messages of the columns of other formats."""
     messages: list[Any] = []
     if row.get("system"):
-        messages.append(_said("system", row["system"]))
+        messages.append(_make_message("system", row["system"]))
     if "conversations" in row:
         turns = row["conversations"]
-        # `conversation` says what anything else is.
-        return messages + turns if isinstance(turns, list) and turns else turns
+        # A system message must not hide that there are no turns: `conversation` says what the
+        # column has instead.
+        if not isinstance(turns, list) or not turns:
+            return turns
+        return messages + turns
     # Alpaca's earlier turns are pairs of a question and an answer. Anything else is passed on as
     # it is, so that it is reported as a message that cannot be read.
     if "instruction" in row:
         for turn in row.get("history") or []:
             if isinstance(turn, list) and len(turn) == 2:
                 question, answer = turn
-                messages.append(_said("user", question))
-                messages.append(_said("assistant", answer))
+                messages.append(_make_message("user", question))
+                messages.append(_make_message("assistant", answer))
             else:
                 messages.append(turn)
         question = row["instruction"]
         if isinstance(question, str) and row.get("input"):
             question = f"{question}\n\n{row['input']}"
-        messages.append(_said("user", question))
-        messages.append(_said("assistant", row.get("output")))
+        messages.append(_make_message("user", question))
+        messages.append(_make_message("assistant", row.get("output")))
         return messages
     # A column is a list of messages, or one string, and then it is a question or its answer. Where
     # there is neither, None takes the place of a message, and is reported.
@@ -306,11 +324,11 @@ def _other_messages(row: Mapping[str, Any]) -> Any:
         if isinstance(turns, list | None):
             messages += turns or [None]
         else:
-            messages.append(_said(role, turns))
+            messages.append(_make_message(role, turns))
     return messages
 
 
-def _said(role: str, content: object) -> dict[str, object]:
+def _make_message(role: str, content: object) -> dict[str, object]:
     return {"role": role, "content": content}
 
 
@@ -327,7 +345,7 @@ def _options(row: Mapping[str, Any]) -> dict[str, Any] | None:
     if not (isinstance(tools, list) and isinstance(options, dict)):
         return None
     # A template and messages of its own would be rendered instead.
-    if not _RENDERED.isdisjoint(options):
+    if not _RENDERER_ARGUMENTS.isdisjoint(options):
         return None
     if tools:
         options["tools"] = tools

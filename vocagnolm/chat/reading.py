@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 TrainOn = Literal["completions", "all"]
 TRAIN_ON: tuple[TrainOn, ...] = get_args(TrainOn)
-_NOTHING = "no answer of an assistant to train on"
+_NO_ANSWER = "no answer of an assistant to train on"
+# No text has a character there.
+_FAR_AWAY = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,31 +86,11 @@ def read_tokens(
 
     Returns the reason where one token is a part of two contents.
     """
-    # A few searches over sorted arrays place all tokens at once, without a loop over them.
-    # An empty content has no characters that a token could hold, so that it is not searched.
+    conversation_spans = _move_spans(conversation, rendered, spans)
+    if conversation_spans is None:
+        return "one token is a part of two messages"
     places = rendered.places
     has_text = places[:, 0] < places[:, 1]
-    filled = np.flatnonzero(has_text)
-    # The candidate of a token is the first content that ends after the token starts. If the
-    # content after that begins before the token ends, the token has characters of both. Two
-    # entries at the end stand for the contents that do not follow the last one.
-    after = places[filled, 1].searchsorted(spans[:, 0], side="right")
-    begins = np.append(places[filled, 0], [np.iinfo(np.int64).max] * 2)
-    if (begins[after + 1] < spans[:, 1]).any():
-        return "one token is a part of two messages"
-    # The candidate ends after the token starts. If it also begins before the token ends, the two
-    # overlap, and else the token is the template's. Without a candidate the owner is not used.
-    is_inside = begins[after] < spans[:, 1]
-    owner = np.append(filled, 0)[after]
-    # Only the characters inside the content count, moved from the rendered text to those of the
-    # conversation.
-    clipped = np.clip(spans, places[owner, 0, None], places[owner, 1, None])
-    moved = clipped + (rendered.origins - places[:, 0])[owner, None]
-    # A token of the template stands at the end of the content before it, and at 0 if there is
-    # none.
-    before = places[:, 0].searchsorted(spans[:, 0], side="right")
-    stand = np.append(0, conversation.ends)[before]
-    conversation_spans = np.where(is_inside[:, None], moved, stand[:, None])
     # The tokens of a content are those that end after it begins and begin before it ends. An empty
     # content gets an empty range.
     first = spans[:, 1].searchsorted(places[:, 0], side="right")
@@ -145,6 +127,37 @@ def read_tokens(
     )
 
 
+def _move_spans(conversation: Conversation, rendered: Rendered, spans: IntArray) -> IntArray | None:
+    """Move the spans [N, 2] of tokens from the rendered text to that of the conversation.
+
+    Returns None where one token is a part of two contents.
+    """
+    # A few searches over sorted arrays place all tokens at once, without a loop over them.
+    # An empty content has no characters that a token could hold, so that it is not searched.
+    places = rendered.places
+    filled = np.flatnonzero(places[:, 0] < places[:, 1])
+    # The candidate of a token is the first content that ends after the token starts. If the
+    # content after that begins before the token ends, the token has characters of both. Two
+    # entries at the end stand for the contents that do not follow the last one.
+    candidate = places[filled, 1].searchsorted(spans[:, 0], side="right")
+    begins = np.append(places[filled, 0], [_FAR_AWAY] * 2)
+    if (begins[candidate + 1] < spans[:, 1]).any():
+        return None
+    # The candidate ends after the token starts. If it also begins before the token ends, the two
+    # overlap, and else the token is the template's. Without a candidate the owner is not used.
+    is_inside = begins[candidate] < spans[:, 1]
+    owner = np.append(filled, 0)[candidate]
+    # Only the characters inside the content count, moved from the rendered text to those of the
+    # conversation.
+    clipped = np.clip(spans, places[owner, 0, None], places[owner, 1, None])
+    moved = clipped + (rendered.origins - places[:, 0])[owner, None]
+    # A token of the template stands at the end of the content before it, and at 0 if there is
+    # none.
+    contents_before = places[:, 0].searchsorted(spans[:, 0], side="right")
+    standing_place = np.append(0, conversation.ends)[contents_before]
+    return np.where(is_inside[:, None], moved, standing_place[:, None])
+
+
 def _turn_ends(spans: IntArray, last: IntArray, places: IntArray, special: IntArray) -> IntArray:
     """Move the ends of contents after the first special token before the next content, if any."""
     if not len(special):
@@ -154,8 +167,8 @@ def _turn_ends(spans: IntArray, last: IntArray, places: IntArray, special: IntAr
     closing = spans[special, 1].searchsorted(places[:, 1], side="right")
     token = special[np.minimum(closing, len(special) - 1)]
     # A special token after the beginning of the next content is not the end of this one.
-    limit = np.append(places[1:, 0], np.iinfo(np.int64).max)
-    closes = (spans[token, 1] > places[:, 1]) & (spans[token, 0] < limit)
+    next_content = np.append(places[1:, 0], _FAR_AWAY)
+    closes = (spans[token, 1] > places[:, 1]) & (spans[token, 0] < next_content)
     return np.where(closes, token + 1, last)
 
 
@@ -189,25 +202,25 @@ def fit_turns(
     """Fit what every model reads into its limit of tokens, or return why nothing fits."""
     # A conversation that one model cannot read is left out for all.
     reads = []
-    for read in models:
-        if isinstance(read, str):
-            return read
-        reads.append(read)
+    for tokens in models:
+        if isinstance(tokens, str):
+            return tokens
+        reads.append(tokens)
     last = len(conversation.roles) - 1
-    lengths = [len(read.spans) for read in reads]
+    lengths = [len(tokens.spans) for tokens in reads]
     if not _fits(lengths, limits):
         # Answers are in the order of the conversation, so that the last one that fits remains. All
         # models stop after the same answer: their tokens must be of the same text.
         last = -1
         for answer in reads[0].stops:
-            ends = [read.stops[answer] for read in reads]
+            ends = [tokens.stops[answer] for tokens in reads]
             if _fits(ends, limits):
                 last = answer
         if last < 0:
-            return "its first answer alone exceeds a context" if reads[0].stops else _NOTHING
-        reads = [read.until(last) for read in reads]
+            return "its first answer alone exceeds a context" if reads[0].stops else _NO_ANSWER
+        reads = [tokens.until(last) for tokens in reads]
     if not np.diff(reads[0].labelled).any():
-        return _NOTHING
+        return _NO_ANSWER
     left_out = len(conversation.roles) - 1 - last
     return FittedTurns(document, reads, conversation.ends[last], left_out)
 
@@ -222,16 +235,16 @@ def join_turns(reads: Sequence[TurnTokens]) -> Tokens:
     values = []
     spans = []
     first_values = []
-    for read in reads:
+    for tokens in reads:
         # A template's tokens have a stored loss, too, but it says nothing about a content. Ids are
         # all needed, since the model reads them.
-        has_ids = read.values.dtype.kind == "i"
-        values.append(read.values if has_ids else _masked(read))
-        spans.append(read.spans)
-        first_values.append(read.first)
+        has_ids = tokens.values.dtype.kind == "i"
+        values.append(tokens.values if has_ids else _masked_losses(tokens))
+        spans.append(tokens.spans)
+        first_values.append(tokens.first)
     dtype = values[0].dtype.name if values else "int32"
-    tokens = Tokens.join(values, spans, dtype)
-    return replace(tokens, start=np.array(first_values))
+    all_tokens = Tokens.join(values, spans, dtype)
+    return replace(all_tokens, start=np.array(first_values))
 
 
 def turn_columns(fitted: Sequence[FittedTurns]) -> dict[str, Any]:
@@ -244,7 +257,7 @@ def turn_columns(fitted: Sequence[FittedTurns]) -> dict[str, Any]:
     for turns in fitted:
         documents.append(turns.document)
         left_out.append(turns.left_out)
-        trimmed.append(sum(read.trimmed for read in turns.reads))
+        trimmed.append(sum(tokens.trimmed for tokens in turns.reads))
         # The student is the first of the models, and the teachers are the others.
         student_reads.append(turns.reads[:1])
         teacher_reads.append(turns.reads[1:])
@@ -252,22 +265,23 @@ def turn_columns(fitted: Sequence[FittedTurns]) -> dict[str, Any]:
         "document": np.array(documents, np.int64),
         "left_out_messages": np.array(left_out, np.int64),
         "trimmed_characters": np.array(trimmed, np.int64),
-        "student_labelled": _labelled(student_reads),
-        "teacher_labelled": _labelled(teacher_reads),
+        "student_labelled": _labelled_ranges(student_reads),
+        "teacher_labelled": _labelled_ranges(teacher_reads),
     }
 
 
-def _masked(read: TurnTokens) -> npt.NDArray[np.float32]:
-    # NaN marks a token whose loss is not used.
-    losses = np.full(len(read.values), np.nan, np.float32)
-    for first, last in read.labelled.tolist():
-        losses[first:last] = read.values[first:last]
+def _masked_losses(tokens: TurnTokens) -> npt.NDArray[np.float32]:
+    """Return the losses of tokens, and NaN for those that have no labels."""
+    losses = np.full(len(tokens.values), np.nan, np.float32)
+    for first, last in tokens.labelled.tolist():
+        losses[first:last] = tokens.values[first:last]
     return losses
 
 
-def _labelled(rows: Sequence[Sequence[TurnTokens]]) -> tuple[IntArray, IntArray]:
+def _labelled_ranges(rows: Sequence[Sequence[TurnTokens]]) -> tuple[IntArray, IntArray]:
     """Place the labelled ranges of models in a row, each after the token that it begins with."""
-    rows_of_ranges = []
+    edges = [0]
+    flat_ranges = [np.empty(0, np.int64)]
     for reads in rows:
         # A row is the tokens of one model after another, each with the token that it begins with:
         #
@@ -275,16 +289,16 @@ def _labelled(rows: Sequence[Sequence[TurnTokens]]) -> tuple[IntArray, IntArray]
         #     start        1               7
         ranges = [np.empty((0, 2), np.int64)]
         start = 1
-        for read in reads:
-            ranges.append(read.labelled + start)
-            start += len(read.spans) + 1
+        for tokens in reads:
+            ranges.append(tokens.labelled + start)
+            start += len(tokens.spans) + 1
         row = np.concatenate(ranges)
         row = row[row[:, 0] < row[:, 1]].ravel()
         if reads and not len(row):
             # A row without ranges would mean that all tokens have labels. The first token has no
             # loss, so that a range of it alone labels nothing.
             row = np.array([0, 1])
-        rows_of_ranges.append(row)
-    # Row i of the column is the values from edges[i] up to edges[i + 1].
-    edges = np.cumsum([0] + [len(row) for row in rows_of_ranges])
-    return edges, np.concatenate([np.empty(0, np.int64)] + rows_of_ranges)
+        # Row i of the column is the values from edges[i] up to edges[i + 1].
+        edges.append(edges[-1] + len(row))
+        flat_ranges.append(row)
+    return np.array(edges), np.concatenate(flat_ranges)

@@ -28,10 +28,10 @@ from vocagnolm.chat.formats import Conversation
 _MARK = "\ue000{}\ue001"
 _LEFT = "\u2003\u2002"
 _RIGHT = "\u2002\u2003"
-_IS_MARK = re.compile("\ue000(\\d+)\ue001")
-# How a reason names a template, before a reader says whose it is.
+_MARK_PATTERN = re.compile("\ue000(\\d+)\ue001")
+# Reasons name a template so, until a reader says whose it is (`readers.whose_template`).
 ITS = "its chat template"
-_THINKING = "</think>"
+_END_OF_THINKING = "</think>"
 # Templates of the Llama family write today's date, unless they are given one: this is their own.
 DATE = "26 Jul 2024"
 
@@ -81,7 +81,7 @@ class Template:
         try:
             text = self._apply(conversation.messages, conversation.options)
         except ValueError as error:
-            place = self._first_refused(conversation, str(error))
+            place = self._refused_message(conversation, str(error))
             return f"{ITS} refuses {place}: {error}"
         try:
             pieces, trims = _pieces(self, conversation.roles, conversation.extras)
@@ -89,14 +89,19 @@ class Template:
             return str(error)
         contents = []
         origins = []
-        for (start, end), (is_left, is_right) in zip(conversation.places, trims, strict=True):
+        given_length = 0
+        for (start, end), trim in zip(conversation.places, trims, strict=True):
+            trims_left, trims_right = trim
             content = conversation.text[start:end]
-            if is_left:
+            given_length += len(content)
+            if trims_left:
                 content = content.lstrip()
             # What is left now ends where the message does, which gives the place of its first
             # character. The other end is trimmed afterwards, as it would move that place.
             origins.append(end - len(content))
-            contents.append(content.rstrip() if is_right else content)
+            if trims_right:
+                content = content.rstrip()
+            contents.append(content)
         # The template's own text stands before each content, and after the last one.
         parts = []
         for piece, content in zip_longest(pieces, contents, fillvalue=""):
@@ -110,8 +115,7 @@ class Template:
         # out.
         edges = np.cumsum([len(part) for part in parts], dtype=np.int64)
         places = np.stack([edges[0:-1:2], edges[1::2]], axis=1)[: len(contents)]
-        given_length = sum(end - start for start, end in conversation.places)
-        trimmed = given_length - sum(len(content) for content in contents)
+        trimmed = given_length - sum(map(len, contents))
         return Rendered(text, places, np.array(origins, np.int64), trimmed)
 
     def _apply(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
@@ -127,7 +131,7 @@ class Template:
             raise ValueError(" ".join(str(error).split())) from error
         return str(rendered[0][0])
 
-    def _first_refused(self, conversation: Conversation, reason: str) -> str:
+    def _refused_message(self, conversation: Conversation, reason: str) -> str:
         """Name the message at which the template gives up for this reason."""
         # Ever longer beginnings are tried. A beginning may be refused for its own reason, such as
         # a missing answer, and does not count then.
@@ -154,10 +158,10 @@ def _what_changed(conversation: Conversation, parts: list[str], text: str) -> st
     while index < len(parts) - 1 and text.startswith(parts[index], place):
         place += len(parts[index])
         index += 1
-    changed = min(index // 2, len(conversation.roles) - 1)
-    start, end = conversation.places[changed]
-    reason = f"{ITS} changes message {changed} ({conversation.roles[changed]}), or its own text"
-    if _THINKING in conversation.text[start:end]:
+    message = min(index // 2, len(conversation.roles) - 1)
+    start, end = conversation.places[message]
+    reason = f"{ITS} changes message {message} ({conversation.roles[message]}), or its own text"
+    if _END_OF_THINKING in conversation.text[start:end]:
         reason += ", as it leaves out the thinking of earlier answers"
     return reason
 
@@ -174,14 +178,14 @@ def _pieces(
     left and on the right. A ValueError where not every content is shown once, and in order.
     """
     marks = [_LEFT + _MARK.format(index) + _RIGHT for index in range(len(roles))]
-    marked = Conversation("", roles, (), extras=extras)
+    conversation = Conversation("", roles, (), extras=extras)
     try:
-        text = template._apply(marked.with_contents(marks), marked.options)
+        text = template._apply(conversation.with_contents(marks), conversation.options)
     except ValueError as error:
         raise ValueError(f"{ITS} says: {error}") from error
     # To split by a pattern with a group gives texts and numbers in turn; the texts are one more.
-    texts = _IS_MARK.split(text)[::2]
-    order = [int(mark) for mark in _IS_MARK.findall(text)]
+    texts = _MARK_PATTERN.split(text)[::2]
+    order = [int(mark) for mark in _MARK_PATTERN.findall(text)]
     for index, role in enumerate(roles):
         count = order.count(index)
         if count != 1:
@@ -192,6 +196,7 @@ def _pieces(
     # A side of a content is trimmed if the white space that was put there is gone. What is left of
     # that white space belongs to the marks, and is taken off the pieces.
     trims = []
-    for before, after in pairwise(texts):
-        trims.append((not before.endswith(_LEFT), not after.startswith(_RIGHT)))
-    return [piece.removeprefix(_RIGHT).removesuffix(_LEFT) for piece in texts], trims
+    for text_before, text_after in pairwise(texts):
+        trims.append((not text_before.endswith(_LEFT), not text_after.startswith(_RIGHT)))
+    pieces = [piece.removeprefix(_RIGHT).removesuffix(_LEFT) for piece in texts]
+    return pieces, trims

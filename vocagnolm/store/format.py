@@ -47,7 +47,7 @@ _KEY_BYTES = 16
 # The manifest holds these counts for each shard, and their sums for the whole store.
 _COUNTS = ("documents", "tokens", "unscored")
 # A loss is a negative logarithm of a probability, apart from rounding.
-_BELOW_ZERO = -0.01
+_MIN_LOSS_NATS = -0.01
 # Hashing lets go of the interpreter's lock, so that threads hash several shards at once.
 _THREADS = 8
 
@@ -217,8 +217,8 @@ def manifest_of(directory: Path) -> JsonObject:
     manifest = read_manifest(directory)
     if SHARDS not in manifest:
         raise ValueError(
-            f"{directory} is no finished teacher-loss store: finish it with the command that began "
-            "it, or make one with `vocagnolm score`"
+            f"{directory} is not a finished teacher-loss store: finish it with the command that "
+            "began it, or make one with `vocagnolm score`"
         )
     # A store may come from somebody else: a name with a folder in it would read other files.
     for entry in manifest[SHARDS]:
@@ -271,7 +271,10 @@ class Store:
         return hashlib.sha256(json.dumps(self.manifest, sort_keys=True).encode()).hexdigest()
 
     def document(self, text: str) -> StoredDocument | None:
-        """Return the tokens and losses of a document; None if the store lacks it."""
+        """Return the tokens and losses of a document; None if the store lacks it.
+
+        A ValueError where the store is damaged there, or has a part of the document only.
+        """
         key = document_key(text)
         try:
             if self._table is None:
@@ -282,12 +285,15 @@ class Store:
                 return None
             # A document that the corpus has twice is stored twice, with the same losses.
             document = self._row(int(self._rows[first]))
+            # The key is of the whole text, so that a row of another length is not what was scored.
+            if document.length != len(text):
+                raise ValueError(f"tokens for {document.length} of {len(text)} characters")
         except ValueError as error:
             raise ValueError(
                 f"the teacher-loss store {self.directory} is damaged ({error}) at the document "
                 f"that begins {text[:60]!r}: find the shard with `vocagnolm score --verify`"
             ) from error
-        return document if document.length == len(text) else None
+        return document
 
     def _open(self) -> None:
         """Map the shards, and sort the keys with their rows: 24 bytes of memory per document."""
@@ -313,13 +319,16 @@ class Store:
 
         A damaged shard may have the right size, and nobody hashes it before training.
         """
+        start = self._table["start"][row].as_py()
         length = self._table["end"][row].as_py()
         codes = self._table["codes"][row].values.to_numpy()
         exceptions = self._table["exceptions"][row].values.to_numpy()
         losses = self._table["losses"][row].values.to_numpy()
+        if start != 0:
+            raise ValueError(f"a row that begins at character {start}, not at 0")
         if len(codes) != len(losses):
             raise ValueError(f"{len(losses)} losses of {len(codes)} tokens")
-        if not (np.isfinite(losses).all() and losses.min(initial=0) > _BELOW_ZERO):
+        if not (np.isfinite(losses).all() and losses.min(initial=0) > _MIN_LOSS_NATS):
             raise ValueError("losses that are not finite, or below zero")
         spans = widen_spans(codes, exceptions)
         if len(spans) and not (spans[0, 0] == 0 and spans[-1, 1] == length):

@@ -90,7 +90,8 @@ class ScoringJob:
         # all processes agree on it without asking each other.
         first = shard * self.shard_documents
         last = min(first + self.shard_documents, len(self.corpus))
-        return (text for _, text in read_texts(self.corpus, range(first, last), self.template))
+        for _, text in read_texts(self.corpus, range(first, last), self.template):
+            yield text
 
     def encode(self, texts: Sequence[str]) -> list[Encoding]:
         """Encode documents; one that the tokenizer cannot read has no tokens."""
@@ -101,7 +102,10 @@ class ScoringJob:
             if len(texts) == 1:
                 return [Encoding(np.empty(0, np.int32), np.empty((0, 2), np.int64))]
         # One text of several is at fault. Each is read alone, so that only that one has no tokens.
-        return [encoding for text in texts for encoding in self.encode([text])]
+        encodings = []
+        for text in texts:
+            encodings += self.encode([text])
+        return encodings
 
     def is_written(self, shard: int) -> bool:
         """Return True if a shard exists; see `store.is_written`."""
@@ -204,27 +208,34 @@ def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig)
     # A window has a start token, and has to score a token of its own.
     if context < 2:
         raise ValueError(f"--context must be at least 2, got {context}")
-    least = options.min_context or min(_MIN_CONTEXT, context // 4)
-    if least > context - 2:
+    min_context = options.min_context or min(_MIN_CONTEXT, context // 4)
+    if min_context > context - 2:
         raise ValueError(
-            f"--min_context {least} leaves no room in a context of {context}: lower it to at most "
-            f"{context - 2}"
+            f"--min_context {min_context} leaves no room in a context of {context}: lower it to "
+            f"at most {context - 2}"
         )
     reader = teacher_reader(tokenizer, context, options.teacher_chat_template)
     corpus = load_corpora(options)
     if is_conversations(corpus):
         TeacherReaders([reader]).check_templates()
-    sizes = least, options.shard_documents
-    job = ScoringJob(options.output_dir, corpus, reader, *sizes, options.loss_dtype)
+    job = ScoringJob(
+        directory=options.output_dir,
+        corpus=corpus,
+        reader=reader,
+        min_context=min_context,
+        shard_documents=options.shard_documents,
+        loss_dtype=options.loss_dtype,
+    )
     # A corpus without one usable document is found here, before any weights are loaded.
-    skipped = count_reasons(reasons_in(corpus))
+    skip_reasons = count_reasons(reasons_in(corpus))
     if next(read_texts(corpus, range(len(corpus)), job.template), None) is None:
         raise ValueError(
             f"--dataset has no usable document: {len(corpus):,} read, all of them skipped "
-            f"({skipped or _why_not_rendered(job)}); give another one, or another --text_column"
+            f"({skip_reasons or _why_not_rendered(job)}); give another one, or another "
+            "--text_column"
         )
-    if skipped:
-        logger.warning("skipped: %s", skipped)
+    if skip_reasons:
+        logger.warning("skipped: %s", skip_reasons)
     return job
 
 
@@ -232,8 +243,11 @@ def _why_not_rendered(job: ScoringJob) -> str:
     """Return why the teacher's template does not go with the first conversations."""
     batch = job.corpus.with_format("arrow")[: min(len(job.corpus), 1000)]
     conversations, _ = conversations_of(batch, range(batch.num_rows))
-    reads = job.reader.read_turns(list(conversations.values()), "completions")
-    return count_reasons(read for read in reads if isinstance(read, str))
+    reasons = []
+    for turns in job.reader.read_turns(list(conversations.values()), "completions"):
+        if isinstance(turns, str):
+            reasons.append(turns)
+    return count_reasons(reasons)
 
 
 def check_plan(directory: Path, plan: Mapping[str, object]) -> None:
@@ -241,8 +255,8 @@ def check_plan(directory: Path, plan: Mapping[str, object]) -> None:
 
     The directory need not exist; `plan` is all that decides the content of a store.
     """
-    before = store.read_manifest(directory)
-    if not before:
+    manifest = store.read_manifest(directory)
+    if not manifest:
         # Shards without a manifest may be of any teacher, so nothing is added to them.
         if any(directory.glob("shard-*")):
             raise ValueError(f"--output_dir {directory} holds shards, but no {store.MANIFEST_FILE}")
@@ -253,11 +267,14 @@ def check_plan(directory: Path, plan: Mapping[str, object]) -> None:
     # A teacher whose revision is not known, such as one behind a server, is told by its name.
     if plan.get("teacher_revision") not in (None, "unknown"):
         ignored.add("teacher")
-    compared = {name: value for name, value in plan.items() if name not in ignored}
-    changed = differences(before, compared)
-    if changed:
+    compared_settings = {}
+    for name, value in plan.items():
+        if name not in ignored:
+            compared_settings[name] = value
+    changes = differences(manifest, compared_settings)
+    if changes:
         raise ValueError(
-            f"--output_dir {directory} holds another store ({'; '.join(changed)}): give another "
+            f"--output_dir {directory} holds another store ({'; '.join(changes)}): give another "
             "directory, or delete this one"
         )
 
@@ -280,8 +297,11 @@ def _is_finished(job: ScoringJob, plan: dict[str, object]) -> bool:
         return True
     # From here on a finished store has lost shards. Its end computes new checksums of all, so the
     # old ones have to prove now that the other shards are whole: damage would be signed otherwise.
-    present = [entry for entry in manifest[store.SHARDS] if (directory / entry["file"]).exists()]
-    faults = store.find_faults(directory, present, by_hash=True)
+    present_shards = []
+    for entry in manifest[store.SHARDS]:
+        if (directory / entry["file"]).exists():
+            present_shards.append(entry)
+    faults = store.find_faults(directory, present_shards, by_hash=True)
     if faults:
         raise ValueError(f"{directory}: {', '.join(faults)} damaged: delete them, too")
     # The store counts as unfinished until the shards are there again, and nobody trains on it.

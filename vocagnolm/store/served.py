@@ -47,18 +47,18 @@ _REJECTED, _BUSY = (400, 413, 422), (408, 425, 429)
 # There are fewer retries while an API is looked for: a server of another kind may fail at this
 # one.
 _PROBE_RETRIES = 4
-# A prompt is sent so many times while the answers are malformed or of other tokens.
+# A prompt is sent this many times while the answers are malformed or of other tokens.
 _ATTEMPTS = 5
 # These errors are raised where a malformed answer is read.
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
 # Decoders write this for a part of a character.
-_PART = "\ufffd"
+_PARTIAL_CHARACTER = "\ufffd"
 # Two values of one loss, from two batches, are closer; those of other tokens are further apart.
-_SAME_NATS = 0.5
+_MAX_DIFFERENCE_NATS = 0.5
 # vLLM writes this for minus infinity.
 _NO_LOSS_NATS = 9999.0
 # The name of a file of answers, for a shard that is not written yet, ends so.
-_ANSWERS = ".answers"
+_ANSWERS_SUFFIX = ".answers"
 
 
 # -- Three APIs --------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class ServedScorer:
                     for text, logprob in followers.items():
                         # Parts of characters all have the same text, nothing or U+FFFD, so that a
                         # text does not tell which of them it is.
-                        if text.strip(_PART):
+                        if text.strip(_PARTIAL_CHARACTER):
                             self._first[text] = -float(logprob)
                 losses = await self._ask(http, window)
                 if isinstance(losses, str):
@@ -236,7 +236,7 @@ class ServedScorer:
         process was answered is not asked for again.
         """
         # Each process has a file of its own, so that only a last line can be cut off.
-        path = shard.with_name(f".{shard.name}.{uuid.uuid4().hex}{_ANSWERS}")
+        path = shard.with_name(f".{shard.name}.{uuid.uuid4().hex}{_ANSWERS_SUFFIX}")
         earlier_answers = _read_answers(shard)
         with path.open("wb") as file:
             return asyncio.run(self._ask_all(windows, earlier_answers, file))
@@ -274,7 +274,7 @@ class ServedScorer:
             text = self._decode(window.ids[1:])
             # U+FFFD at the end either is in the document itself, and then the text has the same
             # last token again, or stands for a part of a character, and then it has another one.
-            if text.endswith(_PART):
+            if text.endswith(_PARTIAL_CHARACTER):
                 last_token = encode(self._reader.tokenizer, text).ids[-1]
                 if last_token != window.ids[-1]:
                     return "a window of it ends within a character, which no text can express"
@@ -315,7 +315,7 @@ class ServedScorer:
         # that no further attempt would change, or a wait and the next attempt.
         waits_s = WAITS_S[: self._retries]
         for attempt in range(len(waits_s) + 1):
-            asked_s = 0.0
+            retry_after_s = 0.0
             try:
                 response = await http.post(self._url + self.api.path, json=body)
             except httpx.RequestError as error:
@@ -330,8 +330,9 @@ class ServedScorer:
                 # A busy server may say for how long it will be busy, in seconds or as a date; a
                 # date is not read.
                 if status >= 500 or status in _BUSY:
-                    wanted = response.headers.get("retry-after", "")
-                    asked_s = min(float(wanted), _LONGEST_S) if wanted.isdigit() else 0.0
+                    retry_after = response.headers.get("retry-after", "")
+                    if retry_after.isdigit():
+                        retry_after_s = min(float(retry_after), _LONGEST_S)
                 elif not response.is_success:
                     raise ValueError(f"--server {self._url}{self.api.path} answers {reason}")
                 else:
@@ -345,7 +346,7 @@ class ServedScorer:
                 # The wait is random in part: requests that failed together would otherwise come
                 # back together, and fail again.
                 wait_s = waits_s[attempt] * random.uniform(0.5, 1.0)
-                await asyncio.sleep(max(asked_s, wait_s))
+                await asyncio.sleep(max(retry_after_s, wait_s))
         raise OSError(
             f"--server {self._url} has failed {len(waits_s) + 1} times, at last with {reason}: "
             "look at it, and give the same command again to continue"
@@ -370,7 +371,7 @@ class ServedScorer:
             probed_loss = self._first.get(self._decode([window.ids[1]]), math.nan)
             # llama-cpp-python shifts losses by one where the start token is not the model's BOS. A
             # comparison with NaN is false, so that a missing value passes.
-            if abs(first_loss - probed_loss) > _SAME_NATS:
+            if abs(first_loss - probed_loss) > _MAX_DIFFERENCE_NATS:
                 raise ValueError(
                     f"the first token's loss is {first_loss:.3f}, and after the start token "
                     f"{probed_loss:.3f}: is the start token the model's BOS token?"
@@ -388,13 +389,13 @@ class ServedScorer:
         # Servers write parts of a character in several ways, and some drop spaces.
         text = self._decode([token_id]).replace("\u2581", " ").strip()
         served_text = str(served_token).replace("\u2581", " ").strip()
-        return _PART in text or served_text == text
+        return _PARTIAL_CHARACTER in text or served_text == text
 
     def _decode(self, ids: Sequence[int]) -> str:
         """Decode tokens after the start token: without one, decoders trim their first space."""
-        with_start = [self._reader.start]
-        with_start += ids
-        return str(self._reader.tokenizer.decode(with_start))[len(self._start) :]
+        ids_with_start = [self._reader.start]
+        ids_with_start += ids
+        return str(self._reader.tokenizer.decode(ids_with_start))[len(self._start) :]
 
 
 # -- Answers for a shard that is not written yet -----------------------------------------------
@@ -402,7 +403,7 @@ class ServedScorer:
 
 def answer_files(shard: Path) -> list[Path]:
     """List the files of answers for a shard, one of each process that has asked."""
-    return list(shard.parent.glob(f".{shard.name}.*{_ANSWERS}"))
+    return list(shard.parent.glob(f".{shard.name}.*{_ANSWERS_SUFFIX}"))
 
 
 def _read_answers(shard: Path) -> dict[bytes, LossArray]:

@@ -49,7 +49,7 @@ def windows(
     #     window 2              s g h I J K
     # A window has a start token and `min_context` tokens, and must have room for one more: else it
     # would score nothing, and the loop would never end.
-    assert min_context < context - 1, f"no room behind {min_context} tokens in {context}"
+    assert min_context < context - 1, f"no room after {min_context} tokens in {context}"
     # The tokens before `at` are scored already.
     at = 0
     while at < len(ids):
