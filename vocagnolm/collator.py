@@ -1,4 +1,4 @@
-"""Packed sequences collated into a batch, with the teacher's ranges re-based to its rows."""
+"""Collates packed sequences into a batch, and moves the teachers' ranges to its rows."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ def chunk_edges(tokens: int, chunks: int) -> IntArray:
 
 
 class Batch(TypedDict, total=False):
-    """B rows, S student and T teacher positions; labels and ranges stand at the token they are of.
+    """A batch has B rows, S student and T teacher positions.
 
-    Labels are -100 at padding, where a segment starts, as nothing predicts its first token, and
-    outside of the labelled tokens of a conversation. Only sequences with a teacher have `teacher_`
-    entries: rows of an online one, or losses from a store.
+    Labels and ranges stand at the token that they belong to. Labels are -100 at padding, where a
+    segment starts, as nothing predicts its first token, and outside of the labelled tokens of a
+    conversation. Only sequences with a teacher have `teacher_` entries: rows of an online one, or
+    losses from a store.
     """
 
     input_ids: Tensor  # [B, S]
@@ -63,8 +64,8 @@ class Batch(TypedDict, total=False):
     teacher_losses: Tensor  # float32 [B, T]
     # Columns that each teacher's rows take; their sum is T.
     teacher_widths: list[int]
-    # In the T columns, (-1, -1) unmapped: those of all S tokens by the first teacher, then by the
-    # second one.
+    # Ranges count in the T columns, and (-1, -1) is unmapped. The ranges of all S tokens by the
+    # first teacher come before those by the second one.
     teacher_ranges: Tensor  # [B, K S, 2]
     # With `shares` only, as `alignment.covered_shares` has them.
     teacher_shares: Tensor  # float32 [B, K S, 3]

@@ -1,4 +1,4 @@
-"""Texts cut into segments at good places."""
+"""Cuts texts into segments at good places."""
 
 from __future__ import annotations
 

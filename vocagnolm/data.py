@@ -178,7 +178,7 @@ class Segments:
 
     @property
     def mapped_text_fraction(self) -> float:
-        """Share of the student's text tokens that have a teacher range, in [0, 1]."""
+        """The share of the student's text tokens that have a teacher range, in [0, 1]."""
         return 1.0 - self.total("unmapped_text_tokens") / max(self.total("text_tokens"), 1)
 
 

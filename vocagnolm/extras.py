@@ -1,6 +1,6 @@
-"""Other packages: which extra installs an optional one, and which transformers was tried.
+"""Knows which extra installs an optional package, and which transformers was tried.
 
-Torch-free, so that a command says what is missing before torch is imported, which takes seconds.
+It does not import torch, which takes seconds, so that a command says at once what is missing.
 """
 
 import logging

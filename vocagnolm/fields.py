@@ -1,4 +1,7 @@
-"""Fields of a dataclass of options: default, help and check. Torch-free."""
+"""Makes the fields of a dataclass of options, with default and help, and checks their values.
+
+The module does not import torch.
+"""
 
 from __future__ import annotations
 

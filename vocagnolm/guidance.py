@@ -1,6 +1,7 @@
-"""Teacher losses onto student tokens, Eq. (2), and the choice of the trained ones, Eq. (4).
+"""Brings teacher losses onto student tokens, Eq. (2), and chooses the trained ones, Eq. (4).
 
-Tensors only: losses in, weights out. No host synchronisation, no loop over tokens, no gradient.
+It takes losses and gives weights, as tensors. Nothing here waits for the device, but for a user's
+own aggregation; nothing loops over tokens or has a gradient.
 
 Shapes: B sequences, S student positions, T teacher positions. Losses are in nats and indexed by
 the token that is predicted.

@@ -1,4 +1,4 @@
-"""Names on the hub, judged in seconds: the libraries ask five times before they give up."""
+"""Judges names on the hub in seconds, where the libraries ask five times before they give up."""
 
 import logging
 import os

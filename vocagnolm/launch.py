@@ -1,4 +1,4 @@
-"""Several processes of one command: `--accelerate_config` does what `accelerate launch` does.
+"""Starts several processes of one command: `--accelerate_config` does as `accelerate launch`.
 
 In addition, a signal reaches every process once, and the job's exit status is that of its
 processes.

@@ -1,4 +1,4 @@
-"""Settings of a method. Torch-free: the command line is checked before torch is imported."""
+"""Holds the settings of a method, and checks a command line before torch is imported."""
 
 import importlib
 import math
@@ -81,8 +81,8 @@ def name_own(option: str, value: Any) -> str:
 class Method:
     """All settings of a method: one record for parser, trainer, views and stores.
 
-    Named as the options of `vocagnolm train` and described by their help texts. The defaults are
-    the paper's. A value that is out of range is a ValueError.
+    They are named as the options of `vocagnolm train` and described by their help texts. The
+    defaults are the paper's. A value that is out of range is a ValueError.
 
     A class or function of your own is given itself, or by its name `package.module:name`
     (docs/library.md); the settings keep the name.

@@ -231,5 +231,5 @@ class Blocks(Dataset[Block]):
 
     @property
     def fill_fraction(self) -> float:
-        """Share of the positions that hold a token, in [0, 1]."""
+        """The share of the positions that hold a token, in [0, 1]."""
         return self.student_tokens / max(len(self) * self.max_length, 1)

@@ -1,4 +1,4 @@
-"""What a job prints once, however many processes it has. Torch-free."""
+"""Prints what a job has to say once, however many processes it has; does not import torch."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def encode_raw(
     encodings = []
     columns = zip(texts, output["input_ids"], output["offset_mapping"], strict=True)
     for text, id_list, offsets in columns:
-        # Some tokenizers make a token of the empty text, which has no character to stand for.
+        # A token of the empty text, if a tokenizer makes one, has no character to stand for.
         count = len(id_list) if text else 0
         ids = np.array(id_list[:count], dtype=np.int32)
         spans = np.fromiter(chain.from_iterable(offsets), np.int64, 2 * count).reshape(count, 2)
