@@ -17,7 +17,7 @@ from torch.utils.data import get_worker_info
 from vocagnolm.alignment import segment_shares
 from vocagnolm.attention import RowSegments, segments_of
 from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED, IntArray
-from vocagnolm.packing import Block, FloatArray, padded_width, segment_rows
+from vocagnolm.packing import Block, FloatArray, padded_width, segment_rows, teacher_limits
 
 # The segments of every row.
 _Segments = Sequence[Sequence[IntArray]]
@@ -191,8 +191,8 @@ class PackedCollator:
         longest = tokens.max(0).tolist()
         limits = [sys.maxsize] * len(longest)
         if self.teacher_max_length is not None:
-            limits = np.atleast_1d(self.teacher_max_length).tolist()
-        return [padded_width(width, limit) for width, limit in zip(longest, limits, strict=False)]
+            limits = teacher_limits(self.teacher_max_length, len(longest))
+        return [padded_width(width, limit) for width, limit in zip(longest, limits, strict=True)]
 
     def _ranges(self, block: Block, widths: Sequence[int]) -> IntArray:
         """Return the teacher ranges of a row, [K, S, 2], in the columns of all teachers."""

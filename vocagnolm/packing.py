@@ -67,6 +67,21 @@ def as_block(index: int, columns: Mapping[str, Sequence[Any]]) -> Block:
     return cast(Block, block)
 
 
+def teacher_limits(teacher_max_length: int | Sequence[int], teachers: int) -> list[int]:
+    """Return the limit of each teacher's tokens in a sequence.
+
+    Raises:
+        ValueError: there are several teachers and a single limit, or one too few.
+    """
+    limits: list[int] = np.atleast_1d(teacher_max_length).tolist()
+    if len(limits) < teachers:
+        raise ValueError(
+            f"teacher_max_length must have a limit for each of {teachers} teachers, got {limits}"
+        )
+    # Without a teacher a limit has nothing to be compared with.
+    return limits[:teachers]
+
+
 def pack(
     student_tokens: Sequence[int] | IntArray,
     teacher_tokens: Sequence[int] | IntArray,
@@ -87,9 +102,7 @@ def pack(
     # A segment has a row, and a model has a column: the student first, and then the teachers.
     sizes = np.column_stack((student_tokens, teacher_tokens)).astype(np.int64)
     limits = [max_length]
-    limits += np.atleast_1d(teacher_max_length).tolist()
-    # Without a teacher there is no column that its limit would be compared with.
-    limits = limits[: sizes.shape[1]]
+    limits += teacher_limits(teacher_max_length, sizes.shape[1] - 1)
     if (sizes > limits).any():
         raise ValueError(
             f"segments have up to {sizes.max(0).tolist()} tokens, beyond {limits}: align and pack "
@@ -224,8 +237,9 @@ class Blocks(Dataset[Block]):
         # A row is then one segment, padding included: the student's rows have `max_length`, and a
         # teacher's the width that `PackedCollator` pads its widest row to.
         lengths = [self.max_length]
-        limits = np.atleast_1d(self.teacher_max_length).tolist()
-        for width, limit in zip(self._widest[1:], limits, strict=False):
+        widest = self._widest[1:]
+        limits = teacher_limits(self.teacher_max_length, len(widest))
+        for width, limit in zip(widest, limits, strict=True):
             lengths.append(padded_width(width, limit))
         return lengths
 

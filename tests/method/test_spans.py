@@ -26,7 +26,7 @@ from vocagnolm.spans import (
     encode_rendered,
     fill_gaps,
 )
-from vocagnolm.token_bytes import TokenBytes, byte_level
+from vocagnolm.token_bytes import TokenBytes, byte_level, sentencepiece
 from vocagnolm.tokenizer import check_tokenizer, load_tokenizer, tokenizer_sha256
 
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
@@ -331,3 +331,12 @@ def test_widening_takes_no_longer_where_many_letters_are_composed() -> None:
     vocagnolm.spans._widen_composed(spans, text)
     assert time.process_time() - began < 5
     assert_spans_hold(spans, text)
+
+
+def test_space_before_an_empty_text_has_no_character(tokenizers_by_family: Tokenizers) -> None:
+    tokenizer = tokenizers_by_family["metaspace"]
+    table = TokenBytes(tokenizer, sentencepiece)
+    ids = np.array([tokenizer.convert_tokens_to_ids("▁")], np.int32)
+    assert table.find(ids, np.array([0, 1]), [""], [b""])[1] == [0]
+    assert table.find(ids[:0], np.array([0, 0]), [""], [b""])[1] == []
+    assert table.find(ids, np.array([0, 1]), [" "], [b" "])[1] == []
