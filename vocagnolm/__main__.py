@@ -26,7 +26,8 @@ COMMANDS = {
     "score": ("vocagnolm.store.score", "Write or verify a teacher-loss store"),
     "train": ("vocagnolm.run.main", "Continually pretrain a student"),
 }
-# Those whose work several processes share; their modules have a `check(argv)` that needs no torch.
+# Several processes share the work of these commands. Their modules have a `check(argv)` that needs
+# no torch.
 _SHARED = ("evaluate", "score", "train")
 
 

@@ -154,7 +154,7 @@ def shell(
             except (ValueError, ImportError, OSError, MemoryError) as error:
                 return stop(name, error, Exit.WRONG)
             except RuntimeError as error:
-                # By its name, as a command that loads no model does not load torch either.
+                # The error is told by its name: a command that loads no model does not load torch.
                 if not (out_of_memory and type(error).__name__ == "OutOfMemoryError"):
                     raise
                 return stop(name, f"out of memory: {out_of_memory}", Exit.OUT_OF_MEMORY)

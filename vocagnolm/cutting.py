@@ -66,7 +66,8 @@ def _next_stop(models: Sequence[Spans], limits: Sequence[int], start: int, end: 
         share = max(share, (last - first) / limit)
     if share <= 1:
         return None
-    # Equal parts of what is left; all of a context if one character has so many tokens.
+    # What is left is cut into equal parts. If one character has more tokens than that, a part may
+    # fill all of a context.
     for aim in (share / math.ceil(share / _FILL), 1.0):
         stop = end
         for spans, first, limit in zip(models, first_tokens, limits, strict=True):

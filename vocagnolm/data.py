@@ -220,7 +220,8 @@ def align_corpus(
         for reader in (student,) + teachers.readers:
             templates.append(reader.template)
         key += f"|{templates}|{train_on}"
-    # As Arrow: the library would fail on a whole batch if one text in it is not valid UTF-8.
+    # Texts come as Arrow arrays. As Python strings the library would fail on a whole batch if one
+    # text in it is not valid UTF-8.
     corpus = corpus.with_format("arrow")
     aligner = _Aligner(student, teachers, features.arrow_schema, train_on if is_turns else None)
     rows = _align_parts(corpus, aligner, key, features, num_proc)

@@ -206,7 +206,8 @@ def select_top(score_BS: Tensor, candidates_BS: Tensor, top_k: float, scope: Sco
     if scope == "batch":
         flat = select_top(score_BS.reshape(1, -1), candidates_BS.reshape(1, -1), top_k, "sequence")
         return flat.view_as(candidates_BS)
-    # By score, then candidates first, both stable: no sentinel that a candidate's score may equal.
+    # Tokens are sorted by score and then, stably, candidates first. A sentinel for the others could
+    # equal the score of a candidate.
     order_BS = score_BS.detach().argsort(dim=-1, descending=True, stable=True)
     competes_BS = candidates_BS.gather(-1, order_BS).to(torch.uint8)
     order_BS = order_BS.gather(-1, competes_BS.argsort(dim=-1, descending=True, stable=True))

@@ -19,7 +19,7 @@ _warn_once = cache(logging.getLogger(__name__).warning)
 
 
 def check_name(option: str, name: str, kind: Kind = "model") -> None:
-    """Reject a name that is no path here, and that the hub cannot have, or cannot be asked for.
+    """Reject a name that is not a path here, and that the hub cannot have, or cannot be asked for.
 
     What is cached is read without the hub: a warning says how to spare the wait.
     """

@@ -143,7 +143,7 @@ class _UniqueKeys(yaml.SafeLoader):
 def read_yaml(path: Path) -> Any:
     """Read a YAML file; a ValueError names a key that comes twice, and its line."""
     try:
-        # As `yaml.safe_load`, with the loader above.
+        # This is `yaml.safe_load` with the loader above.
         return yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not valid UTF-8: {error}") from error

@@ -259,7 +259,7 @@ class Objective:
         weight_BS = selection.weight_BS
         if self.method.accepts:
             return weight_BS
-        # Not the larger one: a method of the user's own may give negative weights.
+        # The larger of the two would not do: a user's own method may give negative weights.
         return weight_BS.where(weight_BS != 0, self.method.unselected_weight * selection.valid_BS)
 
     def _unguided(self, valid_BS: Tensor, batch: Batch) -> Tensor:

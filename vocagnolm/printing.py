@@ -20,6 +20,6 @@ def print_main(text: str | None, file: TextIO | None = None) -> None:
 
 
 def log_main(text: str | None) -> None:
-    """Print on stderr anything that is no result, once per job."""
+    """Print on stderr anything that is not a result, once per job."""
     # Stdout holds results alone, so that it can be piped into a file or another program.
     print_main(text, sys.stderr)

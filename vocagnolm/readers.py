@@ -83,7 +83,7 @@ class Reader:
     ) -> list[TurnTokens | str]:
         """Read conversations in the chat template, or return why one cannot be read.
 
-        The ends of answers have labels for a student only, as they are no content.
+        The ends of answers have labels for a student only, as they are not content.
         """
         assert self.template is not None, "templates are checked before"
         special = special_ids(self.tokenizer) if self.role == "student" else None

@@ -267,7 +267,7 @@ def _output_fault(record: JsonObject) -> str | None:
     if not isinstance(record["raw_output"], str):
         kind = type(record["raw_output"]).__name__
         return f"raw_output must be the text of one output, found {kind}"
-    # Python takes True and False for integers, and they are no answers.
+    # Python takes True and False for integers, and they are not answers.
     gold = record["gold"]
     if isinstance(gold, bool) or not isinstance(gold, str | int | float):
         return f"gold must be the parsed answer, text or a number, found {type(gold).__name__}"

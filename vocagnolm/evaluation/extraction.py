@@ -20,7 +20,7 @@ NO_LETTER = "placeholder"
 # The letter need not be a word of its own for the harness.
 _LETTER = re.compile(r"answer is \(?([abcde])")
 # A box holds the letter alone, in parentheses, in a command for text, or before the words of the
-# option. The first letter of a word is no choice.
+# option. The first letter of a word is not a choice.
 _CHOICE = re.compile(r"(?:\\(?:text|mathrm|mathbf|textbf)\{)?\s*\(?([A-Ea-e])(?![A-Za-z])")
 _NUMBER = re.compile(r"-?\d*\.?\d+")
 # The harness's unit words, as regular expressions, in its order; the second half are the plurals.

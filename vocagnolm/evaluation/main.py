@@ -43,7 +43,7 @@ def check(argv: Sequence[str] | None = None) -> Namespace:
     add("--prompts_dir", type=Path, help="The harness's prompts/cot; without it, our own prompts.")
     add("--chat", action="store_true", help="Zero-shot, which is not the paper's protocol.")
     add("--output_dir", type=Path, help="Default: MODEL/evaluation, or runs/NAME/evaluation.")
-    add("--limit", type=int, help="Only the first so many items of each benchmark.")
+    add("--limit", type=int, help="Only the first items of each benchmark, up to this number.")
     add("--engine", choices=("hf", "vllm"), default="hf")
     add("--batch_size", type=int, help="Default: 64 on a GPU, 16 on a CPU. hf only.")
     parser.add_dtype()

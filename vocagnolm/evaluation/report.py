@@ -212,7 +212,7 @@ def one_line_summary(summary: JsonObject) -> str:
     low, high = summary["interval"]
     line = f"{summary['rounded']:.1f} (95 % interval {low:.1f} to {high:.1f})"
     line += f", {summary['correct']} of {summary['n']} right"
-    # Those that were not graded count as wrong, and nobody has looked at them.
+    # Outputs that were not graded count as wrong, and nobody has looked at them.
     ungraded = summary.get("decided_by", {}).get("crash", 0)
     if ungraded:
         line += f"; {ungraded} not graded, as the grader crashed"
@@ -224,8 +224,8 @@ def write_results(results: JsonObject, directory: RunDirectory) -> None:
     table = to_markdown(results)
     write_json(directory.path / "results.json", results)
     write_text(directory.path / "row.md", table)
-    # A name on the hub is no directory here, and has no card to write. A chat is another protocol
-    # than the one that the card's table is of.
+    # A name on the hub is not a directory here, and has no card to write. A chat is another
+    # protocol than the one that the card's table is of.
     path = Path(results["model"]["name"]) / "README.md"
     if results["settings"].get("protocol") or not path.is_file():
         return

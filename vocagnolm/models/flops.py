@@ -31,7 +31,7 @@ class ModelWork:
     attention: int
 
     def forward_flops(self, tokens: float, keys: float, head_tokens: float) -> float:
-        """Count the FLOPs of a forward pass of tokens that attend to so many keys in all."""
+        """Count the FLOPs of a forward pass of tokens that attend to `keys` keys in all."""
         # Only the tokens that a loss is computed of pass through the head.
         weights = self.body * tokens + self.head * head_tokens
         # Q K^T and A V are two products for each key, with two FLOPs per multiplication.

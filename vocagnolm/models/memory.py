@@ -120,7 +120,7 @@ class Layout:
 
 
 def student_memory(student: Sizes, layout: Layout, tokens: float) -> dict[str, float]:
-    """Estimate the bytes of a device by part, for a micro-batch of so many tokens."""
+    """Estimate the bytes of a device by part, for a micro-batch of `tokens` tokens."""
     state = _WEIGHT * student.parameters + (_GRADIENT + _MOMENTS) * student.trained
     parts: dict[str, float] = {"student with AdamW": state / (layout.shards or 1)}
     if layout.shards is not None:
@@ -170,7 +170,7 @@ def _head_memory(student: Sizes, layout: Layout, tokens: float) -> float:
 def teacher_memory(
     teacher: Sizes, width: int, quantization: str | None = None, devices: int = 1
 ) -> dict[str, float]:
-    """Estimate the bytes of a device by part, with the weights spread over so many devices.
+    """Estimate the bytes of a device by part, with the weights spread over `devices`.
 
     The width is that of a parameter that is not quantized; JSON for a quantization gives no bytes.
     """

@@ -80,7 +80,7 @@ def check_packing(
     floor, share = (1e-4, 0.01) if exact else (5e-2, 0.2)
     if error > floor + share * scale:
         attention = inner.config._attn_implementation
-        # These two isolate documents wherever a model can, so another one is no way out of them.
+        # These two isolate documents wherever a model can, so changing to another does not help.
         is_best = attention in ("sdpa", "eager")
         way_out = "" if is_best else "use --attn_implementation sdpa or eager, "
         raise PackingError(

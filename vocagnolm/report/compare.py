@@ -35,7 +35,7 @@ from vocagnolm.report.runs import (
 from vocagnolm.report.statistics import RESAMPLES
 
 # These notes say what a reader has to know to read the tables and pictures.
-_STAR = "*: may not be put beside a published number; the notes on its run say why."
+_STAR = "*: may not be compared with a published number; the notes on its run say why."
 _ACCURACIES = f"In brackets: the 95 % interval. {_STAR}"
 _PAIRINGS = (
     f"Interval: paired bootstrap, {RESAMPLES:,} resamples; too narrow where few items are decided "

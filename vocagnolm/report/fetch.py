@@ -14,7 +14,7 @@ from vocagnolm.io import RUN_FILE, JsonObject, write_json
 from vocagnolm.training.tracking import EVALUATION, log_name
 
 STEP = "train/global_step"
-# No run ever logs so many rows: with fewer the server would sample them.
+# No run logs this many rows. With a smaller number the server would sample them.
 _ROWS = 1_000_000
 
 

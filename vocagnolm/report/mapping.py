@@ -139,7 +139,7 @@ def count_map(
     # An unmapped range is (-1, -1), whose size is 0.
     sizes = ranges[:, 1] - ranges[:, 0]
     mapped = ranges[is_mapped]
-    # The token starts and ends so many characters later than its range, [mapped, 2].
+    # By how many characters the token starts and ends later than its range, [mapped, 2].
     differences = student_spans[is_mapped] - _hull(teacher_spans, mapped)
     same_span = (sizes[is_mapped] == 1) & ~differences.any(axis=1)
     straddling = (differences[:, 0] > 0) | (differences[:, 1] < 0)
@@ -194,7 +194,7 @@ def audit(
 ) -> JsonObject:
     """Measure how the tokens of a student and of each teacher lie on the documents of a corpus.
 
-    Documents that are no text, or in which a tokenizer finds no token, are left out for all.
+    Documents that are not text, or in which a tokenizer finds no token, are left out for all.
     Returns the content of `audit.json`; all shares are in [0, 1].
     """
     counts = {name: Counter[str]() for name in teachers}

@@ -97,7 +97,7 @@ class TrainingRun:
     batch_tokens: int
     # The state has log and cost, and is empty before the run is saved.
     state: JsonObject
-    # The loss is that after the last step, over so many tokens. Both are None if training has not
+    # The loss is that after the last step, over this many tokens. Both are None if training has not
     # come so far.
     eval_loss: float | None
     eval_tokens: int | None
@@ -168,7 +168,7 @@ def read_run(label: str, directory: Path) -> Run:
     authors = []
     counts = {}
     conditions = {}
-    # {why not to put a number beside a published one: columns}
+    # {why a number may not be compared with a published one: columns}
     marks: dict[str, list[str]] = {}
     for name in in_order(columns):
         column = columns[name]

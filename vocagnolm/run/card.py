@@ -24,7 +24,7 @@ def _public(settings: Any) -> Any:
 
 
 def model_card(name: str, settings: Mapping[str, Any]) -> str:
-    """Describe a trained student, for `README.md` beside its weights."""
+    """Describe a trained student, for the `README.md` next to its weights."""
     public = _public(settings)
     guides = list(public["teacher"] or ())
     for store in public["teacher_losses"] or ():

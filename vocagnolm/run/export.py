@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser("vocagnolm export", __doc__)
     add = parser.add_argument
     add("checkpoint", type=Path, help="A checkpoint of a run, or the directory of a finished run.")
-    add("--output_dir", type=Path, help="Default: beside the checkpoint, export-500 for step 500.")
+    add("--output_dir", type=Path, help="Default: next to the checkpoint, export-500 for step 500.")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="Precision written.")
     add("--trust_remote_code", action="store_true", help="Run model code from the hub.")
     print_main(f"exported {export(**vars(parser.parse_args(argv)))}")

@@ -22,7 +22,7 @@ from vocagnolm.training.documents import Documents, expected_sequences, steps_of
 from vocagnolm.training.models import Models
 from vocagnolm.training.settings import Job
 
-# A plan that one process makes alone is for machines with so many devices.
+# A plan that one process makes alone is for machines with this many devices.
 _USUAL_MACHINE = 8
 _GIB = 2**30
 

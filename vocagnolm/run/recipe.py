@@ -55,7 +55,7 @@ def read_mapping(option: str, path: str | Path) -> dict[str, Any]:
 
 
 def recipe_options(path: str | Path) -> dict[str, Any]:
-    """Read a YAML file of options over those of its `base`, a file beside it."""
+    """Read a YAML file of options over those of its `base`, a file in the same directory."""
     options = read_mapping("--config", path)
     # Every option gets its own name here, so that it overrides that of the base whatever it is
     # called there.

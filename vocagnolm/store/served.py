@@ -244,7 +244,8 @@ class ServedScorer:
     async def _ask_all(
         self, windows: Sequence[Window], earlier_answers: dict[bytes, LossArray], file: BinaryIO
     ) -> list[LossArray | str]:
-        # All windows are begun at once, but only so many of them are with the server at a time.
+        # All windows are begun at once, but only a limited number of them is with the server at a
+        # time.
         gate = asyncio.Semaphore(self._concurrency)
         async with self._connect() as http:
 
@@ -378,7 +379,7 @@ class ServedScorer:
                 )
             losses[1] = probed_loss if math.isnan(first_loss) else first_loss
         scored = losses[count - window.scored :].astype(np.float32)
-        # NaN is not below the bound either, so that one test finds all that is no loss.
+        # NaN is not below the bound either, so that one test finds all that is not a loss.
         if not (np.abs(scored) < _NO_LOSS_NATS).all():
             raise ValueError("a token without a finite loss")
         return scored

@@ -30,7 +30,7 @@ from vocagnolm.training.options import (
 
 logger = logging.getLogger(__name__)
 
-# A batch that is derived has at most so many sequences per device: with a 7B teacher in bf16 they
+# A batch that is derived has at most this many sequences per device: with a 7B teacher in bf16 they
 # fit 80 GB.
 _MAX_DERIVED_BATCH = 8
 # This is Trainer's own default, for those who come from it and ask for nothing.

@@ -176,7 +176,7 @@ def _warn_of_same(student: ModelSource, teacher: ModelSource) -> None:
     names = []
     for source in (student, teacher):
         path = Path(source.name)
-        # Two spellings of a path are one model, and a name on the hub is no path.
+        # Two spellings of a path are one model, and a name on the hub is not a path.
         names.append(str(path.resolve()) if path.exists() else source.name)
     if student.name and names[0] == names[1] and student.revision == teacher.revision:
         logger.warning(

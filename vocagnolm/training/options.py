@@ -15,7 +15,7 @@ from vocagnolm.extras import require, require_trackers
 from vocagnolm.fields import check_switches, in_range, json_settings, one_for_each, option
 from vocagnolm.method import Method
 
-# The paper's optimizer step has so many tokens (Section 4.3).
+# The paper's optimizer step has this many tokens (Section 4.3).
 PAPER_TOKENS = 2**21
 # A switch that may also be None has these words for argparse: its bare name means true.
 _SWITCH: dict[str, Any] = {"nargs": "?", "const": True}

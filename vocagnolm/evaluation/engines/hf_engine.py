@@ -37,7 +37,7 @@ _POSITIONS_FROM_MASK = {"bloom", "mpt"}
 _WITHOUT_BOUND = {"default", "linear", "llama3", "yarn"}
 # So many rows read their prompts at once, padded to the longest.
 _READ_TOGETHER = 8
-# The buffers of keys and values grow by so many tokens at once.
+# The buffers of keys and values grow by this many tokens at once.
 _SPARE = 128
 
 
@@ -286,7 +286,7 @@ def _check_servable(model: PreTrainedModel) -> None:
 def _can_pad_inside(model: PreTrainedModel, places: int) -> bool:
     # Padding may not stand between a shared prefix and a row's own tokens where distances are
     # counted in places, padding included: ALiBi as in MPT, and windows of attention that a batch
-    # of so many places outgrows. For those, padding in front of everything is right.
+    # of this many places outgrows. For those, padding in front of everything is right.
     config = model.config.get_text_config()
     layers = DynamicCache(config=config).layers
     windows = [x.sliding_window for x in layers if isinstance(x, DynamicSlidingWindowLayer)]

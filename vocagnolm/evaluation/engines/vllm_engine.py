@@ -1,4 +1,4 @@
-"""Greedy completions from vLLM, the engine behind the published numbers; an optional package.
+"""Greedy completions from vLLM, which made the published numbers; an optional package.
 
 The rules of `generation.py` become sampling parameters; its token ids are decoded and cut here.
 """
