@@ -209,9 +209,9 @@ def again(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     original = scoring.score_shard
 
-    def watched(job: Any, shard: int, scorer: Any) -> None:
+    def watched(job: Any, shard: int, *rest: Any) -> None:
         found.append(shard)
-        original(job, shard, scorer)
+        original(job, shard, *rest)
 
     monkeypatch.setattr(scoring, "score_shard", watched)
     return found
@@ -340,11 +340,32 @@ def test_context_without_room_is_named(
     assert "--context must be at least 2, got 1" in error(argv, capsys)
 
 
+def test_progress_counts_the_tokens_of_all_documents(
+    teacher: Path, corpus: Path, scored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The total is extrapolated from the shards so far, and right with the last one."""
+    totals, counts = [], []
+
+    class Watched(scoring.Progress):
+        def add(self, tokens: int) -> None:
+            super().add(tokens)
+            totals.append(self._bar.total)
+            counts.append(self._bar.n)
+
+    monkeypatch.setattr(scoring, "Progress", Watched)
+    assert __main__.main(arguments(teacher, corpus, tmp_path / "S", "--batch_tokens", "64")) == 0
+    tokens = Store(scored).manifest["tokens"]
+    assert totals[-1] == counts[-1] == tokens
+    assert counts == sorted(counts)
+    assert len(counts) > DOCUMENTS // 4
+    assert all(tokens / 3 < total < tokens * 3 for total in totals)
+
+
 def test_score_stops_where_no_document_has_losses(
     teacher_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     class Silent(FakeScorer):
-        def losses(self, windows: list[Window]) -> list[Any]:
+        def losses(self, windows: list[Window], report: Any = None) -> list[Any]:
             found = zip(windows, super().losses(windows), strict=True)
             return [row if window.document == 8 else "no answer" for window, row in found]
 

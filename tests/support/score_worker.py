@@ -23,10 +23,10 @@ def run(request: dict[str, Any]) -> int:
     scored = os.open(request["scored"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     original = scoring.score_shard
 
-    def score_shard(job: Any, shard: int, scorer: Any) -> None:
+    def score_shard(job: Any, shard: int, *rest: Any) -> None:
         os.write(scored, f"begin {os.getpid()} {shard}\n".encode())
         time.sleep(_SHARD_S)
-        original(job, shard, scorer)
+        original(job, shard, *rest)
         os.write(scored, f"end {os.getpid()} {shard}\n".encode())
 
     scoring.score_shard = score_shard

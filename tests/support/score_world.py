@@ -69,7 +69,7 @@ class FakeScorer:
         self.bad = bad or {}
         self.windows: list[Window] = []
 
-    def losses(self, windows: list[Window]) -> list[Any]:
+    def losses(self, windows: list[Window], report: Any = None) -> list[Any]:
         self.windows += windows
         return [
             np.array(

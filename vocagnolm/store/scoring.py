@@ -35,7 +35,7 @@ from vocagnolm.spans import Encoding, encode_batch, encode_rendered
 from vocagnolm.store import format as store
 from vocagnolm.store.read import StoredReader
 from vocagnolm.store.served import ServedScorer, answer_files
-from vocagnolm.store.windows import HFScorer, Window, windows
+from vocagnolm.store.windows import HFScorer, Report, Window, windows
 from vocagnolm.texts import (
     conversations_of,
     is_conversations,
@@ -89,9 +89,13 @@ class ScoringJob:
         # A shard is a fixed range of the corpus, whether its documents are usable or not, so that
         # all processes agree on it without asking each other.
         first = shard * self.shard_documents
-        last = min(first + self.shard_documents, len(self.corpus))
+        last = first + self.documents_of(shard)
         for _, text in read_texts(self.corpus, range(first, last), self.template):
             yield text
+
+    def documents_of(self, shard: int) -> int:
+        """Return the number of the corpus' documents in a shard, usable or not."""
+        return min(self.shard_documents, len(self.corpus) - shard * self.shard_documents)
 
     def encode(self, texts: Sequence[str]) -> list[Encoding]:
         """Encode documents; one that the tokenizer cannot read has no tokens."""
@@ -326,16 +330,51 @@ def score_corpus(
         logger.info("%d of %d shards are written already", job.shards - len(missing), job.shards)
     # Every process takes every n-th shard, so that all end at about the same time.
     shards = missing[state.process_index :: state.num_processes]
-    for shard in tqdm(shards, "shards of this process", disable=not state.is_main_process):
-        # Another job may have written the shard since the list was made.
-        if not job.is_written(shard):
-            score_shard(job, shard, scorer)
+    with Progress(job, shards, disable=not state.is_main_process) as progress:
+        for shard in shards:
+            # Another job may have written the shard since the list was made.
+            if not job.is_written(shard):
+                score_shard(job, shard, scorer, progress)
     # The manifest lists the shards of all processes, so that the slowest one must have ended.
     state.wait_for_everyone()
     rank0(lambda: store.finish_store(job.directory, description))
 
 
-def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> None:
+class Progress:
+    """A bar of the tokens that a process scores, with their rate and the time that is left.
+
+    How many there are is extrapolated from the documents that were encoded so far.
+    """
+
+    def __init__(self, job: ScoringJob, shards: Sequence[int], *, disable: bool):
+        self._documents = sum(job.documents_of(shard) for shard in shards)
+        self._encoded_documents = 0
+        self._encoded_tokens = 0
+        self._bar = tqdm(
+            desc="tokens of this process", unit="token", unit_scale=True, disable=disable
+        )
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def expect(self, documents: int, encodings: Sequence[Encoding]) -> None:
+        """Take a shard into account before it is scored: its documents, and those with tokens."""
+        self._encoded_documents += documents
+        self._encoded_tokens += sum(len(encoding.ids) for encoding in encodings)
+        share = self._encoded_documents / self._documents
+        self._bar.total = round(self._encoded_tokens / share)
+
+    def add(self, tokens: int) -> None:
+        """Count tokens that were scored."""
+        self._bar.update(tokens)
+
+
+def score_shard(
+    job: ScoringJob, shard: int, scorer: Scorer, progress: Progress | None = None
+) -> None:
     """Score the documents of a shard, and write it.
 
     A document that a server cannot score is kept without tokens, as one that no tokenizer can read.
@@ -343,9 +382,12 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> None:
     """
     texts = list(job.documents(shard))
     encodings = job.encode(texts)
+    if progress:
+        progress.expect(job.documents_of(shard), encodings)
     path = job.directory / store.shard_name(shard)
     # All windows of a shard are scored together: the more there are, the fuller the batches.
-    rows, failed = _score_windows(job, scorer, encodings, path)
+    report = progress.add if progress else None
+    rows, failed = _score_windows(job, scorer, encodings, path, report)
     documents = []
     for number, (text, encoding) in enumerate(zip(texts, encodings, strict=True)):
         # Nothing predicts the start token of a conversation, for which 0 is written.
@@ -375,7 +417,11 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> None:
 
 
 def _score_windows(
-    job: ScoringJob, scorer: Scorer, encodings: Sequence[Encoding], shard: Path
+    job: ScoringJob,
+    scorer: Scorer,
+    encodings: Sequence[Encoding],
+    shard: Path,
+    report: Report | None,
 ) -> tuple[list[list[store.LossArray]], dict[int, str]]:
     """Score documents by windows; return the losses of each, and why some cannot be scored."""
     all_windows: list[Window] = []
@@ -392,9 +438,9 @@ def _score_windows(
     # A server's answers are also written to a file next to the shard, since each of them may cost
     # money or minutes.
     if isinstance(scorer, ServedScorer):
-        answers = scorer.losses(all_windows, shard)
+        answers = scorer.losses(all_windows, shard, report)
     else:
-        answers = scorer.losses(all_windows)
+        answers = scorer.losses(all_windows, report)
     # One window without losses is enough to leave its whole document without them.
     for window, row in zip(all_windows, answers, strict=True):
         if isinstance(row, str):

@@ -26,7 +26,7 @@ from vocagnolm.io import JsonObject
 from vocagnolm.readers import Reader
 from vocagnolm.spans import encode
 from vocagnolm.store.format import LossArray
-from vocagnolm.store.windows import Window
+from vocagnolm.store.windows import Report, Window
 from vocagnolm.tokenizer import PROBE
 
 if TYPE_CHECKING:
@@ -229,8 +229,12 @@ class ServedScorer:
             except (OSError,) + _MALFORMED as error:
                 return str(error)
 
-    def losses(self, windows: Sequence[Window], shard: Path) -> list[LossArray | str]:
+    def losses(
+        self, windows: Sequence[Window], shard: Path, report: Report | None = None
+    ) -> list[LossArray | str]:
         """Return the losses of the scored tokens of each window, in nats, or why it has none.
+
+        `report` is called with the number of tokens after every window.
 
         As they come, they are written to a file next to the shard that they are for: what a killed
         process was answered is not asked for again.
@@ -239,10 +243,14 @@ class ServedScorer:
         path = shard.with_name(f".{shard.name}.{uuid.uuid4().hex}{_ANSWERS_SUFFIX}")
         earlier_answers = _read_answers(shard)
         with path.open("wb") as file:
-            return asyncio.run(self._ask_all(windows, earlier_answers, file))
+            return asyncio.run(self._ask_all(windows, earlier_answers, file, report))
 
     async def _ask_all(
-        self, windows: Sequence[Window], earlier_answers: dict[bytes, LossArray], file: BinaryIO
+        self,
+        windows: Sequence[Window],
+        earlier_answers: dict[bytes, LossArray],
+        file: BinaryIO,
+        report: Report | None,
     ) -> list[LossArray | str]:
         # All windows are begun at once, but only a limited number of them is with the server at a
         # time.
@@ -255,6 +263,8 @@ class ServedScorer:
                 question = f"{self._model} {self.api.name} {window.ids} {window.scored}"
                 key = hashlib.sha256(question.encode()).hexdigest().encode()
                 if key in earlier_answers:
+                    if report:
+                        report(window.scored)
                     return earlier_answers[key]
                 async with gate:
                     losses = await self._ask(http, window)
@@ -263,6 +273,8 @@ class ServedScorer:
                 if not isinstance(losses, str):
                     file.write(key + b" " + base64.b64encode(losses.tobytes()) + b"\n")
                     file.flush()
+                if report:
+                    report(window.scored)
                 return losses
 
             # The answers are in the order of the windows, whichever came first.

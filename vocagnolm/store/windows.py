@@ -5,7 +5,7 @@ after its start token; a window begins with tokens that the one before has score
 is scored with less context than that.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,6 +60,10 @@ def windows(
         at = last
 
 
+# Takes the number of tokens that were scored since it was called last.
+Report = Callable[[int], object]
+
+
 class HFScorer:
     """Scores windows with a causal LM of `transformers`, which is frozen, on its device.
 
@@ -70,8 +74,11 @@ class HFScorer:
         self._model = add_token_losses(model.train(False).requires_grad_(False))
         self._batch_tokens = batch_tokens
 
-    def losses(self, windows: Sequence[Window]) -> list[LossArray]:
-        """Return the losses of the scored tokens of each window, in nats."""
+    def losses(self, windows: Sequence[Window], report: Report | None = None) -> list[LossArray]:
+        """Return the losses of the scored tokens of each window, in nats.
+
+        `report` is called with the number of tokens after every batch.
+        """
         losses: list[LossArray] = [np.empty(0, np.float32)] * len(windows)
         # Windows of similar length share a batch, which leaves little padding. The longest come
         # first, so that a lack of memory shows at once.
@@ -84,6 +91,8 @@ class HFScorer:
             # The losses go back to the places of their windows, whatever the order of the batches.
             for number, row in zip(batch, scored, strict=True):
                 losses[number] = row
+            if report:
+                report(sum(len(row) for row in scored))
         return losses
 
     @torch.no_grad()
