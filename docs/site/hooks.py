@@ -75,7 +75,7 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def _page() -> list[str]:
     parser = Parser(OPTIONS)
-    lines = [_HEAD.format(commands=_help("vocagnolm").partition("\n\npositional")[0])]
+    lines = [_HEAD.format(commands=_help("vocagnolm.__main__").partition("\n\npositional")[0])]
     for group in parser._action_groups:
         shown = [one for one in group._group_actions if one.help != argparse.SUPPRESS]
         if rows := [_row(action, parser.formatter_class("")) for action in shown]:
