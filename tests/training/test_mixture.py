@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from world import Tokenizers, make_segments, make_trainer
 
@@ -26,14 +28,21 @@ def epochs(
     return [mixed_order(sizes, weights, seed, epoch)[:kept].tolist() for epoch in range(count)]
 
 
+@example([(1, 1), (1, 1), (1, 1), (57, 13)])
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 20)), min_size=2, max_size=5))
 def test_epoch_reads_all_corpora_in_shares_of_their_weights(corpora: list[tuple[int, int]]) -> None:
     sizes, weights = (list(column) for column in zip(*corpora, strict=True))
     counts, order = mixed_counts(sizes, weights), mixed_order(sizes, weights, 3, 0)
     assert len(order) == counts.sum()
     assert (counts >= sizes).all()
-    expected = np.array(weights) / sum(weights) * counts.sum()
-    assert np.abs(counts - expected).max() <= 1
+    # The corpus that is largest for its share is read once. The counts are rounded from there, each
+    # by itself, so their sum may differ from the total by a few.
+    total = max(
+        math.ceil(Fraction(size * sum(weights), weight))
+        for size, weight in zip(sizes, weights, strict=True)
+    )
+    expected = np.array(weights) * total / sum(weights)
+    assert np.abs(counts - expected).max() < 0.5 + 1e-9
     first = 0
     for size, times in zip(sizes, counts.tolist(), strict=True):
         own = order[(order >= first) & (order < first + size)] - first
