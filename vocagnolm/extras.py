@@ -18,6 +18,7 @@ EXTRAS = {
     "bitsandbytes": "quantization",
     "evaluate": "evaluate",
     "flash_attn": "flash",
+    "gguf": "gguf",
     "google.protobuf": "tokenizers",
     "httpx": "served",
     "liger_kernel": "liger",
@@ -31,7 +32,7 @@ EXTRAS = {
     "wandb": "wandb",
 }
 # Extras that transformers may want as it loads a model or a tokenizer.
-_OF_LOADING = ("flash", "peft", "quantization", "tokenizers")
+_OF_LOADING = ("flash", "gguf", "peft", "quantization", "tokenizers")
 # Trackers that `--report_to` calls by the names of their packages.
 _TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 

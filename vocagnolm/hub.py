@@ -12,6 +12,8 @@ from huggingface_hub import HfApi, constants, get_session
 from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
+from vocagnolm.gguf import split_name
+
 Kind = Literal["model", "dataset"]
 # An answer of the hub, whatever it says, must come within this time.
 _WAIT_S = 3.0
@@ -25,9 +27,13 @@ def check_name(option: str, name: str, kind: Kind = "model") -> None:
     """
     if Path(name).expanduser().exists():
         return
-    absent = f"no such {'directory' if kind == 'model' else 'file or directory'}"
+    repository, gguf_file = split_name(name) if kind == "model" else (name, None)
+    is_directory = kind == "model" and gguf_file is None
+    absent = f"no such {'directory' if is_directory else 'file or directory'}"
     try:
-        validate_repo_id(name)
+        if gguf_file and "/" not in repository:
+            raise HFValidationError("a file on the hub is ORGANISATION/NAME/FILE")
+        validate_repo_id(repository)
     except HFValidationError:
         raise ValueError(f"{option} {name}: {absent}") from None
     # Whether the hub has the name is left to the libraries, which know about logins and revisions.
@@ -36,7 +42,7 @@ def check_name(option: str, name: str, kind: Kind = "model") -> None:
     if not fault:
         return
     reason = f"{constants.ENDPOINT} cannot be reached ({fault})"
-    if not _is_cached(name, kind):
+    if not _is_cached(repository, kind):
         raise ValueError(
             f"{option} {name}: {absent}, and {reason}: give one, or put it into the cache and "
             "set HF_HUB_OFFLINE=1"

@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Literal
 
 from vocagnolm.extras import advice
+from vocagnolm.gguf import split_name
 from vocagnolm.hub import check_name
 from vocagnolm.spans import encode, encode_raw, tokenizer_name, without_limits
 
@@ -31,9 +32,10 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     check_name(f"{role} tokenizer", name)
+    place, gguf_file = split_name(name)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            name, revision=revision, trust_remote_code=trust_remote_code
+            place, gguf_file=gguf_file, revision=revision, trust_remote_code=trust_remote_code
         )
     # A broken file can raise anything, even a bare Exception.
     except Exception as error:
@@ -42,8 +44,8 @@ def load_tokenizer(
             f"{role} tokenizer {name} cannot be loaded ({reason}){advice(error)}"
         ) from error
     # The files are compared first, as the remedy of that error is the better one where a rebuilt
-    # tokenizer loses characters too.
-    if getattr(tokenizer, "is_fast", False):
+    # tokenizer loses characters too. A GGUF file has none to compare with.
+    if gguf_file is None and getattr(tokenizer, "is_fast", False):
         _check_against_files(tokenizer, name, role, revision)
     check_tokenizer(tokenizer, role)
     return tokenizer

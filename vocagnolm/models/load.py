@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import transformers
 from huggingface_hub import constants, try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
 from transformers import (
@@ -21,6 +22,7 @@ from transformers import (
 )
 
 from vocagnolm.extras import advice
+from vocagnolm.gguf import gguf_files, split_name
 from vocagnolm.hub import check_name
 from vocagnolm.io import file_sha256, json_or_empty
 from vocagnolm.models.quantization import check_quantizer
@@ -76,13 +78,21 @@ class ModelSource:
             raise ValueError(
                 f"{self._named} holds adapters: merge them with their model by vocagnolm export"
             )
+        directory = Path(self.name)
+        if directory.is_dir() and not (directory / "config.json").exists():
+            candidates = gguf_files(directory)
+            if candidates:
+                raise ValueError(
+                    f"{self._named} holds GGUF files and no config.json: name one of them, as in "
+                    f"{directory / candidates[0]}"
+                )
         options = {"attn_implementation": self.attn_implementation}
         config: PreTrainedConfig = self._from_pretrained(AutoConfig, **options)
         return config
 
     def check_weights(self) -> None:
         """Reject weights on disk that are absent or cut off; only their ends are read."""
-        if self.loaded is not None:
+        if self.loaded is not None or split_name(self.name)[1]:
             return
         directory, is_cached = Path(self.name), False
         if not directory.is_dir():
@@ -147,8 +157,18 @@ class ModelSource:
         # Quantized weights cannot be moved once they are loaded.
         if quantization:
             options |= {"quantization_config": quantization, "device_map": {"": device}}
+        if split_name(self.name)[1]:
+            if quantization:
+                raise ValueError(
+                    f"{self._named} is a GGUF file, whose weights are unpacked as they are loaded: "
+                    "it cannot be quantized anew"
+                )
+            options |= _unpacked()
         model: PreTrainedModel
         model, report = self._from_pretrained(AutoModelForCausalLM, **options)
+        if split_name(self.name)[1]:
+            # transformers keeps the directory only, but adapters must name their model.
+            model.name_or_path = self.name
         # transformers fills what a checkpoint lacks with random numbers and only warns.
         keys = set(report["missing_keys"])
         # The entry of a mismatch begins with the name of the weight, and its shapes follow.
@@ -204,8 +224,11 @@ class ModelSource:
     def _from_pretrained(self, kind: Any, **options: object) -> Any:
         # The user's own arguments come last. The options reject those that would contradict them.
         options["revision"] = self.revision or "main"
+        place, gguf_file = split_name(self.name)
+        if gguf_file:
+            options["gguf_file"] = gguf_file
         options |= self.init_kwargs
-        return self._call(kind.from_pretrained, self.name, **options)
+        return self._call(kind.from_pretrained, place, **options)
 
     def _call(self, function: Callable[..., Any], *args: object, **options: object) -> Any:
         """Name the model in the errors of transformers, and keep one of their many lines."""
@@ -214,6 +237,16 @@ class ModelSource:
         except (OSError, ValueError, ImportError, RuntimeError) as error:
             why = str(error).strip().partition("\n")[0]
             raise ValueError(f"{self._named} cannot be loaded: {why}{advice(error)}") from error
+
+
+def _unpacked() -> dict[str, object]:
+    """Return the options to load a GGUF file as an ordinary model, which trains and is saved.
+
+    A transformers that has `GgufConfig` would keep the weights in their blocks where it can. Older
+    ones always unpack them.
+    """
+    config = getattr(transformers, "GgufConfig", None)
+    return {"quantization_config": config(dequantize=True)} if config else {}
 
 
 def _fault(weights: Path) -> str:
@@ -246,6 +279,8 @@ def revision_of(model: str, config: PreTrainedConfig | None) -> str:
     transformers does not say it.
     """
     directory = Path(model)
+    if directory.is_file():
+        return f"sha256:{file_sha256(directory)}"
     if not directory.is_dir():
         return str((vars(config) if config else {}).get("_commit_hash") or "unknown")
     digest = hashlib.sha256()

@@ -7,6 +7,7 @@ from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCardData
 
+from vocagnolm.gguf import split_name
 from vocagnolm.hub import hub_name, public_name
 from vocagnolm.io import ASSETS
 
@@ -40,7 +41,7 @@ def model_card(name: str, settings: Mapping[str, Any]) -> str:
         library_name="peft" if settings["use_peft"] else "transformers",
         pipeline_tag="text-generation",
         tags=["vocagnolm", "arxiv:2503.19123", "continual-pretraining"],
-        base_model=hub_name(settings["student"]),
+        base_model=hub_name(split_name(settings["student"])[0]),
         datasets=corpora or None,
     )
     citation = (ASSETS / "citation.bib").read_text(encoding="utf-8").rstrip()

@@ -29,7 +29,7 @@ def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line; a ValueError where an argument is wrong."""
     parser = Parser("vocagnolm score", __doc__)
     add = parser.add_argument
-    add("--teacher", help="Causal LM that scores: a hub name or a directory.")
+    add("--teacher", help="Causal LM that scores: a hub name, a directory or a GGUF file.")
     add("--teacher_revision", help="Branch, tag or commit on the hub.")
     add("--teacher_tokenizer", help="Its tokenizer, if it is not with its weights.")
     add("--teacher_chat_template", help="plain, chatml or a file; default: its tokenizer's.")

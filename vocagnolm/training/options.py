@@ -37,7 +37,7 @@ class ModelOptions:
 
     student: str = option(
         "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T",
-        "Model to train: a hub name or a directory.",
+        "Model to train: a hub name, a directory or a GGUF file.",
         first=True,
         aliases=["--model", "--model_name_or_path"],
     )

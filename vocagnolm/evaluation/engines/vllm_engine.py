@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.dist import launched_processes
 from vocagnolm.evaluation.engines.generation import Chat, Completion, Engine, Row
+from vocagnolm.gguf import split_name
 from vocagnolm.models.load import ModelSource, context_length, tensor_parallel_size
 
 # So many prompts keep the engine busy, and are few enough for their answers to be written early.
@@ -34,6 +35,8 @@ class VLLMEngine(Engine):
             raise ValueError("--engine vllm uses all GPUs by itself: start it with python")
         import vllm
 
+        if split_name(source.name)[1]:
+            raise ValueError(f"--engine vllm does not read {source.name}: use --engine hf")
         config, name, revision = source.config(), source.name, source.revision
         try:
             ending = GenerationConfig.from_pretrained(name, revision=revision or "main")

@@ -1,0 +1,170 @@
+"""Models and tokenizers from GGUF files: what is read, trained and saved is the ordinary model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+from vocagnolm.gguf import split_name
+from vocagnolm.hub import check_name
+from vocagnolm.models.load import ModelSource, revision_of
+from vocagnolm.tokenizer import load_tokenizer
+
+# The names of a layer in a GGUF file, and those of transformers.
+LAYER = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn_q.weight": "self_attn.q_proj.weight",
+    "attn_q.bias": "self_attn.q_proj.bias",
+    "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_k.bias": "self_attn.k_proj.bias",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_v.bias": "self_attn.v_proj.bias",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "ffn_gate.weight": "mlp.gate_proj.weight",
+    "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+}
+TEXT = "If 3x + 4 = 19, then x = 5. 😀 數學\n\nDone."
+
+
+def write_gguf(path: Path, model: Any, tokenizer: Any) -> None:
+    """Write a Qwen2 and its byte-level tokenizer as llama.cpp does, in float32."""
+    gguf = pytest.importorskip("gguf")
+    config = model.config
+    writer = gguf.GGUFWriter(path, "qwen2")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocabulary = tokenizer.get_vocab()
+    special_ids = set(tokenizer.all_special_ids)
+    token_types = []
+    for token_id in sorted(vocabulary.values()):
+        kind = gguf.TokenType.CONTROL if token_id in special_ids else gguf.TokenType.NORMAL
+        token_types.append(kind)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(sorted(vocabulary, key=vocabulary.__getitem__))
+    writer.add_token_types(token_types)
+    writer.add_token_merges([" ".join(pair) for pair in backend["model"]["merges"]])
+    writer.add_eos_token_id(tokenizer.eos_token_id)
+    names = {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "output_norm.weight": "model.norm.weight",
+        "output.weight": "lm_head.weight",
+    }
+    for layer in range(config.num_hidden_layers):
+        for name, ours in LAYER.items():
+            names[f"blk.{layer}.{name}"] = f"model.layers.{layer}.{ours}"
+    weights = model.state_dict()
+    for name, ours in names.items():
+        writer.add_tensor(name, weights[ours].numpy().astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(scope="module")
+def model(teacher_tokenizer: Any) -> Any:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(teacher_tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+    )
+    return Qwen2ForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def gguf_file(model: Any, teacher_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    write_gguf(path, model, teacher_tokenizer)
+    return path
+
+
+def test_a_name_is_a_file_of_a_directory_or_of_a_repository(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    assert split_name(str(path)) == (str(tmp_path), "model.gguf")
+    assert split_name("model.gguf") == (".", "model.gguf")
+    assert split_name("org/name/model.gguf") == ("org/name", "model.gguf")
+    assert split_name("org/name/Q4/model.gguf") == ("org/name", "Q4/model.gguf")
+    assert split_name("org/name") == ("org/name", None)
+
+
+def test_a_file_that_is_not_there_is_rejected(tmp_path: Path) -> None:
+    for name in (str(tmp_path / "model.gguf"), "model.gguf", "a/model.gguf"):
+        with pytest.raises(ValueError, match="no such file"):
+            check_name("--teacher", name)
+
+
+def test_a_directory_of_gguf_files_is_told_to_name_one(gguf_file: Path) -> None:
+    with pytest.raises(ValueError, match=r"tiny\.gguf"):
+        ModelSource(str(gguf_file.parent), "teacher").config()
+
+
+def test_weights_and_sizes_are_those_that_were_written(gguf_file: Path, model: Any) -> None:
+    source = ModelSource(str(gguf_file), "student")
+    source.check_weights()
+    source.check_packages()
+    loaded: Any = source.load(torch.float32)
+    expected = model.state_dict()
+    assert loaded.state_dict().keys() == expected.keys()
+    for name, weight in loaded.state_dict().items():
+        torch.testing.assert_close(weight, expected[name], rtol=0, atol=0)
+    skeleton = source.skeleton(source.config())
+    assert sum(p.numel() for p in skeleton.parameters()) == model.num_parameters()
+    # Adapters name the model that they belong to.
+    assert loaded.name_or_path == str(gguf_file)
+
+
+def test_what_is_saved_is_an_ordinary_model(gguf_file: Path, model: Any, tmp_path: Path) -> None:
+    loaded: Any = ModelSource(str(gguf_file), "student").load(torch.float32)
+    loaded.save_pretrained(tmp_path)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(saved(ids).logits, model(ids).logits)
+
+
+def test_tokenizer_is_the_one_that_was_written(
+    gguf_file: Path, teacher_tokenizer: Any, tmp_path: Path
+) -> None:
+    loaded = load_tokenizer(str(gguf_file), "teacher")
+    expected = teacher_tokenizer(TEXT, add_special_tokens=False).input_ids
+    assert loaded(TEXT, add_special_tokens=False).input_ids == expected
+    loaded.save_pretrained(tmp_path)
+    saved = AutoTokenizer.from_pretrained(tmp_path)
+    assert saved(TEXT, add_special_tokens=False).input_ids == expected
+
+
+def test_revision_changes_with_the_file(gguf_file: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(gguf_file.read_bytes())
+    assert revision_of(str(copy), None) == revision_of(str(gguf_file), None)
+    with copy.open("ab") as file:
+        file.write(b"1")
+    assert revision_of(str(copy), None) != revision_of(str(gguf_file), None)
+
+
+def test_a_gguf_file_is_not_quantized_anew(gguf_file: Path) -> None:
+    with pytest.raises(ValueError, match="GGUF"):
+        ModelSource(str(gguf_file), "teacher").load(torch.float32, {"load_in_4bit": True})
