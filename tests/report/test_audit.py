@@ -213,3 +213,12 @@ def test_vocabulary_overlap_is_the_papers(training_texts: list[str]) -> None:
         assert shares == REAL[teacher["teacher"]]
         assert teacher["token_level"]["ios"] == 1.0
         assert teacher["counts"]["unmapped"] == 0
+
+
+def test_chunks_end_at_the_length_of_a_sequence_when_none_are_asked_for(
+    command: list[str], tmp_path: Path
+) -> None:
+    until_chunks = command[: command.index("--chunks")]
+    assert __main__.main(["audit", *until_chunks, "--output_dir", str(tmp_path)]) == 0
+    settings = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))["settings"]
+    assert settings["chunks"] == [2, 4, 8, 16, 32, 64]

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vocagnolm.cli import Parser, shell
-from vocagnolm.fields import corpora_of
+from vocagnolm.fields import corpora_of, listed
 from vocagnolm.io import (
     JsonObject,
     check_writable,
@@ -180,6 +180,11 @@ def _read_corpus(arguments: Namespace) -> tuple[Any, JsonObject]:
     return corpus, content
 
 
+def _chunks_up_to(sequence_length: int) -> list[int]:
+    """Return the default counts of chunks, of which each needs a token."""
+    return [count for count in CHUNKS if count <= sequence_length] or [1]
+
+
 @shell("vocagnolm audit")
 def main(argv: Sequence[str] | None = None) -> None:
     """Audit the tokenizers, and print what was found."""
@@ -192,14 +197,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--documents", type=int, help="Only the first ones; default: all.")
     add("--sequence_length", type=int, default=2048, help=cut)
     add("--sequences", type=int, default=150, help="How many, at most; default: 150.")
-    add("--chunks", type=int, nargs="+", default=CHUNKS, help="Default: 2 4 8 ... 512.")
+    add("--chunks", type=int, nargs="+", help="Default: 2 4 8 ... up to 512 or a sequence.")
     add("--seed", type=int, default=0, help="Of the documents' order in sequences; default: 0.")
     add("--output_dir", type=Path, help="Gets audit.json, audit.md and audit.png.")
     add("--trust_remote_code", action="store_true")
     arguments = parser.parse_args(argv)
     if arguments.documents == 0:
         raise ValueError("--documents needs at least 1, got 0: leave it out for all")
-    for name, least in (("sequences", arguments.sequences), ("chunks", min(arguments.chunks))):
+    arguments.chunks = arguments.chunks or _chunks_up_to(arguments.sequence_length)
+    for name in ("sequence_length", "sequences", "chunks"):
+        least = min(listed(vars(arguments)[name]))
         if least < 1:
             raise ValueError(f"--{name} must be at least 1, got {least}")
     out = arguments.output_dir
