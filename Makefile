@@ -2,6 +2,7 @@
 # make test         make an environment, then run all tests but the slow ones
 # make check-fast   lint, types and unit tests
 # make check        lint, types and all tests, the slow ones, too
+# make test-real    what a user types with pretrained models, in the directory VOCAGNOLM_TEST_MODELS
 # make test-gpu     compare numbers, waits, memory and messages of a GPU with the CPU's
 # make hour         what the pages tell a newcomer to type, in a fresh clone and a fresh environment
 # make newest       unit tests and the hour with the newest versions that pyproject.toml allows
@@ -24,8 +25,8 @@ INSTALL = $(PIP_INSTALL) --constraint $(CONSTRAINTS) --editable
 LOWER_BOUNDS = sed -nE 's/^.*"([a-z0-9-]+)(\[[^]]*\])?>=([0-9.]+).*/\1==\3/p' pyproject.toml \
 	| grep -v '^$(if $(TORCH),torch,no-such-package)=='
 
-.PHONY: help demo test test-slow test-gpu test-unit lint types check check-fast hour bench lowest newest docs \
-	lock clean
+.PHONY: help demo test test-slow test-real test-gpu test-unit lint types check check-fast hour bench lowest \
+	newest docs lock clean
 
 help:
 	@sed -n '/^# make/s/^# //p' $(firstword $(MAKEFILE_LIST))
@@ -47,6 +48,9 @@ test-unit: $(VENV)/installed-dev
 
 test-slow: $(VENV)/installed-dev
 	$(PYTEST) -m slow
+
+test-real: $(VENV)/installed-dev
+	$(BIN)/python -m pytest tests/real
 
 test-gpu: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m gpu tests/gpu
