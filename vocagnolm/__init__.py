@@ -15,6 +15,7 @@ The method lies flat here; everything around it is in packages. Read it in this 
     spans          text -> ids and character spans without gaps
     readers        tokens that open and close a text, and its limit; what guides a student
     alignment      Algorithm 1: the teacher tokens that cover each student token
+    credit         losses of teacher tokens -> of student tokens, or advantages, in NumPy
     cutting        a long text -> places to cut it
     layout         segments of many texts -> flat columns
     data           documents -> segments that fit all readers, aligned, cached

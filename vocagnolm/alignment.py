@@ -1,4 +1,16 @@
-"""Token-level lexical alignment: which teacher tokens cover each student token."""
+"""Token-level lexical alignment: which teacher tokens cover each student token.
+
+This module is also the alignment as a library, for other trainers. It needs NumPy alone, and a
+tokenizer of `tokenizers` or transformers:
+
+    encode             a text -> ids and spans of characters
+    encode_ids         given ids, such as sampled ones, and their text -> spans
+    add_end            spans -> spans with the token that ends the text
+    align_spans        two models' spans -> the teacher tokens that cover each student token
+    covered_shares     how much of each lies in the student token
+    aggregate_losses   a teacher's losses -> one for each student token (Eq. 2)
+    chunk_credit       two models' losses -> one advantage for each student token
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +19,18 @@ import numpy as np
 import numpy.typing as npt
 
 from vocagnolm.conventions import UNMAPPED, IntArray, Spans
-from vocagnolm.spans import find_disorder
+from vocagnolm.credit import add_end, aggregate_losses, chunk_credit
+from vocagnolm.spans import encode, encode_ids, find_disorder
+
+__all__ = [
+    "add_end",
+    "aggregate_losses",
+    "align_spans",
+    "chunk_credit",
+    "covered_shares",
+    "encode",
+    "encode_ids",
+]
 
 
 def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:

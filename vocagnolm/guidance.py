@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vocagnolm.conventions import UNMAPPED
 from vocagnolm.fields import check_choice
 from vocagnolm.method import (
     AGGREGATIONS,
@@ -177,6 +178,39 @@ def _range_maxima(values_BT: Tensor, ranges_BS2: Tensor) -> Tensor:
         later_BT = F.pad(window_BT[:, width:], (0, width), value=-torch.inf)
         window_BT, width = torch.maximum(window_BT, later_BT), 2 * width
     return maxima_BS
+
+
+def batch_chunk_credit(
+    student_loss_BS: Tensor, teacher_loss_BT: Tensor, ranges_BS2: Tensor
+) -> Tensor:
+    """Return the advantage of every student token, as `vocagnolm.credit.chunk_credit` does.
+
+    Ranges are (-1, -1) where unmapped, as padding is; there the advantage is 0.0. Returns float64
+    [B, S], on Apple's GPUs float32. No input receives gradient, and nothing waits for the device.
+    """
+    wide = _widest_float(student_loss_BS)
+    first_BS, last_BS = ranges_BS2.long().unbind(-1)
+    mapped_BS = first_BS != UNMAPPED
+    positions = first_BS.shape[-1]
+    # A chunk ends after a mapped token if all later ranges begin where the ranges so far end, or
+    # after it. Unmapped tokens reach nowhere, and begin beyond every range.
+    beyond = teacher_loss_BT.shape[-1] + 1
+    reached_BS = last_BS.clamp(min=0).cummax(-1).values
+    later_BS = first_BS.masked_fill(~mapped_BS, beyond).flip(-1).cummin(-1).values.flip(-1)
+    next_BS = F.pad(later_BS[:, 1:], (0, 1), value=beyond)
+    is_end_BS = mapped_BS & (next_BS >= reached_BS)
+    # The place of the first end from each token on. The last position stands in where there is
+    # none, which only unmapped tokens see.
+    place_S = torch.arange(positions, device=first_BS.device)
+    end_BS = place_S.expand_as(first_BS).masked_fill(~is_end_BS, positions - 1)
+    end_BS = end_BS.flip(-1).cummin(-1).values.flip(-1)
+    # The losses to go are those from each token to the end of its chunk, of both models.
+    own_BS = student_loss_BS.detach().to(wide).masked_fill(~mapped_BS, 0.0)
+    own_to_go_BS = _range_sums(own_BS, torch.stack([place_S.expand_as(end_BS), end_BS + 1], -1))
+    teacher_end_BS = reached_BS.gather(-1, end_BS)
+    teacher_ranges_BS2 = torch.stack([first_BS, teacher_end_BS], -1)
+    teacher_to_go_BS = _range_sums(teacher_loss_BT.detach().to(wide), teacher_ranges_BS2)
+    return (own_to_go_BS - teacher_to_go_BS).masked_fill(~mapped_BS, 0.0)
 
 
 def selected_count(

@@ -23,6 +23,7 @@ from vocagnolm.conventions import IntArray, Spans
 from vocagnolm.token_bytes import TokenBytes, byte_level, sentencepiece
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 
@@ -63,6 +64,48 @@ class Tokens:
         """Return the tokens of one text."""
         part = slice(self.edges[text], self.edges[text + 1])
         return Encoding(self.values[part], self.spans[part])
+
+
+# -- Tokenizers without transformers -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlainTokenizer:
+    """A `tokenizers.Tokenizer` with what is used here of transformers' fast tokenizers."""
+
+    backend_tokenizer: Any
+    is_fast = True
+    name_or_path = ""
+
+    def __call__(
+        self, texts: Sequence[str], *, split_special_tokens: bool, **_: object
+    ) -> dict[str, list[Any]]:
+        """Return the ids and offsets of texts; `without_limits` restores the backend."""
+        backend = self.backend_tokenizer
+        backend.encode_special_tokens = split_special_tokens
+        batch = backend.encode_batch(texts, add_special_tokens=False)
+        return {
+            "input_ids": [encoding.ids for encoding in batch],
+            "offset_mapping": [encoding.offsets for encoding in batch],
+        }
+
+    def __len__(self) -> int:
+        return int(self.backend_tokenizer.get_vocab_size())
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return the ids of all tokens, added ones too."""
+        return dict(self.backend_tokenizer.get_vocab())
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, Any]:
+        """The added tokens by their ids."""
+        return dict(self.backend_tokenizer.get_added_tokens_decoder())
+
+
+def _as_fast(tokenizer: Any) -> Any:
+    """Let a `tokenizers.Tokenizer` be used as those of transformers."""
+    is_plain = hasattr(tokenizer, "encode_batch_fast") and hasattr(tokenizer, "to_str")
+    return PlainTokenizer(tokenizer) if is_plain else tokenizer
 
 
 # -- Spans from offsets --------------------------------------------------------------------------
@@ -172,8 +215,10 @@ def tokenizer_name(tokenizer: PreTrainedTokenizerBase, role: str = "") -> str:
 _PROBE = "Let  $x_1 = 2$,\n\t\tthen   3.14\r\n\n\n für   \n  Fälle. 😀 数学 \n\n \t  Q.E.D.  "
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding:
+def encode(tokenizer: PreTrainedTokenizerBase | Tokenizer, text: str) -> Encoding:
     """Tokenize one text, literally and whole; its tokens' spans cover every character.
+
+    The tokenizer is a fast one of transformers, or a `tokenizers.Tokenizer`.
 
     Returns:
         `ids` int32 [N], without special tokens; `spans` int64 [N, 2], half-open, in characters.
@@ -184,13 +229,45 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding:
     return encode_texts(tokenizer, [text]).encoding(0)
 
 
-def encode_batch(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
+def encode_ids(
+    tokenizer: PreTrainedTokenizerBase | Tokenizer, ids: Sequence[int] | IntArray, text: str
+) -> Encoding:
+    """Give spans to tokens that are given, such as sampled ones, which need not be `encode`'s.
+
+    The ids spell the text, without special tokens. Returns what `encode` returns.
+
+    Raises:
+        ValueError: the tokens do not spell the text, or the tokenizer's tokens have no bytes of
+            their own, as where it changes white space.
+    """
+    fast: Any = _as_fast(tokenizer)
+    with without_limits(fast):
+        table = _token_bytes(fast, len(fast))
+    name = tokenizer_name(fast)
+    if table is None:
+        raise ValueError(f"{name} tells no bytes of its tokens: encode the text instead")
+    array = np.asarray(ids, np.int32)
+    if len(array) and not 0 <= array.min() <= array.max() < table.size:
+        wrong_id = array[(array < 0) | (array >= table.size)][0]
+        raise ValueError(f"{name} has {table.size} tokens, and none has the id {wrong_id}")
+    spans, unspelt = table.find(array, np.array([0, len(array)]), [text], [text.encode()])
+    if unspelt:
+        raise ValueError(
+            f"{name}: the {len(array)} ids do not spell the text of {len(text)} characters: give "
+            "them without special tokens, with the whole text that they were decoded to"
+        )
+    return Encoding(array, spans)
+
+
+def encode_batch(
+    tokenizer: PreTrainedTokenizerBase | Tokenizer, texts: Sequence[str]
+) -> list[Encoding]:
     """Tokenize texts as `encode_texts` does, and give each its own tokens."""
     tokens = encode_texts(tokenizer, texts)
     return [tokens.encoding(text) for text in range(len(texts))]
 
 
-def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tokens:
+def encode_texts(tokenizer: PreTrainedTokenizerBase | Tokenizer, texts: Sequence[str]) -> Tokens:
     """Tokenize texts, many at once; spans cover every character (`fill_gaps`).
 
     Texts are taken literally and whole: no special tokens are added, strings such as `</s>` stay
@@ -201,8 +278,9 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> To
     The tokenizer is asked for offsets only of other texts (Unicode normalisation, trimmed or
     unknown characters): it takes half as long again with them.
     """
-    with without_limits(tokenizer):
-        return _encode_texts(tokenizer, texts)
+    fast = _as_fast(tokenizer)
+    with without_limits(fast):
+        return _encode_texts(fast, texts)
 
 
 def _encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tokens:

@@ -71,6 +71,11 @@ class TokenBytes:
         self._sizes = np.fromiter(map(len, spelt), np.int64, len(spelt))
         self._starts = np.cumsum(self._sizes) - self._sizes
 
+    @property
+    def size(self) -> int:
+        """The number of ids, all of which lie below it."""
+        return len(self._sizes)
+
     def find(
         self,
         ids: npt.NDArray[np.int32],

@@ -23,6 +23,7 @@ from vocagnolm.spans import (
     composed_ranges,
     encode,
     encode_batch,
+    encode_ids,
     encode_rendered,
     fill_gaps,
 )
@@ -340,3 +341,51 @@ def test_space_before_an_empty_text_has_no_character(tokenizers_by_family: Token
     assert table.find(ids, np.array([0, 1]), [""], [b""])[1] == [0]
     assert table.find(ids[:0], np.array([0, 0]), [""], [b""])[1] == []
     assert table.find(ids, np.array([0, 1]), [" "], [b" "])[1] == []
+
+
+# Given ids, and tokenizers without transformers
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plain_tokenizer_gives_the_same(
+    tokenizers_by_family: Tokenizers, fuzz_texts: Callable[..., list[str]], family: str
+) -> None:
+    fast = tokenizers_by_family[family]
+    backend = fast.backend_tokenizer
+    backend.enable_truncation(4)
+    before = backend.to_str()
+    for text in fuzz_texts(200, seed=3):
+        plain, expected = encode(backend, text), encode(fast, text)
+        assert plain.ids.tolist() == expected.ids.tolist()
+        assert plain.spans.tolist() == expected.spans.tolist()
+    assert backend.to_str() == before
+    backend.no_truncation()
+
+
+@pytest.mark.parametrize("family", ["metaspace", "prepend", "byte_level"])
+def test_given_ids_have_the_spans_of_their_bytes(
+    tokenizers_by_family: Tokenizers, family: str
+) -> None:
+    tokenizer = tokenizers_by_family[family]
+    text = "Let x_1 = 22, 😀 für alle."
+    canonical = encode(tokenizer, text)
+    given_canonical = encode_ids(tokenizer, canonical.ids, text)
+    assert given_canonical.spans.tolist() == canonical.spans.tolist()
+    # The same text letter by letter, which no tokenizer would give.
+    word = "alle"
+    ids = [tokenizer.convert_tokens_to_ids(letter) for letter in word]
+    assert encode_ids(tokenizer, ids, word).spans.tolist() == [[0, 1], [1, 2], [2, 3], [3, 4]]
+    assert len(encode(tokenizer, word).ids) < 4 or family == "prepend"
+
+
+def test_ids_that_do_not_spell_the_text_are_rejected(tokenizers_by_family: Tokenizers) -> None:
+    tokenizer = tokenizers_by_family["byte_level"]
+    ids = encode(tokenizer, "one").ids
+    with pytest.raises(ValueError, match="spell"):
+        encode_ids(tokenizer, ids, "two")
+    for wrong in (-1, 10**6):
+        with pytest.raises(ValueError, match=f"id {wrong}"):
+            encode_ids(tokenizer, [*ids, wrong], "one")
+    # Where white space is trimmed, bytes tell nothing.
+    with pytest.raises(ValueError, match="bytes"):
+        encode_ids(tokenizers_by_family["trimmed"], [1], "one")

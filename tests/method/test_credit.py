@@ -1,0 +1,227 @@
+"""Credit on a student's own text: enumerated against the gradient of the reverse KL divergence."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vocagnolm.alignment import align_spans, covered_shares
+from vocagnolm.conventions import UNMAPPED, Spans
+from vocagnolm.credit import add_end, aggregate_losses, chunk_credit
+from vocagnolm.guidance import aggregate_teacher_losses, batch_chunk_credit
+
+# Takes the losses of both models' tokens and the ranges; returns a credit for each student token.
+Credit = Callable[[list[float], list[float], Spans], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Toy:
+    """All texts of `length` letters, which both models cut at the same places in every text."""
+
+    letters: int
+    length: int
+    student_ends: tuple[int, ...]
+    teacher_ends: tuple[int, ...]
+
+    def texts(self) -> list[tuple[int, ...]]:
+        return list(itertools.product(range(self.letters), repeat=self.length))
+
+    def spans(self, ends: tuple[int, ...]) -> Spans:
+        return np.array(list(zip((0, *ends[:-1]), ends, strict=True)))
+
+    def log_probabilities(self, joint: torch.Tensor, ends: tuple[int, ...]) -> torch.Tensor:
+        """Cut the log-probabilities of all texts into those of tokens, given what is before."""
+        rows = []
+        for text in self.texts():
+            tokens = []
+            for start, end in zip((0, *ends[:-1]), ends, strict=True):
+                # A beginning is as likely as all texts together that begin so.
+                through = joint[text[:end]].flatten().logsumexp(0)
+                before = joint[text[:start]].flatten().logsumexp(0)
+                tokens.append(through - before)
+            rows.append(torch.stack(tokens))
+        return torch.stack(rows)
+
+
+PAIRS = Toy(3, 2, student_ends=(1, 2), teacher_ends=(2,))
+QUADS = Toy(2, 4, student_ends=(2, 4), teacher_ends=(1, 4))
+# The first chunk ends after two letters.
+CHUNKS = Toy(2, 4, student_ends=(1, 2, 4), teacher_ends=(2, 3, 4))
+TOYS = [PAIRS, QUADS, CHUNKS]
+
+
+def joint_of(toy: Toy, seed: int) -> torch.Tensor:
+    """Draw the log-probabilities of all texts, [letters] * length."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (toy.letters,) * toy.length
+    logits = torch.randn(shape, generator=generator, dtype=torch.float64) * 1.5
+    return torch.log_softmax(logits.flatten(), 0).view(shape)
+
+
+def gradients(
+    toy: Toy, student: torch.Tensor, teacher: torch.Tensor, credit: Credit
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the expected gradient of a credit, and that of the reverse KL, over all texts."""
+    logits = student.clone().requires_grad_()
+    joint = torch.log_softmax(logits.flatten(), 0).view(logits.shape)
+    student_logp = toy.log_probabilities(joint, toy.student_ends)
+    teacher_logp = toy.log_probabilities(teacher, toy.teacher_ends)
+    ranges = align_spans(toy.spans(toy.student_ends), toy.spans(toy.teacher_ends))
+    surrogate = torch.zeros((), dtype=torch.float64)
+    divergence = torch.zeros((), dtype=torch.float64)
+    for own, other in zip(student_logp, teacher_logp, strict=True):
+        advantages = torch.tensor(
+            np.asarray(credit((-own).tolist(), (-other).tolist(), ranges)), dtype=torch.float64
+        )
+        probability = own.sum().exp()
+        surrogate = surrogate + probability.detach() * (advantages * -own).sum()
+        divergence = divergence + probability * (own.sum() - other.sum())
+    (expected,) = torch.autograd.grad(surrogate, logits, retain_graph=True)
+    (exact,) = torch.autograd.grad(divergence, logits)
+    return expected, exact
+
+
+def by_share(student: list[float], teacher: list[float], ranges: Spans) -> list[float]:
+    """Share each teacher loss evenly among the student tokens that it touches."""
+    touching = [sum(first <= t < last for first, last in ranges) for t in range(len(teacher))]
+    return [
+        loss - sum(teacher[t] / touching[t] for t in range(first, last))
+        for loss, (first, last) in zip(student, ranges.tolist(), strict=True)
+    ]
+
+
+def by_max(student: list[float], teacher: list[float], ranges: Spans) -> list[float]:
+    """Subtract the largest teacher loss of a token's range, as Eq. 2 does."""
+    return [
+        loss - max(teacher[first:last])
+        for loss, (first, last) in zip(student, ranges.tolist(), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("toy", [PAIRS, QUADS])
+def test_expected_gradient_is_that_of_the_reverse_kl(toy: Toy) -> None:
+    expected, exact = gradients(toy, joint_of(toy, 0), joint_of(toy, 1), chunk_credit)
+    assert exact.norm() > 0.05
+    torch.testing.assert_close(expected, exact, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("toy", TOYS)
+def test_a_student_that_equals_its_teacher_stays_where_it_is(toy: Toy) -> None:
+    joint = joint_of(toy, 2)
+    expected, _ = gradients(toy, joint, joint, chunk_credit)
+    assert expected.norm() < 1e-12
+
+
+@pytest.mark.parametrize("credit", [by_share, by_max])
+@pytest.mark.parametrize("toy", [PAIRS, QUADS])
+def test_aggregated_losses_are_wrong_as_advantages(toy: Toy, credit: Credit) -> None:
+    joint = joint_of(toy, 2)
+    expected, _ = gradients(toy, joint, joint, credit)
+    assert expected.norm() > 0.03
+
+
+# Places where tokens end in a text of ten characters.
+ENDS = st.sets(st.integers(1, 9)).map(lambda places: (*sorted(places), 10))
+
+
+def spans_of(ends: Sequence[int]) -> Spans:
+    return np.array(list(zip([0, *ends[:-1]], ends, strict=True)))
+
+
+def slow_credit(
+    student: list[float], teacher: list[float], student_spans: Spans, teacher_spans: Spans
+) -> list[float]:
+    """Go through the characters: a chunk ends where a token of either model ends."""
+    shared = {int(end) for end in student_spans[:, 1]} & {int(end) for end in teacher_spans[:, 1]}
+    credit = []
+    for start, _ in student_spans.tolist():
+        chunk_end = min(end for end in shared if end > start)
+        own = sum(
+            loss
+            for loss, (first, _) in zip(student, student_spans.tolist(), strict=True)
+            if start <= first < chunk_end
+        )
+        other = sum(
+            loss
+            for loss, (_, last) in zip(teacher, teacher_spans.tolist(), strict=True)
+            if start < last <= chunk_end
+        )
+        credit.append(own - other)
+    return credit
+
+
+@given(ENDS, ENDS, st.randoms(use_true_random=False))
+def test_credit_equals_a_walk_over_the_characters(
+    student_ends: tuple[int, ...], teacher_ends: tuple[int, ...], random: Random
+) -> None:
+    student_spans, teacher_spans = spans_of(student_ends), spans_of(teacher_ends)
+    student = [random.uniform(0, 5) for _ in student_ends]
+    teacher = [random.uniform(0, 5) for _ in teacher_ends]
+    ranges = align_spans(student_spans, teacher_spans)
+    expected = slow_credit(student, teacher, student_spans, teacher_spans)
+    np.testing.assert_allclose(chunk_credit(student, teacher, ranges), expected, atol=1e-12)
+    # A batch of two rows of one text, of which the second is longer by a token without a teacher.
+    padded_ranges = np.append(ranges, [[UNMAPPED, UNMAPPED]], axis=0)
+    credit_BS = batch_chunk_credit(
+        torch.tensor([[*student, 3.0]] * 2),
+        torch.tensor([[*teacher, 7.0]] * 2),
+        torch.tensor(np.stack([padded_ranges, padded_ranges])),
+    )
+    for row in credit_BS.tolist():
+        np.testing.assert_allclose(row, [*expected, 0.0], atol=1e-5)
+
+
+def test_the_ends_of_both_models_are_one_chunk() -> None:
+    spans = np.array([[0, 2], [2, 3]])
+    ranges = align_spans(add_end(spans, "abc"), add_end(spans[:1] + [[0, 1]], "abc"))
+    assert ranges.tolist() == [[0, 1], [0, 1], [1, 2]]
+    credit = chunk_credit([1.0, 1.0, 5.0], [2.0, 0.5], ranges)
+    assert credit.tolist() == [0.0, -1.0, 4.5]
+
+
+def test_unmapped_tokens_have_no_credit_and_give_none() -> None:
+    ranges = np.array([[0, 1], [UNMAPPED, UNMAPPED], [0, 1]])
+    assert chunk_credit([1.0, 9.0, 2.0], [4.0], ranges).tolist() == [-1.0, 0.0, -2.0]
+    assert chunk_credit([], [], np.empty((0, 2), np.int64)).tolist() == []
+
+
+def test_losses_that_do_not_go_with_the_ranges_are_rejected() -> None:
+    ranges = np.array([[0, 1], [1, 2]])
+    with pytest.raises(ValueError, match="2"):
+        chunk_credit([1.0], [1.0, 1.0], ranges)
+    with pytest.raises(ValueError, match="teacher"):
+        chunk_credit([1.0, 1.0], [1.0], ranges)
+
+
+@pytest.mark.parametrize("aggregation", ["max", "mean", "sum", "share"])
+def test_aggregates_are_those_of_guidance(aggregation: str) -> None:
+    rng = np.random.default_rng(0)
+    student_spans, teacher_spans = spans_of((1, 4, 5, 9, 10)), spans_of((2, 3, 6, 10))
+    ranges = np.append(align_spans(student_spans, teacher_spans), [[UNMAPPED] * 2], axis=0)
+    shares = covered_shares(student_spans, teacher_spans, ranges[:-1])
+    shares = np.append(shares, np.ones((1, 3), np.float32), axis=0)
+    losses = rng.uniform(0, 5, len(teacher_spans))
+    expected, mapped = aggregate_teacher_losses(
+        torch.tensor(losses[None]),
+        torch.tensor(ranges[None]),
+        aggregation,
+        shares_BS3=torch.tensor(shares[None]),
+    )
+    aggregated = aggregate_losses(losses, ranges, aggregation, shares)
+    np.testing.assert_allclose(aggregated[:-1], expected[0, :-1], rtol=1e-6)
+    assert np.isnan(aggregated[-1])
+    assert mapped[0].tolist() == [True] * 5 + [False]
+
+
+def test_unknown_aggregations_are_rejected() -> None:
+    for aggregation in ("median", "share"):
+        with pytest.raises(ValueError, match="aggregation"):
+            aggregate_losses([1.0], np.array([[0, 1]]), aggregation)

@@ -1,0 +1,140 @@
+"""Brings a teacher's losses to a student's tokens in NumPy: aggregated, or as advantages.
+
+`vocagnolm.guidance` does the same on batches in torch.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from vocagnolm.conventions import UNMAPPED, IntArray, Spans
+
+FloatArray = npt.NDArray[np.float64]
+
+
+def aggregate_losses(
+    teacher_losses: npt.ArrayLike,
+    ranges: Spans,
+    aggregation: str = "max",
+    shares: npt.NDArray[np.float32] | None = None,
+) -> FloatArray:
+    """Return the teacher loss of every student token, Eq. (2), for choosing tokens of a corpus.
+
+    Args:
+        teacher_losses: [T], nats.
+        ranges: int64 [N, 2], as `align_spans` gives them.
+        aggregation: "max" (the paper's), "mean", "sum" or "share" (beyond the paper).
+        shares: float32 [N, 3], as `covered_shares` gives them; for "share" only.
+
+    Returns:
+        float64 [N], NaN for unmapped tokens.
+
+    Examples:
+        >>> aggregate_losses([1.0, 3.0, 2.0], np.array([[0, 2], [2, 3], [-1, -1]])).tolist()
+        [3.0, 2.0, nan]
+    """
+    if aggregation not in ("max", "mean", "sum", "share"):
+        raise ValueError(f"aggregation must be max, mean, sum or share, got {aggregation}")
+    if aggregation == "share" and shares is None:
+        raise ValueError("aggregation share needs the shares of covered_shares")
+    losses = np.asarray(teacher_losses, np.float64)
+    aggregated = np.full(len(ranges), np.nan)
+    for token, (first, last) in enumerate(ranges.tolist()):
+        if first == UNMAPPED:
+            continue
+        covering = losses[first:last]
+        if aggregation == "max":
+            aggregated[token] = covering.max()
+        elif aggregation == "mean":
+            aggregated[token] = covering.mean()
+        elif aggregation == "sum":
+            aggregated[token] = covering.sum()
+        elif shares is not None:
+            # One share for the first token, one for all between, and one for the last.
+            weights = np.full(len(covering), shares[token, 1])
+            weights[-1] = shares[token, 2]
+            weights[0] = shares[token, 0]
+            aggregated[token] = weights @ covering
+    return aggregated
+
+
+def chunk_ends(ranges: Spans) -> IntArray:
+    """Find the last student token of each chunk, of tokens that are all mapped.
+
+    A chunk is the smallest span whose two ends are token ends of both models. No teacher token is
+    then on both sides of its end, so it ends where the next range begins after all ranges so far.
+
+    >>> chunk_ends(np.array([[0, 1], [1, 2], [1, 3], [3, 4]])).tolist()
+    [0, 2, 3]
+    """
+    reached = np.maximum.accumulate(ranges[:, 1])
+    is_end = np.append(ranges[1:, 0] >= reached[:-1], True)
+    # Without tokens there is no chunk, and nothing that the one appended could end.
+    return np.flatnonzero(is_end[: len(ranges)])
+
+
+def chunk_credit(
+    student_losses: npt.ArrayLike, teacher_losses: npt.ArrayLike, ranges: Spans
+) -> FloatArray:
+    """Return the advantage of every student token of a text that the student sampled.
+
+    On-policy distillation samples a text from the student and lowers the reverse KL divergence
+    from its teacher. Where the two cut the text into other tokens, they meet at the ends of chunks
+    only. The advantage is what remains of the token's chunk: the student's losses from the token
+    on, less the losses of the teacher tokens that end after the token begins.
+
+        A_i = sum of L_S(j), j >= i in the chunk, - sum of L_T(t), t >= ranges[i, 0] in the chunk
+
+    A positive advantage says that the teacher likes the rest of the chunk better than the student
+    does. With `loss = sum(stop_gradient(A_i) * L_S(i))` the expected gradient over sampled texts is
+    that of the reverse KL divergence of the chunk. Losses that are shared between the student's
+    tokens in another way (`aggregate_losses`) are right for choosing tokens of a corpus, and wrong
+    here: they move a student that already equals its teacher.
+
+    Args:
+        student_losses: [N], nats, of the tokens as they were sampled.
+        teacher_losses: [T], nats, of the teacher's own tokens of the same text.
+        ranges: int64 [N, 2], as `align_spans` gives them. Both models' end tokens must be among
+            them (`add_end`), or the student learns to end its answers early.
+
+    Returns:
+        float64 [N], nats; 0.0 for unmapped tokens.
+
+    Examples:
+        >>> ranges = np.array([[0, 2], [1, 2]])  # the student |ab|cd|, the teacher |a|bcd|
+        >>> chunk_credit([1.0, 2.0], [0.5, 4.0], ranges).tolist()
+        [-1.5, -2.0]
+    """
+    student = np.asarray(student_losses, np.float64)
+    teacher = np.asarray(teacher_losses, np.float64)
+    if len(student) != len(ranges):
+        raise ValueError(
+            f"ranges must have a row for each of {len(student)} student losses, got {len(ranges)}"
+        )
+    if len(ranges) and ranges.max() > len(teacher):
+        raise ValueError(
+            f"ranges reach up to {ranges.max()}, but there are {len(teacher)} teacher losses"
+        )
+    credit = np.zeros(len(student))
+    mapped = np.flatnonzero(ranges[:, 0] != UNMAPPED)
+    first, last = ranges[mapped].T
+    ends = chunk_ends(ranges[mapped])
+    # The end of the chunk that each token is in, and the last teacher token of that chunk.
+    end = ends[ends.searchsorted(np.arange(len(mapped)))]
+    teacher_end = np.maximum.accumulate(last)[end] if len(mapped) else last
+    # A sum from one token to another is a difference of prefix sums.
+    student_sums = np.append(0.0, np.cumsum(student[mapped]))
+    teacher_sums = np.append(0.0, np.cumsum(teacher))
+    to_go = student_sums[end + 1] - student_sums[:-1]
+    credit[mapped] = to_go - (teacher_sums[teacher_end] - teacher_sums[first])
+    return credit
+
+
+def add_end(spans: Spans, text: str) -> Spans:
+    """Give the token that ends a text a place after its last character.
+
+    Called on the spans of both models, it pairs the student's end token with the teacher's.
+
+    >>> add_end(np.array([[0, 2], [2, 3]]), "abc").tolist()
+    [[0, 2], [2, 3], [3, 4]]
+    """
+    return np.append(spans, [[len(text), len(text) + 1]], axis=0)
