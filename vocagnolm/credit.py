@@ -61,13 +61,12 @@ def chunk_ends(ranges: Spans) -> IntArray:
     """Find the last student token of each chunk, of tokens that are all mapped.
 
     A chunk is the smallest span whose two ends are token ends of both models. No teacher token is
-    then on both sides of its end, so it ends where the next range begins after all ranges so far.
+    on both sides of its end, so it ends where the next range begins after the one before.
 
     >>> chunk_ends(np.array([[0, 1], [1, 2], [1, 3], [3, 4]])).tolist()
     [0, 2, 3]
     """
-    reached = np.maximum.accumulate(ranges[:, 1])
-    is_end = np.append(ranges[1:, 0] >= reached[:-1], True)
+    is_end = np.append(ranges[1:, 0] >= ranges[:-1, 1], True)
     # Without tokens there is no chunk, and nothing that the one appended could end.
     return np.flatnonzero(is_end[: len(ranges)])
 
@@ -120,7 +119,7 @@ def chunk_credit(
     ends = chunk_ends(ranges[mapped])
     # The end of the chunk that each token is in, and the last teacher token of that chunk.
     end = ends[ends.searchsorted(np.arange(len(mapped)))]
-    teacher_end = np.maximum.accumulate(last)[end] if len(mapped) else last
+    teacher_end = last[end]
     # A sum from one token to another is a difference of prefix sums.
     student_sums = np.append(0.0, np.cumsum(student[mapped]))
     teacher_sums = np.append(0.0, np.cumsum(teacher))

@@ -190,6 +190,10 @@ def test_the_ends_of_both_models_are_one_chunk() -> None:
 def test_unmapped_tokens_have_no_credit_and_give_none() -> None:
     ranges = np.array([[0, 1], [UNMAPPED, UNMAPPED], [0, 1]])
     assert chunk_credit([1.0, 9.0, 2.0], [4.0], ranges).tolist() == [-1.0, 0.0, -2.0]
+    credit_BS = batch_chunk_credit(
+        torch.tensor([[1.0, 9.0, 2.0]]), torch.tensor([[4.0]]), torch.tensor(ranges[None])
+    )
+    assert credit_BS.tolist() == [[-1.0, 0.0, -2.0]]
     assert chunk_credit([], [], np.empty((0, 2), np.int64)).tolist() == []
 
 
