@@ -38,22 +38,27 @@ def aggregate_losses(
         raise ValueError("aggregation share needs the shares of covered_shares")
     losses = np.asarray(teacher_losses, np.float64)
     aggregated = np.full(len(ranges), np.nan)
-    for token, (first, last) in enumerate(ranges.tolist()):
-        if first == UNMAPPED:
-            continue
-        covering = losses[first:last]
-        if aggregation == "max":
-            aggregated[token] = covering.max()
-        elif aggregation == "mean":
-            aggregated[token] = covering.mean()
-        elif aggregation == "sum":
-            aggregated[token] = covering.sum()
-        elif shares is not None:
-            # One share for the first token, one for all between, and one for the last.
-            weights = np.full(len(covering), shares[token, 1])
-            weights[-1] = shares[token, 2]
-            weights[0] = shares[token, 0]
-            aggregated[token] = weights @ covering
+    mapped = np.flatnonzero(ranges[:, 0] != UNMAPPED)
+    first, last = ranges[mapped].T
+    # `reduceat` reduces from each place to the next, so every second result is that of a range.
+    # The zero at the end lets a range end after the last loss.
+    padded = np.append(losses, 0.0)
+    places = ranges[mapped].ravel()
+    if aggregation == "max":
+        aggregated[mapped] = np.maximum.reduceat(padded, places)[::2]
+        return aggregated
+    sums = np.add.reduceat(padded, places)[::2]
+    if aggregation == "sum":
+        aggregated[mapped] = sums
+    elif aggregation == "mean":
+        aggregated[mapped] = sums / (last - first)
+    elif shares is not None:
+        # One share for the first token, one for all between, and one for the last.
+        first_losses = padded[first]
+        last_losses = np.where(last - first > 1, padded[last - 1], 0.0)
+        between = sums - first_losses - last_losses
+        parts = np.stack([first_losses, between, last_losses], axis=1)
+        aggregated[mapped] = (parts * shares[mapped]).sum(axis=1)
     return aggregated
 
 
