@@ -168,3 +168,16 @@ def test_revision_changes_with_the_file(gguf_file: Path, tmp_path: Path) -> None
 def test_a_gguf_file_is_not_quantized_anew(gguf_file: Path) -> None:
     with pytest.raises(ValueError, match="GGUF"):
         ModelSource(str(gguf_file), "teacher").load(torch.float32, {"load_in_4bit": True})
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 0.9])
+def test_a_file_that_is_cut_off_is_one_line(gguf_file: Path, tmp_path: Path, share: float) -> None:
+    content = gguf_file.read_bytes()
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(content[: int(share * len(content))])
+    source = ModelSource(str(cut), "student")
+    with pytest.raises(ValueError, match=r"student .*cut\.gguf"):
+        source.load(torch.float32)
+    if share < 0.1:
+        with pytest.raises(ValueError, match=r"student .*cut\.gguf"):
+            source.config()

@@ -232,9 +232,13 @@ class ModelSource:
 
     def _call(self, function: Callable[..., Any], *args: object, **options: object) -> Any:
         """Name the model in the errors of transformers, and keep one of their many lines."""
+        errors: tuple[type[Exception], ...] = (OSError, ValueError, ImportError, RuntimeError)
+        # The reader of GGUF files takes what they say as it is: a damaged one can raise anything.
+        if split_name(self.name)[1]:
+            errors = (Exception,)
         try:
             return function(*args, trust_remote_code=self.trust_remote_code, **options)
-        except (OSError, ValueError, ImportError, RuntimeError) as error:
+        except errors as error:
             why = str(error).strip().partition("\n")[0]
             raise ValueError(f"{self._named} cannot be loaded: {why}{advice(error)}") from error
 
