@@ -133,6 +133,14 @@ def test_checkpoint_without_all_weights_is_rejected(copied: Path) -> None:
     source.check_weights()
 
 
+@pytest.mark.parametrize("content", ["", "[1]", "{}", '{"weight_map": ["a"]}'])
+def test_index_that_is_damaged_is_rejected(copied: Path, content: str) -> None:
+    shards(copied, "model.safetensors")
+    (copied / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json is damaged"):
+        ModelSource(str(copied), "student").check_weights()
+
+
 # All but the last byte, not even the header, nothing, and what git leaves without its LFS.
 @pytest.mark.parametrize("kept", [slice(-1), slice(20), slice(0), None])
 @pytest.mark.parametrize("whole", ["model.safetensors", "pytorch_model.bin"])
@@ -150,6 +158,12 @@ def test_weights_that_are_cut_off_are_rejected(
     second.write_bytes(content)
     first.rename(copied / whole)
     source.check_weights()
+
+
+def test_load_checks_the_files_first(copied: Path) -> None:
+    os.truncate(copied / "model.safetensors", 99)
+    with pytest.raises(ValueError, match=r"--teacher .*model\.safetensors is cut off"):
+        ModelSource(str(copied), "teacher").load(torch.float32)
 
 
 @pytest.mark.parametrize("offline", [False, True])

@@ -24,19 +24,21 @@ from transformers import (
 from vocagnolm.extras import advice
 from vocagnolm.gguf import gguf_files, split_name
 from vocagnolm.hub import check_name
-from vocagnolm.io import file_sha256, json_or_empty
+from vocagnolm.io import file_sha256, read_json
 from vocagnolm.models.quantization import check_quantizer
 from vocagnolm.tokenizer import Role, check_tokenizer, load_tokenizer
 
 # A model whose configuration names no context has this one.
 NO_LIMIT = sys.maxsize
+# PEFT writes this file into every directory of adapters.
+ADAPTER_CONFIG = "adapter_config.json"
 # These patterns match the files of weights, and all files that make a model and its tokenizer.
 # They are looked for in one directory, without those below it.
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 _MODEL_FILES = (
     "config.json",
     "generation_config.json",
-    "adapter_config.json",
+    ADAPTER_CONFIG,
     "*.py",
     "*.safetensors",
     "pytorch_model*.bin",
@@ -104,17 +106,21 @@ class ModelSource:
         present = _names_in(directory, _WEIGHT_FILES)
         needed: set[str] = set()
         # transformers looks for the files in this order, and takes the first kind that is there.
-        # An index lists the parts of weights that are split.
         for name in ("model.safetensors", "pytorch_model.bin"):
-            index = json_or_empty(directory / f"{name}.index.json").get("weight_map", {})
-            needed = needed or {name} & present or set(index.values())
+            index = directory / f"{name}.index.json"
+            if name in present:
+                needed = {name}
+                break
+            if index.exists():
+                needed = _parts(index)
+                break
         # What the cache lacks is downloaded later, where that is allowed.
         may_download = is_cached and not constants.HF_HUB_OFFLINE
         if (not present or needed - present) and not may_download:
             lacking = min(needed - present, default="files of weights (*.safetensors)")
             raise ValueError(f"{self._named} lacks {lacking}: give the complete checkpoint")
         for name in sorted(needed & present):
-            reason = _fault(directory / name)
+            reason = weights_fault(directory / name)
             if reason:
                 raise ValueError(
                     f"{self._named}: {name} is cut off or damaged ({reason}): get it again"
@@ -143,10 +149,13 @@ class ModelSource:
         """Load its weights in `dtype`, or quantized, by a config of transformers, on a device.
 
         The student is always loaded in float32, whatever its checkpoint says: AdamW's small updates
-        are lost on bfloat16 weights. Weights that the checkpoint lacks are a ValueError.
+        are lost on bfloat16 weights. Weights that the checkpoint lacks, and files of them that are
+        damaged, are a ValueError.
         """
         if self.loaded is not None:
             return self.loaded
+        # The libraries raise errors of many classes on damaged files, and some name no file.
+        self.check_weights()
         options: dict[str, object] = {
             "dtype": dtype,
             "attn_implementation": self.attn_implementation,
@@ -253,7 +262,15 @@ def _unpacked() -> dict[str, object]:
     return {"quantization_config": config(dequantize=True)} if config else {}
 
 
-def _fault(weights: Path) -> str:
+def _parts(index: Path) -> set[str]:
+    """Return the files that an index of split weights lists."""
+    files_by_weight = read_json(index).get("weight_map")
+    if not (files_by_weight and isinstance(files_by_weight, dict)):
+        raise ValueError(f"{index} is damaged: it lists no weights; get it again")
+    return set(files_by_weight.values())
+
+
+def weights_fault(weights: Path) -> str:
     """Return what shows that a file of weights is not whole; nothing if it seems to be."""
     if weights.suffix == ".bin":
         # The file is a zip file, which has its table at the end, or a pickle, as before PyTorch
@@ -273,7 +290,7 @@ def _fault(weights: Path) -> str:
 def is_adapter(name: str | Path) -> bool:
     """Test whether a directory holds adapters in PEFT's format, and no whole model."""
     directory = Path(name)
-    return (directory / "adapter_config.json").exists() and not (directory / "config.json").exists()
+    return (directory / ADAPTER_CONFIG).exists() and not (directory / "config.json").exists()
 
 
 def revision_of(model: str, config: PreTrainedConfig | None) -> str:
