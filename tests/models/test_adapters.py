@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from vocagnolm.models.adapters import adapt, check_adapted, merge_adapters
+from vocagnolm.models.adapters import adapt, check_adapted, merge_adapters, read_adapters
 from vocagnolm.models.probes import check_packing
 from vocagnolm.token_loss import add_token_losses
 from vocagnolm.training.models import add_adapters
@@ -126,30 +126,6 @@ def test_packing_is_checked_when_the_model_is_adapted(tiny_llama: Callable[..., 
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"lora_target_modules": ["embed_tokens", "q_proj"]},
-        {"lora_modules_to_save": ["embed_tokens", "norm"]},
-    ],
-)
-def test_merged_model_gives_the_same_logits(
-    changes: dict[str, Any], tiny_llama: Callable[..., Any], tmp_path: Path
-) -> None:
-    adapted = add_adapters(tiny_llama(VOCABULARY).double(), arguments(**changes), seed=0)
-    set_random(adapted)
-    adapted.save_pretrained(tmp_path)
-    state = load_file(tmp_path / "adapter_model.safetensors")
-    plain, ids = tiny_llama(VOCABULARY).double(), torch.arange(20)[None]
-    before = plain(ids).logits
-    merged = merge_adapters(plain, peft.PeftConfig.from_pretrained(str(tmp_path)), state)
-    expected, found = adapted.eval()(ids).logits, merged(ids).logits
-    assert (found - expected).abs().max() < 1e-10
-    assert (found - before).abs().max() > 1e-2
-    assert not any("lora" in name for name, _ in merged.named_parameters())
-
-
-@pytest.mark.parametrize(
     ("tied", "changes", "message"),
     [
         (False, {"lora_target_modules": ["q_proj", "q_porj"]}, "has no layer q_porj"),
@@ -165,23 +141,6 @@ def test_layer_that_cannot_be_adapted_is_rejected(
     model = tiny_llama(VOCABULARY, tie_word_embeddings=tied)
     with pytest.raises(ValueError, match=message):
         add_adapters(model, arguments(**changes), seed=0)
-
-
-@pytest.mark.parametrize("change", ["missing", "shape"])
-def test_adapters_of_another_model_are_not_merged(
-    change: str, tiny_llama: Callable[..., Any], tmp_path: Path
-) -> None:
-    add_adapters(tiny_llama(VOCABULARY), arguments(), seed=0).save_pretrained(tmp_path)
-    state = load_file(tmp_path / "adapter_model.safetensors")
-    name = min(state)
-    if change == "missing":
-        del state[name]
-    else:
-        state[name] = state[name][:, 1:]
-    with pytest.raises(ValueError, match="1 of their weights"):
-        merge_adapters(
-            tiny_llama(VOCABULARY), peft.PeftConfig.from_pretrained(str(tmp_path)), state
-        )
 
 
 # Adapters of PEFT, as Python gives them
@@ -236,3 +195,136 @@ def test_prompts_that_are_learned_are_refused(tiny_llama: Callable[..., Any]) ->
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     with pytest.raises(ValueError, match="PromptTuningConfig adds tokens"):
         adapt(tiny_llama(VOCABULARY), config, seed=0)
+
+
+# Adapters that are merged into their model, whoever trained them
+
+
+def lora(**options: Any) -> Any:
+    return peft.LoraConfig(
+        **{"task_type": "CAUSAL_LM", "r": 4, "target_modules": ["q_proj"]} | options
+    )
+
+
+MERGED: dict[str, Callable[[], Any]] = {
+    "lora": lora,
+    "dora": lambda: lora(use_dora=True),
+    "rslora": lambda: lora(use_rslora=True),
+    "bias": lambda: lora(bias="all"),
+    "norm": lambda: lora(modules_to_save=["norm"]),
+    "embeddings": lambda: lora(target_modules=["q_proj", "embed_tokens"]),
+    "dora of embeddings": lambda: lora(target_modules=["embed_tokens"], use_dora=True),
+    "head": lambda: lora(target_modules=["q_proj", "lm_head"]),
+    "both": lambda: lora(target_modules=["embed_tokens", "lm_head"]),
+    "whole embeddings": lambda: lora(modules_to_save=["embed_tokens"]),
+    "whole head": lambda: lora(modules_to_save=["lm_head"]),
+    "tokens": lambda: lora(trainable_token_indices=[3, 5]),
+    "tokens of the head": lambda: lora(trainable_token_indices={"lm_head": [3, 5]}),
+    "ia3": lambda: peft.IA3Config(
+        task_type="CAUSAL_LM",
+        target_modules=["o_proj", "down_proj"],
+        feedforward_modules=["down_proj"],
+    ),
+    "loha": lambda: peft.LoHaConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"]),
+}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", MERGED)
+def test_merged_model_that_is_saved_has_the_logits_of_the_adapted_one(
+    kind: str, tied: bool, tiny_llama: Callable[..., Any], tmp_path: Path
+) -> None:
+    base, ids = tiny_llama(VOCABULARY, tie_word_embeddings=tied), torch.arange(20)[None]
+    plain = logits_of(base, ids)
+    adapted = peft.get_peft_model(base, MERGED[kind]())
+    set_random(adapted)
+    adapted.save_pretrained(tmp_path / "adapters")
+    model = tiny_llama(VOCABULARY, tie_word_embeddings=tied)
+    merged = merge_adapters(model, *read_adapters(tmp_path / "adapters"))
+    merged.save_pretrained(tmp_path / "merged")
+    loaded = type(model).from_pretrained(tmp_path / "merged")
+    expected = logits_of(adapted.eval(), ids)
+    assert (expected - plain).abs().max() > 1e-3, "the adapters do nothing"
+    torch.testing.assert_close(logits_of(loaded.eval(), ids), expected, rtol=1e-4, atol=1e-4)
+    # Weights that were one stay one, unless the adapters made them differ.
+    alone = ("embeddings", "dora of embeddings", "head", "both", "whole embeddings", "whole head")
+    is_untied = not tied or kind in (*alone, "tokens of the head")
+    assert loaded.config.tie_word_embeddings is not is_untied
+    for result in (merged, loaded):
+        is_one = result.lm_head.weight is result.model.embed_tokens.weight
+        assert is_one is not is_untied
+
+
+NOT_MERGED: dict[str, Callable[[], Any]] = {
+    "prompt": lambda: peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
+    "prefix": lambda: peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
+    "adaption": lambda: peft.AdaptionPromptConfig(
+        task_type="CAUSAL_LM", adapter_len=2, adapter_layers=1
+    ),
+    "xlora": lambda: peft.XLoraConfig(task_type="CAUSAL_LM", hidden_size=32, adapters={"a": "b"}),
+    "replicated": lambda: lora(layer_replication=[(0, 2), (0, 2)]),
+    "activated": lambda: lora(alora_invocation_tokens=[5, 6]),
+    "poly": lambda: peft.PolyConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_MERGED)
+def test_adapters_that_are_more_than_weights_are_rejected(
+    kind: str, tiny_llama: Callable[..., Any], tmp_path: Path
+) -> None:
+    config, state = NOT_MERGED[kind](), {}
+    if kind != "xlora":
+        adapted = peft.get_peft_model(tiny_llama(VOCABULARY), NOT_MERGED[kind]())
+        state = peft.get_peft_model_state_dict(adapted)
+    with pytest.raises(ValueError, match=rf"{type(config).__name__} cannot be merged .*\(.+\)"):
+        merge_adapters(tiny_llama(VOCABULARY), config, state)
+
+
+@pytest.fixture
+def saved(tiny_llama: Callable[..., Any], tmp_path: Path) -> Path:
+    """Adapters in a directory."""
+    adapt(tiny_llama(VOCABULARY), lora(), seed=0).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("change", ["missing", "shape"])
+def test_adapters_of_another_model_are_not_merged(
+    change: str, saved: Path, tiny_llama: Callable[..., Any]
+) -> None:
+    config, state = read_adapters(saved)
+    name = min(state)
+    if change == "missing":
+        del state[name]
+    else:
+        state[name] = state[name][:, 1:]
+    with pytest.raises(ValueError, match="1 of their weights"):
+        merge_adapters(tiny_llama(VOCABULARY), config, state)
+
+
+def test_adapters_in_a_file_of_torch_are_read(saved: Path) -> None:
+    _, expected = read_adapters(saved)
+    torch.save(expected, saved / "adapter_model.bin")
+    (saved / "adapter_model.safetensors").unlink()
+    _, state = read_adapters(saved)
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], weight) for name, weight in expected.items())
+    os.truncate(saved / "adapter_model.bin", 99)
+    with pytest.raises(ValueError, match=r"adapter_model\.bin is cut off"):
+        read_adapters(saved)
+
+
+def test_adapters_that_are_damaged_are_rejected(saved: Path) -> None:
+    os.truncate(saved / "adapter_model.safetensors", 99)
+    with pytest.raises(ValueError, match=r"adapter_model\.safetensors is cut off"):
+        read_adapters(saved)
+    (saved / "adapter_model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"lacks adapter_model\.safetensors"):
+        read_adapters(saved)
+
+
+# A file that is cut off, another kind of JSON, and kinds of adapters that PEFT does not have.
+@pytest.mark.parametrize("content", ["", "[]", '{"peft_type": "NEW"}', '{"peft_type": 3}'])
+def test_config_of_adapters_that_is_damaged_is_rejected(saved: Path, content: str) -> None:
+    (saved / "adapter_config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"adapter_config\.json (is damaged|cannot be read)"):
+        read_adapters(saved)

@@ -7,11 +7,15 @@ from the output head's own weight, which therefore must not be adapted.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from vocagnolm.io import read_json
+from vocagnolm.models.load import ADAPTER_CONFIG, weights_fault
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftConfig, PeftModel
@@ -53,8 +57,7 @@ def check_adapted(model: nn.Module) -> None:
     # A model that lacks one of the two is rejected elsewhere, where its losses are tried.
     if head is None or embeddings is None:
         return
-    # Under a wrapper of PEFT the original weights tell whether the two modules share them.
-    if _inner(head).weight is _inner(embeddings).weight:
+    if _is_tied(base):
         whole_modules["the embeddings, which share the output head's weight,"] = embeddings
     for name, module in whole_modules.items():
         if module is not _inner(module):
@@ -64,6 +67,15 @@ def check_adapted(model: nn.Module) -> None:
                 f"in {type(base).__name__}, out of target_modules, target_parameters, "
                 "modules_to_save and trainable_token_indices"
             )
+
+
+def _is_tied(base: Any) -> bool:
+    """Tell whether the output head and the embeddings share their weight, adapted or not."""
+    head, embeddings = base.get_output_embeddings(), base.get_input_embeddings()
+    if head is None or embeddings is None:
+        return False
+    # Under a wrapper of PEFT the original weights tell it.
+    return _inner(head).weight is _inner(embeddings).weight
 
 
 def _inner(module: nn.Module) -> nn.Module:
@@ -140,16 +152,57 @@ def _wrap(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
     return wrapped
 
 
+def read_adapters(directory: Path) -> tuple[PeftConfig, dict[str, Tensor]]:
+    """Read the config of adapters, and their weights, from a directory that PEFT has written.
+
+    Raises:
+        ValueError: a file is missing or damaged, or this version of PEFT cannot read it.
+    """
+    from peft import PeftConfig, __version__, load_peft_weights
+
+    path = directory / ADAPTER_CONFIG
+    # PEFT's own error for a file that is no JSON does not name it.
+    read_json(path)
+    try:
+        config = PeftConfig.from_pretrained(str(directory))
+    # PEFT looks things up by what the file says, and raises whatever comes of that.
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} cannot be read by peft {__version__} ({type(error).__name__}: {error}): "
+            "install the version that wrote it"
+        ) from error
+    # PEFT looks for the files in this order, and then on the hub.
+    for name in ("adapter_model.safetensors", "adapter_model.bin"):
+        weights = directory / name
+        if weights.exists():
+            break
+    else:
+        raise ValueError(f"{directory} lacks adapter_model.safetensors: give the whole directory")
+    reason = weights_fault(weights)
+    if reason:
+        raise ValueError(f"{weights} is cut off or damaged ({reason}): get it again")
+    return config, load_peft_weights(str(directory), device="cpu")
+
+
 def merge_adapters(
     model: PreTrainedModel, config: PeftConfig, state: Mapping[str, Tensor]
 ) -> PreTrainedModel:
     """Add trained adapters, named as in `adapter_model.safetensors`, to their model's own weights.
 
-    The model is changed in place, and keeps its dtype. A ValueError where the adapters belong to
-    another one, or are not complete.
+    The model is changed in place, and keeps its dtype. Its output head gets a weight of its own if
+    the adapters make it differ from the embeddings.
+
+    Raises:
+        ValueError: they cannot be merged, or belong to another model, or are not complete.
     """
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
+    is_prompt = config.is_prompt_learning or config.is_adaption_prompt
+    # X-LoRA mixes adapters anew for every input. Layers that are repeated share one weight, but
+    # have an adapter each. PEFT would merge both, into another model.
+    is_mixture = config.peft_type == "XLORA" or getattr(config, "layer_replication", None)
+    if is_prompt or is_mixture:
+        raise ValueError(_not_merged(config, "they are more than a change of weights"))
     wrapped = _wrap(model, config)
     # PEFT passes over weights that are absent or unknown, so all are compared before.
     own_weights = get_peft_model_state_dict(wrapped)
@@ -163,5 +216,28 @@ def merge_adapters(
             f"are missing, too many or of another shape, such as {wrong_names[0]}"
         )
     set_peft_model_state_dict(wrapped, dict(state))
-    merged: PreTrainedModel = wrapped.merge_and_unload()
-    return merged
+    base: Any = wrapped.get_base_model()
+    is_tied = _is_tied(base)
+    if is_tied:
+        # PEFT would add an adapter of the head, or of the embeddings, to the weight of both.
+        own_head: Any = _inner(base.get_output_embeddings())
+        own_head.weight = nn.Parameter(own_head.weight.detach().clone())
+    try:
+        merged: Any = wrapped.merge_and_unload()
+    except (RuntimeError, ValueError) as error:
+        # Some errors of PEFT have no text.
+        raise ValueError(_not_merged(config, str(error) or repr(error))) from error
+    if is_tied:
+        head, embeddings = merged.get_output_embeddings(), merged.get_input_embeddings()
+        is_tied = torch.equal(head.weight, embeddings.weight)
+        merged.config.tie_word_embeddings = is_tied
+        if is_tied:
+            head.weight = embeddings.weight
+    return merged  # type: ignore[no-any-return]
+
+
+def _not_merged(config: PeftConfig, reason: str) -> str:
+    return (
+        f"adapters of {type(config).__name__} cannot be merged into their model ({reason}): load "
+        "them with it, by PeftModel.from_pretrained"
+    )

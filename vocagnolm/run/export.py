@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from vocagnolm.cli import Parser, shell
 from vocagnolm.extras import require
 from vocagnolm.io import MANIFEST_FILE, RUN_FILE, JsonObject, json_or_empty
-from vocagnolm.models.adapters import lora_config, merge_adapters
+from vocagnolm.models.adapters import lora_config, merge_adapters, read_adapters
 from vocagnolm.models.load import ModelSource, is_adapter, model_files
 from vocagnolm.printing import print_main
 from vocagnolm.tokenizer import Role, load_tokenizer
@@ -141,10 +141,7 @@ def _trained(
 ) -> PreTrainedModel:
     """Put the trained weights, or the adapters, into the student that a run began with."""
     if is_adapter(checkpoint):
-        from peft import PeftConfig
-
-        weights = load_file(checkpoint / "adapter_model.safetensors")
-        return merge_adapters(model, PeftConfig.from_pretrained(str(checkpoint)), weights)
+        return merge_adapters(model, *read_adapters(checkpoint))
     # This works without the processes that trained: it joins their shards on the CPU.
     merge_fsdp_weights(str(checkpoint / _SHARDS), str(scratch))
     weights = load_file(scratch / "model.safetensors")
