@@ -14,6 +14,7 @@ import runpy
 import signal
 import sys
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial, wraps
@@ -194,12 +195,22 @@ def stop(name: str, error: BaseException | str, status: int) -> int:
     return status
 
 
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """Raise a KeyboardInterrupt; leave at once in an import, which may make any error of it."""
+def _interrupt(owner: int, number: int, frame: FrameType | None) -> NoReturn:
+    """Raise a KeyboardInterrupt, so that a command removes what it has not finished.
+
+    It leaves at once in an import, which may make any error of it.
+    """
+    # A process that was forked has inherited the handler. Pools end theirs by SIGTERM, and would
+    # wait for one that first cleans up what is not its own.
+    if os.getpid() != owner:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
     # The loop goes from the frame that is interrupted up to the command's own.
     while frame:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             log_main("vocagnolm: interrupted")
+            # Temporary directories go, as they do at Python's own end.
+            weakref.finalize._exitfunc()  # type: ignore[attr-defined]
             os._exit(Exit.INTERRUPTED)
         frame = frame.f_back
     raise KeyboardInterrupt
@@ -207,9 +218,14 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 def run_script(main: _Main) -> NoReturn:
     """Run `main` as a process of its own, and end without waiting for processes that are gone."""
-    # A handler that another program has set, or an ignored signal, stays as it is.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
+    numbers = [signal.SIGINT]
+    # A process of several must not clean up: it could wait for others that are gone.
+    if "RANK" not in os.environ:
+        numbers += [signal.SIGTERM, signal.SIGHUP]
+    for number in numbers:
+        # A handler that another program has set, or an ignored signal, stays as it is.
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, partial(_interrupt, os.getpid()))
     status = main()
     is_alone = "torch" not in sys.modules or not sys.modules["torch"].distributed.is_initialized()
     # After an interrupt Python may end itself by the signal, whatever the status.

@@ -21,6 +21,7 @@ import ast
 import atexit
 import inspect
 import re
+import weakref
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -91,6 +92,7 @@ READ: list[tuple[Callable[[], Any], str]] = [
     (lambda: argparse.ArgumentParser(), "_option_string_actions"),
     (lambda: argparse.HelpFormatter("prog"), "_format_args"),
     (lambda: atexit, "_run_exitfuncs"),
+    (lambda: weakref.finalize, "_exitfunc"),
     (lambda: _pytree, "tree_map_only"),
     (lambda: CONFIG, "_attn_implementation max_position_embeddings rope_parameters"),
     (lambda: CONFIG, "num_attention_heads num_key_value_heads head_dim attention_dropout"),
@@ -115,6 +117,7 @@ READ: list[tuple[Callable[[], Any], str]] = [
     (lambda: get_args_parser().parse_args(["x.py"]), "signals_to_handle"),
     (lambda: peft.PeftModel, "get_base_model create_or_update_model_card"),
     (lambda: peft.LoraModel, "merge_and_unload"),
+    (lambda: peft.LoraConfig(), "is_prompt_learning is_adaption_prompt layer_replication"),
 ]
 
 # Arguments that are given by name, or looked for, where documentation does not promise them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from importlib import import_module
@@ -274,22 +275,79 @@ def test_checkout_that_is_not_installed_starts(tmp_path: Path) -> None:
         assert (done.returncode, said in done.stdout) == (0, True), done.stderr
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("where", ["in an import", "in the command"])
-def test_interrupt_is_one_line(where: str, tmp_path: Path) -> None:
-    send = "os.kill(os.getpid(), signal.SIGINT)"
-    # As C++ may do with it.
-    swallow = f"try:\n    {send}\nexcept KeyboardInterrupt:\n    raise RuntimeError from None\n"
-    work = f"from vocagnolm.cli import shell\n@shell('mine')\ndef main(argv):\n    {send}\n"
-    text = "import os, signal\n" + (swallow if where == "in an import" else work)
-    (tmp_path / "mine.py").write_text(text)
+def run_as_audit(directory: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run `mine.py` of a directory as the command `audit`."""
     begin = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from vocagnolm import __main__ as command; "
         "command.COMMANDS['audit'] = ('mine', ''); command.start()"
     )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    environ["PYTHONPATH"] = os.pathsep.join([str(directory), *sys.path])
     command = [sys.executable, "-c", begin, "audit"]
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environ})
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("where", ["in an import", "in the command"])
+def test_interrupt_is_one_line(where: str, tmp_path: Path) -> None:
+    send = "os.kill(os.getpid(), signal.SIGINT)"
+    # As C++ may do with it.
+    swallow = (
+        f"from tempfile import TemporaryDirectory\nscratch = TemporaryDirectory(dir='{tmp_path}')\n"
+        f"try:\n    {send}\nexcept KeyboardInterrupt:\n    raise RuntimeError from None\n"
+    )
+    work = f"from vocagnolm.cli import shell\n@shell('mine')\ndef main(argv):\n    {send}\n"
+    text = "import os, signal\n" + (swallow if where == "in an import" else work)
+    (tmp_path / "mine.py").write_text(text)
+    done = run_as_audit(tmp_path)
     name = "vocagnolm" if where == "in an import" else "mine"
     assert (done.returncode, done.stderr) == (cli.Exit.INTERRUPTED, f"{name}: interrupted\n")
+    assert not list(tmp_path.glob("tmp*"))
+
+
+# A command that holds a temporary directory, and then does something.
+HOLDING = """
+import os, signal, time
+from tempfile import TemporaryDirectory
+from vocagnolm.cli import shell
+@shell("mine")
+def main(argv):
+    with TemporaryDirectory(dir="{0}"):
+        {1}
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("several", [False, True])
+def test_ended_command_leaves_nothing_behind_when_it_is_alone(
+    name: str, several: bool, tmp_path: Path
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    send = f"os.kill(os.getpid(), signal.{name})"
+    (tmp_path / "mine.py").write_text(HOLDING.format(place, send))
+    done = run_as_audit(tmp_path, **({"RANK": "0"} if several else {}))
+    if several:
+        # To clean up it might wait for the others.
+        assert done.returncode == -getattr(signal, name)
+        return
+    assert (done.returncode, done.stderr) == (cli.Exit.INTERRUPTED, "mine: interrupted\n")
+    assert not list(place.iterdir())
+
+
+@pytest.mark.processes
+def test_ended_process_of_a_pool_leaves_alone_what_is_its_parents(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    # The child says when it is there, as Python drops the signals of the moment of a fork.
+    fork = (
+        "ready, there = os.pipe(); child = os.fork(); "
+        "child or (os.write(there, b'.'), time.sleep(60), os._exit(0)); "
+        "os.read(ready, 1); os.kill(child, signal.SIGTERM); "
+        f"print(os.waitpid(child, 0)[1], len(os.listdir('{place}')))"
+    )
+    (tmp_path / "mine.py").write_text(HOLDING.format(place, fork))
+    done = run_as_audit(tmp_path)
+    # The status of a process that a signal has ended is its number.
+    assert done.stdout == f"{signal.SIGTERM:d} 1\n", done.stderr
