@@ -29,7 +29,7 @@ from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.doors import python_door
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.method import Method
-from vocagnolm.models.adapters import adapt, check_adapted
+from vocagnolm.models.adapters import adapt, check_adapted, with_base
 from vocagnolm.models.probes import check_packing
 from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher
 from vocagnolm.packing import Blocks
@@ -146,7 +146,7 @@ class VocAgnoTrainer(ResumableTrainer):
         # Widest sequences first: that changes the micro-batches, and so the order must not matter.
         self.orders_steps = method.splits_alike
         self._assembled = assembled
-        self.settings = assembled.settings
+        self.settings = with_base(assembled.settings, student)
         self.skipped = assembled.skipped
         self.objective: Objective = (method.own_objective or Objective)(
             method, source, self.args.seed

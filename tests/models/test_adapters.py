@@ -11,7 +11,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vocagnolm.models.adapters import adapt, check_adapted, merge_adapters, read_adapters
+from vocagnolm.models.adapters import (
+    adapt,
+    check_adapted,
+    check_base,
+    merge_adapters,
+    read_adapters,
+    with_base,
+)
 from vocagnolm.models.probes import check_packing
 from vocagnolm.token_loss import add_token_losses
 from vocagnolm.training.models import add_adapters
@@ -328,3 +335,30 @@ def test_config_of_adapters_that_is_damaged_is_rejected(saved: Path, content: st
     (saved / "adapter_config.json").write_text(content)
     with pytest.raises(ValueError, match=r"adapter_config\.json (is damaged|cannot be read)"):
         read_adapters(saved)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_base_that_was_changed_is_rejected(
+    dtype: torch.dtype, tiny_llama: Callable[..., Any]
+) -> None:
+    settings = with_base({"seed": 1}, adapt(tiny_llama(VOCABULARY).to(dtype), lora(), seed=0))
+    assert settings["seed"] == 1
+    base = tiny_llama(VOCABULARY)
+    check_base(base, settings)
+    with torch.no_grad():
+        base.model.norm.weight[-1] += 0.1
+    check_base(base, {"seed": 1})
+    with pytest.raises(ValueError, match="other weights"):
+        check_base(base, settings)
+
+
+@pytest.mark.parametrize("kind", ["plain", "quantized", "meta"])
+def test_settings_have_no_checksum_when_there_are_no_such_weights(
+    kind: str, tiny_llama: Callable[..., Any]
+) -> None:
+    model = tiny_llama(VOCABULARY)
+    model.is_quantized = kind == "quantized"
+    if kind == "meta":
+        model.to("meta")
+    student = model if kind == "plain" else adapt(model, lora(), seed=0)
+    assert with_base({"seed": 1}, student) == {"seed": 1}

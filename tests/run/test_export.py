@@ -14,7 +14,7 @@ import pytest
 import torch
 from adapter_world import World, make_world
 from launch import run_jobs
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from vocagnolm import VocAgnoConfig, VocAgnoTrainer
@@ -26,7 +26,7 @@ from vocagnolm.training.models import read_models
 
 pytestmark = pytest.mark.processes
 
-pytest.importorskip("peft")
+peft = pytest.importorskip("peft")
 LORA = {
     "use_peft": "True",
     "lora_r": "4",
@@ -243,31 +243,24 @@ def test_adapters_are_no_model(role: Any, world: World) -> None:
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_shards_that_lack_a_weight_are_rejected(
-    ties: bool, tiny_llama: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_that_lack_a_weight_are_rejected(ties: bool, tiny_llama: Callable[..., Any]) -> None:
     model = tiny_llama(60, seed=0, tie_word_embeddings=ties)
     saved = {name: weight + 1 for name, weight in model.state_dict().items()}
     if ties:
         del saved["lm_head.weight"]
-
-    def merge(shards: str, directory: str) -> None:
-        save_file(saved, Path(directory, "model.safetensors"))
-
-    monkeypatch.setattr(export, "merge_fsdp_weights", merge)
-    export._trained(model, tmp_path, {"use_peft": False}, tmp_path)
+    export._fill(model, saved)
     assert all(torch.equal(model.state_dict()[name], weight) for name, weight in saved.items())
+    with pytest.raises(ValueError, match=r"1 weights .* other\.weight"):
+        export._fill(model, saved | {"other.weight": torch.ones(1)})
     del saved["model.norm.weight"]
-    with pytest.raises(ValueError, match=r"model\.norm\.weight"):
-        export._trained(model, tmp_path, {"use_peft": False}, tmp_path)
+    with pytest.raises(ValueError, match=r"1 weights .* model\.norm\.weight"):
+        export._fill(model, saved)
 
 
-@pytest.mark.parametrize("kind", ["checkpoint", "saved", "adapters"])
-def test_what_a_trainer_in_python_saves_is_exported(
-    kind: str, world: World, tmp_path: Path
-) -> None:
+def trained_in_python(world: World, directory: Path, model: Any, **options: Any) -> VocAgnoTrainer:
+    """A trainer that has made one step, and saved it."""
     args = VocAgnoConfig(
-        output_dir=str(tmp_path / "run"),
+        output_dir=str(directory),
         max_length=64,
         max_steps=1,
         save_steps=1,
@@ -277,12 +270,21 @@ def test_what_a_trainer_in_python_saves_is_exported(
         method="cpt",
     )
     rows = [json.loads(line) for line in world.pages.read_text().splitlines()]
-    adapters = None
-    if kind == "adapters":
-        peft = pytest.importorskip("peft")
-        adapters = peft.LoraConfig(task_type="CAUSAL_LM", r=4, init_lora_weights=False)
-    trainer = VocAgnoTrainer(str(world.student), args, None, rows, peft_config=adapters)
+    trainer = VocAgnoTrainer(model, args, None, rows, **options)
     trainer.train()
+    return trainer
+
+
+def adapters() -> Any:
+    return peft.LoraConfig(task_type="CAUSAL_LM", r=4, init_lora_weights=False)
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "saved", "adapters"])
+def test_what_a_trainer_in_python_saves_is_exported(
+    kind: str, world: World, tmp_path: Path
+) -> None:
+    config = adapters() if kind == "adapters" else None
+    trainer = trained_in_python(world, tmp_path / "run", str(world.student), peft_config=config)
     place = tmp_path / "run/checkpoint-1"
     if kind == "saved":
         place = tmp_path / "saved"
@@ -299,3 +301,15 @@ def test_what_a_trainer_in_python_saves_is_exported(
     with torch.no_grad():
         expected = trained(input_ids=ids, use_cache=False).logits
         torch.testing.assert_close(model(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_adapters_of_a_model_that_python_has_changed_are_not_exported(
+    world: World, tmp_path: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(world.student)
+    with torch.no_grad():
+        model.model.norm.weight += 0.1
+    trained_in_python(world, tmp_path / "run", model, peft_config=adapters())
+    with pytest.raises(ValueError, match="other weights"):
+        export.export(tmp_path / "run/checkpoint-1")
+    assert not list(tmp_path.rglob(".export-*"))

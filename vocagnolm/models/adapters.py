@@ -6,6 +6,7 @@ from the output head's own weight, which therefore must not be adapted.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from vocagnolm.dist import rank0
 from vocagnolm.io import read_json
 from vocagnolm.models.load import ADAPTER_CONFIG, weights_fault
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftConfig, PeftModel
+
+# The checksum of the weights below adapters: an attribute of the adapted model, and a setting.
+_CHECKSUM, _SETTING = "base_checksum", "student_weights"
 
 
 def adapt(model: PreTrainedModel, config: PeftConfig, seed: int) -> PeftModel:
@@ -35,12 +40,54 @@ def adapt(model: PreTrainedModel, config: PeftConfig, seed: int) -> PeftModel:
             f"peft_config: {type(config).__name__} adds tokens that no text has, and that no loss "
             "belongs to: use adapters, as LoraConfig does"
         )
+    checksum = _checksum(model, model.dtype)
     # The run draws the same random numbers afterwards as it would without adapters.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         adapted = _wrap(model, config)
     check_adapted(adapted)
+    setattr(adapted, _CHECKSUM, checksum)
     return adapted
+
+
+def with_base(settings: Mapping[str, Any], student: object) -> dict[str, Any]:
+    """Add to the settings of a run the checksum of the weights below the student's adapters.
+
+    A run resumes, and its adapters are merged, on the same weights only. Without adapters, or
+    where PEFT had added them before, nothing is added. Every process has to call it.
+    """
+    # Under FSDP2 the other processes may have no weights yet.
+    checksum = rank0(lambda: getattr(student, _CHECKSUM, None))
+    return {**settings, _SETTING: checksum} if checksum else dict(settings)
+
+
+def check_base(model: PreTrainedModel, settings: Mapping[str, Any]) -> None:
+    """Reject a model whose weights are not those that the adapters of a run were trained on."""
+    # Runs of older versions, and adapters of other programs, do not say what those were.
+    checksum = settings.get(_SETTING)
+    if not checksum:
+        return
+    dtype: torch.dtype = getattr(torch, checksum.partition(" ")[0])
+    if _checksum(model, dtype) != checksum:
+        raise ValueError(
+            f"{model.name_or_path} has other weights than the model that the adapters were trained "
+            "on, which was changed since, or in the memory of its run: merge them there, and save "
+            "trainer.model.merge_and_unload()"
+        )
+
+
+def _checksum(model: PreTrainedModel, dtype: torch.dtype) -> str | None:
+    """Return "float32 1a2b3c4d" for weights in a dtype; None if they are quantized or not there.
+
+    Rounded to the dtype, the weights of a file are those of a model that was loaded in it.
+    """
+    if getattr(model, "is_quantized", False) or model.device.type == "meta":
+        return None
+    checksum = 0
+    for _, weight in sorted(model.named_parameters()):
+        rounded = weight.detach().to("cpu", dtype).flatten()
+        checksum = zlib.crc32(rounded.view(torch.uint8).numpy().data, checksum)
+    return f"{str(dtype).removeprefix('torch.')} {checksum:08x}"
 
 
 def check_adapted(model: nn.Module) -> None:

@@ -8,7 +8,7 @@ weights that they belong to. Exit status: 0 done, 2 a wrong argument or file.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,21 +17,24 @@ from typing import Any
 import torch
 from accelerate.utils import merge_fsdp_weights
 from safetensors.torch import load_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from vocagnolm.cli import Parser, shell
 from vocagnolm.extras import require
-from vocagnolm.io import MANIFEST_FILE, RUN_FILE, JsonObject, json_or_empty
-from vocagnolm.models.adapters import lora_config, merge_adapters, read_adapters
-from vocagnolm.models.load import ModelSource, is_adapter, model_files
+from vocagnolm.io import MANIFEST_FILE, RUN_FILE, JsonObject, json_or_empty, read_json
+from vocagnolm.models.adapters import (
+    check_base,
+    lora_config,
+    merge_adapters,
+    read_adapters,
+)
+from vocagnolm.models.load import ADAPTER_CONFIG, ModelSource, is_adapter, model_files
 from vocagnolm.printing import print_main
 from vocagnolm.tokenizer import Role, load_tokenizer
 from vocagnolm.training.checkpoints import checkpoint_fault
 from vocagnolm.training.options import ModelOptions
-from vocagnolm.training.run_directory import is_finished
 
-# PEFT writes this file into every directory of adapters.
-_ADAPTER = "adapter_config.json"
 # Accelerate makes this directory in a checkpoint that FSDP has sharded.
 _SHARDS = "pytorch_model_fsdp_0"
 
@@ -61,20 +64,12 @@ def export(
     finished run, or one that `save_model` wrote.
 
     Raises:
-        ValueError: the checkpoint is damaged, or the options do not suit it.
+        ValueError: the checkpoint or its student is damaged, its adapters cannot be merged, or the
+            options do not suit it.
     """
     # The path is made absolute but not resolved: the export lies next to it even if it is a link.
     checkpoint = Path(os.path.abspath(checkpoint))
-    is_of_a_run = any((checkpoint / name).exists() for name in (MANIFEST_FILE, RUN_FILE))
-    is_saved_model = not is_of_a_run and bool(model_files(checkpoint))
-    # A finished run is whole by its own manifest, and what `save_model` wrote has none to compare
-    # with.
-    is_whole = is_saved_model or is_finished(checkpoint)
-    fault = None if is_whole else checkpoint_fault(checkpoint)
-    if fault:
-        raise ValueError(f"{checkpoint}: {fault}")
-    settings = json_or_empty(checkpoint / MANIFEST_FILE).get("run")
-    settings = settings or json_or_empty(checkpoint / RUN_FILE)
+    settings = _settings_of(checkpoint)
     is_sharded = (checkpoint / _SHARDS).is_dir()
     # Shards hold weights without the model that they belong to, which only the settings name.
     if is_sharded and not settings:
@@ -95,7 +90,7 @@ def export(
     # command that is killed leaves no half model under its name.
     with TemporaryDirectory(dir=target.parent, prefix=".export-") as scratch:
         if is_sharded or is_adapted:
-            model = _trained(student.load(torch.float32), checkpoint, settings, Path(scratch))
+            model = _trained(student, checkpoint, settings, Path(scratch))
         else:
             model = ModelSource(str(checkpoint), "checkpoint", **trusted).load(torch.float32)
         # Training turned the cache off; generation needs it.
@@ -110,15 +105,28 @@ def export(
     return target
 
 
+def _settings_of(checkpoint: Path) -> JsonObject:
+    """Return the settings of a checkpoint's run, if it is whole; none where no run wrote it."""
+    is_of_a_run = any((checkpoint / name).exists() for name in (MANIFEST_FILE, RUN_FILE))
+    # What `save_model` wrote has no manifest of sizes to compare with.
+    is_saved_model = not is_of_a_run and bool(model_files(checkpoint))
+    fault = None if is_saved_model else checkpoint_fault(checkpoint)
+    if fault:
+        raise ValueError(f"{checkpoint}: {fault}")
+    # Settings are in the manifest of a checkpoint, and next to that of a finished run.
+    settings: JsonObject | None = json_or_empty(checkpoint / MANIFEST_FILE).get("run")
+    return settings or json_or_empty(checkpoint / RUN_FILE)
+
+
 def _student_of(checkpoint: Path, settings: JsonObject) -> tuple[str, Role, str | None]:
     """Return name, role and revision of the model that a run began with."""
+    adapter = read_json(checkpoint / ADAPTER_CONFIG) if is_adapter(checkpoint) else {}
     # A run of Python may have been given a model that no name leads to. Adapters keep the name of
     # theirs in their own file.
-    adapter = json_or_empty(checkpoint / _ADAPTER)
     name = settings.get("student") or adapter.get("base_model_name_or_path")
     if is_adapter(checkpoint) and not name:
         raise ValueError(
-            f"{checkpoint}/{_ADAPTER} names no base model: in Python, save "
+            f"{checkpoint}/{ADAPTER_CONFIG} names no base model: in Python, save "
             "trainer.model.merge_and_unload() instead"
         )
     revision = settings.get("student_revision") or adapter.get("revision")
@@ -137,20 +145,33 @@ def _tokenizer_of(checkpoint: Path, settings: JsonObject, student: ModelSource) 
 
 
 def _trained(
-    model: PreTrainedModel, checkpoint: Path, settings: JsonObject, scratch: Path
+    student: ModelSource, checkpoint: Path, settings: JsonObject, scratch: Path
 ) -> PreTrainedModel:
-    """Put the trained weights, or the adapters, into the student that a run began with."""
+    """Load the student that a run began with, and put the trained weights or adapters into it."""
+    config = None
+    # The student comes last, as it may take minutes to load.
     if is_adapter(checkpoint):
-        return merge_adapters(model, *read_adapters(checkpoint))
-    # This works without the processes that trained: it joins their shards on the CPU.
-    merge_fsdp_weights(str(checkpoint / _SHARDS), str(scratch))
-    weights = load_file(scratch / "model.safetensors")
-    if settings.get("use_peft"):
-        return merge_adapters(model, _adapter_config(model, settings), weights)
+        config, weights = read_adapters(checkpoint)
+    else:
+        # This works without the processes that trained: it joins their shards on the CPU.
+        merge_fsdp_weights(str(checkpoint / _SHARDS), str(scratch))
+        weights = load_file(scratch / "model.safetensors")
+    model = student.load(torch.float32)
+    if config is None and settings.get("use_peft"):
+        config = _adapter_config(model, settings)
+    if config is None:
+        _fill(model, weights)
+        return model
+    check_base(model, settings)
+    return merge_adapters(model, config, weights)
+
+
+def _fill(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
+    """Replace all weights of a model; a ValueError where one is absent or unknown."""
+    mismatch = model.load_state_dict(weights, strict=False)
     # A weight that two layers share may have been saved once, and is then missing under its other
     # name. It shares its memory with one that was loaded. Any other weight that is absent would
     # stay untrained.
-    mismatch = model.load_state_dict(weights, strict=False)
     state = model.state_dict()
     loaded_addresses = {state[name].data_ptr() for name in weights if name in state}
     wrong_names = list(mismatch.unexpected_keys)
@@ -161,7 +182,6 @@ def _trained(
         raise ValueError(
             f"{len(wrong_names)} weights are not of {model.name_or_path}: {wrong_names[0]}, ..."
         )
-    return model
 
 
 def _adapter_config(model: PreTrainedModel, settings: JsonObject) -> Any:
