@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.models.probes import PackingError, check_packing
 
 logger = logging.getLogger(__name__)
@@ -36,13 +35,22 @@ _MOST_WEIGHTS = 200_000_000
 # Fresh weights are multiplied by this. They are so small that even a leak between documents would
 # drown in rounding.
 _SPREAD = 4.0
+# What is raised for a model that cannot be made small, or whose losses are not to be had.
+_NOT_PROBED = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RuntimeError,
+    ImportError,
+    AssertionError,
+)
 
 
 def check_kind(config: PreTrainedConfig, attention: str | None, *, trust: bool = False) -> None:
     """Reject a model whose kind lets packed documents see each other.
 
-    A model that cannot be made small, or whose weights count for more than its kind, is left to
-    the probe of the loaded one.
+    A model that cannot be made small, or not small enough, is left to the probe of the loaded one.
 
     Raises:
         ValueError: its documents would not be apart; the message says what helps.
@@ -56,7 +64,7 @@ def check_kind(config: PreTrainedConfig, attention: str | None, *, trust: bool =
             options["attn_implementation"] = attention
         # Weights are counted on the meta device, before memory is spent on them.
         with torch.device("meta"):
-            skeleton = _make(copy.deepcopy(small), options)
+            skeleton = _make(small, options)
         if skeleton.num_parameters() > _MOST_WEIGHTS:
             return
         # The random numbers of the run go on as they would without this check.
@@ -69,13 +77,11 @@ def check_kind(config: PreTrainedConfig, attention: str | None, *, trust: bool =
                 if parameter.dim() > 1:
                     parameter *= _SPREAD
         check_packing(model)
-    # This error is a ValueError as well, and must not be taken for one of the kinds below.
+    # This error is a ValueError as well, and must not be taken for one of those below.
     except PackingError:
         raise
     # A kind that cannot be made small, or whose head is not reproduced, is told when it is loaded.
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError, ImportError):
-        return
-    except (NonFiniteLoss, AssertionError, NotImplementedError):
+    except _NOT_PROBED:
         return
 
 
