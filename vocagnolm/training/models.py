@@ -94,10 +94,10 @@ def read_models(
     # All configurations are read before any tokenizer, which takes longer, so that a wrong name is
     # reported at once.
     configs = [source.config() for source in sources]
+    # Nothing is probed where attention may cross documents. A model that is loaded is probed
+    # itself, when the trainer is made.
+    is_packed = isinstance(options, PackOptions) and not options.attend_across_documents
     for source, config in zip(sources, configs, strict=True):
-        # Nothing is probed where attention may cross documents. A model that is loaded is probed
-        # itself, when the trainer is made.
-        is_packed = isinstance(options, PackOptions) and not options.attend_across_documents
         if is_packed and source.loaded is None:
             check_kind(config, source.attn_implementation, trust=source.trust_remote_code)
     # The tokenizers are listed as the sources are, the student's first. None stands for the one
@@ -151,11 +151,10 @@ def _sources(model: ModelOptions, options: GuidanceOptions) -> list[ModelSource]
 
     teachers = model.teacher or []
     revisions = options.teacher_revision or [""] * len(teachers)
-    init_kwargs = options.model_init_kwargs
-    sources = [source_of(model.student, "student", options.student_revision, init_kwargs)]
+    student_kwargs, teacher_kwargs = options.model_init_kwargs, options.teacher_model_init_kwargs
+    sources = [source_of(model.student, "student", options.student_revision, student_kwargs)]
     for teacher, revision in zip(teachers, revisions, strict=True):
-        init_kwargs = options.teacher_model_init_kwargs
-        sources.append(source_of(teacher, "teacher", revision, init_kwargs))
+        sources.append(source_of(teacher, "teacher", revision, teacher_kwargs))
     return sources
 
 
