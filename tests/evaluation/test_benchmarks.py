@@ -13,15 +13,12 @@ from typing import Any
 import pytest
 from real_data import real_data
 
-from vocagnolm.evaluation.main import check
 from vocagnolm.evaluation.tasks.benchmarks import (
     BENCHMARKS,
     PAPER_BENCHMARKS,
     Item,
-    fill_in,
-    read_benchmarks,
 )
-from vocagnolm.evaluation.tasks.tasks import Task, load_items, load_tasks
+from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
 
 SAMPLES = Path(__file__).parents[1] / "data/evaluation"
 COUNTS = dict(
@@ -257,80 +254,3 @@ def test_item_reads_as_expected(case: str) -> None:
 def test_question_says_what_it_expects(gold: str, hint: str) -> None:
     row = {**TABLE, "answer": gold, "ans_type": "boolean_text"}
     assert BENCHMARKS["tabmwp"].item(0, row).question.partition("How many?")[2] == hint
-
-
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        ("halves: {file: a, question: b, answer: c, shot: 1}", "keyword argument 'shot'"),
-        ("gsm8k: {file: a, question: b, answer: c}", "gsm8k is one of ours"),
-        ("a/b: {file: a, question: b, answer: c}", "a/b is one of ours, or not a name"),
-        ("halves: {file: a, question: b}", "halves needs question, answer, and"),
-        ("halves: {hub: a, question: b, answer: c}", "halves needs question, answer, and"),
-        ("halves: {file: a, question: b, answer: c, answer_kind: d}", "must be one of free, le"),
-        ("halves: {file: a, question: b, answer: c, template: no place}", "has no {question}"),
-        ("halves: {file: a, question: 3, answer: c}", "question of halves must be of type str"),
-        ("halves: {file: a, question: b, answer: c, max_new_tokens: x}", "must be of type int"),
-        ("halves: {file: a, file: b, question: b, answer: c}", "line 1: file comes twice"),
-        ("- halves", "cannot be read"),
-        ("halves: [", "cannot be read"),
-    ],
-)
-def test_wrong_file_of_benchmarks_is_named(record: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(record)
-    with pytest.raises(ValueError, match=f"^--benchmarks_file {path}.*{message}"):
-        read_benchmarks(path)
-
-
-def test_own_items_are_made_of_their_fields(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("m: {file: a.jsonl, question: '{body} {ask}', answer: '{gold[value]}'}")
-    rows = [{"body": "2 +", "ask": "2?", "gold": {"value": 4}, "idx": "x"}, {"body": "3"}]
-    (tmp_path / "a.jsonl").write_text(json.dumps(rows[0]))
-    mine = read_benchmarks(path)["m"]
-    items, _ = load_items(mine, Path("another"))
-    assert items == [Item(0, "2 + 2?", "4")]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(ValueError, match="item 1 of m lacks 'ask', and has body"):
-        load_items(mine, None)
-    (tmp_path / "a.jsonl").write_text("")
-    with pytest.raises(ValueError, match="expected 1 items of m, found 0"):
-        load_items(mine, None)
-
-
-def test_own_benchmarks_are_of_one_command_alone(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("m: {file: a.jsonl, question: '{ask}', answer: '{gold}'}")
-    argv = ["--model", "x", "--data_dir", str(tmp_path), "--benchmarks_file", str(path)]
-    assert check(argv).benchmarks == [read_benchmarks(path)["m"]]
-    both = check([*argv, "--benchmarks", "gsm8k,m", "gsm8k"]).benchmarks
-    assert both == [BENCHMARKS["gsm8k"], read_benchmarks(path)["m"]]
-    with pytest.raises(ValueError, match=r"^--benchmarks: m.* not among gsm8k"):
-        check(["--model", "x", "--benchmarks", "m"])
-
-
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        ("{question}", "x = {question}"),
-        (r"$\frac{1}{2}$ {1, 2} {question}", r"$\frac{1}{2}$ {1, 2} x = {question}"),
-        ("{{a}} {} {0} {", "{{a}} {} {0} {"),
-        (r"\sqrt{question}: {other}", r"\sqrt" + "x = {question}: {other}"),
-    ],
-)  # fmt: skip
-def test_braces_that_name_no_field_are_text(template: str, expected: str) -> None:
-    assert fill_in(template, {"question": "x = {question}"}) == expected
-
-
-def test_own_question_may_hold_latex(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(
-        r"m: {file: a.jsonl, question: '{ask} of $\frac{1}{2}$ {1, 2}', answer: '{gold}'}"
-    )
-    (tmp_path / "a.jsonl").write_text(json.dumps({"ask": "Half", "gold": r"\frac{1}{4}"}))
-    (item,), _ = load_items(read_benchmarks(path)["m"], None)
-    assert item.question == r"Half of $\frac{1}{2}$ {1, 2}"
-    path.write_text("m: {file: a.jsonl, question: '{aks}: {ask}', answer: '{gold}'}")
-    with pytest.raises(ValueError, match=r"item 0 of m lacks .*aks.*, and has ask, gold"):
-        load_items(read_benchmarks(path)["m"], None)

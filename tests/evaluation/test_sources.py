@@ -63,6 +63,16 @@ def test_digest_differs_when_anything_of_an_item_does(change: tuple[str, Any]) -
     [
         (['{"question": "a", "answer": "#### 1"}'], "expected 2 items of gsm8k, found 1"),
         (['{"question": "a", "answer": "#### 1", "idx": 3}'] * 2, "found 2 with 1 indices"),
+        (
+            [f'{{"question": "a", "answer": "#### 1", "idx": {idx}}}' for idx in (0, 1, 1)],
+            "found 3 with 2 indices",
+        ),
+        (['{"question": "a"}'], "gsm8k/test.jsonl: item 0 of gsm8k: .* field 'answer'"),
+        (['{"question": "a", "answer": "1"}'], "item 0 of gsm8k: .*answer"),
+        (['{"question": "a", "answer": 1}'], "item 0 of gsm8k: .*answer"),
+        (['{"question": null, "answer": "#### 1"}'], "item 0 of gsm8k: its question"),
+        (['{"question": "a", "answer": "#### 1", "idx": true}'], "idx must be .* found True"),
+        (['{"question": "a", "answer": "#### 1", "idx": "x"}'], "idx must be .* found 'x'"),
     ],
 )
 def test_load_names_what_is_bad(
@@ -73,6 +83,25 @@ def test_load_names_what_is_bad(
     path.write_text("\n".join(lines))
     with pytest.raises(ValueError, match=message):
         load_items(tiny, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "fault"),
+    [
+        ("mawps", {"input": "a", "target": None}, "answer must not be null"),
+        ("tabmwp", {"question": "a"}, "field 'table_title'"),
+        ("mathqa", {"problem": "a", "options": "[", "correct": "a"}, "options"),
+        ("sat", {"question": "a", "options": "A) 1", "Answer": "F"}, "letter .* found F"),
+    ],
+)
+def test_load_names_rows_that_are_not_the_harnesss(
+    tmp_path: Path, name: str, row: dict[str, Any], fault: str
+) -> None:
+    file = BENCHMARKS[name].file
+    assert file is not None
+    write_jsonl(tmp_path / file, [row])
+    with pytest.raises(ValueError, match=f"^{file}: item 0 of {name}: .*{fault}"):
+        load_items(BENCHMARKS[name], tmp_path)
 
 
 @pytest.mark.parametrize("name", PAPER_BENCHMARKS)

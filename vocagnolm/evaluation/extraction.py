@@ -22,6 +22,8 @@ _LETTER = re.compile(r"answer is \(?([abcde])")
 # A box holds the letter alone, in parentheses, in a command for text, or before the words of the
 # option. The first letter of a word is not a choice.
 _CHOICE = re.compile(r"(?:\\(?:text|mathrm|mathbf|textbf)\{)?\s*\(?([A-Ea-e])(?![A-Za-z])")
+# A gold of multiple choice is the letter alone, perhaps in parentheses.
+_GOLD_LETTER = re.compile(r"\(?([A-Ea-e])\)?\.?")
 _NUMBER = re.compile(r"-?\d*\.?\d+")
 # The harness's unit words, as regular expressions, in its order; the second half are the plurals.
 # A point in them stands for any character, as in the harness.
@@ -53,6 +55,23 @@ def extract(kind: AnswerKind, output: str) -> str | None:
     # The harness normalises an answer when it finds it and again when it grades it, and the second
     # time may still change it.
     return strip_string(strip_string(finders[kind](output)))
+
+
+def normalise_gold(kind: AnswerKind, gold: object) -> str:
+    """Normalise a gold once, as `extract` does with a prediction that is compared with it.
+
+    A ValueError for multiple choice without a letter: no prediction would ever equal that gold.
+
+    >>> normalise_gold("free", "7 apples."), normalise_gold("letter", "(b)")
+    ('7apples', 'B')
+    """
+    if kind not in ("letter", "boxed_letter"):
+        return strip_string(gold)
+    # `strip_string` takes an "a" in parentheses for a unit word, and deletes it.
+    match = _GOLD_LETTER.fullmatch(str(gold).strip())
+    if not match:
+        raise ValueError(f"the gold of multiple choice must be a letter from A to E, found {gold}")
+    return match[1].upper()
 
 
 def _letter(output: str) -> str:

@@ -17,12 +17,8 @@ from pathlib import Path
 
 from vocagnolm import cli as command
 from vocagnolm.doors import near
-from vocagnolm.evaluation.tasks.benchmarks import (
-    BENCHMARKS,
-    PAPER_BENCHMARKS,
-    Benchmark,
-    read_benchmarks,
-)
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Benchmark
+from vocagnolm.evaluation.tasks.own_benchmarks import read_benchmarks
 from vocagnolm.extras import require, require_trackers
 from vocagnolm.hub import check_name
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import datasets
 
-from vocagnolm.evaluation.extraction import strip_string
+from vocagnolm.evaluation.extraction import normalise_gold
 from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.report import summarize
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
@@ -38,10 +38,11 @@ class MathAnswerAccuracy(evaluate.Metric):  # type: ignore[misc]
         )
 
     def _compute(self, predictions: Sequence[str], references: Sequence[str]) -> JsonObject:
+        kind = BENCHMARKS[self.config_name].answer_kind
         # The references are normalised once already, and the harness does it again when it grades.
+        golds = [normalise_gold(kind, reference) for reference in references]
         # The predictions are whole outputs, in which the grader finds the answers.
-        pairs = zip(predictions, map(strip_string, references), strict=True)
         with Grader() as grader:
-            verdicts = list(grader.grade(BENCHMARKS[self.config_name].answer_kind, pairs))
+            verdicts = list(grader.grade(kind, zip(predictions, golds, strict=True)))
         summary = summarize([asdict(verdict) for verdict in verdicts])
         return {"accuracy": summary.pop("rounded"), **summary}

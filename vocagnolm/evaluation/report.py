@@ -176,16 +176,17 @@ def _distinct(name: str, columns: Iterable[JsonObject]) -> list[str]:
 
 def to_markdown(results: JsonObject) -> str:
     """Lay out the accuracies, their intervals, the second opinion, and all that marks them."""
-    # Benchmarks and averages are columns of one table, by their headings.
-    parts = {}
+    # Benchmarks and averages are columns of one table. Results of two files of benchmarks may have
+    # the same heading.
+    parts = []
     for column in results["benchmarks"].values():
-        parts[column["column"]] = column
-    parts |= results["averages"]
+        parts.append((column["column"], column))
+    parts += results["averages"].items()
     header = ["model"]
     accuracies = [results["model"]["name"]]
     intervals = ["95 % interval"]
     opinions = [results["second_opinion"]]
-    for heading, part in parts.items():
+    for heading, part in parts:
         header.append(heading)
         # A star marks what is not to be put next to a published number.
         star = "*" if part["marked"] else ""

@@ -5,6 +5,8 @@
 """
 
 import ast
+import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +14,11 @@ from importlib import resources
 from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 
-from vocagnolm.evaluation.extraction import AnswerKind, extract, strip_string
-from vocagnolm.io import read_yaml
+from vocagnolm.evaluation.extraction import AnswerKind, extract, normalise_gold, strip_string
 
 RawRow = Mapping[str, Any]
 # The evaluator that made the published numbers.
@@ -131,30 +132,55 @@ READERS: Mapping[str, Callable[[RawRow], tuple[str, object]]] = {
 }
 
 
-# The name of a field in braces, and how `str.format` is to write its value.
-_PLACE = re.compile(r"\{(\w+)((?:[.!:\[][^{}]*)?)\}")
+# A field in braces, {name}, or a value inside it, {name[key]}.
+_PLACE = re.compile(r"\{(\w+)((?:\[[^\[\]{}]+\])*)\}")
+# What may be meant as one, as in Python's formats. Arguments and indices of LaTeX follow others.
+_BRACES = re.compile(r"(?<![\w\\}^_\]])\{(\w+)(?:[.!:\[][^{}]*)?\}")
 
 
 def fill_in(template: str, fields: Mapping[str, object]) -> str:
     r"""Put fields into the places that name them; other braces are text, as in LaTeX.
 
-    >>> fill_in(r"{problem} with \frac{1}{2} of {1, 2} in {problem:>3}", {"problem": "{x}"})
-    '{x} with \\frac{1}{2} of {1, 2} in {x}'
+    >>> fill_in(r"{problem} with \frac{1}{2} of {1, 2} in {other}", {"problem": "{x}"})
+    '{x} with \\frac{1}{2} of {1, 2} in {other}'
+    >>> fill_in("{gold[0][value]} apples", {"gold": [{"value": 3}]})
+    '3 apples'
     """
 
-    def value_of(place: re.Match[str]) -> str:
-        return place[0].format(**fields) if place[1] in fields else place[0]
+    def text_of(place: re.Match[str]) -> str:
+        return str(_value(place, fields)) if place[1] in fields else place[0]
 
-    return _PLACE.sub(value_of, template)
+    return _PLACE.sub(text_of, template)
 
 
-def _names_in(template: str) -> list[str]:
-    r"""List the names in braces that are neither arguments nor indices of LaTeX.
+def _value(place: re.Match[str], fields: Mapping[str, object]) -> Any:
+    """Look up what a place stands for; a ValueError where there is nothing."""
+    value: Any = fields[place[1]]
+    try:
+        for key in re.findall(r"[^\[\]]+", place[2]):
+            value = value[int(key) if isinstance(value, list) else key]
+    except (LookupError, TypeError, ValueError):
+        raise ValueError(f"{place[0]} is not in the field {place[1]}") from None
+    # As text these would be the answers "None" and "nan".
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError(f"{place[0]} must be a text or a number, found {json.dumps(value)}")
+    return value
 
-    >>> _names_in(r"{body} {question}: \sqrt{ab}, \frac{1}{ab}, x_{ab}")
-    ['body', 'question']
+
+def _unfilled(template: str, fields: Mapping[str, object]) -> list[str]:
+    r"""List places that look like a field's and are none, without what LaTeX has in braces.
+
+    >>> _unfilled(r"{gold.a} {body}: \sqrt{ab}, \frac{1}{ab}, x_{ab}, {1, 2}, {x}", {"gold": {}})
+    ['{gold.a}', '{body}']
     """
-    return re.findall(r"(?<![\w\\}^_\]])\{([A-Za-z_]\w+)(?:[.!:\[][^{}]*)?\}", template)
+    places = []
+    for place in _BRACES.finditer(template):
+        # A letter or a number in braces is text, unless a field has that name.
+        is_name = place[1] in fields or re.fullmatch(r"[A-Za-z_]\w+", place[1])
+        is_filled = place[1] in fields and _PLACE.fullmatch(place[0])
+        if is_name and not is_filled:
+            places.append(place[0])
+    return places
 
 
 @dataclass(frozen=True)
@@ -210,26 +236,34 @@ class Benchmark:
         return names
 
     def item(self, idx: int, row: RawRow) -> Item:
-        """Build the item of a raw row; a ValueError where a user's own has none of its fields."""
-        if self.directory:
-            question, raw_gold = self._fill_templates(idx, row)
-        else:
-            question, raw_gold = READERS[self.id](row)
+        """Build the item of a raw row; an error of any class where the row is of another kind."""
+        question, raw_gold = self._fill_templates(row) if self.directory else READERS[self.id](row)
+        # As text, null would be the answer "None".
+        if not isinstance(question, str) or raw_gold is None:
+            raise ValueError("its question must be a text, and its answer must not be null")
         # The harness normalises once before generation and once more when it grades.
-        gold = strip_string(raw_gold)
+        gold = normalise_gold(self.answer_kind, raw_gold)
         question += _HINTS.get(gold.lower(), "")
         return Item(idx, question.strip(), strip_string(gold))
 
-    def _fill_templates(self, idx: int, row: RawRow) -> tuple[str, object]:
-        for template in (self.question, self.answer):
-            missing = [name for name in _names_in(template) if name not in row]
+    def _fill_templates(self, row: RawRow) -> tuple[str, str]:
+        texts = []
+        for field in ("question", "answer"):
+            template = getattr(self, field)
+            unfilled = _unfilled(template, row)
+            text = fill_in(template, row)
             # A template without any field would make every item the same.
-            if missing or fill_in(template, row) == template:
-                raise ValueError(
-                    f"--benchmarks_file: item {idx} of {self.id} lacks "
-                    f"{', '.join(missing) or template!r}, and has {', '.join(row)}"
-                )
-        return fill_in(self.question, row), fill_in(self.answer, row)
+            if unfilled or text == template:
+                places = ", ".join(unfilled) or template
+                raise ValueError(f"{field} names {places}, which no field fills")
+            if not text.strip():
+                raise ValueError(f"its {field} is empty")
+            texts.append(text)
+        # A list of answers, any of which is right, would be the text of a list.
+        for place in _PLACE.finditer(self.answer):
+            if place[1] in row and isinstance(_value(place, row), list | dict):
+                raise ValueError(f"{place[0]} of answer must be a text or a number")
+        return texts[0], texts[1]
 
     def in_chat(self) -> "Benchmark":
         """Ask the question alone, for an answer in a box, up to the end of the model's turn."""
@@ -258,60 +292,3 @@ AVERAGES: Mapping[str, tuple[str, ...]] = {
     "AVG w/o TAB, MMLU-STEM, SAT": PAPER_BENCHMARKS[:5] + PAPER_BENCHMARKS[6:7],
     "AVG w/o SAT": PAPER_BENCHMARKS[:-1],
 }
-
-
-# The types of the fields that a user may give.
-_USER_FIELD_TYPES: dict[str, Any] = {
-    "question": str,
-    "answer": str,
-    "template": str,
-    "max_new_tokens": int,
-    "item_count": int,
-    "shots": int,
-    "stops": (list, tuple),
-}
-
-
-def read_benchmarks(path: Path) -> dict[str, Benchmark]:
-    """Read a user's own benchmarks from a YAML file, by name.
-
-    A record has `question` and `answer`, made of the fields of an item, and where the items are: a
-    `file` of JSON lines in the directory of the YAML file, or `hub` and `hub_parts`. All other
-    fields of `Benchmark` may be given. A ValueError where something is wrong.
-    """
-    option = f"--benchmarks_file {path}"
-    benchmarks = {}
-    try:
-        for name, record in read_yaml(path).items():
-            # A count of 0 takes as many items as there are.
-            defaults = {"column": name, "item_count": 0, "shots": 0, "directory": path.parent}
-            benchmarks[name] = Benchmark(name, **defaults | record)
-    except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError) as error:
-        raise ValueError(f"{option} cannot be read: {error}") from error
-    for name, benchmark in benchmarks.items():
-        fault = _fault(name, benchmark)
-        if fault:
-            raise ValueError(f"{option}: {fault}")
-    return benchmarks
-
-
-def _fault(name: str, benchmark: Benchmark) -> str | None:
-    """Say what is wrong with a user's own benchmark; None for nothing."""
-    # Its results are files of that name.
-    if name in _RECORDS or not re.fullmatch(r"\w[\w-]*", str(name)):
-        return f"{name} is one of ours, or not a name of letters: rename it"
-    has_items = benchmark.file or (benchmark.hub and benchmark.hub_parts)
-    if not (benchmark.question and benchmark.answer and has_items):
-        return f"{name} needs question, answer, and file or hub, hub_parts"
-    for field, kind in _USER_FIELD_TYPES.items():
-        value = getattr(benchmark, field)
-        # Python takes True for an integer.
-        if not isinstance(value, kind) or isinstance(value, bool):
-            expected = getattr(kind, "__name__", "list")
-            return f"{field} of {name} must be of type {expected}"
-    if "{question}" not in benchmark.template:
-        return f"template of {name} has no {{question}} to put it into"
-    if benchmark.answer_kind not in get_args(AnswerKind):
-        kinds = ", ".join(get_args(AnswerKind))
-        return f"answer_kind of {name} must be one of {kinds}"
-    return None

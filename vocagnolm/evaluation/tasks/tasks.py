@@ -29,6 +29,10 @@ _HARNESS_SHA256 = {
 }
 
 
+# So many characters of a row are shown where it cannot be read.
+_MAX_SHOWN = 200
+
+
 @dataclass(frozen=True)
 class Task:
     """A benchmark as it is asked in one evaluation."""
@@ -112,11 +116,7 @@ def load_items(benchmark: Benchmark, data_dir: Path | None) -> tuple[list[Item],
     the name of a download), their digest, and whether it shows them to be the harness's.
     """
     origin, rows = _read_rows(benchmark, data_dir)
-    items = []
-    # A user's items are numbered by their place, as a field called idx may mean anything in them.
-    for index, row in enumerate(rows):
-        idx = index if benchmark.directory else row.get("idx", index)
-        items.append(benchmark.item(idx, row))
+    items = [_item(benchmark, index, row, origin) for index, row in enumerate(rows)]
     items.sort(key=lambda item: item.idx)
     # A record without a count takes as many items as there are, but not none.
     count = benchmark.item_count or max(len(items), 1)
@@ -128,6 +128,23 @@ def load_items(benchmark: Benchmark, data_dir: Path | None) -> tuple[list[Item],
     digest = items_digest(items)
     verified = digest == benchmark.items_sha256
     return items, {"origin": origin, "digest": digest, "verified": verified}
+
+
+def _item(benchmark: Benchmark, index: int, row: RawRow, origin: str) -> Item:
+    """Build an item of a row; a ValueError names the row's origin and its place there, from 0."""
+    # A user's items are numbered by their place, as a field called idx may mean anything in them.
+    idx = index if benchmark.directory else row.get("idx", index)
+    place = f"{origin}: item {index} of {benchmark.id}"
+    # Python takes True for an integer.
+    if not isinstance(idx, int) or isinstance(idx, bool):
+        raise ValueError(f"{place}: idx must be an integer, found {idx!r}")
+    try:
+        return benchmark.item(idx, row)
+    # A reader takes a row to be as in the harness's file. In another one anything may fail.
+    except Exception as error:
+        reason = f"it lacks the field {error}" if isinstance(error, KeyError) else error
+        fields = json.dumps(dict(row), default=str)[:_MAX_SHOWN]
+        raise ValueError(f"{place}: {reason}; it is {fields}") from error
 
 
 def _read_rows(benchmark: Benchmark, data_dir: Path | None) -> tuple[str, Iterable[RawRow]]:
@@ -223,7 +240,7 @@ def load_prompt_set(name: str, prompts_dir: Path | None) -> tuple[str, JsonObjec
     """
     path = (prompts_dir or resources.files(__package__) / "prompts") / f"{name}.md"
     if not path.is_file():
-        source = f"--prompts_dir {prompts_dir}" if prompts_dir else "prompt_set"
+        source = f"--prompts_dir {prompts_dir}" if prompts_dir else "without --prompts_dir"
         raise ValueError(f"{source}: there is no {name}.md")
     # The hash is of the bytes as they are: a file that was edited is another prompt.
     data = path.read_bytes()

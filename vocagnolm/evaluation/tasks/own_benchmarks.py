@@ -1,0 +1,136 @@
+"""Benchmarks of a user's own, from a YAML file; every field is checked before a model is loaded."""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+
+from vocagnolm.doors import near
+from vocagnolm.evaluation.extraction import AnswerKind
+from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, Benchmark
+from vocagnolm.io import read_yaml
+
+_KINDS = get_args(AnswerKind)
+# Results are kept by name and shown by column: another benchmark may have neither of these. "model"
+# is the heading of the first column. Case is left out, as some disks do not tell it apart in names
+# of files.
+_TAKEN = {"model"}
+_TAKEN.update(name.casefold() for name in AVERAGES)
+for _benchmark in BENCHMARKS.values():
+    _TAKEN |= {_benchmark.id.casefold(), _benchmark.column.casefold()}
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value.strip() != ""
+
+
+def _is_template(value: object) -> bool:
+    return isinstance(value, str) and "{question}" in value
+
+
+def _is_count(value: object) -> bool:
+    # Python takes True for an integer.
+    return type(value) is int and value >= 0
+
+
+def _is_positive(value: object) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _are_stops(value: object) -> bool:
+    # An empty text would stop at once.
+    return isinstance(value, list) and all(isinstance(stop, str) and stop for stop in value)
+
+
+def _are_hub_parts(value: object) -> bool:
+    if not (isinstance(value, list) and value):
+        return False
+    for part in value:
+        if not (isinstance(part, list) and len(part) == 2):
+            return False
+        configuration, split = part
+        if not (configuration is None or _is_text(configuration)) or not _is_text(split):
+            return False
+    return True
+
+
+# What the fields of `Benchmark` that a user may give must hold: in words, and as a test.
+_FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "question": ("a text with fields in braces", _is_text),
+    "answer": ("a text with fields in braces", _is_text),
+    "file": ("a path", _is_text),
+    "hub": ("the name of a dataset", _is_text),
+    "hub_parts": ("a list of [configuration or null, split]", _are_hub_parts),
+    "column": ("a text", _is_text),
+    "item_count": ("an integer, 0 for as many as there are", _is_count),
+    "shots": ("an integer of at least 0", _is_count),
+    "version": ("an integer of at least 0", _is_count),
+    "max_new_tokens": ("an integer of at least 1", _is_positive),
+    "prompt_set": ("the name of a prompt set", _is_text),
+    "template": ("a text with {question}", _is_template),
+    "stops": ("a list of texts, none of them empty", _are_stops),
+    "answer_kind": (f"one of {', '.join(_KINDS)}", lambda value: value in _KINDS),
+}
+
+
+def read_benchmarks(path: Path) -> dict[str, Benchmark]:
+    """Read a user's own benchmarks from a YAML file, by name.
+
+    A record has `question` and `answer`, made of the fields of an item, and where the items are: a
+    `file` of JSON lines in the directory of the YAML file, or `hub` and `hub_parts`. Other fields
+    of `Benchmark` may be given. A ValueError names the benchmark and the field that is wrong.
+    """
+    option = f"--benchmarks_file {path}"
+    try:
+        records = read_yaml(path)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{option} cannot be read: {error}") from error
+    if not (isinstance(records, dict) and records):
+        raise ValueError(f"{option}: expected benchmarks by their names, found none")
+    benchmarks: dict[str, Benchmark] = {}
+    # {a name or a heading: the benchmark that has it}
+    owners: dict[str, str] = {}
+    for name, record in records.items():
+        fault = _name_fault(name) or _record_fault(record)
+        if fault:
+            raise ValueError(f"{option}: {name}: {fault}")
+        # A count of 0 takes as many items as there are.
+        defaults = {"column": name, "item_count": 0, "shots": 0, "directory": path.parent}
+        benchmark = Benchmark(name, **defaults | record)
+        for text in (name, benchmark.column):
+            owner = owners.setdefault(text.casefold(), name)
+            if text.casefold() in _TAKEN or owner != name:
+                owner = "ours" if text.casefold() in _TAKEN else owner
+                raise ValueError(
+                    f"{option}: {name}: {text} is a name or column of {owner}: rename it"
+                )
+        benchmarks[name] = benchmark
+    return benchmarks
+
+
+def _name_fault(name: object) -> str | None:
+    """Say what is wrong with the name of a benchmark; None for nothing."""
+    # Its results are files of that name.
+    if isinstance(name, str) and re.fullmatch(r"\w[\w-]*", name):
+        return None
+    return "a name must be a text of letters, digits, _ and -"
+
+
+def _record_fault(record: object) -> str | None:
+    """Say what is wrong with the record of a benchmark; None for nothing."""
+    if not isinstance(record, dict):
+        return f"expected fields, found {record!r}"
+    for field, value in record.items():
+        if field not in _FIELDS:
+            return f"it has no field {field}{near(str(field), _FIELDS)}: give {', '.join(_FIELDS)}"
+        expected, is_valid = _FIELDS[field]
+        if not is_valid(value):
+            return f"{field} must be {expected}, found {value!r}"
+    has_file = "file" in record
+    has_hub = {"hub", "hub_parts"} <= record.keys()
+    # With both, one of the two places would be passed over.
+    if not {"question", "answer"} <= record.keys() or has_file == has_hub:
+        return "it needs question, answer, and either file or hub, hub_parts"
+    return None
