@@ -219,21 +219,21 @@ def count_reasons(reasons: Iterable[str]) -> str:
     return ", ".join(lines)
 
 
-def check_writable(output_dir: Path) -> None:
+def check_writable(output_dir: Path, option: str = "--output_dir") -> None:
     """Reject a directory for results, before any work is done, if nothing can be written there."""
     # A directory that does not exist yet will be made in its nearest parent that does.
     place = output_dir
     while not place.exists():
         place = place.parent
     if not place.is_dir():
-        raise ValueError(f"--output_dir {output_dir}: {place} is a file, not a directory")
+        raise ValueError(f"{option} {output_dir}: {place} is a file, not a directory")
     # A file is made, because permission bits say nothing of a read-only file system.
     try:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
         reason = f"{place} cannot be written to ({error.strerror})"
-        raise ValueError(f"--output_dir {output_dir}: {reason}") from error
+        raise ValueError(f"{option} {output_dir}: {reason}") from error
 
 
 def versions(packages: str) -> dict[str, str]:

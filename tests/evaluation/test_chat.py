@@ -171,4 +171,4 @@ def test_protocols_do_not_share_a_directory(
 
 def test_chat_needs_a_template(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate_math.main([*argv, "--chat"]) == 2
-    assert "chat_template is not set" in capsys.readouterr().err
+    assert "--chat: the tokenizer of" in capsys.readouterr().err

@@ -81,16 +81,42 @@ def test_regrade_marks_answers_of_a_chat(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("of", "said"),
     [
-        ({"benchmark": "math"}, "has an item of math, not of gsm8k"),
-        ({"protocol": "zero-shot chat"}, "has an item of gsm8k zero-shot chat, not of gsm8k"),
+        ({"benchmark": "math"}, "of {'benchmark': 'math'}"),
+        ({"benchmark": None}, "of {'benchmark': None}"),
+        ({"benchmark": 3}, "of {'benchmark': 3}"),
+        ({"benchmark": "gsm8k", "protocol": "zero-shot chat"}, "'protocol': 'zero-shot chat'}"),
     ],
 )
 def test_regrade_rejects_items_of_another_benchmark(
-    tmp_path: Path, of: dict[str, str], said: str
+    tmp_path: Path, of: dict[str, Any], said: str
 ) -> None:
     file = write(tmp_path / "o.jsonl", [OUTPUTS[0], OUTPUTS[1] | of])
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=f"{file}:2: .*{said}"):
         regrade(file, BENCHMARKS["gsm8k"], None)
+
+
+def test_regrade_in_a_chat_rejects_few_shot_items(tmp_path: Path) -> None:
+    file = write(tmp_path / "o.jsonl", [OUTPUTS[0] | {"benchmark": "gsm8k"}])
+    with pytest.raises(ValueError, match=r"found one of {'benchmark': 'gsm8k'}"):
+        regrade(file, BENCHMARKS["gsm8k"].in_chat(), None)
+
+
+@pytest.mark.usefixtures("inline")
+def test_regrade_normalises_golds(tmp_path: Path) -> None:
+    output = tmp_path / "graded.jsonl"
+    number = {"idx": 0, "gold": "1,250 inches", "raw_output": "The answer is 1250."}
+    regrade(write(tmp_path / "numbers.jsonl", [number]), BENCHMARKS["gsm8k"], output)
+    assert [record["correct"] for record in read(output.read_text())] == [True]
+    golds = ["b", "(B)", "B.", "c"]
+    letters = [
+        {"idx": idx, "gold": gold, "raw_output": "The answer is (B)."}
+        for idx, gold in enumerate(golds)
+    ]
+    regrade(write(tmp_path / "letters.jsonl", letters), BENCHMARKS["sat"], output)
+    assert [record["correct"] for record in read(output.read_text())] == [True, True, True, False]
+    letters[3]["gold"] = "F"
+    with pytest.raises(ValueError, match=r"letters.jsonl:4: .*letter from A to E, found F"):
+        regrade(write(tmp_path / "letters.jsonl", letters), BENCHMARKS["sat"], output)
 
 
 @pytest.mark.usefixtures("inline")
@@ -116,6 +142,9 @@ FOREIGN: list[tuple[object, str]] = [
     ({"idx": 1, "gold": float("inf"), "raw_output": "8"}, "gold must be .* found inf"),
     ({"idx": 1, "gold": True, "raw_output": "8"}, "gold must be .* found bool"),
     ({"idx": 0, "gold": "8", "raw_output": "8"}, "idx 0 comes twice"),
+    ({"idx": "0", "gold": "8", "raw_output": "8"}, "idx 0 comes twice"),
+    ({"idx": True, "gold": "8", "raw_output": "8"}, "idx must be .* found bool"),
+    ({"idx": None, "gold": "8", "raw_output": "8"}, "idx must be .* found NoneType"),
     ([{"idx": 1}], "expected a JSON object, found a list"),
     ("text", "expected a JSON object, found a str"),
 ]
@@ -150,3 +179,10 @@ def test_file_of_no_outputs_is_one_line(
     assert evaluate_math.main(["--regrade", str(tmp_path / name), "--benchmark", "gsm8k"]) == 2
     error = capsys.readouterr().err
     assert (name in error, reason in error, error.count("\n")) == (True, True, 1)
+
+
+def test_output_that_cannot_be_written_costs_no_grading(tmp_path: Path) -> None:
+    """No grader is started."""
+    file = write(tmp_path / "outputs.jsonl", OUTPUTS)
+    with pytest.raises(ValueError, match=f"^--output .*{file} is a file"):
+        regrade(file, BENCHMARKS["gsm8k"], file / "graded.jsonl")

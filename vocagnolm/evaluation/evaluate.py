@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from transformers import PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm import printing
@@ -22,12 +23,12 @@ from vocagnolm.evaluation import report, runner
 from vocagnolm.evaluation.engines.generation import Chat, Engine, shared_length
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine, longest_context
-from vocagnolm.evaluation.extraction import strip_string
+from vocagnolm.evaluation.extraction import normalise_gold
 from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.tasks.benchmarks import HARNESS, Benchmark
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks, numbered_lines, to_line
 from vocagnolm.evaluation.tracking import log_evaluation
-from vocagnolm.io import JsonObject, write_text
+from vocagnolm.io import JsonObject, check_writable, write_text
 from vocagnolm.models import load
 from vocagnolm.models.load import (
     NO_LIMIT,
@@ -49,22 +50,11 @@ def evaluate(arguments: Namespace) -> None:
     arguments.batch_size = arguments.batch_size or (64 if state.device.type == "cuda" else 16)
     if arguments.report_to == "wandb":
         rank0(lambda: check_trackers(["wandb"]))
+    directory = runner.RunDirectory(output_dir(arguments))
+    if not arguments.dry_run:
+        rank0(lambda: check_writable(directory.path))
     source = ModelSource(arguments.model, "model", arguments.revision)
-    # The first process of a machine downloads, and the others read what it has downloaded.
-    with machine_first():
-        config = source.config()
-        tokenizer = source.tokenizer()
-        chat = None
-        if arguments.chat:
-            # A model without a template of its own is a ValueError.
-            chat = Chat(tokenizer, tokenizer.get_chat_template())
-        tasks = load_tasks(
-            arguments.benchmarks,
-            arguments.data_dir,
-            arguments.prompts_dir,
-            arguments.limit,
-            render=chat.prompt if chat else None,
-        )
+    config, tokenizer, chat, tasks = _read_all_but_weights(arguments, source)
     if arguments.engine == "vllm":
         context = longest_context(config)
     else:
@@ -74,7 +64,6 @@ def evaluate(arguments: Namespace) -> None:
         previews = [_preview(task, tokenizer, context) for task in tasks]
         printing.print_main("\n".join(previews))
         return
-    directory = runner.RunDirectory(output_dir(arguments))
     with ExitStack() as open_contexts:
 
         def begin() -> JsonObject:
@@ -102,6 +91,29 @@ def evaluate(arguments: Namespace) -> None:
         # The lock is still held here, so that no other evaluation changes the items meanwhile.
         if state.is_main_process:
             _write_report(columns, directory, settings, arguments, state)
+
+
+def _read_all_but_weights(
+    arguments: Namespace, source: ModelSource
+) -> tuple[PreTrainedConfig, Tokenizer, Chat | None, list[Task]]:
+    """Read, or download, the model's configuration and tokenizer, and the benchmarks."""
+    # The first process of a machine downloads, and the others read what it has downloaded.
+    with machine_first():
+        config = source.config()
+        tokenizer = source.tokenizer()
+        chat = None
+        if arguments.chat:
+            if not tokenizer.chat_template:
+                raise ValueError(f"--chat: the tokenizer of {source.name} has no chat template")
+            chat = Chat(tokenizer, tokenizer.get_chat_template())
+        tasks = load_tasks(
+            arguments.benchmarks,
+            arguments.data_dir,
+            arguments.prompts_dir,
+            arguments.limit,
+            render=chat.prompt if chat else None,
+        )
+    return config, tokenizer, chat, tasks
 
 
 def _load_engine(
@@ -200,17 +212,14 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
     The file holds JSON lines, gzipped if its name ends in .gz, each with `idx`, `gold` (already
     parsed) and `raw_output`, such as our item files.
     """
+    if output:
+        check_writable(output.parent, f"--output {output}: its directory")
     # The whole file is read first, so that a wrong line costs no grading.
-    records = _read_outputs(file)
+    records = _read_outputs(file, benchmark)
     answers = []
     for record in records:
-        # Records of our own evaluations name their benchmark, and the chat protocol.
-        name = record.get("benchmark", benchmark.id)
-        protocol = record.get("protocol", benchmark.protocol)
-        if (name, protocol) != (benchmark.id, benchmark.protocol):
-            label = f"{name} {protocol}".strip()
-            raise ValueError(f"{file} has an item of {label}, not of {benchmark.id}")
-        answers.append((record["raw_output"], strip_string(record["gold"])))
+        gold = normalise_gold(benchmark.answer_kind, record["gold"])
+        answers.append((record["raw_output"], gold))
     with Grader() as grader:
         verdicts = [asdict(verdict) for verdict in grader.grade(benchmark.answer_kind, answers)]
     # The verdict replaces the fields of an earlier one, and all other fields stay.
@@ -228,7 +237,7 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
     print(line, file=sys.stdout if output else sys.stderr)
 
 
-def _read_outputs(file: Path) -> list[JsonObject]:
+def _read_outputs(file: Path, benchmark: Benchmark) -> list[JsonObject]:
     """Read stored outputs; a ValueError names the file, the line and the field that is wrong."""
     content = file.read_bytes()
     if file.suffix == ".gz":
@@ -236,24 +245,25 @@ def _read_outputs(file: Path) -> list[JsonObject]:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"--regrade {file} is not a whole gzip file: {error}") from error
-    # Two outputs of one item would count it twice.
     records: list[JsonObject] = []
+    # As text: another evaluator may write 7 and "7" for one item.
     indices = set()
     for number, record in numbered_lines(content, f"--regrade {file}"):
-        fault = _output_fault(record)
-        if not fault and record["idx"] in indices:
+        fault = _output_fault(record, benchmark)
+        # Two outputs of one item would count it twice.
+        if not fault and str(record["idx"]) in indices:
             fault = f"idx {record['idx']} comes twice, where each item has one output"
         if fault:
             raise ValueError(f"--regrade {file}:{number}: {fault}")
-        indices.add(record["idx"])
+        indices.add(str(record["idx"]))
         records.append(record)
     if not records:
         raise ValueError(f"--regrade {file} holds no outputs")
     return records
 
 
-def _output_fault(record: JsonObject) -> str | None:
-    """Say why a record is not an output that can be graded, or return None if it is one."""
+def _output_fault(record: JsonObject, benchmark: Benchmark) -> str | None:
+    """Say why a record is no output of a benchmark that can be graded; None if it is one."""
     missing = [name for name in _OUTPUT_FIELDS if name not in record]
     if missing:
         fault = f"expected the fields {', '.join(_OUTPUT_FIELDS)}, found {', '.join(record)}"
@@ -264,6 +274,10 @@ def _output_fault(record: JsonObject) -> str | None:
                 "bare answer in target, and raw_output of the text in resps"
             )
         return f"{fault}: {', '.join(missing)} is missing"
+    # Records of our own evaluations name their benchmark, and the chat protocol.
+    names = {name: record[name] for name in ("benchmark", "protocol") if name in record}
+    if names and names != benchmark.names():
+        return f"expected an output of {benchmark.names()}, found one of {names}"
     if not isinstance(record["raw_output"], str):
         kind = type(record["raw_output"]).__name__
         return f"raw_output must be the text of one output, found {kind}"
@@ -274,6 +288,10 @@ def _output_fault(record: JsonObject) -> str | None:
     # Python's JSON may hold NaN, for example for an answer that a table lacks.
     if isinstance(gold, float) and not math.isfinite(gold):
         return f"gold must be the parsed answer, text or a number, found {gold}"
+    try:
+        normalise_gold(benchmark.answer_kind, gold)
+    except ValueError as error:
+        return str(error)
     if isinstance(record["idx"], bool) or not isinstance(record["idx"], str | int):
-        return f"idx must be a number, found {type(record['idx']).__name__}"
+        return f"idx must be a number or a text, found {type(record['idx']).__name__}"
     return None
