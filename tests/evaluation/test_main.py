@@ -108,9 +108,10 @@ def test_dry_run_prints_prompts_and_counts(
 ) -> None:
     bare = tmp_path / "bare"
     shutil.copytree(model, bare, ignore=shutil.ignore_patterns("*.safetensors"))
-    assert evaluate_math.main(arguments(bare, tmp_path / "out", "--dry_run")) == 0
+    options = ["--dry_run", "--revision", "main"]
+    assert evaluate_math.main(arguments(bare, tmp_path / "out", *options)) == 0
     printed, complained = capsys.readouterr()
-    assert complained == ""
+    assert complained == "warning: --revision has no effect with a directory\n"
     (task,) = load_tasks([BENCHMARKS["demo"]], None, None, N_ITEMS)
     tokenizer = AutoTokenizer.from_pretrained(model)
     lengths = [len(tokenizer(prompt).input_ids) for prompt in task.prompts.values()]
@@ -120,6 +121,95 @@ def test_dry_run_prints_prompts_and_counts(
     assert "--- new tokens: at most 28\n" in printed
     assert task.prompts[0] in printed
     assert not (tmp_path / "out").exists()
+
+
+# What is rejected
+
+DEMO = ["--model", "m", "--benchmarks", "demo"]
+REGRADE = ["--regrade", "FILE", "--benchmark", "gsm8k"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "give --model, or --regrade"),
+        ([*DEMO, "--regrade", "FILE"], "give --model, or --regrade"),
+        ([*DEMO, *REGRADE], "give --model, or --regrade"),
+        (REGRADE[:2], "--regrade needs the --benchmark"),
+        ([*REGRADE[:3], "gsm9k"], "--benchmark: gsm9k .did you mean gsm8k"),
+        ([*DEMO, "--benchmarks", "gsm9k"], "--benchmarks: gsm9k .did you mean gsm8k"),
+        ([*DEMO, "--benchmarks", ","], "--benchmarks: .* found none"),
+        ([*DEMO, "--benchmarks", ""], "--benchmarks: .* found none"),
+        ([*DEMO, "--limit", "0"], "--limit must be at least 1"),
+        ([*DEMO, "--batch_size", "0"], "--batch_size must be at least 1"),
+        ([*DEMO, "--data_dir", "nowhere"], "--data_dir nowhere: no such"),
+        ([*DEMO, "--chat"], "--chat: demo"),
+        ([*REGRADE[:3], "demo", "--chat"], "--chat: demo"),
+        (["--regrade", ".", *REGRADE[2:]], "--regrade .: expected a file"),
+        ([*REGRADE, "--output", "."], "--output .: expected a file"),
+        ([*DEMO, "--benchmarks_file", "."], "--benchmarks_file .: expected a file"),
+    ],
+)
+def test_wrong_arguments_are_named(argv: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "outputs.jsonl").touch()
+    argv = [word.replace("FILE", str(tmp_path / "outputs.jsonl")) for word in argv]
+    with pytest.raises(ValueError, match=f"^{message}"):
+        evaluate_math.check(argv)
+
+
+def test_options_are_of_a_model_or_of_outputs(tmp_path: Path) -> None:
+    """Every option but these is of one of the two alone."""
+    of_both = {"help", "model", "regrade", "benchmarks_file", "chat"}
+    file = str(tmp_path / "outputs.jsonl")
+    Path(file).touch()
+    commands = {"--regrade": ["--regrade", file, "--benchmark=gsm8k"], "--model": ["--model=m"]}
+    values = {"engine": "vllm", "dtype": "float32", "report_to": "wandb"}
+    for action in evaluate_math._parser()._actions:
+        if action.dest in of_both:
+            continue
+        option = [f"--{action.dest}"]
+        if action.nargs != 0:
+            option.append(values.get(action.dest, "1"))
+        other = "--model" if action.dest in ("benchmark", "output") else "--regrade"
+        with pytest.raises(ValueError, match=f"^{option[0]} has no effect with {other}"):
+            evaluate_math.check([*commands[other], *option])
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--benchmarks=demo", "--benchmarks_file=MINE"], ["benchmarks_file"]),
+        (["--benchmarks=mine", "--benchmarks_file=MINE"], []),
+        (["--benchmarks=demo", "--data_dir=.", "--prompts_dir=."], ["data_dir", "prompts_dir"]),
+        (["--benchmarks=mine", "--benchmarks_file=MINE", "--data_dir=."], ["data_dir"]),
+        (["--benchmarks=gsm8k", "--data_dir=.", "--prompts_dir=."], []),
+        (["--benchmarks=gsm8k", "--data_dir=.", "--prompts_dir=.", "--chat"], ["prompts_dir"]),
+        (["--benchmarks=demo", "--revision=main", "--model=."], ["revision"]),
+        (["--benchmarks=demo", "--revision=main"], []),
+        (["--benchmarks=demo", "--engine=vllm", "--dry_run", "--batch_size=2"], ["batch_size"]),
+        (["--benchmarks=demo", "--batch_size=2"], []),
+    ],
+)
+def test_option_without_effect_is_told(
+    options: list[str], named: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("mine: {file: a, question: '{q}', answer: '{a}'}")
+    argv = ["--model=m", *(option.replace("MINE", str(path)) for option in options)]
+    lines = list(evaluate_math._without_effect(evaluate_math.check(argv)))
+    assert [line.partition(" has no effect")[0] for line in lines] == [
+        f"--{name}" for name in named
+    ]
+
+
+def test_place_that_cannot_be_written_to_is_rejected(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the weights are loaded, which are not there."""
+    bare = tmp_path / "bare"
+    shutil.copytree(model, bare, ignore=shutil.ignore_patterns("*.safetensors"))
+    assert evaluate_math.main(arguments(bare, bare / "config.json")) == 2
+    assert f"--output_dir {bare}/config.json" in capsys.readouterr().err
 
 
 # What can happen on the way

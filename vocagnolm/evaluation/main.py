@@ -12,7 +12,7 @@ Killed at any moment, the same command resumes. Exit status: 0 done, 2 a wrong a
 """
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from vocagnolm import cli as command
@@ -21,13 +21,19 @@ from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, 
 from vocagnolm.evaluation.tasks.own_benchmarks import read_benchmarks
 from vocagnolm.extras import require, require_trackers
 from vocagnolm.hub import check_name
+from vocagnolm.printing import log_main
 
 _NAME = "vocagnolm evaluate"
+# Options of asking a model, and of grading stored outputs. The others are of both.
+_OF_MODEL = (
+    "revision benchmarks data_dir prompts_dir output_dir limit engine batch_size dtype report_to "
+    "dry_run"
+).split()
+_OF_REGRADE = ["benchmark", "output"]
 _NO_MEMORY = "give a smaller --batch_size, a narrower --dtype, or --engine vllm"
 
 
-def check(argv: Sequence[str] | None = None) -> Namespace:
-    """Read the command line; a ValueError where an argument is wrong."""
+def _parser() -> command.Parser:
     parser = command.Parser(_NAME, __doc__)
     add = parser.add_argument
     add("--model", help="A directory, or a name on the hub.")
@@ -48,8 +54,43 @@ def check(argv: Sequence[str] | None = None) -> Namespace:
     add("--regrade", type=Path, metavar="FILE", help="Grade stored outputs; needs --benchmark.")
     add("--benchmark", help="Of the outputs in --regrade FILE.")
     add("--output", type=Path, help="Of --regrade: the graded items; default: standard output.")
+    return parser
+
+
+def check(argv: Sequence[str] | None = None) -> Namespace:
+    """Read the command line; a ValueError where an argument is wrong."""
+    parser = _parser()
     arguments = parser.parse_args(argv)
-    # The parser rejects negative numbers, and 0 would ask for nothing.
+    _check_kind(parser, arguments)
+    _check_values(arguments)
+    # Packages, names and downloads are checked before torch is imported, which takes seconds.
+    _choose_benchmarks(arguments)
+    require_trackers(arguments.report_to)
+    if arguments.engine == "vllm" and not arguments.dry_run:
+        require("vllm", "--engine vllm")
+    if arguments.model and not arguments.data_dir:
+        _check_downloads(arguments.benchmarks)
+    return arguments
+
+
+def _check_kind(parser: command.Parser, arguments: Namespace) -> None:
+    """Let an evaluation have either a model to ask or stored outputs to grade, and its options."""
+    if bool(arguments.model) == bool(arguments.regrade):
+        raise ValueError("give --model, or --regrade FILE and its --benchmark")
+    if arguments.regrade and not arguments.benchmark:
+        raise ValueError("--regrade needs the --benchmark of its outputs")
+    # Whoever gives an option of the other kind wants something that would not be done.
+    kind, other_options = "--model", _OF_REGRADE
+    if arguments.regrade:
+        kind, other_options = "--regrade", _OF_MODEL
+    for name in other_options:
+        if vars(arguments)[name] != parser.get_default(name):
+            raise ValueError(f"--{name} has no effect with {kind}: leave it out")
+
+
+def _check_values(arguments: Namespace) -> None:
+    """Reject numbers that ask for nothing, and paths that are not there or of another kind."""
+    # The parser rejects negative numbers.
     for name in ("limit", "batch_size"):
         if vars(arguments)[name] == 0:
             raise ValueError(f"--{name} must be at least 1, got 0")
@@ -57,19 +98,10 @@ def check(argv: Sequence[str] | None = None) -> Namespace:
         path = vars(arguments)[name]
         if path is not None and not path.exists():
             raise ValueError(f"--{name} {path}: no such file or directory")
-    # There is either a model to ask or a file to regrade: both or neither are an error.
-    if bool(arguments.model) == bool(arguments.regrade and arguments.benchmark):
-        parser.error("give --model, or --regrade FILE and its --benchmark")
-    # Packages, names and downloads are checked before torch is imported, which takes seconds.
-    _choose_benchmarks(arguments)
-    if arguments.chat and BENCHMARKS["demo"] in arguments.benchmarks:
-        parser.error("--chat: the demo asks for no boxed answers")
-    require_trackers(arguments.report_to)
-    if arguments.engine == "vllm" and not arguments.dry_run:
-        require("vllm", "--engine vllm")
-    if arguments.model and not arguments.data_dir:
-        _check_downloads(arguments.benchmarks)
-    return arguments
+    for name in ("regrade", "output", "benchmarks_file"):
+        path = vars(arguments)[name]
+        if path is not None and path.is_dir():
+            raise ValueError(f"--{name} {path}: expected a file, found a directory")
 
 
 @command.shell(_NAME, out_of_memory=_NO_MEMORY, resumable=True)
@@ -85,8 +117,29 @@ def main(argv: Sequence[str] | None = None) -> None:
         if arguments.chat:
             benchmark = benchmark.in_chat()
         evaluate.regrade(arguments.regrade, benchmark, arguments.output)
-    else:
-        evaluate.evaluate(arguments)
+        return
+    for option in _without_effect(arguments):
+        log_main(f"warning: {option}")
+    evaluate.evaluate(arguments)
+
+
+def _without_effect(arguments: Namespace) -> Iterator[str]:
+    """Yield a line for each option that was given and has no effect."""
+    benchmarks: list[Benchmark] = arguments.benchmarks
+    has_own = any(benchmark.directory for benchmark in benchmarks)
+    has_harness_file = any(benchmark.file and not benchmark.directory for benchmark in benchmarks)
+    has_prompt_set = any(benchmark.prompt_set for benchmark in benchmarks)
+    conditions = (
+        (has_own, "benchmarks_file", "without one of its --benchmarks"),
+        (has_harness_file, "data_dir", "with these --benchmarks"),
+        (has_prompt_set, "prompts_dir", "with these --benchmarks"),
+        (not arguments.chat, "prompts_dir", "with --chat"),
+        (not Path(arguments.model).is_dir(), "revision", "with a directory"),
+        (arguments.engine == "hf", "batch_size", "with --engine vllm"),
+    )
+    for has_effect, name, condition in conditions:
+        if vars(arguments)[name] is not None and not has_effect:
+            yield f"--{name} has no effect {condition}"
 
 
 def _choose_benchmarks(arguments: Namespace) -> None:
@@ -103,11 +156,16 @@ def _choose_benchmarks(arguments: Namespace) -> None:
         for name in argument.split(","):
             if name and name not in names:
                 names.append(name)
+    if not names:
+        raise ValueError("--benchmarks: expected names of benchmarks, found none")
     _check_names("--benchmarks", names, benchmarks)
     arguments.benchmarks = [benchmarks[name] for name in names]
     if arguments.benchmark:
         _check_names("--benchmark", [arguments.benchmark], benchmarks)
         arguments.benchmark = benchmarks[arguments.benchmark]
+    for benchmark in [arguments.benchmark] if arguments.regrade else arguments.benchmarks:
+        if arguments.chat and benchmark.answer_kind == "marked":
+            raise ValueError(f"--chat: {benchmark.id} asks for no boxed answers")
 
 
 def _check_downloads(benchmarks: Sequence[Benchmark]) -> None:
