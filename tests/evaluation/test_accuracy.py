@@ -144,7 +144,8 @@ def test_metric_gives_the_same() -> None:
     metric = MathAnswerAccuracy("mathqa")
     metric.add(prediction="The answer is (B).", reference="B")
     metric.add_batch(
-        predictions=["The answer is (C).", "none", "the choice is a"], references=["B", "C", "A"]
+        predictions=["The answer is (C).", "none", "the choice is a"],
+        references=["B", "C", "(a)"],
     )
     with graded_inline(module):
         found = metric.compute()

@@ -80,6 +80,15 @@ def test_graders_have_rows_and_keys_of_their_own(tmp_path: Path) -> None:
     assert "- graded by ZubinGou/math-evaluation-harness@db77bc6" in lines
 
 
+def test_columns_of_one_heading_stand_side_by_side(tmp_path: Path) -> None:
+    """Two files of own benchmarks may name them alike."""
+    own = make_task("gsm8k", n=2)
+    own = replace(own, benchmark=replace(own.benchmark, id="mine"))
+    lines = report.to_markdown(build(tmp_path, make_task("gsm8k"), own)).splitlines()
+    assert lines[0] == "| model | GSM8K | GSM8K |"
+    assert lines[2] == "| runs/my_student | 25.0 | 50.0 |"
+
+
 def test_nothing_is_marked(tmp_path: Path) -> None:
     results = build(tmp_path, *map(make_task, PAPER_BENCHMARKS))
     texts = outputs(results, tmp_path)
