@@ -60,18 +60,22 @@ def extract(kind: AnswerKind, output: str) -> str | None:
 def normalise_gold(kind: AnswerKind, gold: object) -> str:
     """Normalise a gold once, as `extract` does with a prediction that is compared with it.
 
-    A ValueError for multiple choice without a letter: no prediction would ever equal that gold.
+    A ValueError for a gold that no prediction of its kind would ever equal.
 
     >>> normalise_gold("free", "7 apples."), normalise_gold("letter", "(b)")
     ('7apples', 'B')
     """
-    if kind not in ("letter", "boxed_letter"):
-        return strip_string(gold)
-    # `strip_string` takes an "a" in parentheses for a unit word, and deletes it.
-    match = _GOLD_LETTER.fullmatch(str(gold).strip())
-    if not match:
-        raise ValueError(f"the gold of multiple choice must be a letter from A to E, found {gold}")
-    return match[1].upper()
+    text = str(gold).strip()
+    if kind in ("letter", "boxed_letter"):
+        match = _GOLD_LETTER.fullmatch(text)
+        if not match:
+            expected = "a letter from A to E"
+            raise ValueError(f"the gold of multiple choice must be {expected}, found {gold}")
+        # `strip_string` would take an "a" in parentheses for a unit, and delete it.
+        return match[1].upper()
+    if kind == "marked" and len(text.split()) != 1:
+        raise ValueError(f"the gold of an answer after #### must be one word, found {gold}")
+    return strip_string(gold)
 
 
 def _letter(output: str) -> str:
