@@ -155,6 +155,9 @@ def test_own_benchmarks_are_of_one_command_alone(write: Write, tmp_path: Path) -
     assert both == [BENCHMARKS["gsm8k"], mine]
     with pytest.raises(ValueError, match=r"^--benchmarks: m.* not among gsm8k"):
         check([*argv, "--benchmarks", "m"])
+    write(answer_kind="marked")
+    with pytest.raises(ValueError, match=r"^--chat: m asks for no boxed answers"):
+        check([*own_argv, "--chat"])
 
 
 # Items
@@ -188,6 +191,7 @@ def test_own_items_are_made_of_their_fields(write: Write) -> None:
         ({"ask": "a", "gold": 1}, {"question": "the same"}, "question names the same"),
         ({"ask": "a", "gold": 1}, {"question": "{0} {}"}, "question names {0}"),
         ({"ask": "a", "gold": {"b": 1}}, {"answer": "{gold.b}"}, "answer names {gold.b}"),
+        ({"ask": "a", "q": 1}, {"question": "{ask} {q.b}"}, "question names {q.b}"),
         ({"ask": "a", "gold": 1.5}, {"answer": "{gold:.2f} {ask}"}, "answer names {gold:.2f}"),
         ({"ask": "a", "gold": {"b": 1}}, {"answer": "{gold[c]}"}, r"{gold\[c\]} is not in"),
         ({"ask": "a", "gold": [1]}, {"answer": "{gold[1]}"}, r"{gold\[1\]} is not in"),
