@@ -15,6 +15,7 @@ from vocagnolm.evaluation.report import (
     accuracy,
     average,
     averages,
+    one_line_summary,
     summarize,
     wilson_interval,
 )
@@ -126,6 +127,12 @@ def test_summary_counts_what_the_graders_say() -> None:
     assert found["math_verify"]["without_opinion"] == 2
     assert found["math_verify"]["agreement"] == pytest.approx(2 / 3)
     assert "finish_reasons" not in found
+
+
+def test_summary_says_what_was_not_graded() -> None:
+    records = [graded(None, False, "crash", None), graded("3", True, "string", True)]
+    assert "1 not graded" in one_line_summary(summarize(records))
+    assert "not graded" not in one_line_summary(summarize(records[1:]))
 
 
 def test_summary_says_how_texts_ended() -> None:

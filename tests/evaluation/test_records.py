@@ -89,10 +89,18 @@ def test_finished_reads_all_parts_when_several_processes_wrote(directory: RunDir
 
 def test_complete_sorts_and_removes_parts(directory: RunDirectory) -> None:
     append(directory, "gsm8k", 1, 3, 0)
+    append(directory, "math", 0, 2)
     directory.complete("gsm8k", [0, 1, 3, 4])
     lines = (directory.path / "gsm8k.jsonl").read_text().splitlines()
     assert [json.loads(line)["idx"] for line in lines] == [0, 1, 3, 4]
-    assert {path.name for path in directory.path.iterdir()} == {"gsm8k.jsonl", "settings.json"}
+    names = {"gsm8k.jsonl", "math.part0.jsonl", "settings.json"}
+    assert {path.name for path in directory.path.iterdir()} == names
+
+
+def test_lines_of_something_else_are_rejected(directory: RunDirectory) -> None:
+    (directory.path / "gsm8k.jsonl").write_text('{"text": "a page"}\n')
+    with pytest.raises(ValueError, match=r"gsm8k\.jsonl: a record has no idx"):
+        directory.finished("gsm8k")
 
 
 def test_complete_rejects_when_an_item_is_missing(directory: RunDirectory) -> None:

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.evaluation.engines.generation import Completion
 from vocagnolm.evaluation.grading.grading import Verdict
-from vocagnolm.evaluation.runner import RunDirectory, run
+from vocagnolm.evaluation.runner import RunDirectory, _share, run
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Item
 from vocagnolm.evaluation.tasks.tasks import Task, build_prompt, text_sha256
 
@@ -170,6 +170,15 @@ def test_processes_share_all_items_when_there_are_several(tmp_path: Path, proces
     sizes = [len(engine.asked) for engine in engines]
     assert max(sizes) - min(sizes) <= 2  # one for each benchmark
     assert files(tmp_path / "several") == files(tmp_path / "one")
+
+
+def test_processes_share_long_and_short_prompts_evenly(tmp_path: Path) -> None:
+    items = [Item(idx, "long question" if idx % 2 else "short", "1") for idx in range(8)]
+    prompts = {item.idx: item.question for item in items}
+    task = Task(BENCHMARKS["gsm8k"], items, prompts, {}, None)
+    for index in range(2):
+        share = _share(task, RunDirectory(tmp_path), FakeState(index, 2))
+        assert [item.question for item in share] == ["long question"] * 2 + ["short"] * 2
 
 
 def states_with(barrier: threading.Barrier) -> list[FakeState]:

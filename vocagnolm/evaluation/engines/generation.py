@@ -95,10 +95,10 @@ class Engine:
         eos_ids = ending.eos_token_id
         if not isinstance(eos_ids, list):
             eos_ids = [eos_ids]
-        ends = {*eos_ids, tokenizer.eos_token_id}
+        all_ids = {*eos_ids, tokenizer.eos_token_id}
         if chat:
-            ends |= chat.end_ids
-        self.eos_ids = frozenset(ends - {None})
+            all_ids |= chat.end_ids
+        self.eos_ids = frozenset(all_ids - {None})
         # A chat template has written the special tokens already.
         self.add_special_tokens = chat is None
 
@@ -173,8 +173,8 @@ class Row:
     def append(self, token: int) -> None:
         """Add a token, and see whether the completion ends with it."""
         self.new.append(token)
-        ends = token in self._engine.eos_ids or not self.room
-        self.is_finished = ends or self._completes_a_stop()
+        is_last = token in self._engine.eos_ids or not self.room
+        self.is_finished = is_last or self._completes_a_stop()
 
     def _completes_a_stop(self) -> bool:
         if not self._longest_stop:

@@ -179,14 +179,22 @@ class HFEngine(Engine):
             rows = slice(first, first + _READ_TOGETHER)
             before = n_shared + width - len(batch[first])
             parts = [layer.part(rows, before) for layer in growing]
-            self._generate(batch[rows], n_shared, parts, width, most=1)
+            self._generate(batch[rows], n_shared, parts, width, max_steps=1)
         if not _half_finished(batch):
             self._generate(batch, n_shared, growing)
 
     def _generate(
-        self, batch: list[Row], n_shared: int, layers: Sequence[Any], width: int = 0, most: int = 0
+        self,
+        batch: list[Row],
+        n_shared: int,
+        layers: Sequence[Any],
+        width: int = 0,
+        max_steps: int = 0,
     ) -> None:
-        """Read what is not in the cache, and write until half of the rows are finished."""
+        """Read what is not in the cache, and write until half of the rows are finished.
+
+        Rows are padded to `width` tokens, and get `max_steps` more; 0 stands for as many as needed.
+        """
         device = self._model.device
         # A row is [shared prefix][padding][own tokens], the padding masked. Positions follow the
         # mask, so that a row's tokens have the positions that they have alone:
@@ -202,7 +210,7 @@ class HFEngine(Engine):
             ids = row.prompt + row.new
             input_ids.append(ids[:n_shared] + padding + ids[n_shared:])
             mask.append([1] * n_shared + padding + [1] * (len(row) - n_shared))
-        steps = most or max(row.room for row in batch)
+        steps = max_steps or max(row.room for row in batch)
         rope = self._model.config.get_text_config().to_dict().get("rope_parameters") or {}
         if rope.get("rope_type") not in _WITHOUT_BOUND:
             # A position past the context is an error, or changes the rotation of other rows.
@@ -243,8 +251,8 @@ def cache_argument() -> str:
     It differs between versions of transformers, and its type does not. An ImportError where no
     argument is of that type.
     """
-    takes = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
-    for name, parameter in takes.items():
+    parameters = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+    for name, parameter in parameters.items():
         if Cache.__name__ in str(parameter.annotation):
             return name
     raise unsupported("gives generate no Cache")
@@ -269,12 +277,12 @@ def _fills_cache(model: PreTrainedModel) -> bool:
 
 
 def _check_servable(model: PreTrainedModel) -> None:
-    takes = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(model.forward).parameters
     kinds = {type(layer) for layer in DynamicCache(config=model.config).layers}
     name = type(model).__name__
     if getattr(model, "_is_stateful", False) or kinds - {DynamicLayer, DynamicSlidingWindowLayer}:
         fault = "keeps more than the keys and values of its tokens"
-    elif "position_ids" not in takes and model.config.model_type not in _POSITIONS_FROM_MASK:
+    elif "position_ids" not in parameters and model.config.model_type not in _POSITIONS_FROM_MASK:
         fault = "takes no position ids: padding would move its tokens"
     elif not _fills_cache(model):
         fault = f"fills no cache that transformers {__version__} gives it as {cache_argument()}"

@@ -45,8 +45,8 @@ class VLLMEngine(Engine):
             ending = GenerationConfig.from_model_config(config)
         super().__init__(tokenizer, longest_context(config), ending, chat)
         # A stop id that the model does not have is an error there; a tokenizer may have more.
-        words = config.get_text_config().vocab_size
-        self._stop_ids = sorted(id for id in self.eos_ids if id < words)
+        vocab_size = config.get_text_config().vocab_size
+        self._stop_ids = sorted(id for id in self.eos_ids if id < vocab_size)
         self._llm = vllm.LLM(
             model=name,
             tokenizer=tokenizer.name_or_path or name,

@@ -29,8 +29,9 @@ _EVALUATED = frozenset({"Integer", "Float", "Rational", "Symbol", "Add", "Mul", 
 def _judge(kind: AnswerKind | None, prediction: str | None, gold: str) -> tuple[bool, str]:
     if kind in ("letter", "boxed_letter", "marked"):
         return prediction == gold, "string" if kind == "marked" else "choice"
-    if quick := symbolic.decide(prediction, gold):
-        return quick
+    verdict = symbolic.decide(prediction, gold)
+    if verdict:
+        return verdict
     return symbolic.algebraically_equal(str(prediction), gold), "symbolic"
 
 

@@ -99,8 +99,7 @@ def load_tasks(
             examples, prompt_set = load_prompt_set(benchmark.prompt_set, prompts_dir)
         # `load_items` gives the digest of all items, so that a part of them is still known to be
         # the harness's.
-        if limit:
-            items = items[:limit]
+        items = items[:limit]
         prompts = {}
         for item in items:
             prompt = build_prompt(benchmark, examples, item.question)
