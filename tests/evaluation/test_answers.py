@@ -12,10 +12,17 @@ from hypothesis import strategies as st
 from inline_grader import InlineGrader, graded_inline
 from real_data import real_data
 from reference_cases import grade_cases, read_cases
+from sympy.parsing import sympy_parser
 
 from vocagnolm.evaluation.extraction import extract
 from vocagnolm.evaluation.grading.grading import Grader
-from vocagnolm.evaluation.grading.symbolic import decide, parse_number
+from vocagnolm.evaluation.grading.symbolic import (
+    algebraically_equal,
+    decide,
+    parse_number,
+    read_answer,
+    read_python,
+)
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 
 Case = tuple[str, str, str, bool]  # benchmark, output, gold, correct
@@ -242,6 +249,30 @@ def test_all_answers_agree_with_the_harness() -> None:
     cases = read_cases(real_data("data/grading/cases.jsonl.gz"))
     assert len(cases) == 7295
     check_cases(cases, every=8)
+
+
+# What is read
+
+
+@pytest.mark.parametrize("text", ["True", "1j", "log(8, base=2)", "f(1)", "x.y", "[i for i in x]"])
+def test_python_beyond_arithmetic_is_not_read(text: str) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        read_python(text)
+
+
+def test_text_that_is_not_read_meets_no_function_of_sympy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what restricts sympy in a worker: some of its functions evaluate a text."""
+    evaluate, evaluated = sympy_parser.eval_expr, []
+
+    def record(code: str, *names: object) -> object:
+        evaluated.append(code)
+        return evaluate(code, *names)
+
+    monkeypatch.setattr(sympy_parser, "eval_expr", record)
+    assert read_answer("'round(7)'") == "round(7)"
+    assert not algebraically_equal("'round(7)'", "x")
+    # sympy evaluates texts of its own, too.
+    assert not [code for code in evaluated if "round" in code]
 
 
 # Numbers and strings

@@ -275,6 +275,10 @@ def test_grader_grades_right() -> None:
     with Grader(workers=1) as grader:
         assert_alive(grader)
         (process,) = processes_with_parent(os.getpid())[-1:]
+        # It has no keyboard, whose interrupt would end it, and what a library prints is lost.
+        assert os.getsid(process) == process
+        for stream in (1, 2):
+            assert Path(f"/proc/{process}/fd/{stream}").readlink() == Path(os.devnull)
         os.kill(process, signal.SIGKILL)
         time.sleep(0.2)
         assert_alive(grader)
