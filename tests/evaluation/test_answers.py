@@ -211,6 +211,7 @@ def test_answers_get_the_harness_verdict(
     kind = BENCHMARKS[benchmark].answer_kind
     verdict = next(inline.grade(kind, [(output, gold)]))
     assert (verdict.prediction, verdict.correct) == (extract(kind, output), correct)
+    assert (verdict.math_verify is None) == (kind != "free")
 
 
 # The reference

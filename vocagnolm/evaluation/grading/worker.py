@@ -40,7 +40,7 @@ def _opinion(kind: AnswerKind | None, output: str, gold: str) -> bool | None:
     if kind != "free":
         return None
     try:
-        return bool(output) and symbolic.verify(output, gold)
+        return symbolic.verify(output, gold)
     except Exception:  # noqa: BLE001 - a failure of the library is not a right answer
         return False
 
