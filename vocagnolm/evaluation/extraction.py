@@ -63,7 +63,7 @@ def normalise_gold(kind: AnswerKind, gold: object) -> str:
     A ValueError for a gold that no prediction of its kind would ever equal.
 
     >>> normalise_gold("free", "7 apples."), normalise_gold("letter", "(b)")
-    ('7apples', 'B')
+    ('7', 'B')
     """
     text = str(gold).strip()
     if kind in ("letter", "boxed_letter"):
