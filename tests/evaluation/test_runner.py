@@ -197,6 +197,9 @@ def test_records_of_other_prompts_are_rejected(tmp_path: Path) -> None:
     engine = ScriptedEngine()
     with pytest.raises(ValueError, match="of svamp was asked with another prompt"):
         run_all([make_task("svamp")], engine, tmp_path)
+    (tmp_path / "math.jsonl").write_text('{"idx": 0, "gold": "1", "raw_output": "1"}\n')
+    with pytest.raises(ValueError, match="item 0 of math was asked with another prompt"):
+        run_all([make_task("math")], engine, tmp_path)
     assert engine.asked == []
 
 

@@ -176,9 +176,9 @@ def _share(task: Task, directory: RunDirectory, state: PartialState) -> list[Ite
     """Take one of every `num_processes` items that are left, so that all have equal work."""
     finished = directory.finished(task.benchmark.id)
     # The settings do not hold all that makes a prompt, such as the template of a user's own
-    # benchmark. What was asked is compared itself.
+    # benchmark. What was asked is compared itself. Outputs of another evaluator do not say.
     for idx, record in finished.items():
-        if idx in task.prompts and record["prompt_sha256"] != text_sha256(task.prompts[idx]):
+        if idx in task.prompts and record.get("prompt_sha256") != text_sha256(task.prompts[idx]):
             fault = f"item {idx} of {task.benchmark.id} was asked with another prompt"
             raise ValueError(f"{directory.path}: {fault}: give another --output_dir")
     left = [item for item in task.items if item.idx not in finished]
