@@ -115,6 +115,12 @@ ROWS: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "Find $x$.",
         "2",
     ),
+    "math has one gold that is empty": (
+        "math",
+        {"problem": "Find $x$.", "solution": r"It is $\boxed{}$."},
+        "Find $x$.",
+        "",
+    ),
     "svamp adds a full stop": (
         "svamp",
         {"Body": " Dan had 3 pens ", "Question": " How many? ", "Answer": 145.0},

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vocagnolm.evaluation.extraction import AnswerKind, extract, strip_string
+from vocagnolm.evaluation.extraction import AnswerKind, extract, normalise_gold, strip_string
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 
 Case = tuple[str, str, str | None]  # benchmark, output, prediction
@@ -119,6 +119,15 @@ def test_extraction_gives_the_harness_answer(
     benchmark: str, output: str, prediction: str | None
 ) -> None:
     assert extract(BENCHMARKS[benchmark].answer_kind, output) == prediction
+
+
+@pytest.mark.parametrize(
+    ("kind", "gold"),
+    [("letter", "F"), ("letter", 2), ("boxed_letter", ""), ("marked", ""), ("marked", "a b")],
+)
+def test_gold_that_no_prediction_equals_is_rejected(kind: AnswerKind, gold: object) -> None:
+    with pytest.raises(ValueError, match=f"found {gold}$"):
+        normalise_gold(kind, gold)
 
 
 @given(st.sampled_from(["free", "letter", "marked"]), st.text())

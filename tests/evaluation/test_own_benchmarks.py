@@ -196,7 +196,7 @@ def test_own_items_are_made_of_their_fields(write: Write) -> None:
         ({"ask": "a", "gold": {"b": 1}}, {"answer": "{gold[c]}"}, r"{gold\[c\]} is not in"),
         ({"ask": "a", "gold": [1]}, {"answer": "{gold[1]}"}, r"{gold\[1\]} is not in"),
         ({"ask": "a", "gold": [1]}, {"answer": "{gold[b]}"}, r"{gold\[b\]} is not in"),
-        ({"ask": "a", "gold": "b"}, {"answer": "{gold[b]}"}, r"{gold\[b\]} is not in"),
+        ({"ask": "a", "gold": "b"}, {"answer": "{gold[0]}"}, r"{gold\[0\]} is not in"),
     ],
 )
 def test_wrong_item_is_named(
