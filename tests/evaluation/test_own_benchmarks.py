@@ -111,6 +111,7 @@ def test_wrong_parts_of_the_hub_are_named(parts: object, tmp_path: Path) -> None
         {"file": "a", "answer": "{a}"},
         {"question": "{q}", "answer": "{a}"},
         {"hub": "a/b", "question": "{q}", "answer": "{a}"},
+        {"hub": "a/b", "file": "a", "question": "{q}", "answer": "{a}"},
         {"hub_parts": [[None, "a"]], "question": "{q}", "answer": "{a}"},
         {"hub": "a/b", "hub_parts": [[None, "a"]], "file": "a", "question": "{q}", "answer": "{a}"},
     ],

@@ -128,9 +128,9 @@ def _record_fault(record: object) -> str | None:
         expected, is_valid = _FIELDS[field]
         if not is_valid(value):
             return f"{field} must be {expected}, found {value!r}"
-    has_file = "file" in record
-    has_hub = {"hub", "hub_parts"} <= record.keys()
-    # With both, one of the two places would be passed over.
-    if not {"question", "answer"} <= record.keys() or has_file == has_hub:
+    # With both a file and the hub, one of the two would be passed over.
+    places = record.keys() & {"file", "hub", "hub_parts"}
+    has_place = places in ({"file"}, {"hub", "hub_parts"})
+    if not (has_place and {"question", "answer"} <= record.keys()):
         return "it needs question, answer, and either file or hub, hub_parts"
     return None
