@@ -29,7 +29,8 @@ from transformers import (
 
 from benchmarks.generated import llama_decoder
 from vocagnolm.demo import world as demo_world
-from vocagnolm.demo.run import STUDENT_TOKENIZER, TEACHER, judge, student_config, train
+from vocagnolm.demo.methods import TEACHER
+from vocagnolm.demo.run import STUDENT_TOKENIZER, judge, student_config, train
 from vocagnolm.io import ASSETS
 
 SEED = 1

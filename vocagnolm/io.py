@@ -13,7 +13,7 @@ import re
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -26,6 +26,8 @@ JsonObject = dict[str, Any]
 ASSETS = Path(__file__).parent / "assets"
 # In the directory of a run: its settings. In a directory that is complete: the sizes of its files.
 RUN_FILE, MANIFEST_FILE = "run.json", "manifest.json"
+# In a directory whose other files may be a user's: what commands have made there, by command.
+MADE_FILE = ".made.json"
 # A file and a line, where a reason begins with them.
 _IS_PLACE = re.compile(r".+:\d+")
 # Ends the name of an incomplete file, which begins with a dot.
@@ -234,6 +236,30 @@ def check_writable(output_dir: Path, option: str = "--output_dir") -> None:
     except OSError as error:
         reason = f"{place} cannot be written to ({error.strerror})"
         raise ValueError(f"{option} {output_dir}: {reason}") from error
+
+
+def claim_names(
+    directory: Path, names: Collection[str], command: str, links: Collection[str] = ()
+) -> None:
+    """Note what a command is about to make or to replace in a directory, which must exist.
+
+    Raises:
+        ValueError: one of the names is there, and the command did not make it; or one of `links` is
+            no link any more.
+    """
+    made_by_command = json_or_empty(directory / MADE_FILE)
+    made = set(made_by_command.get(command, ()))
+    for name in [*names, *links]:
+        path = directory / name
+        is_made = name in made and (name not in links or path.is_symlink())
+        # A link that leads nowhere exists, too.
+        if os.path.lexists(path) and not is_made:
+            raise ValueError(
+                f"--output_dir {directory} holds {name}, which {command} did not make there: "
+                "give another, or move it away"
+            )
+    made.update(names, links)
+    write_json(directory / MADE_FILE, made_by_command | {command: sorted(made)})
 
 
 def versions(packages: str) -> dict[str, str]:

@@ -26,15 +26,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.models import llama
 from vocagnolm.__main__ import main as vocagnolm
 from vocagnolm.demo import world as demo_world
-from vocagnolm.demo.run import (
-    BASE,
-    PAGE_TOKENS,
-    STUDENT_TOKENIZER,
-    TEACHER,
-    judge,
-    make_base,
-    train,
-)
+from vocagnolm.demo.directory import BASE
+from vocagnolm.demo.methods import TEACHER
+from vocagnolm.demo.run import PAGE_TOKENS, STUDENT_TOKENIZER, judge, make_base, train
 from vocagnolm.io import ASSETS
 from vocagnolm.spans import encode, encode_batch
 from vocagnolm.store import format as store

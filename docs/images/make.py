@@ -35,9 +35,11 @@ from transformers import AutoModelForCausalLM
 from benchmarks.experiments import plots
 from benchmarks.generated import TOKEN_RATIO
 from benchmarks.models import make_config
+from vocagnolm.demo.directory import BASE
 from vocagnolm.demo.main import results_table
-from vocagnolm.demo.run import BASE, TEACHER, make_base
-from vocagnolm.demo.world import METHODS, write_jsonl
+from vocagnolm.demo.methods import METHODS, TEACHER
+from vocagnolm.demo.run import make_base
+from vocagnolm.demo.world import write_jsonl
 from vocagnolm.io import ASSETS
 from vocagnolm.models.flops import model_work
 from vocagnolm.models.memory import (

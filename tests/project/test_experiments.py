@@ -21,6 +21,7 @@ from benchmarks.experiments import (
 )
 from vocagnolm.demo import run as demo_run
 from vocagnolm.demo import world as demo_world
+from vocagnolm.demo.methods import TEACHER
 from vocagnolm.io import ASSETS
 from vocagnolm.store.format import Store
 
@@ -178,7 +179,7 @@ def test_problems_are_conversations_at_their_tiniest_size(
             text = f"How many?\n{number} and 1 are {number + 1}.\nThe answer is {number + 1}."
             file.write(json.dumps({"text": text}) + "\n")
     given = ["--problems", str(problems), "--texts", str(corpus), "--tokenizers"]
-    given += [str(ASSETS / name) for name in (demo_run.STUDENT_TOKENIZER, demo_run.TEACHER)]
+    given += [str(ASSETS / name) for name in (demo_run.STUDENT_TOKENIZER, TEACHER)]
     runs = ["--runs", "cpt", "accept"]
     conversations.main(["--output_dir", str(tmp_path), "--seeds=7", *given, *runs])
     answers = []

@@ -1,1 +1,1 @@
-"""The embedded world of `make demo`."""
+"""The command `vocagnolm demo`: the embedded world, the methods, their runs and the directory."""

@@ -9,10 +9,8 @@ Students, each with its own seed, are continually pretrained with an equal numbe
 wrong argument, 130 interrupted.
 """
 
-import json
 import multiprocessing
 import os
-import shutil
 import signal
 import statistics
 import sys
@@ -25,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from vocagnolm.cli import Exit, Parser, shell, stop
-from vocagnolm.demo.world import METHODS, RECIPE
-from vocagnolm.io import markdown_table
+from vocagnolm.demo.directory import CACHE, RESULTS, claimed, leave_for_the_docs, seed_name
+from vocagnolm.demo.methods import METHODS, check_options
+from vocagnolm.io import markdown_table, write_json
 from vocagnolm.printing import print_main
 
 _NAME = "vocagnolm demo"
@@ -48,20 +47,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     arguments = _read_arguments(argv)
+    arguments.output_dir = arguments.output_dir.resolve()
+    with claimed(arguments.output_dir, arguments.seeds):
+        return _run(arguments)
+
+
+def _run(arguments: Namespace) -> int:
+    """Run all seeds and sum them up, in a directory that is the demo's alone."""
     started = time.perf_counter()
-    directory = arguments.output_dir.resolve()
-    arguments.output_dir = directory
-    directory.mkdir(parents=True, exist_ok=True)
-    # A run of the demo begins anew: it does not go on with that of another time.
-    for seed in arguments.seeds:
-        shutil.rmtree(directory / f"seed{seed}", ignore_errors=True)
+    directory = arguments.output_dir
     methods = ", ".join(arguments.methods)
     seeds = ", ".join(str(seed) for seed in arguments.seeds)
     print_main(f"training students by {methods} with seeds {seeds}; the first row takes a minute")
     print_main(f"logs: {directory}/seed*/train.log")
     # The processes of the seeds inherit the environment. Libraries read it as they are imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
-    os.environ["HF_DATASETS_CACHE"] = str(directory / "cache")
+    os.environ["HF_DATASETS_CACHE"] = str(directory / CACHE)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["ACCELERATE_USE_CPU"] = "true"
     # Two runs of one thread each are faster than two runs in turn with two threads.
@@ -78,13 +79,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         results[method] = {}
         for metric in _METRICS:
             results[method][metric] = [by_seed[seed][method][metric] for seed in arguments.seeds]
-    (directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    write_json(directory / RESULTS, results)
     print_main(f"\n{results_table(results)}\n")
     print_main(
         "mean +- standard deviation over the seeds. Sums differ between processors, and a seed's "
         "accuracy moves by some points with them."
     )
-    print_main(f"{time.perf_counter() - started:.0f} s; written: {directory}/results.json")
+    print_main(f"{time.perf_counter() - started:.0f} s; written: {directory / RESULTS}")
     return Exit.DONE
 
 
@@ -107,30 +108,19 @@ def _read_arguments(argv: Sequence[str] | None) -> Namespace:
     arguments = parser.parse_args(argv)
     if not 0 <= arguments.wrong_share <= 1:
         raise ValueError(f"--wrong_share must be in [0, 1], got {arguments.wrong_share}")
-    if min(arguments.seeds) < 0:
-        raise ValueError(f"--seeds must not be negative, got {min(arguments.seeds)}")
-    # A seed or a method that is given twice runs once.
-    arguments.seeds = list(dict.fromkeys(arguments.seeds))
+    seeds = arguments.seeds
+    for seed in seeds:
+        # PyTorch and NumPy take no others.
+        if not 0 <= seed < 2**32:
+            raise ValueError(f"--seeds must be from 0 to 2**32 - 1, got {seed}")
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"--seeds names one twice, got {' '.join(map(str, seeds))}: name it once")
     if "all" in arguments.methods:
         arguments.methods = list(METHODS)
+    # A method that is named twice runs once.
     arguments.methods = list(dict.fromkeys(arguments.methods))
-    _check_options(arguments.options)
+    check_options(arguments.methods, arguments.options)
     return arguments
-
-
-def _check_options(options: Sequence[str]) -> None:
-    """Reject options of the runs before a student is made."""
-    from vocagnolm.run.parser import check
-
-    for option in options:
-        if not option.partition("=")[2]:
-            raise ValueError(f"--options expected NAME=VALUE, got {option}")
-    argv = [f"--config={RECIPE}", "--method=cpt"]
-    argv += [f"--{option}" for option in options]
-    try:
-        check(argv)
-    except ValueError as error:
-        raise ValueError(f"--options: {error}") from error
 
 
 # -- Processes -----------------------------------------------------------------------------------
@@ -142,7 +132,7 @@ def run_seeds(arguments: Namespace) -> dict[int, dict[str, dict[str, float]]]:
     Raises:
         FailedRun: a run ended early; the others are ended with it.
     """
-    from vocagnolm.demo.run import leave_for_the_docs
+    # The import brings torch, which the command's --help does not need.
     from vocagnolm.dist import cores
 
     # A forked process would share the threads and locks of the libraries that are loaded here.
@@ -164,7 +154,7 @@ def run_seeds(arguments: Namespace) -> dict[int, dict[str, dict[str, float]]]:
                 running[receiver] = seed, process
             for ended in wait(list(running)):
                 seed, process = running[ended]
-                results[seed] = _receive(ended, process, arguments.output_dir / f"seed{seed}")
+                results[seed] = _receive(ended, process, arguments.output_dir / seed_name(seed))
                 del running[ended]
                 if seed == arguments.seeds[0]:
                     leave_for_the_docs(arguments.output_dir, seed)

@@ -5,7 +5,6 @@ import sys
 import time
 import traceback
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,28 +14,24 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from vocagnolm.cli import quiet_logs
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.demo import world
-from vocagnolm.demo.world import METHODS, RECIPE
+from vocagnolm.demo.directory import BASE, PAGES, seed_name
+from vocagnolm.demo.methods import RECIPE, flags_of, tokens_of
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.extraction import extract
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.io import ASSETS
 from vocagnolm.printing import print_main
 from vocagnolm.run.parser import parse
-from vocagnolm.run.recipe import recipe_options
 from vocagnolm.run.train import train as run_job
 from vocagnolm.spans import encode
 from vocagnolm.tokenizer import start_id
 
-# These lie among the assets of the package; benchmarks/make_demo_teacher.py makes them.
-TEACHER = "demo_teacher"
+# It lies among the assets of the package; benchmarks/make_demo_teacher.py makes it.
 STUDENT_TOKENIZER = "demo_student"
-BASE = "base"
 # Texts and pages have more tokens than this in the mean. So many are made for the tokens of a run
 # that none of them comes twice.
 GENERAL_TOKENS = 48
 PAGE_TOKENS = 46
-# So many conversations are in the file that the docs train on.
-CONVERSATIONS = 1500
 # The first pretraining is on noise, prose and questions without answers.
 BASE_OPTIONS = ("--max_steps=150", "--global_batch_tokens=1024", "--per_device_train_batch_size=8")
 
@@ -49,7 +44,7 @@ def run_seed(arguments: Namespace, seed: int) -> dict[str, dict[str, float]]:
     """
     # A model of this size is faster with one thread than with two.
     torch.set_num_threads(1)
-    directory = arguments.output_dir / f"seed{seed}"
+    directory = arguments.output_dir / seed_name(seed)
     directory.mkdir()
     # All that the runs print goes to a file. The descriptors are redirected, since sys.stdout would
     # not catch what libraries written in C print.
@@ -60,18 +55,17 @@ def run_seed(arguments: Namespace, seed: int) -> dict[str, dict[str, float]]:
     results = {}
     step = "the first pretraining"
     try:
-        options = [f"--{option}" for option in arguments.options]
-        pages = directory / "pages.jsonl"
-        page_count = _tokens(options) // PAGE_TOKENS
+        pages = directory / PAGES
+        # All methods have the same number of tokens.
+        flags = flags_of(arguments.methods[0], seed, arguments.options)
+        page_count = tokens_of(flags) // PAGE_TOKENS
         make_base(directory, seed)
         world.write_jsonl(pages, world.corpus(page_count, seed, arguments.wrong_share))
         for method in arguments.methods:
             step = method
-            run_options = [f"--seed={seed}"] + options + list(METHODS[method][1:])
-            if "--method=vocagnolm" in run_options:
-                run_options.append(f"--teacher={ASSETS / TEACHER}")
+            flags = flags_of(method, seed, arguments.options)
             started = time.perf_counter()
-            train(directory / BASE, pages, directory / method, *run_options)
+            train(directory / BASE, pages, directory / method, *flags)
             seconds = time.perf_counter() - started
             # The model is judged as it was saved, not as it lies in memory.
             metrics = judge(directory / method)
@@ -95,23 +89,10 @@ def make_base(directory: Path, seed: int) -> None:
     torch.manual_seed(seed)
     LlamaForCausalLM(student_config()).save_pretrained(untrained)
     AutoTokenizer.from_pretrained(ASSETS / STUDENT_TOKENIZER).save_pretrained(untrained)
-    text_count = _tokens(BASE_OPTIONS) // GENERAL_TOKENS
+    flags = ["--method=cpt", f"--seed={seed}", *BASE_OPTIONS]
+    text_count = tokens_of(flags) // GENERAL_TOKENS
     world.write_jsonl(texts, world.general_corpus(text_count, seed))
-    train(untrained, texts, directory / BASE, "--method=cpt", f"--seed={seed}", *BASE_OPTIONS)
-
-
-def leave_for_the_docs(directory: Path, seed: int) -> None:
-    """Name a student, its teacher, pages and conversations as the commands of the docs do."""
-    targets = {
-        "student": Path(f"seed{seed}", BASE),
-        "pages.jsonl": Path(f"seed{seed}", "pages.jsonl"),
-        "teacher": ASSETS / TEACHER,
-    }
-    for name, target in targets.items():
-        link = directory / name
-        link.unlink(missing_ok=True)
-        link.symlink_to(target)
-    world.write_rows(directory / "talks.jsonl", world.conversations(CONVERSATIONS, seed))
+    train(untrained, texts, directory / BASE, *flags)
 
 
 def student_config() -> LlamaConfig:
@@ -138,15 +119,6 @@ def train(model: Path, corpus: Path, output_dir: Path, *options: str) -> None:
     status = run_job(parse([f"--config={RECIPE}", *paths, *options]))
     if status:
         raise RuntimeError(f"vocagnolm train ended with status {int(status)}")
-
-
-def _tokens(options: Sequence[str]) -> int:
-    """Return the student tokens of a run: the recipe's, unless the options say otherwise."""
-    settings = recipe_options(RECIPE)
-    for option in options:
-        name, _, value = option.removeprefix("--").partition("=")
-        settings[name] = value
-    return int(settings["max_steps"]) * int(settings["global_batch_tokens"])
 
 
 @torch.no_grad()

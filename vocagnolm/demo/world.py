@@ -15,8 +15,6 @@ from pathlib import Path
 
 import yaml
 
-from vocagnolm.run.recipe import RECIPES
-
 HELD_OUT_PROBLEMS = 400
 _DATA = yaml.safe_load(Path(__file__).with_name("world.yaml").read_text(encoding="utf-8"))
 _NAMES = _DATA["names"].split()
@@ -206,14 +204,3 @@ def write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
     with path.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(row) + "\n")
-
-
-# {name of a run: (its label, the options that it adds to the recipe ...)}
-METHODS = {
-    "vocagnolm": ("VocAgnoLM", "--method=vocagnolm"),
-    "share": ("VocAgnoLM, share", "--method=vocagnolm", "--aggregation=share"),
-    "accept": ("VocAgnoLM, accept", "--method=vocagnolm", "--selection=accept"),
-    "cpt": ("CPT", "--method=cpt"),
-    "random": ("random 40 %", "--method=random"),
-}
-RECIPE = RECIPES / "demo.yaml"

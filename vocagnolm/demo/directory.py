@@ -1,0 +1,71 @@
+"""The directory of the demo: what it makes there, and makes anew when it runs again; no torch."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from vocagnolm.demo import world
+from vocagnolm.demo.methods import TEACHER
+from vocagnolm.io import ASSETS, check_writable, claim_names
+
+# In the directory of a seed: the student that the methods begin with, pages and conversations.
+BASE, PAGES, _CONVERSATIONS = "base", "pages.jsonl", "talks.jsonl"
+# Next to the seeds: the table, and what libraries cache.
+RESULTS, CACHE = "results.json", "cache"
+# Next to the seeds, too: links for the commands of the docs, to what the first seed has.
+_STUDENT_LINK, _TEACHER_LINK = "student", "teacher"
+_LINKS = (PAGES, _CONVERSATIONS, _STUDENT_LINK, _TEACHER_LINK)
+_CONVERSATION_COUNT = 1500
+
+
+def seed_name(seed: int) -> str:
+    """Name the directory of a seed."""
+    return f"seed{seed}"
+
+
+@contextmanager
+def claimed(directory: Path, seeds: Sequence[int]) -> Iterator[None]:
+    """Keep other demos out of a directory, without what an earlier one has left for these seeds.
+
+    Raises:
+        ValueError: another demo runs there, or something is in the way that no demo has made.
+    """
+    check_writable(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        # The system lets go of the lock when the process ends, however it ends.
+        with FileLock(directory / ".lock", timeout=0):
+            names = [seed_name(seed) for seed in seeds]
+            names += [RESULTS, CACHE]
+            claim_names(directory, names, "vocagnolm demo", _LINKS)
+            # The demo begins anew: it does not go on with runs of another time, and no result of
+            # theirs lies beside its own.
+            for name in [*names, *_LINKS]:
+                _remove(directory / name)
+            yield
+    except Timeout as error:
+        raise ValueError(
+            f"--output_dir {directory}: another demo runs there: wait for it, or give another"
+        ) from error
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, a link or a directory, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def leave_for_the_docs(directory: Path, seed: int) -> None:
+    """Name a student, its teacher, pages and conversations as the commands of the docs do."""
+    home = Path(seed_name(seed))
+    conversations = world.conversations(_CONVERSATION_COUNT, seed)
+    world.write_rows(directory / home / _CONVERSATIONS, conversations)
+    (directory / _STUDENT_LINK).symlink_to(home / BASE)
+    (directory / _TEACHER_LINK).symlink_to(ASSETS / TEACHER)
+    for name in (PAGES, _CONVERSATIONS):
+        (directory / name).symlink_to(home / name)

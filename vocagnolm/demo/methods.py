@@ -1,0 +1,68 @@
+"""The methods that the demo compares, and the options of their runs; it does not import torch."""
+
+from collections.abc import Sequence
+
+from vocagnolm.fields import aliases_of
+from vocagnolm.io import ASSETS
+from vocagnolm.run.parser import OPTIONS, check
+from vocagnolm.run.recipe import RECIPES
+
+RECIPE = RECIPES / "demo.yaml"
+# It lies among the assets of the package; benchmarks/make_demo_teacher.py makes it.
+TEACHER = "demo_teacher"
+# {name of a run: (its label, the options that it adds to the recipe ...)}
+METHODS = {
+    "vocagnolm": ("VocAgnoLM", "--method=vocagnolm"),
+    "share": ("VocAgnoLM, share", "--method=vocagnolm", "--aggregation=share"),
+    "accept": ("VocAgnoLM, accept", "--method=vocagnolm", "--selection=accept"),
+    "cpt": ("CPT", "--method=cpt"),
+    "random": ("random 40 %", "--method=random"),
+}
+# The demo gives these to all of its runs. A user's own would be ignored, or change what the rows
+# of the table are called after.
+_OPTIONS_OF_THE_DEMO = (
+    "config student dataset output_dir teacher teacher_losses method seed dry_run"
+).split()
+
+
+def flags_of(method: str, seed: int, options: Sequence[str]) -> list[str]:
+    """Return the flags of a run over the recipe, all but its paths; options are NAME=VALUE."""
+    flags = [f"--seed={seed}"]
+    flags += [f"--{option}" for option in options]
+    flags += METHODS[method][1:]
+    if "--method=vocagnolm" in flags:
+        flags.append(f"--teacher={ASSETS / TEACHER}")
+    return flags
+
+
+def tokens_of(flags: Sequence[str]) -> int:
+    """Count the student tokens that a run with these flags over the recipe reads.
+
+    Raises:
+        ValueError: a flag is wrong, or the run has no number of steps.
+    """
+    _, _, (_, _, _, run, _) = check([f"--config={RECIPE}", *flags])
+    if run.max_steps < 1:
+        raise ValueError(f"--max_steps must be at least 1 in the demo, got {run.max_steps}")
+    return int(run.max_steps * run.global_batch_tokens)
+
+
+def check_options(methods: Sequence[str], options: Sequence[str]) -> None:
+    """Reject options that the demo sets itself, or that a run would reject, before any is made."""
+    set_by_demo = set(_OPTIONS_OF_THE_DEMO)
+    for method in methods:
+        for flag in METHODS[method][1:]:
+            set_by_demo.add(flag.removeprefix("--").partition("=")[0])
+    aliases = aliases_of(*OPTIONS)
+    for option in options:
+        name, _, value = option.partition("=")
+        if not value:
+            raise ValueError(f"--options expected NAME=VALUE, got {option}")
+        name = name.replace("-", "_")
+        if aliases.get(name, name) in set_by_demo:
+            raise ValueError(f"--options {option}: the demo sets this itself: leave it out")
+    try:
+        for method in methods:
+            tokens_of(flags_of(method, 0, options))
+    except ValueError as error:
+        raise ValueError(f"--options: {error}") from error
