@@ -27,6 +27,7 @@ from vocagnolm.training.run_directory import (
     check_settings,
     claim,
     describe_run,
+    find_start,
     finish_run,
     is_finished,
     release,
@@ -260,6 +261,16 @@ def test_directory_takes_runs_of_its_settings_only(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
         check_settings(tmp_path, {"top_k": 0.5, "seed": 1, "new": "y"})
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "config.json", MANIFEST_FILE, "README.md"])
+def test_run_has_a_conflict_when_no_run_made_the_model_there(name: str, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert find_start(tmp_path, {}, None).conflict is None
+    (tmp_path / name).write_text("{}")
+    assert name in str(find_start(tmp_path, {}, None).conflict)
+    describe_run(tmp_path, {"seed": 1}, {})
+    assert find_start(tmp_path, {"seed": 1}, None).conflict is None
 
 
 def test_directory_is_locked_until_released(

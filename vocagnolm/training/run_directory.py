@@ -81,10 +81,27 @@ def find_start(directory: Path, settings: Settings, resume_from_checkpoint: str 
     except ValueError as error:
         # The conflict is returned and not raised, since a dry run prints it and goes on.
         return Start(conflict=str(error))
+    conflict = _foreign_model(directory)
+    if conflict:
+        return Start(conflict=conflict)
     # This comes after the check of the settings, since a finished run with others is another run.
     if is_finished(directory):
         return Start(is_finished=True)
     return Start(checkpoint=resolve(resume_from_checkpoint, directory, settings))
+
+
+def _foreign_model(directory: Path) -> str | None:
+    """Say which file is there that a run would overwrite, and none has made; None without one."""
+    # A run describes itself first. Without that the model may be anybody's, the student's own
+    # included, or the manifest that of a store.
+    if not (directory / RUN_FILE).exists():
+        for pattern in ("*.safetensors", "config.json", MANIFEST_FILE, "README.md"):
+            for path in directory.glob(pattern):
+                return (
+                    f"--output_dir {directory} holds {path.name} and no {RUN_FILE}, so no run of "
+                    "vocagnolm train made it: give another"
+                )
+    return None
 
 
 # These are the locks that this process keeps. A file lock counts its claims, so one object has to
