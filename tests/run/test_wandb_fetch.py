@@ -146,6 +146,23 @@ def test_resumed_run_is_read_without_what_was_repeated(
     assert log == [{name: 1.0, "step": step} for name, step in expected]
 
 
+def test_runs_are_fetched_again_but_not_over_runs_from_here(
+    server: dict[str, list[RemoteRun]], tmp_path: Path
+) -> None:
+    results = write_json(tmp_path / "results.json", {})
+    file = File("evaluation/checkpoint-3/results.json", results)
+    run = RemoteRun("runs/a", {"settings": {"method": "cpt"}}, [], [file])
+    server["lab/students"] = [run]
+    for place in fetch(["lab/students"], tmp_path / "out"):
+        assert place in fetch(["lab/students"], tmp_path / "out")
+    for name in ("a", "a-checkpoint-3"):
+        mine = write_json(tmp_path / name / "here" / name / "run.json", {"seed": 1})
+        with pytest.raises(ValueError, match=f"holds {name}, "):
+            fetch(["lab/students"], tmp_path / name / "here")
+        assert mine.read_text() == '{"seed": 1}'
+        assert [path.name for path in mine.parents[1].iterdir()] == [name]
+
+
 @pytest.mark.parametrize("name", ["..", "a/..", ".", "/", "a/", "//a/.."])
 def test_no_name_leads_out_of_the_directory(
     server: dict[str, list[RemoteRun]], name: str, tmp_path: Path

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers.trainer import TRAINER_STATE_NAME
 
-from vocagnolm.io import RUN_FILE, JsonObject, write_json
+from vocagnolm.io import RUN_FILE, JsonObject, claim_names, write_json
 from vocagnolm.training.tracking import EVALUATION, log_name
 
 STEP = "train/global_step"
@@ -22,7 +22,8 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
     """Lay out the runs of some projects as commands leave them, and return the place of each.
 
     Raises:
-        ValueError: there is no key, or there are no runs of vocagnolm train.
+        ValueError: there is no key, there are no runs of vocagnolm train, or the directory holds
+            something of the same name that was not fetched.
     """
     all_runs = _list_runs(projects)
     # A project may hold runs of other programs: they have neither our settings nor our
@@ -41,12 +42,16 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
     # the order in which the server lists them.
     runs.sort(key=lambda run: run.created_at or "")
     names = [_directory_name(run) for run in runs]
+    # The places of all that is fetched are known before anything is written: runs of this machine
+    # may have the same names.
     places = []
+    trained = {}
+    downloads = []
     for run, name in zip(runs, names, strict=True):
         # Several runs may have one name, and their ids tell their directories apart.
         home = directory / (name if names.count(name) == 1 else f"{name}-{run.id}")
         if "settings" in run.config:
-            _write_run(run, home)
+            trained[home] = run
             places.append(home)
         for file in files_of[run.id]:
             # evaluation/results.json is of the run's model, evaluation/checkpoint-500/results.json
@@ -54,14 +59,18 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
             path = PurePosixPath(file.name)
             checkpoint = path.parts[1:-1]
             model = home.with_name("-".join([home.name, *checkpoint]))
-            (model / EVALUATION).mkdir(parents=True, exist_ok=True)
-            # The library keeps the folders of a file's name, which are not those that are wanted
-            # here.
-            with TemporaryDirectory() as scratch:
-                file.download(root=scratch).close()
-                shutil.move(Path(scratch, file.name), model / EVALUATION / path.name)
+            downloads.append((file, model / EVALUATION / path.name))
             if path.name == "results.json" and model not in places:
                 places.append(model)
+    directory.mkdir(parents=True, exist_ok=True)
+    made = {home.name for home in trained}
+    for _, place in downloads:
+        made.add(place.relative_to(directory).parts[0])
+    claim_names(directory, sorted(made), "vocagnolm compare")
+    for home, run in trained.items():
+        _write_run(run, home)
+    for file, place in downloads:
+        _download(file, place)
     return places
 
 
@@ -84,6 +93,15 @@ def _list_runs(projects: Sequence[str]) -> list[Any]:
 def _directory_name(run: Any) -> str:
     """Return the last part of a run's name, which cannot lead out of a directory, or its id."""
     return PurePosixPath(run.name or run.id).name.strip(".") or run.id
+
+
+def _download(file: Any, place: Path) -> None:
+    """Download a file of a run to a place."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    # The library keeps the folders of a file's name, which are not those that are wanted here.
+    with TemporaryDirectory() as scratch:
+        file.download(root=scratch).close()
+        shutil.move(Path(scratch, file.name), place)
 
 
 def _write_run(run: Any, directory: Path) -> None:
