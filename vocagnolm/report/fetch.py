@@ -25,35 +25,20 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
         ValueError: there is no key, there are no runs of vocagnolm train, or the directory holds
             something of the same name that was not fetched.
     """
-    all_runs = _list_runs(projects)
-    # A project may hold runs of other programs: they have neither our settings nor our
-    # evaluations.
-    runs = []
-    files_of = {}
-    for run in all_runs:
-        files = list(run.files(pattern=f"{EVALUATION}/%"))
-        if "settings" in run.config or files:
-            runs.append(run)
-            files_of[run.id] = files
-    if not runs:
-        expected = f"runs of vocagnolm train in {', '.join(projects)}"
-        raise ValueError(f"expected {expected}, found none: look at --wandb")
-    # The oldest run comes first: the first is the baseline of the others, and must not depend on
-    # the order in which the server lists them.
-    runs.sort(key=lambda run: run.created_at or "")
-    names = [_directory_name(run) for run in runs]
+    runs = _runs_of_train(projects)
+    names = [_directory_name(run) for run, _ in runs]
     # The places of all that is fetched are known before anything is written: runs of this machine
     # may have the same names.
     places = []
     trained = {}
     downloads = []
-    for run, name in zip(runs, names, strict=True):
+    for (run, files), name in zip(runs, names, strict=True):
         # Several runs may have one name, and their ids tell their directories apart.
         home = directory / (name if names.count(name) == 1 else f"{name}-{run.id}")
         if "settings" in run.config:
             trained[home] = run
             places.append(home)
-        for file in files_of[run.id]:
+        for file in files:
             # evaluation/results.json is of the run's model, evaluation/checkpoint-500/results.json
             # of a checkpoint: that one gets a directory next to the run's.
             path = PurePosixPath(file.name)
@@ -72,6 +57,24 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
     for file, place in downloads:
         _download(file, place)
     return places
+
+
+def _runs_of_train(projects: Sequence[str]) -> list[tuple[Any, list[Any]]]:
+    """List the runs of vocagnolm train or evaluate, the oldest first, with files of evaluations."""
+    runs = []
+    for run in _list_runs(projects):
+        files = list(run.files(pattern=f"{EVALUATION}/%"))
+        # A project may hold runs of other programs: they have neither our settings nor our
+        # evaluations.
+        if "settings" in run.config or files:
+            runs.append((run, files))
+    if not runs:
+        expected = f"runs of vocagnolm train in {', '.join(projects)}"
+        raise ValueError(f"expected {expected}, found none: look at --wandb")
+    # The first is the baseline of the others, and must not depend on the order in which the server
+    # lists them.
+    runs.sort(key=lambda entry: entry[0].created_at or "")
+    return runs
 
 
 def _list_runs(projects: Sequence[str]) -> list[Any]:
