@@ -133,6 +133,24 @@ CHANGES: dict[str, tuple[Change, str]] = {
 }
 
 
+SETTINGS = {"max_new_tokens": 1024, "stops": ["\n\n"], "answer_kind": "free"}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_nothing_is_paired_when_settings_of_a_benchmark_differ(runs: list[Path], name: str) -> None:
+    """They are in the results, or, of a benchmark that was evaluated before, in the settings."""
+    for run in runs:
+        write_json(run / "settings.json", {"benchmarks": {"gsm8k": SETTINGS, "math": SETTINGS}})
+    assert rejected(compare(runs)) == {}
+    of_one = {"math": SETTINGS | {name: "another"}}
+    edit_results(runs[1], lambda results: results.update(settings={"benchmarks": of_one}))
+    assert rejected(compare(runs)) == {"math": f"other {name}"}
+    # An older evaluation does not say how it was made.
+    (runs[0] / "settings.json").unlink()
+    assert rejected(compare(runs)) == {}
+    assert rejected(compare(runs[::-1])) == {}
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_nothing_is_paired_when_conditions_differ(paper_runs: list[Path], name: str) -> None:
     change, reason = CHANGES[name]
@@ -405,8 +423,10 @@ def test_bars_are_means_over_the_seeds_of_a_setting(tmp_path: Path) -> None:
         return {label: tuple(bar.loc["gsm8k"]) for label, bar in series.items()}
 
     assert bars() == {"VocAgnoLM, T": (21.0, 20.0, 22.0, False)}
-    # Graded differently, they are not averaged.
-    edit_results(paths[1] / "evaluation", CHANGES["grader"][0])
+    # Asked differently, they are not averaged, although the first one does not say how it was.
+    for path, limit in zip(paths[1:], (1, 2), strict=True):
+        settings = {"benchmarks": {"gsm8k": {"max_new_tokens": limit}}}
+        write_json(path / "evaluation" / "settings.json", settings)
     assert [bar[0] for bar in bars().values()] == [20.0, 21.0, 22.0]
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from vocagnolm.report.runs import Row, Run, TrainingRun, are_alike
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from vocagnolm.report.runs import Row, Run, TrainingRun
 
 MARKERS = "os^DvPX"
 DASHES = ("-", "--", ":", "-.")
@@ -100,7 +101,7 @@ def bar_series(
         groups.setdefault(setting_of.get(run.label, run.label), []).append(run)
     series = {}
     for label, group in groups.items():
-        if all(run.conditions == group[0].conditions for run in group):
+        if all(are_alike(*pair) for pair in itertools.combinations(group, 2)):
             series[label] = _bars(group)
         else:
             for run in group:
@@ -117,7 +118,7 @@ def bar_series(
 
 
 def _bars(group: Sequence[Run]) -> pd.DataFrame:
-    """Average the columns that all runs have."""
+    """Average the columns of runs that all have the same ones."""
     scores = pd.concat([pd.DataFrame(run.scores) for run in group])
     columns = scores.groupby("column", sort=False)
     bars = columns.agg({"value": "mean", "low": "first", "high": "first", "marked": any})
@@ -125,7 +126,7 @@ def _bars(group: Sequence[Run]) -> pd.DataFrame:
     if len(group) > 1:
         deviation = columns.value.std()
         bars["low"], bars["high"] = bars.value - deviation, bars.value + deviation
-    return bars[columns.size() == len(group)]
+    return bars
 
 
 def draw_bars(

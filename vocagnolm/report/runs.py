@@ -11,12 +11,14 @@ from typing import Any, TypeAlias
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import read_records
 from vocagnolm.hub import public_name
-from vocagnolm.io import ASSETS, RUN_FILE, JsonObject, read_json
+from vocagnolm.io import ASSETS, RUN_FILE, JsonObject, json_or_empty, read_json
 
 Row: TypeAlias = dict[str, Any]
 # An item, by `idx`, is whether the answer is right, the hash of the prompt, and the gold.
 Items: TypeAlias = dict[int, tuple[bool, str, object]]
 RESULTS_FILE, STATE_FILE = "results.json", "trainer_state.json"
+# Next to the results of an evaluation: the settings of all benchmarks whose items are there.
+_SETTINGS_FILE = "settings.json"
 REPORTED_FILE = ASSETS / "reported.json"
 # These folders in the directory of a model hold its evaluations.
 EVALUATION_FOLDER, CHAT_FOLDER = "evaluation", "evaluation-chat"
@@ -32,6 +34,8 @@ METHODS = {
     "chunk": "chunks",
     "random": "random tokens",
 }
+# These settings of a benchmark are read from its results.
+_IN_RESULTS = {"version", "data_sha256", "prompts_sha256"}
 # These settings may differ between two seeds of one setting. Demo and experiments draw the corpus
 # by the seed, too, so its digest and size are among them.
 _SEED_SETTINGS = {"seed", "data_seed", "corpus_digest", "blocks", "teacher_losses_sha256"}
@@ -168,6 +172,8 @@ def read_run(label: str, directory: Path) -> Run:
     authors = []
     counts = {}
     conditions = {}
+    settings = results.get("settings", {})
+    settings_of = _settings_by_benchmark(directory, settings)
     # {why a number may not be compared with a published one: columns}
     marks: dict[str, list[str]] = {}
     for name in in_order(columns):
@@ -192,11 +198,11 @@ def read_run(label: str, directory: Path) -> Run:
             "version of the benchmark": column["version"],
             "prompts": prompts.get("sha256"),
             "data": column["data"]["digest"],
+            **settings_of.get(name, {}),
         }
         for mark in column["marks"]:
             marks.setdefault(mark, []).append(heading(name))
     notes = [f"{mark} ({', '.join(names)})" for mark, names in marks.items()]
-    settings = results.get("settings", {})
     # An accuracy differs by tenths of a point between engines and dtypes.
     engine = []
     for name in ("engine", "dtype", "context"):
@@ -215,6 +221,38 @@ def read_run(label: str, directory: Path) -> Run:
         conditions=conditions,
         notes=notes,
     )
+
+
+def _settings_by_benchmark(directory: Path, settings: JsonObject) -> dict[str, Row]:
+    """Return how each benchmark was asked: how long answers may be, how they end and are read."""
+    # An evaluation adds a benchmark to those that were evaluated before, and its results have the
+    # settings of the new one alone. Older results have none.
+    recorded = json_or_empty(directory / _SETTINGS_FILE).get("benchmarks", {})
+    recorded |= settings.get("benchmarks", {})
+    settings_of = {}
+    for benchmark, values in recorded.items():
+        settings_of[benchmark] = {
+            name: value for name, value in values.items() if name not in _IN_RESULTS
+        }
+    return settings_of
+
+
+def conditions_that_differ(first: Row, other: Row) -> list[str]:
+    """Name the conditions in which two evaluations of one benchmark differ.
+
+    What only one of them records, since the other is older, is taken for equal.
+    """
+    return [name for name in first if name in other and first[name] != other[name]]
+
+
+def are_alike(first: Run, other: Run) -> bool:
+    """Return True where two runs were asked the same benchmarks, and graded, in the same way."""
+    if first.conditions.keys() != other.conditions.keys():
+        return False
+    for name, conditions in first.conditions.items():
+        if conditions_that_differ(conditions, other.conditions[name]):
+            return False
+    return True
 
 
 def read_training(label: str, directory: Path) -> TrainingRun:

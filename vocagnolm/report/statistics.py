@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES
-from vocagnolm.report.runs import Items, Row, Run, heading, in_order
+from vocagnolm.report.runs import Items, Row, Run, conditions_that_differ, heading, in_order
 
 RESAMPLES = 10_000
 _Floats = npt.NDArray[np.float64]
@@ -84,10 +84,7 @@ def _why_not_paired(
     first_conditions: Row, other_conditions: Row, first_items: Items, other_items: Items
 ) -> str:
     """Return why the items of two runs cannot be paired, or "" if they can."""
-    differing = []
-    for name, condition in first_conditions.items():
-        if condition != other_conditions[name]:
-            differing.append(name)
+    differing = conditions_that_differ(first_conditions, other_conditions)
     if differing:
         return f"other {', '.join(differing)}"
     if first_items.keys() != other_items.keys():
