@@ -322,6 +322,18 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(find_places([Path()])) == ["c"]
 
 
+@pytest.mark.parametrize("place", ["run.json", "results.json", "evaluation/results.json"])
+def test_file_of_another_program_is_no_run(place: str, tmp_path: Path) -> None:
+    """The demo, too, has results of its own, and runs two directories down."""
+    write_json(tmp_path / place, {"cpt": {"accuracy": [0.5]}})
+    with pytest.raises(ValueError, match="train or evaluate first"):
+        find_places([tmp_path])
+    write_run(tmp_path / "seed0" / "cpt", [entry(1, 1.0)])
+    (tmp_path / "student").symlink_to("seed0/cpt")
+    with pytest.raises(ValueError, match=f"as {tmp_path}/seed0/cpt$"):
+        find_places([tmp_path])
+
+
 def test_files_hold_the_comparison(paper_runs: list[Path], tmp_path: Path) -> None:
     edit_results(paper_runs[1], CHANGES["prompts"][0])
     comparison = compare(paper_runs, [ROW, "Rho-1"])

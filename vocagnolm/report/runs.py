@@ -141,18 +141,20 @@ def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | No
     entries: list[tuple[str, Path, Path | None, Path | None]] = []
     for path in paths:
         name = path.absolute().name
-        run = path if (path / RUN_FILE).is_file() else None
+        run = path if _holds(path / RUN_FILE, "method") else None
         evaluation = None
         for directory in (path / EVALUATION_FOLDER, path):
-            if evaluation is None and (directory / RESULTS_FILE).is_file():
+            if evaluation is None and _holds(directory / RESULTS_FILE, "benchmarks"):
                 evaluation = directory
         chat = path / CHAT_FOLDER
-        has_chat = (chat / RESULTS_FILE).is_file()
+        has_chat = _holds(chat / RESULTS_FILE, "benchmarks")
         if run or evaluation:
             entries.append((name, path, run, evaluation))
         elif not has_chat:
-            expected = f"{RUN_FILE} or {RESULTS_FILE} in it or in its {EVALUATION_FOLDER}/"
-            raise ValueError(f"{path}: no {expected}: run vocagnolm train or evaluate first")
+            raise ValueError(
+                f"{path}: no {RUN_FILE} of a run, and no {RESULTS_FILE} of an evaluation in it or "
+                f"in its {EVALUATION_FOLDER}/: {_advice(path)}"
+            )
         if has_chat:
             entries.append((f"{name}-chat", chat, None, chat))
     names = [entry[0] for entry in entries]
@@ -162,6 +164,22 @@ def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | No
         label = name if names.count(name) == 1 else str(path)
         places[label] = run, evaluation
     return places
+
+
+def _holds(path: Path, key: str) -> bool:
+    """Return True for a JSON file with the key that ours have; others may have its name."""
+    return path.is_file() and key in read_json(path)
+
+
+def _advice(path: Path) -> str:
+    """Say what to give instead of a directory that holds neither a run nor an evaluation."""
+    # The demo, for one, has a directory of runs for each seed, and links to some of them.
+    runs = []
+    for pattern in ("*", "*/*"):
+        for directory in path.glob(pattern):
+            if (directory / RUN_FILE).is_file() and not directory.is_symlink():
+                runs.append(directory)
+    return f"give runs in it, as {max(runs)}" if runs else "run vocagnolm train or evaluate first"
 
 
 def read_run(label: str, directory: Path) -> Run:
