@@ -102,6 +102,15 @@ class Parser(OneLineErrors):
         check_names(arguments)
         return arguments
 
+    def refuse(self, arguments: argparse.Namespace, names: str, where: str) -> None:
+        """Raise a ValueError for the first of some options that was given, as it has no effect.
+
+        An option with its default value counts as left out.
+        """
+        for name in names.split():
+            if getattr(arguments, name) != self.get_default(name):
+                raise ValueError(f"--{name} has no effect {where}: leave it out")
+
     def add_dataset(
         self, *, required: bool = False, source: bool = True, several: bool = False
     ) -> None:

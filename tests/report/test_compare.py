@@ -453,6 +453,11 @@ def test_settings_are_listed_only_when_they_differ(trained: list[Path]) -> None:
     assert "Settings that differ" not in comparison_markdown(compare(trained[:1]))
 
 
+def test_rows_of_the_paper_need_no_evaluation(trained: list[Path]) -> None:
+    text = comparison_markdown(compare(trained[2:], ["Rho-1"]))
+    assert "41.2" in cells(text, "reported: Rho-1 (Table 1)")
+
+
 def test_costs_are_read_off_the_log(trained: list[Path]) -> None:
     head, *rows = section(comparison_markdown(compare(trained)), "Cost")
     by_run = {row[0]: dict(zip(head, row, strict=True)) for row in rows}

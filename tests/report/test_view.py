@@ -328,7 +328,39 @@ def test_command_shows_the_documents_asked_for(
 
     assert documents() == [(0, "one")]
     assert documents("--document", "3", "1", "2") == [(3, "four"), (2, "three")]
+    # An option with its default value counts as left out.
+    assert look(models, "--text", "one", "--document", "0", "--train_on", "completions")
     assert "document 1 cannot be shown: empty" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("option", "source"),
+    [
+        ("--document 7", "--text x"),
+        ("--dataset_split test", "--text x"),
+        ("--text_column body", "--text x"),
+        ("--train_on all", "--text x"),
+        ("--student_chat_template plain", "--text x"),
+        ("--teacher_chat_template plain", "--text x"),
+        ("--top_k 0.2", "--text x --selection accept"),
+        ("--aggregation mean", "--text x --selection accept"),
+        ("--unmapped exclude", "--text x --selection accept"),
+        ("--document -1", "--dataset pages.jsonl"),
+        ("--document 4", "--dataset pages.jsonl"),
+        ("--max_length 0", "--text x"),
+    ],
+)
+def test_option_is_refused_when_it_has_no_effect(
+    option: str,
+    source: str,
+    models: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pages.jsonl").write_text('{"text": "one"}\n' * 4)
+    with pytest.raises(ValueError, match=f"^(--)?{option.split()[0].strip('-')} "):
+        look(models, *source.split(), *option.split())
 
 
 def test_command_stops_when_losses_are_not_finite(

@@ -35,7 +35,7 @@ from vocagnolm.data import align_corpus
 from vocagnolm.io import write_json
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.spans import encode
-from vocagnolm.store import scoring
+from vocagnolm.store import score, scoring
 from vocagnolm.store.format import MANIFEST_FILE, LossDtype, Store, find_faults, shard_name
 from vocagnolm.store.read import StoredReader
 from vocagnolm.store.scoring import check_plan
@@ -400,6 +400,50 @@ def test_verify_counts_missing_documents(
     assert "2 documents of" in printed
     assert "(indices from 0: 1, 3)" in printed
     assert "score this corpus into another directory" in printed
+
+
+SCORE = "--teacher T --dataset D --output_dir S"
+SERVED = f"{SCORE} --server http://h --served_model M"
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (f"{SCORE} --served_model M", "served_model"),
+        (f"{SCORE} --api vllm", "api"),
+        (f"{SCORE} --concurrency 2", "concurrency"),
+        (f"{SERVED} --dtype float32", "dtype"),
+        (f"{SERVED} --batch_tokens 8", "batch_tokens"),
+        ("--verify S --output_dir S", "output_dir"),
+        ("--verify S --server http://h", "server"),
+        ("--verify S --text_column body", "text_column"),
+        ("--dataset D --output_dir S", "teacher"),
+        (f"{SCORE} --server http://h", "server"),
+    ],
+)
+def test_option_is_refused_when_others_make_it_useless_or_are_missing(
+    options: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for directory in ("D", "T"):
+        Path(directory).mkdir()
+    with pytest.raises(ValueError, match=f"^--{name} "):
+        score.check(options.split())
+
+
+def test_options_go_together_when_each_has_an_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for directory in ("D", "T"):
+        Path(directory).mkdir()
+    for options in (
+        f"{SCORE} --dtype float32 --batch_tokens 8",
+        f"{SERVED} --api vllm --concurrency 2",
+        "--verify S --dataset D --text_column body",
+        "--verify S --shard_documents 1000",
+    ):
+        score.check(options.split())
 
 
 def test_verify_says_so_when_there_is_no_store(

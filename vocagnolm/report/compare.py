@@ -104,10 +104,9 @@ def _accuracies(comparison: Comparison) -> _Section:
         for note in run.notes:
             notes.append(f"  - {note}")
     # Reported rows follow those of the runs, in the same columns.
-    if comparison.runs:
-        for score in comparison.reported:
-            line = f"reported: {score['row']} ({score['table']})", "paper"
-            lines.setdefault(line, {})[score["column"]] = f"{score['reported']:.1f}"
+    for score in comparison.reported:
+        line = f"reported: {score['row']} ({score['table']})", "paper"
+        lines.setdefault(line, {})[score["column"]] = f"{score['reported']:.1f}"
     columns = _columns(lines.values())
     rows = [["run", "prompts"] + [heading(column) for column in columns]]
     for (label, prompts), cells in lines.items():

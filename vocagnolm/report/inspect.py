@@ -37,6 +37,12 @@ if TYPE_CHECKING:
     from vocagnolm.readers import Reader
 
 PAGE = "guidance.html"
+# A text of the command line is a document by itself. Acceptance weighs each token by itself.
+_OF_DATASET = (
+    "document dataset_config dataset_split text_column train_on student_chat_template "
+    "teacher_chat_template"
+)
+_OF_RANKING = "top_k aggregation unmapped"
 
 
 def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -63,7 +69,14 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--unmapped", choices=get_args(Unmapped), default="include", help="Section 6.2.")
     add("--train_on", choices=TRAIN_ON, default=TRAIN_ON[0], help="Of conversations.")
     add("--output_dir", type=Path, help=f"Gets {PAGE}.")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.text is not None:
+        parser.refuse(arguments, _OF_DATASET, "with --text")
+    if arguments.selection == "accept":
+        parser.refuse(arguments, _OF_RANKING, "with --selection accept")
+    if min(arguments.document) < 0:
+        raise ValueError(f"--document must not be negative, got {min(arguments.document)}")
+    return arguments
 
 
 @shell("vocagnolm inspect", out_of_memory="lower --max_length")
@@ -84,10 +97,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def build_view(arguments: argparse.Namespace) -> GuidanceView:
     """Load both models as a run of training does, and decide over the tokens of texts."""
-    import datasets
     import torch
 
-    from vocagnolm.corpus import load_sample
     from vocagnolm.dist import is_on_cpu
     from vocagnolm.objective import Objective, OnlineTeacher
     from vocagnolm.token_loss import add_token_losses
@@ -95,10 +106,9 @@ def build_view(arguments: argparse.Namespace) -> GuidanceView:
     from vocagnolm.training.options import GuidanceOptions, ModelOptions
 
     # Options that have another name or default here are given as vocagnolm train has them.
-    values = vars(arguments) | {
-        "teacher_dtype": arguments.dtype,
-        "max_length": arguments.max_length or GuidanceOptions.max_length,
-    }
+    values = vars(arguments) | {"teacher_dtype": arguments.dtype}
+    if arguments.max_length is None:
+        del values["max_length"]
 
     def from_values(options_class: Any) -> Any:
         # Options that this command does not have keep their defaults.
@@ -108,18 +118,7 @@ def build_view(arguments: argparse.Namespace) -> GuidanceView:
     model_options = from_values(ModelOptions)
     guidance_options = from_values(GuidanceOptions)
     method = guidance_options.as_method()
-    if arguments.text is not None:
-        corpus = datasets.Dataset.from_dict({TEXT: [arguments.text]})
-        indices = [0]
-    else:
-        # The documents before one are read, and skipped.
-        indices = arguments.document
-        ((name, corpus_options),) = corpora_of(arguments)
-        corpus, _ = load_sample(name, max(indices) + 1, **corpus_options)
-        last = len(corpus) - 1
-        if not 0 <= min(indices) <= max(indices) <= last:
-            raise ValueError(f"--document needs indices from 0 to {last}, got {indices}")
-        corpus = corpus.select(indices)
+    corpus, indices = _read_documents(arguments)
     device = torch.device("cpu") if is_on_cpu() else torch.accelerator.current_accelerator()
     assert device is not None
     # A text that exceeds a context is cut, unless --max_length asks for more than a model takes.
@@ -135,6 +134,23 @@ def build_view(arguments: argparse.Namespace) -> GuidanceView:
     competition = f"the mapped tokens of each text of up to {models.reader.limit:,} tokens"
     teacher = arguments.teacher[0]
     return GuidanceView(arguments.student, teacher, method, competition, texts=tuple(views))
+
+
+def _read_documents(arguments: argparse.Namespace) -> tuple[datasets.Dataset, list[int]]:
+    """Read the documents to show, and their indices in the corpus."""
+    import datasets
+
+    from vocagnolm.corpus import load_sample
+
+    if arguments.text is not None:
+        return datasets.Dataset.from_dict({TEXT: [arguments.text]}), [0]
+    indices: list[int] = arguments.document
+    ((name, corpus_options),) = corpora_of(arguments)
+    # The documents before the last one are read, too.
+    corpus, _ = load_sample(name, max(indices) + 1, **corpus_options)
+    if max(indices) >= len(corpus):
+        raise ValueError(f"--document must be below {len(corpus):,}, got {max(indices)}")
+    return corpus.select(indices), indices
 
 
 def view_documents(

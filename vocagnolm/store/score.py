@@ -24,6 +24,16 @@ from vocagnolm.fields import json_settings
 from vocagnolm.printing import print_main
 from vocagnolm.store.format import SHARDS, Store, find_faults, manifest_of
 
+# Options that need something else, without which they would be ignored.
+_OF_SERVER = "served_model api concurrency"
+_OF_WEIGHTS = "dtype quantization attn_implementation batch_tokens"
+_OF_CORPUS = "dataset_config dataset_split text_column"
+_OF_SCORING = (
+    "teacher teacher_revision teacher_tokenizer teacher_chat_template output_dir context "
+    "min_context shard_documents loss_dtype trust_remote_code server "
+    f"{_OF_SERVER} {_OF_WEIGHTS}"
+)
+
 
 def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line; a ValueError where an argument is wrong."""
@@ -50,14 +60,7 @@ def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--concurrency", type=int, default=16, help="Requests at once.")
     add("--verify", type=Path, metavar="STORE", help="Compare a store with its checksums.")
     arguments = parser.parse_args(argv)
-    # argparse cannot require these, as --verify does without them.
-    for name in ("teacher", "dataset", "output_dir"):
-        if not arguments.verify and getattr(arguments, name) is None:
-            raise ValueError(f"--{name} is required, unless a store is to be checked with --verify")
-    if arguments.server:
-        require("httpx", "--server")
-        if arguments.served_model is None:
-            raise ValueError("--server needs --served_model, the name that it has for the teacher")
+    _check_together(parser, arguments)
     for name in ("context", "min_context", "shard_documents", "batch_tokens", "concurrency"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
@@ -66,6 +69,25 @@ def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
         arguments.quantization = json_settings("--quantization", arguments.quantization)
         require_quantization(arguments.quantization, "--quantization")
     return arguments
+
+
+def _check_together(parser: Parser, arguments: argparse.Namespace) -> None:
+    """Raise a ValueError for an option that is missing, or has no effect, beside the others."""
+    # argparse cannot require these, as --verify does without them.
+    for name in ("teacher", "dataset", "output_dir"):
+        if not arguments.verify and getattr(arguments, name) is None:
+            raise ValueError(f"--{name} is required, unless a store is to be checked with --verify")
+    if arguments.verify:
+        parser.refuse(arguments, _OF_SCORING, "with --verify")
+        if not arguments.dataset:
+            parser.refuse(arguments, _OF_CORPUS, "with --verify without --dataset")
+    elif arguments.server:
+        require("httpx", "--server")
+        if arguments.served_model is None:
+            raise ValueError("--server needs --served_model, the name that it has for the teacher")
+        parser.refuse(arguments, _OF_WEIGHTS, "with --server, which has the weights")
+    else:
+        parser.refuse(arguments, _OF_SERVER, "without --server")
 
 
 @shell(
