@@ -1,6 +1,6 @@
-"""Writes files that are complete or absent, and lays out what commands print.
+"""Writes files that are complete or absent, in directories that may hold others of a user's.
 
-It prints nothing itself: it makes the lines of differences, reasons, versions and tables.
+It also makes the lines of differences, reasons, versions and tables. It prints nothing itself.
 """
 
 import errno

@@ -27,14 +27,12 @@ from vocagnolm.report.compare import (
     findings,
     write_comparison,
 )
+from vocagnolm.report.paper import REPORTED_FILE, read_reported, teacher_name
 from vocagnolm.report.plots import bar_series, read_curves
 from vocagnolm.report.runs import (
     METHODS,
-    REPORTED_FILE,
     find_places,
     heading,
-    read_reported,
-    teacher_name,
 )
 from vocagnolm.run import parser
 from vocagnolm.training.settings import settings_of

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from vocagnolm import dist as processes
-from vocagnolm.report.runs import REPORTED_FILE
+from vocagnolm.report.paper import REPORTED_FILE
 from vocagnolm.run.parser import parse
 from vocagnolm.run.recipe import RECIPES, find_file, recipe_options
 from vocagnolm.training.config import VocAgnoConfig

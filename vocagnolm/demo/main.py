@@ -29,7 +29,7 @@ from vocagnolm.io import markdown_table, write_json
 from vocagnolm.printing import print_main
 
 _NAME = "vocagnolm demo"
-# These run in two minutes on two cores. All methods with four seeds take six.
+# The defaults take two minutes on two cores. All methods with four seeds take six.
 DEFAULT_METHODS = ["vocagnolm", "cpt"]
 DEFAULT_SEEDS = [0, 1]
 # {metric: digits after the point}. Losses are in nats per token.

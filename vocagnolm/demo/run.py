@@ -53,7 +53,7 @@ def run_seed(arguments: Namespace, seed: int) -> dict[str, dict[str, float]]:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     results = {}
-    step = "the first pretraining"
+    stage = "the first pretraining"
     try:
         pages = directory / PAGES
         # All methods have the same number of tokens.
@@ -62,7 +62,7 @@ def run_seed(arguments: Namespace, seed: int) -> dict[str, dict[str, float]]:
         make_base(directory, seed)
         world.write_jsonl(pages, world.corpus(page_count, seed, arguments.wrong_share))
         for method in arguments.methods:
-            step = method
+            stage = method
             flags = flags_of(method, seed, arguments.options)
             started = time.perf_counter()
             train(directory / BASE, pages, directory / method, *flags)
@@ -75,7 +75,7 @@ def run_seed(arguments: Namespace, seed: int) -> dict[str, dict[str, float]]:
     # The demo prints the message of any error. The traceback is for the log alone.
     except Exception as error:
         traceback.print_exc()
-        raise RuntimeError(f"{step}: {error}") from error
+        raise RuntimeError(f"{stage}: {error}") from error
     finally:
         sys.stdout.flush()
         os.dup2(screen.fileno(), 1)

@@ -24,10 +24,10 @@ from vocagnolm.hub import public_name
 from vocagnolm.io import JsonObject, check_writable, markdown_table, write_json, write_text
 from vocagnolm.printing import print_main
 from vocagnolm.report.findings import UNDECIDED, Comparison, compare, difference, findings
+from vocagnolm.report.paper import Row
 from vocagnolm.report.plots import bar_series, draw_bars, draw_curves, embed, read_curves
 from vocagnolm.report.render import TEMPLATES
 from vocagnolm.report.runs import (
-    Row,
     differing,
     heading,
     in_order,
@@ -73,6 +73,7 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 
 def _sections(comparison: Comparison) -> list[_Section]:
+    """Lay out the tables that have rows, in the order of the page."""
     # One run speaks for its setting: the others differ from it in their seed alone.
     runs = [runs[0] for runs in comparison.settings.values()]
     options = [["option"] + list(comparison.settings)]
@@ -87,6 +88,7 @@ def _sections(comparison: Comparison) -> list[_Section]:
 
 
 def _accuracies(comparison: Comparison) -> _Section:
+    """Lay out the accuracies of all evaluations, and the paper's below them."""
     notes = [_ACCURACIES]
     # {(run, its prompts): {column: cell}}
     lines: dict[tuple[str, str], dict[str, str]] = {}
@@ -164,6 +166,7 @@ def _cell(value: float | None, form: str) -> str:
 
 
 def _costs(comparison: Comparison) -> _Section:
+    """Lay out what each run of training took, read off its log."""
     head = ["run", "trained as", "seed", "steps", "student tokens", "held-out loss"]
     head += ["tokens/s", "time", "FLOPs"]
     rows = [head]

@@ -8,14 +8,13 @@ from pathlib import Path
 from statistics import fmean
 
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES
+from vocagnolm.report.paper import Row, read_reported
 from vocagnolm.report.runs import (
-    Row,
     Run,
     TrainingRun,
     find_places,
     group_by_setting,
     heading,
-    read_reported,
     read_run,
     read_training,
 )

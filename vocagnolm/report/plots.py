@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from vocagnolm.report.runs import Row, Run, TrainingRun, are_alike
+from vocagnolm.report.paper import Row
+from vocagnolm.report.runs import Run, TrainingRun, are_alike
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

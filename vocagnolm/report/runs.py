@@ -1,4 +1,4 @@
-"""Read the directories of evaluations and of training runs, and the paper's numbers."""
+"""Read the directories of evaluations and of training runs."""
 
 import json
 import re
@@ -6,20 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import read_records
 from vocagnolm.hub import public_name
-from vocagnolm.io import ASSETS, RUN_FILE, JsonObject, json_or_empty, read_json
+from vocagnolm.io import RUN_FILE, JsonObject, json_or_empty, read_json
+from vocagnolm.report.paper import Row, teacher_name
 
-Row: TypeAlias = dict[str, Any]
 # An item, by `idx`, is whether the answer is right, the hash of the prompt, and the gold.
 Items: TypeAlias = dict[int, tuple[bool, str, object]]
 RESULTS_FILE, STATE_FILE = "results.json", "trainer_state.json"
 # Next to the results of an evaluation: the settings of all benchmarks whose items are there.
 _SETTINGS_FILE = "settings.json"
-REPORTED_FILE = ASSETS / "reported.json"
 # These folders in the directory of a model hold its evaluations.
 EVALUATION_FOLDER, CHAT_FOLDER = "evaluation", "evaluation-chat"
 # The columns of Table 1 come first, then those of other benchmarks, each once.
@@ -379,41 +378,3 @@ def setting_text(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {setting_text(entry)}" for name, entry in value.items())
     return "-" if value is None else public_name(str(value))
-
-
-def read_reported(names: Sequence[str]) -> list[Row]:
-    """Read rows of the paper's tables: row, table, column, reported; "Table 2" names all of one."""
-    # A cell is found by the name of its row, and again by that of its table.
-    cells_of: dict[str, list[Row]] = {}
-    for table in read_json(REPORTED_FILE)["tables"]:
-        for row, values in table["rows"].items():
-            for column, value in zip(table["columns"], values, strict=True):
-                # The paper leaves some cells empty.
-                if value is None:
-                    continue
-                cell = {"row": row, "table": table["table"], "column": column, "reported": value}
-                cells_of.setdefault(row, []).append(cell)
-                cells_of.setdefault(table["table"], []).append(cell)
-    cells: list[Row] = []
-    for name in names:
-        if name not in cells_of:
-            expected = ", ".join(map(repr, cells_of))
-            raise ValueError(f"--reported {name!r} is not a row or table of the paper: {expected}")
-        for cell in cells_of[name]:
-            if cell not in cells:
-                cells.append(cell)
-    return cells
-
-
-def teacher_name(reference: str) -> str:
-    """Return the paper's name of a model, or else the last part of its own.
-
-    >>> teacher_name("Qwen/Qwen2.5-Math-7B-Instruct"), teacher_name("runs/TinyLlama-CPT")
-    ('Qwen2.5-Math-Instruct', 'TinyLlama-CPT')
-    """
-    model = Path(reference).name
-    for name, aliases in read_json(REPORTED_FILE)["models"].items():
-        spellings = [spelling.casefold() for spelling in [name, *aliases]]
-        if model.casefold() in spellings:
-            return str(name)
-    return model

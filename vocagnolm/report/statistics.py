@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES
-from vocagnolm.report.runs import Items, Row, Run, conditions_that_differ, heading, in_order
+from vocagnolm.report.paper import Row
+from vocagnolm.report.runs import Items, Run, conditions_that_differ, heading, in_order
 
 RESAMPLES = 10_000
 _Floats = npt.NDArray[np.float64]

@@ -1,0 +1,49 @@
+"""Read the numbers of the paper's tables, and its names of models."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from vocagnolm.io import ASSETS, read_json
+
+# A line of a table, by the names of its columns.
+Row: TypeAlias = dict[str, Any]
+REPORTED_FILE = ASSETS / "reported.json"
+
+
+def read_reported(names: Sequence[str]) -> list[Row]:
+    """Read rows of the paper's tables: row, table, column, reported; "Table 2" names all of one."""
+    # A cell is found by the name of its row, and again by that of its table.
+    cells_of: dict[str, list[Row]] = {}
+    for table in read_json(REPORTED_FILE)["tables"]:
+        for row, values in table["rows"].items():
+            for column, value in zip(table["columns"], values, strict=True):
+                # The paper leaves some cells empty.
+                if value is None:
+                    continue
+                cell = {"row": row, "table": table["table"], "column": column, "reported": value}
+                cells_of.setdefault(row, []).append(cell)
+                cells_of.setdefault(table["table"], []).append(cell)
+    cells: list[Row] = []
+    for name in names:
+        if name not in cells_of:
+            expected = ", ".join(map(repr, cells_of))
+            raise ValueError(f"--reported {name!r} is not a row or table of the paper: {expected}")
+        for cell in cells_of[name]:
+            if cell not in cells:
+                cells.append(cell)
+    return cells
+
+
+def teacher_name(reference: str) -> str:
+    """Return the paper's name of a model, or else the last part of its own.
+
+    >>> teacher_name("Qwen/Qwen2.5-Math-7B-Instruct"), teacher_name("runs/TinyLlama-CPT")
+    ('Qwen2.5-Math-Instruct', 'TinyLlama-CPT')
+    """
+    model = Path(reference).name
+    for name, aliases in read_json(REPORTED_FILE)["models"].items():
+        spellings = [spelling.casefold() for spelling in [name, *aliases]]
+        if model.casefold() in spellings:
+            return str(name)
+    return model
