@@ -16,12 +16,15 @@ from collections.abc import Iterator
 from importlib import resources
 
 import pytest
+import quick_demo
 from transformers import AutoTokenizer
 
 from benchmarks import make_demo_teacher
+from vocagnolm import dist
+from vocagnolm.demo import main as demo_main
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.main import main
-from vocagnolm.demo.methods import TEACHER
+from vocagnolm.demo.methods import METHODS, TEACHER
 from vocagnolm.demo.run import STUDENT_TOKENIZER, judge
 from vocagnolm.evaluation.extraction import extract
 from vocagnolm.io import ASSETS
@@ -147,6 +150,29 @@ def environment() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.mark.usefixtures("environment")
+def test_demo_sums_up_its_seeds(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(demo_main, "_work", quick_demo.work)
+    monkeypatch.setattr(dist, "cores", lambda: 2)
+    options = ["--seeds", "2", "1", "--methods", "cpt", "random", "cpt"]
+    assert main(["--output_dir", str(tmp_path), *options]) == 0
+    values = {metric: [2, 1] for metric in quick_demo.METRICS}
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results == {"cpt": values, "random": values}
+    assert capsys.readouterr().out.count("| 1.500 +- 0.707 ") == 2 * 3
+    # The docs are about the first seed that was asked for.
+    assert (tmp_path / "student").resolve() == tmp_path / "seed2" / "base"
+
+
+@pytest.mark.parametrize("share", ["0", "0.5", "1"])
+def test_demo_takes_every_share_of_wrong_pages(share) -> None:
+    assert demo_main._read_arguments(["--wrong_share", share]).wrong_share == float(share)
+
+
+def test_demo_has_a_row_for_each_method_when_all_are_asked_for() -> None:
+    assert demo_main._read_arguments(["--methods", "all", "cpt"]).methods == list(METHODS)
 
 
 @pytest.mark.slow
