@@ -22,6 +22,7 @@ from transformers import AutoTokenizer
 from benchmarks import make_demo_teacher
 from vocagnolm import dist
 from vocagnolm.demo import main as demo_main
+from vocagnolm.demo import run as demo_run
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.main import main
 from vocagnolm.demo.methods import METHODS, TEACHER
@@ -134,6 +135,23 @@ def test_shipped_teacher_solves_held_out_problems() -> None:
     assert verdict["accuracy"] >= 0.97
     # Of the solutions alone: with the token before each of them it is 6 % lower.
     assert verdict["answer_loss"] == pytest.approx(0.001152, rel=0.01)
+    # Of all tokens but the padding.
+    assert verdict["clean_loss"] == pytest.approx(0.3036, rel=0.01)
+
+
+def test_student_depends_on_the_seed_alone(tmp_path, monkeypatch) -> None:
+    flags = []
+    monkeypatch.setattr(demo_run, "train", lambda *arguments: flags.append(arguments[3:]))
+    students = []
+    for place, seed in (("a", 0), ("b", 0), ("c", 1)):
+        directory = tmp_path / place
+        directory.mkdir()
+        demo_run.make_base(directory, seed)
+        weights = (directory / "untrained" / "model.safetensors").read_bytes()
+        students.append((weights, (directory / "general.jsonl").read_bytes(), flags.pop()))
+    assert students[0] == students[1]
+    for first, other in zip(students[0], students[2], strict=True):
+        assert first != other
 
 
 def test_wrong_answers_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +174,7 @@ def environment() -> Iterator[None]:
 def test_demo_sums_up_its_seeds(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(demo_main, "_work", quick_demo.work)
     monkeypatch.setattr(dist, "cores", lambda: 2)
-    options = ["--seeds", "2", "1", "--methods", "cpt", "random", "cpt"]
+    options = ["--seeds", "2", "1", "--methods", "cpt", "random"]
     assert main(["--output_dir", str(tmp_path), *options]) == 0
     values = {metric: [2, 1] for metric in quick_demo.METRICS}
     results = json.loads((tmp_path / "results.json").read_text())
@@ -171,8 +189,10 @@ def test_demo_takes_every_share_of_wrong_pages(share) -> None:
     assert demo_main._read_arguments(["--wrong_share", share]).wrong_share == float(share)
 
 
-def test_demo_has_a_row_for_each_method_when_all_are_asked_for() -> None:
+def test_demo_runs_each_method_once() -> None:
     assert demo_main._read_arguments(["--methods", "all", "cpt"]).methods == list(METHODS)
+    methods = ["random", "cpt", "random"]
+    assert demo_main._read_arguments(["--methods", *methods]).methods == ["random", "cpt"]
 
 
 @pytest.mark.slow
