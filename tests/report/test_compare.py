@@ -24,7 +24,9 @@ from vocagnolm.report.compare import (
     Comparison,
     compare,
     comparison_markdown,
+    difference,
     findings,
+    to_json,
     write_comparison,
 )
 from vocagnolm.report.paper import REPORTED_FILE, read_reported, teacher_name
@@ -384,6 +386,8 @@ def trained(tmp_path: Path) -> list[Path]:
     """Two methods with a seed each, evaluated, and a third that is not."""
     excess = {f"excess_loss_p{n}_nats": value for n, value in ((10, -1.0), (50, 0.5), (90, 2.0))}
     guided = [entry(n, 3 - n / 10, tokens_per_s=100.0 + n, **excess) for n in range(1, 10)]
+    # It was extended, and ended twice.
+    guided.insert(4, {"step": 4, "train_runtime": 60.0})
     guided.append({"step": 9, "train_runtime": 7200.0, "eval_loss": 2.5})
     paths = [
         write_run(tmp_path / "plain", [entry(1, 2.0)], method="cpt", teacher=None),
@@ -494,12 +498,14 @@ def test_findings_hold_guided_runs_against_controls(tmp_path: Path) -> None:
 
 def test_findings_pair_seeds(tmp_path: Path) -> None:
     paths = []
-    for seed, (ours, theirs) in enumerate(((2.0, 2.1), (2.1, 2.4), (2.3, 2.2))):
+    # The last seed decides for neither.
+    losses = ((2.0, 2.2), (2.1, 2.4), (2.3, 2.2), (2.5, 2.5))
+    for seed, (ours, theirs) in enumerate(losses):
         paths.append(held_out(tmp_path / f"g{seed}", ours, seed=seed))
         paths.append(held_out(tmp_path / f"p{seed}", theirs, seed=seed, **PLAIN))
     finding, _ = findings(compare(paths))
     assert "VocAgnoLM, T is ahead of CPT by 0.100 nats" in finding
-    assert "with 2 of 3 seeds, sign test p = 1.000" in finding
+    assert "with 2 of 4 seeds, sign test p = 1.000" in finding
 
 
 def test_findings_are_of_common_seeds_alone(tmp_path: Path) -> None:
@@ -519,12 +525,20 @@ def test_equal_losses_are_level(tmp_path: Path) -> None:
     assert findings(compare(paths))[0].startswith("VocAgnoLM, T and CPT are level on held-out text")
 
 
-def test_findings_compare_no_losses_of_other_students(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["student", "student_tokenizer", "eval_fraction"])
+def test_findings_compare_no_losses_of_other_tokens(option: str, tmp_path: Path) -> None:
     paths = [held_out(tmp_path / "a", 2.0, **PLAIN), held_out(tmp_path / "b", 1.0, rate=1, **PLAIN)]
     assert len(findings(compare(paths))) == 1
     settings = json.loads((paths[1] / "run.json").read_text())
-    write_json(paths[1] / "run.json", settings | {"student": "t"})
+    write_json(paths[1] / "run.json", settings | {option: "other"})
     assert findings(compare(paths)) == []
+
+
+def test_findings_have_no_test_without_two_common_seeds(tmp_path: Path) -> None:
+    paths = [held_out(tmp_path / f"{seed}", 2.0, seed=seed, **PLAIN) for seed in (1, 2)]
+    paths.append(held_out(tmp_path / "guided", 1.0))
+    assert "no two seeds in common" in findings(compare(paths))[0]
+    assert "one seed each" in findings(compare(paths[1:]))[0]
 
 
 def test_findings_compare_no_losses_of_other_texts(tmp_path: Path) -> None:
@@ -540,6 +554,7 @@ def test_findings_compare_no_losses_of_other_texts(tmp_path: Path) -> None:
 def test_findings_give_the_average_of_evaluations(paper_runs: list[Path]) -> None:
     (finding,) = findings(compare(paper_runs))
     assert "other against first, in points: AVG +25.0" in finding
+    assert finding.count("+25.0") == 1
 
 
 def test_difference_is_undecided_when_no_item_differs(tmp_path: Path) -> None:
@@ -548,8 +563,43 @@ def test_difference_is_undecided_when_no_item_differs(tmp_path: Path) -> None:
     assert cells(text, "other")[2:] == ["+0.0", "no item decides", "8", "0", "0", "-", "-"]
 
 
+def test_difference_has_a_sign_and_an_interval() -> None:
+    row = {"points": -0.04, "low": -1.26, "high": 1.0}
+    assert difference(row) == ("+0.0", "-1.3 to +1.0")
+    # Items that decide may balance.
+    assert difference(row | {"points": 0.0}) == ("+0.0", "-1.3 to +1.0")
+
+
+@pytest.mark.parametrize(("items", "p"), [(10, "0.002"), (11, "< 0.001")])
+def test_small_p_is_no_number(items: int, p: str, tmp_path: Path) -> None:
+    paths = [
+        write_evaluation(tmp_path / name, {"gsm8k": [right] * items})
+        for name, right in (("first", False), ("other", True))
+    ]
+    text = comparison_markdown(compare(paths)).split("## Points above first")[1]
+    assert cells(text, "other")[-2:] == [p, p]
+
+
+def test_model_and_engine_of_an_evaluation_are_among_the_notes(tmp_path: Path) -> None:
+    path = write_evaluation(tmp_path / "first", {"gsm8k": FIRST})
+    settings = {"engine": "hf", "dtype": "float32", "context": 2048, "limit": None}
+    model = {"name": "/home/someone/m", "revision": "sha256:0123456789abcdef"}
+    edit_results(path, lambda results: results.update(settings=settings, model=model))
+    text = comparison_markdown(compare([path]))
+    assert "- first: m, revision sha256:0123456789ab; verdicts of " in text
+    assert "  - engine hf, dtype float32, context 2048\n" in text
+
+
+def test_trained_runs_are_in_the_order_of_the_command_line(tmp_path: Path) -> None:
+    paths = []
+    for name, seed, top_k in (("a", 0, 0.4), ("b", 0, 0.6), ("c", 1, 0.4)):
+        paths.append(write_run(tmp_path / name, [entry(1, 1.0)], seed=seed, top_k=top_k))
+    assert [run["run"] for run in to_json(compare(paths))["trained"]] == ["a", "b", "c"]
+
+
 def test_repeated_run_stands_beside_the_other(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / name, [entry(1, 1.0)]) for name in ("run", "run2")]
+    assert list(compare(paths).settings) == [f"VocAgnoLM, T, {name}" for name in ("run", "run2")]
     third = write_run(tmp_path / "other seed", [entry(1, 1.0)], seed=1)
     settings = compare([*paths, third]).settings
     assert list(settings) == [f"VocAgnoLM, T, {name}" for name in ("run", "run2", "other seed")]
@@ -560,14 +610,36 @@ def test_held_out_loss_is_that_of_the_last_step(tmp_path: Path) -> None:
     assert [run.eval_loss for run in compare([write_run(tmp_path, log)]).trained] == [None]
 
 
-@pytest.mark.parametrize("named", ["rate", "student"])
-def test_seeds_are_pooled_across_numbers_and_paths(named: str, tmp_path: Path) -> None:
-    """A server gives whole numbers, and the models of a seed have it in their path."""
-    for seed, rate in enumerate((1.0, 1)):
-        value = rate if named == "rate" else f"/x/seed{seed}/student"
-        write_run(tmp_path / f"{seed}", [entry(1, 1.0)], seed=seed, **{named: value})
-    (runs,) = compare([tmp_path / "0", tmp_path / "1"]).settings.values()
+# What two seeds of one setting may have: a server gives whole numbers, the models of a seed have it
+# in their path, and its corpus is its own.
+OF_SEEDS: dict[str, tuple[object, object]] = {
+    "rate": (1.0, 1),
+    "student": ("/x/seed0/student", "/x/seed1/student"),
+    "data_seed": (3, 4),
+    "corpus_digest": ("a", "b"),
+    "blocks": (7, 8),
+    "teacher_losses_sha256": ("a", "b"),
+}
+
+
+@pytest.mark.parametrize("name", OF_SEEDS)
+def test_seeds_are_pooled_when_nothing_else_differs(name: str, tmp_path: Path) -> None:
+    paths = []
+    for seed, value in enumerate(OF_SEEDS[name]):
+        paths.append(write_run(tmp_path / f"{seed}", [entry(1, 1.0)], seed=seed, **{name: value}))
+    # A server gives the options in another order.
+    settings = json.loads((paths[0] / "run.json").read_text())
+    write_json(paths[0] / "run.json", dict(reversed(settings.items())))
+    (runs,) = compare(paths).settings.values()
     assert len(runs) == 2
+
+
+def test_seeds_are_not_pooled_when_a_path_has_another_number(tmp_path: Path) -> None:
+    paths = []
+    for seed in (0, 1):
+        student = f"/x/seed{seed}3/student"
+        paths.append(write_run(tmp_path / f"{seed}", [entry(1, 1.0)], seed=seed, student=student))
+    assert len(compare(paths).settings) == 2
 
 
 def test_teacher_is_named_by_stores(tmp_path: Path) -> None:
