@@ -193,12 +193,24 @@ def test_command_writes_table_json_and_figure(
         assert len(teacher["teacher_sha256"]) == 64
 
 
-@pytest.mark.parametrize("option", ["--sequences", "--chunks"])
+@pytest.mark.parametrize("option", ["--sequences", "--chunks", "--documents"])
 def test_audit_needs_something_to_count(
     option: str, command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert __main__.main(["audit", *command, option, "0"]) == 2
     assert f"error: {option} must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_audit_refuses_more_chunks_than_tokens_and_conversations(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert __main__.main(["audit", *command, "--chunks", "64", "65"]) == 2
+    assert "--chunks 65" in capsys.readouterr().err
+    path = tmp_path / "talks.jsonl"
+    path.write_text('{"prompt": "1 + 1?", "completion": "2"}\n')
+    models = command[: command.index("--dataset")]
+    assert __main__.main(["audit", *models, "--dataset", str(path)]) == 2
+    assert "has conversations" in capsys.readouterr().err
 
 
 @pytest.mark.slow

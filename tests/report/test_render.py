@@ -172,3 +172,11 @@ def test_summary_averages_known_losses() -> None:
     rows = {name.strip(): [cell.strip() for cell in cells] for name, *cells in lines}
     assert rows["all"] == ["3 (100%)", "2", "3.00", "1.50", "+0.50"]
     assert rows["unmapped"] == ["1 (33%)", "1", "5.00", "\u2013", "\u2013"]
+
+
+def test_view_without_a_label_is_rendered() -> None:
+    token = TokenView("<s>", 0, 0, "unlabelled", False, None, None)
+    view = replace(VIEW, texts=(TextView("", 0, 0, 0, (token,)),))
+    assert "0 (0%)" in render_text(view)
+    # The script divides by the scale of the bars.
+    assert facts_of(render_html(view))["scale"] == 1.0

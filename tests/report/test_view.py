@@ -137,7 +137,8 @@ def test_special_tokens_are_named_and_have_a_status(readers: tuple[Reader, Reade
     assert (last.start, last.end) == (10, 10)
     assert first.is_special
     assert not view.tokens[1].is_special
-    trained = guidance._replace(weight_BS=torch.ones_like(guidance.weight_BS))
+    # Half a weight is enough.
+    trained = guidance._replace(weight_BS=torch.full_like(guidance.weight_BS, 0.5))
     ((view,),) = views_of(sample, trained)
     assert view.tokens[-1].weight
     assert {token.status for token in view.tokens[1:-1]} == {"kept"}
@@ -315,6 +316,21 @@ def test_command_cuts_a_text(models: dict[str, str]) -> None:
     for view in views:
         mapped = [t for t in view.tokens if t.status in ("kept", "dropped")]
         assert sum(t.status == "kept" for t in mapped) == math.ceil(0.4 * len(mapped))
+
+
+def test_command_takes_no_length_that_exceeds_a_context(models: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="exceeds the student's context of 128"):
+        look(models, "--text", "one", "--max_length", "256")
+
+
+def test_command_rounds_the_teacher_alone(models: dict[str, str]) -> None:
+    losses = []
+    for dtype in ("float32", "bfloat16"):
+        (view,) = look(models, "--text", "The answer is 12.", "--dtype", dtype)
+        losses.append([(t.student_loss_nats, t.teacher_loss_nats) for t in view.tokens[1:-1]])
+    for exact, rounded in zip(*losses, strict=True):
+        assert exact[0] == rounded[0]
+    assert losses[0] != losses[1]
 
 
 def test_command_shows_the_documents_asked_for(

@@ -146,6 +146,19 @@ def test_resumed_run_is_read_without_what_was_repeated(
     assert log == [{name: 1.0, "step": step} for name, step in expected]
 
 
+def test_oldest_run_comes_first_and_runs_of_one_name_have_their_ids(
+    server: dict[str, list[RemoteRun]], tmp_path: Path
+) -> None:
+    runs = []
+    for name, created, number in (("a", "2027", "id1"), ("b", "2026", "id2"), ("a", "2025", "id3")):
+        run = RemoteRun(name, {"settings": {"method": "cpt"}})
+        run.id, run.created_at = number, created
+        runs.append(run)
+    server["lab/students"] = runs
+    places = fetch(["lab/students"], tmp_path)
+    assert [place.name for place in places] == ["a-id3", "b", "a-id1"]
+
+
 def test_runs_are_fetched_again_but_not_over_runs_from_here(
     server: dict[str, list[RemoteRun]], tmp_path: Path
 ) -> None:

@@ -202,13 +202,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--output_dir", type=Path, help="Gets audit.json, audit.md and audit.png.")
     add("--trust_remote_code", action="store_true")
     arguments = parser.parse_args(argv)
-    if arguments.documents == 0:
-        raise ValueError("--documents needs at least 1, got 0: leave it out for all")
     arguments.chunks = arguments.chunks or _chunks_up_to(arguments.sequence_length)
-    for name in ("sequence_length", "sequences", "chunks"):
-        least = min(listed(vars(arguments)[name]))
-        if least < 1:
-            raise ValueError(f"--{name} must be at least 1, got {least}")
+    for name in ("sequence_length", "sequences", "chunks", "documents"):
+        # Without a number of documents all are read.
+        for number in listed(vars(arguments)[name]):
+            if number is not None and number < 1:
+                raise ValueError(f"--{name} must be at least 1, got {number}")
     out = arguments.output_dir
     # The directory is tried before the work, which may take minutes.
     if out:
