@@ -54,6 +54,8 @@ def test_claim_removes_what_earlier_demos_made(tmp_path: Path) -> None:
     with claimed(tmp_path, [0, 1]):
         (tmp_path / "seed0").mkdir()
         make(tmp_path, 1)
+    # Another command's names are noted next to the demo's.
+    claim_names(tmp_path, ["a"], "another")
     # A seed that is not run again keeps its students.
     with claimed(tmp_path, [1, 2]):
         left = sorted(path.name for path in tmp_path.iterdir())
