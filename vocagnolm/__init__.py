@@ -12,6 +12,8 @@ The method lies flat here; everything around it is in packages. Read it in this 
     hub            a name that the hub cannot have, a hub that is away
     tokenizer      a name -> a tokenizer that loses no text
     token_bytes    tokens -> the bytes they stand for
+    plain_tokenizer a tokenizers.Tokenizer in place of transformers'
+    composed       characters that NFC composes to one
     spans          text -> ids and character spans without gaps
     readers        tokens that open and close a text, and its limit; what guides a student
     alignment      Algorithm 1: the teacher tokens that cover each student token

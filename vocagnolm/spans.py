@@ -8,7 +8,6 @@ space) are given to the tokens next to them. The module loads neither torch nor 
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from vocagnolm.composed import composed_ranges
 from vocagnolm.conventions import IntArray, Spans
+from vocagnolm.plain_tokenizer import as_fast
 from vocagnolm.token_bytes import TokenBytes, byte_level, sentencepiece
 
 if TYPE_CHECKING:
@@ -64,48 +65,6 @@ class Tokens:
         """Return the tokens of one text."""
         part = slice(self.edges[text], self.edges[text + 1])
         return Encoding(self.values[part], self.spans[part])
-
-
-# -- Tokenizers without transformers -------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PlainTokenizer:
-    """A `tokenizers.Tokenizer` with what is used here of transformers' fast tokenizers."""
-
-    backend_tokenizer: Any
-    is_fast = True
-    name_or_path = ""
-
-    def __call__(
-        self, texts: Sequence[str], *, split_special_tokens: bool, **_: object
-    ) -> dict[str, list[Any]]:
-        """Return the ids and offsets of texts; `without_limits` restores the backend."""
-        backend = self.backend_tokenizer
-        backend.encode_special_tokens = split_special_tokens
-        batch = backend.encode_batch(texts, add_special_tokens=False)
-        return {
-            "input_ids": [encoding.ids for encoding in batch],
-            "offset_mapping": [encoding.offsets for encoding in batch],
-        }
-
-    def __len__(self) -> int:
-        return int(self.backend_tokenizer.get_vocab_size())
-
-    def get_vocab(self) -> dict[str, int]:
-        """Return the ids of all tokens, added ones too."""
-        return dict(self.backend_tokenizer.get_vocab())
-
-    @property
-    def added_tokens_decoder(self) -> dict[int, Any]:
-        """The added tokens by their ids."""
-        return dict(self.backend_tokenizer.get_added_tokens_decoder())
-
-
-def _as_fast(tokenizer: Any) -> Any:
-    """Let a `tokenizers.Tokenizer` be used as those of transformers."""
-    is_plain = hasattr(tokenizer, "encode_batch_fast") and hasattr(tokenizer, "to_str")
-    return PlainTokenizer(tokenizer) if is_plain else tokenizer
 
 
 # -- Spans from offsets --------------------------------------------------------------------------
@@ -240,7 +199,7 @@ def encode_ids(
         ValueError: the tokens do not spell the text, or the tokenizer's tokens have no bytes of
             their own, as where it changes white space.
     """
-    fast: Any = _as_fast(tokenizer)
+    fast: Any = as_fast(tokenizer)
     with without_limits(fast):
         table = _token_bytes(fast, len(fast))
     name = tokenizer_name(fast)
@@ -278,7 +237,7 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase | Tokenizer, texts: Sequence
     The tokenizer is asked for offsets only of other texts (Unicode normalisation, trimmed or
     unknown characters): it takes half as long again with them.
     """
-    fast = _as_fast(tokenizer)
+    fast = as_fast(tokenizer)
     with without_limits(fast):
         return _encode_texts(fast, texts)
 
@@ -369,43 +328,6 @@ def _widen_composed(spans: Spans, text: str) -> None:
         last = starts.searchsorted(end, side="left")
         spans[first:last, 0] = np.minimum(spans[first:last, 0], start)
         spans[first:last, 1] = np.maximum(spans[first:last, 1], end)
-
-
-def composed_ranges(text: str) -> list[tuple[int, int]]:
-    """Return the ranges of characters that NFC makes one character of.
-
-    >>> composed_ranges("ae\u0301 s\u0323\u0307 \u1112\u1161\u11ab")  # the last is Hangul
-    [(1, 3), (4, 7), (8, 11)]
-    """
-    if unicodedata.is_normalized("NFC", text):
-        return []
-    # A cluster is a letter with its marks. It grows until a character begins anew, or the text
-    # ends, and is judged then.
-    ranges = []
-    start = 0
-    for index in range(1, len(text) + 1):
-        if index < len(text) and not _begins_anew(text[start:index], text[index]):
-            continue
-        cluster = text[start:index]
-        composed = unicodedata.normalize("NFC", cluster)
-        if len(composed) < len(cluster):
-            # Marks at the end that stay as they are belong to no other character.
-            end = index
-            if cluster.endswith(composed[1:]):
-                end -= len(composed) - 1
-            ranges.append((start, end))
-        start = index
-    return ranges
-
-
-def _begins_anew(cluster: str, character: str) -> bool:
-    """Test whether a character is neither a mark of those before it nor composed with them."""
-    if unicodedata.combining(character):
-        return False
-    # Hangul letters have no combining class and are composed all the same.
-    together = unicodedata.normalize("NFC", cluster + character)
-    apart = unicodedata.normalize("NFC", cluster) + unicodedata.normalize("NFC", character)
-    return together == apart
 
 
 def _filled(

@@ -18,9 +18,9 @@ from tokenizers import Tokenizer, models, normalizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 import vocagnolm.spans
+from vocagnolm.composed import composed_ranges
 from vocagnolm.conventions import Spans
 from vocagnolm.spans import (
-    composed_ranges,
     encode,
     encode_batch,
     encode_ids,
