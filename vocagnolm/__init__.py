@@ -10,6 +10,7 @@ The method lies flat here; everything around it is in packages. Read it in this 
     corpus         a file, a directory, a hub name -> a column of text
     texts          a column -> texts or conversations, and what is wrong with some
     hub            a name that the hub cannot have, a hub that is away
+    gguf           a name -> a directory or repository, and the GGUF file in it
     tokenizer      a name -> a tokenizer that loses no text
     token_bytes    tokens -> the bytes they stand for
     plain_tokenizer a tokenizers.Tokenizer in place of transformers'
