@@ -243,6 +243,8 @@ def test_merged_model_that_is_saved_has_the_logits_of_the_adapted_one(
 ) -> None:
     base, ids = tiny_llama(VOCABULARY, tie_word_embeddings=tied), torch.arange(20)[None]
     plain = logits_of(base, ids)
+    # PEFT draws some factors from the global generator, and a few draws do next to nothing.
+    torch.manual_seed(0)
     adapted = peft.get_peft_model(base, MERGED[kind]())
     set_random(adapted)
     adapted.save_pretrained(tmp_path / "adapters")
@@ -252,7 +254,7 @@ def test_merged_model_that_is_saved_has_the_logits_of_the_adapted_one(
     loaded = type(model).from_pretrained(tmp_path / "merged")
     expected = logits_of(adapted.eval(), ids)
     assert (expected - plain).abs().max() > 1e-3, "the adapters do nothing"
-    torch.testing.assert_close(logits_of(loaded.eval(), ids), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits_of(loaded.eval(), ids), expected, rtol=1e-4, atol=2e-5)
     # Weights that were one stay one, unless the adapters made them differ.
     alone = ("embeddings", "dora of embeddings", "head", "both", "whole embeddings", "whole head")
     is_untied = not tied or kind in (*alone, "tokens of the head")
