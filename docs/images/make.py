@@ -164,7 +164,7 @@ def themed(plot: Callable[[], Any], theme: Theme) -> str:
 def look(scratch: Path, text: str) -> list[TokenView]:
     """Return the tokens of a text, with the losses of both models."""
     models = ["--student", str(scratch / BASE), "--teacher", str(ASSETS / TEACHER)]
-    (found,) = inspect.look(inspect._parse(["--text", text, *models])).texts
+    (found,) = inspect.build_view(inspect._parse(["--text", text, *models])).texts
     return [*found.tokens]
 
 
