@@ -157,9 +157,6 @@ def own_arguments(
     # effect, as one of another name, as one of the trainer, and at last as a misspelt one.
     for name, value in options.items():
         own_name = aliases.get(name, name)
-        # Fields of an older transformers that are aliases here come with their default.
-        if own_name != name and value is None:
-            continue
         if own_name in known_names:
             if own_name in arguments:
                 raise TypeError(f"{owner}: {own_name} is given twice, in two spellings")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vocagnolm.cli import OneLineErrors, check_names
 from vocagnolm.doors import ALWAYS_ON, OTHER_NAMES, near, shell_door
-from vocagnolm.fields import FirstHelp, aliases_of
+from vocagnolm.fields import FirstHelp
 from vocagnolm.method import Method
 from vocagnolm.printing import log_main
 from vocagnolm.run.recipe import as_flags, find_file, recipe_options
@@ -89,7 +89,6 @@ class Parser(OneLineErrors, HfArgumentParser):
         for part in parts:
             group = self.add_argument_group(part._argument_group_name)
             self._groups |= {field.name: group for field in fields(part)}
-        self._aliases = aliases_of(*types)
         for kind in types:
             self._add_dataclass_arguments(kind)
         self.dataclass_types = list(types)
@@ -100,11 +99,6 @@ class Parser(OneLineErrors, HfArgumentParser):
                 self.add_argument(f"--{name}", nargs="?", const=True, help=argparse.SUPPRESS)
 
     def _parse_dataclass_field(self, parser: Any, field: Any) -> None:  # type: ignore[override]
-        # Older versions of transformers have fields that newer ones have dropped, such as
-        # warmup_ratio. Here they are aliases of what replaced them, and keep their defaults.
-        if field.name in self._aliases:
-            self.set_defaults(**{field.name: field.default})
-            return
         is_first = isinstance(field.metadata.get("help"), FirstHelp)
         group: Any = self._first if is_first else self._groups.get(field.name, parser)
         HfArgumentParser._parse_dataclass_field(group, field)

@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import wraps
 from typing import Any, ClassVar
@@ -80,6 +80,10 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
     # Trainer's default lets DDP search the graph of every pass for parameters without a gradient.
     ddp_find_unused_parameters: bool | None = False
     liger_kernel_config: dict[str, Any] | str | None = None  # type: ignore[assignment]
+    if "warmup_ratio" in TrainingArguments.__dataclass_fields__:
+        # Older versions of transformers still have it. Here it is an alias of `warmup_steps`, and
+        # so no option of its own.
+        warmup_ratio: float | None = field(default=None, init=False)
 
     _argument_group_name = "run, with all fields of transformers.TrainingArguments"
     # The parent class parses these fields from JSON, since a command line gives them as text.
@@ -192,7 +196,7 @@ _make_config = VocAgnoConfig.__init__
 @wraps(_make_config)
 def _answer_other_names(self: VocAgnoConfig, *args: Any, **options: Any) -> None:
     """Answer the names of TRL and transformers before Python calls them unexpected."""
-    names = {field.name for field in fields(VocAgnoConfig) if field.init}
+    names = {one_field.name for one_field in fields(VocAgnoConfig) if one_field.init}
     aliases = aliases_of(ModelOptions, DataOptions, VocAgnoConfig)
     arguments = own_arguments("VocAgnoConfig", options, names, aliases, logger.warning)
     _make_config(self, *args, **arguments)
