@@ -71,6 +71,10 @@ class ModelSource:
     def _named(self) -> str:
         return f"{'' if self.role == 'checkpoint' else '--'}{self.role} {self.name}"
 
+    @property
+    def _is_gguf(self) -> bool:
+        return split_name(self.name)[1] is not None
+
     def config(self) -> PreTrainedConfig:
         """Read its configuration only."""
         check_name(f"--{self.role}", self.name)
@@ -94,7 +98,7 @@ class ModelSource:
 
     def check_weights(self) -> None:
         """Reject weights on disk that are absent or cut off; only their ends are read."""
-        if self.loaded is not None or split_name(self.name)[1]:
+        if self.loaded is not None or self._is_gguf:
             return
         directory, is_cached = Path(self.name), False
         if not directory.is_dir():
@@ -166,7 +170,7 @@ class ModelSource:
         # Quantized weights cannot be moved once they are loaded.
         if quantization:
             options |= {"quantization_config": quantization, "device_map": {"": device}}
-        if split_name(self.name)[1]:
+        if self._is_gguf:
             if quantization:
                 raise ValueError(
                     f"{self._named} is a GGUF file, whose weights are unpacked as they are loaded: "
@@ -175,7 +179,7 @@ class ModelSource:
             options |= _unpacked()
         model: PreTrainedModel
         model, report = self._from_pretrained(AutoModelForCausalLM, **options)
-        if split_name(self.name)[1]:
+        if self._is_gguf:
             # transformers keeps the directory only, but adapters must name their model.
             model.name_or_path = self.name
         # transformers fills what a checkpoint lacks with random numbers and only warns.
@@ -243,7 +247,7 @@ class ModelSource:
         """Name the model in the errors of transformers, and keep one of their many lines."""
         errors: tuple[type[Exception], ...] = (OSError, ValueError, ImportError, RuntimeError)
         # The reader of GGUF files takes what they say as it is: a damaged one can raise anything.
-        if split_name(self.name)[1]:
+        if self._is_gguf:
             errors = (Exception,)
         try:
             return function(*args, trust_remote_code=self.trust_remote_code, **options)
