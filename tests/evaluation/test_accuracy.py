@@ -9,16 +9,16 @@ import pytest
 from inline_grader import graded_inline
 
 from vocagnolm.evaluation import metric as module
-from vocagnolm.evaluation.metric import MathAnswerAccuracy
-from vocagnolm.evaluation.report import (
+from vocagnolm.evaluation.accuracy import (
     Z_95,
     accuracy,
     average,
     averages,
-    one_line_summary,
     summarize,
     wilson_interval,
 )
+from vocagnolm.evaluation.metric import MathAnswerAccuracy
+from vocagnolm.evaluation.report import one_line_summary
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, PAPER_BENCHMARKS
 
 

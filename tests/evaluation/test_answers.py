@@ -255,6 +255,30 @@ def test_all_answers_agree_with_the_harness() -> None:
 # What is read
 
 
+@pytest.mark.parametrize(
+    ("output", "gold", "correct", "decided_by"),
+    [
+        (r"So it is $\boxed{025}$.", "25", True, "numeric"),
+        (r"\boxed{25.0}", "25", True, "numeric"),
+        ("The final answer is $1,025$. I hope it is correct.", "1025", True, "numeric"),
+        (r"\boxed{\frac{50}{2}}", "25", True, "symbolic"),
+        # For the harness these three are right.
+        (r"\boxed{500}", "5", False, "numeric"),
+        (r"\boxed{5}", "500", False, "numeric"),
+        (r"\boxed{999.05}", "999", False, "numeric"),
+        ("I do not know.", "0", False, "empty"),
+    ],
+)
+def test_integer_must_be_the_gold_itself(
+    inline: InlineGrader, output: str, gold: str, correct: bool, decided_by: str
+) -> None:
+    (verdict,) = inline.grade("integer", [(output, gold)])
+    assert (verdict.correct, verdict.decided_by) == (correct, decided_by)
+    assert verdict.math_verify is not None
+    (of_harness,) = inline.grade("free", [(output, gold)])
+    assert of_harness.correct == (correct or output.startswith(r"\boxed"))
+
+
 @pytest.mark.parametrize("text", ["True", "1j", "log(8, base=2)", "f(1)", "x.y", "[i for i in x]"])
 def test_python_beyond_arithmetic_is_not_read(text: str) -> None:
     with pytest.raises((ValueError, KeyError)):

@@ -32,10 +32,17 @@ CHOOSE = "\nWhat of the following is the right choice? Explain your answer.\n"
 
 
 def test_benchmarks_stand_in_the_papers_order_when_listed() -> None:
-    assert list(BENCHMARKS) == [*PAPER_BENCHMARKS, "gsm_hard", "demo"]
+    assert list(BENCHMARKS) == [
+        *PAPER_BENCHMARKS,
+        "gsm_hard",
+        "math500",
+        "aime24",
+        "aime25",
+        "demo",
+    ]
     columns = [benchmark.column for benchmark in BENCHMARKS.values()]
     paper = "GSM8K MATH SVAMP ASDiv MAWPS TAB MQA MMLU-STEM SAT"
-    assert columns == [*paper.split(), "GSM-Hard", "Demo"]
+    assert columns == [*paper.split(), "GSM-Hard", "MATH-500", "AIME24", "AIME25", "Demo"]
     assert all(key == benchmark.id for key, benchmark in BENCHMARKS.items())
     assert {name: BENCHMARKS[name].item_count for name in PAPER_BENCHMARKS} == COUNTS
 
@@ -55,6 +62,14 @@ def test_benchmarks_are_the_harnesss_settings_when_read() -> None:
     assert sets["mmlu_stem"] == sets["sat"] == "mmlu_stem"
     assert {sets[name] for name in ("gsm8k", "svamp", "asdiv", "mawps", "tabmwp")} == {"gsm8k"}
     assert sets["gsm_hard"] == "gsm8k"
+
+
+def test_long_answers_are_those_of_reports_in_a_chat() -> None:
+    lengths = {name: benchmark.in_chat().max_new_tokens for name, benchmark in BENCHMARKS.items()}
+    long = {name for name, length in lengths.items() if length == 32_768}
+    assert long == {"math500", "aime24", "aime25"}
+    assert {lengths[name] for name in PAPER_BENCHMARKS} == {2048}
+    assert {BENCHMARKS[name].max_new_tokens for name in long} == {1024}
 
 
 # Items and prompts against what the harness built of them

@@ -143,11 +143,13 @@ def test_card_has_the_papers_protocol(
     ModelCard(f"---\n{tags}\n---\nA student.\n\n## Evaluation\n\nold\n\n## Mine\n").save(path)
     (tmp_path / "gsm8k.md").write_text("Question: 1 + 1?\nAnswer: The answer is 2.")
     few_shot = [*argv, "--prompts_dir", str(tmp_path)]
-    for given in (few_shot, few_shot, chat_argv):
+    drawn = [*few_shot, "--temperature", "0.7"]
+    for given in (few_shot, few_shot, chat_argv, drawn):
         assert evaluate_math.main(given) == 0
     card = ModelCard.load(path)
     assert "| GSM8K |" in card.text
     assert "zero-shot" not in card.text
+    assert "sampled" not in card.text
     heads = [line for line in card.text.splitlines() if line.startswith("## ")]
     assert heads == ["## Evaluation", "## Mine"]
     assert "old" not in card.text

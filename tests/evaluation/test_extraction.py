@@ -123,14 +123,22 @@ def test_extraction_gives_the_harness_answer(
 
 @pytest.mark.parametrize(
     ("kind", "gold"),
-    [("letter", "F"), ("letter", 2), ("boxed_letter", ""), ("marked", ""), ("marked", "a b")],
+    [
+        ("integer", "1/2"),
+        ("integer", "2.5"),
+        ("letter", "F"),
+        ("letter", 2),
+        ("boxed_letter", ""),
+        ("marked", ""),
+        ("marked", "a b"),
+    ],
 )
 def test_gold_that_no_prediction_equals_is_rejected(kind: AnswerKind, gold: object) -> None:
     with pytest.raises(ValueError, match=f"found {gold}$"):
         normalise_gold(kind, gold)
 
 
-@given(st.sampled_from(["free", "letter", "marked"]), st.text())
+@given(st.sampled_from(["free", "integer", "letter", "marked"]), st.text())
 def test_extraction_is_total(kind: AnswerKind, output: str) -> None:
     prediction = extract(kind, output)
     assert (prediction is None) == (output in ("", "error"))

@@ -99,8 +99,43 @@ def test_results_lie_in_the_model(own_model: Path) -> None:
     assert evaluate_math.main(argv) == 0
     assert (own_model / "evaluation" / "results.json").is_file()
     assert evaluate_math.main(argv) == 0  # its own files do not make it another model
-    asked = Namespace(model="org/name", output_dir=None, chat=False)
+    asked = Namespace(model="org/name", output_dir=None, chat=False, sampling=None)
     assert evaluate.output_dir(asked) == Path("runs/name/evaluation")
+
+
+def test_drawn_outputs_are_summed_up_and_resume(
+    own_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--model", str(own_model), "--benchmarks", "demo", "--limit", "4"]
+    drawn = [*argv, "--samples", "3", "--temperature", "0.8", "--top_p", "0.95"]
+    assert evaluate_math.main([*drawn, "--batch_size", "5"]) == 0
+    out = own_model / "evaluation-sampled"
+    lines = (out / "demo.jsonl").read_text().splitlines(keepends=True)
+    found = records(out / "demo.jsonl")
+    order = [(idx, sample) for idx in range(4) for sample in range(3)]
+    assert [(record["idx"], record["sample"]) for record in found] == order
+    assert len({record["raw_output"] for record in found}) > 4
+    mark = "sampled: 3 outputs per item (temperature 0.8, top_p 0.95), not the paper's greedy"
+    said = capsys.readouterr().out
+    results = json.loads((out / "results.json").read_text())
+    assert results["settings"]["sampling"] == {"samples": 3, "temperature": 0.8, "top_p": 0.95}
+    column = results["benchmarks"]["demo"]
+    assert (column["n"], column["samples"]) == (4, 3)
+    assert "sampled" in column["marked"]
+    for text in (said, (out / "row.md").read_text()):
+        assert mark in text
+        assert f"| {own_model}, avg@3 | {column['rounded']:.1f}* |" in text
+        assert f"| pass@3 | {column['pass_at']['3']['rounded']:.1f}* |" in text
+    # Killed, and asked again in other batches: the same texts.
+    (out / "demo.jsonl").unlink()
+    (out / "demo.part0.jsonl").write_text("".join(lines[1:3] + lines[7:8]))
+    assert evaluate_math.main([*drawn, "--batch_size", "2"]) == 0
+    assert (out / "demo.jsonl").read_text().splitlines(keepends=True) == lines
+    # Neither greedy nor other outputs go among these.
+    for other in ([], [*drawn[6:8], "--temperature", "0.7"]):
+        capsys.readouterr()
+        assert evaluate_math.main([*argv, *other, "--output_dir", str(out)]) == 2
+        assert "sampling was {'samples': 3" in capsys.readouterr().err
 
 
 def test_dry_run_prints_prompts_and_counts(
@@ -144,6 +179,16 @@ REGRADE = ["--regrade", "FILE", "--benchmark", "gsm8k"]
         ([*DEMO, "--batch_size", "0"], "--batch_size must be at least 1"),
         ([*DEMO, "--data_dir", "nowhere"], "--data_dir nowhere: no such"),
         ([*DEMO, "--chat"], "--chat: demo"),
+        ([*DEMO, "--samples", "4"], "--samples 4 without --temperature"),
+        ([*DEMO, "--samples", "4", "--temperature", "0"], "--samples 4 without --temperature"),
+        ([*DEMO, "--samples", "0", "--temperature", "1"], "--samples must be at least 1"),
+        ([*DEMO, "--temperature", "-1"], "--temperature must be 0, or 0.01 or more, got -1"),
+        ([*DEMO, "--temperature", "0.005"], "--temperature must be 0, or 0.01 or more"),
+        ([*DEMO, "--temperature", "nan"], "--temperature must be 0, or 0.01 or more"),
+        ([*DEMO, "--temperature", "inf"], "--temperature must be 0, or 0.01 or more"),
+        ([*DEMO, "--temperature", "1", "--top_p", "0"], "--top_p must be above 0"),
+        ([*DEMO, "--temperature", "1", "--top_p", "1.5"], "--top_p must be above 0"),
+        ([*DEMO, "--top_p", "0.9"], "--top_p has no effect without --temperature"),
         ([*REGRADE[:3], "demo", "--chat"], "--chat: demo"),
         (["--regrade", ".", *REGRADE[2:]], "--regrade .: expected a file"),
         ([*REGRADE, "--output", "."], "--output .: expected a file"),

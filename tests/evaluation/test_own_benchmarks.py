@@ -69,6 +69,7 @@ WRONG_FIELDS: dict[str, tuple[object, ...]] = {
     "shots": (-1, False, "1"),
     "version": (-1, True, "1", None),
     "max_new_tokens": (0, -1, True, 9.0, "9"),
+    "max_new_tokens_in_chat": (0, True, "9"),
     "prompt_set": (3, True, None),
     "template": (3, "no place", "{question.x}"),
     "stops": ([""], ["a", ""], [3], [None], "a", "", 3, None, {"a": 1}),

@@ -40,6 +40,11 @@ def append(directory: RunDirectory, benchmark: str, process: int, *indices: int)
             file.write(to_line({"idx": idx, "by": process}))
 
 
+def outputs(*indices: int) -> list[tuple[int, int]]:
+    """The keys of items that have one output."""
+    return [(idx, 0) for idx in indices]
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
     """With settings and two items of gsm8k."""
@@ -58,9 +63,9 @@ def test_torn_last_line_is_ignored_and_cut_off(directory: RunDirectory, torn: by
     path = directory.path / "gsm8k.part0.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole + torn)
-    assert list(directory.finished("gsm8k")) == [4, 1]
+    assert list(directory.finished("gsm8k")) == outputs(4, 1)
     append(directory, "gsm8k", 0, 7)
-    assert list(directory.finished("gsm8k")) == [4, 1, 7]
+    assert list(directory.finished("gsm8k")) == outputs(4, 1, 7)
     assert path.read_bytes() == whole + to_line({"idx": 7, "by": 0}).encode()
 
 
@@ -83,14 +88,14 @@ def test_finished_reads_all_parts_when_several_processes_wrote(directory: RunDir
     append(directory, "gsm8k", 2, 0)
     append(directory, "math", 0, 9)
     append(directory, "mathqa", 0, 8)
-    assert sorted(directory.finished("gsm8k")) == [0, 1, 3, 4]
-    assert sorted(directory.finished("math")) == [9]
+    assert sorted(directory.finished("gsm8k")) == outputs(0, 1, 3, 4)
+    assert sorted(directory.finished("math")) == outputs(9)
 
 
 def test_complete_sorts_and_removes_parts(directory: RunDirectory) -> None:
     append(directory, "gsm8k", 1, 3, 0)
     append(directory, "math", 0, 2)
-    directory.complete("gsm8k", [0, 1, 3, 4])
+    directory.complete("gsm8k", outputs(0, 1, 3, 4))
     lines = (directory.path / "gsm8k.jsonl").read_text().splitlines()
     assert [json.loads(line)["idx"] for line in lines] == [0, 1, 3, 4]
     names = {"gsm8k.jsonl", "math.part0.jsonl", "settings.json"}
@@ -104,9 +109,11 @@ def test_lines_of_something_else_are_rejected(directory: RunDirectory) -> None:
 
 
 def test_complete_rejects_when_an_item_is_missing(directory: RunDirectory) -> None:
-    with pytest.raises(ValueError, match=r"expected 3 items of gsm8k, found 2: give an --output_"):
-        directory.complete("gsm8k", [1, 2, 4])
-    assert list(directory.finished("gsm8k")) == [4, 1]
+    with pytest.raises(
+        ValueError, match=r"expected 3 outputs of gsm8k, found 2: give an --output_"
+    ):
+        directory.complete("gsm8k", outputs(1, 2, 4))
+    assert list(directory.finished("gsm8k")) == outputs(4, 1)
 
 
 def test_complete_ends_the_same_after_a_kill(
@@ -116,11 +123,11 @@ def test_complete_ends_the_same_after_a_kill(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            directory.complete("gsm8k", [0, 1, 4])
+            directory.complete("gsm8k", outputs(0, 1, 4))
     killed = (directory.path / "gsm8k.jsonl").read_bytes()
     assert (directory.path / "gsm8k.part1.jsonl").exists()
-    assert sorted(directory.finished("gsm8k")) == [0, 1, 4]
-    directory.complete("gsm8k", [0, 1, 4])
+    assert sorted(directory.finished("gsm8k")) == outputs(0, 1, 4)
+    directory.complete("gsm8k", outputs(0, 1, 4))
     assert (directory.path / "gsm8k.jsonl").read_bytes() == killed
     assert not list(directory.path.glob("*.part*"))
 
@@ -133,8 +140,8 @@ def test_text_survives_when_it_is_no_valid_unicode(tmp_path: Path, text: str) ->
     directory = RunDirectory(tmp_path)
     with directory.appending("demo", 0) as file:
         file.write(line)
-    directory.complete("demo", [0])
-    assert directory.finished("demo")[0]["raw_output"] == text
+    directory.complete("demo", outputs(0))
+    assert directory.finished("demo")[0, 0]["raw_output"] == text
 
 
 # Settings

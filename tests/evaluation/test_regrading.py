@@ -129,12 +129,44 @@ def test_regrade_gives_the_same(tmp_path: Path) -> None:
     assert second.read_bytes() == first.read_bytes()
 
 
+@pytest.mark.usefixtures("inline")
+def test_regrade_sums_up_several_outputs_of_an_item(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By hand: 2 and 1 of 2 are right, so 75 %, and one of two in every item."""
+    texts = [("8", "8"), ("8", "9")]
+    drawn = []
+    for idx, pair in enumerate(texts):
+        for sample, text in enumerate(pair):
+            drawn.append({"idx": idx, "sample": sample, "gold": "8", "raw_output": text})
+    file, output = write(tmp_path / "drawn.jsonl", drawn), tmp_path / "graded.jsonl"
+    regrade(file, BENCHMARKS["gsm8k"], output)
+    assert [(r["idx"], r["sample"], r["correct"]) for r in read(output.read_text())] == [
+        (0, 0, True),
+        (0, 1, True),
+        (1, 0, True),
+        (1, 1, False),
+    ]
+    printed = capsys.readouterr().out
+    assert "as gsm8k: avg@2 75.0 (95 % interval" in printed
+    assert "pass@2 100.0, 3 of 4 right" in printed
+
+
+def test_regrade_needs_equally_many_outputs_of_each_item(tmp_path: Path) -> None:
+    file = write(tmp_path / "o.jsonl", [OUTPUTS[0], OUTPUTS[1], OUTPUTS[1] | {"sample": 1}])
+    with pytest.raises(ValueError, match=rf"{file}: .*found 1 outputs of idx 0 and 2 of idx 1$"):
+        regrade(file, BENCHMARKS["gsm8k"], None)
+
+
 # Line two of a file whose first is good.
 FOREIGN: list[tuple[object, str]] = [
     ({"doc_id": 0, "doc": {}, "target": "8", "resps": [["8"]]}, "lm-evaluation-harness"),
     ({"question": "q", "answer": "8", "output": "8"}, "found question, answer, output"),
     ({"idx": 1, "gold": "8"}, "raw_output is missing"),
-    ({"idx": 1, "gold": "8", "raw_output": ["8", "9"]}, "raw_output must be .* found list"),
+    ({"idx": 1, "gold": "8", "raw_output": ["8", "9"]}, "found list: write a line for each"),
+    ({"idx": 0, "sample": 0, "gold": "8", "raw_output": "8"}, "idx 0 comes twice: number"),
+    ({"idx": 0, "sample": "1", "gold": "8", "raw_output": "8"}, 'sample must be .* found "1"'),
+    ({"idx": 0, "sample": True, "gold": "8", "raw_output": "8"}, "sample must be .* found true"),
     ({"idx": 1, "gold": "8", "raw_output": None}, "raw_output must be .* found NoneType"),
     ({"idx": 1, "gold": None, "raw_output": "8"}, "gold must be .* found NoneType"),
     ({"idx": 1, "gold": ["8"], "raw_output": "8"}, "gold must be .* found list"),

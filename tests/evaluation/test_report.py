@@ -140,12 +140,17 @@ def test_demo_is_unmarked_when_it_is_complete() -> None:
     assert task.marks() == {"partial": "partial: 399 of 400 items"}
 
 
+def test_benchmark_that_the_harness_lacks_is_not_said_to_be_its() -> None:
+    task = make_task("aime24", verified=False)
+    assert task.marks() == {"other_data": "data: a file is not verified"}
+
+
 def test_row_grows_benchmark_by_benchmark(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     first, second = make_task("svamp", origin="vocagnolm"), make_task("gsm8k")
     report.write_results(build(tmp_path, first), directory)
     assert build(tmp_path, second)["benchmarks"].keys() == {"gsm8k"}  # svamp is not complete
-    directory.complete("svamp", range(4))
+    directory.complete("svamp", [(idx, 0) for idx in range(4)])
     results = build(tmp_path, second)
     assert list(results["benchmarks"]) == ["gsm8k", "svamp"]
     assert len(results["marks"]) == 1

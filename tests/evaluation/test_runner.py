@@ -21,21 +21,25 @@ from transformers import PreTrainedTokenizerBase
 from vocagnolm.evaluation.engines.generation import Completion
 from vocagnolm.evaluation.grading.grading import Verdict
 from vocagnolm.evaluation.runner import RunDirectory, _share, run
+from vocagnolm.evaluation.sampling import Sampling, seed_of
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Item
 from vocagnolm.evaluation.tasks.tasks import Task, build_prompt, text_sha256
 
 N_ITEMS = 23
 
 
-def make_task(name: str = "gsm8k", n: int = N_ITEMS) -> Task:
+def make_task(name: str = "gsm8k", n: int = N_ITEMS, sampling: Sampling | None = None) -> Task:
     items = [Item(idx, f"{name} {idx}" + "?" * (idx % 7), str(idx)) for idx in range(n)]
     prompts = {item.idx: build_prompt(BENCHMARKS[name], "", item.question) for item in items}
-    return Task(BENCHMARKS[name], items, prompts, {}, None)
+    return Task(BENCHMARKS[name], items, prompts, {}, None, sampling)
 
 
 @dataclass
 class ScriptedEngine:
-    """Answers every prompt with its length, in shuffled groups; remembers what it was asked."""
+    """Answers every prompt with its length, in shuffled groups; remembers what it was asked.
+
+    A prompt whose answer is drawn ends with its seed.
+    """
 
     seed: int = 0
     longest: int = 10_000  # characters
@@ -43,10 +47,17 @@ class ScriptedEngine:
     asked: list[str] = field(default_factory=list)
 
     def generate(
-        self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int
+        self,
+        prompts: Sequence[str],
+        stops: Sequence[str],
+        max_new_tokens: int,
+        sampling: Sampling | None,
+        seeds: Sequence[int],
     ) -> Iterator[list[Completion]]:
         if any(len(prompt) > self.longest for prompt in prompts):
             raise ValueError("a prompt leaves no room")
+        if sampling:
+            prompts = [f"{prompt} {seed}" for prompt, seed in zip(prompts, seeds, strict=True)]
         return self._run(prompts)
 
     def _run(self, prompts: Sequence[str]) -> Iterator[list[Completion]]:
@@ -124,8 +135,28 @@ def test_run_records_every_item_once(tmp_path: Path) -> None:
         }
 
 
-def test_run_asks_only_what_is_missing(tmp_path: Path) -> None:
-    tasks = [make_task("gsm8k"), make_task("math", 9)]
+DRAWN = Sampling(samples=3, temperature=0.6)
+
+
+def test_run_records_every_drawn_output_once(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    run_all([make_task("gsm8k", 5, DRAWN)], engine, tmp_path)
+    assert len(engine.asked) == len(set(engine.asked)) == 15
+    records = [json.loads(line) for line in files(tmp_path)["gsm8k.jsonl"].splitlines()]
+    expected = [(idx, sample) for idx in range(5) for sample in range(3)]
+    assert [(record["idx"], record["sample"]) for record in records] == expected
+    for record, (idx, sample) in zip(records, expected, strict=True):
+        prompt = make_task("gsm8k", 5).prompts[idx]
+        asked = f"{prompt} {seed_of('gsm8k', idx, sample)}"
+        assert record["raw_output"] == f"The answer is {len(asked)}."
+        assert record["prompt_sha256"] == text_sha256(prompt)
+        assert (record["gold"], record["correct"]) == (str(idx), idx % 2 == 0)
+
+
+@pytest.mark.parametrize("sampling", [None, DRAWN])
+def test_run_asks_only_what_is_missing(tmp_path: Path, sampling: Sampling | None) -> None:
+    tasks = [make_task("gsm8k", N_ITEMS, sampling), make_task("math", 9, sampling)]
+    total = sum(len(task.outputs()) for task in tasks)
     run_all(tasks, ScriptedEngine(), tmp_path / "whole")
     first, second, third = ScriptedEngine(1, dies_after=10), ScriptedEngine(2), ScriptedEngine(3)
     with pytest.raises(KeyboardInterrupt):
@@ -134,7 +165,7 @@ def test_run_asks_only_what_is_missing(tmp_path: Path) -> None:
     assert len(RunDirectory(tmp_path / "resumed").finished("gsm8k")) == len(first.asked)
     run_all(tasks, second, tmp_path / "resumed")
     assert not set(first.asked) & set(second.asked)
-    assert len(first.asked) + len(second.asked) == N_ITEMS + 9
+    assert len(first.asked) + len(second.asked) == total
     run_all(tasks, third, tmp_path / "resumed")
     assert third.asked == []
     assert files(tmp_path / "resumed") == files(tmp_path / "whole")
@@ -178,7 +209,7 @@ def test_processes_share_long_and_short_prompts_evenly(tmp_path: Path) -> None:
     task = Task(BENCHMARKS["gsm8k"], items, prompts, {}, None)
     for index in range(2):
         share = _share(task, RunDirectory(tmp_path), FakeState(index, 2))
-        assert [item.question for item in share] == ["long question"] * 2 + ["short"] * 2
+        assert [item.question for item, _ in share] == ["long question"] * 2 + ["short"] * 2
 
 
 def states_with(barrier: threading.Barrier) -> list[FakeState]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import datasets
 import pytest
+from real_data import real_data
 
 from vocagnolm.evaluation.tasks import tasks
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Benchmark, Item
@@ -185,3 +186,51 @@ def test_load_reads_the_harnesss_file(monkeypatch: pytest.MonkeyPatch, name: str
     items, data = load_items(benchmark, None)
     assert items == load_items(benchmark, SAMPLES)[0]
     assert data["origin"].startswith("ZubinGou/math-evaluation-harness@db77bc6/data/")
+
+
+# Benchmarks that are data alone
+
+
+def test_aime_and_math500_are_read_from_their_columns(hub: Hub) -> None:
+    """From a file, and the same rows from the hub, as lighteval and lm-evaluation-harness do."""
+    parts = {
+        "math500": ("HuggingFaceH4/MATH-500", None, "test"),
+        "aime24": ("HuggingFaceH4/aime_2024", None, "train"),
+        "aime25": ("math-ai/aime25", None, "test"),
+    }
+    for name, part in parts.items():
+        benchmark = replace(BENCHMARKS[name], item_count=3)
+        assert benchmark.file is not None
+        path = SAMPLES / benchmark.file
+        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        items, data = load_items(benchmark, SAMPLES)
+        assert (data["origin"], data["verified"]) == (benchmark.file, False)
+        rows.sort(key=lambda row: row.get("idx", 0))
+        hub[part] = without_idx(rows)
+        from_hub, data = load_items(benchmark, None)
+        assert (data["origin"], data["verified"]) == (f"{part[0]}@main", False)
+        for of_file, of_hub, row in zip(items, from_hub, rows, strict=True):
+            assert of_file.question == of_hub.question == row["problem"].strip()
+            assert of_file.gold == of_hub.gold
+        golds = {item.gold for item in items}
+        if name == "math500":
+            # The golds of MATH, which are the boxes of the solutions.
+            of_math, _ = load_items(replace(BENCHMARKS["math"], item_count=3), SAMPLES)
+            assert items == of_math
+        else:
+            # Without the zeros in front that the hub has.
+            assert golds == {str(int(row["answer"])) for row in rows}
+            assert any(row["answer"].startswith("0") for row in rows) == (name == "aime24")
+
+
+def test_aime_needs_whole_numbers(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "aime24/test.jsonl", [{"problem": "a", "answer": "1/2"}])
+    with pytest.raises(ValueError, match=r"item 0 of aime24: .* integer, found 1/2"):
+        load_items(BENCHMARKS["aime24"], tmp_path)
+
+
+def test_math500_has_the_items_of_math() -> None:
+    """Its golds are answers, and those of MATH the boxes of solutions."""
+    _, data = load_items(BENCHMARKS["math500"], real_data("data") / "benchmarks")
+    assert data["verified"]
+    assert data["digest"] == BENCHMARKS["math"].items_sha256

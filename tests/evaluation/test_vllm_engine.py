@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from vocagnolm.evaluation.engines.generation import Chat, Completion
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine, longest_context
+from vocagnolm.evaluation.sampling import Sampling
 from vocagnolm.models.load import ModelSource
 
 NEW_TOKENS = 30
@@ -198,7 +199,10 @@ def test_vllm_is_greedy_within_the_context(
     )
     assert vllm == [expected]
     # Room that the engine reserves, and settings tell.
-    assert longest_context(LlamaConfig(max_position_embeddings=131_072)) == 8192
+    long = LlamaConfig(max_position_embeddings=131_072)
+    assert longest_context(long, 2048) == 8192
+    assert longest_context(long, 32_768) == 36_864
+    assert longest_context(LlamaConfig(max_position_embeddings=2048), 32_768) == 2048
     prompts, params = vllm[0].calls[0]
     ids = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
     assert prompts == [{"prompt_token_ids": row} for row in ids]
@@ -213,6 +217,16 @@ def test_vllm_is_greedy_within_the_context(
         )
         for row in ids
     ]
+
+
+def test_vllm_draws_with_a_seed_for_each_output(saved: tuple[Any, Any], vllm: list[LLM]) -> None:
+    _, tokenizer = saved
+    engine = VLLMEngine(source_of(tokenizer), tokenizer, "float32")
+    groups = engine.generate(["a", "b b", "a"], (), 3, Sampling(2, 0.6, 0.95), [7, 8, 9])
+    completions = [completion for group in groups for completion in group]
+    assert [completion.index for completion in completions] == [0, 1, 2]
+    drawn = [(params.temperature, params.top_p, params.seed) for params in vllm[0].calls[0][1]]
+    assert drawn == [(0.6, 0.95, 7), (0.6, 0.95, 8), (0.6, 0.95, 9)]
 
 
 def test_vllm_is_not_told_of_ends_beyond_the_vocabulary(

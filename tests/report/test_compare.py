@@ -33,9 +33,12 @@ from vocagnolm.report.paper import REPORTED_FILE, read_reported, teacher_name
 from vocagnolm.report.plots import bar_series, read_curves
 from vocagnolm.report.runs import (
     METHODS,
+    are_alike,
     find_places,
     heading,
+    read_run,
 )
+from vocagnolm.report.statistics import pair
 from vocagnolm.run import parser
 from vocagnolm.training.settings import settings_of
 
@@ -201,7 +204,7 @@ def test_averages_are_those_of_both_runs(paper_runs: list[Path], tmp_path: Path)
 def test_items_that_contradict_their_results_are_an_error(runs: list[Path]) -> None:
     path = runs[1] / "gsm8k.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(ValueError, match="expected 8 items, 5 of them right"):
+    with pytest.raises(ValueError, match="expected 8 outputs of 8 items, 5 of them right"):
         compare(runs)
 
 
@@ -226,6 +229,84 @@ def test_chat_stands_beside_few_shot_unmixed(tmp_path: Path) -> None:
         dict(zip(["a", "a-chat", "b", "b-chat"], [37.5, 200 / 7, 62.5, 500 / 7], strict=True))
         | {f"{paths[2].name}-chat": 200 / 7}
     )
+
+
+# Three items of four outputs, the right ones of each: 1, 2, 0 of the first, 4, 2, 1 of the other.
+DRAWN_FIRST, DRAWN_OTHER = ["+---", "++--", "----"], ["++++", "--++", "---+"]
+
+
+def write_drawn(directory: Path, rights: list[str], temperature: float = 0.6) -> Path:
+    """Write results of drawn outputs with their items, as an evaluation does."""
+    outcomes = [mark == "+" for marks in rights for mark in marks]
+    samples = len(rights[0])
+    write_evaluation(directory, {"gsm8k": outcomes})
+    lines = []
+    for idx, marks in enumerate(rights):
+        for sample, mark in enumerate(marks):
+            lines.append(to_line(record(idx, mark == "+") | {"sample": sample}))
+    (directory / "gsm8k.jsonl").write_text("".join(lines))
+
+    def drawn(results: dict[str, Any]) -> None:
+        sampling = {"samples": samples, "temperature": temperature, "top_p": 1.0}
+        results["settings"] = {"sampling": sampling}
+        column = results["benchmarks"]["gsm8k"]
+        column.update(n=len(rights), samples=samples, marked=["sampled"], marks=["sampled: 4"])
+
+    edit_results(directory, drawn)
+    return directory
+
+
+def test_drawn_outputs_are_paired_by_item(tmp_path: Path) -> None:
+    """By hand: 7 - 3 of 12 outputs more; of the flips of 3, 0 and 1, a half reach the 4."""
+    first = write_drawn(tmp_path / "first", DRAWN_FIRST)
+    other = write_drawn(tmp_path / "other", DRAWN_OTHER)
+    comparison = compare([first, other])
+    row = paired(comparison)["gsm8k"]
+    assert row.points == pytest.approx(400 / 12)
+    assert (row.items, row.only_first, row.only_other, row.p) == (3, 0, 2, 0.5)
+    # An item may gain 3, 0 or 1 outputs of 4.
+    assert 0 <= row.low < row.points < row.high <= 75
+    assert rejected(comparison) == {}
+
+
+def test_drawn_outputs_stand_beside_greedy_ones_unmixed(tmp_path: Path) -> None:
+    for name, rights in (("a", DRAWN_FIRST), ("b", DRAWN_OTHER)):
+        write_evaluation(tmp_path / name / "evaluation", {"gsm8k": FIRST})
+        write_drawn(tmp_path / name / "evaluation-sampled", rights)
+        write_drawn(tmp_path / name / "evaluation-chat-sampled", rights, temperature=1.0)
+    comparison = compare([tmp_path / "a", tmp_path / "b"], [ROW])
+    pairs = [(row["first"], row["other"], row["not_paired"]) for row in comparison.pairings]
+    assert pairs == [
+        ("a", "b", None),
+        ("a-sampled", "b-sampled", None),
+        ("a-chat-sampled", "b-chat-sampled", None),
+    ]
+    # Beside the paper's row, which was asked greedily, the number is marked and told.
+    text = comparison_markdown(comparison)
+    assert cells(text, "a-sampled")[2].startswith("25.0* (")
+    assert "sampled: 4 (GSM8K)" in text
+    assert "reported: " in text
+
+
+@pytest.mark.parametrize("temperature", [None, 1.0])
+def test_outputs_drawn_otherwise_are_not_paired(tmp_path: Path, temperature: float | None) -> None:
+    first = write_drawn(tmp_path / "first", DRAWN_FIRST)
+    other = write_drawn(tmp_path / "other", DRAWN_OTHER, temperature or 0.6)
+    if temperature is None:
+        other = write_evaluation(tmp_path / "greedy", {"gsm8k": FIRST[:3]})
+    runs = [read_run("first", first), read_run("other", other)]
+    (row,) = pair(*runs)
+    assert row["not_paired"].startswith("other sampling")
+    assert not are_alike(*runs)
+
+
+def test_drawn_output_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    """A wrong one, so that the count of right ones is that of the results."""
+    paths = [write_drawn(tmp_path / name, DRAWN_FIRST) for name in ("first", "other")]
+    path = paths[1] / "gsm8k.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(ValueError, match="expected 12 outputs of 3 items, 3 of them right"):
+        compare(paths)
 
 
 # The paper's rows
@@ -364,7 +445,7 @@ def test_comparison_reads_what_an_evaluation_writes(tmp_path: Path) -> None:
         with directory.appending("demo", 0) as file:
             for item, correct in zip(task.items, right, strict=True):
                 file.write(to_line(record(item.idx, correct) | verdict))
-        directory.complete("demo", [item.idx for item in task.items])
+        directory.complete("demo", [(item.idx, 0) for item in task.items])
         settings = {"model": {"name": name, "revision": "r"}}
         columns = {"demo": report.column(task, directory)}
         report.write_results(report.build_results(columns, directory, settings, {}), directory)

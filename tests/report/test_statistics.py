@@ -14,6 +14,7 @@ from vocagnolm.report.statistics import (
     mcnemar_p,
     percentile_interval,
     resampled_differences,
+    sign_flip_p,
 )
 
 
@@ -46,6 +47,24 @@ def test_mcnemar_stays_in_range() -> None:
     assert mcnemar_p(6_000, 6_000) == 1.0
 
 
+@pytest.mark.parametrize(
+    "gains",
+    [{3: 1, -1: 2}, {1: 3, -1: 1, 0: 4}, {4: 2, 2: 1, -3: 3}, {-2: 1, 2: 1}, {0: 3}, {5: 1}],
+)
+def test_sign_flips_equal_enumeration(gains: dict[int, int]) -> None:
+    sizes = [abs(gain) for gain, items in gains.items() for _ in range(items)]
+    observed = abs(sum(gain * items for gain, items in gains.items()))
+    flips = list(itertools.product((-1, 1), repeat=len(sizes)))
+    uneven = sum(abs(np.dot(signs, sizes)) >= observed for signs in flips)
+    assert sign_flip_p(gains) == pytest.approx(uneven / len(flips), rel=1e-12)
+
+
+def test_sign_flips_of_single_outputs_are_mcnemars() -> None:
+    for only_first, only_other in itertools.product((0, 1, 4, 30), repeat=2):
+        gains = {-1: only_first, 1: only_other, 0: 5}
+        assert sign_flip_p(gains) == pytest.approx(mcnemar_p(only_first, only_other), rel=1e-12)
+
+
 def test_holm_equals_hand_computation_when_order_is_mixed() -> None:
     # Sorted: 0.005 x 4, 0.01 x 3, 0.03 x 2, then 0.04 x 1, which may not fall below 0.06.
     expected = [0.03, 0.06, 0.06, 0.02]
@@ -55,7 +74,7 @@ def test_holm_equals_hand_computation_when_order_is_mixed() -> None:
 
 
 def test_resampling_agrees_with_drawing_items() -> None:
-    ours = resampled_differences(100, 12, 30, 20_000, 0)
+    ours = resampled_differences({-1: 12, 1: 30, 0: 58}, 20_000, 0)
     gains = np.array([-1] * 12 + [1] * 30 + [0] * 58)
     drawn = np.random.default_rng(1).integers(0, 100, size=(20_000, 100))
     theirs = gains[drawn].mean(axis=1) * 100
@@ -64,12 +83,21 @@ def test_resampling_agrees_with_drawing_items() -> None:
     assert percentile_interval(ours) == pytest.approx(percentile_interval(theirs), abs=1.0)
 
 
+def test_resampling_agrees_with_drawing_items_of_several_outputs() -> None:
+    ours = resampled_differences({-1: 5, 1: 4, 0: 10, 7: 3, -4: 8}, 20_000, 0)
+    gains = np.array([-1] * 5 + [1] * 4 + [0] * 10 + [7] * 3 + [-4] * 8)
+    drawn = np.random.default_rng(1).integers(0, 30, size=(20_000, 30))
+    theirs = gains[drawn].mean(axis=1) * 100
+    assert ours.mean() == pytest.approx(theirs.mean(), abs=1.5)
+    assert ours.std() == pytest.approx(theirs.std(), rel=0.03)
+
+
 def test_bootstrap_interval_covers_truth_when_repeated() -> None:
     rng = np.random.default_rng(0)
     shares, covered = [0.12, 0.2, 0.68], 0
     for seed in range(400):
-        only_first, only_other, _ = rng.multinomial(300, shares)
-        sample = resampled_differences(300, int(only_first), int(only_other), 1000, seed)
+        gains = dict(zip((-1, 1, 0), rng.multinomial(300, shares), strict=True))
+        sample = resampled_differences(gains, 1000, seed)
         low, high = percentile_interval(sample)
         covered += low <= 8.0 <= high
     assert 0.92 <= covered / 400 <= 0.98

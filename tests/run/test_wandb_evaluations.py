@@ -61,6 +61,30 @@ def test_evaluation_is_in_the_training_run(offline: Path, tmp_path: Path, part: 
 
 
 @pytest.mark.processes
+def test_drawn_outputs_have_names_of_their_own(
+    offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    results = write_evaluation(".", tmp_path / "evaluation")
+    results["settings"]["sampling"] = {"samples": 4, "temperature": 0.6, "top_p": 1.0}
+    passes = {"2": {"rounded": 50.0}, "4": {"rounded": 66.7}}
+    results["benchmarks"] = {"aime24": {"rounded": 41.7, "n": 3, "marked": ["sampled"]}}
+    results["benchmarks"]["aime24"]["pass_at"] = passes
+    log_evaluation(results, tmp_path / "evaluation")
+    (run,) = offline.glob("offline-run-*")
+    found: dict[str, Any] = stored(run)
+    prefix = "eval/sampled/aime24/sampled"
+    expected = {
+        f"{prefix}/avg_at_4_percent": 41.7,
+        f"{prefix}/pass_at_2_percent": 50.0,
+        f"{prefix}/pass_at_4_percent": 66.7,
+        f"{prefix}/items": 3,
+    }
+    assert found["summary"].items() >= expected.items()
+    assert found["config"]["evaluation_sampled"]["settings"] == results["settings"]
+
+
+@pytest.mark.processes
 def test_evaluation_has_a_run_of_its_own(
     offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """An evaluation of a model: load, ask, grade, report; `main` reads its command line."""
 
 import gzip
+import json
 import math
 import os
 import sys
@@ -20,6 +21,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from vocagnolm import printing
 from vocagnolm.dist import connect, machine_first, rank0
 from vocagnolm.evaluation import report, runner
+from vocagnolm.evaluation.accuracy import summarize
 from vocagnolm.evaluation.engines.generation import Chat, Engine, shared_length
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine, longest_context
@@ -55,8 +57,9 @@ def evaluate(arguments: Namespace) -> None:
         rank0(lambda: check_writable(directory.path))
     source = ModelSource(arguments.model, "model", arguments.revision)
     config, tokenizer, chat, tasks = _read_all_but_weights(arguments, source)
+    new_tokens = max(task.benchmark.max_new_tokens for task in tasks)
     if arguments.engine == "vllm":
-        context = longest_context(config)
+        context = longest_context(config, new_tokens)
     else:
         context = context_length(config)
     # A dry run ends before anything is written, and before the weights are loaded.
@@ -77,7 +80,7 @@ def evaluate(arguments: Namespace) -> None:
 
         # The settings are on the disk before the first item, so that no item is of unknown ones.
         settings = rank0(begin)
-        engine = _load_engine(arguments, source, tokenizer, chat, state.device)
+        engine = _load_engine(arguments, source, tokenizer, chat, new_tokens, state.device)
         columns = {}
         # The processes of a job share the cores of a machine.
         graders = max(1, min(8, (os.cpu_count() or 1) // state.num_processes))
@@ -112,6 +115,7 @@ def _read_all_but_weights(
             arguments.prompts_dir,
             arguments.limit,
             render=chat.prompt if chat else None,
+            sampling=arguments.sampling,
         )
     return config, tokenizer, chat, tasks
 
@@ -121,11 +125,12 @@ def _load_engine(
     source: ModelSource,
     tokenizer: Tokenizer,
     chat: Chat | None,
+    new_tokens: int,
     device: torch.device,
 ) -> Engine:
     """Load the weights into the engine that was asked for."""
     if arguments.engine == "vllm":
-        return VLLMEngine(source, tokenizer, arguments.dtype, chat)
+        return VLLMEngine(source, tokenizer, arguments.dtype, chat, new_tokens)
     model: Any = source.load(getattr(torch, arguments.dtype))
     return HFEngine(model.to(device), tokenizer, arguments.batch_size, chat)
 
@@ -140,6 +145,7 @@ def _settings(
     """Return what items must share to belong to one evaluation."""
     return {
         "protocol": chat.settings() if chat else None,
+        "sampling": arguments.sampling.settings() if arguments.sampling else None,
         "model": model,
         "engine": arguments.engine,
         "dtype": arguments.dtype,
@@ -191,6 +197,8 @@ def _preview(task: Task, tokenizer: Tokenizer, context: int) -> str:
     )
     for mark in task.marks().values():
         lines.append(f"--- {mark}")
+    if task.sampling:
+        lines.append(f"--- outputs: {len(task.outputs())}, {task.sampling.samples} per item")
     lines.append(f"--- prompt tokens: {counts}; {too_long} prompts do not fit")
     lines.append(f"--- new tokens: at most {benchmark.max_new_tokens}")
     lines.append(prompts[0])
@@ -202,7 +210,11 @@ def output_dir(arguments: Namespace) -> Path:
     if arguments.output_dir:
         return Path(arguments.output_dir)
     model = Path(arguments.model)
-    name = "evaluation-chat" if arguments.chat else "evaluation"
+    name = "evaluation"
+    if arguments.chat:
+        name += "-chat"
+    if arguments.sampling:
+        name += "-sampled"
     return (model if model.is_dir() else Path("runs") / model.name) / name
 
 
@@ -224,16 +236,18 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
         verdicts = [asdict(verdict) for verdict in grader.grade(benchmark.answer_kind, answers)]
     # The verdict replaces the fields of an earlier one, and all other fields stay.
     lines = ""
+    judged = []
     for record, verdict in zip(records, verdicts, strict=True):
         record |= benchmark.names()
         record |= verdict
+        judged.append({"idx": str(record["idx"])} | verdict)
         lines += to_line(record)
     if output:
         write_text(output, lines)
     else:
         sys.stdout.write(lines)
     # The summary goes to stderr where stdout holds the lines, which another program may read.
-    line = f"{file} as {benchmark.id}: {report.one_line_summary(report.summarize(verdicts))}"
+    line = f"{file} as {benchmark.id}: {report.one_line_summary(summarize(judged))}"
     print(line, file=sys.stdout if output else sys.stderr)
 
 
@@ -246,19 +260,27 @@ def _read_outputs(file: Path, benchmark: Benchmark) -> list[JsonObject]:
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"--regrade {file} is not a whole gzip file: {error}") from error
     records: list[JsonObject] = []
-    # As text: another evaluator may write 7 and "7" for one item.
-    indices = set()
+    # {idx: numbers of its outputs}. As text: another evaluator may write 7 and "7" for one item.
+    samples: dict[str, set[int]] = {}
     for number, record in numbered_lines(content, f"--regrade {file}"):
         fault = _output_fault(record, benchmark)
-        # Two outputs of one item would count it twice.
-        if not fault and str(record["idx"]) in indices:
-            fault = f"idx {record['idx']} comes twice, where each item has one output"
         if fault:
             raise ValueError(f"--regrade {file}:{number}: {fault}")
-        indices.add(str(record["idx"]))
+        idx, sample = str(record["idx"]), record.get("sample", 0)
+        # One output of an item that is there twice would count twice.
+        if sample in samples.setdefault(idx, set()):
+            fault = f"idx {idx} comes twice: number the outputs of an item by sample, from 0"
+            raise ValueError(f"--regrade {file}:{number}: {fault}")
+        samples[idx].add(sample)
         records.append(record)
     if not records:
         raise ValueError(f"--regrade {file} holds no outputs")
+    first = next(iter(samples))
+    count = len(samples[first])
+    for idx, numbers in samples.items():
+        if len(numbers) != count:
+            found = f"{count} outputs of idx {first} and {len(numbers)} of idx {idx}"
+            raise ValueError(f"--regrade {file}: expected as many of each item, found {found}")
     return records
 
 
@@ -280,7 +302,12 @@ def _output_fault(record: JsonObject, benchmark: Benchmark) -> str | None:
         return f"expected an output of {benchmark.names()}, found one of {names}"
     if not isinstance(record["raw_output"], str):
         kind = type(record["raw_output"]).__name__
-        return f"raw_output must be the text of one output, found {kind}"
+        fault = f"raw_output must be the text of one output, found {kind}"
+        several = ": write a line for each, numbered by sample"
+        return fault + several if isinstance(record["raw_output"], list) else fault
+    sample = record.get("sample", 0)
+    if type(sample) is not int:
+        return f"sample must be the number of an output, found {json.dumps(sample)}"
     # Python takes True and False for integers, and they are not answers.
     gold = record["gold"]
     if isinstance(gold, bool) or not isinstance(gold, str | int | float):

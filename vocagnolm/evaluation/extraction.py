@@ -14,7 +14,7 @@ from word2number import w2n
 
 from vocagnolm.io import ASSETS
 
-AnswerKind = Literal["free", "letter", "boxed_letter", "marked"]
+AnswerKind = Literal["free", "integer", "letter", "boxed_letter", "marked"]
 # The harness's word for an output without a letter.
 NO_LETTER = "placeholder"
 # The letter need not be a word of its own for the harness.
@@ -42,8 +42,8 @@ _ASSIGNMENTS = ("x=", "y=", "z=", r"x\in", r"y\in", r"z\in", r"x\to", r"y\to", r
 def extract(kind: AnswerKind, output: str) -> str | None:
     """Find the normalised answer of an output; "" or `NO_LETTER` for none, None without output.
 
-    "free" looks for numbers and formulas, "letter" for multiple choice, also in a box with
-    "boxed_letter", "marked" for the word after `####` in the first line (the demo).
+    "free" and "integer" look for numbers and formulas, "letter" for multiple choice, also in a box
+    with "boxed_letter", "marked" for the word after `####` in the first line (the demo).
 
     Examples:
         >>> extract("free", "2 + 2 = 4. The answer is 4."), extract("letter", "The answer is (B).")
@@ -51,7 +51,13 @@ def extract(kind: AnswerKind, output: str) -> str | None:
     """
     if not output or output == "error":
         return None
-    finders = {"free": _free, "letter": _letter, "boxed_letter": _boxed_letter, "marked": _marked}
+    finders = {
+        "free": _free,
+        "integer": _free,
+        "letter": _letter,
+        "boxed_letter": _boxed_letter,
+        "marked": _marked,
+    }
     # The harness normalises an answer when it finds it and again when it grades it, and the second
     # time may still change it.
     return strip_string(strip_string(finders[kind](output)))
@@ -64,8 +70,15 @@ def normalise_gold(kind: AnswerKind, gold: object) -> str:
 
     >>> normalise_gold("free", "7 apples."), normalise_gold("letter", "(b)")
     ('7', 'B')
+    >>> normalise_gold("integer", "025")
+    '25'
     """
     text = str(gold).strip()
+    if kind == "integer":
+        try:
+            return str(int(text))
+        except ValueError:
+            raise ValueError(f"the gold must be an integer, found {gold}") from None
     if kind in ("letter", "boxed_letter"):
         match = _GOLD_LETTER.fullmatch(text)
         if not match:

@@ -4,6 +4,7 @@
     accelerate launch evaluate_math.py --model Qwen/Qwen2.5-Math-7B       # one process per GPU
     vocagnolm evaluate --model M --dry_run                                # prompts and token counts
     vocagnolm evaluate --model M --chat              # zero-shot, in the model's own chat template
+    vocagnolm evaluate --model M --benchmarks aime24 --chat --samples 16 --temperature 0.6 # avg@16
     vocagnolm evaluate --model M --benchmarks_file mine.yaml         # your own: docs/library.md
     vocagnolm evaluate --regrade FILE.jsonl.gz --benchmark gsm8k          # grade stored outputs
 
@@ -11,12 +12,14 @@ Killed at any moment, the same command resumes. Exit status: 0 done, 2 a wrong a
 130 interrupted.
 """
 
+import math
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from vocagnolm import cli as command
 from vocagnolm.doors import near
+from vocagnolm.evaluation.sampling import Sampling
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Benchmark
 from vocagnolm.evaluation.tasks.own_benchmarks import read_benchmarks
 from vocagnolm.extras import require, require_trackers
@@ -26,8 +29,8 @@ from vocagnolm.printing import log_main
 _NAME = "vocagnolm evaluate"
 # Options of asking a model, and of grading stored outputs. The others are of both.
 _OF_MODEL = (
-    "revision benchmarks data_dir prompts_dir output_dir limit engine batch_size dtype report_to "
-    "dry_run"
+    "revision benchmarks data_dir prompts_dir samples temperature top_p output_dir limit engine "
+    "batch_size dtype report_to dry_run"
 ).split()
 _OF_REGRADE = ["benchmark", "output"]
 _NO_MEMORY = "give a smaller --batch_size, a narrower --dtype, or --engine vllm"
@@ -44,6 +47,10 @@ def _parser() -> command.Parser:
     add("--data_dir", type=Path, help="Items in the harness's layout; without it, downloads.")
     add("--prompts_dir", type=Path, help="The harness's prompts/cot; without it, our own prompts.")
     add("--chat", action="store_true", help="Zero-shot, which is not the paper's protocol.")
+    drawn = "Outputs per item, for avg@k and pass@k; default 1. Needs --temperature."
+    add("--samples", type=int, metavar="K", help=drawn)
+    add("--temperature", type=float, help="Default 0: greedy decoding, the paper's protocol.")
+    add("--top_p", type=float, help="Draw among the likeliest tokens of this share; default 1.")
     add("--output_dir", type=Path, help="Default: MODEL/evaluation, or runs/NAME/evaluation.")
     add("--limit", type=int, help="Only the first items of each benchmark, up to this number.")
     add("--engine", choices=("hf", "vllm"), default="hf")
@@ -63,6 +70,7 @@ def check(argv: Sequence[str] | None = None) -> Namespace:
     arguments = parser.parse_args(argv)
     _check_kind(parser, arguments)
     _check_values(arguments)
+    arguments.sampling = _sampling(arguments)
     # Packages, names and downloads are checked before torch is imported, which takes seconds.
     _choose_benchmarks(arguments)
     require_trackers(arguments.report_to)
@@ -91,7 +99,7 @@ def _check_kind(parser: command.Parser, arguments: Namespace) -> None:
 def _check_values(arguments: Namespace) -> None:
     """Reject numbers that ask for nothing, and paths that are not there or of another kind."""
     # The parser rejects negative numbers.
-    for name in ("limit", "batch_size"):
+    for name in ("limit", "batch_size", "samples"):
         if vars(arguments)[name] == 0:
             raise ValueError(f"--{name} must be at least 1, got 0")
     for name in ("data_dir", "prompts_dir", "regrade", "benchmarks_file"):
@@ -102,6 +110,28 @@ def _check_values(arguments: Namespace) -> None:
         path = vars(arguments)[name]
         if path is not None and path.is_dir():
             raise ValueError(f"--{name} {path}: expected a file, found a directory")
+
+
+def _sampling(arguments: Namespace) -> Sampling | None:
+    """Return how outputs are drawn; None for greedy decoding. A ValueError where nothing fits."""
+    samples = arguments.samples or 1
+    temperature = arguments.temperature or 0.0
+    top_p = 1.0 if arguments.top_p is None else arguments.top_p
+    if temperature == 0:
+        if samples > 1:
+            raise ValueError(
+                f"--samples {samples} without --temperature are {samples} times the same output: "
+                "give --temperature, as 0.6"
+            )
+        if arguments.top_p is not None:
+            raise ValueError("--top_p has no effect without --temperature: leave it out")
+        return None
+    # vLLM raises what lies between to 0.01.
+    if not 0.01 <= temperature < math.inf:
+        raise ValueError(f"--temperature must be 0, or 0.01 or more, got {temperature:g}")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"--top_p must be above 0 and at most 1, got {top_p:g}")
+    return Sampling(samples, temperature, top_p)
 
 
 @command.shell(_NAME, out_of_memory=_NO_MEMORY, resumable=True)

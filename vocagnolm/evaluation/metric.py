@@ -8,9 +8,9 @@ from dataclasses import asdict
 
 import datasets
 
+from vocagnolm.evaluation.accuracy import summarize
 from vocagnolm.evaluation.extraction import normalise_gold
 from vocagnolm.evaluation.grading.grading import Grader
-from vocagnolm.evaluation.report import summarize
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.extras import require
 from vocagnolm.io import JsonObject

@@ -1,7 +1,8 @@
 """Ask a model all items of some benchmarks, grade the completions, and survive being killed.
 
-A directory holds `settings.json`, written first, and per benchmark `ID.jsonl`: an item per line, in
-the order of `idx`. Until it is complete each process appends to its own `ID.part0.jsonl` and so on.
+A directory holds `settings.json`, written first, and per benchmark `ID.jsonl`: an output per line,
+in the order of `idx` and `sample`. Until it is complete each process appends to its own
+`ID.part0.jsonl` and so on.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from tqdm.auto import tqdm
 
 from vocagnolm.evaluation.engines.generation import Engine
 from vocagnolm.evaluation.grading.grading import Grader
+from vocagnolm.evaluation.sampling import seed_of
 from vocagnolm.evaluation.tasks.benchmarks import Item
 from vocagnolm.evaluation.tasks.tasks import Task, read_records, text_sha256, to_line
 from vocagnolm.io import JsonObject, differences, json_or_empty, write_json, write_text
@@ -66,8 +68,8 @@ class RunDirectory:
         # Benchmarks that are not asked for now keep their settings, as their items stay.
         write_json(path, settings | {"benchmarks": with_records | benchmarks})
 
-    def finished(self, benchmark: str) -> dict[int, JsonObject]:
-        """Read the records so far, by `idx`; see `read_records`."""
+    def finished(self, benchmark: str) -> dict[tuple[int, int], JsonObject]:
+        """Read the records so far, by `idx` and `sample`; see `read_records`."""
         # There may be the whole file, parts, or, after a kill in between, both.
         return read_records(*sorted(self.path.glob(f"{benchmark}.*jsonl")))
 
@@ -84,16 +86,16 @@ class RunDirectory:
         with path.open("a", encoding="utf-8") as text:
             yield text
 
-    def complete(self, benchmark: str, indices: Sequence[int]) -> None:
-        """Put the records of a finished benchmark in order, into one file."""
+    def complete(self, benchmark: str, outputs: Sequence[tuple[int, int]]) -> None:
+        """Put the records of a finished benchmark, by `idx` and `sample`, into one file."""
         # Processes that do not share a directory would each find their own items only.
         records = self.finished(benchmark)
-        recorded = sum(idx in records for idx in indices)
-        if recorded < len(indices):
-            counts = f"expected {len(indices)} items of {benchmark}, found {recorded}"
+        recorded = sum(output in records for output in outputs)
+        if recorded < len(outputs):
+            counts = f"expected {len(outputs)} outputs of {benchmark}, found {recorded}"
             remedy = "give an --output_dir that all processes share"
             raise ValueError(f"{self.path}: {counts}: {remedy}")
-        lines = "".join(to_line(records[idx]) for idx in indices)
+        lines = "".join(to_line(records[output]) for output in outputs)
         # The whole file is there before a part goes, so that a kill in between loses nothing.
         write_text(self.path / f"{benchmark}.jsonl", lines)
         for part in sorted(self.path.glob(f"{benchmark}.part*.jsonl")):
@@ -119,17 +121,19 @@ def run(
 ) -> Iterator[Task]:
     """Complete the records of all tasks, and give each task when they are complete.
 
-    Records are written as completions come; items that have one are not asked again. A prompt that
-    leaves no room in the context is a ValueError before anything is generated.
+    Records are written as completions come; outputs that have one are not asked for again. A prompt
+    that leaves no room in the context is a ValueError before anything is generated.
     """
     # `generate` checks the prompts when it is called, and runs when its stream is read: all tasks
     # are checked here before the first one begins.
     shares = [_share(task, directory, state) for task in tasks]
     streams = []
     for task, share in zip(tasks, shares, strict=True):
-        prompts = [task.prompts[item.idx] for item in share]
         benchmark = task.benchmark
-        streams.append(engine.generate(prompts, benchmark.stops, benchmark.max_new_tokens))
+        prompts = [task.prompts[item.idx] for item, _ in share]
+        seeds = [seed_of(benchmark.id, item.idx, sample) for item, sample in share]
+        ending = benchmark.stops, benchmark.max_new_tokens
+        streams.append(engine.generate(prompts, *ending, task.sampling, seeds))
     # Every process reads what is there, and finds that its prompts fit, before any of them writes.
     state.wait_for_everyone()
     # With None, tqdm shows a bar on a terminal only.
@@ -138,19 +142,23 @@ def run(
         name = task.benchmark.id
         with (
             directory.appending(name, state.process_index) as file,
-            tqdm(total=len(share), desc=name, unit="item", disable=disable) as bar,
+            tqdm(total=len(share), desc=name, unit="output", disable=disable) as bar,
         ):
             # Completions come in any order, in groups. An index is the place in this process's
             # share.
             for completions in stream:
                 answers = []
                 for completion in completions:
-                    answers.append((completion.text, share[completion.index].gold))
+                    item, _ = share[completion.index]
+                    answers.append((completion.text, item.gold))
                 verdicts = grader.grade(task.benchmark.answer_kind, answers)
                 for completion, verdict in zip(completions, verdicts, strict=True):
-                    item = share[completion.index]
-                    record = task.benchmark.names() | {
-                        "idx": item.idx,
+                    item, sample = share[completion.index]
+                    record: JsonObject = task.benchmark.names() | {"idx": item.idx}
+                    # Greedy decoding has one output per item, which needs no number.
+                    if task.sampling:
+                        record["sample"] = sample
+                    record |= {
                         "prompt_sha256": text_sha256(task.prompts[item.idx]),
                         "n_prompt_tokens": completion.n_prompt_tokens,
                         "n_new_tokens": completion.n_new_tokens,
@@ -167,22 +175,22 @@ def run(
         # All parts are whole before they are put together, and are gone before anybody reads on.
         state.wait_for_everyone()
         if state.is_main_process:
-            directory.complete(name, [item.idx for item in task.items])
+            directory.complete(name, [(item.idx, sample) for item, sample in task.outputs()])
         state.wait_for_everyone()
         yield task
 
 
-def _share(task: Task, directory: RunDirectory, state: PartialState) -> list[Item]:
-    """Take one of every `num_processes` items that are left, so that all have equal work."""
+def _share(task: Task, directory: RunDirectory, state: PartialState) -> list[tuple[Item, int]]:
+    """Take one of every `num_processes` outputs that are left, so that all have equal work."""
     finished = directory.finished(task.benchmark.id)
     # The settings do not hold all that makes a prompt, such as the template of a user's own
     # benchmark. What was asked is compared itself. Outputs of another evaluator do not say.
-    for idx, record in finished.items():
+    for (idx, _), record in finished.items():
         if idx in task.prompts and record.get("prompt_sha256") != text_sha256(task.prompts[idx]):
             fault = f"item {idx} of {task.benchmark.id} was asked with another prompt"
             raise ValueError(f"{directory.path}: {fault}: give another --output_dir")
-    left = [item for item in task.items if item.idx not in finished]
+    left = [output for output in task.outputs() if (output[0].idx, output[1]) not in finished]
     # All processes sort alike, by the length of prompts, so that their shares are disjoint and
     # about equally long.
-    left.sort(key=lambda item: (-len(task.prompts[item.idx]), item.idx))
+    left.sort(key=lambda output: (-len(task.prompts[output[0].idx]), output[0].idx, output[1]))
     return left[state.process_index :: state.num_processes]

@@ -18,8 +18,8 @@ def log_evaluation(results: JsonObject, directory: Path) -> None:
     """
     name = results["model"]["name"]
     model = Path(name).resolve()
-    # The parts tell the evaluations of one run apart: those of its checkpoints, and those in a
-    # chat.
+    # The parts tell the evaluations of one run apart: those of its checkpoints, those in a chat,
+    # and those with drawn outputs.
     parts = []
     # The directory of a run's model says which run wrote it. Checkpoints lie in that directory.
     place = read_place(model)
@@ -29,6 +29,8 @@ def log_evaluation(results: JsonObject, directory: Path) -> None:
             parts.append(model.name)
     if results["settings"].get("protocol"):
         parts.append("chat")
+    if results["settings"].get("sampling"):
+        parts.append("sampled")
     part = "-".join(parts)
     # A model that no run wrote gets a run of its own.
     if not place:
@@ -38,12 +40,17 @@ def log_evaluation(results: JsonObject, directory: Path) -> None:
     entry = f"{EVALUATION}_{part}" if part else EVALUATION
     about_evaluation = {key: results[key] for key in ("model", "settings", "environment")}
     config = place.get("config", {}) | {entry: about_evaluation}
+    samples = (results["settings"].get("sampling") or {}).get("samples", 1)
+    metric = f"avg_at_{samples}_percent" if samples > 1 else "accuracy_percent"
     with begin_run(place | {"config": config}) as run:
         for column, values in (results["benchmarks"] | results["averages"]).items():
             # A slash in "w/o" would begin a part of the name.
             names = ["eval", part, column.replace("w/o", "without"), *values["marked"]]
             prefix = "/".join(filter(None, names))
-            run.summary[f"{prefix}/accuracy_percent"] = values["rounded"]
+            # Averages of benchmarks with several outputs per item are of the same k.
+            run.summary[f"{prefix}/{metric}"] = values["rounded"]
+            for k, passes in values.get("pass_at", {}).items():
+                run.summary[f"{prefix}/pass_at_{k}_percent"] = passes["rounded"]
             if "n" in values:
                 run.summary[f"{prefix}/items"] = values["n"]
         # Files are saved under their paths in the run's directory, so that they are copied there

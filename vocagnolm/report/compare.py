@@ -39,8 +39,9 @@ _STAR = "*: may not be compared with a published number; the notes on its run sa
 _ACCURACIES = f"In brackets: the 95 % interval. {_STAR}"
 _PAIRINGS = (
     f"Interval: paired bootstrap, {RESAMPLES:,} resamples; too narrow where few items are decided "
-    "by one run only. p: McNemar's exact test, two-sided; p (Holm): corrected for the "
-    f"number of benchmarks. {_STAR}"
+    "by one run only. p: McNemar's exact test, two-sided; p (Holm): corrected for the number of "
+    "benchmarks. With several outputs per item, a run is right that has more right outputs, and p "
+    f"is of the exact sign-flip test over items. {_STAR}"
 )
 _COSTS = (
     "Tokens/s: the median of the log. Time: since the training was last started. FLOPs: of the "

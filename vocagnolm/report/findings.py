@@ -46,7 +46,8 @@ class Comparison:
     labels: Sequence[str]
     # The paper's numbers have row, table, column and reported.
     reported: Sequence[Row]
-    # `pair` has compared every other run with the first of its protocol, few-shot or chat.
+    # `pair` has compared every other run with the first of its protocol: few-shot or chat, greedy
+    # or drawn in the same way.
     pairings: Sequence[Row]
 
 
@@ -64,11 +65,12 @@ def compare(paths: Sequence[Path], reported: Sequence[str] = ()) -> Comparison:
         if run_directory:
             trained.append(read_training(label, run_directory))
     # The first few-shot evaluation and the first chat are the baselines of the others of their
-    # protocol: in a chat a model gives other answers to other prompts.
-    baselines: dict[bool, Run] = {}
+    # protocol: in a chat a model gives other answers to other prompts. So it does where they are
+    # drawn.
+    baselines: dict[tuple[bool, str], Run] = {}
     pairings: list[Row] = []
     for run in evaluated:
-        baseline = baselines.setdefault(run.prompts == "chat", run)
+        baseline = baselines.setdefault((run.prompts == "chat", run.sampling), run)
         if baseline is not run:
             pairings += pair(baseline, run)
     settings = group_by_setting(trained)

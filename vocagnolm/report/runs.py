@@ -14,13 +14,15 @@ from vocagnolm.hub import public_name
 from vocagnolm.io import RUN_FILE, JsonObject, json_or_empty, read_json
 from vocagnolm.report.paper import Row, teacher_name
 
-# An item, by `idx`, is whether the answer is right, the hash of the prompt, and the gold.
-Items: TypeAlias = dict[int, tuple[bool, str, object]]
+# An item, by `idx`, is the number of its right outputs, the hash of the prompt, and the gold.
+Items: TypeAlias = dict[int, tuple[int, str, object]]
 RESULTS_FILE, STATE_FILE = "results.json", "trainer_state.json"
 # Next to the results of an evaluation: the settings of all benchmarks whose items are there.
 _SETTINGS_FILE = "settings.json"
-# These folders in the directory of a model hold its evaluations.
-EVALUATION_FOLDER, CHAT_FOLDER = "evaluation", "evaluation-chat"
+# These folders in the directory of a model hold its evaluations. Those of other protocols than the
+# paper's have the rest of their names in their labels.
+EVALUATION_FOLDER = "evaluation"
+_OTHER_FOLDERS = ("evaluation-chat", "evaluation-sampled", "evaluation-chat-sampled")
 # The columns of Table 1 come first, then those of other benchmarks, each once.
 _COLUMNS = list(dict.fromkeys(chain(PAPER_BENCHMARKS, AVERAGES, BENCHMARKS)))
 # Tables and figures call the methods by these names.
@@ -56,7 +58,10 @@ class Run:
     # percent, rounded as the harness does, low and high of the 95 % interval, and marked: words
     # for why it may not stand next to a published number.
     scores: Sequence[Row]
-    # These are the numbers of items and of right answers, by benchmark.
+    # Each item has so many outputs, which are drawn in this way; "" stands for greedy decoding.
+    samples: int
+    sampling: str
+    # These are the numbers of items and of right outputs, by benchmark.
     counts: Mapping[str, tuple[int, int]]
     # These hold, by benchmark, all that must be equal in two runs whose items are paired.
     conditions: Mapping[str, Row]
@@ -69,17 +74,21 @@ class Run:
         path = self.directory / f"{benchmark}.jsonl"
         items: Items = {}
         right = 0
-        for idx, record in read_records(path).items():
+        records = read_records(path)
+        for (idx, _), record in records.items():
             is_right = record["correct"] is True
-            items[idx] = (is_right, record["prompt_sha256"], record["gold"])
+            right_before = items[idx][0] if idx in items else 0
+            items[idx] = (right_before + is_right, record["prompt_sha256"], record["gold"])
             right += is_right
         # The two files are written one after the other, so a killed evaluation may leave a new one
         # next to an old one.
         expected_items, expected_right = self.counts[benchmark]
-        if (len(items), right) != (expected_items, expected_right):
+        expected_outputs = expected_items * self.samples
+        if (len(items), len(records), right) != (expected_items, expected_outputs, expected_right):
             raise ValueError(
-                f"{path}: expected {expected_items} items, {expected_right} of them right, as in "
-                f"{RESULTS_FILE}, found {len(items)} and {right}: evaluate again"
+                f"{path}: expected {expected_outputs} outputs of {expected_items} items, "
+                f"{expected_right} of them right, as in {RESULTS_FILE}, found {len(records)} of "
+                f"{len(items)} and {right}: evaluate again"
             )
         return items
 
@@ -134,7 +143,7 @@ def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | No
     """Find runs of vocagnolm train and evaluations in directories, or in their `evaluation/`.
 
     Returns by label the directory with the settings of a run, and the one with the results of an
-    evaluation; chats have labels of their own.
+    evaluation; chats and drawn outputs have labels of their own.
     """
     # An entry has name, path, directory of the run and directory of the evaluation.
     entries: list[tuple[str, Path, Path | None, Path | None]] = []
@@ -145,17 +154,20 @@ def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | No
         for directory in (path / EVALUATION_FOLDER, path):
             if evaluation is None and _holds(directory / RESULTS_FILE, "benchmarks"):
                 evaluation = directory
-        chat = path / CHAT_FOLDER
-        has_chat = _holds(chat / RESULTS_FILE, "benchmarks")
+        others = []
+        for folder in _OTHER_FOLDERS:
+            if _holds(path / folder / RESULTS_FILE, "benchmarks"):
+                others.append(folder)
         if run or evaluation:
             entries.append((name, path, run, evaluation))
-        elif not has_chat:
+        elif not others:
             raise ValueError(
                 f"{path}: no {RUN_FILE} of a run, and no {RESULTS_FILE} of an evaluation in it or "
                 f"in its {EVALUATION_FOLDER}/: {_advice(path)}"
             )
-        if has_chat:
-            entries.append((f"{name}-chat", chat, None, chat))
+        for folder in others:
+            label = folder.replace(EVALUATION_FOLDER, name)
+            entries.append((label, path / folder, None, path / folder))
     names = [entry[0] for entry in entries]
     places = {}
     for name, path, run, evaluation in entries:
@@ -191,6 +203,7 @@ def read_run(label: str, directory: Path) -> Run:
     conditions = {}
     settings = results.get("settings", {})
     settings_of = _settings_by_benchmark(directory, settings)
+    sampling = settings.get("sampling")
     # {why a number may not be compared with a published one: columns}
     marks: dict[str, list[str]] = {}
     for name in in_order(columns):
@@ -212,6 +225,7 @@ def read_run(label: str, directory: Path) -> Run:
         conditions[name] = {
             "grader": results["grader"],
             "protocol": "chat" if is_chat else "the paper's",
+            "sampling": sampling,
             "version of the benchmark": column["version"],
             "prompts": prompts.get("sha256"),
             "data": column["data"]["digest"],
@@ -234,6 +248,8 @@ def read_run(label: str, directory: Path) -> Run:
         grader=results["grader"],
         prompts=", ".join(dict.fromkeys(authors)),
         scores=scores,
+        samples=sampling["samples"] if sampling else 1,
+        sampling=setting_text(sampling) if sampling else "",
         counts=counts,
         conditions=conditions,
         notes=notes,

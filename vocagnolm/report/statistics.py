@@ -1,12 +1,12 @@
 """Paired statistics: whether two runs differ, judged by what each made of the same items.
 
-Only items on which exactly one of the two is right speak about a difference.
+Only items on which one of the two has more right outputs speak about a difference.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,9 @@ def pair(first: Run, other: Run) -> list[Row]:
     """Compare a run with a baseline, the first, on the items of the benchmarks that both have.
 
     Returns a row for each benchmark and average: the difference of the exact accuracies in points
-    with its 95 % interval; of a benchmark also the items, those that one run alone answered right,
-    McNemar's p, and p corrected by Holm. What cannot be paired has the reason instead.
+    with its 95 % interval; of a benchmark also the items, those on which one run has more right
+    outputs, p (McNemar's, of several outputs the sign-flip test's), and p corrected by Holm. What
+    cannot be paired has the reason instead.
     """
     rows: list[Row] = []
     # {benchmark: (difference in points, resampled differences)}
@@ -55,22 +56,19 @@ def pair(first: Run, other: Run) -> list[Row]:
             if reason:
                 row["not_paired"] = reason
                 continue
-            # Items that both answer right, or both wrong, say nothing about a difference.
-            only_first = 0
-            only_other = 0
-            for idx in first_items:
-                first_is_right = first_items[idx][0]
-                other_is_right = other_items[idx][0]
-                only_first += first_is_right and not other_is_right
-                only_other += other_is_right and not first_is_right
+            gains = _gains(first_items, other_items)
             count = len(first_items)
+            only_first = sum(items for gain, items in gains.items() if gain < 0)
+            only_other = sum(items for gain, items in gains.items() if gain > 0)
             row |= {"items": count, "only_first": only_first, "only_other": only_other}
-            row["points"] = (only_other - only_first) / count * 100
-            row["p"] = mcnemar_p(only_first, only_other)
+            more_right = sum(gain * items for gain, items in gains.items())
+            row["points"] = more_right / (count * first.samples) * 100
+            is_single = first.samples == 1
+            row["p"] = mcnemar_p(only_first, only_other) if is_single else sign_flip_p(gains)
             # A benchmark has a seed of its own, so that its interval does not depend on which
             # other benchmarks were evaluated.
             seed = [0, *name.encode()]
-            sample = resampled_differences(count, only_first, only_other, RESAMPLES, seed)
+            sample = resampled_differences(gains, RESAMPLES, seed) / first.samples
             differences[name] = row["points"], sample
         row["low"], row["high"] = percentile_interval(sample)
     # Averages have no test of their own, so Holm's correction counts the benchmarks alone.
@@ -98,6 +96,16 @@ def _why_not_paired(
     return ""
 
 
+def _gains(first_items: Items, other_items: Items) -> dict[int, int]:
+    """Count items by how many more of their outputs the other run has right."""
+    # Gains of single outputs are always there, in this order: the draws of a bootstrap follow it.
+    gains = {-1: 0, 1: 0, 0: 0}
+    for idx in first_items:
+        gain = other_items[idx][0] - first_items[idx][0]
+        gains[gain] = gains.get(gain, 0) + 1
+    return gains
+
+
 def mcnemar_p(only_first: int, only_other: int) -> float:
     """Return the exact two-sided p-value of McNemar's test.
 
@@ -112,6 +120,30 @@ def mcnemar_p(only_first: int, only_other: int) -> float:
     fewer = min(only_first, only_other)
     tail = sum(math.comb(n, k) for k in range(fewer + 1))
     return min(1.0, 2 * tail / (1 << n))
+
+
+def sign_flip_p(gains: Mapping[int, int]) -> float:
+    """Return the exact two-sided p-value of the sign-flip test over items, of {gain: items}.
+
+    Of single outputs, whose gains are -1, 0 and 1, it is McNemar's.
+
+    >>> sign_flip_p({-1: 1, 1: 5, 0: 9}), sign_flip_p({2: 1, 4: 1, -1: 1})
+    (0.21875, 0.5)
+    """
+    observed = abs(sum(gain * items for gain, items in gains.items()))
+    # Without a difference, an item's outputs are as likely the one run's as the other's, so that
+    # its gain has either sign. The array holds the probability of each sum: first that of the
+    # smallest, at the end that of its opposite.
+    probabilities = np.ones(1)
+    for gain, items in gains.items():
+        for _ in range(items if gain else 0):
+            wider = np.zeros(len(probabilities) + 2 * abs(gain))
+            wider[: len(probabilities)] += probabilities / 2
+            wider[2 * abs(gain) :] += probabilities / 2
+            probabilities = wider
+    half = len(probabilities) // 2
+    sums = np.arange(-half, half + 1)
+    return min(1.0, float(probabilities[abs(sums) >= observed].sum()))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -130,15 +162,16 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def resampled_differences(
-    items: int, only_first: int, only_other: int, resamples: int, seed: int | Sequence[int]
+    gains: Mapping[int, int], resamples: int, seed: int | Sequence[int]
 ) -> _Floats:
-    """Return differences in percentage points [resamples], each over items with replacement."""
-    # An item is in one of three groups: right in the first run alone, in the other alone, or in
-    # both or neither. Drawing n items with replacement is then one multinomial draw, which has
-    # the same distribution as a bootstrap that draws the items themselves.
-    shares = np.array([only_first, only_other, items - only_first - only_other]) / items
-    drawn = np.random.default_rng(seed).multinomial(items, shares, size=resamples)
-    return (drawn[:, 1] - drawn[:, 0]) / items * 100
+    """Return 100 times the mean gain [resamples] of {gain: items}, items drawn with replacement."""
+    # Items of one gain are a group. Drawing n items with replacement is then one multinomial draw,
+    # which has the same distribution as a bootstrap that draws the items themselves.
+    counts = np.array(list(gains.values()))
+    items = int(counts.sum())
+    drawn = np.random.default_rng(seed).multinomial(items, counts / items, size=resamples)
+    means: _Floats = drawn @ np.array(list(gains)) / items * 100
+    return means
 
 
 def percentile_interval(values: _Floats) -> tuple[float, float]:

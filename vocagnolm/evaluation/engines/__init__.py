@@ -1,1 +1,1 @@
-"""Prompts in, greedy completions out."""
+"""Prompts in, completions out."""

@@ -1,7 +1,7 @@
-"""The rules of every engine: prompts in, greedy completions out, cut at the first stop string.
+"""The rules of every engine: prompts in, completions out, cut at the first stop string.
 
 Two engines that choose the same tokens give the same completions. The rules are those of the
-harness's vLLM path; `Chat` is another protocol than the paper's.
+harness's vLLM path; `Chat` and `Sampling` are other protocols than the paper's.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.chat.reading import special_ids
 from vocagnolm.chat.render import DATE, check_date
+from vocagnolm.evaluation.sampling import Sampling, uniform
 from vocagnolm.evaluation.tasks.benchmarks import CHAT_PROTOCOL, INSTRUCTION
 from vocagnolm.evaluation.tasks.tasks import text_sha256
 
@@ -103,11 +104,17 @@ class Engine:
         self.add_special_tokens = chat is None
 
     def generate(
-        self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int
+        self,
+        prompts: Sequence[str],
+        stops: Sequence[str],
+        max_new_tokens: int,
+        sampling: Sampling | None = None,
+        seeds: Sequence[int] = (),
     ) -> Iterator[list[Completion]]:
         """Give groups of completions as they finish, in any order, each prompt exactly once.
 
-        A prompt that leaves no room in the context is a ValueError at once, before anything runs.
+        Decoding is greedy without `sampling`, which needs a seed for each prompt. A prompt that
+        leaves no room in the context is a ValueError at once, before anything runs.
         """
         if not prompts:
             return iter(())
@@ -115,7 +122,10 @@ class Engine:
         encoded: list[list[int]] = self.tokenizer(list(prompts), **options)["input_ids"]
         rows = []
         for index, ids in enumerate(encoded):
-            rows.append(Row(index, ids, self, stops, max_new_tokens))
+            row = Row(index, ids, self, stops, max_new_tokens)
+            if sampling:
+                row.sampling, row.seed = sampling, seeds[index]
+            rows.append(row)
         too_long = sum(row.room < 1 for row in rows)
         if too_long:
             longest = max(len(row) for row in rows)
@@ -157,6 +167,9 @@ class Row:
         self.stops = stops
         self.new: list[int] = []
         self.is_finished = False
+        # None stands for greedy decoding, which draws nothing.
+        self.sampling: Sampling | None = None
+        self.seed = 0
         self._engine = engine
         self._max_new = max_new
         self._longest_stop = max((len(stop) for stop in stops), default=0)
@@ -169,6 +182,10 @@ class Row:
     def room(self) -> int:
         """Tokens that may still follow."""
         return min(self._max_new - len(self.new), self._engine.context - len(self))
+
+    def next_uniform(self) -> float:
+        """Return the number in [0, 1) that decides the next token, whatever the row's batch."""
+        return uniform(self.seed, len(self.new))
 
     def append(self, token: int) -> None:
         """Add a token, and see whether the completion ends with it."""

@@ -1,4 +1,4 @@
-"""Greedy completions from a model of `transformers`, without its usual waste.
+"""Completions from a model of `transformers`, without its usual waste.
 
 The tokens that all prompts share are read once; their keys and values are handed to every batch,
 where no step copies them. A batch ends when half of its rows are finished, and the others resume
@@ -23,9 +23,11 @@ from transformers import (
 )
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 
 from vocagnolm.evaluation.engines.generation import Chat, Completion, Engine, Row, shared_length
+from vocagnolm.evaluation.sampling import Sampling
 from vocagnolm.extras import check_transformers, unsupported
 from vocagnolm.models.load import context_length
 
@@ -225,6 +227,15 @@ class HFEngine(Engine):
                     row.append(token)
             return torch.full((len(batch),), _half_finished(batch), device=device)
 
+        def draw(ids: Tensor, logits_BV: Tensor) -> Tensor:
+            # The largest of the scores is taken, as in greedy decoding.
+            sampling = batch[0].sampling
+            if sampling is None:
+                return logits_BV
+            numbers_B = torch.tensor([row.next_uniform() for row in batch], device=device)
+            tokens_B = draw_tokens(logits_BV, numbers_B, sampling)
+            return torch.zeros_like(logits_BV).scatter_(1, tokens_B[:, None], 1.0)
+
         # `generate` fills in what a config leaves out from that of the model, which may sample.
         model_config = self._model.generation_config
         self._model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
@@ -234,11 +245,28 @@ class HFEngine(Engine):
                 attention_mask=torch.tensor(mask, device=device),
                 do_sample=False,
                 max_new_tokens=steps,
+                logits_processor=LogitsProcessorList([draw]),
                 stopping_criteria=StoppingCriteriaList([append]),
                 **{cache_argument(): Cache(list(layers))},
             )
         finally:
             self._model.generation_config = model_config
+
+
+def draw_tokens(logits_BV: Tensor, numbers_B: Tensor, sampling: Sampling) -> Tensor:
+    """Draw a token for each row [B] by one number in [0, 1) each, which no other row changes."""
+    probabilities_BV = torch.softmax(logits_BV.float() / sampling.temperature, dim=-1)
+    sorted_BV, tokens_BV = probabilities_BV.sort(dim=-1, descending=True, stable=True)
+    # A token is kept if the more probable ones do not reach top_p.
+    before_BV = sorted_BV.cumsum(dim=-1) - sorted_BV
+    kept_BV = before_BV < sampling.top_p
+    cumulative_BV = (sorted_BV * kept_BV).cumsum(dim=-1)
+    # The numbers are shares of what is kept. Each falls into the part of one token.
+    targets_B1 = numbers_B[:, None].to(cumulative_BV) * cumulative_BV[:, -1:]
+    places_B1 = torch.searchsorted(cumulative_BV, targets_B1, right=True)
+    # Rounding may put a number at the very end.
+    places_B1 = places_B1.minimum(kept_BV.sum(dim=-1, keepdim=True) - 1)
+    return tokens_BV.gather(1, places_B1)[:, 0]
 
 
 def _half_finished(batch: list[Row]) -> bool:

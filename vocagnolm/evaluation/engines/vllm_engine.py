@@ -1,4 +1,4 @@
-"""Greedy completions from vLLM, which made the published numbers; an optional package.
+"""Completions from vLLM, which made the published numbers; an optional package.
 
 The rules of `generation.py` become sampling parameters; its token ids are decoded and cut here.
 """
@@ -15,21 +15,29 @@ from vocagnolm.evaluation.engines.generation import Chat, Completion, Engine, Ro
 from vocagnolm.gguf import split_name
 from vocagnolm.models.load import ModelSource, context_length, tensor_parallel_size
 
+# The least context that the engine takes of models with more, and tokens of it for a prompt where
+# an answer needs all of those. vLLM reserves room for one such text.
+_CONTEXT = 8192
+_PROMPT = 4096
 # So many prompts keep the engine busy, and are few enough for their answers to be written early.
 _GROUP = 512
 
 
-def longest_context(config: PreTrainedConfig) -> int:
-    """Return the most tokens of a model's context that the engine takes."""
-    # vLLM reserves room for one such text; prompts take a quarter of it.
-    return min(context_length(config), 8192)
+def longest_context(config: PreTrainedConfig, new_tokens: int) -> int:
+    """Return the most tokens of a model's context that the engine takes for such answers."""
+    return min(context_length(config), max(_CONTEXT, _PROMPT + new_tokens))
 
 
 class VLLMEngine(Engine):
     """Completes prompts with vLLM."""
 
     def __init__(
-        self, source: ModelSource, tokenizer: Tokenizer, dtype: str, chat: Chat | None = None
+        self,
+        source: ModelSource,
+        tokenizer: Tokenizer,
+        dtype: str,
+        chat: Chat | None = None,
+        new_tokens: int = 0,
     ):
         if launched_processes() > 1:
             raise ValueError("--engine vllm uses all GPUs by itself: start it with python")
@@ -43,7 +51,7 @@ class VLLMEngine(Engine):
         except OSError:
             # The model has none saved: `transformers` makes it from the configuration.
             ending = GenerationConfig.from_model_config(config)
-        super().__init__(tokenizer, longest_context(config), ending, chat)
+        super().__init__(tokenizer, longest_context(config, new_tokens), ending, chat)
         # A stop id that the model does not have is an error there; a tokenizer may have more.
         vocab_size = config.get_text_config().vocab_size
         self._stop_ids = sorted(id for id in self.eos_ids if id < vocab_size)
@@ -68,11 +76,14 @@ class VLLMEngine(Engine):
         from vllm import SamplingParams
 
         ending = {"stop": list(rows[0].stops), "stop_token_ids": self._stop_ids}
-        sampling = partial(SamplingParams, temperature=0.0, seed=0, **ending)
+        drawn = rows[0].sampling
+        temperature, top_p = (drawn.temperature, drawn.top_p) if drawn else (0.0, 1.0)
+        sampling = partial(SamplingParams, temperature=temperature, top_p=top_p, **ending)
         for first in range(0, len(rows), _GROUP):
             group = rows[first : first + _GROUP]
             prompts = [{"prompt_token_ids": row.prompt} for row in group]
-            params = [sampling(max_tokens=row.room) for row in group]
+            # Each output has a generator of its own, by its seed.
+            params = [sampling(max_tokens=row.room, seed=row.seed) for row in group]
             # The outputs are in the order of the prompts, although the engine mixes them.
             outputs = self._llm.generate(prompts, params, use_tqdm=False)
             for row, output in zip(group, outputs, strict=True):

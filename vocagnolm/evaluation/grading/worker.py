@@ -29,6 +29,11 @@ _EVALUATED = frozenset({"Integer", "Float", "Rational", "Symbol", "Add", "Mul", 
 def _judge(kind: AnswerKind | None, prediction: str | None, gold: str) -> tuple[bool, str]:
     if kind in ("letter", "boxed_letter", "marked"):
         return prediction == gold, "string" if kind == "marked" else "choice"
+    if kind == "integer":
+        # A number must be the gold itself. For the harness 5 would be 500.
+        number = symbolic.parse_number(str(prediction))
+        if number is not None:
+            return number == int(gold), "numeric"
     verdict = symbolic.decide(prediction, gold)
     if verdict:
         return verdict
@@ -37,7 +42,7 @@ def _judge(kind: AnswerKind | None, prediction: str | None, gold: str) -> tuple[
 
 def _opinion(kind: AnswerKind | None, output: str, gold: str) -> bool | None:
     # Math-verify reads the whole output; it is not asked about letters.
-    if kind != "free":
+    if kind not in ("free", "integer"):
         return None
     try:
         return symbolic.verify(output, gold)

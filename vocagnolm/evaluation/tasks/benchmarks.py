@@ -218,13 +218,15 @@ class Benchmark:
     # A text is cut at the first of these: the end-of-text token as text, or a further example.
     stops: Sequence[str] = ("</s>", "\n\nQuestion:", "\n\nProblem:")
     max_new_tokens: int = 1024
+    # Chains of thought are longer in a chat. Qwen2.5-Math's evaluation allows as many tokens.
+    max_new_tokens_in_chat: int = 2048
     answer_kind: AnswerKind = "free"
     # The version is raised whenever a question, a gold or a prompt changes.
     version: int = 1
     # The name of a protocol other than the paper's.
     protocol: str = ""
-    # A user's own benchmark has the directory of its file, and templates that make question and
-    # gold of a row's fields, such as "{body} {question}". Our own have `READERS`.
+    # A user's own benchmark has the directory of its file. Templates make question and gold of a
+    # row's fields, such as "{body} {question}"; those of the harness have `READERS`.
     directory: Path | None = None
     question: str = ""
     answer: str = ""
@@ -238,7 +240,7 @@ class Benchmark:
 
     def item(self, idx: int, row: RawRow) -> Item:
         """Build the item of a raw row; an error of any class where the row is of another kind."""
-        question, raw_gold = self._fill_templates(row) if self.directory else READERS[self.id](row)
+        question, raw_gold = self._fill_templates(row) if self.question else READERS[self.id](row)
         # As text, null would be the answer "None".
         if not isinstance(question, str) or raw_gold is None:
             raise ValueError("its question must be a text, and its answer must not be null")
@@ -275,9 +277,7 @@ class Benchmark:
             shots=0,
             template=f"{{question}}\n{INSTRUCTION}",
             stops=(),
-            # Chains of thought are longer in a chat. Qwen2.5-Math's evaluation allows as many
-            # tokens.
-            max_new_tokens=2048,
+            max_new_tokens=self.max_new_tokens_in_chat,
             answer_kind="boxed_letter" if self.answer_kind == "letter" else self.answer_kind,
             protocol=CHAT_PROTOCOL,
         )

@@ -68,6 +68,7 @@ _FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "shots": ("an integer of at least 0", _is_count),
     "version": ("an integer of at least 0", _is_count),
     "max_new_tokens": ("an integer of at least 1", _is_positive),
+    "max_new_tokens_in_chat": ("an integer of at least 1", _is_positive),
     "prompt_set": ("the name of a prompt set", _is_text),
     "template": ("a text with {question}", _is_template),
     "stops": ("a list of texts, none of them empty", _are_stops),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
+from vocagnolm.evaluation.sampling import Sampling
 from vocagnolm.evaluation.tasks.benchmarks import (
     HARNESS,
     Benchmark,
@@ -47,6 +48,17 @@ class Task:
     # This says where the worked examples are from, as `load_prompt_set` returns it; None stands
     # for no examples.
     prompt_set: JsonObject | None
+    # None stands for greedy decoding, which gives each item one output.
+    sampling: Sampling | None = None
+
+    def outputs(self) -> list[tuple[Item, int]]:
+        """List all outputs that are asked for: each item with the numbers of its samples."""
+        samples = self.sampling.samples if self.sampling else 1
+        pairs = []
+        for item in self.items:
+            for sample in range(samples):
+                pairs.append((item, sample))
+        return pairs
 
     def settings(self) -> JsonObject:
         """Return the settings that two items must share to belong together."""
@@ -68,13 +80,17 @@ class Task:
         marks = {}
         if self.benchmark.protocol:
             marks["chat"] = f"protocol: {self.benchmark.protocol}, not the paper's few-shot"
+        if self.sampling:
+            marks["sampled"] = self.sampling.mark()
         item_count = self.benchmark.item_count
         if len(self.items) < item_count:
             marks["partial"] = f"partial: {len(self.items)} of {item_count} items"
         if self.prompt_set and self.prompt_set["origin"] != "harness":
             marks["other_prompts"] = f"prompts: {self.prompt_set['origin']}, not the harness's"
         if not (self.data["verified"] or self.benchmark.directory):
-            marks["other_data"] = f"data: {self.data['origin']} is not verified to be the harness's"
+            marks["other_data"] = f"data: {self.data['origin']} is not verified"
+            if self.benchmark.items_sha256:
+                marks["other_data"] += " to be the harness's"
         return marks
 
 
@@ -84,6 +100,7 @@ def load_tasks(
     prompts_dir: Path | None,
     limit: int | None,
     render: Callable[[str], str] | None = None,
+    sampling: Sampling | None = None,
 ) -> list[Task]:
     """Read benchmarks, or their first `limit` items; `render` puts each into a chat template."""
     tasks = []
@@ -104,7 +121,7 @@ def load_tasks(
         for item in items:
             prompt = build_prompt(benchmark, examples, item.question)
             prompts[item.idx] = render(prompt) if render else prompt
-        tasks.append(Task(benchmark, items, prompts, data, prompt_set))
+        tasks.append(Task(benchmark, items, prompts, data, prompt_set, sampling))
     return tasks
 
 
@@ -218,16 +235,19 @@ def to_line(record: JsonObject) -> str:
     return json.dumps(record) + "\n"
 
 
-def read_records(*paths: Path) -> dict[int, JsonObject]:
-    """Read items by `idx`; a last line that was cut off counts as not written."""
-    records: dict[int, JsonObject] = {}
+def read_records(*paths: Path) -> dict[tuple[int, int], JsonObject]:
+    """Read outputs by `idx` and `sample`, which is 0 for one that does not say.
+
+    A last line that was cut off counts as not written.
+    """
+    records: dict[tuple[int, int], JsonObject] = {}
     # A kill may leave the whole file next to its parts, which hold the same records then.
     for path in paths:
         whole_lines, _, _ = path.read_bytes().rpartition(b"\n")
         for record in read_lines(whole_lines, str(path)):
             if "idx" not in record:
                 raise ValueError(f"{path}: a record has no idx: it is not of an evaluation")
-            records[record["idx"]] = record
+            records[record["idx"], record.get("sample", 0)] = record
     return records
 
 

@@ -1,0 +1,177 @@
+"""From graded outputs to accuracies, as the harness rounds them, with intervals."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from vocagnolm.evaluation.extraction import NO_LETTER
+from vocagnolm.evaluation.tasks.benchmarks import AVERAGES
+from vocagnolm.io import JsonObject
+
+Z_95 = 1.959963984540054
+
+
+def accuracy(correct: int, n: int) -> JsonObject:
+    """Give right answers among at least one in percent, with their interval.
+
+    `rounded` is what the harness reports: one decimal, halves to the even digit.
+
+    >>> accuracy(10, 32)["rounded"]
+    31.2
+    """
+    exact = correct / n * 100
+    # NumPy rounds halves to the even digit, and so do the harness's numbers.
+    interval = list(wilson_interval(correct, n))
+    rounded = float(np.round(exact, 1))
+    return {"n": n, "correct": correct, "rounded": rounded, "exact": exact, "interval": interval}
+
+
+def wilson_interval(correct: float, n: float) -> tuple[float, float]:
+    """Give the 95 % score interval of a share, in percent (Wilson, 1927)."""
+    share = correct / n
+    centre = share + Z_95**2 / (2 * n)
+    spread = Z_95 * math.sqrt(share * (1 - share) / n + Z_95**2 / (4 * n * n))
+    scale = 100 / (1 + Z_95**2 / n)
+    low, high = (centre - spread) * scale, (centre + spread) * scale
+    # With none or all right one end is exactly 0 or 100, which floats miss by a little.
+    return low if correct else 0.0, high if correct < n else 100.0
+
+
+def interval_over_items(shares: Sequence[float], samples: int) -> tuple[float, float]:
+    """Give the 95 % interval of the mean of items' shares, in percent.
+
+    Outputs of one item are alike, as a hard question is hard each time. So it is Wilson's interval
+    for as many independent outputs as have the variance of these shares: at least the items, at
+    most all outputs. With one output per item it is Wilson's own.
+    """
+    n = len(shares)
+    share = math.fsum(shares) / n
+    variance = math.fsum((x - share) ** 2 for x in shares) / n
+    if share in (0, 1):
+        # Where no item differs from another, nobody can tell how much they might.
+        effective = float(n)
+    elif variance == 0:
+        effective = float(n * samples)
+    else:
+        effective = min(float(n * samples), n * share * (1 - share) / variance)
+    return wilson_interval(share * effective, effective)
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """Estimate how likely one of k outputs of an item is right, without bias (Chen et al., 2021).
+
+    It is the share of the choices of k among these samples that hold a right one.
+
+    >>> pass_at_k(4, 1, 1), pass_at_k(4, 1, 2), pass_at_k(4, 3, 2)
+    (0.25, 0.5, 1.0)
+    """
+    return 1 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def sampled_accuracy(right: Sequence[int], samples: int) -> JsonObject:
+    """Give avg@k of items with k samples, so many of them right, and pass@k for smaller k, too."""
+    shares = [count / samples for count in right]
+    avg = _share_of_items(shares, samples)
+    pass_at = {}
+    # Powers of two are the usual ones. Of one output, pass@1 is avg@k.
+    ks = [2**power for power in range(1, samples.bit_length()) if 2**power < samples]
+    for k in [*ks, samples]:
+        pass_at[str(k)] = _share_of_items([pass_at_k(samples, c, k) for c in right], samples)
+    return {"n": len(right), "samples": samples, "correct": sum(right), **avg, "pass_at": pass_at}
+
+
+def _share_of_items(shares: Sequence[float], samples: int) -> JsonObject:
+    exact = math.fsum(shares) / len(shares) * 100
+    interval = list(interval_over_items(shares, samples))
+    return {"rounded": float(np.round(exact, 1)), "exact": exact, "interval": interval}
+
+
+def average(columns: Sequence[JsonObject]) -> JsonObject:
+    """Average the rounded columns, as published, and the exact ones, with an interval."""
+    k = len(columns)
+    exact = sum(column["exact"] for column in columns) / k
+    # The columns' intervals are put together one side at a time (MOVER; Zou and Donner, 2008),
+    # which stays right for columns near 0 and for few items.
+    squares_below = []
+    squares_above = []
+    for column in columns:
+        low, high = column["interval"]
+        squares_below.append((column["exact"] - low) ** 2)
+        squares_above.append((high - column["exact"]) ** 2)
+    below = math.sqrt(sum(squares_below)) / k
+    above = math.sqrt(sum(squares_above)) / k
+    # The harness averages rounded columns, and prints one decimal.
+    rounded = float(f"{sum(column['rounded'] for column in columns) / k:.1f}")
+    return {"rounded": rounded, "exact": exact, "interval": [exact - below, exact + above]}
+
+
+def averages(columns: Mapping[str, JsonObject]) -> dict[str, JsonObject]:
+    """Compute those of the three averages whose benchmarks are all there, and what marks them."""
+    complete = {}
+    for name, members in AVERAGES.items():
+        # An average that lacks a benchmark would be put next to published ones that have it.
+        if columns.keys() >= set(members):
+            parts = [columns[benchmark] for benchmark in members]
+            complete[name] = average(parts) | {"marked": distinct("marked", parts)}
+    return complete
+
+
+def distinct(name: str, columns: Iterable[JsonObject]) -> list[str]:
+    """Return the marks of all columns, each once, in their order."""
+    # A dictionary keeps the order, and each mark once.
+    marks: dict[str, None] = {}
+    for column in columns:
+        marks |= dict.fromkeys(column[name])
+    return list(marks)
+
+
+def summarize(records: Sequence[JsonObject]) -> JsonObject:
+    """Sum up the outputs of one benchmark: verdicts, and completions that were generated here.
+
+    Records of one `idx` are outputs of one item, equally many of each. Without `idx` each is an
+    item of its own.
+    """
+    unanswered = 0
+    # These counts are of the second opinion, which letters do not get.
+    judged = 0
+    agreed = 0
+    for record in records:
+        unanswered += record["prediction"] in (None, "", NO_LETTER)
+        if record["math_verify"] is not None:
+            judged += 1
+            agreed += record["math_verify"] == record["correct"]
+    opinion = None
+    if judged:
+        # Its accuracy is over all outputs: an opinion that is not there in time counts as wrong.
+        opinion = _accuracy_of(records, "math_verify")
+        opinion |= {"agreement": agreed / judged, "without_opinion": len(records) - judged}
+    summary = _accuracy_of(records, "correct") | {
+        "unanswered": unanswered / len(records),
+        "decided_by": _count(record["decided_by"] for record in records),
+        "math_verify": opinion,
+    }
+    # Stored outputs of another evaluator do not say how they ended.
+    if all("finish_reason" in record for record in records):
+        summary["finish_reasons"] = _count(record["finish_reason"] for record in records)
+        new_tokens = sum(record["n_new_tokens"] for record in records)
+        summary["mean_new_tokens"] = new_tokens / len(records)
+    return summary
+
+
+def _accuracy_of(records: Sequence[JsonObject], verdict: str) -> JsonObject:
+    """Give the accuracy by one field of the verdicts."""
+    # {idx: right outputs}
+    right: Counter[object] = Counter()
+    for place, record in enumerate(records):
+        right[record.get("idx", place)] += record[verdict] is True
+    samples = len(records) // len(right)
+    assert samples * len(right) == len(records)
+    if samples == 1:
+        return accuracy(sum(right.values()), len(right))
+    return sampled_accuracy(list(right.values()), samples)
+
+
+def _count(values: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(values).items()))

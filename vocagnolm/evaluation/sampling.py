@@ -1,0 +1,47 @@
+"""How several outputs per item are drawn; greedy decoding, the paper's, draws nothing.
+
+Every output has a seed of its own, by benchmark, item and number. It does not depend on what else
+is asked, so that an evaluation that is resumed, split or asked in other batches draws the same.
+"""
+
+import hashlib
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the outputs of an item are drawn."""
+
+    samples: int
+    # Logits are divided by it; it is above 0.
+    temperature: float
+    # Tokens are drawn among the most probable ones that together have this probability.
+    top_p: float = 1.0
+
+    def settings(self) -> dict[str, float]:
+        """Return what two outputs must share to belong together."""
+        return asdict(self)
+
+    def mark(self) -> str:
+        """Say why an accuracy may not be compared with the paper's."""
+        outputs = "1 output" if self.samples == 1 else f"{self.samples} outputs"
+        how = f"temperature {self.temperature:g}, top_p {self.top_p:g}"
+        return f"sampled: {outputs} per item ({how}), not the paper's greedy decoding"
+
+
+def seed_of(benchmark: str, idx: int, sample: int) -> int:
+    """Return the seed of an output, a number of 32 bits.
+
+    It is the same for every model and temperature.
+    """
+    return _hashed(f"{benchmark} {idx} {sample}", 32)
+
+
+def uniform(seed: int, place: int) -> float:
+    """Return a number in [0, 1) that decides an output's token at a place."""
+    return _hashed(f"{seed} {place}", 48) / 2.0**48
+
+
+def _hashed(text: str, bits: int) -> int:
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[: bits // 8], "big")
