@@ -22,6 +22,7 @@ COMMANDS = {
     "export": ("vocagnolm.run.export", "The whole student of a checkpoint, for from_pretrained"),
     "inspect": ("vocagnolm.report.inspect", "A text with its tokens kept, dropped and unmapped"),
     "prepare": ("vocagnolm.run.prepare", "The corpus of a run aligned ahead of it, without a GPU"),
+    "rank": ("vocagnolm.store.rank", "Documents by what a teacher says of them, and the best"),
     "recipes": ("vocagnolm.run.recipe", "The recipes that train --config takes by name"),
     "score": ("vocagnolm.store.score", "Write or verify a teacher-loss store"),
     "train": ("vocagnolm.run.main", "Continually pretrain a student"),

@@ -275,16 +275,11 @@ class Store:
 
         A ValueError where the store is damaged there, or has a part of the document only.
         """
-        key = document_key(text)
         try:
-            if self._table is None:
-                self._open()
-            first = np.searchsorted(self._keys, key, side="left")
-            last = np.searchsorted(self._keys, key, side="right")
-            if first == last:
+            row = self._find(text)
+            if row is None:
                 return None
-            # A document that the corpus has twice is stored twice, with the same losses.
-            document = self._row(int(self._rows[first]))
+            document = self._row(row)
             # The key is of the whole text, so that a row of another length is not what was scored.
             if document.length != len(text):
                 raise ValueError(f"tokens for {document.length} of {len(text)} characters")
@@ -294,6 +289,20 @@ class Store:
                 f"that begins {text[:60]!r}: find the shard with `vocagnolm score --verify`"
             ) from error
         return document
+
+    def __contains__(self, text: str) -> bool:
+        """Return True if there is a row for a document, with losses or without."""
+        return self._find(text) is not None
+
+    def _find(self, text: str) -> int | None:
+        """Return the row of a document; None if there is none."""
+        if self._table is None:
+            self._open()
+        key = document_key(text)
+        first = np.searchsorted(self._keys, key, side="left")
+        last = np.searchsorted(self._keys, key, side="right")
+        # A document that the corpus has twice is stored twice, with the same losses.
+        return None if first == last else int(self._rows[first])
 
     def _open(self) -> None:
         """Map the shards, and sort the keys with their rows: 24 bytes of memory per document."""

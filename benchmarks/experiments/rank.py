@@ -1,0 +1,221 @@
+"""How well the scores of `vocagnolm rank` tell wrong solutions from right ones.
+
+    python -m benchmarks.experiments.rank --output_dir runs/rank --seeds 0 1 2
+    python -m benchmarks.experiments.rank --output_dir runs/rank \
+        --problems gsm8k_train.jsonl --student SMOLLM2 --teacher GEMMA3
+
+Run with OMP_NUM_THREADS=1. The first has the demo's pages, 40 % of them wrong, as they are and as
+problems alone without the noise lines around them. Their student is the one that all runs begin
+with, one that has read such pages (`cpt`), or one that has read right ones only (`reference`). The
+second exchanges the solutions of half of some problems. Every number is an area under the curve:
+the chance that a right document has the better score than a wrong one, and 0.5 says nothing. Below
+the command's scores are `TRIALS`, which it does not have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+
+from benchmarks.experiments.worlds import BoolArray, DemoWorld, write_corpus
+from vocagnolm.__main__ import main as vocagnolm
+from vocagnolm.alignment import aggregate_losses, align_spans, covered_shares
+from vocagnolm.demo import world as demo_world
+from vocagnolm.demo.run import train
+from vocagnolm.io import markdown_table
+from vocagnolm.store.format import Store
+from vocagnolm.store.ranking import SCORES
+
+PAGES, WRONG_SHARE = 2000, 0.4
+STUDENTS = ("base", "cpt", "reference")
+PROBLEMS, EXCHANGED = 200, 100
+FloatArray = npt.NDArray[np.float64]
+# A token that a model expects at least this much, in nats, is one that it is sure of.
+SURE_NATS = 1.0
+# Of a document's tokens: what else one might rank by.
+TRIALS = (
+    "least excess",
+    "excess, lowest 5 %",
+    "excess, median",
+    "gain: mean of max(0, excess)",
+    "excess where the student is sure",
+    "excess where the teacher is sure",
+    "excess weighted by p_T",
+    "student's nats per character",
+)
+
+
+class RankWorld(DemoWorld):
+    """The demo's world with a student that has read the pages, too."""
+
+    def make_cpt(self, path: Path, seed: int) -> None:
+        """The student after the pages, wrong ones too."""
+        pages = self.need("pages", seed)
+        train(self.student(seed), pages, path, *self.options, "--method=cpt", f"--seed={seed}")
+
+    def model(self, name: str, seed: int) -> Path:
+        """Where a student lies."""
+        return self.student(seed) if name == "base" else self.need(name, seed)
+
+
+def pages_with_truth(count: int, seed: int) -> Iterator[tuple[str, str, bool]]:
+    """Draw the demo's pages; yield each, its problem without noise, and whether it is right."""
+    rng, excluded = Random(f"pages {seed}"), demo_world.held_out_questions()
+    for _ in range(count):
+        # The twin draws the same page with its right solution. Its lines may come in another
+        # order, as the corruption takes numbers off the stream before they are placed.
+        twin = Random()
+        twin.setstate(rng.getstate())
+        page = demo_world.page(rng, WRONG_SHARE, excluded)
+        right_page = demo_world.page(twin, 0.0, excluded)
+        yield page, problem_in(page), problem_in(page) == problem_in(right_page)
+
+
+def problem_in(page: str) -> str:
+    """Return a page's problem: the line that begins with the question, and its answer below."""
+    lines = page.split("\n")
+    at = next(number for number, line in enumerate(lines) if line.startswith("Q: "))
+    return "\n".join(lines[at : at + 2])
+
+
+def exchanged(texts: Sequence[str], count: int, rng: Random) -> tuple[list[str], BoolArray]:
+    """Give some problems each the solution of the next of them; return which are as they were.
+
+    The solution is what follows the first line.
+    """
+    chosen = sorted(rng.sample(range(len(texts)), count))
+    changed, is_right = list(texts), np.ones(len(texts), bool)
+    for at, other in zip(chosen, [*chosen[1:], chosen[0]], strict=True):
+        question, solution = texts[at].partition("\n")[0], texts[other].partition("\n")[2]
+        changed[at] = f"{question}\n{solution}"
+        is_right[at] = False
+    return changed, is_right
+
+
+def area_under_curve(scores: FloatArray, is_right: BoolArray) -> float:
+    """Return the chance that a right document's score is above a wrong one's; ties count half."""
+    # The sum of ranks less its smallest value counts the pairs (Mann and Whitney 1947).
+    ranks = pd.Series(scores).rank().to_numpy()
+    right, wrong = int(is_right.sum()), int((~is_right).sum())
+    return float((ranks[is_right].sum() - right * (right + 1) / 2) / (right * wrong))
+
+
+def trial_scores(text: str, student: Store, teacher: Store) -> dict[str, float]:
+    """Score a document by `TRIALS`, the larger the better."""
+    own, other = student.document(text), teacher.document(text)
+    assert own is not None
+    assert other is not None
+    ranges = align_spans(own.spans, other.spans)
+    shares = covered_shares(own.spans, other.spans, ranges)
+    student_loss = own.losses.astype(np.float64)
+    teacher_loss = aggregate_losses(other.losses, ranges, "share", shares)
+    excess, likely = student_loss - teacher_loss, np.exp(-teacher_loss)
+
+    def mean_where(chosen: BoolArray) -> float:
+        return float(excess[chosen].mean()) if chosen.any() else 0.0
+
+    values = (
+        excess.min(),
+        np.quantile(excess, 0.05),
+        np.median(excess),
+        np.maximum(excess, 0.0).mean(),
+        mean_where(student_loss < SURE_NATS),
+        mean_where(teacher_loss < SURE_NATS),
+        (likely * excess).sum() / likely.sum(),
+        -student_loss.sum() / len(text),
+    )
+    return dict(zip(TRIALS, map(float, values), strict=True))
+
+
+def measure(
+    directory: Path, student: Path, teacher: Path, texts: Sequence[str], is_right: BoolArray
+) -> dict[str, float]:
+    """Rank texts by the command, and return the area under the curve of every score and trial."""
+    pages = directory / "texts"
+    if not pages.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        write_corpus(pages, texts)
+    models = (f"--student={student}", f"--teacher={teacher}")
+    options = (f"--dataset={pages}", f"--output_dir={directory}", "--keep=0.5")
+    if status := vocagnolm(["rank", *models, *options]):
+        raise SystemExit(status)
+    ranks = pd.read_json(directory / "ranks.jsonl", lines=True)
+    assert len(ranks) == len(texts)
+    areas = {}
+    for name, larger_is_better in SCORES.items():
+        scores = ranks[name].to_numpy(np.float64)
+        areas[name] = area_under_curve(scores if larger_is_better else -scores, is_right)
+    stores = Store(directory / "student_losses"), Store(directory / "teacher_losses")
+    trials = pd.DataFrame([trial_scores(text, *stores) for text in texts])
+    for name in TRIALS:
+        areas[name] = area_under_curve(trials[name].to_numpy(), is_right)
+    return areas
+
+
+def measure_demo(root: Path, seed: int, count: int) -> dict[str, dict[str, float]]:
+    """Return the areas of pages and of problems alone, with each of `STUDENTS`, by their names."""
+    world = RankWorld(root)
+    teacher = world.need("teacher", seed).resolve()
+    pages, problems, right = zip(*pages_with_truth(count, seed), strict=True)
+    is_right = np.array(right)
+    areas = {}
+    for name in STUDENTS:
+        student = world.model(name, seed)
+        for kind, texts in (("pages", pages), ("problems", problems)):
+            directory = world.seed_dir(seed) / f"{kind}-{name}"
+            areas[f"{kind}, {name}"] = measure(directory, student, teacher, texts, is_right)
+    return areas
+
+
+def table(columns: dict[str, list[dict[str, float]]]) -> str:
+    """Lay out the areas: a row a score, a column a corpus with its student; means over seeds."""
+    rows = [["score", *columns]]
+    for name in (*SCORES, *TRIALS):
+        row = [name]
+        for areas in columns.values():
+            values = [one[name] for one in areas]
+            spread = f" +- {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+            row.append(f"{statistics.mean(values):.3f}{spread}")
+        rows.append(row)
+    return markdown_table(rows)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("--output_dir", type=Path, required=True)
+    add("--seeds", type=int, nargs="+", default=[0])
+    add("--pages", type=int, default=PAGES, help="of each seed")
+    add("--problems", type=Path, help=".jsonl of problems with solutions, instead of the demo")
+    add("--student", type=Path, help="that reads the problems")
+    add("--teacher", type=Path, help="that reads the problems")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    root = arguments.output_dir.resolve()
+    columns: dict[str, list[dict[str, float]]] = {}
+    if arguments.problems:
+        lines = arguments.problems.read_text(encoding="utf-8").splitlines()
+        texts = [json.loads(line)["text"] for line in lines[:PROBLEMS]]
+        texts, is_right = exchanged(texts, EXCHANGED, Random(0))
+        models = arguments.student, arguments.teacher
+        columns["problems"] = [measure(root / "problems", *models, texts, is_right)]
+    else:
+        for seed in arguments.seeds:
+            for name, areas in measure_demo(root, seed, arguments.pages).items():
+                columns.setdefault(name, []).append(areas)
+    sys.stdout.write(table(columns) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,378 @@
+"""`vocagnolm rank`: two stores of any tokenizers are lined up, scored, sorted and filtered."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tracemalloc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from score_world import arguments, write_corpus
+from stored_world import in_memory, random_store, write_store
+from transformers import PreTrainedTokenizerFast
+
+from vocagnolm import __main__
+from vocagnolm.corpus import load_corpus
+from vocagnolm.spans import encode
+from vocagnolm.store.format import Store, StoredDocument
+from vocagnolm.store.ranking import SCORES, Ranks, best_first, kept_count, score_document
+
+Tokenizers = dict[str, PreTrainedTokenizerFast]
+TEXTS = [
+    "naïve café 😀😀 12",
+    "short 25",
+    "数学 3 + 4 = 7",
+    "x" * 60,
+    "a\n\nb",
+    "Anna has 12",
+    "12",
+]
+
+
+# Scores
+
+
+def document(spans: Sequence[Sequence[int]], losses: Sequence[float]) -> StoredDocument:
+    return StoredDocument(spans[-1][1], np.array(spans), np.array(losses, np.float32))
+
+
+def test_scores_are_those_counted_by_hand() -> None:
+    # The student |ab|c|def|, the teacher |a|bc|def|: of "bc" half is in "ab" and half in "c".
+    student = document([[0, 2], [2, 3], [3, 6]], [3.0, 1.0, 2.0])
+    teacher = document([[0, 1], [1, 3], [3, 6]], [1.0, 4.0, 1.5])
+    # L_T is 1 + 2, 2 and 1.5: the teacher is level, behind, and ahead on the last three of six.
+    expected = {
+        "excess": round((6.0 - 6.5) / 6, 6),
+        "ahead": 0.5,
+        "weight": round((1 + math.exp(-1) + 1) / 3, 6),
+        "teacher": round(6.5 / 6, 6),
+    }
+    assert score_document(student, teacher) == expected
+
+
+def slow_scores(student: StoredDocument, teacher: StoredDocument) -> dict[str, float]:
+    """The same with a loop over characters."""
+    # The student's tokens that hold each character.
+    holders: list[list[int]] = [[] for _ in range(student.length)]
+    for token, (start, end) in enumerate(student.spans.tolist()):
+        for character in range(start, end):
+            holders[character].append(token)
+    # A teacher token's loss is spread over its characters, and there over the student's tokens.
+    teacher_loss = [0.0] * len(student.losses)
+    for (start, end), loss in zip(teacher.spans.tolist(), teacher.losses.tolist(), strict=True):
+        for character in range(start, end):
+            for token in holders[character]:
+                teacher_loss[token] += loss / (end - start) / len(holders[character])
+    student_loss = student.losses.tolist()
+    ahead = 0.0
+    for tokens in holders:
+        ahead += sum(teacher_loss[token] < student_loss[token] for token in tokens) / len(tokens)
+    weights = []
+    for token, loss in enumerate(student_loss):
+        weights.append(min(1.0, math.exp(loss - teacher_loss[token])))
+    total = sum(teacher.losses.tolist())
+    return {
+        "excess": (sum(student_loss) - total) / student.length,
+        "ahead": ahead / student.length,
+        "weight": sum(weights) / len(weights),
+        "teacher": total / student.length,
+    }
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [("metaspace", "byte_level"), ("nfc_digits", "metaspace"), ("byte_level", "trimmed")],
+    ids="-".join,
+)
+def test_scores_equal_a_loop_over_characters(
+    pair: tuple[str, str], tokenizers_by_family: Tokenizers, fuzz_texts: Callable[..., list[str]]
+) -> None:
+    rng = np.random.default_rng(0)
+    compared = 0
+    for text in [*TEXTS, *fuzz_texts(60, seed=4), *fuzz_texts(10, seed=5, pieces=80)]:
+        documents = []
+        for family in pair:
+            spans = encode(tokenizers_by_family[family], text).spans
+            losses = rng.uniform(0, 8, len(spans)).astype(np.float32)
+            documents.append(StoredDocument(len(text), spans, losses))
+        if len(documents[0].spans) and len(documents[1].spans):
+            assert score_document(*documents) == pytest.approx(slow_scores(*documents), abs=2e-6)
+            compared += 1
+    assert compared > 50
+
+
+# The order, and what is kept
+
+
+def test_best_comes_first_and_of_equal_ones_the_first() -> None:
+    values = np.array([1.0, 3.0, 1.0, 2.0, 3.0])
+    for name in ("excess", "ahead", "weight"):
+        assert best_first(values, name).tolist() == [1, 4, 3, 0, 2]
+    assert best_first(values, "teacher").tolist() == [0, 2, 3, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "kept"),
+    [(7, 0.5, 4), (8, 0.5, 4), (100, 0.07, 7), (100, 0.29, 29), (7, 1.0, 7), (7, 1e-9, 1)],
+)
+def test_count_that_is_kept_is_exact(count: int, share: float, kept: int) -> None:
+    assert kept_count(count, share) == kept
+
+
+# The command
+
+
+@pytest.fixture
+def stores(tmp_path: Path, tokenizers_by_family: Tokenizers) -> tuple[Store, Store]:
+    """Random losses by two tokenizers, in two orders; the teacher's has another document."""
+    student = random_store(tmp_path / "student", TEXTS, tokenizers_by_family["metaspace"])
+    texts = ["another", *reversed(TEXTS)]
+    teacher = random_store(tmp_path / "teacher", texts, tokenizers_by_family["byte_level"], seed=1)
+    return student, teacher
+
+
+def rank(tmp_path: Path, *options: str, texts: Sequence[Any] = TEXTS) -> list[str]:
+    """The words of the command on a corpus of these texts; output goes to `out`."""
+    corpus = write_corpus(tmp_path / "pages.jsonl", list(texts))
+    losses = [f"--{role}_losses={tmp_path / role}" for role in ("student", "teacher")]
+    return ["rank", *losses, f"--dataset={corpus}", f"--output_dir={tmp_path / 'out'}", *options]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_rank_writes_the_scores_of_each_document_in_the_corpus_order(
+    stores: tuple[Store, Store], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A row that is no document keeps its place, and one that comes twice has its scores twice.
+    texts = [*TEXTS, "", None, TEXTS[0]]
+    assert __main__.main(rank(tmp_path, texts=texts)) == 0
+    expected = []
+    for index in (0, 1, 2, 3, 4, 5, 6, 9):
+        student, teacher = (store.document(texts[index]) for store in stores)
+        assert student
+        assert teacher
+        scores = score_document(student, teacher)
+        expected.append({"document": index, **scores, "characters": len(texts[index])})
+    assert lines(tmp_path / "out/ranks.jsonl") == expected
+    assert not (tmp_path / "out/kept.jsonl").exists()
+    printed = capsys.readouterr().out
+    assert "8 documents; left out: 2" in printed
+    mean = sum(row["excess"] for row in expected) / 8
+    assert f"means: excess {mean:.3f}" in printed
+
+
+@pytest.mark.parametrize("by", SCORES)
+def test_rank_sorts_and_keeps_the_best(
+    stores: tuple[Store, Store], tmp_path: Path, by: str, tokenizers_by_family: Tokenizers
+) -> None:
+    assert __main__.main(rank(tmp_path)) == 0
+    in_order = lines(tmp_path / "out/ranks.jsonl")
+    assert __main__.main(rank(tmp_path, "--by", by, "--sort", "--keep=0.4")) == 0
+    found = lines(tmp_path / "out/ranks.jsonl")
+    assert found == sorted(in_order, key=lambda row: row[by], reverse=by != "teacher")
+    assert found != in_order
+    kept = sorted(row["document"] for row in found[:3])
+    rows = lines(tmp_path / "out/kept.jsonl")
+    assert rows == [{"document": index, "text": TEXTS[index]} for index in kept]
+    # Training reads what is kept with the stores that there are.
+    corpus = load_corpus(str(tmp_path / "out/kept.jsonl"))
+    assert all(text in stores[1] for text in corpus["text"])
+
+
+def test_rank_keeps_the_first_of_equal_documents(
+    stores: tuple[Store, Store], tmp_path: Path
+) -> None:
+    texts = [TEXTS[1]] * 5
+    assert __main__.main(rank(tmp_path, "--keep=0.5", texts=texts)) == 0
+    assert [row["document"] for row in lines(tmp_path / "out/kept.jsonl")] == [0, 1, 2]
+
+
+def test_documents_without_losses_are_left_out(
+    stores: tuple[Store, Store], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    student, _ = stores
+    none = StoredDocument(len(TEXTS[2]), np.empty((0, 2), np.int64), np.empty(0, np.float32))
+    documents = []
+    for text in TEXTS:
+        stored = student.document(text)
+        assert stored
+        documents.append((text, none if text == TEXTS[2] else stored))
+    shutil.rmtree(tmp_path / "student")
+    write_store(tmp_path / "student", documents)
+    assert __main__.main(rank(tmp_path, "--keep=1")) == 0
+    expected = [0, 1, 3, 4, 5, 6]
+    for name in ("ranks.jsonl", "kept.jsonl"):
+        assert [row["document"] for row in lines(tmp_path / "out" / name)] == expected
+    assert "6 documents; left out: 1" in capsys.readouterr().out
+
+
+def test_missing_documents_are_an_error_or_skipped(
+    stores: tuple[Store, Store], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [*TEXTS, "new", "another"]
+    assert __main__.main(rank(tmp_path, texts=texts)) == 2
+    assert "student lacks 2 of 9 documents" in capsys.readouterr().err
+    assert not list((tmp_path / "out").glob("*.jsonl"))
+    assert __main__.main(rank(tmp_path, "--missing_losses=skip", texts=texts)) == 0
+    ranked = [row["document"] for row in lines(tmp_path / "out/ranks.jsonl")]
+    assert ranked == list(range(len(TEXTS)))
+
+
+def test_model_scores_the_corpus_where_there_is_no_store(
+    teacher: Path, corpus: Path, scored: Path, tmp_path: Path, tokenizers_by_family: Tokenizers
+) -> None:
+    texts = load_corpus(str(corpus))["text"]
+    random_store(tmp_path / "own", texts, tokenizers_by_family["metaspace"])
+    common = ["rank", f"--student_losses={tmp_path / 'own'}", f"--dataset={corpus}"]
+    by_model = [f"--teacher={teacher}", f"--output_dir={tmp_path / 'model'}"]
+    assert __main__.main([*common, *by_model]) == 0
+    # The same model as `vocagnolm score` runs it, with its own context.
+    alone = arguments(teacher, corpus, tmp_path / "stored")
+    alone = [word for word in alone if word not in ("--context", "48", "--min_context", "8")]
+    assert __main__.main(alone) == 0
+    by_store = [f"--teacher_losses={tmp_path / 'stored'}", f"--output_dir={tmp_path / 'store'}"]
+    assert __main__.main([*common, *by_store]) == 0
+    found, expected = (lines(tmp_path / name / "ranks.jsonl") for name in ("model", "store"))
+    assert len(found) == len(texts)
+    for row, other in zip(found, expected, strict=True):
+        assert row == pytest.approx(other, abs=1e-3)
+    assert Store(tmp_path / "model/teacher_losses").manifest["documents"] == len(set(texts))
+
+
+WRONG = {
+    "--keep=0": "--keep must be in (0, 1], got 0.0",
+    "--keep=1.5": "--keep must be in (0, 1], got 1.5",
+    "--keep=nan": "--keep must be in (0, 1], got nan",
+    "--by=ahead": "--by has no effect without --sort or --keep",
+    "--dtype=float32": "--dtype has no effect without a model",
+    "--by=loss": "choose from 'excess', 'ahead', 'weight', 'teacher'",
+    "--teacher=student": "--teacher: not allowed with argument --teacher_losses",
+    "--text_column=body": "--text_column 'body' is not a column",
+}
+
+
+@pytest.mark.parametrize("option", WRONG)
+def test_wrong_options_are_one_line(
+    option: str, stores: tuple[Store, Store], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert __main__.main(rank(tmp_path, option)) == 2
+    complained = capsys.readouterr().err
+    assert WRONG[option] in complained
+    assert complained.count("\n") == 1
+
+
+def make_same(tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "student")
+    shutil.copytree(tmp_path / "teacher", tmp_path / "student")
+
+
+def make_unfinished(tmp_path: Path) -> None:
+    manifest = json.loads((tmp_path / "student/manifest.json").read_text())
+    del manifest["shards"]
+    (tmp_path / "student/manifest.json").write_text(json.dumps(manifest))
+
+
+def make_short(tmp_path: Path) -> None:
+    path = tmp_path / "teacher/shard-00001.arrow"
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def make_changed(tmp_path: Path) -> None:
+    path = tmp_path / "teacher/shard-00001.arrow"
+    content = bytearray(path.read_bytes())
+    # Losses are the last column of its records.
+    loss = content.rindex(Store(tmp_path / "teacher").document(TEXTS[0]).losses.tobytes())
+    content[loss : loss + 4] = np.float32(np.nan).tobytes()
+    path.write_bytes(bytes(content))
+
+
+def make_absent(tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "teacher")
+
+
+def make_ranks(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/ranks.jsonl").write_text("mine")
+
+
+def make_conversations(tmp_path: Path) -> None:
+    row = {"prompt": "How many?", "completion": "5"}
+    (tmp_path / "pages.jsonl").write_text(json.dumps(row) + "\n")
+
+
+SPOILT = {
+    make_same: "are the same losses",
+    make_unfinished: "student is not a finished teacher-loss store",
+    make_absent: "teacher is not a finished teacher-loss store",
+    make_short: "teacher is damaged, 1 of 2 shards",
+    make_changed: "damaged (losses that are not finite, or below zero) at the document that begins",
+    make_ranks: "holds ranks.jsonl, which vocagnolm rank did not make there",
+    make_conversations: "--dataset has conversations: rank documents",
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT, ids=lambda spoil: spoil.__name__)
+def test_spoilt_inputs_are_one_line_and_leave_no_file(
+    spoil: Callable[[Path], None],
+    stores: tuple[Store, Store],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = rank(tmp_path)
+    spoil(tmp_path)
+    assert __main__.main(argv) == 2
+    complained = capsys.readouterr().err
+    assert SPOILT[spoil] in complained
+    assert complained.count("\n") == 1
+    made = {path.name for path in (tmp_path / "out").glob("*")} - {".made.json"}
+    assert made <= {"ranks.jsonl"}
+    if made:
+        assert (tmp_path / "out/ranks.jsonl").read_text() == "mine"
+
+
+def test_store_of_another_corpus_has_no_document(
+    stores: tuple[Store, Store], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = ["of", "another", "corpus"]
+    assert __main__.main(rank(tmp_path, texts=texts)) == 2
+    assert "student lacks 3 of 3 documents" in capsys.readouterr().err
+    assert __main__.main(rank(tmp_path, "--missing_losses=skip", texts=texts)) == 2
+    assert "has no document with losses of both models" in capsys.readouterr().err
+
+
+# Memory
+
+
+class SameDocument:
+    """Stands for a store that has one document for every text."""
+
+    directory = Path("same")
+
+    def document(self, text: str) -> StoredDocument:
+        spans = np.stack([np.arange(len(text)), np.arange(len(text)) + 1], axis=1)
+        return StoredDocument(len(text), spans, np.full(len(text), 1.5, np.float32))
+
+
+def test_memory_grows_by_a_few_bytes_for_each_document(tmp_path: Path) -> None:
+    store: Any = SameDocument()
+    peaks = []
+    for count in (1500, 4500):
+        corpus = in_memory(["The same short text."] * count)
+        with (tmp_path / "records").open("w+b") as records:
+            ranks = Ranks(records)
+            tracemalloc.start()
+            values = ranks.score(corpus, store, store, "excess")
+            best_first(values, "excess")
+            for _ in ranks.rows(range(count)):
+                pass
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    # A score and a place are 16 bytes; the sort has a copy of the scores for a moment.
+    assert peaks[1] - peaks[0] < 40 * 3000

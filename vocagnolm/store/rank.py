@@ -1,0 +1,162 @@
+"""Rank the documents of a corpus by what a teacher says of them beside a student.
+
+    vocagnolm rank --student_losses S --teacher_losses T --dataset D --output_dir DIR
+    vocagnolm rank --student MODEL --teacher_losses T --dataset D --output_dir DIR
+    vocagnolm rank ... --by excess --sort        # the best document first
+    vocagnolm rank ... --by excess --keep 0.5    # and the best half, for vocagnolm train --dataset
+
+DIR/ranks.jsonl has a line for each document: its index in the corpus, its characters and
+
+    excess     the student's loss less the teacher's, in nats per character
+    ahead      share of the characters on which the teacher's loss is below the student's
+    weight     mean weight of its tokens with --selection accept
+    teacher    the teacher's loss, in nats per character; the best is the smallest
+
+DIR/kept.jsonl has the texts that --keep keeps, in the corpus' order. Stores are those of vocagnolm
+score; a model scores the corpus first, into DIR/student_losses or DIR/teacher_losses. Exit status:
+0 done, 2 a wrong argument or file, 3 losses that are not finite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vocagnolm.cli import Parser, shell
+from vocagnolm.fields import corpora_of, in_range
+from vocagnolm.io import check_writable, claim_names
+from vocagnolm.printing import print_main
+
+if TYPE_CHECKING:
+    import datasets
+
+    from vocagnolm.store.format import Store
+
+RANKS, KEPT = "ranks.jsonl", "kept.jsonl"
+ROLES = ("student", "teacher")
+# The names of `ranking.SCORES`, which this module cannot import before its options are read.
+_SCORES = ("excess", "ahead", "weight", "teacher")
+_OF_MODELS = "dtype batch_tokens trust_remote_code"
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser("vocagnolm rank", __doc__)
+    add = parser.add_argument
+    missing = "What to do about documents that a store does not have; default: error."
+    for role in ROLES:
+        of_role = parser.add_mutually_exclusive_group(required=True)
+        help_text = f"A store of the {role}'s losses."
+        of_role.add_argument(f"--{role}_losses", type=Path, metavar="STORE", help=help_text)
+        of_role.add_argument(f"--{role}", help="Or the model: a hub name or a directory.")
+    parser.add_dataset(required=True)
+    add("--output_dir", type=Path, required=True, help=f"Gets {RANKS}, and {KEPT} with --keep.")
+    add("--by", choices=_SCORES, default="excess", help="What to sort or keep by; default: excess.")
+    add("--sort", action="store_true", help="The best first; default: the corpus' order.")
+    add("--keep", type=float, metavar="SHARE", help="Of the documents, the best.")
+    add("--missing_losses", choices=("error", "skip"), default="error", help=missing)
+    parser.add_dtype(" of a model")
+    add("--batch_tokens", type=int, default=16384, help="Tokens of a model's forward pass.")
+    add("--trust_remote_code", action="store_true")
+    arguments = parser.parse_args(argv)
+    in_range(arguments, "(0, 1]", "keep")
+    in_range(arguments, "[1, inf)", "batch_tokens")
+    if not arguments.sort and arguments.keep is None:
+        parser.refuse(arguments, "by", "without --sort or --keep")
+    if not arguments.student and not arguments.teacher:
+        parser.refuse(arguments, _OF_MODELS, "without a model to score with")
+    return arguments
+
+
+@shell("vocagnolm rank", out_of_memory="lower --batch_tokens or --dtype")
+def main(argv: Sequence[str] | None = None) -> None:
+    """Rank a corpus."""
+    arguments = _parse(argv)
+    out: Path = arguments.output_dir
+    check_writable(out)
+    # These imports bring datasets, which --help does not need.
+    import numpy as np
+
+    from vocagnolm.corpus import load_corpus
+    from vocagnolm.store.ranking import SCORES, Ranks, best_first, kept_count, write_rows
+    from vocagnolm.texts import is_conversations
+
+    ((name, options),) = corpora_of(arguments)
+    corpus = load_corpus(name, **options)
+    if is_conversations(corpus):
+        raise ValueError("--dataset has conversations: rank documents, as with --text_column")
+    out.mkdir(parents=True, exist_ok=True)
+    claim_names(out, [RANKS] if arguments.keep is None else [RANKS, KEPT], "vocagnolm rank")
+    student, teacher = _open_stores(arguments, corpus)
+    # The file of the scores has no name, and goes when the command ends, however it ends.
+    with tempfile.TemporaryFile(dir=out) as records:
+        ranks = Ranks(records)
+        values = ranks.score(corpus, student, teacher, arguments.by)
+        if not ranks.count:
+            raise ValueError(f"--dataset {name} has no document with losses of both models")
+        order = best_first(values, arguments.by)
+        write_rows(out / RANKS, ranks.rows(order if arguments.sort else range(ranks.count)))
+        left_out = len(corpus) - ranks.count
+        line = f"{out / RANKS}: {ranks.count:,} documents"
+        if left_out:
+            line += f"; left out: {left_out:,}, empty or without losses"
+        print_main(line)
+        means = [f"{score} {ranks.means[score]:.3f}" for score in SCORES]
+        print_main(f"means: {', '.join(means)}")
+        if arguments.keep is None:
+            return
+        kept = order[: kept_count(ranks.count, arguments.keep)]
+        write_rows(out / KEPT, ranks.text_rows(np.sort(kept), corpus))
+        last = values[kept[-1]]
+        print_main(f"{out / KEPT}: {len(kept):,} documents; the last: {arguments.by} {last:.3f}")
+
+
+def _open_stores(arguments: argparse.Namespace, corpus: datasets.Dataset) -> list[Store]:
+    """Open the store of each role, and score with its model where there is none."""
+    from vocagnolm.store.format import Store
+    from vocagnolm.store.ranking import count_missing
+
+    stores = {}
+    for role in ROLES:
+        directory = getattr(arguments, f"{role}_losses")
+        if directory is None:
+            continue
+        stores[role] = Store(directory)
+        # This is looked at before a model scores for hours.
+        if arguments.missing_losses == "error":
+            missing = count_missing(corpus, stores[role])
+            if missing:
+                raise ValueError(
+                    f"--{role}_losses {directory} lacks {missing:,} of {len(corpus):,} documents, "
+                    "or has another text of them: score this corpus, or leave them out with "
+                    "--missing_losses skip"
+                )
+    for role in ROLES:
+        if role not in stores:
+            stores[role] = Store(_score(arguments, role))
+    student, teacher = (stores[role] for role in ROLES)
+    if student.fingerprint() == teacher.fingerprint():
+        raise ValueError(
+            f"{student.directory} and {teacher.directory} are the same losses: give a student's "
+            "and a teacher's"
+        )
+    return [student, teacher]
+
+
+def _score(arguments: argparse.Namespace, role: str) -> Path:
+    """Score the corpus with the model of a role, or what is left of it; return the store."""
+    from vocagnolm.store import score
+    from vocagnolm.store.scoring import score as score_corpus
+
+    directory: Path = arguments.output_dir / f"{role}_losses"
+    argv = ["--teacher", getattr(arguments, role), "--output_dir", str(directory)]
+    for name in ("dataset", "dataset_config", "dataset_split", "text_column", *_OF_MODELS.split()):
+        value = getattr(arguments, name)
+        if value is True:
+            argv.append(f"--{name}")
+        elif value not in (None, False):
+            argv += [f"--{name}", str(value)]
+    score_corpus(score.check(argv))
+    return directory

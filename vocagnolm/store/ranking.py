@@ -1,0 +1,162 @@
+"""How much a document has to teach, by a student's and a teacher's stored losses; and the files.
+
+The two stores are of one corpus and of any two tokenizers: they are lined up by characters. Numbers
+of documents lie on the disk as they are made. In memory is the one that they are sorted by, with
+its place: 16 bytes a document.
+"""
+
+import json
+import math
+import struct
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import IO, BinaryIO
+
+import datasets
+import numpy as np
+import numpy.typing as npt
+from tqdm.auto import tqdm
+
+from vocagnolm.alignment import aggregate_losses, align_spans, covered_shares
+from vocagnolm.conventions import TEXT, UNMAPPED, IntArray, Spans
+from vocagnolm.io import write_file
+from vocagnolm.store.format import Store, StoredDocument
+from vocagnolm.texts import read_texts
+
+# The scores, and whether a larger one is better.
+SCORES = {"excess": True, "ahead": True, "weight": True, "teacher": False}
+# A document's index in the corpus, its characters, and its scores.
+_RECORD = struct.Struct(f"<qq{len(SCORES)}d")
+# Further digits are noise of float16 losses, and would break ties by it.
+_DIGITS = 6
+
+
+def score_document(student: StoredDocument, teacher: StoredDocument) -> dict[str, float]:
+    """Score a document by what two models lose on its tokens.
+
+    A student token's teacher loss L_T is that of `--aggregation share`: of each teacher token, the
+    share of its characters that the student token covers. All scores are rounded.
+
+    Returns:
+        excess: the student's loss less the teacher's, in nats per character.
+        ahead: the share of characters in student tokens with L_T < L_S.
+        weight: the mean of min(1, exp(L_S - L_T)) over student tokens, as by `--selection accept`.
+        teacher: the teacher's loss, in nats per character.
+    """
+    ranges = align_spans(student.spans, teacher.spans)
+    shares = covered_shares(student.spans, teacher.spans, ranges)
+    own = student.losses.astype(np.float64)
+    aggregated = aggregate_losses(teacher.losses, ranges, "share", shares)
+    # A token without characters has no teacher's: it weighs 1, and is ahead on none.
+    excess = np.where(ranges[:, 0] == UNMAPPED, 0.0, own - aggregated)
+    characters = _characters(student.spans, student.length)
+    teacher_total = teacher.losses.sum(dtype=np.float64)
+    scores = {
+        "excess": (own.sum() - teacher_total) / student.length,
+        "ahead": characters[excess > 0].sum() / student.length,
+        "weight": np.exp(np.minimum(excess, 0.0)).mean(),
+        "teacher": teacher_total / student.length,
+    }
+    return {name: round(float(scores[name]), _DIGITS) for name in SCORES}
+
+
+def _characters(spans: Spans, length: int) -> npt.NDArray[np.float64]:
+    """Count the characters of every token [N]; one that m tokens share counts 1 / m for each."""
+    begun = np.bincount(spans[:, 0], minlength=length + 1)
+    ended = np.bincount(spans[:, 1], minlength=length + 1)
+    # Every character is in a token, as spans of a store leave no gap.
+    sharing = (begun - ended).cumsum()[:-1]
+    before = np.append(0.0, np.cumsum(1 / sharing))
+    counts: npt.NDArray[np.float64] = before[spans[:, 1]] - before[spans[:, 0]]
+    return counts
+
+
+def count_missing(corpus: datasets.Dataset, store: Store) -> int:
+    """Count the usable documents of a corpus that a store lacks."""
+    return sum(text not in store for _, text in _texts(corpus, f"Looking in {store.directory}"))
+
+
+def _texts(corpus: datasets.Dataset, description: str) -> Iterator[tuple[int, str]]:
+    """Read the usable documents with their indices, and show how far it is."""
+    texts = read_texts(corpus, range(len(corpus)))
+    yield from tqdm(texts, description, len(corpus), unit="document")
+
+
+class Ranks:
+    """The scores of a corpus' documents, in its order, without those that have no losses.
+
+    They lie in a binary file, which need not have a name.
+    """
+
+    def __init__(self, records: IO[bytes]) -> None:
+        self._records = records
+        self.count = 0
+        self.means = dict.fromkeys(SCORES, 0.0)
+
+    def score(
+        self, corpus: datasets.Dataset, student: Store, teacher: Store, by: str
+    ) -> npt.NDArray[np.float64]:
+        """Score all documents, and return the scores of one name."""
+        values = array("d")
+        for index, text in _texts(corpus, "Ranking"):
+            own, other = student.document(text), teacher.document(text)
+            # A document that a server could not score is stored without tokens.
+            if not own or not other or not len(own.losses) or not len(other.losses):
+                continue
+            scores = score_document(own, other)
+            self._records.write(_RECORD.pack(index, len(text), *scores.values()))
+            values.append(scores[by])
+            self.count += 1
+            for name, value in scores.items():
+                self.means[name] += (value - self.means[name]) / self.count
+        return np.frombuffer(values)
+
+    def rows(self, places: Iterable[int]) -> Iterator[dict[str, float]]:
+        """Read the documents at some places of this ranking, from 0."""
+        for place in places:
+            self._records.seek(place * _RECORD.size)
+            index, characters, *scores = _RECORD.unpack(self._records.read(_RECORD.size))
+            named_scores = dict(zip(SCORES, scores, strict=True))
+            yield {"document": index, **named_scores, "characters": characters}
+
+    def text_rows(
+        self, places: Iterable[int], corpus: datasets.Dataset
+    ) -> Iterator[dict[str, object]]:
+        """Read the texts of the documents at some places, which increase."""
+        chosen = (row["document"] for row in self.rows(places))
+        next_chosen = next(chosen, None)
+        for index, text in _texts(corpus, "Writing"):
+            if index == next_chosen:
+                yield {"document": index, TEXT: text}
+                next_chosen = next(chosen, None)
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Write a JSON object a line, all of them or nothing."""
+
+    def write(file: BinaryIO) -> None:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+
+    write_file(path, write)
+
+
+def best_first(values: npt.NDArray[np.float64], by: str) -> IntArray:
+    """Return the places of scores, the best first; of equal ones the first stays first.
+
+    >>> best_first(np.array([0.5, 2.0, 0.5]), "excess").tolist()
+    [1, 0, 2]
+    """
+    return np.argsort(-values if SCORES[by] else values, kind="stable")
+
+
+def kept_count(count: int, share: float) -> int:
+    """Return the smallest number that is at least a share of a count, exactly.
+
+    >>> kept_count(100, 0.07), kept_count(3, 0.5)
+    (7, 2)
+    """
+    # In floats, 0.07 * 100 is above 7. Printed, a float is the number that was typed.
+    return math.ceil(Fraction(str(share)) * count)
