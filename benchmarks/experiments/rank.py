@@ -72,8 +72,8 @@ def pages_with_truth(count: int, seed: int) -> Iterator[tuple[str, str, bool]]:
     """Draw the demo's pages; yield each, its problem without noise, and whether it is right."""
     rng, excluded = Random(f"pages {seed}"), demo_world.held_out_questions()
     for _ in range(count):
-        # The twin draws the same page with its right solution. Its lines may come in another
-        # order, as the corruption takes numbers off the stream before they are placed.
+        # The twin draws the same problem with its right solution. Its lines may come in another
+        # order, as a corruption takes numbers off the stream before the problem is placed.
         twin = Random()
         twin.setstate(rng.getstate())
         page = demo_world.page(rng, WRONG_SHARE, excluded)
@@ -137,25 +137,35 @@ def trial_scores(text: str, student: Store, teacher: Store) -> dict[str, float]:
     return dict(zip(TRIALS, map(float, values), strict=True))
 
 
+def run(*words: str) -> None:
+    """Run a command of `vocagnolm`, which must succeed."""
+    if status := vocagnolm(words):
+        raise SystemExit(status)
+
+
 def measure(
     directory: Path, student: Path, teacher: Path, texts: Sequence[str], is_right: BoolArray
 ) -> dict[str, float]:
-    """Rank texts by the command, and return the area under the curve of every score and trial."""
-    pages = directory / "texts"
+    """Rank texts by the command, and return the area under the curve of every score and trial.
+
+    The texts and the teacher's store lie beside `directory`, for the next student.
+    """
+    pages = directory.parent / "texts"
+    losses = directory.parent / "teacher"
     if not pages.exists():
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.parent.mkdir(parents=True, exist_ok=True)
         write_corpus(pages, texts)
-    models = (f"--student={student}", f"--teacher={teacher}")
-    options = (f"--dataset={pages}", f"--output_dir={directory}", "--keep=0.5")
-    if status := vocagnolm(["rank", *models, *options]):
-        raise SystemExit(status)
+    corpus = f"--dataset={pages}"
+    run("score", f"--teacher={teacher}", corpus, f"--output_dir={losses}")
+    models = (f"--student={student}", f"--teacher_losses={losses}")
+    run("rank", *models, corpus, f"--output_dir={directory}")
     ranks = pd.read_json(directory / "ranks.jsonl", lines=True)
     assert len(ranks) == len(texts)
     areas = {}
     for name, larger_is_better in SCORES.items():
         scores = ranks[name].to_numpy(np.float64)
         areas[name] = area_under_curve(scores if larger_is_better else -scores, is_right)
-    stores = Store(directory / "student_losses"), Store(directory / "teacher_losses")
+    stores = Store(directory / "student_losses"), Store(losses)
     trials = pd.DataFrame([trial_scores(text, *stores) for text in texts])
     for name in TRIALS:
         areas[name] = area_under_curve(trials[name].to_numpy(), is_right)
@@ -172,7 +182,7 @@ def measure_demo(root: Path, seed: int, count: int) -> dict[str, dict[str, float
     for name in STUDENTS:
         student = world.model(name, seed)
         for kind, texts in (("pages", pages), ("problems", problems)):
-            directory = world.seed_dir(seed) / f"{kind}-{name}"
+            directory = world.seed_dir(seed) / kind / name
             areas[f"{kind}, {name}"] = measure(directory, student, teacher, texts, is_right)
     return areas
 
@@ -209,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         texts = [json.loads(line)["text"] for line in lines[:PROBLEMS]]
         texts, is_right = exchanged(texts, EXCHANGED, Random(0))
         models = arguments.student, arguments.teacher
-        columns["problems"] = [measure(root / "problems", *models, texts, is_right)]
+        columns["problems"] = [measure(root / "problems/student", *models, texts, is_right)]
     else:
         for seed in arguments.seeds:
             for name, areas in measure_demo(root, seed, arguments.pages).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from random import Random
 
@@ -16,6 +17,7 @@ from benchmarks.experiments import (
     conversations,
     methods,
     plots,
+    rank,
     selection_under_precision,
     worlds,
 )
@@ -194,6 +196,73 @@ def test_problems_are_conversations_at_their_tiniest_size(
     differ = [answer for answer, was in zip(spoilt, neutral, strict=True) if answer != was]
     assert len(differ) == pytest.approx(0.4 * 50, abs=10)
     assert not set(differ) & set(right)
+
+
+def test_pages_to_rank_are_the_demos_and_know_which_are_right() -> None:
+    drawn = list(rank.pages_with_truth(400, 5))
+    assert [page for page, _, _ in drawn] == list(demo_world.corpus(400, 5, rank.WRONG_SHARE))
+    wrong = []
+    for page, problem, is_right in drawn:
+        assert problem in page
+        equations = re.findall(r"(\d+) (.) (\d+) = (\d+)\.", problem)
+        assert equations
+        is_true = all(
+            demo_world._OPERATORS[symbol](int(a), int(b)) == int(c) for a, symbol, b, c in equations
+        )
+        assert is_true or not is_right
+        if not is_right:
+            wrong.append(is_true)
+    assert len(wrong) == pytest.approx(0.4 * 400, abs=25)
+    # A wrong solution may be a true equation by chance, of another operator.
+    assert sum(wrong) < 0.1 * len(wrong)
+
+
+def test_solutions_are_exchanged_among_some_problems() -> None:
+    texts = [f"Q{number}\nA{number}\nB" for number in range(20)]
+    changed, is_right = rank.exchanged(texts, 8, Random(0))
+    for number, text in enumerate(changed):
+        assert text.startswith(f"Q{number}\n")
+        assert (text == texts[number]) == is_right[number]
+    assert is_right.sum() == 12
+    assert sorted(text.split("\n")[1] for text in changed) == sorted(f"A{n}" for n in range(20))
+
+
+def test_area_under_the_curve_equals_a_count_of_pairs() -> None:
+    rng = np.random.default_rng(0)
+    # Few values, so that many pairs are equal.
+    scores, is_right = rng.integers(0, 6, 60).astype(float), rng.random(60) < 0.4
+    won = []
+    for right in scores[is_right]:
+        for wrong in scores[~is_right]:
+            won.append(float(right > wrong) + 0.5 * float(right == wrong))
+    assert rank.area_under_curve(scores, is_right) == pytest.approx(np.mean(won))
+
+
+@pytest.mark.slow
+def test_documents_are_ranked_at_their_tiniest_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = ("--max_steps=2", "--global_batch_tokens=512")
+    monkeypatch.setattr(rank.RankWorld, "options", tiny)
+    monkeypatch.setattr(rank.RankWorld, "steps", 2)
+    monkeypatch.setattr(demo_run, "BASE_OPTIONS", ("--max_steps=1", "--global_batch_tokens=512"))
+    output = f"--output_dir={tmp_path}"
+    rank.main([output, "--seeds=7", "--pages=60"])
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if "|" in line]
+    areas = {row[0].strip(): row[1:] for row in rows}
+    assert areas.keys() >= {*rank.SCORES, *rank.TRIALS}
+    # The teacher knows right from wrong; its store does not depend on the student.
+    on_problems = {float(areas["teacher"][column]) for column in (1, 3, 5)}
+    assert len(on_problems) == 1
+    assert on_problems.pop() > 0.9
+    problems = tmp_path / "problems.jsonl"
+    lines = [json.dumps({"text": page}) for page in demo_world.corpus(20, 3, 0.0)]
+    problems.write_text("\n".join(lines))
+    monkeypatch.setattr(rank, "EXCHANGED", 10)
+    student = tmp_path / "seed7/needs/base/base"
+    models = (f"--student={student}", f"--teacher={ASSETS / TEACHER}")
+    rank.main([output, f"--problems={problems}", *models])
+    assert "| problems" in capsys.readouterr().out
 
 
 @pytest.mark.slow

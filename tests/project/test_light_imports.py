@@ -11,7 +11,7 @@ TEXT = "vocagnolm.spans, vocagnolm.readers, vocagnolm.alignment"
 # What the commands' pages of help need is imported at the top of these, and no more.
 COMMANDS = (
     "vocagnolm.launch, vocagnolm.evaluation.main, vocagnolm.report.audit, vocagnolm.demo.main, "
-    "vocagnolm.store.score, vocagnolm.run.prepare"
+    "vocagnolm.store.score, vocagnolm.store.rank, vocagnolm.run.prepare"
 )
 
 
