@@ -154,15 +154,14 @@ def test_rank_writes_the_scores_of_each_document_in_the_corpus_order(
     stores: tuple[Store, Store], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # A row that is no document keeps its place, and one that comes twice has its scores twice.
-    texts = [*TEXTS, "", None, TEXTS[0]]
-    assert __main__.main(rank(tmp_path, texts=texts)) == 0
+    assert __main__.main(rank(tmp_path, texts=[*TEXTS, "", None, TEXTS[0]])) == 0
     expected = []
-    for index in (0, 1, 2, 3, 4, 5, 6, 9):
-        student, teacher = (store.document(texts[index]) for store in stores)
+    for index, text in [*enumerate(TEXTS), (9, TEXTS[0])]:
+        student, teacher = (store.document(text) for store in stores)
         assert student
         assert teacher
         scores = score_document(student, teacher)
-        expected.append({"document": index, **scores, "characters": len(texts[index])})
+        expected.append({"document": index, **scores, "characters": len(text)})
     assert lines(tmp_path / "out/ranks.jsonl") == expected
     assert not (tmp_path / "out/kept.jsonl").exists()
     printed = capsys.readouterr().out
@@ -291,7 +290,9 @@ def make_changed(tmp_path: Path) -> None:
     path = tmp_path / "teacher/shard-00001.arrow"
     content = bytearray(path.read_bytes())
     # Losses are the last column of its records.
-    loss = content.rindex(Store(tmp_path / "teacher").document(TEXTS[0]).losses.tobytes())
+    stored = Store(tmp_path / "teacher").document(TEXTS[0])
+    assert stored
+    loss = content.rindex(stored.losses.tobytes())
     content[loss : loss + 4] = np.float32(np.nan).tobytes()
     path.write_bytes(bytes(content))
 
@@ -310,7 +311,7 @@ def make_conversations(tmp_path: Path) -> None:
     (tmp_path / "pages.jsonl").write_text(json.dumps(row) + "\n")
 
 
-SPOILT = {
+SPOILT: dict[Callable[[Path], None], str] = {
     make_same: "are the same losses",
     make_unfinished: "student is not a finished teacher-loss store",
     make_absent: "teacher is not a finished teacher-loss store",
@@ -321,7 +322,7 @@ SPOILT = {
 }
 
 
-@pytest.mark.parametrize("spoil", SPOILT, ids=lambda spoil: spoil.__name__)
+@pytest.mark.parametrize("spoil", SPOILT, ids=lambda spoil: spoil.__name__.removeprefix("make_"))
 def test_spoilt_inputs_are_one_line_and_leave_no_file(
     spoil: Callable[[Path], None],
     stores: tuple[Store, Store],

@@ -111,7 +111,7 @@ class Ranks:
             self.count += 1
             for name, value in scores.items():
                 self.means[name] += (value - self.means[name]) / self.count
-        return np.frombuffer(values)
+        return np.asarray(values, np.float64)
 
     def rows(self, places: Iterable[int]) -> Iterator[dict[str, float]]:
         """Read the documents at some places of this ranking, from 0."""
