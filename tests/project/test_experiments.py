@@ -26,6 +26,7 @@ from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.methods import TEACHER
 from vocagnolm.io import ASSETS
 from vocagnolm.store.format import Store
+from vocagnolm.store.ranking import SCORES
 
 pytestmark = pytest.mark.processes
 
@@ -250,7 +251,7 @@ def test_documents_are_ranked_at_their_tiniest_size(
     rank.main([output, "--seeds=7", "--pages=60"])
     rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if "|" in line]
     areas = {row[0].strip(): row[1:] for row in rows}
-    assert areas.keys() >= {*rank.SCORES, *rank.TRIALS}
+    assert areas.keys() >= {*SCORES, *rank.TRIALS}
     # The teacher knows right from wrong; its store does not depend on the student.
     on_problems = {float(areas["teacher"][column]) for column in (1, 3, 5)}
     assert len(on_problems) == 1
