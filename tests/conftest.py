@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import platform
 import tempfile
 from collections import Counter
 
@@ -15,6 +16,11 @@ os.environ["TQDM_DELAY"] = "60"
 
 import pytest
 from hypothesis import settings
+
+# What tests compare is float32, on processors that multiply in bfloat16, too. PyTorch reads it when
+# it first computes, and the processes that tests start inherit it.
+if platform.machine() in ("x86_64", "AMD64"):
+    os.environ["ATEN_CPU_CAPABILITY"] = "avx2"
 
 # Read when datasets is imported, which nothing above does.
 _CACHE = tempfile.TemporaryDirectory(prefix="vocagnolm-tests-")  # goes when the tests end

@@ -124,9 +124,12 @@ class Parser(OneLineErrors):
         add("--text_column", help="Column of documents; by default text, or conversations.")
 
     def add_dtype(self, whose: str = "") -> None:
-        """Add `--dtype`, which `resolve_dtype` reads."""
+        """Add `--dtype`, which `choose_dtype` reads."""
         choices = ("auto", "bfloat16", "float16", "float32")
-        description = f"Precision{whose}; auto: bfloat16 on a GPU, float32 on a CPU."
+        description = (
+            f"Precision{whose}; auto: bfloat16 on a GPU and on a CPU that multiplies in it, else "
+            "float32."
+        )
         self.add_argument("--dtype", choices=choices, default="auto", help=description)
 
 

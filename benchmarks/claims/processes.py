@@ -136,6 +136,7 @@ def train(world: World, layout: str, accumulation: int, out: Path) -> None:
         )
     arguments = VocAgnoConfig(
         output_dir=str(out),
+        bf16=False,
         max_length=world.blocks.max_length,
         per_device_train_batch_size=BATCH,
         gradient_accumulation_steps=accumulation,

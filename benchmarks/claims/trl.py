@@ -174,6 +174,8 @@ class Job:
         self.arguments: dict[str, Any] = {
             "output_dir": str(directory / "runs" / way),
             "use_cpu": True,
+            # TRL's default on any machine is bfloat16, and ours depends on the processor.
+            "bf16": False,
             "report_to": "none",
             "disable_tqdm": True,
             "save_strategy": "no",
@@ -235,7 +237,7 @@ class Job:
         model, teacher = self.models()
         texts = list(chain(*self.turns))
         columns: dict[str, Any] = {"text": texts}
-        given = self.arguments | {"bf16": False, "gradient_checkpointing": False}
+        given = self.arguments | {"gradient_checkpointing": False}
         if self.way == SFT:
             # The documents of a step in one row, as ours; positions tell attention where they end.
             make = trl.SFTTrainer

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from inline_grader import graded_inline
+from processors import pretend
 from transformers import AutoTokenizer
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
@@ -273,13 +274,24 @@ def test_interrupt_says_how_to_go_on(
     with monkeypatch.context() as patch:
         patch.setattr(HFEngine, "_run", interrupted)
         assert evaluate_math.main(arguments(model, tmp_path)) == 130
-    complained = capsys.readouterr().err
-    assert complained == (
-        "vocagnolm evaluate: interrupted: give the same command again to continue\n"
-    )
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last == "vocagnolm evaluate: interrupted: give the same command again to continue"
     assert 0 < len(records(tmp_path / "demo.part0.jsonl")) < N_ITEMS
     assert evaluate_math.main(arguments(model, tmp_path)) == 0
     assert len(records(tmp_path / "demo.jsonl")) == N_ITEMS
+
+
+def test_evaluation_goes_on_in_its_precision_when_another_processor_resumes_it(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    argv = arguments(model, tmp_path)
+    for unit, reason in (("AMX", "the processor multiplies in it, with AMX"), (None, "as it bega")):
+        pretend(monkeypatch, unit)
+        assert evaluate_math.main(argv) == 0
+        assert f"computes in bfloat16 ({reason}" in capsys.readouterr().err
+        assert json.loads((tmp_path / "settings.json").read_text())["dtype"] == "bfloat16"
+    assert evaluate_math.main([*argv, "--dtype", "float32"]) == 2
+    assert "dtype was bfloat16, now float32" in capsys.readouterr().err
 
 
 # Which model it is

@@ -30,6 +30,7 @@ from typing import Any
 import datasets
 import peft
 import pytest
+import torch
 import transformers
 from accelerate import Accelerator
 from accelerate.commands.launch import launch_command_parser
@@ -94,6 +95,8 @@ READ: list[tuple[Callable[[], Any], str]] = [
     (lambda: atexit, "_run_exitfuncs"),
     (lambda: weakref.finalize, "_exitfunc"),
     (lambda: _pytree, "tree_map_only"),
+    (lambda: torch.cpu, "_is_amx_tile_supported _is_avx512_bf16_supported"),
+    (lambda: torch.backends.cpu, "get_cpu_capability"),
     (lambda: CONFIG, "_attn_implementation max_position_embeddings rope_parameters"),
     (lambda: CONFIG, "num_attention_heads num_key_value_heads head_dim attention_dropout"),
     (lambda: transformers.MistralConfig(), "sliding_window"),

@@ -31,13 +31,13 @@ from vocagnolm.evaluation.tasks.benchmarks import HARNESS, Benchmark
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks, numbered_lines, to_line
 from vocagnolm.evaluation.tracking import log_evaluation
 from vocagnolm.io import JsonObject, check_writable, write_text
-from vocagnolm.models import load
 from vocagnolm.models.load import (
     NO_LIMIT,
     ModelSource,
     context_length,
     revision_of,
 )
+from vocagnolm.models.precision import choose_dtype
 from vocagnolm.training.tracking import check_trackers
 
 # Every stored output has these fields, whoever wrote it.
@@ -48,13 +48,14 @@ _FILES = "results.json, row.md and an item file per benchmark"
 def evaluate(arguments: Namespace) -> None:
     """Ask and grade all items that are left, and write the report; in all processes of a job."""
     state = connect()
-    arguments.dtype = load.resolve_dtype(arguments.dtype, state.device)
     arguments.batch_size = arguments.batch_size or (64 if state.device.type == "cuda" else 16)
     if arguments.report_to == "wandb":
         rank0(lambda: check_trackers(["wandb"]))
     directory = runner.RunDirectory(output_dir(arguments))
     if not arguments.dry_run:
         rank0(lambda: check_writable(directory.path))
+        begun = rank0(directory.settings).get("dtype")
+        arguments.dtype, why = choose_dtype(arguments.dtype, state.device, begun)
     source = ModelSource(arguments.model, "model", arguments.revision)
     config, tokenizer, chat, tasks = _read_all_but_weights(arguments, source)
     new_tokens = max(task.benchmark.max_new_tokens for task in tasks)
@@ -80,6 +81,7 @@ def evaluate(arguments: Namespace) -> None:
 
         # The settings are on the disk before the first item, so that no item is of unknown ones.
         settings = rank0(begin)
+        printing.log_main(f"{arguments.model} computes in {arguments.dtype} ({why})")
         engine = _load_engine(arguments, source, tokenizer, chat, new_tokens, state.device)
         columns = {}
         # The processes of a job share the cores of a machine.

@@ -22,6 +22,8 @@ from vocagnolm.evaluation.tasks.benchmarks import Item
 from vocagnolm.evaluation.tasks.tasks import Task, read_records, text_sha256, to_line
 from vocagnolm.io import JsonObject, differences, json_or_empty, write_json, write_text
 
+_SETTINGS_FILE = "settings.json"
+
 
 class RunDirectory:
     """The files of one evaluation; the directory need not exist."""
@@ -41,13 +43,16 @@ class RunDirectory:
         except Timeout as error:
             raise ValueError(f"{self.path}: another evaluation is writing there") from error
 
+    def settings(self) -> JsonObject:
+        """Read the settings of the evaluation that is there; empty without one."""
+        return json_or_empty(self.path / _SETTINGS_FILE)
+
     def write_settings(self, settings: JsonObject) -> None:
         """Write the settings, together with those of benchmarks that ran before.
 
         Rejects settings that differ from those of the items that are there.
         """
-        path = self.path / "settings.json"
-        earlier_settings = json_or_empty(path)
+        earlier_settings = self.settings()
         earlier = earlier_settings.get("benchmarks", {})
         benchmarks = settings["benchmarks"]
         # A benchmark without a record leaves nothing that new settings could contradict.
@@ -66,7 +71,7 @@ class RunDirectory:
                 holder = f"{self.path} holds results of another evaluation"
                 raise ValueError(f"{holder} ({'; '.join(changed)}): give another --output_dir")
         # Benchmarks that are not asked for now keep their settings, as their items stay.
-        write_json(path, settings | {"benchmarks": with_records | benchmarks})
+        write_json(self.path / _SETTINGS_FILE, settings | {"benchmarks": with_records | benchmarks})
 
     def finished(self, benchmark: str) -> dict[tuple[int, int], JsonObject]:
         """Read the records so far, by `idx` and `sample`; see `read_records`."""

@@ -383,9 +383,3 @@ def check_distinct(
             "tokenizers differ: give both the model's own (--student_tokenizer, "
             "--teacher_tokenizer)"
         )
-
-
-def resolve_dtype(choice: str, device: torch.device) -> str:
-    """Return the dtype that `auto` stands for: bfloat16 on a GPU, float32 on a CPU."""
-    best = "float32" if device.type == "cpu" else "bfloat16"
-    return best if choice == "auto" else choice

@@ -183,7 +183,7 @@ def parse(argv: Sequence[str], *, on_hub: bool = False) -> Job:
 
 def _parse(argv: Sequence[str], *, on_hub: bool) -> Job:
     recipe, flags, options = check(argv)
-    _, data, _, run, _ = options
+    model, data, method, run, _ = options
     # Names are asked for before torch is imported, so that a wrong one is answered at once.
     if on_hub:
         check_names(*options)
@@ -201,11 +201,13 @@ def _parse(argv: Sequence[str], *, on_hub: bool) -> Job:
         run.per_device_train_batch_size and run.gradient_accumulation_steps
     ):
         flags = [f"--global_batch_tokens={PAPER_TOKENS}", *flags]
+    # The constructor of the arguments looks there for a run that is going on.
+    if not run.output_dir:
+        flags = [*flags, f"--output_dir={model.output_dir(method.method)}"]
     parsed: Any = _full_parser().parse_args_into_dataclasses(flags, look_for_args_file=False)
     model, data, args, _ = parsed
     if args.eval_strategy != "no" and not evaluates:
         raise ValueError("--eval_strategy needs --eval_fraction or --eval_dataset")
-    args.output_dir = args.output_dir or model.output_dir(args.method)
     job = Job(model, data, args, recipe)
     # The last result of the parser is a namespace of the arguments that no dataclass has.
     namespace = options[-1]

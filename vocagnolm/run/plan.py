@@ -42,6 +42,7 @@ def plan(assembled: Assembled, checkpoint: str | None = None) -> str:
     # A store has no model that the loop above could name, so the guide describes it.
     if models.guide:
         lines += [f"teacher    {stored}" for stored in models.guide.describe()]
+    lines.append(f"precision  {run.describe_precision()}")
     lines.append(f"method     {_method(job)}")
     lines += describe_documents(documents, models)
     if len(documents.blocks.parts) > 1:

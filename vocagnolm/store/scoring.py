@@ -25,9 +25,9 @@ from vocagnolm.io import check_writable, count_reasons, differences, versions
 from vocagnolm.models.load import (
     ModelSource,
     context_length,
-    resolve_dtype,
     revision_of,
 )
+from vocagnolm.models.precision import choose_dtype
 from vocagnolm.models.quantization import check_quantizer
 from vocagnolm.printing import print_main
 from vocagnolm.readers import Reader, TeacherReaders, teacher_reader
@@ -156,7 +156,8 @@ def score(options: Namespace) -> None:
     # Up to here all processes meet the same errors, and each ends by itself. Once they are
     # connected, one that failed alone would leave the others waiting.
     state = connect()
-    dtype = resolve_dtype(options.dtype, state.device)
+    begun = rank0(lambda: store.read_manifest(job.directory)).get("dtype")
+    dtype, why = choose_dtype(options.dtype, state.device, begun)
     # The plan holds all that decides the content of a store: a job with another plan is rejected.
     plan = {
         "teacher": options.teacher,
@@ -181,6 +182,8 @@ def score(options: Namespace) -> None:
         return
     scorer: Scorer | None = served
     if not scorer:
+        if state.is_main_process:
+            logger.info("%s computes in %s (%s)", options.teacher, dtype, why)
         model = source.load(getattr(torch, dtype), options.quantization, state.device)
         # Quantized weights were placed as they were loaded.
         if not options.quantization:

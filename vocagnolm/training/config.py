@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import wraps
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +21,8 @@ from vocagnolm.dist import check_connected, is_on_cpu, launched_processes
 from vocagnolm.doors import near, own_arguments, python_door
 from vocagnolm.extras import require, require_optimizer
 from vocagnolm.fields import aliases_of
+from vocagnolm.io import RUN_FILE, json_or_empty
+from vocagnolm.models.precision import choose_dtype
 from vocagnolm.training.options import (
     PAPER_TOKENS,
     DataOptions,
@@ -137,13 +140,38 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         self._set_batch()
 
     def _set_precision(self) -> None:
-        """Compute in bfloat16 where a GPU can, unless another precision is asked for."""
-        if self.bf16 is None:
-            has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-            self.bf16 = has_bf16 and not (self.use_cpu or self.fp16)
-        elif self.bf16 and not torch.accelerator.is_available():
+        """Compute in bfloat16 where the device multiplies in it, unless something else is asked.
+
+        A run goes on in the precision that it began in, whatever machine it resumes on.
+        """
+        choice = "auto"
+        if self.fp16:
+            choice = "float16"
+        elif self.bf16 is not None:
+            choice = "bfloat16" if self.bf16 else "float32"
+        has_cuda = torch.cuda.is_available()
+        on_cpu = self.use_cpu or not (has_cuda or torch.accelerator.is_available())
+        # On a GPU of another kind Trainer may refuse bfloat16, so it has to be asked for.
+        has_products = on_cpu or (has_cuda and torch.cuda.is_bf16_supported())
+        dtype, self.why_precision = "float32", "the GPU has no products in bfloat16"
+        if choice != "auto" or has_products:
+            device = torch.device("cpu" if on_cpu else "cuda")
+            begun = _begun_in(self.output_dir)
+            dtype, self.why_precision = choose_dtype(choice, device, begun)
+        # A plan for a GPU may be made on a CPU, unless its precision is that of the CPU.
+        self.is_precision_of_cpu = on_cpu and choice == "auto"
+        self.bf16 = dtype == "bfloat16"
+        if self.bf16 and not torch.accelerator.is_available():
             # Trainer takes bfloat16 on a CPU only where a CPU is asked for.
             self.use_cpu = True
+
+    def describe_precision(self) -> str:
+        """Say what the student computes in, and why."""
+        if not self.is_mixed:
+            return f"float32 ({self.why_precision})"
+        dtype = "float16" if self.fp16 else "bfloat16"
+        why = self.why_precision if self.bf16 or self.fp16 else "as the launcher says"
+        return f"products in {dtype}, weights in float32 ({why})"
 
     @property
     def is_sharded(self) -> bool:
@@ -223,6 +251,17 @@ def _check_choices(option: str, values: list[Any], choices: list[str]) -> None:
         # Python may give a member of the Enum itself, which needs no check.
         if isinstance(value, str) and value not in choices:
             raise ValueError(f"--{option}: there is no {value}{near(value, choices)}")
+
+
+def _begun_in(output_dir: str | None) -> str | None:
+    """Return the precision of the run that a directory holds, if it holds one."""
+    # Without a name the directory is chosen later, by the models.
+    settings = json_or_empty(Path(output_dir) / RUN_FILE) if output_dir else {}
+    if settings.get("fp16"):
+        return "float16"
+    if "bf16" not in settings:
+        return None
+    return "bfloat16" if settings["bf16"] else "float32"
 
 
 def check_arguments(args: TrainingArguments) -> None:

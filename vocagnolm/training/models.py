@@ -18,9 +18,9 @@ from vocagnolm.models.load import (
     ModelSource,
     check_distinct,
     context_length,
-    resolve_dtype,
 )
 from vocagnolm.models.memory import Sizes, sizes_of
+from vocagnolm.models.precision import choose_dtype
 from vocagnolm.models.quantization import quantization
 from vocagnolm.models.sharding import shard_inside_machine
 from vocagnolm.objective import StoredTeacher
@@ -127,9 +127,20 @@ def read_models(
         reader=student_reader(student.tokenizer, length, options.student_chat_template),
         teachers=teachers,
         guide=_guide_of(student, teachers, model, options),
-        teacher_dtype=resolve_dtype(options.teacher_dtype, device),
+        teacher_dtype=_teacher_dtype(options, device),
         options=options,
     )
+
+
+def _teacher_dtype(options: GuidanceOptions, device: torch.device) -> str:
+    """Return the dtype of the teachers' weights; on a CPU `auto` is what the student computes in.
+
+    So the precision of a run on a CPU is one setting, which its directory keeps.
+    """
+    choice = options.teacher_dtype
+    if choice == "auto" and device.type == "cpu" and isinstance(options, VocAgnoConfig):
+        choice = "bfloat16" if options.is_mixed else "float32"
+    return choose_dtype(choice, device)[0]
 
 
 def _sources(model: ModelOptions, options: GuidanceOptions) -> list[ModelSource]:
@@ -191,8 +202,9 @@ def _with_attention(
     trains = source.role == "student"
     if not isinstance(options, VocAgnoConfig) or not options.is_mixed:
         return source
-    # A plan is for a GPU, wherever it is made.
-    if device.type != "cuda" and not options.dry_run:
+    # A plan is for a GPU, wherever it is made, unless its precision is that of this processor.
+    is_planned = options.dry_run and not options.is_precision_of_cpu
+    if device.type != "cuda" and not is_planned:
         return source
     # The user's choice is kept, whether it was made by the option or by loading the model.
     if source.loaded is not None or options.attn_implementation:

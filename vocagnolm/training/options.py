@@ -124,7 +124,7 @@ class LoadOptions:
         aliases=["--teacher_tokenizer_name_or_path"],
     )
     teacher_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "Precision of the teacher; auto is bfloat16 on a GPU, float32 on a CPU."
+        "auto", "Precision of the teacher; auto is bfloat16 on a GPU, on a CPU the student's."
     )
     teacher_quantization: str | None = option(
         None, "fp8, nf4, int8, or a quantization config of transformers as JSON."
@@ -333,7 +333,10 @@ class RunOptions:
         42, "Seed of the order of packed sequences, of adapters and dropout.", first=True
     )
     bf16: bool | None = option(
-        None, "bfloat16 compute; by default on GPUs that have it.", first=True, **_SWITCH
+        None,
+        "bfloat16 compute; by default where the GPU or CPU multiplies in it.",
+        first=True,
+        **_SWITCH,
     )
     activation_checkpointing: bool | None = option(
         None, "Keep the layers' inputs only, and compute them again.", first=True, **_SWITCH
