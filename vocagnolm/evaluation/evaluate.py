@@ -55,7 +55,9 @@ def evaluate(arguments: Namespace) -> None:
     if not arguments.dry_run:
         rank0(lambda: check_writable(directory.path))
         begun = rank0(directory.settings).get("dtype")
-        arguments.dtype, why = choose_dtype(arguments.dtype, state.device, begun)
+        # Processes on machines of several kinds need one answer.
+        choice = arguments.dtype
+        arguments.dtype, why = rank0(lambda: choose_dtype(choice, state.device, begun))
     source = ModelSource(arguments.model, "model", arguments.revision)
     config, tokenizer, chat, tasks = _read_all_but_weights(arguments, source)
     new_tokens = max(task.benchmark.max_new_tokens for task in tasks)

@@ -157,7 +157,8 @@ def score(options: Namespace) -> None:
     # connected, one that failed alone would leave the others waiting.
     state = connect()
     begun = rank0(lambda: store.read_manifest(job.directory)).get("dtype")
-    dtype, why = choose_dtype(options.dtype, state.device, begun)
+    # Processes on machines of several kinds need one answer.
+    dtype, why = rank0(lambda: choose_dtype(options.dtype, state.device, begun))
     # The plan holds all that decides the content of a store: a job with another plan is rejected.
     plan = {
         "teacher": options.teacher,
