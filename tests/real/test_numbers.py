@@ -65,6 +65,22 @@ def test_losses_equal_those_of_full_logits(
 
 
 @pytest.mark.parametrize("name", [SMOLLM2, GEMMA])
+def test_losses_with_products_in_bfloat16_are_near_those_in_float32(name: str) -> None:
+    """As a student computes them with --bf16; its weights stay in float32."""
+    directory = real_model(name)
+    model: Any = ModelSource(str(directory), "student").load(torch.float32).eval()
+    ids = ids_of(directory, 1)
+    with torch.no_grad():
+        expected = losses_of_logits(model, ids)
+        add_token_losses(model)
+        with torch.autocast("cpu", torch.bfloat16):
+            losses = model(input_ids=ids, labels=ids, token_losses=True)[:, 1:]
+    errors = losses - expected
+    assert 0 < float(errors.square().mean().sqrt()) < 0.1
+    assert abs(float(errors.mean())) < 0.02
+
+
+@pytest.mark.parametrize("name", [SMOLLM2, GEMMA])
 def test_gradients_equal_those_of_full_logits(name: str) -> None:
     directory = real_model(name)
     # Float32 rounds the product with the head to some 1e-4 of a gradient, so both are in float64.
