@@ -183,7 +183,7 @@ def test_losses_in_bfloat16_are_as_near_as_those_of_logits(
             losses = model(input_ids=ids, labels=ids, token_losses=True)[:, 1:]
     assert exact.std() > 1
     assert losses.dtype == torch.float32
-    # Seen: .018 for both. A loss that is itself rounded to bfloat16 is .011 further off.
+    # Seen: .0178 for both, and .0215 where the losses themselves are rounded, too.
     assert error(losses, exact) <= min(0.025, 1.1 * error(usual, exact))
     assert 0 < (losses - exact).abs().max() < 0.1
 
