@@ -122,6 +122,7 @@ def test_run_records_every_item_once(tmp_path: Path) -> None:
         assert record == {
             "benchmark": "gsm8k",
             "idx": item.idx,
+            "question": item.question,
             "prompt_sha256": text_sha256(prompt),
             "n_prompt_tokens": len(prompt),
             "n_new_tokens": 3,

@@ -164,6 +164,7 @@ def run(
                     if task.sampling:
                         record["sample"] = sample
                     record |= {
+                        "question": item.question,
                         "prompt_sha256": text_sha256(task.prompts[item.idx]),
                         "n_prompt_tokens": completion.n_prompt_tokens,
                         "n_new_tokens": completion.n_new_tokens,

@@ -26,6 +26,7 @@ from vocagnolm.printing import print_main
 from vocagnolm.report.findings import UNDECIDED, Comparison, compare, difference, findings
 from vocagnolm.report.paper import Row
 from vocagnolm.report.plots import bar_series, draw_bars, draw_curves, embed, read_curves
+from vocagnolm.report.questions import difference_rows, pairing_heading
 from vocagnolm.report.render import TEMPLATES
 from vocagnolm.report.runs import (
     differing,
@@ -42,6 +43,10 @@ _PAIRINGS = (
     "by one run only. p: McNemar's exact test, two-sided; p (Holm): corrected for the number of "
     "benchmarks. With several outputs per item, a run is right that has more right outputs, and p "
     f"is of the exact sign-flip test over items. {_STAR}"
+)
+_DIFFERENCES = (
+    "Items of different evaluators are paired by their question. Those that only one of the two "
+    "has are left out, and so are questions that come twice."
 )
 _COSTS = (
     "Tokens/s: the median of the log. Time: since the training was last started. FLOPs: of the "
@@ -136,12 +141,13 @@ def _pairings(comparison: Comparison) -> list[_Section]:
     tables: dict[str, list[list[str]]] = {}
     for pairing in comparison.pairings:
         first, other, column = pairing["first"], pairing["other"], pairing["column"]
+        other_column = pairing.get("other_column", column)
         head = ["run", "benchmark", "points", "95 % interval", "items"]
         head += [f"only {first} right", "only the run right", "p", "p (Holm)"]
         rows = tables.setdefault(first, [head])
         # The difference is no better than either of its two numbers.
-        is_marked = (first, column) in marked or (other, column) in marked
-        row = [other, heading(column) + ("*" if is_marked else "")]
+        is_marked = (first, column) in marked or (other, other_column) in marked
+        row = [other, pairing_heading(pairing) + ("*" if is_marked else "")]
         rows.append(row)
         # The reason takes the place of the points, and a dash that of the other cells.
         if pairing["not_paired"]:
@@ -159,6 +165,11 @@ def _pairings(comparison: Comparison) -> list[_Section]:
     sections: list[_Section] = []
     for first, rows in tables.items():
         sections.append((f"Points above {first}, over the same items", rows, [_PAIRINGS]))
+    # Evaluations of different evaluators are all paired with the first one.
+    differences = difference_rows(comparison.pairings)
+    if differences:
+        head = ["run", "benchmark", "setting", comparison.runs[0].label, "the run"]
+        sections.append(("What differs besides the model", [head, *differences], [_DIFFERENCES]))
     return sections
 
 
@@ -242,6 +253,9 @@ def write_comparison(comparison: Comparison, directory: Path) -> None:
         figure = draw_bars(series, headings, f"Accuracies; verdicts of {graders}")
         figure.savefig(directory / "comparison.png")
         pictures.append(("Accuracy", embed(figure), _BARS))
+    else:
+        # An earlier comparison may have had accuracies.
+        (directory / "comparison.png").unlink(missing_ok=True)
     # A run that was stopped before its first log has no curves.
     curves = read_curves(comparison.settings)
     if curves:
@@ -261,9 +275,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Compare runs, from here and from Weights & Biases."""
     parser = Parser("vocagnolm compare", __doc__)
     add = parser.add_argument
+    run = "A run, or an evaluation: ours, lm-eval's with --log_samples, or lighteval's details."
     projects = "Runs in Weights & Biases; with --output_dir they are kept there."
     row = "A row of the paper, or a whole table, as 'Table 2'; again for more."
-    add("runs", nargs="*", type=Path, metavar="RUN", help="A run, or an evaluation.")
+    add("runs", nargs="*", type=Path, metavar="RUN", help=run)
     add("--wandb", nargs="+", default=[], metavar="ENTITY/PROJECT", help=projects)
     add("--reported", action="append", default=[], metavar="NAME", help=row)
     add("--output_dir", type=Path, help="Gets comparison.html, .md, .json and .png.")

@@ -9,12 +9,13 @@ from statistics import fmean
 
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES
 from vocagnolm.report.paper import Row, read_reported
+from vocagnolm.report.questions import pair_by_question, pairing_heading, read_foreign_run
 from vocagnolm.report.runs import (
     Run,
     TrainingRun,
     find_places,
     group_by_setting,
-    heading,
+    holds_evaluation,
     read_run,
     read_training,
 )
@@ -29,6 +30,8 @@ _CONTROLS = {
     "random tokens": "the random control (--method random)",
 }
 _CHOOSING = {"VocAgnoLM", "Rho-1", "chunks"}
+# A sentence has so many differences without an average, as many as the paper has benchmarks.
+_MOST_NUMBERS = 9
 # Losses per token are of the same tokens where these options are equal.
 _OF_TOKENS = ("student", "student_tokenizer", "eval_fraction")
 
@@ -47,7 +50,8 @@ class Comparison:
     # The paper's numbers have row, table, column and reported.
     reported: Sequence[Row]
     # `pair` has compared every other run with the first of its protocol: few-shot or chat, greedy
-    # or drawn in the same way.
+    # or drawn in the same way. `pair_by_question` has compared those of other evaluators with the
+    # first of all.
     pairings: Sequence[Row]
 
 
@@ -61,7 +65,8 @@ def compare(paths: Sequence[Path], reported: Sequence[str] = ()) -> Comparison:
     trained = []
     for label, (run_directory, evaluation_directory) in places.items():
         if evaluation_directory:
-            evaluated.append(read_run(label, evaluation_directory))
+            read = read_run if holds_evaluation(evaluation_directory) else read_foreign_run
+            evaluated.append(read(label, evaluation_directory))
         if run_directory:
             trained.append(read_training(label, run_directory))
     # The first few-shot evaluation and the first chat are the baselines of the others of their
@@ -70,6 +75,11 @@ def compare(paths: Sequence[Path], reported: Sequence[str] = ()) -> Comparison:
     baselines: dict[tuple[bool, str], Run] = {}
     pairings: list[Row] = []
     for run in evaluated:
+        # Another evaluator's protocol is its own, and what differs from the first one is listed.
+        if run is not evaluated[0] and (run.foreign_tasks or evaluated[0].foreign_tasks):
+            pairings += pair_by_question(evaluated[0], run)
+        if run.foreign_tasks:
+            continue
         baseline = baselines.setdefault((run.prompts == "chat", run.sampling), run)
         if baseline is not run:
             pairings += pair(baseline, run)
@@ -115,10 +125,17 @@ def _answers(comparison: Comparison) -> list[str]:
         # An average speaks for its benchmarks.
         averages = [row for row in rows if row["column"] in AVERAGES]
         differences = []
-        for row in averages[:1] or rows:
+        for row in averages[:1] or rows[:_MOST_NUMBERS]:
             points, interval = difference(row)
-            differences.append(f"{heading(row['column'])} {points} ({interval})")
+            differences.append(f"{pairing_heading(row)} {points} ({interval})")
+        if not averages and len(rows) > _MOST_NUMBERS:
+            differences.append(f"and {len(rows) - _MOST_NUMBERS} more")
         sentences.append(f"{other} against {first}, in points: {'; '.join(differences)}.")
+        settings: dict[str, None] = {}
+        for row in rows:
+            settings |= dict.fromkeys(name for name, *_ in row.get("differences", []))
+        if settings:
+            sentences[-1] += f" Besides the model, they differ in: {', '.join(settings)}."
     return sentences
 
 

@@ -12,6 +12,7 @@ from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BE
 from vocagnolm.evaluation.tasks.tasks import read_records
 from vocagnolm.hub import public_name
 from vocagnolm.io import RUN_FILE, JsonObject, json_or_empty, read_json
+from vocagnolm.report.foreign import ForeignTask, find_foreign
 from vocagnolm.report.paper import Row, teacher_name
 
 # An item, by `idx`, is the number of its right outputs, the hash of the prompt, and the gold.
@@ -68,6 +69,8 @@ class Run:
     # Notes are reasons not to put numbers next to published ones, each with its columns, and the
     # engine.
     notes: Sequence[str]
+    # Another evaluator's tasks hold their items.
+    foreign_tasks: Sequence[ForeignTask] = ()
 
     def items(self, benchmark: str) -> Items:
         """Read the items of a benchmark, and compare their counts with `results.json`."""
@@ -143,7 +146,7 @@ def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | No
     """Find runs of vocagnolm train and evaluations in directories, or in their `evaluation/`.
 
     Returns by label the directory with the settings of a run, and the one with the results of an
-    evaluation; chats and drawn outputs have labels of their own.
+    evaluation, of ours or of another evaluator; chats and drawn outputs have labels of their own.
     """
     # An entry has name, path, directory of the run and directory of the evaluation.
     entries: list[tuple[str, Path, Path | None, Path | None]] = []
@@ -152,18 +155,18 @@ def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | No
         run = path if _holds(path / RUN_FILE, "method") else None
         evaluation = None
         for directory in (path / EVALUATION_FOLDER, path):
-            if evaluation is None and _holds(directory / RESULTS_FILE, "benchmarks"):
+            if evaluation is None and holds_evaluation(directory):
                 evaluation = directory
-        others = []
-        for folder in _OTHER_FOLDERS:
-            if _holds(path / folder / RESULTS_FILE, "benchmarks"):
-                others.append(folder)
+        others = [folder for folder in _OTHER_FOLDERS if holds_evaluation(path / folder)]
+        if not (run or evaluation or others) and find_foreign(path):
+            evaluation = path
         if run or evaluation:
             entries.append((name, path, run, evaluation))
         elif not others:
             raise ValueError(
                 f"{path}: no {RUN_FILE} of a run, and no {RESULTS_FILE} of an evaluation in it or "
-                f"in its {EVALUATION_FOLDER}/: {_advice(path)}"
+                f"in its {EVALUATION_FOLDER}/, and no items of lm-eval or lighteval: "
+                f"{_advice(path)}"
             )
         for folder in others:
             label = folder.replace(EVALUATION_FOLDER, name)
@@ -175,6 +178,11 @@ def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | No
         label = name if names.count(name) == 1 else str(path)
         places[label] = run, evaluation
     return places
+
+
+def holds_evaluation(directory: Path) -> bool:
+    """Return True for the directory of an evaluation of ours."""
+    return _holds(directory / RESULTS_FILE, "benchmarks")
 
 
 def _holds(path: Path, key: str) -> bool:

@@ -17,7 +17,9 @@ from vocagnolm.report.runs import Items, Run, conditions_that_differ, heading, i
 
 RESAMPLES = 10_000
 _Floats = npt.NDArray[np.float64]
-_PAIRING = "first other column points low high items only_first only_other p p_holm not_paired"
+PAIRING = (
+    "first other column points low high items only_first only_other p p_holm not_paired"
+).split()
 
 
 def pair(first: Run, other: Run) -> list[Row]:
@@ -35,7 +37,7 @@ def pair(first: Run, other: Run) -> list[Row]:
     other_columns = {score["column"] for score in other.scores}
     # Averages come after their members in this order, so that their differences are there.
     for name in in_order(first_columns & other_columns):
-        row: Row = dict.fromkeys(_PAIRING.split())
+        row: Row = dict.fromkeys(PAIRING)
         row |= {"first": first.label, "other": other.label, "column": name}
         rows.append(row)
         if name in AVERAGES:
