@@ -44,7 +44,6 @@ STAND_INS = {
     "T": "teacher",
     "HuggingFaceTB/SmolLM2-135M": "student",
     "Qwen/Qwen2.5-0.5B": "teacher",
-    "Qwen/Qwen2.5-Math-7B-Instruct": "teacher",
 }
 # Options that a small run needs are added to a command, by how it begins: few steps, in a context
 # that the stand-ins have, and items that need no network.
@@ -55,17 +54,15 @@ _FEW_ITEMS = "--benchmarks demo --limit 8"
 ADDED = {
     "vocagnolm demo": "--seeds 0 --options max_steps=60",
     "vocagnolm train --config demo --student student": "--max_steps 50",
-    "vocagnolm train --teacher Qwen/Qwen2.5-Math-7B-Instruct": f"{_OWN_PAIR} --output_dir runs/p",
     "vocagnolm train --student S --teacher T": f"{_SHORT} --output_dir runs/mine",
     "vocagnolm train --student S --method cpt": f"{_SHORT} --output_dir runs/cpt",
     "vocagnolm train --student S --teacher_losses": f"{_SHORT} --output_dir runs/t",
-    "vocagnolm train --student HuggingFaceTB/SmolLM2-135M": f"{_SHORT} --output_dir runs/own",
+    "vocagnolm train --student HuggingFaceTB/SmolLM2-135M": _SHORT,
     "vocagnolm evaluate --model runs/mine": _FEW_ITEMS,
     "vocagnolm evaluate --model runs/guided --benchmarks demo": "--limit 40",
     "vocagnolm evaluate --model runs/plain --benchmarks demo": "--limit 40",
-    "vocagnolm evaluate --model runs/guided --benchmarks gsm8k,math": (
-        "--benchmarks demo --limit 8 --output_dir runs/items"
-    ),
+    "vocagnolm evaluate --model runs/smollm2-accept": _FEW_ITEMS,
+    "vocagnolm evaluate --model runs/smollm2-plain": _FEW_ITEMS,
     f"vocagnolm train --config {_PAPER} --dry_run": (f"--teacher teacher {_OWN_PAIR}"),
     f"vocagnolm prepare --config {_PAPER}": (f"--teacher teacher {_OWN_PAIR}"),
 }

@@ -50,7 +50,11 @@ def test_eight_lines_the_command_and_a_recipe_give_the_same_weights(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(world.root)
-    names = {"student": str(world.student), "teacher": [str(world.teacher)], "top_k": 0.4}
+    names = {
+        "student": str(world.student),
+        "teacher": [str(world.teacher)],
+        "selection": "accept",
+    }
     options = {**names, "dataset": ["pages.jsonl"], **SHORT}
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump({**options, "output_dir": str(tmp_path / "recipe")}))
@@ -66,10 +70,10 @@ def test_eight_lines_the_command_and_a_recipe_give_the_same_weights(
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     code = re.findall(r"^```python\n(.*?)^```", readme, flags=re.MULTILINE | re.DOTALL)[0]
     for ours, theirs in (
-        ("TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T", str(world.student)),
-        ("Qwen/Qwen2.5-Math-7B-Instruct", str(world.teacher)),
-        ("runs/mine", str(tmp_path / "mine")),
-        ("per_device_train_batch_size=4", "**SHORT"),
+        ("HuggingFaceTB/SmolLM2-135M", str(world.student)),
+        ("Qwen/Qwen2.5-0.5B", str(world.teacher)),
+        ("runs/smollm2", str(tmp_path / "mine")),
+        ("max_length=512, global_batch_tokens=8192", "**SHORT"),
     ):
         assert ours in code
         code = code.replace(ours, theirs)
