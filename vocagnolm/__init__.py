@@ -27,6 +27,7 @@ The method lies flat here; everything around it is in packages. Read it in this 
     attention      where documents end in a packed row
     output_head    hidden states -> logits, a tile at a time
     token_loss     Eq. 1: the loss of every token
+    weighted_loss  Eq. 3 in one pass of the head, where a weight follows from the token's own losses
     guidance       Eq. 2, Eq. 4: losses in, weights out
     distillation   Eq. 5, Eq. 6
     objective      what a method makes of a batch, and where the teacher's losses come from

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from vocagnolm.method import Distance
 from vocagnolm.output_head import (
+    SPREAD,
     Head,
     HeadGradients,
     log_softmax_,
@@ -28,9 +29,6 @@ from vocagnolm.output_head import (
 )
 from vocagnolm.token_loss import by_predicted_token
 
-# Gradients are as many times too large until backward: float16 would round small ones to zero
-# before its loss scaling, which comes later, could help. Exact in every dtype.
-_SPREAD = 1024.0
 # Probabilities that are ordered at a time: as many as a CPU's cache holds, and as keep a GPU busy.
 _ORDERED, _ORDERED_CUDA = 2**20, 2**24
 
@@ -134,7 +132,7 @@ class _Distilled(torch.autograd.Function):
                     distance_R[index * rows :][: len(other_K)], gradient_KV = compared
                     gradient_KV.mul_(pairs.factor).add_(p_KV)
                 if any(needed):
-                    gradient_KV = head.gradient(gradient_KV, target_K1, _SPREAD, slope_KV)
+                    gradient_KV = head.gradient(gradient_KV, target_K1, SPREAD, slope_KV)
                     gradients.add(row_K, gradient_KV, hidden_KD)
         # Rows without a label have no tile and a loss of 0, so they add nothing.
         total = (loss_N.sum() + pairs.factor * distance_R.sum()).float()
@@ -148,7 +146,7 @@ class _Distilled(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: object) -> tuple[Tensor | None, ...]:
         # The gradient of the total is one number, by which the sums made in forward are scaled.
-        factor = grad / _SPREAD
+        factor = grad / SPREAD
         sums = (None if sums is None else sums * factor for sums in ctx.saved_tensors)
         return *sums, *[None] * 4
 

@@ -35,6 +35,7 @@ from vocagnolm.guidance import (
 from vocagnolm.method import Method, Unmapped
 from vocagnolm.output_head import last_hidden_state, read_head
 from vocagnolm.token_loss import add_token_losses, first_tokens
+from vocagnolm.weighted_loss import OwnWeights
 
 
 class TeacherLosses(NamedTuple):
@@ -175,6 +176,29 @@ class Objective:
             return None
         assert self.teacher is not None
         return self.teacher.losses(batch, with_entropies=self.method.with_entropies)
+
+    def own_weights(self, batch: Batch, teacher: TeacherLosses | None) -> OwnWeights | None:
+        """Return what weighs each token by its own losses, as `select` does.
+
+        None where the weights of a batch depend on one another.
+        """
+        by_itself = self.method.accepts or self.method.choice == "all"
+        # What a method of the user's own looks at is not known.
+        if not by_itself or type(self) is not Objective:
+            return None
+        valid_BS = batch["labels"] != IGNORED_LABEL
+        token_M = first_tokens(valid_BS, label_tokens(batch))
+        valid_N = valid_BS.flatten()
+        if teacher is None:
+            return OwnWeights(token_M, lambda _, token_K: valid_N[token_K].float())
+        loss_BS, mapped_BS = self._on_student(teacher.loss_BT, batch, teacher)
+        teacher_loss_N, mapped_N = loss_BS.flatten(), mapped_BS.flatten()
+
+        def weigh(loss_K: Tensor, token_K: Tensor) -> Tensor:
+            teacher_loss_K, mapped_K = teacher_loss_N[token_K], mapped_N[token_K]
+            return accept_tokens(loss_K, teacher_loss_K, valid_N[token_K], mapped_K)
+
+        return OwnWeights(token_M, weigh)
 
     def select(
         self, student_loss_BS: Tensor, batch: Batch, teacher: TeacherLosses | None = None

@@ -18,6 +18,9 @@ from vocagnolm.attention import RowSegments, segment_call, takes_segments
 # below a tenth of the full logits of one packed sequence.
 TILE_LOGITS_CUDA = 2**26
 TILE_LOGITS = 2**23
+# Gradients that are made in forward are as many times too large until backward: float16 would round
+# small ones to zero before its loss scaling, which comes later, could help. Exact in every dtype.
+SPREAD = 1024.0
 
 
 class Head(NamedTuple):

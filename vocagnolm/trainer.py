@@ -275,14 +275,24 @@ class VocAgnoTrainer(ResumableTrainer):
                 teacher = self.objective.teacher_losses(inputs)
         # Only tokens that may get a weight need gradients of the head.
         used = self._count_tokens(inputs)
-        loss_BS: Tensor = self._student_losses(model, inputs, weighted_tokens=used)
+        own_weights = self.objective.own_weights(inputs, teacher)
+        loss_sum: Tensor | None = None
+        loss_BS: Tensor
+        if own_weights is None:
+            loss_BS = self._student_losses(model, inputs, weighted_tokens=used)
+        else:
+            # One pass of the head makes the losses, weighs them and makes their gradients.
+            one_pass = own_weights.losses
+            loss_sum, loss_BS = self._student_losses(model, inputs, instead=one_pass)
         guidance = self.objective.select(loss_BS, inputs, teacher)
         self.metrics.add_student(loss_BS, guidance.valid_BS, guidance.weight_BS, block_B)
         if teacher is not None:
             self.metrics.add_teacher(teacher.loss_BT, teacher.valid_BT, block_B)
             excess_BS = guidance.student_loss_BS - guidance.teacher_loss_BS
             self.metrics.add_excess(excess_BS, guidance.mapped_BS & guidance.valid_BS, block_B)
-        return (self.objective.weights(guidance) * loss_BS).sum()
+        if loss_sum is None:
+            loss_sum = (self.objective.weights(guidance) * loss_BS).sum()
+        return loss_sum
 
     def _distilled(self, model: nn.Module, inputs: Batch) -> Tensor:
         """Eq. 5 and 6: the sum of all losses, and of all distances from the teacher."""

@@ -109,9 +109,9 @@ def test_self_guided_full_selection_is_plain_language_modelling(
     plain = make_trainer(tmp_path, blocks, copy.deepcopy(student), options={"method": "cpt"})
     for trainer in (guided, plain):
         trainer.train()
+    # The one makes the head's gradient backward, the other forward: the last places differ.
     ours = parameters(guided)
-    for name, parameter in plain.model.named_parameters():
-        assert torch.equal(parameter, ours[name]), name
+    assert largest_difference(ours, parameters(plain)) < 1e-8
 
     # And plain means plain: the same steps with nothing of ours but the batches.
     model = copy.deepcopy(student)

@@ -1,0 +1,246 @@
+"""Weighted sums of losses in one pass of the head against full logits, and against two passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, VOCABULARY, assert_same_gradients, build, gradients
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.harness import alone, resident_bytes
+from vocagnolm import output_head
+from vocagnolm.token_loss import add_token_losses
+from vocagnolm.weighted_loss import OwnWeights
+
+LENGTH = 13
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several tiles, the last of them ragged, in every test."""
+    monkeypatch.setattr(output_head, "TILE_LOGITS", 4 * VOCABULARY + 1)
+
+
+def rows() -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, labels of which some are ignored, and another model's losses of the tokens."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(VOCABULARY, (2, LENGTH), generator=generator)
+    labels = ids.masked_fill(torch.rand(ids.shape, generator=generator) < 0.2, -100)
+    # The first token of a row is predicted by none.
+    labels[:, 0] = -100
+    return ids, labels, 8 * torch.rand(ids.shape, generator=generator)
+
+
+def places(labels: Tensor) -> Tensor:
+    return (labels != -100).flatten().nonzero()[:, 0]
+
+
+def accepted(loss: Tensor, other: Tensor) -> Tensor:
+    return (loss - other).clamp(max=0).exp()
+
+
+def weigh_by(labels: Tensor, other: Tensor) -> OwnWeights:
+    return OwnWeights(places(labels), lambda loss_K, at: accepted(loss_K, other.flatten()[at]))
+
+
+def one_pass(model: Any, ids: Tensor, labels: Tensor, tokens: OwnWeights) -> Any:
+    return model(input_ids=ids, labels=labels, token_losses=True, instead=tokens.losses)
+
+
+def reference(model: Any, ids: Tensor, labels: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """The weighted sum and the losses, from full logits, with the weights in float32."""
+    logits = model(input_ids=ids, use_cache=False).logits
+    losses = F.cross_entropy(logits[:, :-1].mT, labels[:, 1:], reduction="none", ignore_index=-100)
+    losses = F.pad(losses, (1, 0))
+    weights = accepted(losses.detach().float(), other)
+    assert ((weights > 0.05) & (weights < 0.95)).sum() > 3
+    assert (weights[labels != -100] == 1).any()
+    return (weights.to(losses.dtype) * losses).sum(), losses
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_sum_and_gradients_equal_full_logits_in_float64(name: str) -> None:
+    model = build(name).double()
+    ids, labels, other = rows()
+    expected, expected_losses = reference(model, ids, labels, other)
+    total, losses = one_pass(add_token_losses(model), ids, labels, weigh_by(labels, other))
+    assert total.dtype == losses.dtype == torch.float32
+    assert not losses.requires_grad
+    torch.testing.assert_close(total.double(), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(losses, expected_losses.float(), rtol=1e-6, atol=0)
+    # The gradient that comes in is a number that float32 holds exactly.
+    found = gradients(model, -0.75 * total)
+    assert_same_gradients(found, gradients(model, -0.75 * expected), relative=1e-10)
+
+
+@pytest.mark.parametrize("name", ["llama_tied", "gemma2", "phi"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_one_pass_equals_two(name: str, autocast: bool) -> None:
+    """In float32 but for the last places of gradients, and in bfloat16 but for its rounding."""
+    model = add_token_losses(build(name))
+    ids, labels, other = rows()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        total, losses = one_pass(model, ids, labels, weigh_by(labels, other))
+        # Told of the labels, both make the same tiles.
+        count = len(places(labels))
+        plain = model(input_ids=ids, labels=labels, token_losses=True, label_tokens=count)
+    assert torch.equal(losses, plain)
+    weighted = (accepted(plain.detach(), other) * plain).sum()
+    assert torch.equal(total, weighted)
+    expected = gradients(model, 0.3 * weighted)
+    assert_same_gradients(gradients(model, 0.3 * total), expected, 5e-2 if autocast else 1e-5)
+
+
+def test_each_token_with_a_label_is_weighed_once() -> None:
+    model = add_token_losses(build())
+    ids, labels, _ = rows()
+    seen: list[tuple[float, int]] = []
+
+    def weigh(loss_K: Tensor, token_K: Tensor) -> Tensor:
+        assert loss_K.dtype == torch.float32
+        assert len(loss_K) <= 4
+        seen.extend(zip(loss_K.tolist(), token_K.tolist(), strict=True))
+        return torch.ones_like(loss_K)
+
+    total, losses = one_pass(model, ids, labels, OwnWeights(places(labels), weigh))
+    assert [token for _, token in seen] == places(labels).tolist()
+    assert [loss for loss, _ in seen] == losses.flatten()[places(labels)].tolist()
+    assert (losses[labels == -100] == 0).all()
+    assert float(total.detach()) == pytest.approx(sum(loss for loss, _ in seen))
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_label_that_is_left_out_makes_the_sum_nan(missing: int) -> None:
+    model = add_token_losses(build())
+    ids, labels, other = rows()
+    tokens = weigh_by(labels, other)
+    tokens = tokens._replace(token_M=tokens.token_M[missing:])
+    total, losses = one_pass(model, ids, labels, tokens)
+    assert bool(total.isnan()) == bool(missing)
+    assert int(losses.isnan().sum()) == missing
+
+
+def test_ignored_tokens_with_nan_states_harm_nothing() -> None:
+    model = add_token_losses(build())
+    ids, labels, other = rows()
+    labels[:, -1] = -100
+    broken = torch.zeros(LENGTH, 1, dtype=torch.bool)
+    broken[-2:] = True  # these predict the ignored last token, and nothing
+    model.model.norm.register_forward_hook(lambda _, __, out: out.masked_fill(broken, torch.nan))
+    total, losses = one_pass(model, ids, labels, weigh_by(labels, other))
+    assert losses.isfinite().all()
+    assert all(gradient.isfinite().all() for gradient in gradients(model, total).values())
+
+
+def test_batch_without_a_label_has_gradients_of_zero() -> None:
+    model = add_token_losses(build("phi"))
+    ids, labels, other = rows()
+    labels.fill_(-100)
+    total, losses = one_pass(model, ids, labels, weigh_by(labels, other))
+    assert float(total.detach()) == 0
+    assert (losses == 0).all()
+    found = gradients(model, total)
+    assert "lm_head.weight" in found
+    assert all((gradient == 0).all() for gradient in found.values())
+
+
+@pytest.mark.parametrize("frozen", ["lm_head", "model"])
+def test_only_gradients_that_are_needed_are_made(
+    frozen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under adapters, where the head's would be as large as the head."""
+    model = add_token_losses(build("phi"))
+    ids, labels, other = rows()
+    getattr(model, frozen).requires_grad_(False)
+    expected = gradients(model, reference(model, ids, labels, other)[0])
+    made: list[list[bool]] = []
+    own = output_head.HeadGradients.add
+
+    def add(self: Any, *tile: Any) -> None:
+        made.append([gradient is not None for gradient in self.sums])
+        own(self, *tile)
+
+    monkeypatch.setattr(output_head.HeadGradients, "add", add)
+    with torch.no_grad():
+        one_pass(model, ids, labels, weigh_by(labels, other))
+    assert not made
+    total, _ = one_pass(model, ids, labels, weigh_by(labels, other))
+    assert made[0] == ([True, False, False] if frozen == "lm_head" else [False, True, True])
+    made.clear()
+    assert_same_gradients(gradients(model, total), expected)
+    assert not made
+
+
+def sum_of_one(logits: Tensor, dtype: torch.dtype, target: int = 0) -> Tensor:
+    """The loss of one token, whose logits are the weights of the head."""
+    head = output_head.Head(logits[:, None], None, 1.0, None, dtype)
+    tokens = OwnWeights(torch.ones(1).long(), lambda loss_K, _: torch.ones_like(loss_K))
+    targets = torch.tensor([[target, -100]])
+    return tokens.losses(torch.ones(1, 2, 1, dtype=dtype), targets, head)[0]
+
+
+def test_float16_gradients_survive_until_loss_scaling() -> None:
+    """Probabilities of e^-20, where float16 ends at 6e-8; its loss scaling comes backward only."""
+    found = []
+    for dtype in (torch.float32, torch.float16):
+        logits = torch.tensor([0.0, *[-20.0] * 40], dtype=dtype).requires_grad_()
+        (sum_of_one(logits, dtype) * 2.0**16).backward()
+        assert logits.grad is not None
+        found.append(logits.grad[1:].float())
+    torch.testing.assert_close(*found, rtol=0.03, atol=0)
+
+
+def test_gradients_of_a_bfloat16_head_sum_in_float32() -> None:
+    hidden, targets = torch.ones(1, 1601, 8), torch.zeros(1, 1601, dtype=torch.int64)
+    places = torch.arange(1, 1601)  # in 400 tiles
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        weight = torch.zeros(VOCABULARY, 8, dtype=dtype, requires_grad=True)
+        head = output_head.Head(weight, None, 1.0, None, dtype)
+        tokens = OwnWeights(places, lambda loss_K, _: torch.ones_like(loss_K))
+        labels = targets.clone()
+        labels[0, -1] = -100  # the last one predicts nothing
+        tokens.losses(hidden, labels, head)[0].backward()
+        assert weight.grad is not None
+        found.append(weight.grad.float())
+    torch.testing.assert_close(*found, rtol=1e-2, atol=0)
+
+
+def test_second_backward_pass_is_an_error() -> None:
+    """The first one has scaled in place what the forward pass has made."""
+    logits = torch.randn(41).requires_grad_()
+    total = sum_of_one(logits, torch.float32)
+    total.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
+
+
+def extra_bytes(words: int, hidden: int) -> int:
+    """Return what forward and backward add to the memory, beyond what a small head takes."""
+    output_head.TILE_LOGITS = 2**18
+
+    def step(words: int) -> None:
+        weight = torch.randn(words, hidden).requires_grad_()
+        head = output_head.Head(weight, None, 1.0, None, torch.float32)
+        tokens = OwnWeights(torch.arange(1, 513), lambda loss_K, _: torch.ones_like(loss_K))
+        states, targets = torch.randn(1, 513, hidden), torch.zeros(1, 513).long()
+        targets[0, -1] = -100
+        tokens.losses(states.requires_grad_(), targets, head)[0].backward()
+        assert weight.grad is not None
+
+    step(10)
+    before = resident_bytes("VmRSS")
+    step(words)
+    return resident_bytes("VmHWM") - before
+
+
+@pytest.mark.slow
+def test_memory_is_one_gradient_of_the_head_and_a_tile() -> None:
+    words, hidden = 32_000, 256
+    weight = words * hidden * 4
+    extra = alone(extra_bytes, words, hidden)
+    # The weight itself, its gradient, and a fifth of it for the tile and the states.
+    assert 1.9 * weight < extra < 2.3 * weight

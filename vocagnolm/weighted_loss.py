@@ -1,0 +1,115 @@
+"""Sums up weighted token losses, Eq. (3), where each weight follows from the token's own losses.
+
+Then a tile of logits tells all: the losses, their weights and the gradient of their weighted sum.
+It is made once, in the forward pass, and backward only multiplies the gradient: three products
+with the head, where losses that others have to be compared with take four.
+
+Shapes: B sequences, S positions, N = B * S rows, M tokens with a label, K of them in a tile, D
+hidden size, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from vocagnolm.conventions import IGNORED_LABEL
+from vocagnolm.output_head import (
+    SPREAD,
+    Head,
+    HeadGradients,
+    log_softmax_,
+    rows_per_tile,
+)
+from vocagnolm.token_loss import by_predicted_token
+
+
+class OwnWeights(NamedTuple):
+    """The tokens with a label, int64 places in the flat batch, and what weighs each of them.
+
+    `weigh` gets the losses of some tokens, float32 [K], and their places, and returns their
+    weights, float32 [K]. It is called once for every token, outside of autograd.
+    """
+
+    token_M: Tensor
+    weigh: Callable[[Tensor, Tensor], Tensor]
+
+    def losses(self, hidden_BSD: Tensor, targets_BS: Tensor, head: Head) -> tuple[Tensor, Tensor]:
+        """Return the sum of weight x loss, which alone has a gradient, and the losses [B, S].
+
+        Both are float32. It is called within the student's forward (`instead` of
+        `add_token_losses`). The gradient can be taken once: a second backward pass is an error.
+        """
+        total, loss_BS = _WeightedLoss.apply(  # type: ignore[no-untyped-call]
+            hidden_BSD.flatten(0, 1),
+            head.weight_VD,
+            head.bias_V,
+            head,
+            targets_BS,
+            self,
+            torch.is_grad_enabled(),
+        )
+        return total, loss_BS
+
+
+class _WeightedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        head: Head,
+        targets_BS: Tensor,
+        tokens: OwnWeights,
+        with_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
+        # Weight and bias are the head's. They are arguments of their own because autograd sees
+        # tensors among the arguments, and not those in a tuple.
+        head, targets_N = head.cast(), targets_BS.flatten()
+        # `needs_input_grad` does not know of `torch.no_grad`, under which gradients would be made
+        # and thrown away.
+        needed = [need and with_gradient for need in ctx.needs_input_grad[:3]]
+        gradients = HeadGradients(needed, hidden_ND, head)
+        # A token with a label that is left out keeps NaN, so that no one takes its loss for real.
+        loss_N = hidden_ND.new_full((len(targets_N),), torch.nan, dtype=head.sum_dtype)
+        loss_N.masked_fill_(targets_N == IGNORED_LABEL, 0.0)
+        weight_N = torch.zeros_like(loss_N, dtype=torch.float32)
+        rows = rows_per_tile(len(tokens.token_M), head)
+        tile_KV = head.tile(rows)
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            # `torch.split` gives one empty part of an empty tensor, which the slice removes.
+            for token_K in torch.split(tokens.token_M, rows)[: len(tokens.token_M)]:
+                # The distribution of a token is made at the place before it. No first token of a
+                # segment has a label, so the place before is in the same row.
+                row_K = token_K - 1
+                target_K1 = targets_N[row_K, None]
+                hidden_KD = hidden_ND[row_K].to(head.dtype)
+                logits_KV = head.logits(hidden_KD, tile_KV)
+                # The slope is read now, as the next line overwrites the logits.
+                slope_KV = head.slope(logits_KV) if any(needed) else None
+                log_p_KV = log_softmax_(logits_KV)
+                loss_K = -log_p_KV.gather(-1, target_K1)[:, 0]
+                weight_K = tokens.weigh(loss_K.float(), token_K)
+                loss_N[row_K], weight_N[row_K] = loss_K, weight_K
+                if any(needed):
+                    factor_K1 = SPREAD * weight_K[:, None]
+                    gradient_KV = head.gradient(log_p_KV.exp_(), target_K1, factor_K1, slope_KV)
+                    gradients.add(row_K, gradient_KV, hidden_KD)
+        ctx.save_for_backward(*gradients.sums)
+        loss_BS = by_predicted_token(loss_N.view_as(targets_BS)).float()
+        weight_BS = by_predicted_token(weight_N.view_as(targets_BS))
+        ctx.mark_non_differentiable(loss_BS)
+        return (weight_BS * loss_BS).sum(), loss_BS
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: object) -> tuple[Tensor | None, ...]:
+        # The gradient of the sum is one number. It multiplies in place what was made in forward, as
+        # a second tensor of the head's size would be the largest of all. Autograd notices a second
+        # backward pass, which would find the product.
+        factor = grad / SPREAD
+        sums = (None if sums is None else sums.mul_(factor) for sums in ctx.saved_tensors)
+        return *sums, *[None] * 4
