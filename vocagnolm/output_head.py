@@ -138,6 +138,14 @@ def rows_per_tile(rows: int, *heads: Head) -> int:
     return max(1, min(rows, tile_rows(words) if is_cuda else TILE_LOGITS // words))
 
 
+def trained_rows_per_tile(rows: int, head: Head) -> int:
+    """Return the rows of a tile whose losses and gradients are made together."""
+    # For such a tile the whole weight is read twice, and its whole gradient read and written. On a
+    # CPU few rows would wait for that memory, so a tile has up to an eighth of the weight's.
+    least = 1 if head.weight_VD.is_cuda else head.weight_VD.shape[1] // 8
+    return max(rows_per_tile(rows, head), min(rows, least))
+
+
 def tile_rows(words: int) -> int:
     """Return the rows of a tile on a GPU.
 

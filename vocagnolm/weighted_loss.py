@@ -21,7 +21,7 @@ from vocagnolm.output_head import (
     Head,
     HeadGradients,
     log_softmax_,
-    rows_per_tile,
+    trained_rows_per_tile,
 )
 from vocagnolm.token_loss import by_predicted_token
 
@@ -77,7 +77,7 @@ class _WeightedLoss(torch.autograd.Function):
         loss_N = hidden_ND.new_full((len(targets_N),), torch.nan, dtype=head.sum_dtype)
         loss_N.masked_fill_(targets_N == IGNORED_LABEL, 0.0)
         weight_N = torch.zeros_like(loss_N, dtype=torch.float32)
-        rows = rows_per_tile(len(tokens.token_M), head)
+        rows = trained_rows_per_tile(len(tokens.token_M), head)
         tile_KV = head.tile(rows)
         with torch.autocast(hidden_ND.device.type, enabled=False):
             # `torch.split` gives one empty part of an empty tensor, which the slice removes.

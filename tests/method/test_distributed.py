@@ -31,6 +31,7 @@ JOBS: list[dict[str, Any]] = [
     {"processes": 2, "models": "tied", "fsdp": True, "training": {"bf16": True}},
     *({"processes": 2, "models": "plain", "fsdp": False, "method": m} for m in METHODS),
     *({"processes": 2, "models": "plain", "fsdp": True, "method": m} for m in ("kld", "uld")),
+    {"processes": 2, "models": "tied", "fsdp": True, "method": "accept", "training": CHECKPOINTED},
     *(
         {"processes": 2, "models": "plain", "fsdp": fsdp, "method": "turns"}
         for fsdp in (False, True)

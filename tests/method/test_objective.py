@@ -31,6 +31,14 @@ class Hardest(Objective):
         return found._replace(weight_BS=weight_BS.float())
 
 
+class Halved(Objective):
+    """A user's own method on top of acceptance."""
+
+    def select(self, student_loss_BS: Any, batch: Any, teacher: Any = None) -> Any:
+        found = super().select(student_loss_BS, batch, teacher)
+        return found._replace(weight_BS=found.weight_BS / 2)
+
+
 WRONG: list[dict[str, Any]] = [
     {"method": "ppo"},
     {"method": "nothing:Here"},
@@ -252,6 +260,56 @@ def test_counts_before_a_forward_are_those_after(method: Method) -> None:
     by_labels = method.loss_divisor == "all" or method.accepts
     expected = labels.sum() if by_labels else weights.sum()
     assert objective.divisor_tokens(batch) == pytest.approx(float(expected))
+
+
+def counted_batch(teachers: int) -> tuple[Any, torch.Tensor, TeacherLosses]:
+    batch, student, losses = random_batch(teachers)
+    labels = batch["labels"] != IGNORED_LABEL
+    batch |= {"mapped_tokens": labels.sum(-1).tolist(), "unmapped_tokens": [0] * len(labels)}
+    return batch, student, losses
+
+
+@pytest.mark.parametrize(
+    ("method", "teachers"),
+    [
+        (Method("cpt"), 0),
+        (Method(selection="accept"), 1),
+        (Method(selection="accept", unselected_weight=0.3, teacher_reduction="min"), 2),
+        (Method("rho1", rho1_score="loss_and_entropy", selection="accept"), 1),
+    ],
+)
+def test_own_weights_are_those_of_select(method: Method, teachers: int) -> None:
+    batch, student, losses = counted_batch(max(teachers, 1))
+    teacher = losses if teachers else None
+    expected = Objective(method).select(student, batch, teacher)
+    own_weights = Objective(method).own_weights(batch, teacher)
+    assert own_weights is not None
+    token_M = own_weights.token_M
+    assert torch.equal(token_M, expected.valid_BS.flatten().nonzero()[:, 0])
+    found = torch.zeros_like(student).flatten()
+    for token_K in torch.split(token_M, 10):
+        found[token_K] = own_weights.weigh(student.flatten()[token_K], token_K)
+    assert torch.equal(found.view_as(student), expected.weight_BS)
+    partial = (found > 0) & (found < 1)
+    assert partial.any() == bool(teachers)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        Objective(Method()),
+        Objective(Method(unselected_weight=0.3)),
+        Objective(Method("random", selection="accept")),
+        Objective(Method("chunk")),
+        Objective(Method("rho1")),
+        Halved(Method(selection="accept")),
+        Hardest(Method("cpt")),
+    ],
+    ids=lambda objective: f"{type(objective).__name__} {objective.method.as_typed}",
+)
+def test_weights_that_others_decide_or_a_user_are_not_a_tokens_own(objective: Objective) -> None:
+    batch, _, losses = counted_batch(1)
+    assert objective.own_weights(batch, losses) is None
 
 
 @pytest.mark.parametrize(

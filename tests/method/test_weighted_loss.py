@@ -8,6 +8,7 @@ import pytest
 import torch
 from architectures import ARCHITECTURES, VOCABULARY, assert_same_gradients, build, gradients
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from benchmarks.harness import alone, resident_bytes
@@ -216,6 +217,27 @@ def test_second_backward_pass_is_an_error() -> None:
     total.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         total.backward()
+
+
+@pytest.mark.parametrize(
+    ("words", "hidden", "device", "rows"),
+    [
+        (152_064, 896, "cpu", 112),
+        (152_064, 64, "cpu", 55),
+        (49_152, 576, "cpu", 170),
+        (152_064, 3584, "cuda", 384),
+    ],
+)
+def test_tiles_of_a_large_head_are_an_eighth_of_it_on_a_cpu(
+    words: int, hidden: int, device: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_head, "TILE_LOGITS", 2**23)
+    with FakeTensorMode():
+        weight = torch.empty(words, hidden, device=device)
+    head = output_head.Head(weight, None, 1.0, None, torch.float32)
+    assert output_head.trained_rows_per_tile(10**6, head) == rows
+    assert output_head.trained_rows_per_tile(50, head) == 50
+    assert output_head.trained_rows_per_tile(0, head) == 1
 
 
 def extra_bytes(words: int, hidden: int) -> int:

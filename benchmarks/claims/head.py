@@ -1,0 +1,133 @@
+"""Compare the output head with all tokens weighed, forward and backward, with PyTorch's own ways.
+
+Ours weighs each token by acceptance. The others are PyTorch's `linear_cross_entropy`, in chunks of
+as many rows as our tiles have (its own choice, of 8 rows and fewer here, is slower), and full
+logits with `cross_entropy`. Hidden states and heads are random; the first size is SmolLM2-135M's.
+Each way is a process of its own. Time is processor time of one thread, the least of the turns;
+memory is what a turn adds, the gradients included. A claim's number is that of the worst head.
+`--set model=DIR` measures a model's real head instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.harness import Claim, Measured, Skipped, Way, take_turns_apart
+from vocagnolm.guidance import accept_tokens
+from vocagnolm.output_head import Head, trained_rows_per_tile
+from vocagnolm.weighted_loss import OwnWeights
+
+CLAIMS = (
+    Claim(
+        "chunked time",
+        "training on all tokens takes the head no longer than linear_cross_entropy in chunks",
+        at_most=1.0,
+    ),
+    Claim("chunked memory", "and 1.1 times its memory", at_most=1.1),
+    Claim("full time", "and no longer than full logits", at_most=1.0),
+    Claim("full memory", "and a third of their memory", at_most=0.333),
+)
+OURS, CHUNKED, FULL_LOGITS = "ours", "chunked", "full"
+
+
+@dataclass(frozen=True)
+class Size:
+    """Tokens with a label, and heads: words and hidden sizes, in pairs.
+
+    Attributes:
+        model: a directory of a model, whose head is measured in place of random ones.
+    """
+
+    tokens: int = 1024
+    heads: str = "49152x576 32000x512 152064x256"
+    model: str = ""
+    turns: int = 3
+
+
+FULL, TINY = Size(), Size(tokens=64, heads="300x8 1000x16", turns=1)
+
+
+def measure(size: Size) -> Measured:
+    """Return the largest ratios of all heads."""
+    if not hasattr(F, "linear_cross_entropy"):
+        raise Skipped("this PyTorch has no linear_cross_entropy")
+    values = {claim.name: 0.0 for claim in CLAIMS}
+    details = []
+    for name, make in _weights(size).items():
+        makers = {
+            way: partial(_way, way, make, size.tokens) for way in (OURS, CHUNKED, FULL_LOGITS)
+        }
+        found = take_turns_apart(makers, size.turns, memory=2)
+        seconds = {way: min(turns.seconds) for way, turns in found.items()}
+        # At the tiniest size a turn may add no page.
+        added = {way: max(1, min(turns.added_bytes)) for way, turns in found.items()}
+        for peer in (CHUNKED, FULL_LOGITS):
+            time_name, memory_name = f"{peer} time", f"{peer} memory"
+            values[time_name] = max(values[time_name], seconds[OURS] / seconds[peer])
+            values[memory_name] = max(values[memory_name], added[OURS] / added[peer])
+        for way in found:
+            details.append(
+                f"{name:14}{way:10}{seconds[way]:8.2f} s{added[way] / 2**20:8,.0f} MiB"
+                f"{seconds[OURS] / seconds[way]:8.2f}{added[OURS] / added[way]:6.2f}"
+            )
+    return Measured(values, details)
+
+
+def _weights(size: Size) -> dict[str, Callable[[], Tensor]]:
+    """Return what makes the weight [V, D] of each head, by its name."""
+    if size.model:
+        return {"real": partial(_real_weight, size.model)}
+    makers: dict[str, Callable[[], Tensor]] = {}
+    for name in size.heads.split():
+        words, hidden = map(int, name.split("x"))
+        makers[name] = partial(torch.randn, words, hidden)
+    return makers
+
+
+def _real_weight(directory: str) -> Tensor:
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    weight: Tensor = model.get_output_embeddings().weight.detach()
+    return weight
+
+
+def _way(name: str, make: Callable[[], Tensor], tokens: int) -> Way:
+    """Make the head, hidden states and targets, and one way to their loss and its gradients."""
+    torch.manual_seed(0)
+    weight_VD = nn.Parameter(make())
+    words, hidden = weight_VD.shape
+    # One place more, which predicts nothing.
+    hidden_ND = nn.Parameter(torch.randn(tokens + 1, hidden) / hidden**0.5)
+    targets_N = torch.randint(words, (tokens + 1,))
+    targets_N[-1] = -100
+    teacher_loss_N = 12 * torch.rand(tokens + 1)
+    head = Head(weight_VD, None, 1.0, None, torch.float32)
+
+    def weigh(loss_K: Tensor, token_K: Tensor) -> Tensor:
+        every_K = torch.ones_like(token_K, dtype=torch.bool)
+        return accept_tokens(loss_K, teacher_loss_N[token_K], every_K, every_K)
+
+    def loss() -> Tensor:
+        if name == OURS:
+            own_weights = OwnWeights(torch.arange(1, tokens + 1), weigh)
+            return own_weights.losses(hidden_ND[None], targets_N[None], head)[0]
+        if name == FULL_LOGITS:
+            return F.cross_entropy(F.linear(hidden_ND, weight_VD), targets_N, reduction="sum")
+        rows = trained_rows_per_tile(tokens, head)
+        options = nn.LinearCrossEntropyOptions(batch_chunk_size=rows)
+        return F.linear_cross_entropy(
+            hidden_ND, weight_VD, targets_N, reduction="sum", options=options
+        )
+
+    def forget(turn: int) -> None:
+        hidden_ND.grad = weight_VD.grad = None
+
+    return Way(lambda _: loss().backward(), forget)
