@@ -130,4 +130,4 @@ def _way(name: str, make: Callable[[], Tensor], tokens: int) -> Way:
     def forget(turn: int) -> None:
         hidden_ND.grad = weight_VD.grad = None
 
-    return Way(lambda _: loss().backward(), forget)
+    return Way(lambda _: loss().backward(), forget)  # type: ignore[no-untyped-call]
