@@ -226,7 +226,7 @@ class Weights:
         def selected(objective: Objective, student: Any, batch: Any, teacher: Any = None) -> Any:
             found = select(objective, student, batch, teacher)
             if self.shuffled:
-                found = _shuffled(found, batch["block"])
+                found = shuffle_weights(found, batch["block"])
             self._add(found, objective.weights(found), batch)
             return found
 
@@ -301,7 +301,7 @@ class Weights:
         return found
 
 
-def _shuffled(found: TokenGuidance, block_B: torch.Tensor) -> TokenGuidance:
+def shuffle_weights(found: TokenGuidance, block_B: torch.Tensor) -> TokenGuidance:
     """Permute the weights of the mapped tokens of a batch."""
     weight_BS, here_BS = found.weight_BS.clone(), found.mapped_BS & found.valid_BS
     generator = torch.Generator().manual_seed(int(block_B.sum()))

@@ -1,0 +1,327 @@
+r"""The rules beside each other on pretrained models, on pages of mathematics.
+
+    python -m benchmarks.experiments.real --output_dir runs/real --student SmolLM2-135M \
+        --teacher Qwen2.5-Coder-1.5B --corpora DIRECTORY
+    python -m benchmarks.experiments.real --table
+
+Run in the repository's root. The student, which is pretrained, continues its pretraining on the
+pages of `real_pages`. All runs of a seed have the same pages in the same order, and the teacher
+reads the pages once. A finished run is a line of `benchmarks/experiments/real.jsonl` and is not
+repeated; an interrupted one, of the teacher too, goes on with the same command.
+
+Models are judged by nats per character on clean text that is held out, and, with `--answers N`, by
+their answers to the first N items of benchmarks (`--data_dir` as for vocagnolm evaluate).
+
+    const     weighs all tokens alike, on the packed sequences of the guided runs
+    shuffled  has the weights of `accept` in a random order within each micro-batch
+    rho1      has the student itself as its reference, trained on as many tokens of clean pages
+    start, teacher, reference    are judged as they are
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.experiments import real_pages
+from benchmarks.experiments.acceptance import shuffle_weights
+from benchmarks.experiments.worlds import write_corpus
+from vocagnolm.__main__ import main as vocagnolm
+from vocagnolm.objective import Objective
+from vocagnolm.tokenizer import start_id
+
+RESULTS = Path(__file__).with_suffix(".jsonl")
+STORED = "--teacher_losses={losses}"
+RULES = {
+    "const": f"--top_k=1 {STORED}",
+    "paper": STORED,
+    "accept": f"--selection=accept {STORED}",
+    "share": f"--aggregation=share {STORED}",
+    "shuffled": f"--selection=accept {STORED}",
+    "random": "--method=random",
+    "rho1": "--method=rho1 --teacher_losses={reference_losses}",
+    "cpt": "--method=cpt",
+}
+MODELS = ("start", "teacher", "reference")
+BENCHMARKS = ("svamp", "asdiv", "mawps", "tabmwp", "gsm8k")
+HELD_OUT_CHARACTERS = 600
+# What is kept of a run's log: the number of the first step, and the mean of all.
+LOGGED = ("teacher_ahead_fraction", "mean_weight", "student_loss_nats", "teacher_loss_nats")
+
+
+class Experiment:
+    """Everything that runs share.
+
+    Args:
+        arguments: of the command line.
+    """
+
+    def __init__(self, arguments: argparse.Namespace):
+        self.student: Path = arguments.student
+        self.teacher: Path = arguments.teacher
+        self.tokens = arguments.tokens
+        self.root: Path = arguments.output_dir
+        self.answers = arguments.answers
+        self.data_dir = arguments.data_dir
+        self.learning_rate = arguments.learning_rate
+        self.dtype = arguments.dtype
+        self.documents = real_pages.read_documents(arguments.corpora)
+        self.held_out = real_pages.held_out_texts(self.documents)
+
+    def pages(self, world: str) -> Path:
+        """Return the corpus of a world, which is written when it is first asked for."""
+        directory = self.root / world / "pages"
+        if not directory.exists():
+            tokenizer = AutoTokenizer.from_pretrained(self.student)
+
+            def count(text: str) -> int:
+                return len(tokenizer.encode(text, add_special_tokens=False))
+
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            pages = real_pages.make_pages(world, self.documents, self.tokens, count)
+            write_corpus(directory, pages)
+        return directory
+
+    def losses(self, world: str) -> Path:
+        """Return the teacher's losses of a world's pages."""
+        return self._score(self.teacher, world, f"losses-{self.teacher.name}")
+
+    def reference_losses(self, world: str) -> Path:
+        """Return the losses of Rho-1's reference."""
+        return self._score(self.reference(), world, "losses-reference")
+
+    def reference(self) -> Path:
+        """Return the student after as many tokens of clean pages as a run has."""
+        directory = self.root / "reference"
+        if not (directory / "model.safetensors").exists():
+            pages = self.pages("reference")
+            self._train("--method=cpt", pages, directory, seed=0)
+        return directory
+
+    def _score(self, model: Path, world: str, name: str) -> Path:
+        store = self.root / world / name
+        options = [f"--teacher={model}", f"--dataset={self.pages(world)}", "--shard_documents=32"]
+        options += [f"--output_dir={store}", f"--dtype={self.dtype}", "--batch_tokens=1024"]
+        # A finished store is left as it is, and an unfinished one goes on.
+        run(["score", *options])
+        return store
+
+    def _train(self, rule: str, pages: Path, directory: Path, seed: int) -> None:
+        options = [f"--student={self.student}", f"--dataset={pages}", f"--output_dir={directory}"]
+        options += ["--max_length=512", "--per_device_train_batch_size=4", f"--seed={seed}"]
+        options += ["--global_batch_tokens=4096", f"--learning_rate={self.learning_rate}"]
+        options += [f"--max_steps={self.tokens // 4096}", "--warmup_steps=0.1"]
+        options += ["--eval_strategy=no", "--logging_steps=1", "--use_cpu"]
+        options += [f"--bf16={str(self.dtype == 'bfloat16').lower()}"]
+        options += ["--save_steps=0.25", "--save_total_limit=1"]
+        run(["train", *options, *rule.split()])
+
+    def train(self, world: str, rule: str, seed: int) -> Path:
+        """Train the student by a rule."""
+        directory = self.root / world / f"{rule}-{seed}"
+        options = RULES[rule]
+        if "{losses}" in options:
+            options = options.format(losses=self.losses(world))
+        if "{reference_losses}" in options:
+            options = options.format(reference_losses=self.reference_losses(world))
+        with shuffled_weights() if rule == "shuffled" else nullcontext():
+            self._train(options, self.pages(world), directory, seed)
+        return directory
+
+    def model(self, world: str, rule: str, seed: int) -> Path:
+        """Return the directory of the model that a line of results is of."""
+        if rule == "start":
+            return self.student
+        if rule == "teacher":
+            return self.teacher
+        return self.reference() if rule == "reference" else self.train(world, rule, seed)
+
+    def judge(self, model: Path, name: str) -> dict[str, Any]:
+        """Return nats per character by kind of text and, if asked for, which answers are right."""
+        judged: dict[str, Any] = {"nats": nats_per_character(model, self.held_out)}
+        if self.answers:
+            output = self.root / "evaluations" / name
+            options = [f"--model={model}", f"--data_dir={self.data_dir}", f"--dtype={self.dtype}"]
+            options += [f"--limit={self.answers}", f"--output_dir={output}"]
+            run(["evaluate", *options, "--benchmarks", *BENCHMARKS])
+            judged["right"] = {name: right_answers(output, name) for name in BENCHMARKS}
+        return judged
+
+
+@contextmanager
+def shuffled_weights() -> Iterator[None]:
+    """Let runs weigh the tokens of a micro-batch in a random order."""
+    select = Objective.select
+
+    def selected(objective: Objective, student: Any, batch: Any, teacher: Any = None) -> Any:
+        return shuffle_weights(select(objective, student, batch, teacher), batch["block"])
+
+    with mock.patch.object(Objective, "select", selected):
+        yield
+
+
+def run(argv: list[str]) -> None:
+    """Run a command of vocagnolm in this process."""
+    if status := vocagnolm(argv):
+        raise SystemExit(status)
+
+
+@torch.no_grad()
+def nats_per_character(directory: Path, texts: dict[str, list[str]]) -> dict[str, float]:
+    """Return the loss of texts, by kind, in float32 and without any packing."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    start = start_id(tokenizer, "student")
+    nats_by_kind = {}
+    for kind, documents in texts.items():
+        nats = 0.0
+        characters = 0
+        for text in documents:
+            text = text[:HELD_OUT_CHARACTERS]
+            ids = [start, *tokenizer.encode(text, add_special_tokens=False)]
+            ids_1S = torch.tensor([ids])
+            logits_SV = model(ids_1S).logits[0, :-1]
+            nats += float(F.cross_entropy(logits_SV, ids_1S[0, 1:], reduction="sum"))
+            characters += len(text)
+        nats_by_kind[kind] = round(nats / characters, 5)
+    return nats_by_kind
+
+
+def right_answers(evaluation: Path, benchmark: str) -> str:
+    """Return a 1 for each item that was answered rightly and a 0 for each other, in their order."""
+    lines = (evaluation / f"{benchmark}.jsonl").read_text(encoding="utf-8").splitlines()
+    return "".join(str(int(json.loads(line)["correct"])) for line in lines)
+
+
+def logged(directory: Path) -> dict[str, Any]:
+    """Return what a run logged, in its first step and on average."""
+    entries = [json.loads(line) for line in (directory / "log.jsonl").read_text().splitlines()]
+    numbers: dict[str, Any] = {}
+    for name in LOGGED:
+        values = [entry[name] for entry in entries if name in entry]
+        if values:
+            numbers[name] = [round(values[0], 4), round(sum(values) / len(values), 4)]
+    return numbers
+
+
+def read_results() -> list[dict[str, Any]]:
+    """Return all finished runs."""
+    if not RESULTS.exists():
+        return []
+    return [json.loads(line) for line in RESULTS.read_text(encoding="utf-8").splitlines()]
+
+
+def finish(experiment: Experiment, world: str, rule: str, seed: int) -> None:
+    """Make a run and judge its model, unless that is done, and keep the results."""
+    row: dict[str, Any] = {
+        "student": experiment.student.name,
+        "teacher": experiment.teacher.name,
+        "world": world,
+        "rule": rule,
+        "seed": seed,
+        "tokens": experiment.tokens,
+        "learning_rate": experiment.learning_rate,
+        "dtype": experiment.dtype,
+    }
+    if any(row.items() <= done.items() for done in read_results()):
+        return
+    started = time.time()
+    model = experiment.model(world, rule, seed)
+    row |= {"seconds": round(time.time() - started)}
+    row |= experiment.judge(model, f"{world}-{rule}-{seed}")
+    if rule in RULES:
+        row |= logged(model)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    row["commit"] = commit.stdout.strip()
+    with RESULTS.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+    if rule in RULES:
+        # Half a gigabyte that nothing reads any more.
+        shutil.rmtree(model)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return nats per character less those of `const` of the same seed: the mean, and each seed."""
+    lines = []
+    pairs = sorted({(row["student"], row["teacher"], row["world"], row["tokens"]) for row in rows})
+    for student, teacher, world, tokens in pairs:
+        here = {}
+        for row in rows:
+            if (row["student"], row["teacher"], row["world"], row["tokens"]) == (
+                student,
+                teacher,
+                world,
+                tokens,
+            ):
+                here[row["rule"], row["seed"]] = row
+        lines += ["", f"{student} <- {teacher}, {world} pages, {tokens:,} tokens", ""]
+        lines.append(f"| rule | {' | '.join(real_pages.KINDS)} | all kinds, each seed |")
+        lines.append("|---" * (len(real_pages.KINDS) + 2) + "|")
+        for rule in (*MODELS, *RULES):
+            lines += rule_lines(rule, here)
+    return "\n".join(lines)
+
+
+def rule_lines(rule: str, rows: dict[tuple[str, int], dict[str, Any]]) -> list[str]:
+    """Return the line of a rule in the table of a world, or none where it has no runs."""
+    differences = []
+    for (other, seed), row in rows.items():
+        const = rows.get(("const", seed))
+        if other != rule or (rule in RULES and const is None):
+            continue
+        # `const` itself and models that are not trained are shown as they are.
+        less = const["nats"] if rule in RULES and rule != "const" and const else {}
+        differences.append([nats - less.get(kind, 0) for kind, nats in row["nats"].items()])
+    if not differences:
+        return []
+    kinds = [f"{statistics.mean(values):.4f}" for values in zip(*differences, strict=True)]
+    seeds = [f"{statistics.mean(values):.4f}" for values in differences]
+    return [f"| {rule} | {' | '.join(kinds)} | {' '.join(seeds)} |"]
+
+
+def main() -> None:
+    """Do the runs that are missing, and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("--output_dir", type=Path)
+    add("--student", type=Path, help="directory of a pretrained model")
+    add("--teacher", type=Path, help="directory of another one")
+    add("--corpora", type=Path, help="directory of the files that `real_pages` names")
+    add("--worlds", nargs="+", choices=real_pages.WORLDS, default=real_pages.WORLDS)
+    add("--rules", nargs="+", choices=[*MODELS, *RULES], default=[*MODELS, *RULES])
+    add("--seeds", type=int, nargs="+", default=range(3))
+    add("--tokens", type=int, default=131072, help="of a run")
+    add("--learning_rate", type=float, default=1e-4)
+    add("--dtype", choices=("float32", "bfloat16"), default="float32")
+    add("--answers", type=int, default=0, help="items of each benchmark")
+    add("--data_dir", type=Path, help="of the benchmarks")
+    add("--table", action="store_true", help="run nothing")
+    arguments = parser.parse_args()
+    if not arguments.table:
+        torch.set_num_threads(1)
+        experiment = Experiment(arguments)
+        for seed in arguments.seeds:
+            for rule in arguments.rules:
+                for world in arguments.worlds:
+                    # Models that no run trains are judged once.
+                    if rule in RULES or (seed, world) == (0, arguments.worlds[0]):
+                        finish(experiment, world, rule, seed)
+    sys.stdout.write(table(read_results()) + "\n")
+
+
+if __name__ == "__main__":
+    main()

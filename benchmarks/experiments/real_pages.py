@@ -1,0 +1,127 @@
+"""The pages that `real` trains pretrained models on, and the clean text that judges them.
+
+Documents come from four corpora of mathematics: GSM8K's and MATH's training problems, PlanetMath,
+and textbooks. Three worlds share them, so that a teacher reads most documents once:
+
+    clean   problems and passages as they are
+    noisy   40 % of the problems carry the solution of another problem
+    mixed   half of the documents are clean; a quarter are source code, and a quarter have what
+            web pages put between the words
+
+`reference` is other clean pages, for Rho-1's reference.
+"""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+from benchmarks.experiments.worlds import insert
+
+WORLDS = ("noisy", "clean", "mixed")
+WRONG_SHARE = 0.4
+# Of a page, so that one long article does not fill a run.
+PAGE_CHARACTERS = 1500
+HELD_OUT = 60  # documents of each kind
+# Where the reference's documents begin: behind those of every page.
+REFERENCE_START = 600
+# What separates a problem from its solution.
+PROBLEMS = {"gsm8k": ("gsm8k_train.jsonl", "\n"), "math": ("math_train.jsonl", "\n\n")}
+ARTICLES = {
+    "planetmath": ("planetmath.jsonl",),
+    "textbooks": ("openlogic.jsonl", "statistics_textbook.jsonl"),
+}
+KINDS = (*PROBLEMS, *ARTICLES)
+# Of every ten pages: GSM8K has the shortest ones.
+TURNS = ("gsm8k", "gsm8k", "math", "gsm8k", "planetmath", "gsm8k", "math", "gsm8k", "textbooks")
+
+
+def read_documents(corpora: Path) -> dict[str, list[str]]:
+    """Return the documents of every kind, in a fixed random order, at most a page long.
+
+    Args:
+        corpora: a directory with the files of `PROBLEMS` and `ARTICLES`.
+    """
+    files = {kind: (name,) for kind, (name, _) in PROBLEMS.items()} | ARTICLES
+    documents = {}
+    for kind, names in files.items():
+        texts = {}
+        for name in names:
+            for line in (corpora / name).read_text(encoding="utf-8").splitlines():
+                page = json.loads(line)["text"][:PAGE_CHARACTERS]
+                if kind in PROBLEMS and PROBLEMS[kind][1] not in page:
+                    continue  # a problem longer than a page
+                # A dictionary keeps the first of equal texts, in the order of the file.
+                texts[page] = None
+        documents[kind] = list(texts)
+        Random(kind).shuffle(documents[kind])
+    return documents
+
+
+def held_out_texts(documents: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return the clean text of every kind that no page has."""
+    return {kind: texts[:HELD_OUT] for kind, texts in documents.items()}
+
+
+def make_pages(
+    world: str, documents: dict[str, list[str]], tokens: int, count: Callable[[str], int]
+) -> list[str]:
+    """Return the pages of a world, as many as fill a run.
+
+    Args:
+        world: one of `WORLDS`, or `reference`.
+        documents: by kind, as `read_documents` returns them.
+        tokens: of a run.
+        count: the student's tokens of a text.
+    """
+    rng = Random(world)
+    start = REFERENCE_START if world == "reference" else HELD_OUT
+    queues = {kind: iter(texts[start:]) for kind, texts in documents.items()}
+    # Wrong solutions come from the end, where no page does.
+    others = {kind: iter(reversed(documents[kind])) for kind in PROBLEMS}
+    codes = iter(source_code())
+    pages: list[str] = []
+    total = 0
+    while total < tokens:
+        kind = TURNS[len(pages) % len(TURNS)]
+        page = next(queues[kind])
+        if world == "noisy" and kind in PROBLEMS and rng.random() < WRONG_SHARE:
+            page = with_solution_of(page, next(others[kind]), PROBLEMS[kind][1])
+        # Of four pages two are clean, whatever their kind: nine turns and four share no factor.
+        if world == "mixed" and len(pages) % 4 == 1:
+            page = next(codes)
+        if world == "mixed" and len(pages) % 4 == 3:
+            page = between_boilerplate(page, rng)
+        pages.append(page)
+        total += count(page) + 1  # the end of the document
+    return pages
+
+
+def with_solution_of(problem: str, other: str, separator: str) -> str:
+    """Return a problem with the solution of another one."""
+    question = problem.split(separator, 1)[0]
+    solution = other.split(separator, 1)[1]
+    return f"{question}{separator}{solution}"
+
+
+def between_boilerplate(text: str, rng: Random) -> str:
+    """Put what web pages have before 40 % of the words."""
+    return " ".join(piece for piece, _ in insert(text, rng))[:PAGE_CHARACTERS]
+
+
+def source_code() -> Sequence[str]:
+    """Return Python's standard library in pieces of 40 lines, in a fixed random order."""
+    pieces = []
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-z]*/*.py")):
+        if path.parent.name in ("site-packages", "test", "idlelib"):
+            continue
+        lines = path.read_text(encoding="utf-8", errors="ignore").splitlines()
+        for start in range(0, len(lines), 40):
+            piece = "\n".join(lines[start : start + 40]).strip()
+            if len(piece) > 400:
+                pieces.append(piece[:PAGE_CHARACTERS])
+    Random("code").shuffle(pieces)
+    return pieces
