@@ -23,7 +23,7 @@ import subprocess
 import sys
 import sysconfig
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -231,7 +231,7 @@ class Weights:
             return found
 
         replaced = mock.patch.object(run_train, "VocAgnoTrainer", made)
-        with replaced, mock.patch.object(Objective, "select", selected):
+        with replaced, selecting(selected):
             yield
 
     def _add(self, found: TokenGuidance, weight_BS: torch.Tensor, batch: Any) -> None:
@@ -299,6 +299,18 @@ class Weights:
             if sum(count for _, count in parts):
                 found[name] = [round(total / max(count, 1), 4) for total, count in parts]
         return found
+
+
+@contextmanager
+def selecting(select: Callable[..., TokenGuidance]) -> Iterator[None]:
+    """Let runs select tokens by another function, on the losses of whole batches."""
+    with (
+        mock.patch.object(Objective, "select", select),
+        # Weights that follow from the token's own losses would be made in the head, and not asked
+        # of `select`.
+        mock.patch.object(Objective, "own_weights", return_value=None),
+    ):
+        yield
 
 
 def shuffle_weights(found: TokenGuidance, block_B: torch.Tensor) -> TokenGuidance:

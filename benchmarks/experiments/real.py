@@ -31,14 +31,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.experiments import real_pages
-from benchmarks.experiments.acceptance import shuffle_weights
+from benchmarks.experiments.acceptance import selecting, shuffle_weights
 from benchmarks.experiments.worlds import write_corpus
 from vocagnolm.__main__ import main as vocagnolm
 from vocagnolm.objective import Objective
@@ -170,7 +169,7 @@ def shuffled_weights() -> Iterator[None]:
     def selected(objective: Objective, student: Any, batch: Any, teacher: Any = None) -> Any:
         return shuffle_weights(select(objective, student, batch, teacher), batch["block"])
 
-    with mock.patch.object(Objective, "select", selected):
+    with selecting(selected):
         yield
 
 
