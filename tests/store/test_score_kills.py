@@ -157,8 +157,8 @@ def test_killed_process_has_kept_every_answer_of_a_server(
     server.bodies.clear()
     server.plan = lambda number: None
     assert run("whole") == 0
-    # Asked for again: three in flight, and the prompt that finds the API, at each of two kills.
+    # Asked for again at each of two kills: three in flight, and twice the prompt of the search.
     again = first - Counter(tuple(body["prompt"]) for body in server.bodies)
-    assert again.total() <= 2 * (3 + 1)
+    assert again.total() <= 2 * (3 + 2)
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
     assert not [*tmp_path.glob("killed/.*")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +49,7 @@ def few(texts: list[str]) -> list[str]:
     return [*texts[:7], *texts[-3:]]
 
 
-@pytest.mark.parametrize("api", ["vllm", "sglang", "llama.cpp"])
+@pytest.mark.parametrize("api", ["vllm", "sglang", "echo", "llama.cpp"])
 def test_served_store_is_the_local_one(
     server: ServedTeacher, command: Command, scored: Path, few: list[str], tmp_path: Path, api: str
 ) -> None:
@@ -69,6 +70,36 @@ def test_served_store_is_the_local_one(
         np.testing.assert_allclose(found.losses, expected.losses, rtol=2e-3, atol=1e-4)
     assert unscored <= 2
     assert server.busiest <= 16
+
+
+@pytest.mark.parametrize("echoes", ["texts", "ids", "together"])
+def test_hosted_completions_give_the_losses_of_ids(
+    server: ServedTeacher,
+    teacher_tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+    echoes: str,
+) -> None:
+    server.apis, server.echoes = ("echo",), echoes
+    reader = teacher_reader(teacher_tokenizer, CONTEXT)
+    scorer = ServedScorer(server.url, MODEL, reader, 1)
+    assert scorer.find_api()[0] == "echo"
+    ids = [reader.start, *encode(teacher_tokenizer, "What is 2 + 2? 4 \U0001f600").ids.tolist()]
+    (losses,) = scorer.losses([Window(0, ids, 5)], tmp_path / "shard")
+    expected = [-value for value in server.logprobs(ids)[-5:] if value is not None]
+    assert not isinstance(losses, str)
+    np.testing.assert_array_equal(losses, np.array(expected, np.float32))
+    assert server.bodies[-1] == {
+        "model": MODEL,
+        "prompt": ids,
+        "max_tokens": 1,
+        "temperature": 0.0,
+        "echo": True,
+        "logprobs": 1,
+    }
+    server.plan = lambda number: "lie"
+    (lied,) = scorer.losses([Window(0, ids, 4)], tmp_path / "other")
+    assert isinstance(lied, str)
+    assert f"token {len(ids) - 1} is " in lied
 
 
 # What ends the command
@@ -101,6 +132,25 @@ def test_server_without_losses_is_no_teacher(
     server.apis = ("vllm",)
     monkeypatch.setattr(server, "logprobs", lambda ids: [None, *[-1.0] * (len(ids) - 1)])
     assert "(vllm: all losses are the same; " in rejected()
+
+
+@pytest.mark.parametrize(("noise", "is_refused"), [(0.4, False), (0.6, True)])
+def test_server_whose_answers_differ_is_refused(
+    server: ServedTeacher,
+    command: Command,
+    rejected: Callable[..., str],
+    noise: float,
+    is_refused: bool,
+) -> None:
+    server.noise = lambda number: noise if number == 2 else 0.0
+    if not is_refused:
+        assert __main__.main(command(texts=["first", "last"])) == 0
+        return
+    complained = rejected(texts=["first", "last"])
+    told = re.search(r"has (\d+\.\d+) nats, and then (\d+\.\d+), and at most 0.5", complained)
+    assert told
+    assert float(told[2]) - float(told[1]) == pytest.approx(noise, abs=2e-3)
+    assert "gives the same prompt other losses when it is asked again: token " in complained
 
 
 def test_losses_of_the_next_tokens_are_an_error(
@@ -206,7 +256,7 @@ def test_faults_change_no_byte_of_a_store(
     assert contents(tmp_path / "bad") == contents(tmp_path / "good")
 
 
-@pytest.mark.parametrize("api", ["vllm", "sglang", "llama.cpp"])
+@pytest.mark.parametrize("api", ["vllm", "sglang", "echo", "llama.cpp"])
 def test_document_without_an_answer_is_listed(
     server: ServedTeacher,
     command: Command,
@@ -232,12 +282,12 @@ def test_document_without_an_answer_is_listed(
 def test_document_that_the_server_rejects_is_listed(
     server: ServedTeacher, command: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.plan = lambda number: "too large" if number == 2 else None
+    server.plan = lambda number: "too large" if number == 3 else None
     assert __main__.main(command(texts=["first", "last"])) == 0
     (line,) = [line for line in caplog.messages if "kept without losses" in line]
     assert "the server answers 413" in line
     assert Store(tmp_path / "S").manifest["unscored"] == 1
-    assert server.failed == {"none": 2, "too large": 1}
+    assert server.failed == {"none": 3, "too large": 1}
 
 
 def test_window_that_ends_within_a_character_is_not_asked_for_as_text(
@@ -267,12 +317,12 @@ def test_retry_after_is_waited_for(
     monkeypatch.setattr(serving.asyncio, "sleep", wait)
     monkeypatch.setattr(serving, "WAITS_S", (1.0, 2.0, 4.0))
     server.retry_after = "3"
-    server.plan = lambda number: "busy" if number in (2, 3, 4) else None
+    server.plan = lambda number: "busy" if number in (3, 4, 5) else None
     assert __main__.main(command(texts=["a text"])) == 0
     assert waited[:2] == [3.0, 3.0]
     assert 3 <= waited[2] <= 4
     server.retry_after = "9999"
-    server.plan = lambda number: "busy" if number == asked + 2 else None
+    server.plan = lambda number: "busy" if number == asked + 3 else None
     asked = len(server.bodies)
     assert __main__.main(command(texts=["a text"], to="T")) == 0
     assert waited[3:] == [600.0]

@@ -24,11 +24,14 @@ Plan = Callable[[int], "str | None"]
 
 
 class ServedTeacher(ThreadingHTTPServer):
-    """A server, with what it is asked for in `bodies` and `headers`.
+    """A server, with what it is asked for in `bodies` and `headers`; `answered` met no fault.
 
     Attributes:
         apis: those that it has; llama.cpp takes a text only, leaves the start token out, and hides
             the loss of the first one.
+        echoes: how its completions echo ids: with the texts of tokens, or their ids, or as
+            Together does.
+        noise: is added to the losses of a request that has this number.
         start: its start token.
         known_as: the model's name.
         is_late: give each token the next one's loss, as llama.cpp with another start token.
@@ -44,13 +47,17 @@ class ServedTeacher(ThreadingHTTPServer):
         tokenizer: PreTrainedTokenizerBase,
         start: int,
         known: dict[tuple[int, ...], list[float | None]] | None = None,
+        port: int = 0,
     ):
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", port), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.model, self.tokenizer, self.start = model, tokenizer, start
-        self.apis: Sequence[str] = ("vllm", "sglang", "llama.cpp")
+        self.apis: Sequence[str] = ("vllm", "sglang", "echo", "llama.cpp")
         self.known_as, self.is_late = MODEL, False
+        self.echoes = "texts"
+        self.noise: Callable[[int], float] = lambda number: 0.0
         self.bodies: list[dict[str, Any]] = []
+        self.answered: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.failed: Counter[str] = Counter()
         self.busiest = 0
@@ -73,6 +80,8 @@ class ServedTeacher(ThreadingHTTPServer):
             self.headers.append(headers)
             fault = self.plan(len(self.bodies))
             self.failed[fault or "none"] += 1
+            if fault is None:
+                self.answered.append(body)
         try:
             yield fault
         finally:
@@ -146,11 +155,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(body, fault)
 
     def _answer(self, body: dict[str, Any], fault: str | None) -> None:
-        server = self.server
+        server, kind = self.server, self._kind(body)
         prompt = body.get("prompt", body.get("input_ids"))
-        kind = "sglang" if self.path == "/generate" else "llama.cpp"
-        if "prompt_logprobs" in body and "vllm" in server.apis:
-            kind = "vllm"
         if kind == "sglang" and kind not in server.apis:
             return self._say(404, {"error": "no such path"})
         if body.get("model", server.known_as) != server.known_as:
@@ -163,8 +169,12 @@ class _Handler(BaseHTTPRequestHandler):
         if server.lies_about and server.tokenizer.decode(ids).endswith(server.lies_about):
             fault = "lie"
         told, values = _spoilt(ids, fault), _worse(server.logprobs(ids), fault)
+        noise = server.noise(len(server.bodies))
+        values = [value and value - noise for value in values]
         if kind == "llama.cpp":
             content = self._completion(body, ids, told, values)
+        elif kind == "echo":
+            content = self._echo(body, told, values)
         elif kind == "sglang":
             rows = [[value, token, None] for value, token in zip(values, told, strict=False)]
             content = {"text": "x", "meta_info": {"input_token_logprobs": rows}}
@@ -175,6 +185,15 @@ class _Handler(BaseHTTPRequestHandler):
                 prompt.append({str(token): about})
             content = {"choices": [{"index": 0, "text": "x", "prompt_logprobs": prompt}]}
         return self._say(200, content, half=fault == "half")
+
+    def _kind(self, body: dict[str, Any]) -> str:
+        """Which API is asked."""
+        if self.path == "/generate":
+            return "sglang"
+        if "prompt_logprobs" in body and "vllm" in self.server.apis:
+            return "vllm"
+        is_echo = "echo" in self.server.apis and not isinstance(body["prompt"], str)
+        return "echo" if is_echo else "llama.cpp"
 
     def _completion(
         self, body: dict[str, Any], ids: list[int], told: list[int], values: list[float | None]
@@ -190,6 +209,28 @@ class _Handler(BaseHTTPRequestHandler):
         elif "llama.cpp" in server.apis and body.get("logprobs") and ids == [server.start]:
             choice["logprobs"] = {"top_logprobs": [server.followers()]}
         return {"choices": [choice], "usage": usage}
+
+    def _echo(
+        self, body: dict[str, Any], told: list[int], values: list[float | None]
+    ) -> dict[str, Any]:
+        """What hosts answer to ids: the prompt and one new token."""
+        server = self.server
+        usage = {"prompt_tokens": len(told), "completion_tokens": 1}
+        choice: dict[str, Any] = {"index": 0, "text": "x", "logprobs": None}
+        content: dict[str, Any] = {"choices": [choice], "usage": usage}
+        if not (body.get("echo") and body.get("logprobs")):
+            return content
+        prompt = {"tokens": [server.token(token) for token in told], "token_logprobs": values}
+        if server.echoes == "together":
+            content["prompt"] = [{"text": "", "logprobs": {**prompt, "token_ids": told}}]
+            return content
+        choice["logprobs"] = {
+            "tokens": [*prompt["tokens"], "x"],
+            "token_logprobs": [*values, -1.0],
+        }
+        if server.echoes == "ids":
+            choice["logprobs"]["token_ids"] = [*told, 0]
+        return content
 
     def _say(self, status: int, content: object, half: bool = False, **headers: str) -> None:
         data = content.encode() if isinstance(content, str) else json.dumps(content).encode()

@@ -56,7 +56,11 @@ def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--trust_remote_code", action="store_true")
     add("--server", metavar="URL", help="Of a server that has the teacher.")
     add("--served_model", metavar="NAME", help="Of the teacher, on that server.")
-    add("--api", choices=("vllm", "sglang", "llama.cpp"), help="Of the server; default: found.")
+    add(
+        "--api",
+        choices=("vllm", "sglang", "echo", "llama.cpp"),
+        help="Of the server; default: found.",
+    )
     add("--concurrency", type=int, default=16, help="Requests at once.")
     add("--verify", type=Path, metavar="STORE", help="Compare a store with its checksums.")
     arguments = parser.parse_args(argv)

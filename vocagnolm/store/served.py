@@ -1,4 +1,4 @@
-"""Losses from a teacher behind a server: vLLM, SGLang, or llama.cpp by llama-cpp-python.
+"""Losses from a teacher behind a server, by one of the `apis`.
 
 The teacher's tokenizer is here, so windows are those of a teacher that is loaded here. What comes
 back is checked against what was asked for: its tokens, and a finite loss of each.
@@ -14,25 +14,23 @@ import os
 import random
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
 from vocagnolm.io import JsonObject
 from vocagnolm.readers import Reader
 from vocagnolm.spans import encode
+from vocagnolm.store.apis import APIS, Prompt, completion
 from vocagnolm.store.format import LossArray
 from vocagnolm.store.windows import Report, Window
 from vocagnolm.tokenizer import PROBE
 
 if TYPE_CHECKING:
     import httpx
-
-Prompt = list[int] | str
 
 API_KEY = "VOCAGNOLM_API_KEY"
 # The waits before a request is sent again. Together they are five minutes, which a server may take
@@ -61,108 +59,25 @@ _NO_LOSS_NATS = 9999.0
 _ANSWERS_SUFFIX = ".answers"
 
 
-# -- Three APIs --------------------------------------------------------------------------------
-
-# An answer is the logprobs of N tokens, None where there is none, and their ids or texts. The
-# start token is the first.
-Answer = tuple[list[float | None], list[int | str | None]]
-
-
-class Api(NamedTuple):
-    """How one kind of server is asked for the losses of a prompt's tokens."""
-
-    name: str
-    path: str
-    request: Callable[[str, Prompt], JsonObject]
-    read: Callable[[JsonObject], Answer]
-    takes_ids: bool = True
-
-
-def _completion(model: str, prompt: Prompt, **options: object) -> JsonObject:
-    # One new token is asked for and ignored: llama-cpp-python takes 0 for "as many as fit".
-    return {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, **options}
-
-
-def _read_vllm(answer: JsonObject) -> Answer:
-    # The list has null for the first token, and for each other one {id: {logprob, rank,
-    # decoded_token}}: the prompt's token first, then as many of the likeliest as were asked for.
-    # See vllm/entrypoints/openai/completion/protocol.py.
-    rows = answer["choices"][0]["prompt_logprobs"][1:]
-    logprobs: list[float | None] = [None]
-    tokens: list[int | str | None] = [None]
-    for row in rows:
-        token, description = next(iter(row.items()))
-        logprobs.append(description["logprob"])
-        tokens.append(int(token))
-    return logprobs, tokens
-
-
-def _request_sglang(model: str, prompt: Prompt) -> JsonObject:
-    # This server has one model only.
-    return {
-        "input_ids": prompt,
-        "sampling_params": {"temperature": 0.0, "max_new_tokens": 1},
-        "return_logprob": True,
-        "logprob_start_len": 0,
-    }
-
-
-def _read_sglang(answer: JsonObject) -> Answer:
-    # [logprob, id, text] of every token; see sglang/srt/managers/io_struct.py.
-    rows = answer["meta_info"]["input_token_logprobs"][1:]
-    logprobs: list[float | None] = [None]
-    tokens: list[int | str | None] = [None]
-    for logprob, token, *_ in rows:
-        logprobs.append(logprob)
-        tokens.append(int(token))
-    return logprobs, tokens
-
-
-def _read_llama_cpp(answer: JsonObject) -> Answer:
-    # The lists hold the tokens of the prompt and then the new one. The start token may be left out
-    # of the lists though `prompt_tokens` counts it, and the first token in them has null; see
-    # Llama._create_completion of llama-cpp-python.
-    usage = answer["usage"]
-    texts = answer["choices"][0]["logprobs"]["tokens"]
-    logprobs = answer["choices"][0]["logprobs"]["token_logprobs"]
-    if len(texts) != len(logprobs):
-        raise ValueError(f"{len(texts)} tokens and {len(logprobs)} losses")
-    if len(texts) - usage["completion_tokens"] == usage["prompt_tokens"] - 1:
-        texts = [None] + texts
-        logprobs = [None] + logprobs
-    return logprobs[: usage["prompt_tokens"]], texts[: usage["prompt_tokens"]]
-
-
-# APIs are tried in this order: those that take ids come first, as ids are checked exactly.
-APIS = (
-    Api("vllm", "/v1/completions", partial(_completion, prompt_logprobs=0), _read_vllm),
-    Api("sglang", "/generate", _request_sglang, _read_sglang),
-    Api(
-        "llama.cpp",
-        "/v1/completions",
-        partial(_completion, echo=True, logprobs=0),
-        _read_llama_cpp,
-        takes_ids=False,
-    ),
-)
-
-
 class ServedScorer:
     """Scores windows of a reader's tokens with the model that a server has under a name.
 
     The server's key is read from the environment; it is neither logged nor sent to another host.
     """
 
-    def __init__(self, url: str, model: str, reader: Reader, concurrency: int):
+    def __init__(
+        self, url: str, model: str, reader: Reader, concurrency: int, option: str = "--server"
+    ):
         # A key in the address would get into logs and manifests, so that none is taken there.
         if not re.fullmatch(r"https?://[^@?]+", url):
-            raise ValueError(f"--server must be http://HOST:PORT, and its key in {API_KEY}")
+            raise ValueError(f"{option} must be http://HOST:PORT, and its key in {API_KEY}")
+        self._option = option
         # People copy the address of an OpenAI client, which ends in /v1; the paths here begin with
         # it.
         self._url = url.rstrip("/").removesuffix("/v1")
         self._model = model
         self._reader = reader
-        self._concurrency = concurrency
+        self.concurrency = concurrency
         self._key = os.environ.get(API_KEY, "").strip()
         self.api = APIS[0]
         self._retries = len(WAITS_S)
@@ -182,8 +97,15 @@ class ServedScorer:
             "teacher_revision": None,
         }
 
-    def find_api(self, name: str | None = None) -> None:
-        """Ask for a short prompt by the API of that name, or by each; keep the first that works."""
+    def find_api(self, name: str | None = None) -> tuple[str, dict[str, float]]:
+        """Ask for a short prompt by the API of that name, or by each; keep the first that works.
+
+        Returns what was found, for `adopt` in the other processes of a job.
+
+        Raises:
+            ValueError: no API gives the losses of a prompt, or the same prompt has other losses as
+                it is asked for again.
+        """
         ids = encode(self._reader.tokenizer, PROBE).ids.tolist()[: self._reader.text_limit]
         # Every token of the probe is scored, so that the answer is checked from the first one on.
         window = Window(0, [self._reader.start] + ids, len(ids))
@@ -191,26 +113,48 @@ class ServedScorer:
         self._retries = _PROBE_RETRIES
         # `_probe` asks by the API that `self.api` names at the time.
         for self.api in [api for api in APIS if name in (None, api.name)]:
-            reason = asyncio.run(self._probe(window))
-            if not reason:
+            losses = asyncio.run(self._probe(window))
+            if not isinstance(losses, str):
+                self._check_repeated(losses, asyncio.run(self._probe(window)))
                 self._retries = len(WAITS_S)
-                return
-            reasons.append(f"{self.api.name}: {reason}")
+                return self.api.name, self._first
+            reasons.append(f"{self.api.name}: {losses}")
         raise ValueError(
-            f"--server {self._url} gives no losses of a prompt ({'; '.join(reasons)}): "
-            "serve the teacher with vLLM, SGLang, or llama-cpp-python with logits_all"
+            f"{self._option} {self._url} gives no losses of a prompt ({'; '.join(reasons)}): "
+            "serve the teacher with vLLM, SGLang, or llama-cpp-python with logits_all, or give a "
+            "host whose completions take ids, echo and logprobs"
         )
 
-    async def _probe(self, window: Window) -> str:
-        """Return why this API gives no losses; "" if it does."""
-        async with self._connect() as http:
+    def adopt(self, found: tuple[str, dict[str, float]]) -> None:
+        """Take over what `find_api` has found in another process."""
+        name, self._first = found
+        (self.api,) = [api for api in APIS if api.name == name]
+
+    def _check_repeated(self, losses: LossArray, again: LossArray | str) -> None:
+        """Raise a ValueError where a prompt has other losses than it had a moment ago."""
+        if isinstance(again, str):
+            raise ValueError(f"{self._option} {self._url} answers once, and then not: {again}")
+        differences = np.abs(losses - again)
+        at = int(differences.argmax())
+        # Several models or precisions may stand behind one name.
+        if differences[at] > _MAX_DIFFERENCE_NATS:
+            raise ValueError(
+                f"{self._option} {self._url} gives the same prompt other losses when it is asked "
+                f"again: token {at + 1} of {len(losses)} has {losses[at]:.3f} nats, and then "
+                f"{again[at]:.3f}, and at most {_MAX_DIFFERENCE_NATS} may lie between: have one "
+                "model in one precision behind the name"
+            )
+
+    async def _probe(self, window: Window) -> LossArray | str:
+        """Return the losses by this API, or why it gives none."""
+        async with self.connect() as http:
             try:
                 if not self.api.takes_ids:
                     # llama.cpp hides the loss of a prompt's first token. A prompt that is the
                     # start token alone is asked once for the losses of all tokens that may follow
                     # it.
                     size = len(self._reader.tokenizer)
-                    body = _completion(self._model, self._start, logprobs=size)
+                    body = completion(self._model, self._start, logprobs=size)
                     answer = await self._post(http, body)
                     if isinstance(answer, str):
                         return answer
@@ -221,11 +165,11 @@ class ServedScorer:
                         # text does not tell which of them it is.
                         if text.strip(_PARTIAL_CHARACTER):
                             self._first[text] = -float(logprob)
-                losses = await self._ask(http, window)
-                if isinstance(losses, str):
-                    return losses
+                losses = await self.ask(http, window)
                 # A server may take the request, and answer with one constant for all tokens.
-                return "" if np.ptp(losses) else "all losses are the same"
+                if not isinstance(losses, str) and not np.ptp(losses):
+                    return "all losses are the same"
+                return losses
             except (OSError,) + _MALFORMED as error:
                 return str(error)
 
@@ -254,8 +198,8 @@ class ServedScorer:
     ) -> list[LossArray | str]:
         # All windows are begun at once, but only a limited number of them is with the server at a
         # time.
-        gate = asyncio.Semaphore(self._concurrency)
-        async with self._connect() as http:
+        gate = asyncio.Semaphore(self.concurrency)
+        async with self.connect() as http:
 
             async def ask(window: Window) -> LossArray | str:
                 # The key covers all that decides an answer, which is used again only where a model
@@ -267,7 +211,7 @@ class ServedScorer:
                         report(window.scored)
                     return earlier_answers[key]
                 async with gate:
-                    losses = await self._ask(http, window)
+                    losses = await self.ask(http, window)
                 # Between two awaits no other window runs, so that lines cannot mix. A window that
                 # failed is not written, and is asked for again next time.
                 if not isinstance(losses, str):
@@ -280,8 +224,12 @@ class ServedScorer:
             # The answers are in the order of the windows, whichever came first.
             return await asyncio.gather(*map(ask, windows))
 
-    async def _ask(self, http: httpx.AsyncClient, window: Window) -> LossArray | str:
-        """Ask for a window, again where the answer is not of its tokens."""
+    async def ask(self, http: httpx.AsyncClient, window: Window) -> LossArray | str:
+        """Ask for a window, again where the answer is not of its tokens.
+
+        Returns its losses in nats, or why it has none. An OSError if the server stays away; a
+        ValueError where it does not know the path, the model or the key, or redirects.
+        """
         prompt: Prompt = window.ids
         if not self.api.takes_ids:
             text = self._decode(window.ids[1:])
@@ -306,7 +254,8 @@ class ServedScorer:
                 reason = f"{type(error).__name__}: {error}"
         return f"the server does not answer with its losses ({reason})"
 
-    def _connect(self) -> httpx.AsyncClient:
+    def connect(self) -> httpx.AsyncClient:
+        """Return a client for `ask`."""
         import httpx
 
         return httpx.AsyncClient(
@@ -347,7 +296,7 @@ class ServedScorer:
                     if retry_after.isdigit():
                         retry_after_s = min(float(retry_after), _LONGEST_S)
                 elif not response.is_success:
-                    raise ValueError(f"--server {self._url}{self.api.path} answers {reason}")
+                    raise ValueError(f"{self._option} {self._url}{self.api.path} answers {reason}")
                 else:
                     # A proxy may cut an answer off, or put a page of its own in its place.
                     with suppress(ValueError):
@@ -361,8 +310,8 @@ class ServedScorer:
                 wait_s = waits_s[attempt] * random.uniform(0.5, 1.0)
                 await asyncio.sleep(max(retry_after_s, wait_s))
         raise OSError(
-            f"--server {self._url} has failed {len(waits_s) + 1} times, at last with {reason}: "
-            "look at it, and give the same command again to continue"
+            f"{self._option} {self._url} has failed {len(waits_s) + 1} times, at last with "
+            f"{reason}: look at it, and give the same command again to continue"
         )
 
     def _checked(
@@ -397,7 +346,8 @@ class ServedScorer:
         return scored
 
     def _is_same(self, token_id: int, served_token: int | str | None) -> bool:
-        if self.api.takes_ids:
+        # An API that takes ids may name tokens by texts all the same.
+        if self.api.takes_ids and not isinstance(served_token, str):
             return served_token == token_id
         # Servers write parts of a character in several ways, and some drop spaces.
         text = self._decode([token_id]).replace("\u2581", " ").strip()
