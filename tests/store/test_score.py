@@ -38,8 +38,8 @@ from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.spans import encode
 from vocagnolm.store import score, scoring
 from vocagnolm.store.format import MANIFEST_FILE, LossDtype, Store, find_faults, shard_name
+from vocagnolm.store.plan import check_plan
 from vocagnolm.store.read import StoredReader
-from vocagnolm.store.scoring import check_plan
 from vocagnolm.store.windows import Window
 
 # What it does

@@ -21,10 +21,9 @@ from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import files_of, load_corpus
 from vocagnolm.dist import connect, rank0
 from vocagnolm.fields import corpora_of
-from vocagnolm.io import check_writable, count_reasons, differences, versions
+from vocagnolm.io import check_writable, count_reasons, versions
 from vocagnolm.models.load import (
     ModelSource,
-    context_length,
     revision_of,
 )
 from vocagnolm.models.precision import choose_dtype
@@ -33,9 +32,10 @@ from vocagnolm.printing import print_main
 from vocagnolm.readers import Reader, TeacherReaders, teacher_reader
 from vocagnolm.spans import Encoding, encode_batch, encode_rendered
 from vocagnolm.store import format as store
+from vocagnolm.store.plan import check_plan, context_of, describe_reading
 from vocagnolm.store.read import StoredReader
 from vocagnolm.store.served import ServedScorer, answer_files
-from vocagnolm.store.windows import HFScorer, Report, Window, windows
+from vocagnolm.store.windows import HFScorer, Report, Window, document_windows
 from vocagnolm.texts import (
     conversations_of,
     is_conversations,
@@ -43,16 +43,11 @@ from vocagnolm.texts import (
     read_texts,
     reasons_in,
 )
-from vocagnolm.tokenizer import tokenizer_sha256
 
 logger = logging.getLogger(__name__)
 
 # Every manifest has the versions of these packages.
 PACKAGES = "vocagnolm torch transformers tokenizers pyarrow"
-# These are defaults: the context before the first scored token, if there is room, and the most
-# that a teacher reads at once, as activations of more are large.
-_MIN_CONTEXT = 512
-_LONGEST_CONTEXT = 4096
 # As many documents as this fail together for one reason, which lies in the settings.
 _MIN_FAILURES_TO_STOP = 8
 
@@ -163,12 +158,7 @@ def score(options: Namespace) -> None:
     plan = {
         "teacher": options.teacher,
         "teacher_revision": revision_of(options.teacher, config),
-        "tokenizer_sha256": tokenizer_sha256(job.reader.tokenizer),
-        "special_tokens": {"before": job.reader.start, "behind": None},
-        **(job.template.as_json() if job.template else {}),
-        "segmentation": "windows of whole documents",
-        "context": job.reader.limit,
-        "min_context": job.min_context,
+        **describe_reading(job.reader, job.template, job.min_context),
         "engine": "hf",
         "dtype": dtype,
         "quantization": options.quantization,
@@ -206,22 +196,9 @@ def score(options: Namespace) -> None:
 def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig) -> ScoringJob:
     """Load the teacher's tokenizer, with the context that the options leave it, and the corpus."""
     tokenizer = source.checked_tokenizer(config, "teacher", options.teacher_tokenizer)
-    # A server generates one token after every window, which needs a place in the context, too.
-    limit = context_length(config) - bool(options.server)
-    context = options.context or min(limit, _LONGEST_CONTEXT)
-    if context > limit:
-        raise ValueError(
-            f"--context {context} exceeds the teacher's context of {limit}: lower it to that"
-        )
-    # A window has a start token, and has to score a token of its own.
-    if context < 2:
-        raise ValueError(f"--context must be at least 2, got {context}")
-    min_context = options.min_context or min(_MIN_CONTEXT, context // 4)
-    if min_context > context - 2:
-        raise ValueError(
-            f"--min_context {min_context} leaves no room in a context of {context}: lower it to "
-            f"at most {context - 2}"
-        )
+    context, min_context = context_of(
+        config, is_served=bool(options.server), context=options.context, least=options.min_context
+    )
     reader = teacher_reader(tokenizer, context, options.teacher_chat_template)
     corpus = load_corpora(options)
     if is_conversations(corpus):
@@ -256,35 +233,6 @@ def _why_not_rendered(job: ScoringJob) -> str:
         if isinstance(turns, str):
             reasons.append(turns)
     return count_reasons(reasons)
-
-
-def check_plan(directory: Path, plan: Mapping[str, object]) -> None:
-    """Raise a ValueError where a directory holds a store of other settings than these.
-
-    The directory need not exist; `plan` is all that decides the content of a store.
-    """
-    manifest = store.read_manifest(directory)
-    if not manifest:
-        # Shards without a manifest may be of any teacher, so nothing is added to them.
-        if any(directory.glob("shard-*")):
-            raise ValueError(f"--output_dir {directory} holds shards, but no {store.MANIFEST_FILE}")
-        return
-    # The corpus is identified by its texts, and a teacher with a revision by that: names do not
-    # matter, nor where a server is.
-    ignored = {"dataset", "server"}
-    # A teacher whose revision is not known, such as one behind a server, is told by its name.
-    if plan.get("teacher_revision") not in (None, "unknown"):
-        ignored.add("teacher")
-    compared_settings = {}
-    for name, value in plan.items():
-        if name not in ignored:
-            compared_settings[name] = value
-    changes = differences(manifest, compared_settings)
-    if changes:
-        raise ValueError(
-            f"--output_dir {directory} holds another store ({'; '.join(changes)}): give another "
-            "directory, or delete this one"
-        )
 
 
 def _is_finished(job: ScoringJob, plan: dict[str, object]) -> bool:
@@ -429,12 +377,11 @@ def _score_windows(
 ) -> tuple[list[list[store.LossArray]], dict[int, str]]:
     """Score documents by windows; return the losses of each, and why some cannot be scored."""
     all_windows: list[Window] = []
+    # A rendered conversation has its own start token; a document gets one.
+    start = None if job.template else job.reader.start
     for number, encoding in enumerate(encodings):
         ids = encoding.ids.tolist()
-        if not (job.template and ids):
-            # A rendered conversation has its own start token; a document gets one.
-            ids.insert(0, job.reader.start)
-        all_windows += windows(number, ids[1:], ids[0], job.reader.limit, job.min_context)
+        all_windows += document_windows(number, ids, start, job.reader.limit, job.min_context)
     # The windows of a document score its tokens in order, each of them once.
     rows: list[list[store.LossArray]] = [[] for _ in encodings]
     failed: dict[int, str] = {}

@@ -60,6 +60,15 @@ def windows(
         at = last
 
 
+def document_windows(
+    document: int, ids: Sequence[int], start: int | None, context: int, min_context: int
+) -> Iterator[Window]:
+    """Cut a document's tokens into windows; without a `start`, its own first token is that."""
+    if start is not None:
+        return windows(document, ids, start, context, min_context)
+    return windows(document, ids[1:], ids[0], context, min_context) if ids else iter(())
+
+
 # Takes the number of tokens that were scored since it was called last.
 Report = Callable[[int], object]
 
