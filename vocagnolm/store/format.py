@@ -86,6 +86,11 @@ def write_shard(
     Takes documents with their keys, in the order of the corpus. Without `replace`, a shard that
     another job has written meanwhile is kept.
     """
+    write_table(directory, number, table_of(documents, loss_dtype), replace=replace)
+
+
+def table_of(documents: Sequence[tuple[bytes, StoredDocument]], loss_dtype: LossDtype) -> pa.Table:
+    """Make the rows of a shard; a ValueError where the spans of a document are none."""
     schema = pa.schema(
         {
             "document": pa.binary(_KEY_BYTES),
@@ -95,8 +100,7 @@ def write_shard(
             "codes": pa.list_(pa.uint8()),
             "exceptions": pa.list_(pa.int32()),
             "losses": pa.list_(pa.from_numpy_dtype(loss_dtype)),
-        },
-        {"source": _source(key for key, _ in documents)},
+        }
     )
     rows = []
     for key, document in documents:
@@ -108,10 +112,15 @@ def write_shard(
         losses = document.losses.astype(loss_dtype)
         row = (key, 0, document.length, codes, exceptions, losses)
         rows.append(dict(zip(schema.names, row, strict=True)))
-    table = pa.Table.from_pylist(rows, schema)
+    return pa.Table.from_pylist(rows, schema)
+
+
+def write_table(directory: Path, number: int, table: pa.Table, *, replace: bool = True) -> None:
+    """Write the rows of a shard completely or not at all."""
+    table = table.replace_schema_metadata({"source": _source(table["document"].to_pylist())})
 
     def write(sink: BinaryIO) -> None:
-        with pa.ipc.new_stream(sink, schema) as writer:
+        with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table, max_chunksize=1024)
 
     write_file(directory / shard_name(number), write, replace=replace)
@@ -120,6 +129,13 @@ def write_shard(
 def shard_name(number: int) -> str:
     """Return the name of a shard's file."""
     return f"shard-{number:05}.arrow"
+
+
+def shard_paths(directory: Path) -> list[Path]:
+    """List the shards of a store in the order of their numbers."""
+    # A number of 100,000 or more has a sixth digit: shorter names come first.
+    paths = directory.glob("shard-*.arrow")
+    return sorted(paths, key=lambda path: (len(path.name), path.name))
 
 
 def _source(keys: Iterable[bytes]) -> str:
@@ -133,7 +149,7 @@ def is_written(directory: Path, number: int, texts: Iterable[str]) -> bool:
     # Texts may come from an iterator, which reads them only where there is a shard.
     if not path.exists():
         return False
-    if _read_shard(path).schema.metadata[b"source"].decode() != _source(map(document_key, texts)):
+    if read_shard(path).schema.metadata[b"source"].decode() != _source(map(document_key, texts)):
         raise ValueError(
             f"{path} is made of other documents than the corpus has now: give another directory, "
             "or the corpus that it was made of"
@@ -147,16 +163,19 @@ def begin_store(directory: Path, plan: Mapping[str, object], *, replace: bool = 
     write_json(directory / MANIFEST_FILE, {"format": _FORMAT, **plan}, replace=replace)
 
 
-def finish_store(directory: Path, description: Mapping[str, object]) -> None:
+def finish_store(
+    directory: Path, description: Mapping[str, object], known: Sequence[JsonObject] = ()
+) -> None:
     """Write the manifest of a finished store, once all its shards are written.
 
-    The description names teacher, tokenizer, segmentation and versions.
+    The description names teacher, tokenizer, segmentation and versions. Shards of an earlier
+    manifest, whose entries are `known`, keep their checksums.
     """
-    # A number of 100,000 or more has a sixth digit: shorter names come first, so that shards stay
-    # in the order of the corpus.
-    paths = sorted(directory.glob("shard-*.arrow"), key=lambda path: (len(path.name), path.name))
+    entries = {entry["file"]: entry for entry in known}
+    paths = shard_paths(directory)
     with ThreadPoolExecutor(_THREADS) as pool:
-        shards = list(pool.map(_describe, paths))
+        # What was damaged since must not be signed anew.
+        shards = list(pool.map(lambda path: entries.get(path.name) or _describe(path), paths))
     totals = {name: sum(shard[name] for shard in shards) for name in _COUNTS}
     # Killed jobs leave temporary files and answers here. A job that is still writing a shard loses
     # its temporary file too, but then finds that the shard is there.
@@ -169,7 +188,7 @@ def finish_store(directory: Path, description: Mapping[str, object]) -> None:
 
 
 def _describe(path: Path) -> JsonObject:
-    table = _read_shard(path)
+    table = read_shard(path)
     # A document that the corpus repeats has several rows with one key, and counts once. A document
     # that could not be scored has a row with empty lists.
     keys, tokens = table["document"], pc.list_value_length(table["losses"])
@@ -185,7 +204,7 @@ def _describe(path: Path) -> JsonObject:
     }
 
 
-def _read_shard(path: Path) -> pa.Table:
+def read_shard(path: Path) -> pa.Table:
     """Map a shard: processes share its pages, and nothing is read before it is needed."""
     try:
         return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
@@ -248,6 +267,30 @@ def find_faults(
     return faults
 
 
+def read_row(table: pa.Table, row: int) -> StoredDocument:
+    """Read a row of a shard, and test its values: a ValueError where they are damaged.
+
+    A damaged shard may have the right size, and nobody hashes it before training.
+    """
+    start = table["start"][row].as_py()
+    length = table["end"][row].as_py()
+    codes = table["codes"][row].values.to_numpy()
+    exceptions = table["exceptions"][row].values.to_numpy()
+    losses = table["losses"][row].values.to_numpy()
+    if start != 0:
+        raise ValueError(f"a row that begins at character {start}, not at 0")
+    if len(codes) != len(losses):
+        raise ValueError(f"{len(losses)} losses of {len(codes)} tokens")
+    if not (np.isfinite(losses).all() and losses.min(initial=0) > _MIN_LOSS_NATS):
+        raise ValueError("losses that are not finite, or below zero")
+    spans = widen_spans(codes, exceptions)
+    if len(spans) and not (spans[0, 0] == 0 and spans[-1, 1] == length):
+        raise ValueError(
+            f"spans from {spans[0, 0]} to {spans[-1, 1]} of a text of {length} characters"
+        )
+    return StoredDocument(length, spans, losses.astype(np.float32))
+
+
 class Store:
     """A finished store, memory-mapped, by document."""
 
@@ -279,7 +322,7 @@ class Store:
             row = self._find(text)
             if row is None:
                 return None
-            document = self._row(row)
+            document = read_row(self._table, row)
             # The key is of the whole text, so that a row of another length is not what was scored.
             if document.length != len(text):
                 raise ValueError(f"tokens for {document.length} of {len(text)} characters")
@@ -306,7 +349,7 @@ class Store:
 
     def _open(self) -> None:
         """Map the shards, and sort the keys with their rows: 24 bytes of memory per document."""
-        tables = [_read_shard(self.directory / entry["file"]) for entry in self.manifest[SHARDS]]
+        tables = [read_shard(self.directory / entry["file"]) for entry in self.manifest[SHARDS]]
         # The first array is there for a store without documents.
         keys = [np.empty(0, "S16")]
         for table in tables:
@@ -322,29 +365,6 @@ class Store:
         self._rows = np.argsort(unsorted, kind="stable")
         self._keys = unsorted[self._rows]
         self._table = pa.concat_tables(tables) if tables else None
-
-    def _row(self, row: int) -> StoredDocument:
-        """Read a row, and test its values.
-
-        A damaged shard may have the right size, and nobody hashes it before training.
-        """
-        start = self._table["start"][row].as_py()
-        length = self._table["end"][row].as_py()
-        codes = self._table["codes"][row].values.to_numpy()
-        exceptions = self._table["exceptions"][row].values.to_numpy()
-        losses = self._table["losses"][row].values.to_numpy()
-        if start != 0:
-            raise ValueError(f"a row that begins at character {start}, not at 0")
-        if len(codes) != len(losses):
-            raise ValueError(f"{len(losses)} losses of {len(codes)} tokens")
-        if not (np.isfinite(losses).all() and losses.min(initial=0) > _MIN_LOSS_NATS):
-            raise ValueError("losses that are not finite, or below zero")
-        spans = widen_spans(codes, exceptions)
-        if len(spans) and not (spans[0, 0] == 0 and spans[-1, 1] == length):
-            raise ValueError(
-                f"spans from {spans[0, 0]} to {spans[-1, 1]} of a text of {length} characters"
-            )
-        return StoredDocument(length, spans, losses.astype(np.float32))
 
     def __reduce__(self) -> tuple[type[Store], tuple[Path]]:
         # A process of a data loader gets the directory, and maps the files itself: to pickle the
