@@ -30,6 +30,10 @@ class SharedError(ValueError):
     """An error that all processes of a job raise and one reports."""
 
 
+class TeacherAway(SharedError):  # noqa: N818 - as above
+    """The server of a teacher stays away; the same run goes on when it is back."""
+
+
 IntArray = npt.NDArray[np.int64]
 # [N, 2], half-open, in characters (Unicode code points) of the text.
 Spans = IntArray

@@ -47,6 +47,22 @@ class Block(TypedDict, total=False):
     teacher_exceptions: Sequence[IntArray]
 
 
+class LateLosses:
+    """Losses of the teacher that are not known as sequences are packed, and here never will be.
+
+    The column `teacher_losses` then holds the place of each token among the tokens of its document,
+    NaN where the token has no loss. A sequence that is evaluated needs no losses.
+    """
+
+    def expect(self, blocks: Sequence[int]) -> None:
+        """Learn which sequences are read next, in their order."""
+
+    def fill(self, block: int, columns: dict[str, Any]) -> dict[str, Any]:
+        """Return the columns of a sequence with losses in place of places."""
+        unknown = [np.full(len(row), np.nan, np.float32) for row in columns["teacher_losses"]]
+        return columns | {"teacher_losses": unknown}
+
+
 def segment_rows(block: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Turn the columns of a packed sequence into a row for each of its segments."""
     # The index belongs to the sequence as a whole. Every other entry has a value for each segment.
@@ -203,6 +219,8 @@ class Blocks(Dataset[Block]):
         self.weights: Sequence[float] | None = None
         # Names each corpus in the settings of a run, once who aligned it has set it.
         self.corpus_digest: list[str] | None = None
+        # Where the losses come from that a sequence lacks until it is read.
+        self.late: LateLosses | None = None
         self.student_tokens = int(tokens.sum())
         # Sequence b holds the segments order[edges[b] : edges[b + 1]].
         self._order: IntArray = np.concatenate(order)
@@ -224,7 +242,10 @@ class Blocks(Dataset[Block]):
         return len(self._edges) - 1
 
     def __getitem__(self, block: int) -> Block:
-        return as_block(block, self._rows[self.segments(block)])
+        columns = self._rows[self.segments(block)]
+        if self.late:
+            columns = self.late.fill(block, columns)
+        return as_block(block, columns)
 
     def segments(self, block: int) -> IntArray:
         """Return the segments of a sequence, as rows of `data.Segments`."""

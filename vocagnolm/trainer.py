@@ -9,7 +9,7 @@ divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`; the rest 
 
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -189,7 +189,21 @@ class VocAgnoTrainer(ResumableTrainer):
     @python_door
     def train(self, *args: Any, **options: Any) -> Any:
         """Train, as `ResumableTrainer.train`; its errors name arguments."""
-        return super().train(*args, **options)
+        if not self._late:
+            return super().train(*args, **options)
+        from vocagnolm.training.served import asking
+
+        models, job = self._assembled.models, self._assembled.job
+        assert models
+        assert models.server
+        # The directory of the run is claimed before the store of the answers is made in it.
+        asked = asking(self._late, models.server, job, self.accelerator, self.preemption)
+        with self.claiming(), asked as keep_answers:
+            self.add_callback(keep_answers)
+            try:
+                return super().train(*args, **options)
+            finally:
+                self.remove_callback(keep_answers)
 
     @python_door
     def evaluate(self, eval_dataset: Any = None, *args: Any, **options: Any) -> dict[str, float]:
@@ -209,6 +223,11 @@ class VocAgnoTrainer(ResumableTrainer):
         from vocagnolm.training.assembly import pack_late
 
         return pack_late(self._assembled, dataset, name)
+
+    @property
+    def _late(self) -> Any:
+        """Where the losses of the sequences come from while it trains; None if they are there."""
+        return getattr(self.train_dataset, "late", None)
 
     @property
     def online_teachers(self) -> Sequence[PreTrainedModel]:
@@ -238,13 +257,21 @@ class VocAgnoTrainer(ResumableTrainer):
         method = self._method.at_step(self.state.global_step, self.state.max_steps)
         self.objective = replace(self.objective, method=method)
         # The parent class would count and gather labels on the device, in addition.
-        batches = list(itertools.islice(epoch_iterator, num_batches))
+        batches = self._fetch(lambda: list(itertools.islice(epoch_iterator, num_batches)))
         # The collator has counted on the host. The tensor is filled on the device, since a copy
         # from the host would wait for the last update.
         tokens = sum(self.objective.divisor_tokens(batch) for batch in batches)
         process_tokens = torch.full((), tokens, device=device)
         all_tokens: Tensor = self.accelerator.reduce(process_tokens, "sum")
         return batches, all_tokens
+
+    def _fetch(self, fetch: Callable[[], list[Any]]) -> list[Any]:
+        """Fetch batches; where they need a server, all processes get theirs or all end."""
+        if not self._late:
+            return fetch()
+        from vocagnolm.training.served import fetch_together
+
+        return fetch_together(fetch, self.accelerator, self.save_progress)
 
     def compute_loss(
         self,

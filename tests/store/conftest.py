@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from score_world import arguments, write_corpus
 from served_teacher import ServedTeacher, served
+from stored_place import Place, save_model, write_pages
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from vocagnolm import __main__
@@ -68,3 +70,22 @@ def server(
     (model, known), start = answering, start_id(teacher_tokenizer, "teacher")
     with served(model, teacher_tokenizer, start, known=known) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def place(
+    tokenizer_dirs: dict[str, Path],
+    tiny_llama: Callable[..., Any],
+    training_texts: list[str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Place:
+    root = tmp_path_factory.mktemp("place")
+    roles = ("student", "metaspace"), ("teacher", "nfc_digits"), ("teacher2", "byte_level")
+    for seed, (role, family) in enumerate(roles):
+        model = tiny_llama(700, seed=seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(5)
+        save_model(root / role, tokenizer_dirs[family], model)
+    write_pages(root / "pages.jsonl", [text[:120] for text in training_texts[:40]])
+    return Place(root)

@@ -20,7 +20,7 @@ import torch
 from built_trainer import build as build_trainer
 from real_data import real_data
 from references import full_losses
-from safetensors.torch import load_file
+from stored_place import Place, Tensors, assert_equal, save_model, write_pages
 from stored_world import in_memory, random_store, scored_store, write_store
 from tokenizer_stubs import tokens_between
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -34,12 +34,10 @@ from vocagnolm.objective import StoredTeacher
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.run import main
-from vocagnolm.store import score
 from vocagnolm.store.format import Store
 from vocagnolm.store.read import StoredReader
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
-Tensors = dict[str, torch.Tensor]
 LOSS_TOLERANCE = 1e-5
 
 
@@ -137,12 +135,6 @@ def reduced_by(reduction: Any, weights: Sequence[float] = ()) -> Method:
 def trained(trainer: Any) -> Tensors:
     trainer.train()
     return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-
-
-def assert_equal(ours: Tensors, theirs: Tensors) -> None:
-    assert ours.keys() == theirs.keys()
-    for name, parameter in ours.items():
-        assert torch.equal(parameter, theirs[name]), name
 
 
 @pytest.mark.slow
@@ -321,78 +313,6 @@ def test_token_is_unmapped_when_one_teacher_has_none(reduction: Any) -> None:
 
 
 # train.py
-
-
-@dataclass(frozen=True)
-class Place:
-    """What `train.py` and `vocagnolm score` are given, all documents short enough for both."""
-
-    root: Path
-
-    def score(self, output: str = "store", **changes: str) -> Path:
-        options = {
-            "teacher": str(self.root / "teacher"),
-            "dataset": str(self.root / "pages.jsonl"),
-            "min_context": "16",
-            "shard_documents": "16",
-            "loss_dtype": "float32",
-            **changes,
-        }
-        directory = self.root / output
-        if not directory.exists():
-            flags = [f"--{name}={value}" for name, value in options.items()]
-            assert score.main([*flags, f"--output_dir={directory}"]) == 0
-        return directory
-
-    def argv(self, output: Path, **changes: str | None) -> list[str]:
-        options: dict[str, str | None] = {
-            "student": str(self.root / "student"),
-            "teacher": None if "teacher_losses" in changes else str(self.root / "teacher"),
-            "dataset": str(self.root / "pages.jsonl"),
-            "max_length": "128",
-            "global_batch_tokens": "512",
-            "max_steps": "3",
-            "learning_rate": "1e-2",
-            "use_cpu": "True",
-            "report_to": "none",
-            "output_dir": str(output),
-            **changes,
-        }
-        flags = [[f"--{k}", *v.split(" ")] for k, v in options.items() if v is not None]
-        return [word for flag in flags for word in flag]
-
-    def train(self, output: Path, **changes: str | None) -> Tensors:
-        assert main.main(self.argv(output, **changes)) == 0
-        return load_file(output / "model.safetensors")
-
-
-def save_model(directory: Path, tokenizer: Path, model: Any) -> None:
-    model.save_pretrained(directory)
-    for file in tokenizer.glob("*token*.json"):
-        shutil.copy(file, directory)
-
-
-def write_pages(path: Path, texts: list[str]) -> None:
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-
-
-@pytest.fixture(scope="module")
-def place(
-    tokenizer_dirs: dict[str, Path],
-    tiny_llama: Callable[..., Any],
-    training_texts: list[str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Place:
-    root = tmp_path_factory.mktemp("place")
-    roles = ("student", "metaspace"), ("teacher", "nfc_digits"), ("teacher2", "byte_level")
-    for seed, (role, family) in enumerate(roles):
-        model = tiny_llama(700, seed=seed)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(5)
-        save_model(root / role, tokenizer_dirs[family], model)
-    write_pages(root / "pages.jsonl", [text[:120] for text in training_texts[:40]])
-    return Place(root)
 
 
 @pytest.fixture

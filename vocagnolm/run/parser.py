@@ -59,7 +59,8 @@ package: ddp, fsdp2, ... With it go --num_processes, --num_machines,
 
 Given again, the command resumes a run that ended early. Exit status: 0 done, 2
 a wrong argument or file, 3 losses became NaN or infinite, 4 out of memory, 75
-stopped by a signal with all saved, so that a scheduler may start it again.
+stopped by a signal, or as the teacher's server stays away, with all saved, so
+that a scheduler may start it again.
 docs/running.md has the details.
 """
 

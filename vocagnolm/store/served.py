@@ -183,10 +183,8 @@ class ServedScorer:
         As they come, they are written to a file next to the shard that they are for: what a killed
         process was answered is not asked for again.
         """
-        # Each process has a file of its own, so that only a last line can be cut off.
-        path = shard.with_name(f".{shard.name}.{uuid.uuid4().hex}{_ANSWERS_SUFFIX}")
-        earlier_answers = _read_answers(shard)
-        with path.open("wb") as file:
+        earlier_answers = read_answers(shard)
+        with new_answers(shard).open("wb") as file:
             return asyncio.run(self._ask_all(windows, earlier_answers, file, report))
 
     async def _ask_all(
@@ -202,27 +200,36 @@ class ServedScorer:
         async with self.connect() as http:
 
             async def ask(window: Window) -> LossArray | str:
-                # The key covers all that decides an answer, which is used again only where a model
-                # of the same name is asked the same tokens by the same API.
-                question = f"{self._model} {self.api.name} {window.ids} {window.scored}"
-                key = hashlib.sha256(question.encode()).hexdigest().encode()
-                if key in earlier_answers:
-                    if report:
-                        report(window.scored)
-                    return earlier_answers[key]
                 async with gate:
-                    losses = await self.ask(http, window)
-                # Between two awaits no other window runs, so that lines cannot mix. A window that
-                # failed is not written, and is asked for again next time.
-                if not isinstance(losses, str):
-                    file.write(key + b" " + base64.b64encode(losses.tobytes()) + b"\n")
-                    file.flush()
+                    losses = await self.ask_once(http, window, earlier_answers, file)
                 if report:
                     report(window.scored)
                 return losses
 
             # The answers are in the order of the windows, whichever came first.
             return await asyncio.gather(*map(ask, windows))
+
+    async def ask_once(
+        self,
+        http: httpx.AsyncClient,
+        window: Window,
+        earlier_answers: dict[bytes, LossArray],
+        file: BinaryIO,
+    ) -> LossArray | str:
+        """Ask for a window that was not answered earlier, and write its losses to a file."""
+        # The key covers all that decides an answer, which is used again only where a model of the
+        # same name is asked the same tokens by the same API.
+        question = f"{self._model} {self.api.name} {window.ids} {window.scored}"
+        key = hashlib.sha256(question.encode()).hexdigest().encode()
+        if key in earlier_answers:
+            return earlier_answers[key]
+        losses = await self.ask(http, window)
+        # Between two awaits no other window runs, so that lines cannot mix. A window that failed is
+        # not written, and is asked for again next time.
+        if not isinstance(losses, str):
+            file.write(key + b" " + base64.b64encode(losses.tobytes()) + b"\n")
+            file.flush()
+        return losses
 
     async def ask(self, http: httpx.AsyncClient, window: Window) -> LossArray | str:
         """Ask for a window, again where the answer is not of its tokens.
@@ -369,7 +376,13 @@ def answer_files(shard: Path) -> list[Path]:
     return list(shard.parent.glob(f".{shard.name}.*{_ANSWERS_SUFFIX}"))
 
 
-def _read_answers(shard: Path) -> dict[bytes, LossArray]:
+def new_answers(shard: Path) -> Path:
+    """Name a file of answers for a shard."""
+    # Each process has a file of its own, so that only a last line can be cut off.
+    return shard.with_name(f".{shard.name}.{uuid.uuid4().hex}{_ANSWERS_SUFFIX}")
+
+
+def read_answers(shard: Path) -> dict[bytes, LossArray]:
     """Read what killed processes were answered: a line is a hash of what was asked, and losses."""
     answers = {}
     for path in answer_files(shard):

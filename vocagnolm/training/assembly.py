@@ -29,6 +29,7 @@ from vocagnolm.training.documents import Documents, align, load_documents
 from vocagnolm.training.models import Models, read_models
 from vocagnolm.training.options import DataOptions, ModelOptions, PackOptions
 from vocagnolm.training.requirements import check_enough, check_launch
+from vocagnolm.training.served import late_losses
 from vocagnolm.training.settings import Job, options_without_effect, settings_of
 
 
@@ -128,6 +129,9 @@ def assemble(
     models = read_models(job.model, args, args.device, tokenizer=processing_class)
     # One process asks the hub and the disk, and all of them raise its error.
     rank0(lambda: check_places(job, models))
+    # A plan may be made on a machine that does not reach the server.
+    if models.server and not args.dry_run:
+        models.server.find(job.served_losses)
     evaluates = eval_dataset is not None or job.data.eval_dataset or job.data.eval_fraction
     for line in options_without_effect(job, evaluates=bool(evaluates)):
         log_main(worded(f"warning: {line}"))
@@ -208,6 +212,10 @@ def assemble_in_python(
     eval_dataset = _as_dataset(kwargs.get("eval_dataset"), "eval_dataset")
     if args.push_to_hub:
         rank0(lambda: check_login(args.hub_token))
+    if args.teacher_server and not isinstance(train_dataset, datasets.Dataset):
+        raise ValueError(
+            "train_dataset is packed, and --teacher_server is asked for documents: give those"
+        )
     names = ModelOptions(student, teachers or None, stores or None)
     job = Job(names, DataOptions(dataset=[]), args, peft_config=peft_config)
     # Only names and documents need to be read and aligned. Loaded models with packed sequences are
@@ -266,7 +274,7 @@ def _packed(job: Job, models: Models, dataset: Any, name: str) -> _Packed:
         return _Packed(dataset, settings_of_blocks(dataset), [])
     is_trained = name == "train_dataset"
     # A store knows the documents that it was scored on, and an evaluation needs no teacher.
-    guide = models.guide if is_trained or not job.model.teacher_losses else None
+    guide = models.guide if is_trained or job.loads_teacher else None
     texts = only_text(dataset, None, name)
     segments = align(texts, models.reader, guide, job.args, name)
     left_out = []
@@ -276,6 +284,9 @@ def _packed(job: Job, models: Models, dataset: Any, name: str) -> _Packed:
     limits = guide.limits() if guide else [sys.maxsize]
     blocks = Blocks(segments.rows, job.args.max_length, limits)
     blocks.corpus_digest = [segments.digest()]
+    if is_trained and models.server:
+        is_plain = job.args.missing_losses == "plain"
+        blocks.late = late_losses(models.server, blocks, segments, texts, is_plain=is_plain)
     # An evaluation of less than a step is none the worse for it.
     if is_trained:
         check_enough(blocks, job.args, name, left_out)

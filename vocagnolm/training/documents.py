@@ -28,13 +28,14 @@ from vocagnolm.data import (
 from vocagnolm.dist import cores, machine_first
 from vocagnolm.fields import corpora_of
 from vocagnolm.io import told_of_full_disk
-from vocagnolm.packing import Blocks
+from vocagnolm.packing import Blocks, LateLosses
 from vocagnolm.readers import Reader, TeacherReaders
 from vocagnolm.texts import is_conversations, joined
 from vocagnolm.training.models import Models
 from vocagnolm.training.options import DataOptions, PackOptions
 from vocagnolm.training.requirements import check_enough
 from vocagnolm.training.sampler import mixed_counts
+from vocagnolm.training.served import late_losses
 from vocagnolm.training.settings import Job
 
 logger = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
         evaluated = []
         if eval_texts is not None:
             # A store knows other documents only, and an evaluation needs no teacher.
-            guide = None if job.model.teacher_losses else models.guide
+            guide = models.guide if job.loads_teacher else None
             eval_name = f"--eval_dataset {data.eval_dataset}"
             evaluated.append(align(eval_texts, models.reader, guide, args, eval_name))
     if data.eval_fraction:
@@ -139,9 +140,16 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
     eval_blocks = None
     if evaluated:
         _, eval_blocks = _pack(corpora, evaluated, args.max_length, limits)
+    texts = joined([corpus.texts for corpus in corpora])
+    if models.server:
+        is_plain = args.missing_losses == "plain"
+        blocks.late = late_losses(models.server, blocks, segments, texts, is_plain=is_plain)
+        if eval_blocks is not None and data.eval_fraction:
+            # Documents that are held out are asked of nobody.
+            eval_blocks.late = LateLosses()
     documents = Documents(
         corpora=corpora,
-        texts=joined([corpus.texts for corpus in corpora]),
+        texts=texts,
         segments=segments,
         blocks=blocks,
         eval_blocks=eval_blocks,
@@ -171,6 +179,11 @@ def _align_corpora(job: Job, models: Models, sample: bool) -> list[Corpus]:
                 "--method chunk needs a loss of every token, and the questions of a conversation "
                 "have none"
             )
+    if job.args.teacher_server and len({is_conversations(texts) for _, texts, _ in readings}) > 1:
+        raise ValueError(
+            "--teacher_server: a store of its answers is of documents or of conversations, and "
+            "--dataset has both: train on one kind"
+        )
     corpora = []
     for name, texts, total in readings:
         segments = align(texts, models.reader, models.guide, job.args, f"--dataset {name}")

@@ -123,6 +123,18 @@ class LoadOptions:
         "Tokenizer of each teacher, if they are not with their weights.",
         aliases=["--teacher_tokenizer_name_or_path"],
     )
+    teacher_server: str | None = option(
+        None,
+        "URL of a server that has the teacher: it is asked for losses ahead of each step, and "
+        "--teacher names the tokenizer.",
+        first=True,
+    )
+    served_model: str | None = option(None, "Name of the teacher on that server.", first=True)
+    served_losses: str | None = option(
+        None,
+        "Store of the server's answers, which runs may share; by default served_losses in "
+        "--output_dir.",
+    )
     teacher_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "Precision of the teacher; auto is bfloat16 on a GPU, on a CPU the student's."
     )
@@ -148,6 +160,7 @@ class LoadOptions:
     _argument_group_name = "loading of models"
 
     def __post_init__(self) -> None:
+        self._check_server()
         for name in ("model_init_kwargs", "teacher_model_init_kwargs"):
             arguments = getattr(self, name)
             # A command line and a recipe give text, and Python gives a dictionary.
@@ -159,6 +172,19 @@ class LoadOptions:
                     raise ValueError(f"--{name}: {argument} is given by {option}")
             # The parsed value replaces the text, since the settings of a run compare values.
             setattr(self, name, arguments)
+
+    def _check_server(self) -> None:
+        """Raise a ValueError for an option of a server that lacks another one."""
+        if not self.teacher_server:
+            for name in ("served_model", "served_losses"):
+                if getattr(self, name):
+                    raise ValueError(f"--{name} has no effect without --teacher_server: add it")
+            return
+        require("httpx", "--teacher_server")
+        if not self.served_model:
+            raise ValueError(
+                "--teacher_server needs --served_model, the name that it has for the teacher"
+            )
 
 
 @dataclass
@@ -244,8 +270,8 @@ class PackOptions:
     )
     missing_losses: Literal["error", "skip", "plain"] = option(
         "error",
-        "What to do about documents that --teacher_losses does not have; plain: train on them as "
-        "without a teacher.",
+        "What to do about documents that --teacher_losses does not have, or --teacher_server gives "
+        "no losses of; plain: train on them as without a teacher.",
     )
     student_chat_template: str | None = option(None, "plain, chatml or a file; by default its own.")
     teacher_chat_template: list[str] | None = option(
@@ -278,9 +304,22 @@ class GuidanceOptions(Method, PackOptions, LoadOptions):
                 "--missing_losses plain trains on every token of documents without losses, which "
                 f"--method {self.method} --unmapped {self.unmapped} does not: use skip"
             )
+        if self.missing_losses == "skip" and self.teacher_server:
+            raise ValueError(
+                "--missing_losses skip leaves documents out before any is asked for, which "
+                "--teacher_server does as it trains: use error or plain"
+            )
 
     def check_teacher(self, count: int, *, is_stored: bool = False) -> None:
         """Also check the options that have one value for each teacher."""
+        if self.teacher_server:
+            if is_stored:
+                raise ValueError("--teacher_server and --teacher_losses exclude each other")
+            if count != 1:
+                raise ValueError(
+                    f"--teacher_server needs one --teacher, for its tokenizer, got {count}"
+                )
+        is_stored |= bool(self.teacher_server)
         super().check_teacher(count, is_stored=is_stored)
         for name in ("teacher_tokenizer", "teacher_revision"):
             # A tokenizer and a revision belong to one model: none of them serves all teachers.

@@ -18,6 +18,12 @@ def check_launch(job: Job) -> None:
     """Raise a ValueError for options that these processes and devices cannot meet."""
     args = job.args
     _check_packages(args)
+    # A thread of this process has the answers, which a worker of its own would wait for in vain.
+    if args.teacher_server and args.dataloader_num_workers:
+        raise ValueError(
+            f"--dataloader_num_workers {args.dataloader_num_workers} does not go with "
+            "--teacher_server, whose answers come to the process that trains: leave it out"
+        )
     # A layer's weights are gathered for its own forward pass. What reads the output head from
     # outside would find a shard.
     if args.teacher_sharding == "node":

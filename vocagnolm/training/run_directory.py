@@ -109,8 +109,8 @@ def _foreign_model(directory: Path) -> str | None:
 _locks: dict[Path, FileLock] = {}
 
 
-def claim(directory: Path) -> None:
-    """Lock the directory of a run.
+def claim(directory: Path, option: str = "--output_dir") -> None:
+    """Lock the directory of a run, or another one that an option names.
 
     The same process may claim it again; `release` undoes one claim.
 
@@ -128,7 +128,7 @@ def claim(directory: Path) -> None:
             lock.acquire(timeout=_LOCK_S)
         except Timeout:
             raise ValueError(
-                f"--output_dir {directory} is written to by another run: stop it, or give another"
+                f"{option} {directory} is written to by another run: stop it, or give another"
             ) from None
 
 

@@ -17,21 +17,17 @@ RUN_SETTINGS = (
     "weight_decay max_grad_norm optim_args neftune_noise_alpha"
 ).split()
 # A run may resume with other values of these, since its training computes the same with any.
-_NO_EFFECT_ON_NUMBERS = "dataset_num_proc trust_remote_code eval_dataset teacher_sharding".split()
+_NO_EFFECT_ON_NUMBERS = (
+    "dataset_num_proc trust_remote_code eval_dataset teacher_sharding teacher_server served_losses"
+).split()
 # Options that name files, directories or models.
 _PATH_OPTIONS = (
     "student teacher student_tokenizer teacher_tokenizer student_chat_template "
     "teacher_chat_template dataset"
 ).split()
 # These options say how a teacher is loaded and read, and have no effect without one.
-_TEACHER_OPTIONS = {
-    "teacher_revision",
-    "teacher_tokenizer",
-    "teacher_chat_template",
-    "teacher_dtype",
-    "teacher_quantization",
-    "teacher_sharding",
-}
+_TEACHER_OPTIONS = {"teacher_revision", "teacher_tokenizer", "teacher_chat_template"}
+_WEIGHT_OPTIONS = {"teacher_dtype", "teacher_quantization", "teacher_sharding"}
 
 
 @dataclass(frozen=True)
@@ -49,6 +45,16 @@ class Job:
     # Python may give a config of PEFT instead of the options of adapters.
     peft_config: Any = None
 
+    @property
+    def loads_teacher(self) -> bool:
+        """True if a teacher is a model in memory, and not a store or a server."""
+        return bool(self.model.teacher) and not self.args.teacher_server
+
+    @property
+    def served_losses(self) -> Path:
+        """Where a server's answers are kept."""
+        return Path(self.args.served_losses or Path(str(self.args.output_dir), "served_losses"))
+
 
 def settings_of(job: Job) -> dict[str, Any]:
     """Return the settings that define a run: a checkpoint may be resumed only under the same.
@@ -65,16 +71,14 @@ def settings_of(job: Job) -> dict[str, Any]:
         settings[name] = getattr(job.args, name)
     for name in _NO_EFFECT_ON_NUMBERS:
         del settings[name]
+    # Until a document without losses ends a run, either value is the same run.
+    if job.args.teacher_server:
+        del settings["missing_losses"]
     # A run that is started from another directory is the same run.
     for name in _PATH_OPTIONS:
         settings[name] = _absolute(settings[name])
     if job.model.teacher_losses:
-        # A store is told by its place and by the teacher whose losses it holds.
-        stores = []
-        for path in job.model.teacher_losses:
-            teacher = manifest_of(Path(path))["teacher"]
-            stores.append({"store": str(Path(path).resolve()), "teacher": teacher})
-        settings["teacher_losses"] = stores
+        settings["teacher_losses"] = _stores(job.model.teacher_losses)
     if job.peft_config is not None:
         settings["use_peft"] = True
         settings["peft_config"] = _described(job.peft_config)
@@ -82,6 +86,15 @@ def settings_of(job: Job) -> dict[str, Any]:
     if not job.args.splits_alike:
         settings["per_device_train_batch_size"] = job.args.per_device_train_batch_size
     return settings
+
+
+def _stores(paths: Sequence[str]) -> list[dict[str, str]]:
+    """Tell stores by their places and by the teachers whose losses they hold."""
+    stores = []
+    for path in paths:
+        teacher = manifest_of(Path(path))["teacher"]
+        stores.append({"store": str(Path(path).resolve()), "teacher": teacher})
+    return stores
 
 
 def _absolute(place: Any) -> Any:
@@ -125,8 +138,13 @@ def options_without_effect(job: Job, *, evaluates: bool) -> Iterator[str]:
     adapter_options = {field.name for field in fields(ModelOptions) if "lora_" in field.name}
     conditions: Sequence[tuple[object, set[str], str]] = (
         (False, unread_options, f"with {args.as_typed}"),
-        (model.teacher, _TEACHER_OPTIONS, "without --teacher"),
-        (model.teacher_losses, {"missing_losses"}, "without --teacher_losses"),
+        (model.teacher, _TEACHER_OPTIONS | _WEIGHT_OPTIONS, "without --teacher"),
+        (not args.teacher_server, _WEIGHT_OPTIONS, "with --teacher_server, which has the weights"),
+        (
+            model.teacher_losses or args.teacher_server,
+            {"missing_losses"},
+            "without --teacher_losses or --teacher_server",
+        ),
         (model.use_peft, adapter_options, "without --use_peft"),
         (evaluates, {"eval_steps"}, "without --eval_fraction or --eval_dataset"),
         (args.push_to_hub, {"hub_model_id"}, "without --push_to_hub"),
