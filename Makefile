@@ -7,7 +7,7 @@
 # make hour         what the pages tell a newcomer to type, in a fresh clone and a fresh environment
 # make newest       unit tests and the hour with the newest versions that pyproject.toml allows
 # make lowest       unit tests and the hour with the lowest ones
-# make bench        the claims beside their peers: benchmarks/CLAIMS.md, in ten minutes
+# make bench        the claims beside their peers: benchmarks/CLAIMS.md; with VOCAGNOLM_TEST_MODELS, too
 # make lock         write constraints.txt from what is installed
 # make docs         build the pages as a site in runs/docs, strict about links
 # make clean        remove the environment

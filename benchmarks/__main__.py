@@ -7,7 +7,7 @@
     python -m benchmarks --tiny                 # the smallest size: does it run?
 
 Prints one table: claim, limit, measured, command. The exit status is 1 where a claim does not hold.
-A measurement that needs what is not here (a GPU, TRL) is skipped with a line.
+A measurement that needs what is not here (a GPU, TRL, pretrained models) is skipped with a line.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def _measure(name: str, module: ModuleType, size: object, page: Page) -> None:
     try:
         measured = module.measure(size)
     except Skipped as reason:
-        page.skipped.append(f"{name} skipped: {reason}")
+        page.lines.append(f"{name} skipped: {reason}")
         return
     except Exception as error:  # noqa: BLE001 - the others are measured all the same
         page.failed = True
         traceback.print_exc()
-        page.skipped.append(f"{name} failed: {type(error).__name__}: {error}")
+        page.lines.append(f"{name} failed: {type(error).__name__}: {error}")
         return
     page.add(name, module.CLAIMS, measured)
     sys.stderr.writelines(f"{name}: {line}\n" for line in measured.details)

@@ -80,12 +80,14 @@ class Measured:
     Attributes:
         values: of each claim, by its name.
         details: lines that explain them.
+        note: what they are about, a line of the page.
         broken: why no claim holds whatever the values are; empty where nothing is wrong.
     """
 
     values: dict[str, float]
     details: Sequence[str] = ()
     broken: str = ""
+    note: str = ""
 
 
 @dataclass
@@ -95,7 +97,7 @@ class Way:
     Attributes:
         run: what is measured; receives what `prepare` returns.
         prepare: makes it from the number of the turn; its time does not count.
-        seconds: processor time on a CPU, wall time on a GPU.
+        seconds: processor time of one thread; of several, and on a GPU, the clock's.
         added_bytes: the most that turns added to the memory; empty where it is not tracked.
     """
 
@@ -176,14 +178,7 @@ def take_turns_apart(
     turns = [(is_lean, turn) for is_lean, last in kinds.items() if last for turn in range(last + 1)]
     for is_lean, turn in turns:
         for name in rng.sample(list(makers), len(makers)):
-            with suppress(BrokenPipeError):  # what ended it was sent before
-                pipes[name].send((is_lean, turn))
-            try:
-                taken = pipes[name].recv()
-            except EOFError:
-                taken = "its process was ended, perhaps for want of memory"
-            if isinstance(taken, str):
-                raise RuntimeError(f"{name}: {taken}")
+            taken = _ask(name, pipes[name], is_lean, turn)
             if turn and is_lean:
                 found[name].added_bytes.append(taken[1])
             elif turn:
@@ -193,7 +188,53 @@ def take_turns_apart(
     return found
 
 
-def _serve_turns(make: Callable[[], Way], pipe: Connection) -> None:
+def take_turns_alone(
+    makers: Mapping[str, Callable[[], Way]], rounds: int, threads: int, memory: bool, seed: int = 0
+) -> dict[str, Way]:
+    """Let ways take turns where the memory does not hold all of them at once.
+
+    In each round every way is made anew, in a process that ends before the next one begins. It
+    takes a turn that does not count, which is turn 0, then with `memory` and in the first round one
+    of memory, as `take_turns_apart` does, and one of time. What this process has loaded is shared.
+    """
+    one_thread()
+    rng, context = random.Random(seed), multiprocessing.get_context("fork")
+    found = {name: Way(lambda given: None) for name in makers}
+    for turn in range(1, rounds + 1):
+        for name in rng.sample(list(makers), len(makers)):
+            pipe, theirs = context.Pipe()
+            job = context.Process(
+                target=_serve_turns, args=(makers[name], theirs, threads), daemon=True
+            )
+            job.start()
+            theirs.close()
+            is_measured = memory and turn == 1
+            for is_lean, number in ((is_measured, 0), *[(True, turn)] * is_measured, (False, turn)):
+                taken = _ask(name, pipe, is_lean, number)
+                if number and is_lean:
+                    found[name].added_bytes.append(taken[1])
+                elif number:
+                    found[name].seconds.append(taken[0])
+            pipe.send(None)
+            job.join()
+    return found
+
+
+def _ask(name: str, pipe: Connection, is_lean: bool, turn: int) -> tuple[float, int]:
+    """Let the process behind a pipe take a turn, and wait for what it took."""
+    with suppress(BrokenPipeError):  # what ended it was sent before
+        pipe.send((is_lean, turn))
+    try:
+        taken: tuple[float, int] | str = pipe.recv()
+    except EOFError:
+        taken = "its process was ended, perhaps for want of memory"
+    if isinstance(taken, str):
+        raise RuntimeError(f"{name}: {taken}")
+    return taken
+
+
+def _serve_turns(make: Callable[[], Way], pipe: Connection, threads: int = 1) -> None:
+    torch.set_num_threads(threads)
     libc = ctypes.CDLL(None)
     _map_blocks(libc, LEAN_BYTES)
     try:
@@ -232,9 +273,10 @@ def _turn(way: Way, given: object, device: str, memory: bool) -> tuple[float, in
         # The kernel forgets the maximum.
         Path("/proc/self/clear_refs").write_text("5")
         before = resident_bytes("VmRSS")
-    start_s = time.process_time()
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    start_s = clock()
     way.run(given)
-    seconds = time.process_time() - start_s
+    seconds = clock() - start_s
     return seconds, resident_bytes("VmHWM") - before if memory else 0
 
 

@@ -23,18 +23,20 @@ class Page:
     """What was measured, in its order, and the page that has it between its marks, if any.
 
     Attributes:
-        skipped: a line for each measurement that could not be made here.
+        lines: one for each measurement that could not be made here, or has a note.
         failed: a claim does not hold.
     """
 
     path: Path | None = None
     rows: list[list[str]] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
     failed: bool = False
     _begun: float = field(default_factory=time.monotonic)
 
     def add(self, command: str, claims: Sequence[Claim], measured: Measured) -> None:
-        """Add a row for each claim of a measurement."""
+        """Add a row for each claim of a measurement, and its note."""
+        if measured.note:
+            self.lines.append(f"{command}: {measured.note}")
         for claim in claims:
             value = measured.values[claim.name]
             holds = claim.holds(value) and not measured.broken
@@ -43,7 +45,7 @@ class Page:
             self.rows.append([claim.says, claim.limit, claim.show(value), verdict, command])
 
     def text(self) -> str:
-        """The table, the skipped, and where this was measured."""
+        """The table, the lines, and where this was measured."""
         minutes = (time.monotonic() - self._begun) / 60
         packages = ", ".join(map(" ".join, versions(PACKAGES).items()))
         where = (
@@ -51,8 +53,9 @@ class Page:
             f"load {os.getloadavg()[0]:.1f} at the end; {packages}."
         )
         table = markdown_table([HEADER, *self.rows]) if self.rows else ""
-        skipped = "\n".join(f"- {line}" for line in self.skipped)
-        return "\n\n".join(filter(None, [table, skipped, textwrap.fill(where, 116)]))
+        items = [textwrap.fill(f"- {line}", 116, subsequent_indent="  ") for line in self.lines]
+        parts = [table, "\n".join(items), textwrap.fill(where, 116)]
+        return "\n\n".join(filter(None, parts))
 
     def write(self) -> None:
         """Replace what stands between the marks of the page."""

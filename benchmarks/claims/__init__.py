@@ -9,7 +9,10 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-NAMES = "trl alignment token_losses head preparation steps evaluation grading processes gpu".split()
+NAMES = (
+    "trl alignment token_losses head preparation steps evaluation grading processes real "
+    "real_evaluation gpu"
+).split()
 
 
 def load() -> dict[str, ModuleType]:

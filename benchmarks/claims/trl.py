@@ -16,12 +16,9 @@ than code. The models are mostly head, as small ones are: with real sizes ratios
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
 import statistics
 import tempfile
-import warnings
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
@@ -31,13 +28,22 @@ from typing import Any
 import datasets
 import torch
 from transformers import AutoTokenizer
-from transformers.utils import logging as transformers_logging
 
 from benchmarks.generated import make_texts, tokenizer
-from benchmarks.harness import Claim, Measured, Skipped, Way, quartiles, take_turns_apart
+from benchmarks.harness import Claim, Measured, Way, quartiles, take_turns_apart
 from benchmarks.models import llama
+from benchmarks.peers import (
+    GOLD,
+    GOLD_JSD,
+    GOLD_ULD,
+    SFT,
+    arguments_of_steps,
+    make_gold,
+    make_sft,
+    require_trl,
+    take_step,
+)
 from vocagnolm import VocAgnoConfig, VocAgnoTrainer, prepare_dataset
-from vocagnolm.conventions import IGNORED_LABEL
 
 CLAIMS = (
     Claim("online time", "an online step takes 0.15 of the time of TRL's GOLD", at_most=0.15),
@@ -48,20 +54,11 @@ CLAIMS = (
     Claim("KLD memory", "and 0.35 of its memory", at_most=0.35),
     Claim("CPT time", "a step without a teacher takes the time of TRL's SFT", at_most=1.0),
 )
+CLAIMED = {claim.name for claim in CLAIMS}
 OURS = {"CPT": "cpt", "online": "vocagnolm", "ULD": "uld", "KLD": "kld"}
-GOLD: dict[str, dict[str, Any]] = {
-    "GOLD ULD": {
-        "use_uld_loss": True,
-        "uld_crossentropy_weight": 1.0,
-        "uld_distillation_weight": 0.5,
-        "uld_token_merge_strategy": "bayesian",
-    },
-    "GOLD JSD": {"use_uld_loss": False, "beta": 1.0},
-}
-SFT = "TRL SFT"
 WAYS = (*OURS, SFT, *GOLD)
-ONE_VOCABULARY = ("KLD", "GOLD JSD")
-PEERS = {"online": "GOLD ULD", "ULD": "GOLD ULD", "KLD": "GOLD JSD", "CPT": SFT}
+ONE_VOCABULARY = ("KLD", GOLD_JSD)
+PEERS = {"online": GOLD_ULD, "ULD": GOLD_ULD, "KLD": GOLD_JSD, "CPT": SFT}
 ROLES = ("student", "teacher")
 
 
@@ -97,15 +94,7 @@ def measure(size: Size) -> Measured:
     Raises:
         Skipped: TRL is not installed.
     """
-    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    transformers_logging.set_verbosity_error()
-    try:
-        # Here, for the processes that are forked from this one.
-        importlib.import_module("trl.experimental.gold")
-        importlib.import_module("trl").SFTTrainer  # noqa: B018 - imported where it is asked for
-    except ImportError:
-        raise Skipped("it needs TRL: pip install -e '.[bench]'") from None
+    require_trl()
     with tempfile.TemporaryDirectory() as name:
         prepare(size, Path(name))
         makers = {way: partial(make_way, way, size, Path(name)) for way in WAYS}
@@ -115,7 +104,8 @@ def measure(size: Size) -> Measured:
         for what, taken in (("time", "seconds"), ("memory", "added_bytes")):
             both = zip(getattr(ways[ours], taken), getattr(ways[theirs], taken), strict=True)
             ratios = [x / y for x, y in both]
-            values[f"{ours} {what}"] = statistics.median(ratios)
+            if f"{ours} {what}" in CLAIMED:
+                values[f"{ours} {what}"] = statistics.median(ratios)
             details.append(f"{ours} / {theirs}, {what}: {quartiles(ratios)}")
     return Measured(values, details)
 
@@ -148,7 +138,6 @@ def make_way(way: str, size: Size, directory: Path) -> Way:
     job = Job(way, size, directory)
     trainer: Any = job.ours() if way in OURS else job.theirs()
     trainer.create_optimizer()
-    trainer.current_gradient_accumulation_steps = 1  # set by `train`
     ends = list(accumulate(map(len, job.turns), initial=0))
 
     def rows(turn: int) -> list[Any]:
@@ -156,10 +145,7 @@ def make_way(way: str, size: Size, directory: Path) -> Way:
         return [trainer.train_dataset[index] for index in indices]
 
     def step(rows: Any) -> None:
-        batch = trainer.data_collator(rows)
-        trainer.training_step(trainer.model, batch, (batch["labels"] != IGNORED_LABEL).sum())
-        trainer.optimizer.step()
-        trainer.optimizer.zero_grad()
+        take_step(trainer, trainer.data_collator(rows))
 
     return Way(step, rows)
 
@@ -171,15 +157,7 @@ class Job:
         self.way, self.size, self.directory = way, size, directory
         self.tokenizers = [AutoTokenizer.from_pretrained(directory / role) for role in ROLES]
         self.turns: list[list[str]] = json.loads((directory / "turns.json").read_text())
-        self.arguments: dict[str, Any] = {
-            "output_dir": str(directory / "runs" / way),
-            "use_cpu": True,
-            # TRL's default on any machine is bfloat16, and ours depends on the processor.
-            "bf16": False,
-            "report_to": "none",
-            "disable_tqdm": True,
-            "save_strategy": "no",
-        }
+        self.arguments = arguments_of_steps(str(directory / "runs" / way))
 
     def model(self, vocabulary: int, scale: int) -> Any:
         """Make a random model, `scale` times as wide, with heads of 64."""
@@ -231,28 +209,19 @@ class Job:
 
     def theirs(self) -> Any:
         """Make TRL's trainer, with a row for each document."""
-        import trl
-        from trl.experimental import gold
-
         model, teacher = self.models()
         texts = list(chain(*self.turns))
-        columns: dict[str, Any] = {"text": texts}
-        given = self.arguments | {"gradient_checkpointing": False}
         if self.way == SFT:
             # The documents of a step in one row, as ours; positions tell attention where they end.
-            make = trl.SFTTrainer
-            arguments = trl.SFTConfig(**given, padding_free=True, max_length=None)
-        else:
-            parts = [text.partition(" ") for text in texts]
-            columns = {"prompt": [p[0] for p in parts], "completion": [p[1] + p[2] for p in parts]}
-            given |= {"lmbda": 0.0, "max_length": self.size.max_length, "max_completion_length": 8}
-            if self.way not in ONE_VOCABULARY:
-                given["teacher_tokenizer_name_or_path"] = str(self.directory / "teacher")
-            make = partial(gold.GOLDTrainer, teacher_model=teacher)
-            arguments = gold.GOLDConfig(**given, **GOLD[self.way])
-        return make(
-            model=model,
-            args=arguments,
-            train_dataset=datasets.Dataset.from_dict(columns),
-            processing_class=self.tokenizers[0],
+            return make_sft(model, texts, self.tokenizers[0], self.arguments, padding_free=True)
+        directory = None if self.way in ONE_VOCABULARY else str(self.directory / "teacher")
+        return make_gold(
+            self.way,
+            model,
+            teacher,
+            texts,
+            self.tokenizers[0],
+            directory,
+            self.size.max_length,
+            self.arguments,
         )

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import statistics
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from benchmarks import __main__ as runner
 from benchmarks import claims, generated, harness, page
-from benchmarks.claims import alignment
+from benchmarks.claims import alignment, evaluation, real, real_evaluation
+from benchmarks.models import llama
 
 pytestmark = pytest.mark.processes
 
@@ -36,7 +40,11 @@ def check_tiny(name: str) -> None:
 
 @pytest.mark.slow
 # What processes write is compared by tests of their own: test_distributed.py, test_runner.py.
-@pytest.mark.parametrize("name", sorted({*claims.NAMES} - {"trl", "gpu", "processes"}))
+# Pretrained models have a test of their own, too, with random ones in their place.
+@pytest.mark.parametrize(
+    "name",
+    sorted({*claims.NAMES} - {"trl", "gpu", "processes", "real", "real_evaluation"}),
+)
 def test_claims_are_measured_at_their_tiniest_size(name: str) -> None:
     check_tiny(name)
 
@@ -46,6 +54,82 @@ def test_steps_are_measured_beside_trl() -> None:
     if not importlib.util.find_spec("trl"):
         pytest.skip("needs TRL, which only the extra `bench` brings")
     check_tiny("trl")
+
+
+@pytest.fixture(scope="module")
+def random_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a directory of models, of a size at which nothing is learned, and `texts.jsonl`."""
+    path = tmp_path_factory.mktemp("models")
+    for name, kind in (("student", "tiny-gpt2"), ("teacher", "tiny-qwen")):
+        reader = generated.tokenizer(kind)
+        reader.save_pretrained(path / name)
+        llama(len(reader), 64, 1, 1, max_position_embeddings=4096).save_pretrained(path / name)
+    lines = [json.dumps({"text": text}) + "\n" for text in generated.make_texts(600)]
+    (path / "texts.jsonl").write_text("".join(lines))
+    return path
+
+
+@pytest.mark.slow
+def test_real_steps_are_measured_beside_trl(random_models: Path) -> None:
+    pytest.importorskip("trl", reason="needs TRL, which only the extra `bench` brings")
+    size = replace(
+        real.TINY,
+        models=str(random_models),
+        student="student",
+        teacher="teacher",
+        corpus=str(random_models / "texts.jsonl"),
+        rows=2,
+    )
+    found = real.measure(size)
+    assert found.values.keys() == {claim.name for claim in real.CLAIMS}
+    assert all(value > 0 for value in found.values.values())
+
+
+def test_real_rows_are_nearly_full_and_never_longer(random_models: Path) -> None:
+    texts = [json.loads(line)["text"] for line in (random_models / "texts.jsonl").open()]
+    size = real.Size(rows=2, max_length=64, rounds=2)
+    reader = AutoTokenizer.from_pretrained(random_models / "student")
+    turns = real.make_turns(texts, reader, size)
+    assert [len(turn) for turn in turns] == [1, 2, 2]
+    rows = [row for turn in turns for row in turn]
+    # With a start and an end they fill the row but for the rest of a word; the first is short.
+    lengths = [len(reader(row)["input_ids"]) + 2 for row in rows]
+    assert max(lengths) <= 64
+    assert min(lengths[1:]) > 50
+    assert 4 < lengths[0] <= 16
+    # Each row goes on where the one before has ended.
+    read = "".join("".join(rows).split())
+    assert "".join("".join(texts).split()).startswith(read)
+
+
+@pytest.mark.slow
+def test_real_answers_are_those_of_the_harness(
+    random_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lm_eval", reason="needs lm-eval, which only the extra `bench` brings")
+    (tmp_path / "gsm8k").mkdir()
+    rows = [{"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"} for n in range(1319)]
+    (tmp_path / "gsm8k" / "test.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    size = replace(
+        real_evaluation.TINY, models=str(random_models), model="student", data_dir=str(tmp_path)
+    )
+    found = real_evaluation.measure(size)
+    assert found.values["differ"] == 0
+    # A text that differs is counted.
+    monkeypatch.setattr(
+        evaluation, "shared_prefix", lambda model, reader, prompts, size: {0: "?", 1: "!"}
+    )
+    assert real_evaluation.measure(size).values["differ"] == 2
+
+
+@pytest.mark.parametrize("name", ["real", "real_evaluation"])
+def test_real_claims_are_skipped_without_models(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("VOCAGNOLM_TEST_MODELS", raising=False)
+    assert runner.main([name]) == 0
+    reason = "set VOCAGNOLM_TEST_MODELS to a directory that has smollm2-135m"
+    assert f"- {name} skipped: {reason}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
