@@ -248,7 +248,10 @@ def test_demo_refuses_an_option_before_any_run(option, tmp_path, capsys) -> None
 def test_demo_leaves_no_process_when_it_is_ended(number, tmp_path) -> None:
     words = [sys.executable, "-m", "demo_worker", "--output_dir", str(tmp_path), "--seeds", "0"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    # A job in the background of a script ignores Ctrl-C, and so would all that it starts.
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
     demo = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE)
+    signal.signal(signal.SIGINT, ignored)
     written = tmp_path / "worker"
     while not (written.exists() and written.read_text()):
         assert demo.poll() is None
