@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -198,9 +199,11 @@ def test_step_in_bfloat16_moves_float32_weights_as_float32_does(
             teacher.bfloat16()
         # Its weights follow the losses smoothly, and no selection can flip.
         method = Method(selection="accept")
+        # A model that was prepared for one precision keeps it.
+        copied = copy.deepcopy(student)
         trainer = prepare(
             make_trainer(
-                tmp_path, blocks, student, teacher, bf16=is_bfloat16, options={"method": method}
+                tmp_path, blocks, copied, teacher, bf16=is_bfloat16, options={"method": method}
             )
         )
         batch = trainer.data_collator([blocks[index] for index in range(8)])
@@ -209,8 +212,8 @@ def test_step_in_bfloat16_moves_float32_weights_as_float32_does(
         assert {gradient.dtype for gradient in found} == {torch.float32}
         whole = torch.cat([gradient.flatten() for gradient in found])
         gradients[is_bfloat16] = torch.cat([loss.reshape(1), whole])
-        trainer.model.zero_grad()
     exact, rounded = gradients[False], gradients[True]
-    # Seen: 2e-4 and .023.
-    assert float(rounded[0]) == pytest.approx(float(exact[0]), rel=1e-3)
-    assert 0 < (rounded - exact).norm() / exact.norm() < 0.04
+    # Seen: 1.3e-3 and .117, of which the teacher has .023. These models are random, with losses
+    # far above those of trained ones.
+    assert float(rounded[0]) == pytest.approx(float(exact[0]), rel=3e-3)
+    assert 0.05 < (rounded - exact).norm() / exact.norm() < 0.15
