@@ -17,11 +17,6 @@ os.environ["TQDM_DELAY"] = "60"
 import pytest
 from hypothesis import settings
 
-# What tests compare is float32, on processors that multiply in bfloat16, too. PyTorch reads it when
-# it first computes, and the processes that tests start inherit it.
-if platform.machine() in ("x86_64", "AMD64"):
-    os.environ["ATEN_CPU_CAPABILITY"] = "avx2"
-
 # Read when datasets is imported, which nothing above does.
 _CACHE = tempfile.TemporaryDirectory(prefix="vocagnolm-tests-")  # goes when the tests end
 os.environ["HF_DATASETS_CACHE"] = _CACHE.name
@@ -33,7 +28,13 @@ settings.load_profile("default")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Offer the fixtures, where tests are run: not where they are handed out to other processes."""
+    """Set the CPU's instructions, and offer the fixtures where tests are run."""
+    # Tests compare float32, on processors that multiply in bfloat16, too. PyTorch reads this when
+    # it first computes, and the processes that tests start inherit it. Tests of a GPU compare it
+    # with the CPU's bfloat16: PyTorch 2.11 needs all instructions of the CPU for that.
+    if platform.machine() in ("x86_64", "AMD64") and config.option.markexpr != "gpu":
+        os.environ["ATEN_CPU_CAPABILITY"] = "avx2"
+    # Workers have the tests; the process that hands them out does not.
     if config.getoption("dist", "no") == "no":
         gc.disable()  # until all is imported: it stays
         for name in ("families", "world", "adapter_world", "wandb_files"):

@@ -69,6 +69,8 @@ def make(world: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., 
         trainer = prepare(world.trainer(tmp_path_factory.mktemp("out"), method, **options))
         for teacher in trainer.online_teachers:
             teacher.to(torch.bfloat16 if bf16 else torch.float32)
-        return trainer, trainer.data_collator([trainer.train_dataset[n] for n in range(4)])
+        blocks = trainer.train_dataset
+        # Conversations fill two blocks of a GPU's size.
+        return trainer, trainer.data_collator([blocks[n % len(blocks)] for n in range(4)])
 
     return build
