@@ -6,11 +6,13 @@ r"""The rules beside each other on pretrained models, on pages of mathematics.
 
 Run in the repository's root. The student, which is pretrained, continues its pretraining on the
 pages of `real_pages`. All runs of a seed have the same pages in the same order, and the teacher
-reads the pages once. A finished run is a line of `benchmarks/experiments/real.jsonl` and is not
-repeated; an interrupted one, of the teacher too, goes on with the same command.
+reads every page once, whatever worlds have it. A finished run is a line of
+`benchmarks/experiments/real.jsonl` and is not repeated; an interrupted one, of the teacher too,
+goes on with the same command. Processes with different seeds, worlds or rules may run side by side.
 
 Models are judged by nats per character on clean text that is held out, and, with `--answers N`, by
-their answers to the first N items of benchmarks (`--data_dir` as for vocagnolm evaluate).
+their answers to the first N items of benchmarks (`--data_dir` as for vocagnolm evaluate). With
+`--keep_models`, answers can be asked for later without training again.
 
     const     weighs all tokens alike, on the packed sequences of the guided runs
     shuffled  has the weights of `accept` in a random order within each micro-batch
@@ -41,6 +43,7 @@ from benchmarks.experiments.acceptance import selecting, shuffle_weights
 from benchmarks.experiments.worlds import write_corpus
 from vocagnolm.__main__ import main as vocagnolm
 from vocagnolm.objective import Objective
+from vocagnolm.store.format import SHARDS, read_manifest
 from vocagnolm.tokenizer import start_id
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
@@ -58,6 +61,8 @@ RULES = {
 MODELS = ("start", "teacher", "reference")
 BENCHMARKS = ("svamp", "asdiv", "mawps", "tabmwp", "gsm8k")
 HELD_OUT_CHARACTERS = 600
+# What runs of one table have in common.
+GROUP = ("student", "teacher", "world", "tokens", "learning_rate")
 # What is kept of a run's log: the number of the first step, and the mean of all.
 LOGGED = ("teacher_ahead_fraction", "mean_weight", "student_loss_nats", "teacher_loss_nats")
 
@@ -78,6 +83,7 @@ class Experiment:
         self.data_dir = arguments.data_dir
         self.learning_rate = arguments.learning_rate
         self.dtype = arguments.dtype
+        self.keep_models = arguments.keep_models
         self.documents = real_pages.read_documents(arguments.corpora)
         self.held_out = real_pages.held_out_texts(self.documents)
 
@@ -95,13 +101,26 @@ class Experiment:
             write_corpus(directory, pages)
         return directory
 
-    def losses(self, world: str) -> Path:
-        """Return the teacher's losses of a world's pages."""
-        return self._score(self.teacher, world, f"losses-{self.teacher.name}")
+    def pages_of_all_worlds(self) -> Path:
+        """Return the corpus that models score: each page of any world once."""
+        directory = self.root / "all" / "pages"
+        if not directory.exists():
+            pages: dict[str, None] = {}
+            for world in real_pages.WORLDS:
+                for file in sorted(self.pages(world).iterdir()):
+                    lines = file.read_text(encoding="utf-8").splitlines()
+                    pages |= dict.fromkeys(json.loads(line)["text"] for line in lines)
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            write_corpus(directory, list(pages))
+        return directory
 
-    def reference_losses(self, world: str) -> Path:
+    def losses(self) -> Path:
+        """Return the teacher's losses of all pages."""
+        return self._score(self.teacher, f"losses-{self.teacher.name}")
+
+    def reference_losses(self) -> Path:
         """Return the losses of Rho-1's reference."""
-        return self._score(self.reference(), world, "losses-reference")
+        return self._score(self.reference(), "losses-reference")
 
     def reference(self) -> Path:
         """Return the student after as many tokens of clean pages as a run has."""
@@ -111,32 +130,41 @@ class Experiment:
             self._train("--method=cpt", pages, directory, seed=0)
         return directory
 
-    def _score(self, model: Path, world: str, name: str) -> Path:
-        store = self.root / world / name
-        options = [f"--teacher={model}", f"--dataset={self.pages(world)}", "--shard_documents=32"]
-        options += [f"--output_dir={store}", f"--dtype={self.dtype}", "--batch_tokens=1024"]
-        # A finished store is left as it is, and an unfinished one goes on.
-        run(["score", *options])
+    def _score(self, model: Path, name: str) -> Path:
+        store = self.root / name
+        # A finished store does not need its model, and an unfinished one goes on.
+        if SHARDS not in read_manifest(store):
+            options = [f"--teacher={model}", f"--dataset={self.pages_of_all_worlds()}"]
+            options += ["--shard_documents=32", f"--output_dir={store}", f"--dtype={self.dtype}"]
+            options += ["--batch_tokens=1024"]
+            run(["score", *options])
         return store
 
     def _train(self, rule: str, pages: Path, directory: Path, seed: int) -> None:
         options = [f"--student={self.student}", f"--dataset={pages}", f"--output_dir={directory}"]
-        options += ["--max_length=512", "--per_device_train_batch_size=4", f"--seed={seed}"]
+        # A GPU takes a whole step at once.
+        rows = 8 if torch.cuda.is_available() else 4
+        options += ["--max_length=512", f"--per_device_train_batch_size={rows}", f"--seed={seed}"]
         options += ["--global_batch_tokens=4096", f"--learning_rate={self.learning_rate}"]
         options += [f"--max_steps={self.tokens // 4096}", "--warmup_steps=0.1"]
-        options += ["--eval_strategy=no", "--logging_steps=1", "--use_cpu"]
+        options += ["--eval_strategy=no", "--logging_steps=1"]
         options += [f"--bf16={str(self.dtype == 'bfloat16').lower()}"]
-        options += ["--save_steps=0.25", "--save_total_limit=1"]
+        if torch.cuda.is_available():
+            options += ["--save_strategy=no"]  # a run takes less than a minute
+        else:
+            options += ["--use_cpu", "--save_steps=0.25", "--save_total_limit=1"]
         run(["train", *options, *rule.split()])
 
     def train(self, world: str, rule: str, seed: int) -> Path:
         """Train the student by a rule."""
-        directory = self.root / world / f"{rule}-{seed}"
+        directory = self.root / world / f"{rule}-{seed}-{self.learning_rate:g}"
+        if (directory / "model.safetensors").exists():
+            return directory  # kept
         options = RULES[rule]
         if "{losses}" in options:
-            options = options.format(losses=self.losses(world))
+            options = options.format(losses=self.losses())
         if "{reference_losses}" in options:
-            options = options.format(reference_losses=self.reference_losses(world))
+            options = options.format(reference_losses=self.reference_losses())
         with shuffled_weights() if rule == "shuffled" else nullcontext():
             self._train(options, self.pages(world), directory, seed)
         return directory
@@ -182,7 +210,8 @@ def run(argv: list[str]) -> None:
 @torch.no_grad()
 def nats_per_character(directory: Path, texts: dict[str, list[str]]) -> dict[str, float]:
     """Return the loss of texts, by kind, in float32 and without any packing."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).to(device)
     tokenizer = AutoTokenizer.from_pretrained(directory)
     start = start_id(tokenizer, "student")
     nats_by_kind = {}
@@ -192,7 +221,7 @@ def nats_per_character(directory: Path, texts: dict[str, list[str]]) -> dict[str
         for text in documents:
             text = text[:HELD_OUT_CHARACTERS]
             ids = [start, *tokenizer.encode(text, add_special_tokens=False)]
-            ids_1S = torch.tensor([ids])
+            ids_1S = torch.tensor([ids], device=device)
             logits_SV = model(ids_1S).logits[0, :-1]
             nats += float(F.cross_entropy(logits_SV, ids_1S[0, 1:], reduction="sum"))
             characters += len(text)
@@ -236,8 +265,9 @@ def finish(experiment: Experiment, world: str, rule: str, seed: int) -> None:
         "learning_rate": experiment.learning_rate,
         "dtype": experiment.dtype,
     }
-    if any(row.items() <= done.items() for done in read_results()):
-        return
+    for done in read_results():
+        if row.items() <= done.items() and ("right" in done or not experiment.answers):
+            return
     started = time.time()
     model = experiment.model(world, rule, seed)
     row |= {"seconds": round(time.time() - started)}
@@ -248,7 +278,7 @@ def finish(experiment: Experiment, world: str, rule: str, seed: int) -> None:
     row["commit"] = commit.stdout.strip()
     with RESULTS.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
-    if rule in RULES:
+    if rule in RULES and not experiment.keep_models:
         # Half a gigabyte that nothing reads any more.
         shutil.rmtree(model)
 
@@ -256,18 +286,14 @@ def finish(experiment: Experiment, world: str, rule: str, seed: int) -> None:
 def table(rows: list[dict[str, Any]]) -> str:
     """Return nats per character less those of `const` of the same seed: the mean, and each seed."""
     lines = []
-    pairs = sorted({(row["student"], row["teacher"], row["world"], row["tokens"]) for row in rows})
-    for student, teacher, world, tokens in pairs:
+    for group in sorted({tuple(row[name] for name in GROUP) for row in rows}):
         here = {}
         for row in rows:
-            if (row["student"], row["teacher"], row["world"], row["tokens"]) == (
-                student,
-                teacher,
-                world,
-                tokens,
-            ):
+            if tuple(row[name] for name in GROUP) == group:
                 here[row["rule"], row["seed"]] = row
-        lines += ["", f"{student} <- {teacher}, {world} pages, {tokens:,} tokens", ""]
+        student, teacher, world, tokens, rate = group
+        heading = f"{student} <- {teacher}, {world} pages, {tokens:,} tokens, {rate:g}"
+        lines += ["", heading, ""]
         lines.append(f"| rule | {' | '.join(real_pages.KINDS)} | all kinds, each seed |")
         lines.append("|---" * (len(real_pages.KINDS) + 2) + "|")
         for rule in (*MODELS, *RULES):
@@ -306,6 +332,7 @@ def main() -> None:
     add("--tokens", type=int, default=131072, help="of a run")
     add("--learning_rate", type=float, default=1e-4)
     add("--dtype", choices=("float32", "bfloat16"), default="float32")
+    add("--keep_models", action="store_true", help="do not delete what was trained")
     add("--answers", type=int, default=0, help="items of each benchmark")
     add("--data_dir", type=Path, help="of the benchmarks")
     add("--table", action="store_true", help="run nothing")
