@@ -36,6 +36,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.experiments import real_pages
@@ -60,7 +61,7 @@ RULES = {
 }
 MODELS = ("start", "teacher", "reference")
 BENCHMARKS = ("svamp", "asdiv", "mawps", "tabmwp", "gsm8k")
-HELD_OUT_CHARACTERS = 600
+HELD_OUT_CHARACTERS, JUDGED_TOGETHER = 600, 8
 # What runs of one table have in common.
 GROUP = ("student", "teacher", "world", "tokens", "learning_rate")
 # What is kept of a run's log: the number of the first step, and the mean of all.
@@ -207,6 +208,11 @@ def run(argv: list[str]) -> None:
         raise SystemExit(status)
 
 
+def cut(texts: list[str]) -> list[str]:
+    """Return the beginnings of texts that models are judged by."""
+    return [text[:HELD_OUT_CHARACTERS] for text in texts]
+
+
 @torch.no_grad()
 def nats_per_character(directory: Path, texts: dict[str, list[str]]) -> dict[str, float]:
     """Return the loss of texts, by kind, in float32 and without any packing."""
@@ -217,15 +223,18 @@ def nats_per_character(directory: Path, texts: dict[str, list[str]]) -> dict[str
     nats_by_kind = {}
     for kind, documents in texts.items():
         nats = 0.0
-        characters = 0
-        for text in documents:
-            text = text[:HELD_OUT_CHARACTERS]
-            ids = [start, *tokenizer.encode(text, add_special_tokens=False)]
-            ids_1S = torch.tensor([ids], device=device)
-            logits_SV = model(ids_1S).logits[0, :-1]
-            nats += float(F.cross_entropy(logits_SV, ids_1S[0, 1:], reduction="sum"))
-            characters += len(text)
-        nats_by_kind[kind] = round(nats / characters, 5)
+        for first in range(0, len(documents), JUDGED_TOGETHER):
+            ids = [
+                torch.tensor([start, *tokenizer.encode(text, add_special_tokens=False)])
+                for text in cut(documents[first : first + JUDGED_TOGETHER])
+            ]
+            # Nothing that is padded comes before a token, and none of it is a label.
+            ids_BS = pad_sequence(ids, batch_first=True).to(device)
+            labels_BS = pad_sequence(ids, batch_first=True, padding_value=-100).to(device)
+            logits_BSV = model(ids_BS).logits[:, :-1]
+            losses = F.cross_entropy(logits_BSV.mT, labels_BS[:, 1:], reduction="sum")
+            nats += float(losses)
+        nats_by_kind[kind] = round(nats / sum(map(len, cut(documents))), 5)
     return nats_by_kind
 
 
