@@ -232,8 +232,8 @@ def nats_per_character(directory: Path, texts: dict[str, list[str]]) -> dict[str
             ids_BS = pad_sequence(ids, batch_first=True).to(device)
             labels_BS = pad_sequence(ids, batch_first=True, padding_value=-100).to(device)
             logits_BSV = model(ids_BS).logits[:, :-1]
-            losses = F.cross_entropy(logits_BSV.mT, labels_BS[:, 1:], reduction="sum")
-            nats += float(losses)
+            labels = labels_BS[:, 1:].flatten()
+            nats += float(F.cross_entropy(logits_BSV.flatten(0, 1), labels, reduction="sum"))
         nats_by_kind[kind] = round(nats / sum(map(len, cut(documents))), 5)
     return nats_by_kind
 
