@@ -30,6 +30,9 @@ pytestmark = pytest.mark.gpu
 
 # Root mean square of a token's difference in nats; of the gradient, the norm beside its own.
 FLOAT32 = 1e-4
+# ULD's gradient has the sign of the difference of two probabilities, and the smallest differences
+# have another sign on another device. A GPU was 3e-4 off.
+ULD_GRADIENT = 1e-3
 CPU = torch.device("cpu")
 EVERY = ("cpt", "random", *VARIANTS, *METHODS, "turns", "stored turns")
 # Without a GPU it is the comparison itself that is tried.
@@ -129,4 +132,5 @@ def test_step_is_that_of_the_cpu(
     assert found["loss"] == pytest.approx(exact["loss"], rel=1e-2 if bf16 else FLOAT32)
     assert exact["gradient"].norm() > 0
     for name, gap in differences(found, exact).items():
-        assert gap <= (2 * of_bf16[name] + FLOAT32 if bf16 else FLOAT32), name
+        limit = ULD_GRADIENT if method.startswith("uld") and name == "gradient" else FLOAT32
+        assert gap <= (limit + 2 * of_bf16[name] if bf16 else limit), name
