@@ -115,6 +115,14 @@ class Experiment:
             write_corpus(directory, list(pages))
         return directory
 
+    def held_out_pages(self) -> Path:
+        """Return the held-out text as a corpus, whose loss a run logs as it goes."""
+        directory = self.root / "held-out"
+        if not directory.exists():
+            texts = [text for kind in self.held_out.values() for text in cut(kind)]
+            write_corpus(directory, texts)
+        return directory
+
     def losses(self) -> Path:
         """Return the teacher's losses of all pages."""
         return self._score(self.teacher, f"losses-{self.teacher.name}")
@@ -148,7 +156,8 @@ class Experiment:
         options += ["--max_length=512", f"--per_device_train_batch_size={rows}", f"--seed={seed}"]
         options += ["--global_batch_tokens=4096", f"--learning_rate={self.learning_rate}"]
         options += [f"--max_steps={self.tokens // 4096}", "--warmup_steps=0.1"]
-        options += ["--eval_strategy=no", "--logging_steps=1"]
+        options += [f"--eval_dataset={self.held_out_pages()}", "--eval_strategy=steps"]
+        options += ["--eval_steps=0.25", "--logging_steps=1"]
         options += [f"--bf16={str(self.dtype == 'bfloat16').lower()}"]
         if torch.cuda.is_available():
             options += ["--save_strategy=no"]  # a run takes less than a minute
@@ -245,13 +254,15 @@ def right_answers(evaluation: Path, benchmark: str) -> str:
 
 
 def logged(directory: Path) -> dict[str, Any]:
-    """Return what a run logged, in its first step and on average."""
+    """Return what a run logged: its first step and its mean, and the held-out loss by step."""
     entries = [json.loads(line) for line in (directory / "log.jsonl").read_text().splitlines()]
     numbers: dict[str, Any] = {}
     for name in LOGGED:
         values = [entry[name] for entry in entries if name in entry]
         if values:
             numbers[name] = [round(values[0], 4), round(sum(values) / len(values), 4)]
+    losses = [(entry["step"], entry["eval_loss"]) for entry in entries if "eval_loss" in entry]
+    numbers["held_out_loss"] = [[step, round(loss, 4)] for step, loss in losses]
     return numbers
 
 
