@@ -110,7 +110,8 @@ def _signed(value: float) -> str:
     return f"{value:+.3f}".replace("0.", ".")
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown, without rows that have no cells but the first."""
     lines = [head, ["---"] * len(head), *(row for row in rows if any(row[1:]))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
@@ -124,7 +125,7 @@ def evidence(results: Results) -> str:
     rows = []
     for rule, label in LABELS.items():
         rows.append([label, *(results.cell(world, rule, worlds[world]) for world in shown)])
-    return _table(["rule", *head], rows)
+    return markdown_table(["rule", *head], rows)
 
 
 def trials(results: Results) -> str:
@@ -143,7 +144,7 @@ def trials(results: Results) -> str:
         cells = [results.cell(world, name, METRICS[0]) for name in names]
         rows.append([label, *cells, *means] if any(cells) else [label])
     head = ["what", "acceptance", "share, top 40 %", "the paper's", "mean weight", "teacher ahead"]
-    return _table(head, rows)
+    return markdown_table(head, rows)
 
 
 def draw_evidence(results: Results) -> Any:
@@ -213,13 +214,18 @@ def draw_curves(results: Results) -> Any:
     return plots.draw_curves(curves)
 
 
+def write_between(name: str, path: Path, table: str) -> None:
+    """Write a table between the marks of its name and the next end."""
+    begin, end = f"<!-- {name} -->\n", "\n<!-- end -->"
+    before, _, rest = path.read_text(encoding="utf-8").partition(begin)
+    path.write_text(f"{before}{begin}\n{table}\n{rest[rest.index(end) :]}", encoding="utf-8")
+
+
 def main() -> None:
     """Write the tables."""
     results = Results()
-    for path, table in ((PAGE, evidence(results)), (NOTEBOOK, trials(results))):
-        begin, end = "<!-- acceptance -->\n", "\n<!-- end -->"
-        before, _, rest = path.read_text(encoding="utf-8").partition(begin)
-        path.write_text(f"{before}{begin}\n{table}\n{rest[rest.index(end) :]}", encoding="utf-8")
+    write_between("acceptance", PAGE, evidence(results))
+    write_between("acceptance", NOTEBOOK, trials(results))
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@ r"""The rules beside each other on pretrained models, on pages of mathematics.
 
     python -m benchmarks.experiments.real --output_dir runs/real --student SmolLM2-135M \
         --teacher Qwen2.5-Coder-1.5B --corpora DIRECTORY
-    python -m benchmarks.experiments.real --table
 
 Run in the repository's root. The student, which is pretrained, continues its pretraining on the
 pages of `real_pages`. All runs of a seed have the same pages in the same order, and the teacher
 reads every page once, whatever worlds have it. A finished run is a line of
 `benchmarks/experiments/real.jsonl` and is not repeated; an interrupted one, of the teacher too,
 goes on with the same command. Processes with different seeds, worlds or rules may run side by side.
+`real_results` makes the tables.
 
 Models are judged by nats per character on clean text that is held out, and, with `--answers N`, by
 their answers to the first N items of benchmarks (`--data_dir` as for vocagnolm evaluate). With
@@ -25,9 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -62,8 +60,6 @@ RULES = {
 MODELS = ("start", "teacher", "reference")
 BENCHMARKS = ("svamp", "asdiv", "mawps", "tabmwp", "gsm8k")
 HELD_OUT_CHARACTERS, JUDGED_TOGETHER = 600, 8
-# What runs of one table have in common.
-GROUP = ("student", "teacher", "world", "tokens", "learning_rate")
 # What is kept of a run's log: the number of the first step, and the mean of all.
 LOGGED = ("teacher_ahead_fraction", "mean_weight", "student_loss_nats", "teacher_loss_nats")
 
@@ -303,49 +299,16 @@ def finish(experiment: Experiment, world: str, rule: str, seed: int) -> None:
         shutil.rmtree(model)
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Return nats per character less those of `const` of the same seed: the mean, and each seed."""
-    lines = []
-    for group in sorted({tuple(row[name] for name in GROUP) for row in rows}):
-        here = {}
-        for row in rows:
-            if tuple(row[name] for name in GROUP) == group:
-                here[row["rule"], row["seed"]] = row
-        student, teacher, world, tokens, rate = group
-        heading = f"{student} <- {teacher}, {world} pages, {tokens:,} tokens, {rate:g}"
-        lines += ["", heading, ""]
-        lines.append(f"| rule | {' | '.join(real_pages.KINDS)} | all kinds, each seed |")
-        lines.append("|---" * (len(real_pages.KINDS) + 2) + "|")
-        for rule in (*MODELS, *RULES):
-            lines += rule_lines(rule, here)
-    return "\n".join(lines)
-
-
-def rule_lines(rule: str, rows: dict[tuple[str, int], dict[str, Any]]) -> list[str]:
-    """Return the line of a rule in the table of a world, or none where it has no runs."""
-    differences = []
-    for (other, seed), row in rows.items():
-        const = rows.get(("const", seed))
-        if other != rule or (rule in RULES and const is None):
-            continue
-        # `const` itself and models that are not trained are shown as they are.
-        less = const["nats"] if rule in RULES and rule != "const" and const else {}
-        differences.append([nats - less.get(kind, 0) for kind, nats in row["nats"].items()])
-    if not differences:
-        return []
-    kinds = [f"{statistics.mean(values):.4f}" for values in zip(*differences, strict=True)]
-    seeds = [f"{statistics.mean(values):.4f}" for values in differences]
-    return [f"| {rule} | {' | '.join(kinds)} | {' '.join(seeds)} |"]
-
-
 def main() -> None:
-    """Do the runs that are missing, and print the table."""
+    """Do the runs that are missing."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    add("--output_dir", type=Path)
-    add("--student", type=Path, help="directory of a pretrained model")
-    add("--teacher", type=Path, help="directory of another one")
-    add("--corpora", type=Path, help="directory of the files that `real_pages` names")
+    add("--output_dir", type=Path, required=True)
+    add("--student", type=Path, required=True, help="directory of a pretrained model")
+    add("--teacher", type=Path, required=True, help="directory of another one")
+    add(
+        "--corpora", type=Path, required=True, help="directory of the files that `real_pages` names"
+    )
     add("--worlds", nargs="+", choices=real_pages.WORLDS, default=real_pages.WORLDS)
     add("--rules", nargs="+", choices=[*MODELS, *RULES], default=[*MODELS, *RULES])
     add("--seeds", type=int, nargs="+", default=range(3))
@@ -355,18 +318,15 @@ def main() -> None:
     add("--keep_models", action="store_true", help="do not delete what was trained")
     add("--answers", type=int, default=0, help="items of each benchmark")
     add("--data_dir", type=Path, help="of the benchmarks")
-    add("--table", action="store_true", help="run nothing")
     arguments = parser.parse_args()
-    if not arguments.table:
-        torch.set_num_threads(1)
-        experiment = Experiment(arguments)
-        for seed in arguments.seeds:
-            for rule in arguments.rules:
-                for world in arguments.worlds:
-                    # Models that no run trains are judged once.
-                    if rule in RULES or (seed, world) == (0, arguments.worlds[0]):
-                        finish(experiment, world, rule, seed)
-    sys.stdout.write(table(read_results()) + "\n")
+    torch.set_num_threads(1)
+    experiment = Experiment(arguments)
+    for seed in arguments.seeds:
+        for rule in arguments.rules:
+            for world in arguments.worlds:
+                # Models that no run trains are judged once.
+                if rule in RULES or (seed, world) == (0, arguments.worlds[0]):
+                    finish(experiment, world, rule, seed)
 
 
 if __name__ == "__main__":

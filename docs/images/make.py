@@ -6,8 +6,8 @@
 
 alignment-*.svg and strip-*.svg show what the demo's first student, which has read questions but no
 answer, and the demo's teacher make of a page with a wrong solution. bars-*.svg, terminal-*.svg and
-wrong-*.svg are results of `vocagnolm demo`; acceptance-*.svg, weights-*.svg and curves-*.svg of
-`benchmarks.experiments`.
+wrong-*.svg are results of `vocagnolm demo`; acceptance-*.svg, weights-*.svg, curves-*.svg and
+real-*.svg of `benchmarks.experiments`.
 gpus-*.svg and store-*.svg are computed, from the formulas of the plan and of the logged MFU.
 rules-*.svg is the decision tree of docs/results.md.
 """
@@ -32,7 +32,7 @@ import matplotlib as mpl
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.experiments import plots
+from benchmarks.experiments import plots, real_results
 from benchmarks.generated import TOKEN_RATIO
 from benchmarks.models import make_config
 from vocagnolm.demo.directory import BASE
@@ -128,6 +128,8 @@ def main() -> None:
             "acceptance": lambda: plots.draw_evidence(plots.Results()),
             "weights": lambda: plots.draw_weights(plots.Results()),
             "curves": lambda: plots.draw_curves(plots.Results()),
+            "real": lambda: real_results.draw_rules(real_results.largest()),
+            "real-losses": lambda: real_results.draw_losses(real_results.largest()),
             "gpus": gpus,
             "store": store,
         }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from benchmarks.experiments import real, real_pages
+from benchmarks.experiments import real, real_pages, real_results
 from benchmarks.experiments.worlds import make_model
 from vocagnolm.demo.methods import TEACHER
 from vocagnolm.demo.run import STUDENT_TOKENIZER
@@ -87,3 +87,8 @@ def test_rules_are_compared_at_their_tiniest_size(
     assert not list((tmp_path / "runs").rglob("model.safetensors"))
     real.main()
     assert len(real.read_results()) == 3
+    (results,) = real_results.read_results(tmp_path / "real.jsonl").values()
+    (difference,) = results.differences("noisy", "accept", "math")
+    assert difference == rows["accept"]["nats"]["math"] - rows["const"]["nats"]["math"]
+    assert "acceptance, shuffled" in real_results.rules_table(results)
+    assert [step for step, _ in rows["accept"]["held_out_loss"]] == [1, 2, 3]
