@@ -89,7 +89,7 @@ LIGHTER = {
 Theme = dict[str, str]
 PICTURES = (
     *("alignment", "strip", "bars", "terminal", "wrong", "acceptance", "weights", "curves"),
-    *("rules", "gpus", "store"),
+    *("real", "real-losses", "rules", "gpus", "store"),
     "photograph",
 )
 # The paper's run: tokens, packed sequences of a micro-batch, and the share that is selected.
