@@ -94,7 +94,7 @@ def covered_shares(
     so three numbers hold it: float32 [N, 3], for the first token, those between (one share, of
     their characters as a whole), and the last; 1.0 where there is none. A character that m student
     tokens share, as the bytes of an emoji do, counts 1 / m for each, so that the shares of a
-    teacher token add up to 1 over the student tokens (decision 39 has the exception).
+    teacher token add up to 1 over the student tokens.
 
     >>> student, teacher = np.array([[0, 2], [2, 6]]), np.array([[0, 4], [4, 5], [5, 7]])
     >>> covered_shares(student, teacher, align_spans(student, teacher)).tolist()
