@@ -163,7 +163,7 @@ class Experiment:
 
     def train(self, world: str, rule: str, seed: int) -> Path:
         """Train the student by a rule."""
-        directory = self.root / world / f"{rule}-{seed}-{self.learning_rate:g}"
+        directory = self.root / world / f"{rule}-{seed}-{self.learning_rate:g}-{self.teacher.name}"
         if (directory / "model.safetensors").exists():
             return directory  # kept
         options = RULES[rule]
