@@ -152,13 +152,15 @@ class Experiment:
         options += ["--max_length=512", f"--per_device_train_batch_size={rows}", f"--seed={seed}"]
         options += ["--global_batch_tokens=4096", f"--learning_rate={self.learning_rate}"]
         options += [f"--max_steps={self.tokens // 4096}", "--warmup_steps=0.1"]
-        options += [f"--eval_dataset={self.held_out_pages()}", "--eval_strategy=steps"]
-        options += ["--eval_steps=0.25", "--logging_steps=1"]
+        options += ["--logging_steps=1"]
         options += [f"--bf16={str(self.dtype == 'bfloat16').lower()}"]
         if torch.cuda.is_available():
-            options += ["--save_strategy=no"]  # a run takes less than a minute
+            # A run takes less than a minute, and an evaluation a second.
+            options += ["--save_strategy=no", "--eval_strategy=steps", "--eval_steps=0.25"]
+            options += [f"--eval_dataset={self.held_out_pages()}"]
         else:
             options += ["--use_cpu", "--save_steps=0.25", "--save_total_limit=1"]
+            options += ["--eval_strategy=no"]
         run(["train", *options, *rule.split()])
 
     def train(self, world: str, rule: str, seed: int) -> Path:
