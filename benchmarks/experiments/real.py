@@ -27,12 +27,13 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -86,37 +87,43 @@ class Experiment:
 
     def pages(self, world: str) -> Path:
         """Return the corpus of a world, which is written when it is first asked for."""
-        directory = self.root / world / "pages"
-        if not directory.exists():
+
+        def make() -> list[str]:
             tokenizer = AutoTokenizer.from_pretrained(self.student)
 
             def count(text: str) -> int:
                 return len(tokenizer.encode(text, add_special_tokens=False))
 
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            pages = real_pages.make_pages(world, self.documents, self.tokens, count)
-            write_corpus(directory, pages)
-        return directory
+            return real_pages.make_pages(world, self.documents, self.tokens, count)
+
+        return self._corpus(f"{world}/pages", make)
 
     def pages_of_all_worlds(self) -> Path:
         """Return the corpus that models score: each page of any world once."""
-        directory = self.root / "all" / "pages"
-        if not directory.exists():
+
+        def make() -> list[str]:
             pages: dict[str, None] = {}
             for world in real_pages.WORLDS:
                 for file in sorted(self.pages(world).iterdir()):
                     lines = file.read_text(encoding="utf-8").splitlines()
                     pages |= dict.fromkeys(json.loads(line)["text"] for line in lines)
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            write_corpus(directory, list(pages))
-        return directory
+            return list(pages)
+
+        return self._corpus("all/pages", make)
 
     def held_out_pages(self) -> Path:
         """Return the held-out text as a corpus, whose loss a run logs as it goes."""
-        directory = self.root / "held-out"
-        if not directory.exists():
-            texts = [text for kind in self.held_out.values() for text in cut(kind)]
-            write_corpus(directory, texts)
+        return self._corpus(
+            "held-out", lambda: [text for kind in self.held_out.values() for text in cut(kind)]
+        )
+
+    def _corpus(self, name: str, make: Callable[[], list[str]]) -> Path:
+        """Return a corpus, which the first process that asks for it writes."""
+        directory = self.root / name
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{directory}.lock"):
+            if not directory.exists():
+                write_corpus(directory, make())
         return directory
 
     def losses(self) -> Path:
@@ -130,9 +137,10 @@ class Experiment:
     def reference(self) -> Path:
         """Return the student after as many tokens of clean pages as a run has."""
         directory = self.root / "reference"
-        if not (directory / "model.safetensors").exists():
-            pages = self.pages("reference")
-            self._train("--method=cpt", pages, directory, seed=0)
+        pages = self.pages("reference")
+        with FileLock(f"{directory}.lock"):
+            if not (directory / "model.safetensors").exists():
+                self._train("--method=cpt", pages, directory, seed=0)
         return directory
 
     def _score(self, model: Path, name: str) -> Path:
