@@ -134,6 +134,8 @@ def main() -> None:
             "store": store,
         }
         for name, plot in plotted.items():
+            if name.startswith("real") and not real_results.RESULTS.exists():
+                continue  # no run of that experiment has finished
             if name in chosen:
                 draw(name, partial(themed, plot))
         if "photograph" in chosen:
