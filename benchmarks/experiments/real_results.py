@@ -88,12 +88,16 @@ def signed(value: float) -> str:
     return f"{value:+.4f}".replace("0.", ".", 1)
 
 
+def read_rows(path: Path) -> list[Row]:
+    """Return all finished runs, in their order."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
 def read_results(path: Path = RESULTS) -> dict[tuple[Any, ...], Results]:
     """Return finished runs by what the runs of a table have in common; the most runs first."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    for line in lines:
-        row = json.loads(line)
+    for row in read_rows(path):
         if row["rule"] in RULES:
             groups.setdefault(tuple(row[name] for name in GROUP), []).append(row)
     by_size = sorted(groups.items(), key=lambda group: -len(group[1]))
@@ -131,8 +135,7 @@ def kinds_table(results: Results, world: str) -> str:
 def losses_table(path: Path = RESULTS) -> str:
     """Return nats per character of the models as they are, and of runs with equal weights."""
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for row in read_rows(path):
         if row["rule"] in (*MODELS, "const"):
             name = f"{row['rule']}, {row['world']}, seed {row['seed']}, {row['learning_rate']:g}"
             rows.append([name, *(f"{value:.4f}" for value in row["nats"].values())])
