@@ -15,16 +15,19 @@ from vocagnolm.cli import Parser, run_script, shell
 
 # Each name stands for the module with `main(argv)`, and one line of help.
 COMMANDS = {
-    "audit": ("vocagnolm.report.audit", "How well a teacher's tokens map to a student's"),
-    "compare": ("vocagnolm.report.compare", "Tables and figures over finished runs"),
-    "demo": ("vocagnolm.demo.main", "Train and judge students in the embedded world, on a CPU"),
-    "evaluate": ("vocagnolm.evaluation.main", "Accuracy on the paper's math benchmarks"),
-    "export": ("vocagnolm.run.export", "The whole student of a checkpoint, for from_pretrained"),
-    "inspect": ("vocagnolm.report.inspect", "A text with its tokens kept, dropped and unmapped"),
-    "prepare": ("vocagnolm.run.prepare", "The corpus of a run aligned ahead of it, without a GPU"),
-    "rank": ("vocagnolm.store.rank", "Documents by what a teacher says of them, and the best"),
-    "recipes": ("vocagnolm.run.recipe", "The recipes that train --config takes by name"),
-    "score": ("vocagnolm.store.score", "Write or verify a teacher-loss store"),
+    "audit": (
+        "vocagnolm.report.audit",
+        "Measure how well a teacher's tokens align with a student's",
+    ),
+    "compare": ("vocagnolm.report.compare", "Compare finished runs: tables, tests and figures"),
+    "demo": ("vocagnolm.demo.main", "Train and judge small students on a CPU, without a download"),
+    "evaluate": ("vocagnolm.evaluation.main", "Measure accuracy on the paper's math benchmarks"),
+    "export": ("vocagnolm.run.export", "Turn a checkpoint into a model for from_pretrained"),
+    "inspect": ("vocagnolm.report.inspect", "Show which tokens of a text would be trained"),
+    "prepare": ("vocagnolm.run.prepare", "Align a run's corpus in advance, without a GPU"),
+    "rank": ("vocagnolm.store.rank", "Rank documents by a teacher's losses, and keep the best"),
+    "recipes": ("vocagnolm.run.recipe", "List the recipes for train --config"),
+    "score": ("vocagnolm.store.score", "Write or verify a store of teacher losses"),
     "train": ("vocagnolm.run.main", "Continually pretrain a student"),
 }
 # Several processes share the work of these commands. Their modules have a `check(argv)` that needs
@@ -42,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         description += f"\n  {name:10}{sentence}"
     parser = Parser("vocagnolm", description)
     parser.epilog = (
-        "vocagnolm COMMAND --help says more. evaluate, score and train take --accelerate_config "
-        "NAME to start several processes."
+        "vocagnolm COMMAND --help shows its options. With --accelerate_config NAME, evaluate, "
+        "score and train start several processes."
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")

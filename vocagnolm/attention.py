@@ -102,15 +102,15 @@ def segment_call(
         # would silently attend to each other.
         if arguments.get("position_ids") is not None:
             raise ValueError(
-                f"{_name(model)} does not see in position_ids where packed documents end: pass "
-                "segments= (PackedCollator gives them) with the position_ids of packed rows"
+                f"{_name(model)} does not separate packed documents by their position_ids: pass "
+                "segments= (from PackedCollator) with the position_ids of packed rows"
             )
         return dict(arguments)
     ids, positions = arguments.get("input_ids"), arguments.get("position_ids")
     if ids is None or positions is None:
         raise ValueError("segments= needs input_ids=... and position_ids=..., both [B, T]")
     if arguments.get("attention_mask") is not None:
-        raise ValueError("segments= and attention_mask= exclude each other: leave the mask out")
+        raise ValueError("segments= and attention_mask= cannot be combined: leave the mask out")
     # The kernel reads the edges, rotary embeddings the positions, which restart.
     edges = segments.edges.to(ids.device)
     inputs = dict(arguments)
@@ -138,17 +138,17 @@ def check_attention(model: PreTrainedModel) -> None:
     # A model without **kwargs loses the edges on their way to the attention.
     parameters = inspect.signature(model.base_model.forward).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        raise ValueError(f"{_name(model)} does not take the ends of documents: {_USE_SDPA}")
+        raise ValueError(f"{_name(model)} does not accept document boundaries: {_USE_SDPA}")
     if model.config._attn_implementation != TORCH_VARLEN:
         return
     if getattr(model.config.get_text_config(), "attention_chunk_size", None):
-        raise ValueError(f"{_name(model)} cannot attend in chunks, as it has to: {_USE_SDPA}")
+        raise ValueError(f"{_name(model)} needs chunked attention: {_USE_SDPA}")
     dropout = _dropout(model)
     # A frozen model drops nothing.
     if dropout and any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(
-            f"{_name(model)} cannot drop attention weights out, as its dropout of {dropout} "
-            f"asks: set it to 0 in the model's configuration, or {_USE_SDPA}"
+            f"{_name(model)} has an attention dropout of {dropout}: set it to 0 in the model's "
+            f"configuration, or {_USE_SDPA}"
         )
 
 
@@ -227,8 +227,8 @@ def _check(module: torch.nn.Module, options: Mapping[str, object], longest: int)
     for extra, is_asked_for in extras.items():
         if is_asked_for:
             raise ValueError(
-                f"--attn_implementation {TORCH_VARLEN} cannot do {extra}, which "
-                f"{type(module).__name__} asks for: {_USE_SDPA}"
+                f"--attn_implementation {TORCH_VARLEN} does not support {extra}, which "
+                f"{type(module).__name__} uses: {_USE_SDPA}"
             )
 
 

@@ -117,18 +117,18 @@ class Parser(OneLineErrors):
         """Add the options of a corpus, or of several; without `source`, all but `--dataset`."""
         add = partial(self.add_argument, nargs="+" if several else None)
         if source:
-            description = "As for vocagnolm train: files, a directory, or a hub name."
+            description = "A file, a directory or a hub name, as for vocagnolm train."
             add("--dataset", required=required, help=description)
         add("--dataset_config", help="Configuration of a hub dataset or a directory.")
-        add("--dataset_split", default="train", help="Split of a hub dataset or a directory.")
-        add("--text_column", help="Column of documents; by default text, or conversations.")
+        add("--dataset_split", default="train", help="Split to read; default: train.")
+        add("--text_column", help="Column to read; default: text or conversations.")
 
     def add_dtype(self, whose: str = "") -> None:
         """Add `--dtype`, which `choose_dtype` reads."""
         choices = ("auto", "bfloat16", "float16", "float32")
         description = (
-            f"Precision{whose}; auto: bfloat16 on a GPU and on a CPU that multiplies in it, else "
-            "float32."
+            f"Precision{whose}. auto: bfloat16 on a GPU and on a CPU that supports it in "
+            "hardware, else float32."
         )
         self.add_argument("--dtype", choices=choices, default="auto", help=description)
 

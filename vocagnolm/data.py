@@ -214,7 +214,7 @@ def align_corpus(
     is_turns = is_conversations(corpus)
     if is_turns:
         if teachers.by_position:
-            raise ValueError("--uld_pairing position does not go with chat templates: use last")
+            raise ValueError("--uld_pairing position does not support conversations: use last")
         teachers.check_templates(student)
         templates = []
         for reader in (student,) + teachers.readers:

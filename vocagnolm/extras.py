@@ -108,10 +108,10 @@ def check_transformers() -> None:
     # Only major and minor versions are compared, because a patch release renames nothing.
     if Version(installed).release[:2] > Version(NEWEST_TRANSFORMERS).release[:2]:
         logging.getLogger(__name__).warning(
-            "transformers %s was not tried with this vocagnolm, %s was: if anything fails, "
+            "this vocagnolm was tested with transformers up to %s, not with %s: if anything fails, "
             'pip install "transformers==%s.*"',
-            installed,
             NEWEST_TRANSFORMERS,
+            installed,
             NEWEST_TRANSFORMERS,
         )
 

@@ -151,7 +151,7 @@ def find_files(
 def _single_file(path: Path, split: str | None, config_name: str | None, option: str) -> Files:
     """Make the split `train` of one file, and reject other splits and configurations."""
     if config_name or splits_of(split or TRAIN) != [TRAIN]:
-        raise ValueError(f"{option} {path}: files have no configuration, and one split, train")
+        raise ValueError(f"{option} {path}: a file has no configurations, and only the split train")
     if not kind_of(path):
         raise ValueError(_no_documents(path, option))
     return Files(path, {TRAIN: [path]}, {}, [], [])
@@ -204,7 +204,7 @@ def _splits_to_read(
         if len(held_out) > 1:
             raise ValueError(
                 f"{option} {path} has several splits to evaluate on ({', '.join(held_out)}): give "
-                "the file, or a directory of the files, of one"
+                "one file, or a directory with the files of one split"
             )
         return held_out or [TRAIN]
     names = splits_of(split)

@@ -133,7 +133,7 @@ def _shared_sums(values_BT: Tensor, ranges_BS2: Tensor, shares_BS3: Tensor | Non
     """Weigh a range's first value, the sum of those between, and the last, by their shares."""
     if shares_BS3 is None:
         raise ValueError(
-            "this method reads shares of characters: use PackedCollator(..., shares=True)"
+            "this method needs shares of characters: use PackedCollator(..., shares=True)"
         )
     # The ends are read, not subtracted from a sum, so that a range of one whole token has exactly
     # its value:

@@ -118,10 +118,10 @@ def read_json(path: Path) -> JsonObject:
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: it is not JSON ({error}); get it again") from error
+        raise ValueError(f"{path} is damaged: it is not JSON ({error}); get a new copy") from error
     if not isinstance(content, dict):
         kind = type(content).__name__
-        raise ValueError(f"{path} is damaged: expected an object, found {kind}; get it again")
+        raise ValueError(f"{path} is damaged: expected an object, found {kind}; get a new copy")
     return content
 
 
@@ -255,8 +255,8 @@ def claim_names(
         # A link that leads nowhere exists, too.
         if os.path.lexists(path) and not is_made:
             raise ValueError(
-                f"--output_dir {directory} holds {name}, which {command} did not make there: "
-                "give another, or move it away"
+                f"--output_dir {directory} holds {name}, which {command} did not write there: "
+                "give another directory, or move it away"
             )
     made.update(names, links)
     write_json(directory / MADE_FILE, made_by_command | {command: sorted(made)})

@@ -42,7 +42,7 @@ def launch(command: str, argv: Sequence[str], check: Callable[[Sequence[str]], o
     words, command_argv = split(argv)
     # Every process of a job would start a job of its own.
     if "RANK" in os.environ:
-        raise ValueError("--accelerate_config starts processes itself: leave accelerate launch out")
+        raise ValueError("--accelerate_config starts the processes: leave accelerate launch out")
     check(command_argv)
     words += ["--module", "vocagnolm", command]
     words += command_argv

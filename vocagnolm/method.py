@@ -70,7 +70,7 @@ def name_own(option: str, value: Any) -> str:
     # run resumes, which is impossible for a lambda, or a function inside of another.
     name = f"{getattr(value, '__module__', None)}:{getattr(value, '__qualname__', value)}"
     if load_own(option, name) is not value:
-        raise ValueError(f"--{option}: {name} names another object than the one that is given")
+        raise ValueError(f"--{option}: {name} does not import as the object that was given")
     return name
 
 
@@ -90,68 +90,72 @@ class Method:
 
     method: str = option(
         "vocagnolm",
-        "vocagnolm; cpt: plain pretraining; random: a random top_k; a baseline (Section 4.2); or "
-        "your own.",
+        "cpt: plain continual pretraining; random: a random top_k; kld, uld, rho1, chunk: the "
+        "paper's baselines; or your own class.",
         first=True,
         choices=METHODS,
     )
-    top_k: float = option(0.4, "Share of the tokens trained, Eq. 4.", first=True)
+    top_k: float = option(0.4, "Share of the tokens to train on (Eq. 4).", first=True)
     aggregation: str = option(
         "max",
-        "How several teacher losses become one, Eq. 2; share (beyond the paper): each counts by "
-        "the share of its token's characters; or your own.",
+        "How to combine the losses of the teacher tokens that cover a student token (Eq. 2). "
+        "share (beyond the paper): in proportion to their characters; or your own function.",
         first=True,
         choices=AGGREGATIONS,
     )
     unmapped: Unmapped = option(
-        "include", "Tokens without a teacher token, Section 6.2.", first=True
+        "include", "What to do with tokens that no teacher token covers (Section 6.2).", first=True
     )
     # The paper does not say; a sequence's share does not depend on the batch.
-    selection_scope: Scope = option("sequence", "What the share is taken of.")
+    selection_scope: Scope = option(
+        "sequence", "Take the top_k of each sequence, or of the micro-batch."
+    )
     loss_divisor: Literal["all", "selected"] = option(
-        "all", "Divide by all label tokens (Eq. 3), or all weights."
+        "all",
+        "Divide the loss by the number of label tokens (Eq. 3), or by the sum of the weights.",
     )
     selection: Selection = option(
         "top_k",
-        "top_k, Eq. 4; accept (beyond the paper): weigh a token by min(1, p_teacher / p_student).",
+        "top_k: Eq. 4. accept (beyond the paper): weight tokens by min(1, p_teacher / p_student).",
         first=True,
     )
     unselected_weight: float = option(
-        0.0, "Weight of tokens that are not selected (beyond the paper); 0 is Eq. 4."
+        0.0, "Weight of tokens that are not selected (beyond the paper). 0: Eq. 4."
     )
     kld_direction: Literal["reverse", "forward"] = option(
-        "reverse", "KL(student || teacher), Eq. 5, or the other way."
+        "reverse", "reverse: KL(student || teacher), Eq. 5. forward: KL(teacher || student)."
     )
     top_k_warmup_steps: float = option(
         0.0,
-        "Steps, or below 1 a share of the run, in which --top_k falls from 1 (beyond the paper).",
+        "Steps in which --top_k falls from 1 (beyond the paper); below 1, a share of the run.",
     )
     uld_weight: float = option(0.5, "Lambda of Eq. 6.")
     uld_pairing: Literal["position", "last"] = option(
         "position",
-        "The teacher token that a student token is compared with: the one of the same number in "
-        "its document (Boizard et al. 2025), or the last one that covers it.",
+        "Compare a student token with the teacher token at the same position in the document "
+        "(Boizard et al. 2025), or with the last one that covers it.",
     )
     rho1_score: Literal["loss", "loss_and_entropy"] = option(
         "loss",
-        "Take the top_k of excess loss, or those of them that are also in the top_k of lowest "
-        "entropy of the reference (Lin et al. 2024, Appendix H).",
+        "loss: the top_k by excess loss. loss_and_entropy: of these, only tokens that are also in "
+        "the top_k of lowest entropy in the reference (Lin et al. 2024, Appendix H).",
     )
-    chunks: int = option(32, "Chunks of a sequence (Section 6.1).")
+    chunks: int = option(32, "Chunks per sequence (Section 6.1).")
     chunk_guidance: Literal["teacher", "random"] = option(
-        "teacher", "Guide by the teacher's chunks, or pick whole chunks at random."
+        "teacher",
+        "teacher: compare chunks with the teacher's. random: pick whole chunks at random.",
     )
     chunk_selection: Literal["tokens", "chunks"] = option(
         "chunks",
-        "Select whole chunks by the teacher's, the losses of both aggregated alike, or tokens.",
+        "Select whole chunks, or tokens by the loss of the teacher's chunk.",
     )
     teacher_reduction: Reduction = option(
         "mean",
-        "How the losses of several teachers become one; first: of the first store that has the "
+        "How to combine the losses of several teachers. first: use the first store that has the "
         "document.",
     )
     teacher_weights: list[float] | None = option(
-        None, "Weight of each teacher, with --teacher_reduction weighted."
+        None, "Weight of each teacher, for --teacher_reduction weighted."
     )
 
     _argument_group_name = "method"
@@ -179,8 +183,8 @@ class Method:
             )
         if self.with_entropies and self.loss_divisor == "selected":
             raise ValueError(
-                "--rho1_score loss_and_entropy counts its tokens too late for --loss_divisor "
-                "selected"
+                "--rho1_score loss_and_entropy does not support --loss_divisor selected: it knows "
+                "the number of selected tokens too late"
             )
 
     def _check_own(self) -> None:
@@ -334,8 +338,8 @@ class Method:
             raise ValueError(f"{self.as_typed} takes one teacher, got {count}")
         if self.teacher_reduction == "first" and count > 1 and not is_stored:
             raise ValueError(
-                "--teacher_reduction first takes stores: of teachers in memory the first has every "
-                "document; score the documents of each one, and give --teacher_losses"
+                "--teacher_reduction first needs stores, as the first teacher in memory has every "
+                "document: score each teacher's documents, and give --teacher_losses"
             )
         # Weights that no reduction reads are rejected too: they would be ignored in silence.
         expected = count if self.teacher_reduction == "weighted" else 0

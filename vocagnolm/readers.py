@@ -126,8 +126,8 @@ class Reader:
         special = special_ids(self.tokenizer)
         if not isinstance(turns, str) and turns.values[turns.stops[1] - 1] not in special:
             logger.warning(
-                "the student's chat template puts no special token after an answer: its end has "
-                "no label, and the student is not taught to stop"
+                "the student's chat template puts no special token after an answer, so its end has "
+                "no label, and the student does not learn to stop"
             )
 
     def fingerprint(self) -> str:

@@ -204,7 +204,7 @@ def encode_ids(
         table = _token_bytes(fast, len(fast))
     name = tokenizer_name(fast)
     if table is None:
-        raise ValueError(f"{name} tells no bytes of its tokens: encode the text instead")
+        raise ValueError(f"{name} does not give the bytes of its tokens: encode the text instead")
     array = np.asarray(ids, np.int32)
     if len(array) and not 0 <= array.min() <= array.max() < table.size:
         wrong_id = array[(array < 0) | (array >= table.size)][0]

@@ -154,7 +154,7 @@ def check_same_tokens(
     if encode(student, PROBE).ids.tolist() != encode(teacher, PROBE).ids.tolist():
         raise ValueError(
             f"--method {method}: the tokenizer of {teacher.name_or_path} has the student's "
-            "vocabulary, but cuts a text into other tokens: use --method uld or vocagnolm"
+            "vocabulary, but splits a text differently: use --method uld or vocagnolm"
         )
 
 

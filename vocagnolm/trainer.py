@@ -354,7 +354,9 @@ class VocAgnoTrainer(ResumableTrainer):
         inputs = cast(Batch, self._prepare_inputs(dict(batch)))
         teacher = self.objective.teacher_losses(inputs)
         if teacher is None:
-            raise ValueError(f"{self._method.as_typed} chooses no token by a teacher's losses")
+            raise ValueError(
+                f"{self._method.as_typed} does not choose tokens by a teacher's losses"
+            )
         was_training = self.model.training
         self.model.train(False)
         with self.compute_loss_context_manager():
@@ -453,8 +455,8 @@ def _check_student(model: PreTrainedModel, optimizer: torch.optim.Optimizer | No
     """Warn about weights in 16 bits; reject an optimizer that holds those of another model."""
     if model.dtype in (torch.bfloat16, torch.float16):
         logger.warning(
-            "the student's weights are %s, on which small updates are lost: load it in float32 and "
-            "set bf16=True for bfloat16 compute",
+            "the student's weights are %s, which loses small updates: load it in float32 and set "
+            "bf16=True for bfloat16 compute",
             model.dtype,
         )
     if optimizer is None:
@@ -465,6 +467,6 @@ def _check_student(model: PreTrainedModel, optimizer: torch.optim.Optimizer | No
     trained_ids = {id(weight) for weight in model.parameters() if weight.requires_grad}
     if optimized_ids.isdisjoint(trained_ids):
         raise ValueError(
-            "optimizers: the optimizer has no weight of the student that is trained: load the "
-            "model (and add its adapters), and make the optimizer of its parameters"
+            "optimizers: the optimizer has none of the student's trained weights: load the model "
+            "(and add its adapters) first, and then make the optimizer from its parameters"
         )

@@ -200,8 +200,8 @@ def test_foreign_output_is_told_by_file_line_and_field(
         ("cut.jsonl", b'{"idx": 0, "gold": "8", "raw_ou', ":1: expected a JSON object"),
         ("table.csv", b"idx,gold\n0,8\n", ":1: expected a JSON object"),
         ("empty.jsonl", b"", "holds no outputs"),
-        ("plain.jsonl.gz", b"not gzip", "is not a whole gzip file"),
-        ("cut.jsonl.gz", gzip.compress(b"{}" * 999, mtime=0)[:20], "is not a whole gzip file"),
+        ("plain.jsonl.gz", b"not gzip", "is not a complete gzip file"),
+        ("cut.jsonl.gz", gzip.compress(b"{}" * 999, mtime=0)[:20], "is not a complete gzip file"),
     ],
 )
 def test_file_of_no_outputs_is_one_line(

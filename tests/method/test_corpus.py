@@ -376,8 +376,8 @@ def test_unknown_name_is_said_to_mean_the_hub() -> None:
 @pytest.mark.parametrize("options", [{"split": "test"}, {"config_name": "en"}])
 def test_option_of_the_hub_is_rejected_for_files(tmp_path: Path, options: dict[str, str]) -> None:
     path = write(tmp_path / "a.jsonl", lines_of({"text": "a"}))
-    assert "files have no configuration" in error_of(path, **options)
-    with pytest.raises(ValueError, match="files have no configuration"):
+    assert "a file has no configuration" in error_of(path, **options)
+    with pytest.raises(ValueError, match="a file has no configuration"):
         load_sample(str(path), 1, **options)
 
 

@@ -18,7 +18,7 @@ def test_packed_rows_without_segments_are_rejected() -> None:
         model.config._attn_implementation = attention
         with pytest.raises(ValueError, match=rf"{attention} does not see .* pass segments="):
             model(**batch)
-    with pytest.raises(ValueError, match="exclude each other"):
+    with pytest.raises(ValueError, match="cannot be combined"):
         model(**batch, segments=SEGMENTS, attention_mask=torch.ones(3, 16))
     del batch["position_ids"]
     with pytest.raises(ValueError, match="needs input_ids"):
@@ -26,17 +26,17 @@ def test_packed_rows_without_segments_are_rejected() -> None:
 
 
 def test_configuration_that_tells_enough_is_rejected_at_once() -> None:
-    with pytest.raises(ValueError, match=r"dropout of 0.1 asks: set it to 0"):
+    with pytest.raises(ValueError, match=r"dropout of 0.1: set it to 0"):
         with_attention("llama", "torch_varlen", attention_dropout=0.1)
     frozen = build(attention_dropout=0.1).requires_grad_(False)
     frozen.set_attn_implementation("torch_varlen")
     add_token_losses(frozen)  # never in training mode: nothing is dropped
-    with pytest.raises(ValueError, match="cannot attend in chunks"):
+    with pytest.raises(ValueError, match="needs chunked attention"):
         with_attention("llama", "torch_varlen", attention_chunk_size=8)
     model = build()
     model.set_attn_implementation("torch_varlen")
     model.model.forward = lambda input_ids, position_ids=None: None
-    with pytest.raises(ValueError, match="does not take the ends of documents"):
+    with pytest.raises(ValueError, match="does not accept document boundaries"):
         add_token_losses(model)
 
 

@@ -73,7 +73,7 @@ def test_cache_tells_labels_and_templates_apart(
 
 def test_conversations_are_not_paired_by_number(tokenizers_by_family: Tokenizers) -> None:
     student, teacher = pair(tokenizers_by_family)
-    with pytest.raises(ValueError, match="--uld_pairing position does not go with"):
+    with pytest.raises(ValueError, match="--uld_pairing position does not support"):
         align_corpus(corpus_of(talk(*TALK)), student, TeacherReaders((teacher,), by_position=True))
 
 
@@ -227,7 +227,7 @@ def test_answers_without_an_end_are_warned_of(
     endless = replace(student, template=replace(student.template, source=source))
     for one in (student, endless):
         (row,) = align_corpus(corpus_of(talk(*TALK)), one, teacher).rows
-        assert ("not taught to stop" in caplog.text) == (one is endless)
+        assert ("does not learn to stop" in caplog.text) == (one is endless)
     assert said(endless, row["student_ids"], row["student_labelled"]) == [TALK[1], TALK[3]]
 
 

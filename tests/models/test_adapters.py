@@ -350,7 +350,7 @@ def test_base_that_was_changed_is_rejected(
     with torch.no_grad():
         base.model.norm.weight[-1] += 0.1
     check_base(base, {"seed": 1})
-    with pytest.raises(ValueError, match="other weights"):
+    with pytest.raises(ValueError, match="differs from the model"):
         check_base(base, settings)
 
 

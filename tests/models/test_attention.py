@@ -160,7 +160,7 @@ def test_attention_beyond_the_kernel_is_rejected(options: dict[str, Any], messag
     segments = {"cu_seq_lens_q": torch.tensor([0, 7, 16]), "max_length_q": 9}
     arguments: Any = (torch.nn.Identity(), query, query, query, None)
     packed_attention._attend(*arguments, **segments, sliding_window=9, dropout=0.0, is_causal=True)
-    with pytest.raises(ValueError, match=f"torch_varlen cannot do .*{message}.* sdpa$"):
+    with pytest.raises(ValueError, match=f"torch_varlen does not support .*{message}.* sdpa$"):
         packed_attention._attend(*arguments, **segments, **options)
 
 

@@ -223,15 +223,15 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "two models": (
         lambda run: shutil.copytree(run / "student", run / "teacher"),
-        "evaluations of 2 models: give one, as .*teacher",
+        "evaluations of 2 models: give one, such as .*teacher",
     ),
     "no results": (
         lambda run: [path.unlink() for path in run.rglob("results_*")],
-        "the results of its date are not beside it",
+        "is not in the same directory",
     ),
     "older version": (
         lambda run: rewrite(run, lambda record: record.pop("metrics")),
-        ":1: expected a sample of lm-eval 0.4.13, and metrics is missing",
+        ":1: expected a sample of lm-eval 0.4.13, but metrics is missing",
     ),
     "no JSON": (
         lambda run: spoil_line(next(run.rglob("samples_sums_2*")), lambda text: text[:-9]),
@@ -278,7 +278,7 @@ def test_wrong_files_of_lighteval_are_one_line(lighteval: Path, tmp_path: Path) 
         read_foreign_run("run", lighteval)
     (path,) = lighteval.rglob("*.parquet")
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="no whole Parquet file"):
+    with pytest.raises(ValueError, match="not a complete Parquet file"):
         read_foreign_run("run", lighteval)
     shutil.rmtree(lighteval / "details")
     with pytest.raises(ValueError, match="run lighteval with --save-details"):

@@ -43,20 +43,20 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     ((*T, "--method", "cpt"), "--method cpt does not use a teacher"),
     ((*T, "--method", "chunk", "--chunks", "9999"), "--chunks 9999 exceeds --max_length 2048"),
     (("--teacher_losses", "s", "--method", "kld"), "--method kld compares distributions"),
-    ((*T, "--teacher_losses", "s"), "--teacher and --teacher_losses exclude each other"),
+    ((*T, "--teacher_losses", "s"), "--teacher and --teacher_losses cannot be combined"),
     ((*TWO, "--method", "uld"), "--method uld takes one teacher, got 2"),
     ((*TWO, "--teacher_reduction", "weighted"), "takes 2 --teacher_weights, found 0"),
-    ((*TWO, "--teacher_reduction", "first"), "--teacher_reduction first takes stores"),
+    ((*TWO, "--teacher_reduction", "first"), "--teacher_reduction first needs stores"),
     (
         ("--teacher_losses", "s", "--missing_losses", "plain", "--unmapped", "exclude"),
         "--missing_losses plain trains on every token",
     ),
     ((*TWO, "--teacher_tokenizer", "a"), "--teacher_tokenizer needs one value for each of 2"),
     # Corpora.
-    ((*T, "--dataset", "a", "a"), "--dataset names one twice"),
-    ((*T, "--dataset", "a", "b", "--dataset_weights", "1"), "--dataset_weights needs one for each"),
+    ((*T, "--dataset", "a", "a"), "--dataset names a corpus twice"),
+    ((*T, "--dataset", "a", "b", "--dataset_weights", "1"), "--dataset_weights needs several corpora"),
     ((*T, "--dataset", "a", "b", "--text_column", *"xyz"), "--text_column needs one value, or one"),
-    ((*T, "--eval_dataset", "e", "--eval_fraction", ".1"), "exclude each other"),
+    ((*T, "--eval_dataset", "e", "--eval_fraction", ".1"), "cannot be combined"),
     ((*T, "--eval_strategy", "steps"), "--eval_strategy needs --eval_fraction or --eval_dataset"),
     # Arguments of transformers that would change numbers, or lose data.
     ((*T, "--ignore_data_skip"), "--ignore_data_skip True trains on the same data again"),
@@ -95,7 +95,7 @@ def test_wrong_launch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("train dp", "dp: no such file, and none of the package (did you mean ddp?): cpu, ddp"),
+        ("train dp", "dp: no such file, here or in the package (did you mean ddp?): cpu, ddp"),
         ("train cpu --num_processes 2", "distributed_type NO, which starts one"),
         ("train ddp --num_processes two", "argument --num_processes: invalid int value: 'two'"),
         ("train ddp --teachr t", "unknown option --teachr (did you mean --teacher?)"),
@@ -130,7 +130,7 @@ def test_negative_integer_is_named_and_other_types_may_be_negative() -> None:
         ("teachr: t", "recipe.yaml: unknown option --teachr (did you mean --teacher?)"),
         ("method: kdl", "recipe.yaml: argument --method: invalid choice: 'kdl'"),
         ("base: recipe.yaml", "recipe.yaml is its own base"),
-        ("config: other.yaml", "names another config: call it base"),
+        ("config: other.yaml", "has an option config: call it base"),
         ("- teacher", "must be a mapping of options to values"),
         ("teacher: [", "recipe.yaml cannot be read"),
         ("base: none.yaml", "none.yaml cannot be read"),

@@ -236,7 +236,7 @@ def test_shard_is_written_if_of_the_same_texts(tmp_path: Path) -> None:
     assert not is_written(tmp_path, 0, ["text"])
     write_shard(tmp_path, 0, [stored_of("text", 0)], "float16")
     assert is_written(tmp_path, 0, ["text"])
-    with pytest.raises(ValueError, match=r"shard-00000\.arrow is made of other documents"):
+    with pytest.raises(ValueError, match=r"shard-00000\.arrow was made from other documents"):
         is_written(tmp_path, 0, ["another"])
     (tmp_path / shard_name(0)).write_bytes(b"no shard")
     with pytest.raises(ValueError, match=r"shard-00000\.arrow is damaged.*: delete it"):

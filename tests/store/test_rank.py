@@ -317,7 +317,7 @@ SPOILT: dict[Callable[[Path], None], str] = {
     make_absent: "teacher is not a finished teacher-loss store",
     make_short: "teacher is damaged, 1 of 2 shards",
     make_changed: "damaged (losses that are not finite, or below zero) at the document that begins",
-    make_ranks: "holds ranks.jsonl, which vocagnolm rank did not make there",
+    make_ranks: "holds ranks.jsonl, which vocagnolm rank did not write there",
     make_conversations: "--dataset has conversations: rank documents",
 }
 

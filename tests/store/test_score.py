@@ -240,7 +240,7 @@ def test_deleted_shards_are_scored_again(
     assert lines[0] == f"{flipped} does not match its checksum"
     assert lines[1].startswith(f"{cut} has ")
     assert lines[2] == f"{gone} is missing"
-    assert "3 of 9 shards are bad: delete them" in lines[3]
+    assert "3 of 9 shards are damaged: delete them" in lines[3]
     # Those that are bad must not get new checksums.
     cut.unlink()
     complained = error(arguments(teacher, corpus, path), capsys)
@@ -332,7 +332,7 @@ def test_score_names_what_differs_in_another_store(
         assert f"holds another store ({name[2:]} was {was}, now {value})" in complained
     # Another corpus of as many documents; and the same under another name.
     other = write_corpus(tmp_path / "other.jsonl", [*texts[:-1], "new"])
-    assert "made of other documents" in error(arguments(teacher, other, path), capsys)
+    assert "made from other documents" in error(arguments(teacher, other, path), capsys)
     same = write_corpus(tmp_path / "same.jsonl", texts)
     assert __main__.main(arguments(teacher, same, path)) == 0
     assert contents(path) == contents(scored)

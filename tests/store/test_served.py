@@ -128,7 +128,7 @@ def test_server_without_losses_is_no_teacher(
     server: ServedTeacher, rejected: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.apis = ()
-    assert "gives no losses of a prompt (vllm: " in rejected()
+    assert "returns no losses for a prompt (vllm: " in rejected()
     server.apis = ("vllm",)
     monkeypatch.setattr(server, "logprobs", lambda ids: [None, *[-1.0] * (len(ids) - 1)])
     assert "(vllm: all losses are the same; " in rejected()
@@ -150,7 +150,7 @@ def test_server_whose_answers_differ_is_refused(
     told = re.search(r"has (\d+\.\d+) nats, and then (\d+\.\d+), and at most 0.5", complained)
     assert told
     assert float(told[2]) - float(told[1]) == pytest.approx(noise, abs=2e-3)
-    assert "gives the same prompt other losses when it is asked again: token " in complained
+    assert "gives the same prompt different losses when it is asked again: token " in complained
 
 
 def test_losses_of_the_next_tokens_are_an_error(
@@ -190,7 +190,7 @@ def test_server_that_is_gone_ends_the_command(
 ) -> None:
     server.plan = lambda number: "kill" if number > 5 else None
     complained = rejected(texts=few)
-    assert "has failed 9 times, at last with " in complained
+    assert "has failed 9 times, the last time with " in complained
     assert "give the same command again to continue" in complained
     server.plan = lambda number: None
     assert __main__.main(command(texts=few)) == 0

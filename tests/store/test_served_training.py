@@ -267,8 +267,8 @@ WRONG = {
     "served_model=": "--teacher_server needs --served_model",
     "teacher_server=localhost:8000": "--teacher_server must be http://HOST:PORT",
     "teacher_server=": "--served_model has no effect without --teacher_server",
-    "missing_losses=skip": "--missing_losses skip leaves documents out before",
-    "dataloader_num_workers=2": "--dataloader_num_workers 2 does not go with --teacher_server",
+    "missing_losses=skip": "--missing_losses skip must know before training",
+    "dataloader_num_workers=2": "--dataloader_num_workers 2 is not supported with --teacher_server",
     "method=kld": "compares distributions, which a store of losses does not hold",
     "teacher=A B": "--teacher_server needs one --teacher, for its tokenizer, got 2",
     "served_losses=STORE": "--served_losses STORE holds another store (",
@@ -358,12 +358,12 @@ def test_trainer_in_python_has_the_same_server(
     asked = {"teacher_server": server.url, "served_model": MODEL}
     ours = trainer("served", place.root / "teacher", **asked)
     theirs = trainer("stored", stored())
-    with pytest.raises(ValueError, match="there only while the trainer trains"):
+    with pytest.raises(ValueError, match="available only during training"):
         ours.train_dataset[0]
     for each in (ours, theirs):
         each.train()
     assert_equal(dict(ours.model.named_parameters()), dict(theirs.model.named_parameters()))
-    with pytest.raises(ValueError, match="teacher_server and teacher exclude each other"):
+    with pytest.raises(ValueError, match="teacher_server and teacher cannot be combined"):
         trainer("both", stored(), **asked)
     with pytest.raises(ValueError, match="train_dataset is packed, and teacher_server is asked"):
         trainer("packed", place.root / "teacher", ours.train_dataset, **asked)

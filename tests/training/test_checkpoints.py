@@ -111,7 +111,7 @@ def test_path_is_resumed_from_until_a_later_step_is_saved(tmp_path: Path) -> Non
 def test_path_that_is_not_there_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     later = make_checkpoint(tmp_path, 8)
     assert resolve(str(tmp_path / "checkpiont-9"), tmp_path) == str(later)
-    assert f"checkpiont-9: no such directory; the run goes on from {later}" in caplog.text
+    assert f"checkpiont-9: no such directory; resuming from {later}" in caplog.text
 
 
 def test_checkpoints_of_an_earlier_run_are_set_aside(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_used_directory_is_told(run: Path, world: World, caplog: pytest.LogCaptu
     shutil.copytree(run, copied)
     with caplog.at_level(logging.WARNING):
         trainer_of(world, copied).train()
-    assert "its checkpoints are now in" in caplog.text
+    assert "has moved its checkpoints to" in caplog.text
 
 
 def test_settings_hold_the_adapters_of_a_peft_config(world: World, tmp_path: Path) -> None:

@@ -304,7 +304,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"train_dataset": []}, "train_dataset is empty"),
     (
         {"train_dataset": datasets.DatasetDict(train=datasets.Dataset.from_list([{"text": "a"}]))},
-        r"give one, as in dataset\['train'\]",
+        r"give one, such as dataset\['train'\]",
     ),
     ({"train_dataset": ["a"]}, "train_dataset must be a datasets.Dataset, .* got a list of str"),
     (
@@ -313,14 +313,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"optimizers": (torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]), None)},
-        "the optimizer has no weight of the student",
+        "the optimizer has none of the student's trained weights",
     ),
     (
         {"train_dataset": [{"text": "a"}]},
         "makes 1 sequence of .* lower global_batch_tokens to at most 64",
     ),
     ({"eval_dataset": [{"text": ""}]}, "eval_dataset has no usable document"),
-    ({"model_init_kwargs": {"torch_dtype": "bfloat16"}}, "torch_dtype is given by teacher_dtype"),
+    ({"model_init_kwargs": {"torch_dtype": "bfloat16"}}, "give torch_dtype as teacher_dtype"),
 ]
 
 

@@ -54,8 +54,8 @@ def check_date(source: str, option: str) -> None:
     """Reject a template that renders a text in another way on another day."""
     if "strftime_now" in source and "date_string" not in source:
         raise ValueError(
-            "the chat template writes today's date, so that a text would be another one tomorrow: "
-            f"give a template with a fixed date by {option}"
+            "the chat template writes today's date, so texts would change every day: give a "
+            f"template with a fixed date as {option}"
         )
 
 

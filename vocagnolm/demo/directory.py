@@ -48,7 +48,7 @@ def claimed(directory: Path, seeds: Sequence[int]) -> Iterator[None]:
             yield
     except Timeout as error:
         raise ValueError(
-            f"--output_dir {directory}: another demo runs there: wait for it, or give another"
+            f"--output_dir {directory}: another demo is running there: wait for it, or give another"
         ) from error
 
 

@@ -1,11 +1,11 @@
-"""CPT, VocAgnoLM and random tokens compared, in an embedded world that needs no download.
+"""Train and judge small students with and without a teacher. Needs no download.
 
     vocagnolm demo                                           # two minutes on two CPU cores
     vocagnolm demo --seeds 0 1 2 3 --methods all             # the table of the docs: six minutes
     vocagnolm demo --seeds 0 --methods cpt --options max_steps=2
 
-Students, each with its own seed, are continually pretrained with an equal number of tokens, as
-`vocagnolm train` does it, and judged on held-out problems. Exit status: 0 done, 1 a run failed, 2 a
+For each seed, every method trains the same student on the same number of tokens, as `vocagnolm
+train` does. Students are judged on held-out problems. Exit status: 0 done, 1 a run failed, 2 a
 wrong argument, 130 interrupted.
 """
 
@@ -82,8 +82,8 @@ def _run(arguments: Namespace) -> int:
     write_json(directory / RESULTS, results)
     print_main(f"\n{results_table(results)}\n")
     print_main(
-        "mean +- standard deviation over the seeds. Sums differ between processors, and a seed's "
-        "accuracy moves by some points with them."
+        "mean +- standard deviation over the seeds. Rounding differs between processors, and moves "
+        "the accuracy of a seed by a few points."
     )
     print_main(f"{time.perf_counter() - started:.0f} s; written: {directory / RESULTS}")
     return Exit.DONE
@@ -94,17 +94,28 @@ def _read_arguments(argv: Sequence[str] | None) -> Namespace:
     parser = Parser(_NAME, __doc__)
     add = parser.add_argument
     add("--output_dir", type=Path, default=Path("runs/demo"))
-    add("--seeds", type=int, nargs="+", default=DEFAULT_SEEDS, help="A student for each.")
-    add("--wrong_share", type=float, default=0.4, help="Share of pages with wrong solutions.")
+    add("--seeds", type=int, nargs="+", default=DEFAULT_SEEDS, help="One student per seed.")
+    add(
+        "--wrong_share",
+        type=float,
+        default=0.4,
+        help="Share of the pages that have a wrong solution.",
+    )
     add(
         "--methods",
         nargs="+",
         choices=[*METHODS, "all"],
         default=DEFAULT_METHODS,
         metavar="NAME",
-        help=f"Of {', '.join(METHODS)}; or all. Default: {' '.join(DEFAULT_METHODS)}.",
+        help=f"Any of {', '.join(METHODS)}, or all; default: {' '.join(DEFAULT_METHODS)}.",
     )
-    add("--options", nargs="+", default=(), metavar="NAME=VALUE", help="For vocagnolm train.")
+    add(
+        "--options",
+        nargs="+",
+        default=(),
+        metavar="NAME=VALUE",
+        help="Options for vocagnolm train.",
+    )
     arguments = parser.parse_args(argv)
     if not 0 <= arguments.wrong_share <= 1:
         raise ValueError(f"--wrong_share must be in [0, 1], got {arguments.wrong_share}")

@@ -262,7 +262,7 @@ def _read_outputs(file: Path, benchmark: Benchmark) -> list[JsonObject]:
         try:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"--regrade {file} is not a whole gzip file: {error}") from error
+            raise ValueError(f"--regrade {file} is not a complete gzip file: {error}") from error
     records: list[JsonObject] = []
     # {idx: numbers of its outputs}. As text: another evaluator may write 7 and "7" for one item.
     samples: dict[str, set[int]] = {}
@@ -284,7 +284,9 @@ def _read_outputs(file: Path, benchmark: Benchmark) -> list[JsonObject]:
     for idx, numbers in samples.items():
         if len(numbers) != count:
             found = f"{count} outputs of idx {first} and {len(numbers)} of idx {idx}"
-            raise ValueError(f"--regrade {file}: expected as many of each item, found {found}")
+            raise ValueError(
+                f"--regrade {file}: expected equally many outputs of each item, found {found}"
+            )
     return records
 
 

@@ -1,4 +1,4 @@
-"""Few-shot chain-of-thought accuracy on the paper's nine math benchmarks, and the three averages.
+"""Measure few-shot chain-of-thought accuracy on the paper's nine math benchmarks.
 
     vocagnolm evaluate --model runs/my-student
     accelerate launch evaluate_math.py --model Qwen/Qwen2.5-Math-7B       # one process per GPU
@@ -8,8 +8,8 @@
     vocagnolm evaluate --model M --benchmarks_file mine.yaml         # your own: docs/library.md
     vocagnolm evaluate --regrade FILE.jsonl.gz --benchmark gsm8k          # grade stored outputs
 
-Killed at any moment, the same command resumes. Exit status: 0 done, 2 a wrong argument or file,
-130 interrupted.
+If the command is interrupted, give it again to resume. Exit status: 0 done, 2 a wrong argument or
+file, 130 interrupted.
 """
 
 import math
@@ -39,28 +39,36 @@ _NO_MEMORY = "give a smaller --batch_size, a narrower --dtype, or --engine vllm"
 def _parser() -> command.Parser:
     parser = command.Parser(_NAME, __doc__)
     add = parser.add_argument
-    add("--model", help="A directory, or a name on the hub.")
+    add("--model", help="A hub name or a directory.")
     add("--revision", help="Branch, tag or commit on the hub.")
     names = ", ".join(BENCHMARKS)
-    add("--benchmarks", nargs="+", help=f"Of {names}; default: the paper's nine, or your own.")
+    add("--benchmarks", nargs="+", help=f"Any of {names}; default: the paper's nine, or your own.")
     add("--benchmarks_file", type=Path, help="YAML file of your own benchmarks.")
-    add("--data_dir", type=Path, help="Items in the harness's layout; without it, downloads.")
-    add("--prompts_dir", type=Path, help="The harness's prompts/cot; without it, our own prompts.")
-    add("--chat", action="store_true", help="Zero-shot, which is not the paper's protocol.")
-    drawn = "Outputs per item, for avg@k and pass@k; default 1. Needs --temperature."
+    add("--data_dir", type=Path, help="The harness's data/; default: download.")
+    add("--prompts_dir", type=Path, help="The harness's prompts/cot; default: our own prompts.")
+    add(
+        "--chat",
+        action="store_true",
+        help="Zero-shot, in the chat template; not the paper's protocol.",
+    )
+    drawn = "Outputs per item, for avg@k and pass@k; default: 1. Needs --temperature."
     add("--samples", type=int, metavar="K", help=drawn)
-    add("--temperature", type=float, help="Default 0: greedy decoding, the paper's protocol.")
-    add("--top_p", type=float, help="Draw among the likeliest tokens of this share; default 1.")
-    add("--output_dir", type=Path, help="Default: MODEL/evaluation, or runs/NAME/evaluation.")
-    add("--limit", type=int, help="Only the first items of each benchmark, up to this number.")
+    add("--temperature", type=float, help="Default: 0, greedy decoding, as in the paper.")
+    add(
+        "--top_p",
+        type=float,
+        help="Sample from the most likely tokens of this total probability; default: 1.",
+    )
+    add("--output_dir", type=Path, help="Default: MODEL/evaluation or runs/NAME/evaluation.")
+    add("--limit", type=int, help="Ask only the first N items of each benchmark.")
     add("--engine", choices=("hf", "vllm"), default="hf")
-    add("--batch_size", type=int, help="Default: 64 on a GPU, 16 on a CPU. hf only.")
+    add("--batch_size", type=int, help="For --engine hf; default: 64 on a GPU, 16 on a CPU.")
     parser.add_dtype()
     add("--report_to", choices=("none", "wandb"), default="none")
-    add("--dry_run", action="store_true", help="Print one prompt per benchmark and token counts.")
+    add("--dry_run", action="store_true", help="Print one prompt per benchmark, and token counts.")
     add("--regrade", type=Path, metavar="FILE", help="Grade stored outputs; needs --benchmark.")
-    add("--benchmark", help="Of the outputs in --regrade FILE.")
-    add("--output", type=Path, help="Of --regrade: the graded items; default: standard output.")
+    add("--benchmark", help="Benchmark of the outputs in --regrade FILE.")
+    add("--output", type=Path, help="File for the items of --regrade; default: standard output.")
     return parser
 
 
@@ -120,8 +128,8 @@ def _sampling(arguments: Namespace) -> Sampling | None:
     if temperature == 0:
         if samples > 1:
             raise ValueError(
-                f"--samples {samples} without --temperature are {samples} times the same output: "
-                "give --temperature, as 0.6"
+                f"--samples {samples} without --temperature would repeat one output {samples} "
+                "times: give --temperature, for example 0.6"
             )
         if arguments.top_p is not None:
             raise ValueError("--top_p has no effect without --temperature: leave it out")

@@ -37,8 +37,8 @@ def adapt(model: PreTrainedModel, config: PeftConfig, seed: int) -> PeftModel:
     """
     if config.is_prompt_learning:
         raise ValueError(
-            f"peft_config: {type(config).__name__} adds tokens that no text has, and that no loss "
-            "belongs to: use adapters, as LoraConfig does"
+            f"peft_config: {type(config).__name__} adds virtual tokens, which have no loss: use "
+            "adapters, such as LoraConfig"
         )
     checksum = _checksum(model, model.dtype)
     # The run draws the same random numbers afterwards as it would without adapters.
@@ -70,9 +70,9 @@ def check_base(model: PreTrainedModel, settings: Mapping[str, Any]) -> None:
     dtype: torch.dtype = getattr(torch, checksum.partition(" ")[0])
     if _checksum(model, dtype) != checksum:
         raise ValueError(
-            f"{model.name_or_path} has other weights than the model that the adapters were trained "
-            "on, which was changed since, or in the memory of its run: merge them there, and save "
-            "trainer.model.merge_and_unload()"
+            f"{model.name_or_path} differs from the model that the adapters were trained on: one "
+            "was changed on disk, or in memory before training. Merge them in the program that "
+            "trained them: save trainer.model.merge_and_unload()"
         )
 
 
@@ -227,7 +227,7 @@ def read_adapters(directory: Path) -> tuple[PeftConfig, dict[str, Tensor]]:
         raise ValueError(f"{directory} lacks adapter_model.safetensors: give the whole directory")
     reason = weights_fault(weights)
     if reason:
-        raise ValueError(f"{weights} is cut off or damaged ({reason}): get it again")
+        raise ValueError(f"{weights} is truncated or damaged ({reason}): get a new copy")
     return config, load_peft_weights(str(directory), device="cpu")
 
 
@@ -249,7 +249,7 @@ def merge_adapters(
     # have an adapter each. PEFT would merge both, into another model.
     is_mixture = config.peft_type == "XLORA" or getattr(config, "layer_replication", None)
     if is_prompt or is_mixture:
-        raise ValueError(_not_merged(config, "they are more than a change of weights"))
+        raise ValueError(_not_merged(config, "they do more than change weights"))
     wrapped = _wrap(model, config)
     # PEFT passes over weights that are absent or unknown, so all are compared before.
     own_weights = get_peft_model_state_dict(wrapped)

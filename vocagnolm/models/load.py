@@ -82,7 +82,7 @@ class ModelSource:
             return self.loaded.config
         if is_adapter(self.name):
             raise ValueError(
-                f"{self._named} holds adapters: merge them with their model by vocagnolm export"
+                f"{self._named} holds adapters: merge them into their model with vocagnolm export"
             )
         directory = Path(self.name)
         if directory.is_dir() and not (directory / "config.json").exists():
@@ -127,7 +127,7 @@ class ModelSource:
             reason = weights_fault(directory / name)
             if reason:
                 raise ValueError(
-                    f"{self._named}: {name} is cut off or damaged ({reason}): get it again"
+                    f"{self._named}: {name} is truncated or damaged ({reason}): get a new copy"
                 )
 
     def check_packages(self) -> None:
@@ -173,8 +173,8 @@ class ModelSource:
         if self._is_gguf:
             if quantization:
                 raise ValueError(
-                    f"{self._named} is a GGUF file, whose weights are unpacked as they are loaded: "
-                    "it cannot be quantized anew"
+                    f"{self._named} is a GGUF file, whose weights are unpacked when they are "
+                    "loaded: it cannot be quantized again"
                 )
             options |= _unpacked()
         model: PreTrainedModel
@@ -270,7 +270,7 @@ def _parts(index: Path) -> set[str]:
     """Return the files that an index of split weights lists."""
     files_by_weight = read_json(index).get("weight_map")
     if not (files_by_weight and isinstance(files_by_weight, dict)):
-        raise ValueError(f"{index} is damaged: it lists no weights; get it again")
+        raise ValueError(f"{index} is damaged: it lists no weights; get a new copy")
     return set(files_by_weight.values())
 
 

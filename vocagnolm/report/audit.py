@@ -1,10 +1,10 @@
-"""Audit the tokenizers of a student and of teachers, before any model is loaded.
+"""Measure how well the tokens of teachers align with those of a student. Loads no model.
 
     vocagnolm audit --student S --teacher T [T2 ...] --dataset D [--output_dir DIR]
 
-Tokens in common, the make-up of the token-level map on every document, and the overlap of chunks of
-equal token count (Figure 3 of the paper). docs/audit.md explains every number. Exit status: 0 done,
-2 a wrong argument or file.
+The audit has the shared tokens, how many teacher tokens cover each student token, and the overlap
+of chunks of equal token count (Figure 3 of the paper). docs/audit.md explains every number. Exit
+status: 0 done, 2 a wrong argument or file.
 """
 
 from __future__ import annotations
@@ -172,7 +172,9 @@ def _read_corpus(arguments: Namespace) -> tuple[Any, JsonObject]:
         # A sample of a data set of the hub does not download the rest of it.
         corpus, _ = load_sample(name, arguments.documents, **options)
     if is_conversations(corpus):
-        raise ValueError("--dataset has conversations: audit documents, as with --text_column")
+        raise ValueError(
+            "--dataset has conversations: audit documents, for example by --text_column"
+        )
     files = files_of(name, split=options["split"], config_name=options["config_name"])
     content = {"dataset": name} | options
     content["files"] = files.describe() if files else ""
@@ -190,16 +192,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Audit the tokenizers, and print what was found."""
     parser = Parser("vocagnolm audit", __doc__)
     add = parser.add_argument
-    cut = "Student tokens of a sequence that is cut into chunks; default: 2048."
-    add("--student", required=True, help="Its tokenizer: a directory or a hub name.")
-    add("--teacher", required=True, nargs="+", help="Their tokenizers, likewise.")
+    cut = "Student tokens per sequence that is cut into chunks; default: 2048."
+    add("--student", required=True, help="The student's tokenizer: a hub name or a directory.")
+    add("--teacher", required=True, nargs="+", help="The teachers' tokenizers.")
     parser.add_dataset(required=True)
-    add("--documents", type=int, help="Only the first ones; default: all.")
+    add("--documents", type=int, help="Read only the first N; default: all.")
     add("--sequence_length", type=int, default=2048, help=cut)
-    add("--sequences", type=int, default=150, help="How many, at most; default: 150.")
-    add("--chunks", type=int, nargs="+", help="Default: 2 4 8 ... up to 512 or a sequence.")
-    add("--seed", type=int, default=0, help="Of the documents' order in sequences; default: 0.")
-    add("--output_dir", type=Path, help="Gets audit.json, audit.md and audit.png.")
+    add(
+        "--sequences",
+        type=int,
+        default=150,
+        help="Most sequences to cut into chunks; default: 150.",
+    )
+    add("--chunks", type=int, nargs="+", help="Chunks per sequence; default: 2 4 8 ... up to 512.")
+    add("--seed", type=int, default=0, help="Seed of the order of documents; default: 0.")
+    add("--output_dir", type=Path, help="For audit.json, audit.md and audit.png.")
     add("--trust_remote_code", action="store_true")
     arguments = parser.parse_args(argv)
     arguments.chunks = arguments.chunks or _chunks_up_to(arguments.sequence_length)

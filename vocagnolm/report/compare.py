@@ -3,10 +3,10 @@
     vocagnolm compare runs/a runs/b --reported "Qwen2.5-Math-Instruct VocAgnoLM" --output_dir out
     vocagnolm compare --wandb lab/students --output_dir out
 
-The first run is the baseline of the others, over the same items. Numbers are never mixed: runs
-that were asked or graded differently are not paired, and a number that is partial, or of other
-prompts or data than the published ones, is marked wherever it is shown. Exit status: 0 done, 2 a
-wrong argument or file.
+Each run is compared with the first one, on the same items. Runs that were asked or graded in
+different ways are not paired. Numbers that cover only some items, or have other prompts or data
+than the published ones, are marked wherever they are shown. Exit status: 0 done, 2 a wrong argument
+or file.
 """
 
 from __future__ import annotations
@@ -276,12 +276,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser("vocagnolm compare", __doc__)
     add = parser.add_argument
     run = "A run, or an evaluation: ours, lm-eval's with --log_samples, or lighteval's details."
-    projects = "Runs in Weights & Biases; with --output_dir they are kept there."
-    row = "A row of the paper, or a whole table, as 'Table 2'; again for more."
+    projects = "Projects in Weights & Biases. --output_dir keeps their runs."
+    row = "A row of the paper, or a table, such as 'Table 2'. May be repeated."
     add("runs", nargs="*", type=Path, metavar="RUN", help=run)
     add("--wandb", nargs="+", default=[], metavar="ENTITY/PROJECT", help=projects)
     add("--reported", action="append", default=[], metavar="NAME", help=row)
-    add("--output_dir", type=Path, help="Gets comparison.html, .md, .json and .png.")
+    add("--output_dir", type=Path, help="For comparison.html, .md, .json and .png.")
     arguments = parser.parse_args(argv)
     out = arguments.output_dir
     # The directory is tried before the work, which may take minutes.

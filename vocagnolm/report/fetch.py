@@ -70,7 +70,7 @@ def _runs_of_train(projects: Sequence[str]) -> list[tuple[Any, list[Any]]]:
             runs.append((run, files))
     if not runs:
         expected = f"runs of vocagnolm train in {', '.join(projects)}"
-        raise ValueError(f"expected {expected}, found none: look at --wandb")
+        raise ValueError(f"expected {expected}, found none: check --wandb")
     # The first is the baseline of the others, and must not depend on the order in which the server
     # lists them.
     runs.sort(key=lambda entry: entry[0].created_at or "")
@@ -83,7 +83,7 @@ def _list_runs(projects: Sequence[str]) -> list[Any]:
 
     try:
         if not wandb.login(prompt=False):
-            raise ValueError("found no key to read with: `wandb login` asks for it")
+            raise ValueError("found no API key: run `wandb login`")
         api = wandb.Api(timeout=60)
         runs: list[Any] = []
         for project in projects:

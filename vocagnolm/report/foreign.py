@@ -120,7 +120,7 @@ def find_foreign(path: Path) -> list[Path]:
             files_of.setdefault(file.absolute().parent.parent, []).append(file)
     if len(files_of) > 1:
         raise ValueError(
-            f"{path} holds evaluations of {len(files_of)} models: give one, as {max(files_of)}"
+            f"{path} holds evaluations of {len(files_of)} models: give one, such as {max(files_of)}"
         )
     for files in files_of.values():
         return sorted(files)
@@ -249,7 +249,7 @@ def _read_lm_eval(task: str, date: str, path: Path) -> ForeignEvaluation:
     # `--output_path NAME.json` gives the results another name.
     results_files = sorted(path.parent.glob(f"*_{date}.json"))
     if not results_files:
-        raise ValueError(f"{path}: the results of its date are not beside it: results_{date}.json")
+        raise ValueError(f"{path}: results_{date}.json is not in the same directory")
     results = read_json(results_files[0])
     records = _samples(path)
     items: dict[int, ForeignItem] = {}
@@ -306,7 +306,7 @@ def _samples(path: Path) -> list[tuple[str, JsonObject]]:
         missing = [name for name in _SAMPLE_FIELDS if name not in record]
         if missing:
             raise ValueError(
-                f"{path}:{number}: expected a sample of lm-eval 0.4.13, and {', '.join(missing)} "
+                f"{path}:{number}: expected a sample of lm-eval 0.4.13, but {', '.join(missing)} "
                 "is missing: evaluate with a newer version"
             )
         records.append((f"{path}:{number}", record))
@@ -374,7 +374,7 @@ def _read_lighteval(task: str, date: str, path: Path) -> ForeignEvaluation:
     try:
         rows = parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is no whole Parquet file: get it again") from error
+        raise ValueError(f"{path} is not a complete Parquet file: get a new copy") from error
     if not rows or not {"doc", "metric", "model_response"} <= rows[0].keys():
         columns = ", ".join(rows[0]) if rows else "no rows"
         raise ValueError(

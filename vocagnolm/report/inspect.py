@@ -1,12 +1,12 @@
-"""Show a text with its tokens kept, dropped and unmapped, and why.
+"""Show which tokens of a text would be trained, and why.
 
     vocagnolm inspect --text "1 + 1 = 3" --student S --teacher T
     vocagnolm inspect --dataset D --document 0 17 --student S --teacher T --output_dir DIR
 
-Every token of the student is marked in the terminal; `--output_dir` gets a page for the browser,
-with both losses of every token and the teacher's pieces. A text that exceeds a context is cut, and
-the tokens of each part compete by themselves. Exit status: 0 done, 2 a wrong argument or file, 3
-losses that are not finite.
+The terminal shows each student token as kept, dropped or unmapped. With `--output_dir`, a page for
+the browser also shows both losses and the teacher's tokens. A text that is longer than a context is
+cut, and tokens are selected in each part. Exit status: 0 done, 2 a wrong argument or file, 3 a loss
+is not finite.
 """
 
 from __future__ import annotations
@@ -49,26 +49,36 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser("vocagnolm inspect", __doc__)
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--text", help="The text itself.")
-    source.add_argument("--dataset", help="Files, a directory, or a hub name, as for train.")
-    add("--document", type=int, nargs="+", default=[0], metavar="INDEX", help="From 0; default: 0.")
+    source.add_argument("--text", help="Text to show.")
+    source.add_argument("--dataset", help="A file, a directory or a hub name, as for train.")
+    indices = "Documents to show, counted from 0; default: 0."
+    add("--document", type=int, nargs="+", default=[0], metavar="INDEX", help=indices)
     parser.add_dataset(source=False)
     # The values of the one teacher are lists, as those of several are in vocagnolm train.
     for role, number in (("student", None), ("teacher", 1)):
         add(f"--{role}", nargs=number, required=True, help="Causal LM: a hub name or a directory.")
         add(f"--{role}_revision", nargs=number, help="Branch, tag or commit on the hub.")
-        add(f"--{role}_tokenizer", nargs=number, help="Its tokenizer, if not with its weights.")
-        add(f"--{role}_chat_template", nargs=number, help="plain, chatml or a file.")
+        add(f"--{role}_tokenizer", nargs=number, help="If it is not stored with the weights.")
+        add(
+            f"--{role}_chat_template",
+            nargs=number,
+            help="plain, chatml or a file; default: its own.",
+        )
     parser.add_dtype(" of the teacher (the student's is float32)")
-    add("--attn_implementation", help="As in transformers.")
+    add("--attn_implementation", help="As in from_pretrained.")
     add("--trust_remote_code", action="store_true")
-    add("--max_length", type=int, help="Student tokens of a part; default: 2048 or its context.")
-    add("--top_k", type=float, default=0.4, help="Share kept, Eq. 4; not for accept.")
-    add("--selection", choices=get_args(Selection), default="top_k", help="Or by acceptance.")
-    add("--aggregation", choices=AGGREGATIONS, default="max", help="Eq. 2.")
-    add("--unmapped", choices=get_args(Unmapped), default="include", help="Section 6.2.")
-    add("--train_on", choices=TRAIN_ON, default=TRAIN_ON[0], help="Of conversations.")
-    add("--output_dir", type=Path, help=f"Gets {PAGE}.")
+    add("--max_length", type=int, help="Student tokens per part; default: 2048 or its context.")
+    add("--top_k", type=float, default=0.4, help="Share of the tokens to keep (Eq. 4).")
+    add("--selection", choices=get_args(Selection), default="top_k", help="As for train.")
+    add("--aggregation", choices=AGGREGATIONS, default="max", help="As for train (Eq. 2).")
+    add(
+        "--unmapped",
+        choices=get_args(Unmapped),
+        default="include",
+        help="As for train (Section 6.2).",
+    )
+    add("--train_on", choices=TRAIN_ON, default=TRAIN_ON[0], help="As for train.")
+    add("--output_dir", type=Path, help=f"For {PAGE}.")
     arguments = parser.parse_args(argv)
     if arguments.text is not None:
         parser.refuse(arguments, _OF_DATASET, "with --text")

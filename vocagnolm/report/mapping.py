@@ -224,8 +224,8 @@ def audit(
     sampled = list(itertools.islice(all_sequences, sequences))
     if not sampled:
         logging.getLogger(__name__).warning(
-            f"no sequence of {sequence_length} student tokens in {len(usable)} documents, so no "
-            "chunks: lower --sequence_length"
+            f"{len(usable)} documents do not fill a sequence of {sequence_length} student tokens, "
+            "so there are no chunks: lower --sequence_length"
         )
     audited = []
     for name, teacher in teachers.items():

@@ -164,8 +164,8 @@ def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | No
             entries.append((name, path, run, evaluation))
         elif not others:
             raise ValueError(
-                f"{path}: no {RUN_FILE} of a run, and no {RESULTS_FILE} of an evaluation in it or "
-                f"in its {EVALUATION_FOLDER}/, and no items of lm-eval or lighteval: "
+                f"{path}: has no {RUN_FILE} of a run, no {RESULTS_FILE} of an evaluation (also not "
+                f"in {EVALUATION_FOLDER}/), and no items of lm-eval or lighteval: "
                 f"{_advice(path)}"
             )
         for folder in others:

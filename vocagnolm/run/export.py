@@ -1,10 +1,10 @@
-"""Write the student of a checkpoint, whole, for `from_pretrained`.
+"""Turn a checkpoint into a model that `from_pretrained` loads.
 
     vocagnolm export runs/my-student/checkpoint-500
     vocagnolm export runs/my-adapters --dtype bfloat16 --output_dir my-student
 
-What FSDP has saved in shards is merged by one process, without a GPU, and adapters are added to the
-weights that they belong to. Exit status: 0 done, 2 a wrong argument or file.
+It joins FSDP's shards and merges adapters, in one process and without a GPU. Exit status: 0 done, 2
+a wrong argument or file.
 """
 
 import os
@@ -44,10 +44,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Export one checkpoint."""
     parser = Parser("vocagnolm export", __doc__)
     add = parser.add_argument
-    add("checkpoint", type=Path, help="A checkpoint of a run, or the directory of a finished run.")
-    add("--output_dir", type=Path, help="Default: next to the checkpoint, export-500 for step 500.")
-    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="Precision written.")
-    add("--trust_remote_code", action="store_true", help="Run model code from the hub.")
+    add("checkpoint", type=Path, help="A checkpoint, or the directory of a finished run.")
+    add(
+        "--output_dir", type=Path, help="Default: export-500, for step 500, next to the checkpoint."
+    )
+    add(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="Precision of the weights.",
+    )
+    add("--trust_remote_code", action="store_true", help="Allow the model to run its own code.")
     print_main(f"exported {export(**vars(parser.parse_args(argv)))}")
 
 

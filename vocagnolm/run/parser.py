@@ -52,15 +52,15 @@ Continual pretraining with the token losses of a teacher of any vocabulary.
     vocagnolm train --config paper/table1/cpt          # vocagnolm recipes lists them
     accelerate launch train.py --teacher T             # the same command
 
---accelerate_config starts the processes of an Accelerate file, or of one of the
-package: ddp, fsdp2, ... With it go --num_processes, --num_machines,
---machine_rank, --main_process_ip, --main_process_port, --gpu_ids and
---mixed_precision.
+--accelerate_config starts several processes. It takes a file of Accelerate or
+one of the package's: ddp, fsdp2, ... It can be combined with --num_processes,
+--num_machines, --machine_rank, --main_process_ip, --main_process_port,
+--gpu_ids and --mixed_precision.
 
-Given again, the command resumes a run that ended early. Exit status: 0 done, 2
-a wrong argument or file, 3 losses became NaN or infinite, 4 out of memory, 75
-stopped by a signal, or as the teacher's server stays away, with all saved, so
-that a scheduler may start it again.
+If a run is interrupted, the same command resumes it. Exit status: 0 done, 2 a
+wrong argument or file, 3 a loss or gradient became NaN or infinite, 4 out of
+memory, 75 stopped by a signal or because the teacher's server does not answer;
+everything is saved, and a scheduler may start it again.
 docs/running.md has the details.
 """
 
@@ -73,7 +73,7 @@ class Parser(OneLineErrors, HfArgumentParser):
             prog="vocagnolm train",
             usage="vocagnolm train [--config RECIPE] --teacher TEACHER [OPTION ...]",
             description=_ABOUT,
-            epilog="--help_all adds the other fields of transformers.TrainingArguments.",
+            epilog="--help_all also shows the other fields of transformers.TrainingArguments.",
             formatter_class=_Help,
             allow_abbrev=False,
             add_help=False,
@@ -81,7 +81,7 @@ class Parser(OneLineErrors, HfArgumentParser):
         self._first = self.add_argument_group("most used")
         self._first.add_argument(
             "--config",
-            help="YAML file of options and of a base, or a recipe's name; flags override it.",
+            help="YAML file of options, or the name of a recipe. Flags override it.",
         )
         # Each class that declares fields has a group, and a field belongs to the class that
         # declares it, whichever class inherits it.

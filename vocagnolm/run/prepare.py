@@ -1,10 +1,10 @@
-"""Align the corpus of a run ahead of it, on machines that need no GPU.
+"""Align a run's corpus in advance, on machines that need no GPU.
 
     vocagnolm prepare [--config RECIPE] [the options of vocagnolm train]
 
-The aligned corpus is kept where the run looks for it, in the cache of `datasets`: set
-HF_DATASETS_CACHE to a disk that the GPU job sees too. A command that was killed resumes, and
-machines that share the cache share the work.
+The aligned corpus goes to the cache of `datasets`, where the run looks for it. Set
+HF_DATASETS_CACHE to a disk that the GPU machines share. If the command is killed, give it again to
+resume. Machines that share the cache share the work.
 """
 
 import sys

@@ -32,9 +32,7 @@ def find_file(option: str, value: str, directory: Path = RECIPES) -> Path:
     if value not in names:
         choices = "`vocagnolm recipes` lists them" if directory == RECIPES else ", ".join(names)
         hint = near(value, names)
-        raise ValueError(
-            f"{option} {value}: no such file, and none of the package{hint}: {choices}"
-        )
+        raise ValueError(f"{option} {value}: no such file, here or in the package{hint}: {choices}")
     return directory / f"{value}.yaml"
 
 
@@ -66,7 +64,7 @@ def recipe_options(path: str | Path) -> dict[str, Any]:
             raise ValueError(f"--config {path} gives {name} twice, in two spellings")
         options[name] = options.pop(alias)
     if "config" in options:
-        raise ValueError(f"--config {path} names another config: call it base")
+        raise ValueError(f"--config {path} has an option config: call it base")
     base = options.pop("base", None)
     if base is None:
         return options

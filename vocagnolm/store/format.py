@@ -151,8 +151,8 @@ def is_written(directory: Path, number: int, texts: Iterable[str]) -> bool:
         return False
     if read_shard(path).schema.metadata[b"source"].decode() != _source(map(document_key, texts)):
         raise ValueError(
-            f"{path} is made of other documents than the corpus has now: give another directory, "
-            "or the corpus that it was made of"
+            f"{path} was made from other documents than the corpus has now: give another "
+            "directory, or the original corpus"
         )
     return True
 

@@ -294,7 +294,7 @@ class Late(LateLosses):
                 _without_teacher(filled, row)
             else:
                 raise ValueError(
-                    f"the server gives no losses of the document that begins {text[:60]!r}: train "
+                    f"the server has no losses for the document that begins {text[:60]!r}: train "
                     "on such documents without a teacher with --missing_losses plain"
                 )
         return filled
@@ -307,7 +307,7 @@ class Late(LateLosses):
     def _send(self, block: int) -> None:
         """Ask for the documents of a sequence that are neither in the store nor asked for."""
         if self._store is None or self._asker is None:
-            raise ValueError("a server's losses are there only while the trainer trains")
+            raise ValueError("losses from a server are available only during training")
         for segment in self._blocks.segments(block):
             text = self._text(segment)
             key = document_key(text)
@@ -365,10 +365,10 @@ class Late(LateLosses):
             except NotYet:
                 waited_s += _LOOK_S
             if self._is_asked_to_stop():
-                raise TeacherAway("stopped by a signal while the teacher's server was waited for")
+                raise TeacherAway("stopped by a signal while waiting for the teacher's server")
             if waited_s >= _PATIENCE_S:
                 raise TeacherAway(
-                    f"--teacher_server has not answered for {_PATIENCE_S:.0f} s: look at it, and "
+                    f"--teacher_server has not answered for {_PATIENCE_S:.0f} s: check it, and "
                     "give the same command again to continue"
                 )
         del self._waiting[document_key(text)]

@@ -1,20 +1,20 @@
-"""Rank the documents of a corpus by what a teacher says of them beside a student.
+"""Rank the documents of a corpus by the losses of a teacher and a student.
 
     vocagnolm rank --student_losses S --teacher_losses T --dataset D --output_dir DIR
     vocagnolm rank --student MODEL --teacher_losses T --dataset D --output_dir DIR
     vocagnolm rank ... --by excess --sort        # the best document first
-    vocagnolm rank ... --by excess --keep 0.5    # and the best half, for vocagnolm train --dataset
+    vocagnolm rank ... --by excess --keep 0.5    # keep the best half, for vocagnolm train --dataset
 
-DIR/ranks.jsonl has a line for each document: its index in the corpus, its characters and
+DIR/ranks.jsonl has one line per document: its index in the corpus, its number of characters, and
 
-    excess     the student's loss less the teacher's, in nats per character
-    ahead      share of the characters on which the teacher's loss is below the student's
-    weight     mean weight of its tokens with --selection accept
-    teacher    the teacher's loss, in nats per character; the best is the smallest
+    excess     student loss minus teacher loss, in nats per character
+    ahead      share of the characters where the teacher's loss is below the student's
+    weight     mean token weight under --selection accept
+    teacher    teacher loss, in nats per character; the smallest is best
 
-DIR/kept.jsonl has the texts that --keep keeps, in the corpus' order. Stores are those of vocagnolm
-score; a model scores the corpus first, into DIR/student_losses or DIR/teacher_losses. Exit status:
-0 done, 2 a wrong argument or file, 3 losses that are not finite.
+With --keep, DIR/kept.jsonl has the best documents, in corpus order. Losses come from stores of
+vocagnolm score, or from models, which first score the corpus into DIR/student_losses or
+DIR/teacher_losses. Exit status: 0 done, 2 a wrong argument or file, 3 a loss is not finite.
 """
 
 from __future__ import annotations
@@ -45,20 +45,27 @@ _OF_MODELS = "dtype batch_tokens trust_remote_code"
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("vocagnolm rank", __doc__)
     add = parser.add_argument
-    missing = "What to do about documents that a store does not have; default: error."
+    missing = "What to do with documents that are not in a store; default: error."
     for role in ROLES:
         of_role = parser.add_mutually_exclusive_group(required=True)
-        help_text = f"A store of the {role}'s losses."
+        help_text = f"Store of the {role}'s losses."
         of_role.add_argument(f"--{role}_losses", type=Path, metavar="STORE", help=help_text)
-        of_role.add_argument(f"--{role}", help="Or the model: a hub name or a directory.")
+        of_role.add_argument(f"--{role}", help="Model to score with: a hub name or a directory.")
     parser.add_dataset(required=True)
-    add("--output_dir", type=Path, required=True, help=f"Gets {RANKS}, and {KEPT} with --keep.")
-    add("--by", choices=_SCORES, default="excess", help="What to sort or keep by; default: excess.")
-    add("--sort", action="store_true", help="The best first; default: the corpus' order.")
-    add("--keep", type=float, metavar="SHARE", help="Of the documents, the best.")
+    add("--output_dir", type=Path, required=True, help=f"For {RANKS}, and {KEPT} with --keep.")
+    add(
+        "--by", choices=_SCORES, default="excess", help="Score to sort or keep by; default: excess."
+    )
+    add("--sort", action="store_true", help="Write the best first; default: corpus order.")
+    add(
+        "--keep",
+        type=float,
+        metavar="SHARE",
+        help="Keep this share of the documents, the best ones.",
+    )
     add("--missing_losses", choices=("error", "skip"), default="error", help=missing)
     parser.add_dtype(" of a model")
-    add("--batch_tokens", type=int, default=16384, help="Tokens of a model's forward pass.")
+    add("--batch_tokens", type=int, default=16384, help="Tokens per forward pass of a model.")
     add("--trust_remote_code", action="store_true")
     arguments = parser.parse_args(argv)
     in_range(arguments, "(0, 1]", "keep")
@@ -86,7 +93,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     ((name, options),) = corpora_of(arguments)
     corpus = load_corpus(name, **options)
     if is_conversations(corpus):
-        raise ValueError("--dataset has conversations: rank documents, as with --text_column")
+        raise ValueError(
+            "--dataset has conversations: rank documents, for example by --text_column"
+        )
     out.mkdir(parents=True, exist_ok=True)
     claim_names(out, [RANKS] if arguments.keep is None else [RANKS, KEPT], "vocagnolm rank")
     student, teacher = _open_stores(arguments, corpus)

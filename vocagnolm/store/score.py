@@ -1,16 +1,16 @@
-"""Score a corpus with a teacher, once, for any student: writes a teacher-loss store.
+"""Write a store of a teacher's losses on a corpus, for students with any tokenizer.
 
     vocagnolm score --teacher T --dataset D --output_dir S
     accelerate launch -m vocagnolm score --teacher T --dataset D --output_dir S
-    vocagnolm score --server URL --served_model NAME --teacher T ...    # T's tokenizer, no weights
+    vocagnolm score --server URL --served_model NAME --teacher T ...    # needs only T's tokenizer
     vocagnolm score --verify S         # compare every byte with the checksums
-    vocagnolm score --verify S --dataset D    # and look for every document
+    vocagnolm score --verify S --dataset D    # also check that no document is missing
 
-Killed at any moment, the same command continues at the shards that are not written, and keeps every
-answer of a server. Delete those that --verify finds bad: the same command scores what is missing.
-Any number of processes may share the work. Exit status: 0 done, 1 faults found, 2 a wrong argument
-or file, 3 losses that are not finite, 130 interrupted. A server's key is read from
-VOCAGNOLM_API_KEY.
+If the command is interrupted, even killed, give it again: it scores the missing shards and keeps
+every answer of a server. To replace shards that --verify finds damaged, delete them and score
+again. Any number of processes may share the work. A server's key is read from VOCAGNOLM_API_KEY.
+Exit status: 0 done, 1 faults found, 2 a wrong argument or file, 3 a loss is not finite, 130
+interrupted.
 """
 
 import argparse
@@ -39,30 +39,39 @@ def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line; a ValueError where an argument is wrong."""
     parser = Parser("vocagnolm score", __doc__)
     add = parser.add_argument
-    add("--teacher", help="Causal LM that scores: a hub name, a directory or a GGUF file.")
+    add("--teacher", help="Causal LM: a hub name, a directory or a GGUF file.")
     add("--teacher_revision", help="Branch, tag or commit on the hub.")
-    add("--teacher_tokenizer", help="Its tokenizer, if it is not with its weights.")
-    add("--teacher_chat_template", help="plain, chatml or a file; default: its tokenizer's.")
+    add("--teacher_tokenizer", help="If it is not stored with the weights.")
+    add("--teacher_chat_template", help="plain, chatml or a file; default: the tokenizer's own.")
     parser.add_dataset(several=True)
-    add("--output_dir", type=Path, help="The store.")
-    add("--context", type=int, help="Most tokens that the teacher reads at once; default: all.")
-    add("--min_context", type=int, help="Before any token of a longer document; default: 512.")
+    add("--output_dir", type=Path, help="Directory of the store.")
+    add(
+        "--context",
+        type=int,
+        help="Most tokens per window; default: the model's context, at most 4096.",
+    )
+    add(
+        "--min_context",
+        type=int,
+        help="Tokens that a window repeats from the one before; default: 512.",
+    )
     add("--shard_documents", type=int, default=1000, help="Documents per shard.")
-    add("--batch_tokens", type=int, default=16384, help="Tokens of a forward pass.")
-    add("--loss_dtype", choices=("float16", "float32"), default="float16", help="In the store.")
+    add("--batch_tokens", type=int, default=16384, help="Tokens per forward pass.")
+    dtypes = ("float16", "float32")
+    add("--loss_dtype", choices=dtypes, default="float16", help="Precision of the stored losses.")
     parser.add_dtype()
-    add("--quantization", help="JSON: a quantization config of transformers.")
-    add("--attn_implementation", help="As in transformers.")
+    add("--quantization", help="A transformers quantization config, as JSON.")
+    add("--attn_implementation", help="As in from_pretrained.")
     add("--trust_remote_code", action="store_true")
-    add("--server", metavar="URL", help="Of a server that has the teacher.")
-    add("--served_model", metavar="NAME", help="Of the teacher, on that server.")
+    add("--server", metavar="URL", help="Server that runs the teacher.")
+    add("--served_model", metavar="NAME", help="The teacher's name on that server.")
     add(
         "--api",
         choices=("vllm", "sglang", "echo", "llama.cpp"),
-        help="Of the server; default: found.",
+        help="The server's kind; default: detected.",
     )
-    add("--concurrency", type=int, default=16, help="Requests at once.")
-    add("--verify", type=Path, metavar="STORE", help="Compare a store with its checksums.")
+    add("--concurrency", type=int, default=16, help="Requests in flight.")
+    add("--verify", type=Path, metavar="STORE", help="Check a store against its checksums.")
     arguments = parser.parse_args(argv)
     _check_together(parser, arguments)
     for name in ("context", "min_context", "shard_documents", "batch_tokens", "concurrency"):
@@ -80,7 +89,7 @@ def _check_together(parser: Parser, arguments: argparse.Namespace) -> None:
     # argparse cannot require these, as --verify does without them.
     for name in ("teacher", "dataset", "output_dir"):
         if not arguments.verify and getattr(arguments, name) is None:
-            raise ValueError(f"--{name} is required, unless a store is to be checked with --verify")
+            raise ValueError(f"--{name} is required without --verify")
     if arguments.verify:
         parser.refuse(arguments, _OF_SCORING, "with --verify")
         if not arguments.dataset:
@@ -88,7 +97,7 @@ def _check_together(parser: Parser, arguments: argparse.Namespace) -> None:
     elif arguments.server:
         require("httpx", "--server")
         if arguments.served_model is None:
-            raise ValueError("--server needs --served_model, the name that it has for the teacher")
+            raise ValueError("--server needs --served_model, the teacher's name on that server")
         parser.refuse(arguments, _OF_WEIGHTS, "with --server, which has the weights")
     else:
         parser.refuse(arguments, _OF_SERVER, "without --server")
@@ -121,8 +130,8 @@ def _verify(arguments: argparse.Namespace) -> int:
         print_main(f"{directory}/{fault}")
     if faults:
         print_main(
-            f"{len(faults)} of {len(shards)} shards are bad: delete them, and give the command "
-            "again that made the store"
+            f"{len(faults)} of {len(shards)} shards are damaged: delete them, and repeat the "
+            "command that made the store"
         )
         return Exit.FAULTS
     # The shards are whole, so that a document which is missing now was never in the store.
@@ -136,7 +145,7 @@ def _verify(arguments: argparse.Namespace) -> int:
                 indices += ", ..."
             print_main(
                 f"{len(missing):,} documents of {' '.join(arguments.dataset)} are not in "
-                f"{directory}, or have another text there (indices from 0: {indices}): score "
+                f"{directory}, or have a different text there (indices from 0: {indices}): score "
                 "this corpus into another directory, or train without them with --missing_losses "
                 "skip"
             )

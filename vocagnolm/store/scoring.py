@@ -127,7 +127,7 @@ def load_corpora(options: Namespace) -> datasets.Dataset:
         if description:
             logger.info("%s: %s", name, description)
     if len({is_conversations(corpus) for corpus in corpora}) > 1:
-        raise ValueError("--dataset: a store is of documents or of conversations: score them apart")
+        raise ValueError("--dataset: a store has documents or conversations: score them separately")
     return joined(corpora)
 
 
@@ -147,7 +147,7 @@ def score(options: Namespace) -> None:
         served = ServedScorer(options.server, options.served_model, job.reader, options.concurrency)
         served.find_api(options.api)
         if job.template and not served.api.takes_ids:
-            raise ValueError("--server: conversations need one that takes token ids")
+            raise ValueError("--server: conversations need one that accepts token ids")
     # Up to here all processes meet the same errors, and each ends by itself. Once they are
     # connected, one that failed alone would leave the others waiting.
     state = connect()

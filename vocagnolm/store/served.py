@@ -120,9 +120,9 @@ class ServedScorer:
                 return self.api.name, self._first
             reasons.append(f"{self.api.name}: {losses}")
         raise ValueError(
-            f"{self._option} {self._url} gives no losses of a prompt ({'; '.join(reasons)}): "
-            "serve the teacher with vLLM, SGLang, or llama-cpp-python with logits_all, or give a "
-            "host whose completions take ids, echo and logprobs"
+            f"{self._option} {self._url} returns no losses for a prompt ({'; '.join(reasons)}): "
+            "serve the teacher with vLLM, SGLang, or llama-cpp-python with logits_all, or use a "
+            "host whose completions accept ids, echo and logprobs"
         )
 
     def adopt(self, found: tuple[str, dict[str, float]]) -> None:
@@ -133,16 +133,16 @@ class ServedScorer:
     def _check_repeated(self, losses: LossArray, again: LossArray | str) -> None:
         """Raise a ValueError where a prompt has other losses than it had a moment ago."""
         if isinstance(again, str):
-            raise ValueError(f"{self._option} {self._url} answers once, and then not: {again}")
+            raise ValueError(f"{self._option} {self._url} answered once, but not again: {again}")
         differences = np.abs(losses - again)
         at = int(differences.argmax())
         # Several models or precisions may stand behind one name.
         if differences[at] > _MAX_DIFFERENCE_NATS:
             raise ValueError(
-                f"{self._option} {self._url} gives the same prompt other losses when it is asked "
-                f"again: token {at + 1} of {len(losses)} has {losses[at]:.3f} nats, and then "
-                f"{again[at]:.3f}, and at most {_MAX_DIFFERENCE_NATS} may lie between: have one "
-                "model in one precision behind the name"
+                f"{self._option} {self._url} gives the same prompt different losses when it is "
+                f"asked again: token {at + 1} of {len(losses)} has {losses[at]:.3f} nats, and then "
+                f"{again[at]:.3f}; they may differ by {_MAX_DIFFERENCE_NATS}: serve one model in "
+                "one precision under this name"
             )
 
     async def _probe(self, window: Window) -> LossArray | str:
@@ -317,8 +317,8 @@ class ServedScorer:
                 wait_s = waits_s[attempt] * random.uniform(0.5, 1.0)
                 await asyncio.sleep(max(retry_after_s, wait_s))
         raise OSError(
-            f"{self._option} {self._url} has failed {len(waits_s) + 1} times, at last with "
-            f"{reason}: look at it, and give the same command again to continue"
+            f"{self._option} {self._url} has failed {len(waits_s) + 1} times, the last time "
+            f"with {reason}: check it, and give the same command again to continue"
         )
 
     def _checked(

@@ -98,7 +98,7 @@ def arguments_of_trainer(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments that Trainer takes; reject others, and those that have no effect."""
     for name in ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics"):
         if kwargs.pop(name, None) is not None:
-            raise ValueError(f"{name} has no effect: the method makes no logits")
+            raise ValueError(f"{name} has no effect: the method computes no logits")
     names = {*inspect.signature(Trainer).parameters, "teacher_model"}
     return own_arguments("VocAgnoTrainer", kwargs, names, _ALIASES, logger.warning)
 

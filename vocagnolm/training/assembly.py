@@ -83,13 +83,13 @@ def _as_dataset(data: Any, name: str) -> Any:
     """
     if isinstance(data, datasets.DatasetDict):
         raise ValueError(
-            f"{name} has several splits ({', '.join(data)}): give one, as in dataset['train']"
+            f"{name} has several splits ({', '.join(data)}): give one, such as dataset['train']"
         )
     if isinstance(data, dict) and name == "eval_dataset":
         return {key: _as_dataset(part, name) for key, part in data.items()}
     if isinstance(data, datasets.IterableDataset):
         raise ValueError(
-            f"{name} is a stream, which has no order to resume in: load it without streaming=True"
+            f"{name} is a stream, and a run on it could not resume: load it without streaming=True"
         )
     if isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
         is_packed = "student_ids" in data[0] or "input_ids" in data[0]
@@ -214,7 +214,7 @@ def assemble_in_python(
         rank0(lambda: check_login(args.hub_token))
     if args.teacher_server and not isinstance(train_dataset, datasets.Dataset):
         raise ValueError(
-            "train_dataset is packed, and --teacher_server is asked for documents: give those"
+            "train_dataset is packed, and --teacher_server needs documents: give those"
         )
     names = ModelOptions(student, teachers or None, stores or None)
     job = Job(names, DataOptions(dataset=[]), args, peft_config=peft_config)

@@ -100,7 +100,7 @@ def resolve(option: str | None, directory: Path, settings: Settings | None = Non
         # The checkpoint may have been removed since the run began. It may also be a slip.
         if not Path(option).is_dir():
             logger.warning(
-                "--resume_from_checkpoint %s: no such directory; the run goes on from %s",
+                "--resume_from_checkpoint %s: no such directory; resuming from %s",
                 option,
                 newest,
             )

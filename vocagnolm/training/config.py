@@ -278,7 +278,7 @@ def check_arguments(args: TrainingArguments) -> None:
     # packed batch between them.
     if args.n_gpu > 1:
         raise ValueError(
-            f"one process sees {args.n_gpu} GPUs: start one for each, by --accelerate_config ddp"
+            f"one process sees {args.n_gpu} GPUs: start one for each, with --accelerate_config ddp"
         )
     check_connected(args.world_size)
     kernels = args.liger_kernel_config or {}

@@ -181,7 +181,7 @@ def _align_corpora(job: Job, models: Models, sample: bool) -> list[Corpus]:
             )
     if job.args.teacher_server and len({is_conversations(texts) for _, texts, _ in readings}) > 1:
         raise ValueError(
-            "--teacher_server: a store of its answers is of documents or of conversations, and "
+            "--teacher_server: its answers are stored for documents or for conversations, and "
             "--dataset has both: train on one kind"
         )
     corpora = []
@@ -320,7 +320,7 @@ def align(
     if missing and options.missing_losses == "error":
         raise ValueError(
             f"--teacher_losses lacks {missing:,} of {len(texts):,} documents of {corpus_name}, or "
-            "has another text of them: score this corpus, leave them out with --missing_losses "
+            "has a different text of them: score this corpus, leave them out with --missing_losses "
             "skip, or train on them without a teacher with --missing_losses plain"
         )
     if not len(segments.rows):

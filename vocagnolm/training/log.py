@@ -80,7 +80,7 @@ class RunLog(TrainerCallback):
             return
         self._warned = True
         logger.warning(
-            "step %d: the teacher's loss is below the student's on %.0f %% of the tokens it "
+            "step %d: the teacher's loss is below the student's on only %.0f %% of the tokens it "
             "covers: it has little to teach; compare with --method cpt",
             step,
             100 * ahead_fraction,

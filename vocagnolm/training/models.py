@@ -202,7 +202,7 @@ def _warn_of_same(student: ModelSource, teacher: ModelSource) -> None:
         names.append(str(path.resolve()) if path.exists() else source.name)
     if student.name and names[0] == names[1] and student.revision == teacher.revision:
         logger.warning(
-            "the teacher is the student itself (%s): at first no token's loss is above its own",
+            "the teacher is the student itself (%s), so at first it is not ahead on any token",
             teacher.name,
         )
 

@@ -33,7 +33,7 @@ _RESERVED_ARGUMENTS = {
 
 @dataclass
 class ModelOptions:
-    """The student, what of it is trained, and its teacher."""
+    """The student, its trained parameters, and its teacher."""
 
     student: str = option(
         "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T",
@@ -43,12 +43,12 @@ class ModelOptions:
     )
     teacher: list[str] | None = option(
         None,
-        "Causal LM that guides it, with any vocabulary, or several.",
+        "One or more causal LMs that guide the student; any vocabulary.",
         first=True,
         aliases=["--teacher_model", "--teacher_model_name_or_path"],
     )
     teacher_losses: list[str] | None = option(
-        None, "Stores of teacher losses (vocagnolm score) instead of a teacher.", first=True
+        None, "Read the teacher's losses from these stores (vocagnolm score).", first=True
     )
     use_peft: bool = option(
         False,
@@ -57,12 +57,12 @@ class ModelOptions:
         aliases=["--use_lora"],
     )
     lora_r: int = option(16, "Rank of the adapters.")
-    lora_alpha: int = option(32, "The adapters' product is scaled by alpha / rank.")
-    lora_dropout: float = option(0.0, "Share of an adapter's inputs that training drops, [0, 1).")
+    lora_alpha: int = option(32, "Adapters are scaled by lora_alpha / lora_r.")
+    lora_dropout: float = option(0.0, "Dropout on the adapters' inputs, in [0, 1).")
     lora_target_modules: list[str] | None = option(
-        None, "Layers that get an adapter; by default all-linear, which spares heads."
+        None, "Layers that get an adapter. Default: all linear layers but the head."
     )
-    lora_modules_to_save: list[str] | None = option(None, "Further layers that are trained whole.")
+    lora_modules_to_save: list[str] | None = option(None, "Other layers to train in full.")
 
     _argument_group_name = "models"
 
@@ -70,7 +70,7 @@ class ModelOptions:
         in_range(self, "[1, inf)", "lora_r", "lora_alpha")
         in_range(self, "[0, 1)", "lora_dropout")
         if self.teacher and self.teacher_losses:
-            raise ValueError("--teacher and --teacher_losses exclude each other: give one")
+            raise ValueError("--teacher and --teacher_losses cannot be combined: give one")
         # The package is loaded hours later, with the weights, so it is asked for now.
         if self.use_peft:
             require("peft", "--use_peft")
@@ -107,54 +107,55 @@ class ModelOptions:
 class LoadOptions:
     """How models are loaded."""
 
-    student_revision: str | None = option(None, "Hub revision.", aliases=["--model_revision"])
+    student_revision: str | None = option(
+        None, "Hub revision of the student.", aliases=["--model_revision"]
+    )
     teacher_revision: list[str] | None = option(
         None,
-        "Hub revision, for each teacher ('' for a directory).",
+        "Hub revision of each teacher ('' for a directory).",
         aliases=["--teacher_model_revision"],
     )
     student_tokenizer: str | None = option(
         None,
-        "Tokenizer of the student, if it is not with its weights.",
+        "The student's tokenizer, if it is not stored with the weights.",
         aliases=["--tokenizer", "--tokenizer_name_or_path"],
     )
     teacher_tokenizer: list[str] | None = option(
         None,
-        "Tokenizer of each teacher, if they are not with their weights.",
+        "Each teacher's tokenizer, if it is not stored with the weights.",
         aliases=["--teacher_tokenizer_name_or_path"],
     )
     teacher_server: str | None = option(
         None,
-        "URL of a server that has the teacher: it is asked for losses ahead of each step, and "
-        "--teacher names the tokenizer.",
+        "URL of a server that runs the teacher and is asked for its losses before each step. "
+        "--teacher then names the tokenizer.",
         first=True,
     )
-    served_model: str | None = option(None, "Name of the teacher on that server.", first=True)
+    served_model: str | None = option(None, "The teacher's name on that server.", first=True)
     served_losses: str | None = option(
         None,
-        "Store of the server's answers, which runs may share; by default served_losses in "
-        "--output_dir.",
+        "Store of the server's answers; runs may share it. Default: served_losses in --output_dir.",
     )
     teacher_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "Precision of the teacher; auto is bfloat16 on a GPU, on a CPU the student's."
+        "auto", "The teacher's precision. auto: bfloat16 on a GPU; on a CPU, the student's."
     )
     teacher_quantization: str | None = option(
-        None, "fp8, nf4, int8, or a quantization config of transformers as JSON."
+        None, "fp8, nf4, int8, or a transformers quantization config as JSON."
     )
     teacher_sharding: Literal["none", "node"] = option(
-        "none", "Spread the teacher's weights over the devices of each machine."
+        "none", "node: shard the teacher's weights over the devices of each machine."
     )
     attn_implementation: str | None = option(
         None,
-        "Attention of all models, as in from_pretrained; on a GPU in 16 bits torch_varlen.",
+        "As in from_pretrained, for all models. Default on a GPU in 16 bits: torch_varlen.",
         first=True,
     )
-    trust_remote_code: bool = option(False, "Run model code from the hub.")
+    trust_remote_code: bool = option(False, "Allow models to run their own code from the hub.")
     model_init_kwargs: dict[str, Any] | str | None = option(
-        None, "JSON: more arguments of from_pretrained for the student."
+        None, "More from_pretrained arguments for the student, as JSON."
     )
     teacher_model_init_kwargs: dict[str, Any] | str | None = option(
-        None, "The same for all teachers."
+        None, "The same for every teacher."
     )
 
     _argument_group_name = "loading of models"
@@ -169,7 +170,7 @@ class LoadOptions:
             for argument in sorted(arguments or ()):
                 if argument in _RESERVED_ARGUMENTS:
                     option = _RESERVED_ARGUMENTS[argument]
-                    raise ValueError(f"--{name}: {argument} is given by {option}")
+                    raise ValueError(f"--{name}: give {argument} as {option}")
             # The parsed value replaces the text, since the settings of a run compare values.
             setattr(self, name, arguments)
 
@@ -183,7 +184,7 @@ class LoadOptions:
         require("httpx", "--teacher_server")
         if not self.served_model:
             raise ValueError(
-                "--teacher_server needs --served_model, the name that it has for the teacher"
+                "--teacher_server needs --served_model, the teacher's name on that server"
             )
 
 
@@ -193,30 +194,30 @@ class DataOptions:
 
     dataset: list[str] = option(
         ["open-web-math/open-web-math"],
-        "A file, a directory or a hub name; or several.",
+        "One or more corpora: a file, a directory or a hub name.",
         first=True,
         aliases=["--dataset_name", "--train_file"],
     )
     dataset_weights: list[float] | None = option(
-        None, "Mixing weights, one for each corpus; smaller corpora repeat."
+        None, "Mixing weight of each corpus. Smaller corpora are repeated."
     )
     dataset_config: list[str] | None = option(
         None,
-        "Hub configuration, for all or each ('' for files).",
+        "Hub configuration, one for all corpora or one for each ('' for files).",
         aliases=["--dataset_config_name"],
     )
     dataset_split: list[str] = option(
         ["train"],
-        "Split of a hub dataset or directory, for all or each.",
+        "Split to read, one for all corpora or one for each.",
         aliases=["--dataset_train_split"],
     )
     text_column: list[str] | None = option(
         None,
-        "Column of documents, for all or each; by default text, or conversations.",
+        "Column to read, one for all corpora or one for each. Default: text or conversations.",
         aliases=["--dataset_text_field"],
     )
     eval_fraction: float = option(
-        0.0, "Share of the documents held out for evaluation, [0, 1).", first=True
+        0.0, "Share of the documents to hold out for evaluation, in [0, 1).", first=True
     )
     eval_dataset: str | None = option(
         None,
@@ -233,10 +234,12 @@ class DataOptions:
         count = len(self.dataset)
         # A corpus that is named twice would count twice in silence, and weights say so openly.
         if len(set(self.dataset)) < count:
-            raise ValueError("--dataset names one twice: name it once, and give --dataset_weights")
+            raise ValueError(
+                "--dataset names a corpus twice: name it once, and give --dataset_weights"
+            )
         weights = self.dataset_weights
         if weights and (count == 1 or len(weights) != count):
-            raise ValueError("--dataset_weights needs one for each of several corpora")
+            raise ValueError("--dataset_weights needs several corpora, and a weight for each")
         for name in ("dataset_config", "dataset_split", "text_column"):
             one_for_each(name, vars(self)[name], count, "corpora")
         if self.eval_dataset and len(self.text_column or ()) > 1:
@@ -244,7 +247,7 @@ class DataOptions:
                 "--eval_dataset needs one --text_column: hold out an --eval_fraction instead"
             )
         if self.eval_dataset and self.eval_fraction:
-            raise ValueError("--eval_dataset and --eval_fraction exclude each other: give one")
+            raise ValueError("--eval_dataset and --eval_fraction cannot be combined: give one")
 
 
 @dataclass
@@ -253,29 +256,31 @@ class PackOptions:
 
     max_length: int = option(
         2048,
-        "Student tokens of a packed sequence.",
+        "Student tokens per packed sequence.",
         first=True,
         aliases=["--max_seq_length", "--max_seq_len", "--block_size"],
     )
     train_on: Literal["completions", "all"] | None = option(
-        None, "Tokens of conversations with labels: completions (default; answers), or all."
+        None, "In conversations, train on completions (the answers; the default) or all tokens."
     )
     attend_across_documents: bool = option(
-        False, "Let attention cross the documents of a packed sequence."
+        False, "Let tokens attend to earlier documents in their packed sequence."
     )
     dataset_num_proc: int | None = option(
         None,
-        "Processes that tokenize and align; by default one for each core.",
+        "Processes that tokenize and align. Default: one per core.",
         aliases=["--preprocessing_num_workers"],
     )
     missing_losses: Literal["error", "skip", "plain"] = option(
         "error",
-        "What to do about documents that --teacher_losses does not have, or --teacher_server gives "
-        "no losses of; plain: train on them as without a teacher.",
+        "What to do with documents that have no losses in --teacher_losses or from "
+        "--teacher_server. plain: train on them without a teacher.",
     )
-    student_chat_template: str | None = option(None, "plain, chatml or a file; by default its own.")
+    student_chat_template: str | None = option(
+        None, "plain, chatml or a file. Default: the tokenizer's own."
+    )
     teacher_chat_template: list[str] | None = option(
-        None, "The same of each teacher, or one for all."
+        None, "The same for the teachers, one for all or one for each."
     )
 
     _argument_group_name = "packing"
@@ -306,15 +311,15 @@ class GuidanceOptions(Method, PackOptions, LoadOptions):
             )
         if self.missing_losses == "skip" and self.teacher_server:
             raise ValueError(
-                "--missing_losses skip leaves documents out before any is asked for, which "
-                "--teacher_server does as it trains: use error or plain"
+                "--missing_losses skip must know before training which documents have losses, and "
+                "--teacher_server does not: use error or plain"
             )
 
     def check_teacher(self, count: int, *, is_stored: bool = False) -> None:
         """Also check the options that have one value for each teacher."""
         if self.teacher_server:
             if is_stored:
-                raise ValueError("--teacher_server and --teacher_losses exclude each other")
+                raise ValueError("--teacher_server and --teacher_losses cannot be combined")
             if count != 1:
                 raise ValueError(
                     f"--teacher_server needs one --teacher, for its tokenizer, got {count}"
@@ -338,73 +343,69 @@ class GuidanceOptions(Method, PackOptions, LoadOptions):
 class RunOptions:
     """The run. Most are fields of `transformers.TrainingArguments`, with the paper's defaults."""
 
-    dry_run: bool = option(False, "Print the plan and exit.", first=True)
-    output_dir: str = option("", "By default runs/STUDENT__TEACHER.", first=True)
+    dry_run: bool = option(False, "Print the plan of the run and exit.", first=True)
+    output_dir: str = option("", "Default: runs/STUDENT__TEACHER.", first=True)
     # Where None is no kind of the option, `VocAgnoConfig` derives it.
     global_batch_tokens: int = option(  # type: ignore[assignment]
         None,
-        "Tokens of an optimizer step, over all devices; the paper's 2,097,152, unless the batch "
-        "size and the accumulation steps are given: together they decide it.",
+        "Tokens per optimizer step, over all devices. Default: the paper's 2,097,152, unless both "
+        "the batch size and the accumulation steps are given.",
         first=True,
     )
     per_device_train_batch_size: int = option(  # type: ignore[assignment]
         None,
-        "Sequences per device; derived from the world size.",
+        "Packed sequences per device. Default: derived from the global batch.",
         first=True,
         aliases=["--batch_size", "--per_device_batch_size"],
     )
     gradient_accumulation_steps: int = option(  # type: ignore[assignment]
-        None, "Micro-batches of a step; derived from the world size."
+        None, "Micro-batches per step. Default: derived from the global batch."
     )
     num_train_epochs: float = option(
         1.0, "Passes over the corpus.", aliases=["--epochs", "--num_epochs"]
     )
-    max_steps: int = option(-1, "Optimizer steps; -1: as many as the epochs take.", first=True)
-    learning_rate: float = option(8e-5, "Peak of the schedule.", first=True, aliases=["--lr"])
-    lr_scheduler_type: str = option("cosine_with_min_lr", "Schedule of the learning rate.")
+    max_steps: int = option(-1, "Optimizer steps. -1: set by --num_train_epochs.", first=True)
+    learning_rate: float = option(8e-5, "Peak learning rate.", first=True, aliases=["--lr"])
+    lr_scheduler_type: str = option("cosine_with_min_lr", "Learning rate schedule.")
     lr_scheduler_kwargs: dict[str, Any] | str | None = option(
-        None, "JSON; cosine_with_min_lr decays to a tenth by default: 8e-5 to 8e-6."
+        None, "JSON. By default, cosine_with_min_lr decays to a tenth: 8e-5 to 8e-6."
     )
     warmup_steps: float = option(
-        0, "Steps of warm-up, or their share if below 1.", aliases=["--warmup_ratio"]
+        0, "Warm-up steps; below 1, their share of the run.", aliases=["--warmup_ratio"]
     )
-    seed: int = option(
-        42, "Seed of the order of packed sequences, of adapters and dropout.", first=True
-    )
+    seed: int = option(42, "Seed of the data order, adapters and dropout.", first=True)
     bf16: bool | None = option(
         None,
-        "bfloat16 compute; by default where the GPU or CPU multiplies in it.",
+        "Compute in bfloat16. Default: yes where the GPU or CPU supports it in hardware.",
         first=True,
         **_SWITCH,
     )
     activation_checkpointing: bool | None = option(
-        None, "Keep the layers' inputs only, and compute them again.", first=True, **_SWITCH
+        None, "Keep only the layers' inputs and recompute the rest.", first=True, **_SWITCH
     )
     max_bad_steps: int = option(
-        0, "Steps in a row that may be skipped as a loss or gradient is NaN."
+        0, "Steps in a row that may be skipped because of a NaN loss or gradient."
     )
-    save_steps: float = option(250, "Steps between two checkpoints.", first=True)
-    save_total_limit: int | None = option(2, "Checkpoints that are kept; 0: all.")
+    save_steps: float = option(250, "Steps between checkpoints.", first=True)
+    save_total_limit: int | None = option(2, "Checkpoints to keep. 0: all.")
     resume_from_checkpoint: str | None = option(
-        "auto", "auto (the newest good checkpoint of --output_dir) or a path."
+        "auto", "auto (the newest good checkpoint in --output_dir) or a path."
     )
-    eval_steps: float | None = option(
-        None, "Steps between two evaluations; by default as often as checkpoints."
-    )
-    logging_steps: float = option(10, "Steps between two logs.")
+    eval_steps: float | None = option(None, "Steps between evaluations. Default: --save_steps.")
+    logging_steps: float = option(10, "Steps between logs.")
     report_to: list[str] = option(
         ["none"], "Trackers: wandb, tensorboard, trackio, ...", first=True
     )
     run_name: str | None = option(
-        None, "Name of the run in trackers; by default the path of --config."
+        None, "Name of the run in trackers. Default: the path of --config, or --output_dir."
     )
-    project: str = option("vocagnolm", "Project of the run in trackers; PROJECT or ENTITY/PROJECT.")
+    project: str = option("vocagnolm", "Project in trackers: PROJECT or ENTITY/PROJECT.")
     device_peak_tflops: float | None = option(
-        None, "Peak of a device for the MFU in the logs; by its name if not given."
+        None, "Peak TFLOP/s of a device, for the MFU in the logs. Default: by its name."
     )
-    push_to_hub: bool = option(False, "Push the model to the hub, with its card.")
+    push_to_hub: bool = option(False, "Push the model and its card to the hub.")
     hub_model_id: str | None = option(
-        None, "Its name there; by default that of the output directory."
+        None, "The model's name on the hub. Default: the name of --output_dir."
     )
 
     _argument_group_name = "run"

@@ -21,16 +21,16 @@ def check_launch(job: Job) -> None:
     # A thread of this process has the answers, which a worker of its own would wait for in vain.
     if args.teacher_server and args.dataloader_num_workers:
         raise ValueError(
-            f"--dataloader_num_workers {args.dataloader_num_workers} does not go with "
-            "--teacher_server, whose answers come to the process that trains: leave it out"
+            f"--dataloader_num_workers {args.dataloader_num_workers} is not supported with "
+            "--teacher_server, whose answers only the training process has: leave it out"
         )
     # A layer's weights are gathered for its own forward pass. What reads the output head from
     # outside would find a shard.
     if args.teacher_sharding == "node":
         if args.teacher_quantization or args.distance:
             raise ValueError(
-                "--teacher_sharding goes neither with --teacher_quantization nor with --method kld "
-                "or uld, which need the teacher's whole output head: leave it out"
+                "--teacher_sharding is not supported with --teacher_quantization, or with --method "
+                "kld or uld, which need the teacher's whole output head: leave it out"
             )
         if devices_of_a_machine() < 2 and not args.dry_run:
             raise ValueError("--teacher_sharding node needs several processes on a machine")
@@ -48,7 +48,7 @@ def check_launch(job: Job) -> None:
     recomputes = parse_flag_from_env("FSDP_ACTIVATION_CHECKPOINTING")
     if job.model.use_peft and (recomputes or plugin.get("activation_checkpointing")):
         raise ValueError(
-            "fsdp_activation_checkpointing does not go with --use_peft, because PEFT would save no "
+            "fsdp_activation_checkpointing is not supported with --use_peft: PEFT would save no "
             "adapters: set it to false and use --activation_checkpointing"
         )
 

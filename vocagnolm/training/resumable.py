@@ -200,8 +200,8 @@ class ResumableTrainer(Trainer):
             earlier = set_aside(directory)
             if earlier:
                 logger.warning(
-                    "%s holds a run, whose log and model this one overwrites; its checkpoints are "
-                    "now in %s. To go on with it instead, move them back and call "
+                    "%s holds an earlier run. This one overwrites its log and model, and has moved "
+                    "its checkpoints to %s. To continue that run, move them back and call "
                     "train(resume_from_checkpoint=True)",
                     directory,
                     earlier,

@@ -120,7 +120,7 @@ def late_losses(
     """Return where packed sequences of segments of some texts have their losses from."""
     template = server.reader.template if is_conversations(texts) else None
     if template and not server.scorer.api.takes_ids:
-        raise ValueError("--teacher_server: conversations need one that takes token ids")
+        raise ValueError("--teacher_server: conversations need one that accepts token ids")
     documents = np.asarray(segments.rows.with_format("numpy")["document"][:])
     return Late(
         blocks,
