@@ -153,7 +153,7 @@ def test_weights_that_are_cut_off_are_rejected(
     source.check_weights()
     content = second.read_bytes()
     second.write_bytes(content[kept] if kept else b"version https://git-lfs.github.com/spec")
-    with pytest.raises(ValueError, match=f"--student {copied}: {second.name} is truncated or damag"):
+    with pytest.raises(ValueError, match=f"--student {copied}: {second.name} is truncated or"):
         source.check_weights()
     second.write_bytes(content)
     first.rename(copied / whole)

@@ -54,7 +54,7 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     ((*TWO, "--teacher_tokenizer", "a"), "--teacher_tokenizer needs one value for each of 2"),
     # Corpora.
     ((*T, "--dataset", "a", "a"), "--dataset names a corpus twice"),
-    ((*T, "--dataset", "a", "b", "--dataset_weights", "1"), "--dataset_weights needs several corpora"),
+    ((*T, "--dataset", "a", "b", "--dataset_weights", "1"), "--dataset_weights needs several"),
     ((*T, "--dataset", "a", "b", "--text_column", *"xyz"), "--text_column needs one value, or one"),
     ((*T, "--eval_dataset", "e", "--eval_fraction", ".1"), "cannot be combined"),
     ((*T, "--eval_strategy", "steps"), "--eval_strategy needs --eval_fraction or --eval_dataset"),

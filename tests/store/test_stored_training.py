@@ -356,8 +356,8 @@ def test_train_stops_or_skips_when_documents_are_missing(
     pages.write_text("\n".join([*lines[:20], json.dumps({"text": "new"}), *lines[20:]]) + "\n")
     options = {"dataset": str(pages), "teacher_losses": str(place.score())}
     assert error_of(**options) == (
-        f"--teacher_losses lacks 2 of 41 documents of --dataset {pages}, or has a different text of "
-        "them: score this corpus, leave them out with --missing_losses skip, or train on them "
+        f"--teacher_losses lacks 2 of 41 documents of --dataset {pages}, or has a different text "
+        "of them: score this corpus, leave them out with --missing_losses skip, or train on them "
         "without a teacher with --missing_losses plain"
     )
     assert not (tmp_path / "new").exists()
