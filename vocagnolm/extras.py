@@ -119,6 +119,6 @@ def check_transformers() -> None:
 def unsupported(what: str) -> ImportError:
     """Make the error for a transformers that lacks something, as none that was tried does."""
     return ImportError(
-        f"transformers {version('transformers')} {what}, on which vocagnolm rests: "
+        f"transformers {version('transformers')} {what}, on which vocagnolm relies: "
         f'pip install "transformers=={NEWEST_TRANSFORMERS}.*"'
     )

@@ -16,7 +16,7 @@ def test_packed_rows_without_segments_are_rejected() -> None:
     model = with_attention("llama", "torch_varlen")
     for attention in ("flash_attention_2", "torch_varlen"):
         model.config._attn_implementation = attention
-        with pytest.raises(ValueError, match=rf"{attention} does not see .* pass segments="):
+        with pytest.raises(ValueError, match=rf"{attention} does not separate .* pass segments="):
             model(**batch)
     with pytest.raises(ValueError, match="cannot be combined"):
         model(**batch, segments=SEGMENTS, attention_mask=torch.ones(3, 16))

@@ -162,7 +162,7 @@ def test_weights_that_are_cut_off_are_rejected(
 
 def test_load_checks_the_files_first(copied: Path) -> None:
     os.truncate(copied / "model.safetensors", 99)
-    with pytest.raises(ValueError, match=r"--teacher .*model\.safetensors is cut off"):
+    with pytest.raises(ValueError, match=r"--teacher .*model\.safetensors is truncated"):
         ModelSource(str(copied), "teacher").load(torch.float32)
 
 
@@ -179,7 +179,7 @@ def test_weights_in_the_cache_of_the_hub_are_checked(
     source, weights = ModelSource("org/model", "teacher"), snapshot / "model.safetensors"
     source.check_weights()
     weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"--teacher org/model: model.* is cut off"):
+    with pytest.raises(ValueError, match=r"--teacher org/model: model.* is truncated"):
         source.check_weights()
     weights.unlink()
     if offline:

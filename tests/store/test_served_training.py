@@ -250,7 +250,7 @@ def test_document_without_losses_ends_the_run_or_is_read_without_a_teacher(
     run = tmp_path / "run"
     assert main.main(place.argv(run, **options)) == Exit.WRONG
     complained = capfd.readouterr().err
-    assert f"no losses of the document that begins {refused[:60]!r}" in complained
+    assert f"no losses for the document that begins {refused[:60]!r}" in complained
     assert "--missing_losses plain; " in complained
     assert complained.count("\n") == 1
     # The run goes on from where it was, and asks for nothing twice, an answer or not.
@@ -365,7 +365,9 @@ def test_trainer_in_python_has_the_same_server(
     assert_equal(dict(ours.model.named_parameters()), dict(theirs.model.named_parameters()))
     with pytest.raises(ValueError, match="teacher_server and teacher cannot be combined"):
         trainer("both", stored(), **asked)
-    with pytest.raises(ValueError, match="train_dataset is packed, and teacher_server is asked"):
+    with pytest.raises(
+        ValueError, match="train_dataset is packed, and teacher_server needs documents"
+    ):
         trainer("packed", place.root / "teacher", ours.train_dataset, **asked)
 
 

@@ -283,7 +283,7 @@ def cache_argument() -> str:
     for name, parameter in parameters.items():
         if Cache.__name__ in str(parameter.annotation):
             return name
-    raise unsupported("does not use a Cache of transformers")
+    raise unsupported("gives models no Cache")
 
 
 def _read(model: PreTrainedModel, ids: list[int], cache: Cache) -> None:
