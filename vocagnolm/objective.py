@@ -1,8 +1,8 @@
-"""What a method makes of a batch: the teacher's losses, the tokens that are trained, Eq. 2 to 6.
+"""What a method does with a batch: score it with the teacher and weight its tokens, Eq. 2 to 6.
 
-All of it works on tensors. The counts are known on the host before any forward pass, without a
-host-device sync. The teacher is never handed to Accelerate: under FSDP2 `prepare_model` would
-neither move nor shard it and would round its outputs, and a second model in `prepare` is an error.
+Everything works on tensors. The counts are known on the host before any forward pass, without a
+host-device sync. The teacher is never passed to Accelerate: under FSDP2, `prepare_model` would
+neither move nor shard it, and would round its outputs. A second model in `prepare` is an error.
 """
 
 from collections.abc import Sequence
@@ -39,16 +39,16 @@ from vocagnolm.weighted_loss import OwnWeights
 
 
 class TeacherLosses(NamedTuple):
-    """Losses of the teachers' own tokens, one teacher's columns after another's; no gradient."""
+    """Losses of the teachers' own tokens, without gradient. Teachers' columns are concatenated."""
 
-    loss_BT: Tensor  # float32, -log P(token | the tokens before it in its segment)
+    loss_BT: Tensor  # float32, -log P(token | earlier tokens of its segment)
     valid_BT: Tensor  # bool, tokens that have a loss
-    entropy_BT: Tensor | None = None  # of the distribution that each token has its loss from
+    entropy_BT: Tensor | None = None  # of the distribution that predicts each token
 
 
 @dataclass(frozen=True)
 class StoredTeacher:
-    """Teachers whose losses come with the batch, from one store or several."""
+    """Teachers whose losses come with the batch, from one or more stores."""
 
     teachers: int = 1
 
@@ -56,8 +56,7 @@ class StoredTeacher:
         """Read the losses of all teachers' tokens."""
         assert not with_entropies, "a store holds losses alone"
         loss_BT = batch["teacher_losses"]
-        # A store has no labels: NaN stands at padding, start tokens and tokens that are not
-        # trained on.
+        # A store has no labels. Padding, start tokens and tokens that are not trained on are NaN.
         valid_BT = ~loss_BT.isnan()
         return TeacherLosses(loss_BT.masked_fill(~valid_BT, 0.0), valid_BT)
 
@@ -65,13 +64,13 @@ class StoredTeacher:
 class OnlineTeacher:
     """Causal LMs, frozen and in eval mode, that score the teachers' rows of a batch.
 
-    It is not a `torch.nn.Module`, so that no trainer registers, optimises or saves it. It raises a
-    ValueError or `NonFiniteLoss` where `add_token_losses` rejects a model.
+    This is not a `torch.nn.Module`, so no trainer registers, optimises or saves it. If
+    `add_token_losses` rejects a model, it raises a ValueError or `NonFiniteLoss`.
     """
 
     def __init__(self, models: Sequence[PreTrainedModel], device: torch.device):
         for model in models:
-            # Quantized models were placed as they were loaded.
+            # Quantized models were placed on their device when they were loaded.
             if not getattr(model, "is_quantized", False):
                 model.to(device)  # type: ignore[arg-type]  # its decorator hides that it is a method
         self.models = []
@@ -81,7 +80,7 @@ class OnlineTeacher:
 
     @torch.no_grad()
     def losses(self, batch: Batch, *, with_entropies: bool = False) -> TeacherLosses:
-        """Score the teachers' tokens, and on request their entropies."""
+        """Compute the losses of the teachers' tokens and, on request, the entropies."""
         # Columns of two teachers, split by `teacher_widths` and joined again:
         #     [ first teacher's T1 | second teacher's T2 ]
         widths = batch["teacher_widths"]
@@ -91,7 +90,7 @@ class OnlineTeacher:
         segments_by_teacher = teacher_segments(batch)
         losses = []
         entropies = []
-        # Teachers run one after the other, so that the activations of one are in memory at a time.
+        # Teachers run one after another, so only one teacher's activations are in memory.
         for index, model in enumerate(self.models):
             values = model(
                 input_ids=ids_by_teacher[index],
@@ -113,8 +112,8 @@ class OnlineTeacher:
     def states(
         self, input_ids: Tensor, position_ids: Tensor, segments: RowSegments | None
     ) -> HeadStates:
-        """Compute the makings of one teacher's distributions at all [B * T] positions."""
-        # `Method.check_teacher` lets one teacher through where distributions are compared.
+        """Compute what gives the teacher's distributions at all [B * T] positions."""
+        # Methods that compare distributions have one teacher, as `Method.check_teacher` says.
         (model,) = self.models
         rows = {"input_ids": input_ids, "position_ids": position_ids}
         hidden_BTD = last_hidden_state(model, **rows, segments=segments)
@@ -128,10 +127,10 @@ class OnlineTeacher:
 class Objective:
     """A method with its teacher, if it has one, and the seed of its random choices.
 
-    A method of your own is a subclass with a `select` (docs/library.md). It may give any weights;
-    `needs_teacher` says whether it has a teacher. To spare the output head's backward pass, it
-    counts its tokens in `weighted_tokens`; for another divisor than all tokens, in
-    `divisor_tokens`.
+    To write your own method, override `select` in a subclass (docs/library.md). It may return any
+    weights. `needs_teacher` says whether it has a teacher. `weighted_tokens` counts the tokens with
+    a weight, which makes the backward pass of the output head cheaper. `divisor_tokens` changes the
+    divisor of the loss.
     """
 
     needs_teacher: ClassVar[bool] = True
@@ -141,18 +140,18 @@ class Objective:
     seed: int = 0
 
     def divisor_tokens(self, batch: Batch) -> float:
-        """Return what a batch adds to the divisor of Eq. 3: its tokens, or the sum of weights."""
+        """Return what a batch adds to the divisor of Eq. 3: label tokens, or the sum of weights."""
         if self.method.loss_divisor == "all" or self.method.accepts:
             return label_tokens(batch)
         selected, floor = self._selected_tokens(batch), self.method.unselected_weight
-        # Selected tokens weigh 1 and the others `floor`. Where it is 0 the sum stays an integer,
-        # which adds up to the same in any number of processes.
+        # Selected tokens have weight 1, and the others `floor`. If that is 0, the sum stays an
+        # integer, which adds up exactly in any number of processes.
         return selected + floor * (label_tokens(batch) - selected) if floor else selected
 
     def weighted_tokens(self, batch: Batch) -> int:
-        """Count the tokens of a batch that get a weight above 0, or more; too few is an error."""
+        """Return an upper bound on the tokens with a weight above 0; too low is an error."""
         all_weigh = self.method.accepts or self.method.unselected_weight > 0
-        # What a method of the user's own weighs is not known, and too few would be an error.
+        # Nothing is known about the weights of a user's own method, so every token counts.
         all_weigh |= type(self) is not Objective
         return label_tokens(batch) if all_weigh else self._selected_tokens(batch)
 
@@ -160,9 +159,9 @@ class Objective:
         method, mapped, unmapped = self.method, batch["mapped_tokens"], batch["unmapped_tokens"]
         if method.choice == "all":
             return label_tokens(batch)
-        # At random, a teacher's ranges play no part: all tokens compete.
+        # In a random choice all tokens compete, mapped or not.
         strategy: Unmapped = "mean" if method.choice == "random" else method.unmapped
-        # The share is taken of each population and rounded up in each, as `select_top` does it.
+        # The share is rounded up in each sequence or batch, as in `select_top`.
         if method.selection_scope == "batch":
             mapped, unmapped = [sum(mapped)], [sum(unmapped)]
         selected = 0
@@ -171,19 +170,19 @@ class Objective:
         return selected
 
     def teacher_losses(self, batch: Batch) -> TeacherLosses | None:
-        """Ask the teacher for all that `select` needs; None where none is asked."""
+        """Get what `select` needs from the teacher; None for a method that does not ask it."""
         if self.method.choice != "guided":
             return None
         assert self.teacher is not None
         return self.teacher.losses(batch, with_entropies=self.method.with_entropies)
 
     def own_weights(self, batch: Batch, teacher: TeacherLosses | None) -> OwnWeights | None:
-        """Return what weighs each token by its own losses, as `select` does.
+        """Return a function that weights each token by its own losses, equal to `select`.
 
-        None where the weights of a batch depend on one another.
+        None if a token's weight depends on other tokens of the batch.
         """
         by_itself = self.method.accepts or self.method.choice == "all"
-        # What a method of the user's own looks at is not known.
+        # Nothing is known about the weights of a user's own method.
         if not by_itself or type(self) is not Objective:
             return None
         valid_BS = batch["labels"] != IGNORED_LABEL
@@ -203,13 +202,16 @@ class Objective:
     def select(
         self, student_loss_BS: Tensor, batch: Batch, teacher: TeacherLosses | None = None
     ) -> TokenGuidance:
-        """Decide over every token of a batch, without gradient: where Eq. 2 meets Eq. 4.
+        """Weight every token of a batch by Eq. 2 and Eq. 4, without gradient.
 
-        Takes the student's losses, Eq. (1), and from `teacher_losses` the teacher's, if any.
+        Args:
+            student_loss_BS: the student's losses, Eq. 1.
+            batch: from `PackedCollator`.
+            teacher: from `teacher_losses`; None without a teacher.
         """
         student_loss_BS = student_loss_BS.detach()
         valid_BS = batch["labels"] != IGNORED_LABEL
-        # Without a teacher's losses no token counts as mapped, and there are no teacher tokens.
+        # Without teacher losses, no token is mapped and there are no teacher tokens.
         if teacher is None:
             none_BS = torch.zeros_like(student_loss_BS)
             unmapped_BS = torch.zeros_like(valid_BS)
@@ -222,7 +224,7 @@ class Objective:
             weight_BS = accept_tokens(student_loss_BS, loss_BS, valid_BS, mapped_BS)
         else:
             entropy_BS = None
-            # Entropies come to the student's tokens by the same ranges as losses do.
+            # Entropies are mapped to student tokens by the same ranges as losses.
             if teacher.entropy_BT is not None:
                 entropy_BS, _ = self._on_student(teacher.entropy_BT, batch, teacher)
             weight_BS = select_tokens(
@@ -242,10 +244,10 @@ class Objective:
     def _on_student(
         self, values_BT: Tensor, batch: Batch, teacher: TeacherLosses
     ) -> tuple[Tensor, Tensor]:
-        """Give every student token [B, S] one value of all teachers, Eq. 2; say which have one.
+        """Return one teacher value per student token [B, S], Eq. 2, and which tokens have one.
 
-        Each teacher's values are aggregated over the range of a token; then those of several
-        teachers become one.
+        Each teacher's values are aggregated over the range of a token. Then the teachers' values
+        are combined.
         """
         method = self.method
         values_BS, mapped_BS = aggregate_teacher_losses(
@@ -255,22 +257,22 @@ class Objective:
             teacher.valid_BT,
             batch.get("teacher_shares"),
         )
-        # The ranges of K teachers stand one after the other, so the values are [B, K S] still.
+        # The ranges of K teachers are concatenated, so at this point the values are [B, K S].
         teachers = values_BS.shape[1] // batch["labels"].shape[1]
         return reduce_teachers(
             values_BS, mapped_BS, teachers, method.teacher_reduction, method.teacher_weights
         )
 
     def _compared(self, student_loss_BS: Tensor, valid_BS: Tensor, batch: Batch) -> Tensor:
-        """Return the losses of the student that are compared: its tokens', or their chunks'."""
+        """Return the student losses to compare: of its tokens, or of their chunks."""
         if self.method.method != "chunk" or self.method.chunk_selection == "tokens":
             return student_loss_BS
-        # Tokens of one chunk have equal losses on both sides, so they are selected together. In
-        # the chunk that the share ends in, the first ones are:
+        # All tokens of a chunk have equal losses on both sides, so they are selected together. If
+        # the share ends inside a chunk, the first tokens of that chunk are selected:
         #     chunk  0 0 0 1 1 2        their ranges  [0, 3) [0, 3) [0, 3) [3, 5) [3, 5) [5, 6)
         chunk_BS = batch["chunk"]
-        # Chunks are numbered from left to right, so the positions of a number are found by
-        # bisection. Padding has the number of the last token, and `valid_BS` leaves it out.
+        # Chunk numbers increase from left to right, so bisection finds where each begins and ends.
+        # Padding has the number of the last token, and `valid_BS` leaves it out.
         first_BS = torch.searchsorted(chunk_BS, chunk_BS, right=False)
         end_BS = torch.searchsorted(chunk_BS, chunk_BS, right=True)
         ranges_BS2 = torch.stack([first_BS, end_BS], -1)
@@ -279,20 +281,20 @@ class Objective:
         return loss_BS
 
     def weights(self, selection: TokenGuidance) -> Tensor:
-        """Return W of Eq. 3 [B, S]: as selected, and `unselected_weight` instead of 0."""
+        """Return W of Eq. 3 [B, S]: the weights, with `unselected_weight` in place of 0."""
         weight_BS = selection.weight_BS
         if self.method.accepts:
             return weight_BS
-        # The larger of the two would not do: a user's own method may give negative weights.
+        # Not the larger of the two: a user's own method may return negative weights.
         return weight_BS.where(weight_BS != 0, self.method.unselected_weight * selection.valid_BS)
 
     def _unguided(self, valid_BS: Tensor, batch: Batch) -> Tensor:
-        """Weigh all tokens, or a random share of the tokens or of the chunks."""
+        """Weight all tokens, or a random share of tokens or chunks, without a teacher."""
         method = self.method
         if method.choice == "all":
             return valid_BS.float()
         position_S = torch.arange(valid_BS.shape[1], device=valid_BS.device)
-        # All tokens of a chunk have its number, so they have one score.
+        # All tokens of a chunk have the same number, and so the same score.
         index_BS = batch["chunk"] if method.method == "chunk" else position_S
         scores_BS = random_scores(batch["block"], index_BS, self.seed)
         return select_top(scores_BS, valid_BS, method.top_k, method.selection_scope).float()
@@ -307,15 +309,15 @@ class Objective:
         return list(zip(positions, labels, strict=True))
 
     def pairs(self, batch: Batch) -> Pairs:
-        """Pair student tokens with the teacher's, Eq. 5 and 6: the same or the last of a range."""
-        # The mapped and unmapped tokens are counted on the host, so that `first_tokens` can cut
-        # its result to length without a host-device sync.
+        """Pair student tokens with teacher tokens for Eq. 5 and 6."""
+        # The host knows how many tokens are mapped and unmapped, so `first_tokens` can cut its
+        # result to that length without a host-device sync.
         assert isinstance(self.teacher, OnlineTeacher)
         assert self.method.distance is not None
         weight = self.method.uld_weight if self.method.method == "uld" else 1.0
         valid_BS = batch["labels"] != IGNORED_LABEL
-        # The teacher of kld has the student's vocabulary, so it reads the student's rows, and
-        # every token is its own partner.
+        # For kld the teacher has the student's vocabulary. It reads the student's rows, and every
+        # token is paired with itself.
         if self.method.method == "kld":
             token_R = first_tokens(valid_BS, label_tokens(batch))
             states = self.teacher.states(
