@@ -1,8 +1,8 @@
 """Eq. 3: one training step of teacher-guided language modelling.
 
-The loop is transformers' `Trainer._inner_training_loop`. Overridden here: `get_batch_samples` (the
-divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`; the rest is in
-`training.resumable`.
+The loop is transformers' `Trainer._inner_training_loop`. This module overrides `get_batch_samples`
+(for the divisor), `compute_loss`, `prediction_step`, `log` and `call_model_init`. Saving and
+resuming are in `training.resumable`.
 
     text -> packed batch (`vocagnolm.packing`) -> losses of both models -> weights -> one update
 """
@@ -59,34 +59,34 @@ _NO_DATA = "train_dataset is missing: give documents, or the Blocks of prepare_d
 class VocAgnoTrainer(ResumableTrainer):
     """Trains a student on the tokens where it lags behind a teacher most (arXiv 2503.19123).
 
-    `VocAgnoTrainer(model=..., teacher=..., args=VocAgnoConfig(...), train_dataset=...)`, and
-    otherwise as any Trainer; the `data_collator`, if it is given, is a `PackedCollator`.
-    The update is the same for every split of a global batch into processes, accumulation steps and
-    micro-batches (with `selection_scope="sequence"`, the default, and not `unmapped="mean"`).
+    Use it as `VocAgnoTrainer(model=..., teacher=..., args=VocAgnoConfig(...), train_dataset=...)`,
+    and otherwise like any Trainer. A `data_collator` must be a `PackedCollator`. The update does
+    not depend on how the global batch is split into processes, accumulation steps and
+    micro-batches, except with `selection_scope="batch"` or `unmapped="mean"`.
 
     Args:
         model: the student: a hub name, a directory, or a model. A name is loaded in float32.
-        args: `TrainingArguments` with the settings of this trainer; those of the paper by default.
+        args: `TrainingArguments` with the settings of this trainer. The defaults are the paper's.
         train_dataset: documents (column `text`) or conversations (`messages`, or `prompt` and
-            `completion`) as a `datasets.Dataset` or a list of dicts, which are aligned and packed
-            here; or the `Blocks` of `prepare_dataset`. `eval_dataset` likewise, or a dict of them.
-        processing_class: the student's tokenizer, if it is not with the model.
-        teacher: a causal LM with any vocabulary, or several, by name or loaded, frozen and moved to
-            the student's device. Or a store's directory, or several; or, for `Blocks`, a
+            `completion`), as a `datasets.Dataset` or a list of dicts, to be aligned and packed; or
+            the `Blocks` of `prepare_dataset`. `eval_dataset` is the same, or a dict of them.
+        processing_class: the student's tokenizer, if it is not stored with the model.
+        teacher: one or more causal LMs with any vocabulary, by name or loaded. They are frozen and
+            moved to the student's device. Or one or more directories of stores; or, for `Blocks`, a
             `StoredTeacher`.
-        peft_config: adapters that are trained instead of the student's weights.
-        method: all settings of the method, or the name of one with the paper's settings, instead of
-            those in `args`.
-        objective: a method of your own, instead of the `method` in the settings.
-        assembled: what `vocagnolm.training.assembly.assemble` has made of a job, instead of models,
-            arguments and data.
+        peft_config: adapters to train instead of the student's weights.
+        method: all settings of the method, or the name of a method with the paper's settings. It
+            replaces the settings in `args`.
+        objective: your own method, in place of `method`.
+        assembled: a job from `vocagnolm.training.assembly.assemble`, in place of models, arguments
+            and data.
 
-    `predict` gives each row's sum of losses in nats as `predictions` and its label tokens as
-    `label_ids`: no logits.
+    `predict` returns no logits: `predictions` are the sums of the losses of each row, in nats, and
+    `label_ids` the numbers of label tokens.
     """
 
-    # `compute_loss` divides by the count of the whole optimizer step. Trainer would divide the loss
-    # of each micro-batch again, by the number of micro-batches.
+    # `compute_loss` divides by the count of the whole optimizer step. Without this attribute,
+    # Trainer would also divide each loss by the number of micro-batches.
     loss_is_scaled_for_ga = True
 
     @python_door
@@ -109,7 +109,7 @@ class VocAgnoTrainer(ResumableTrainer):
         teacher = kwargs.pop("teacher_model", teacher)
         args = own_copy(args, peft_config) if assembled is None else own_copy(assembled.job.args)
         method = resolve_method(args, method, objective)
-        # The command has assembled its job already, for the plan that it prints.
+        # The command line has already assembled the job, to print its plan.
         if assembled is None:
             if train_dataset is None and data_collator is None:
                 raise ValueError(_NO_DATA)
@@ -119,7 +119,7 @@ class VocAgnoTrainer(ResumableTrainer):
         if peft_config is not None:
             student = adapt(student, peft_config, args.seed)
         elif isinstance(student, nn.Module):
-            # A model may come with adapters of its own, which are held to the same rules.
+            # A model may already have adapters, to which the same rules apply.
             check_adapted(student)
         collator = make_collator(method, args, data_collator, assembled.train_dataset)
         kwargs |= {
@@ -133,8 +133,8 @@ class VocAgnoTrainer(ResumableTrainer):
         super().__init__(model=student, args=args, **kwargs)
         self.model: PreTrainedModel
         if use_cache is not None:
-            # Trainer turns it off in the configuration, and every model that is saved would keep
-            # that. Generation needs it, and no forward pass of training asks for it.
+            # Trainer sets use_cache to False in the configuration, and saved models would keep it.
+            # Generation needs the cache, and training never uses it.
             self.model.config.use_cache = use_cache
         self._prepare_student()
         source: OnlineTeacher | StoredTeacher | None = None
@@ -143,7 +143,7 @@ class VocAgnoTrainer(ResumableTrainer):
         if isinstance(teachers, Sequence):
             source = OnlineTeacher(teachers, self.args.device)
         self._method = method
-        # Widest sequences first: that changes the micro-batches, and so the order must not matter.
+        # Sorting sequences by width changes the micro-batches, so the split must not matter.
         self.orders_steps = method.splits_alike
         self._assembled = assembled
         self.settings = with_base(assembled.settings, student)
@@ -162,33 +162,33 @@ class VocAgnoTrainer(ResumableTrainer):
             self._check_packing(self.train_dataset, args.attend_across_documents)
 
     def _prepare_student(self) -> None:
-        """Let the student give token losses, and turn off what Trainer would do to them."""
+        """Make the student return token losses, and turn off what Trainer would do to them."""
         _check_student(self.model, self.optimizer)
         self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
-        # Trainer would drop the keys of a packed sequence, as they are not arguments of the model.
+        # Trainer would drop the keys of a packed sequence that are no arguments of the model.
         self.args.remove_unused_columns = False
-        # The filter hides NaNs, and costs a host-device sync per micro-batch.
+        # The filter hides NaNs, and needs a host-device sync per micro-batch.
         self.args.logging_nan_inf_filter = False
-        # The device is given, since FSDP2 moves the student only as training begins.
+        # The device is passed, because FSDP2 moves the student only when training begins.
         add_token_losses(self.model, self.args.device)
 
     def _check_packing(self, blocks: Blocks, crosses: bool) -> None:
-        """Reject attention by which packed documents see each other, or too short for a segment."""
+        """Reject attention that crosses packed documents, or is too short for a segment."""
         lengths = blocks.longest_segments(crosses)
         student_length, teacher_lengths = lengths[0], lengths[1:]
-        # A held-out document may be longer than all that are trained on.
+        # A held-out document may be longer than all training documents.
         if isinstance(self.eval_dataset, Blocks):
             eval_length = self.eval_dataset.longest_segments(crosses)[0]
             student_length = max(student_length, eval_length)
         check_packing(self.model, self.args.device, longest=student_length, crosses=crosses)
         for index, teacher in enumerate(self.online_teachers):
-            # A teacher that shares the student's tokens reads the student's rows.
+            # A teacher with the student's tokens reads the student's rows.
             length = teacher_lengths[index] if teacher_lengths else student_length
             check_packing(teacher, self.args.device, longest=length, crosses=crosses)
 
     @python_door
     def train(self, *args: Any, **options: Any) -> Any:
-        """Train, as `ResumableTrainer.train`; its errors name arguments."""
+        """Train like `ResumableTrainer.train`. Errors name Python arguments."""
         if not self._late:
             return super().train(*args, **options)
         from vocagnolm.training.served import asking
@@ -196,7 +196,7 @@ class VocAgnoTrainer(ResumableTrainer):
         models, job = self._assembled.models, self._assembled.job
         assert models
         assert models.server
-        # The directory of the run is claimed before the store of the answers is made in it.
+        # Claim the run's directory before the store of the answers is created in it.
         asked = asking(self._late, models.server, job, self.accelerator, self.preemption)
         with self.claiming(), asked as keep_answers:
             self.add_callback(keep_answers)
@@ -207,26 +207,26 @@ class VocAgnoTrainer(ResumableTrainer):
 
     @python_door
     def evaluate(self, eval_dataset: Any = None, *args: Any, **options: Any) -> dict[str, float]:
-        """Evaluate on packed sequences, or on documents as the constructor takes them."""
+        """Evaluate on packed sequences, or on documents like those of the constructor."""
         return super().evaluate(self._packed(eval_dataset, "eval_dataset"), *args, **options)
 
     @python_door
     def predict(self, test_dataset: Any, *args: Any, **options: Any) -> Any:
-        """Give the sums of losses of packed sequences, or of documents."""
+        """Return the sums of losses of packed sequences or documents."""
         return super().predict(self._packed(test_dataset, "test_dataset"), *args, **options)
 
     def _packed(self, dataset: Any, name: str) -> Any:
-        """Align and pack documents that are given late; what is packed already stays."""
+        """Align and pack documents; packed sequences stay as they are."""
         if dataset is None or isinstance(dataset, Blocks):
             return dataset
-        # The import needs `datasets`, which a machine for timings may lack.
+        # This import needs `datasets`, which a machine that only measures speed may lack.
         from vocagnolm.training.assembly import pack_late
 
         return pack_late(self._assembled, dataset, name)
 
     @property
     def _late(self) -> Any:
-        """Where the losses of the sequences come from while it trains; None if they are there."""
+        """Return the source of losses that arrive during training; None if all losses are there."""
         return getattr(self.train_dataset, "late", None)
 
     @property
@@ -236,11 +236,11 @@ class VocAgnoTrainer(ResumableTrainer):
         return teacher.models if isinstance(teacher, OnlineTeacher) else []
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
-        """Make a new student that gives token losses, for `model_init`."""
+        """Make a new student that returns token losses, for `model_init`."""
         return add_token_losses(super().call_model_init(trial), self.args.device)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Copy pinned batches while the device works, where there is a GPU."""
+        """On a GPU, copy pinned batches while the device works."""
         if self.args.dataloader_pin_memory and self.args.device.type == "cuda":
             accelerator: Any = self.args.accelerator_config
             accelerator.non_blocking = True
@@ -249,16 +249,16 @@ class VocAgnoTrainer(ResumableTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[dict[str, Any]], Tensor | None]:
-        """Fetch the micro-batches of an optimizer step; count its divisor, over all processes."""
-        # A run may be resumed at its end, where Trainer alone would take one more step.
+        """Fetch the micro-batches of a step, and count its divisor over all processes."""
+        # If a run is resumed at its end, Trainer would make one more step.
         if self.state.global_step >= self.state.max_steps:
             return [], None
-        # A warm-up changes the share of the tokens from step to step.
+        # With a warm-up of top_k, the share of the tokens changes from step to step.
         method = self._method.at_step(self.state.global_step, self.state.max_steps)
         self.objective = replace(self.objective, method=method)
-        # The parent class would count and gather labels on the device, in addition.
+        # The parent class is not called, because it would count and gather labels on the device.
         batches = self._fetch(lambda: list(itertools.islice(epoch_iterator, num_batches)))
-        # The collator has counted on the host. The tensor is filled on the device, since a copy
+        # The collator has counted on the host. `torch.full` fills the tensor on the device: a copy
         # from the host would wait for the last update.
         tokens = sum(self.objective.divisor_tokens(batch) for batch in batches)
         process_tokens = torch.full((), tokens, device=device)
@@ -266,7 +266,7 @@ class VocAgnoTrainer(ResumableTrainer):
         return batches, all_tokens
 
     def _fetch(self, fetch: Callable[[], list[Any]]) -> list[Any]:
-        """Fetch batches; where they need a server, all processes get theirs or all end."""
+        """Fetch batches. If they need a server, either all processes get theirs, or all end."""
         if not self._late:
             return fetch()
         from vocagnolm.training.served import fetch_together
@@ -281,8 +281,8 @@ class VocAgnoTrainer(ResumableTrainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Eq. 3: this micro-batch's share of the weighted mean loss, times the processes."""
-        # DDP and FSDP average gradients over processes. Multiplying by their number makes the sum
-        # of all shares the mean over the global batch. Gradient flows to the student only.
+        # DDP and FSDP average gradients over processes. Multiplied by their number, the shares add
+        # up to the mean over the global batch. Only the student gets a gradient.
         assert isinstance(num_items_in_batch, Tensor)
         share = self.accelerator.num_processes / num_items_in_batch.clamp(min=1)
         if self.objective.method.distance:
@@ -294,13 +294,13 @@ class VocAgnoTrainer(ResumableTrainer):
         return (loss, {}) if return_outputs else loss
 
     def _weighted(self, model: nn.Module, inputs: Batch) -> Tensor:
-        """Eq. 3: the sum of the losses of the tokens that are trained on."""
+        """Eq. 3: the weighted sum of the losses of a micro-batch."""
         teacher, block_B = None, inputs["block"]
         if self.objective.method.choice == "guided":
-            # The teacher reads first, so that its activations are gone before the student's come.
+            # The teacher runs first, so its activations are freed before the student runs.
             with self.throughput.teacher() if self.online_teachers else nullcontext():
                 teacher = self.objective.teacher_losses(inputs)
-        # Only tokens that may get a weight need gradients of the head.
+        # Only tokens that may get a weight need gradients from the head.
         used = self._count_tokens(inputs)
         own_weights = self.objective.own_weights(inputs, teacher)
         loss_sum: Tensor | None = None
@@ -308,7 +308,7 @@ class VocAgnoTrainer(ResumableTrainer):
         if own_weights is None:
             loss_BS = self._student_losses(model, inputs, weighted_tokens=used)
         else:
-            # One pass of the head makes the losses, weighs them and makes their gradients.
+            # One pass of the head computes the losses, the weights and the gradients.
             one_pass = own_weights.losses
             loss_sum, loss_BS = self._student_losses(model, inputs, instead=one_pass)
         guidance = self.objective.select(loss_BS, inputs, teacher)
@@ -333,11 +333,11 @@ class VocAgnoTrainer(ResumableTrainer):
         return cast(Tensor, total)
 
     def _count_tokens(self, inputs: Batch) -> int:
-        """Count the tokens that models read, and return the student's that get a weight."""
+        """Count the tokens that models read; return how many student tokens may get a weight."""
         used = self.objective.weighted_tokens(inputs)
         self.throughput.count(0, inputs["position_ids"], inputs["labels"], used)
         if self.online_teachers:
-            # A distance makes its own product with the teacher's head, and none in its forward
+            # A distance computes its own product with the teacher's head, outside of the forward
             # pass.
             head_tokens = None if self.objective.method.distance is None else 0
             for index, rows in enumerate(self.objective.teacher_rows(inputs), start=1):
@@ -346,10 +346,12 @@ class VocAgnoTrainer(ResumableTrainer):
 
     @torch.no_grad()
     def token_guidance(self, batch: Batch) -> TokenGuidance:
-        """Decide over every token of a batch, as the student is now; trains nothing.
+        """Weight every token of a batch with the student as it is now, without training.
 
-        Every process has to call it, with a batch of its own or the same. A ValueError where no
-        token is chosen by a teacher.
+        Every process must call this, with the same batch or one of its own.
+
+        Raises:
+            ValueError: the method does not choose tokens by a teacher.
         """
         inputs = cast(Batch, self._prepare_inputs(dict(batch)))
         teacher = self.objective.teacher_losses(inputs)
@@ -365,7 +367,7 @@ class VocAgnoTrainer(ResumableTrainer):
         return self.objective.select(loss_BS, inputs, teacher)
 
     def _prepare_inputs(self, inputs: Any) -> dict[str, Any]:
-        """Move a batch to the device, if its ids are in the vocabularies that read it."""
+        """Check that the models have embeddings for a batch's ids, and move it to the device."""
         largest_ids = inputs["largest_ids"]
         _check_vocabulary(self.model, largest_ids[0])
         for index, teacher in enumerate(self.online_teachers, start=1):
@@ -378,23 +380,23 @@ class VocAgnoTrainer(ResumableTrainer):
 
     def _student_losses(self, model: nn.Module, inputs: Batch, **options: object) -> Any:
         """Eq. 1 for every student token [B, S]; see `add_token_losses` for the options."""
-        # The losses come through the wrapped module's own forward. Any other method of it would
-        # make DDP skip its all-reduce, silently.
+        # Losses must come from the wrapped module's forward: with any other method, DDP would
+        # silently skip its all-reduce.
         options |= {name: inputs[name] for name in ("input_ids", "position_ids", "labels")}
         options |= {"segments": student_segments(inputs), "label_tokens": label_tokens(inputs)}
         return model(**options, token_losses=True)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Return 0 where `store_flos` counts, or else Trainer's estimate of the student's FLOPs."""
+        """Return 0 if `store_flos` counts, else Trainer's estimate of the student's FLOPs."""
         return 0 if self.throughput.counts_flops else super().floating_point_ops(inputs)
 
     def store_flos(self) -> None:
-        """Add the FLOPs of student and teachers since the last call, as the MFU counts them."""
+        """Add the FLOPs of student and teachers since the last call, counted as for the MFU."""
         self.current_flos += int(self.throughput.new_flops())
         super().store_flos()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add how fast the run was since the last log."""
+        """Add the speed since the last log."""
         if "loss" in logs:
             logs |= self.throughput.read()
         super().log(logs, start_time)
@@ -406,18 +408,18 @@ class VocAgnoTrainer(ResumableTrainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[None, Tensor, Tensor]:
-        """Return the sum of the plain losses and the number of label tokens of every row."""
-        # Trainer averages batch losses with equal weights; gathering the rows' sums instead gives
-        # the loss per token, and drops the rows that pad the last batch.
+        """Return the sum of the unweighted losses and the number of label tokens of every row."""
+        # Trainer averages the losses of batches with equal weights. Gathering the sums of rows
+        # instead gives the loss per token, and drops the rows that pad the last batch.
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             loss_BS = self._student_losses(model, cast(Batch, inputs))
         return None, loss_BS.sum(-1), (inputs["labels"] != IGNORED_LABEL).sum(-1)
 
     def _mean_token_losses(self, rows: EvalPrediction) -> dict[str, float]:
-        """Return the plain loss per token of all rows, and of each corpus if there are several.
+        """Return the unweighted loss per token of all rows, and of each corpus of several.
 
-        `tokens` is their number, which is the same in every run that is evaluated on these texts.
+        `tokens` is their number. All runs that are evaluated on these texts have the same.
         """
         loader = self.callback_handler.eval_dataloader
         assert loader is not None
@@ -426,7 +428,7 @@ class VocAgnoTrainer(ResumableTrainer):
         rows_by_name = {"loss": slice(None)}
         parts = getattr(loader.dataset, "parts", {})
         if len(parts) > 1:
-            # The rows of each corpus follow those of the one before.
+            # Rows are ordered by corpus.
             first = 0
             for name, size in parts.items():
                 rows_by_name[f"{name}_loss"] = slice(first, first + size)
@@ -440,7 +442,7 @@ class VocAgnoTrainer(ResumableTrainer):
 
 
 def _check_vocabulary(model: nn.Module, largest_id: int) -> None:
-    """Reject token ids that the embeddings of a model do not have."""
+    """Reject token ids for which a model has no embedding."""
     config = inner_model(model).config
     vocabulary_size = config.get_text_config().vocab_size
     if largest_id >= vocabulary_size:
@@ -452,7 +454,7 @@ def _check_vocabulary(model: nn.Module, largest_id: int) -> None:
 
 
 def _check_student(model: PreTrainedModel, optimizer: torch.optim.Optimizer | None) -> None:
-    """Warn about weights in 16 bits; reject an optimizer that holds those of another model."""
+    """Warn about weights in 16 bits, and reject an optimizer of another model's weights."""
     if model.dtype in (torch.bfloat16, torch.float16):
         logger.warning(
             "the student's weights are %s, which loses small updates: load it in float32 and set "

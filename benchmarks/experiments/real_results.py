@@ -1,7 +1,7 @@
 """The tables and figures of `real`, from `real.jsonl`.
 
     python -m benchmarks.experiments.real_results            # print the tables
-    python -m benchmarks.experiments.real_results --write    # into docs/results.md, too
+    python -m benchmarks.experiments.real_results --write    # into README and docs/results.md, too
 
 Run in the repository's root; nothing is trained. A table has one student, teacher, number of tokens
 and learning rate. `docs/images/make.py` draws the figures.
@@ -18,13 +18,17 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.experiments import plots, real_pages
+from benchmarks.experiments import plots
 from benchmarks.experiments.real import MODELS, RESULTS, RULES
 from vocagnolm.report.plots import COLORS, draw_curves, new_plot
 
 # What the runs of a table have in common.
 GROUP = ("student", "teacher", "tokens", "learning_rate")
-WORLDS = {"noisy": "wrong solutions", "mixed": "code and boilerplate", "clean": "clean pages"}
+WORLDS = {
+    "noisy": "wrong solutions",
+    "mixed": "code and boilerplate",
+    "clean": "nothing wrong",
+}
 LABELS = {
     "accept": "acceptance",
     "share": "share, top 40 %",
@@ -33,6 +37,12 @@ LABELS = {
     "shuffled": "acceptance, shuffled",
     "random": "a random 40 %",
     "cpt": "CPT, packed without a teacher",
+}
+KINDS = {
+    "gsm8k": "GSM8K",
+    "math": "MATH",
+    "planetmath": "PlanetMath",
+    "textbooks": "textbooks",
 }
 CURVES = {"const": "equal weights", "paper": "the paper's: max, top 40 %", "accept": "acceptance"}
 STEP_TOKENS = 4096
@@ -69,13 +79,13 @@ class Results:
                 differences.append(nats(row, kind) - nats(equal, kind))
         return differences
 
-    def cell(self, world: str, rule: str) -> str:
-        """Return the mean of the differences and the least and the largest of them."""
-        values = self.differences(world, rule)
+    def cell(self, world: str, rule: str, kind: str | None = None) -> str:
+        """Return the mean of the differences and, of several, the least and the largest."""
+        values = self.differences(world, rule, kind)
         if not values:
             return ""
         mean = signed(statistics.mean(values))
-        return f"{mean} ({signed(min(values))} to {signed(max(values))})"
+        return f"{mean} ({signed(min(values))} to {signed(max(values))})" if values[1:] else mean
 
 
 def nats(row: Row, kind: str | None = None) -> float:
@@ -84,8 +94,9 @@ def nats(row: Row, kind: str | None = None) -> float:
 
 
 def signed(value: float) -> str:
-    """Return a difference with four digits and without the zero before the point."""
-    return f"{value:+.4f}".replace("0.", ".", 1)
+    """Return a difference with three digits and without the zero before the point."""
+    # Zero is added so that no rounded value is a negative zero.
+    return f"{round(value, 3) + 0.0:+.3f}".replace("0.", ".", 1)
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -121,15 +132,33 @@ def rules_table(results: Results) -> str:
 
 
 def kinds_table(results: Results, world: str) -> str:
-    """Return all rules on each kind of held-out text, as means of the differences."""
+    """Return nats per character of each kind of held-out text, of all rules in a world.
+
+    The student as it was and equal weights have their losses; the others have the differences from
+    equal weights of the same seed.
+    """
     rows = []
+    start = [row for row in read_rows(RESULTS) if row["rule"] == "start"]
+    for label, runs in (("before", start[:1]), ("equal weights", results.runs(world, "const"))):
+        cells = [
+            f"{statistics.mean(nats(row, kind) for row in runs):.3f}" for kind in KINDS if runs
+        ]
+        if cells:
+            rows.append([f"{label} ({len(runs)})", *cells])
     for rule, label in LABELS.items():
-        cells = []
-        for kind in real_pages.KINDS:
-            values = results.differences(world, rule, kind)
-            cells.append(signed(statistics.mean(values)) if values else "")
-        rows.append([label, *cells])
-    return plots.markdown_table([f"rule, {WORLDS[world]}", *real_pages.KINDS], rows)
+        cells = [results.cell(world, rule, kind) for kind in KINDS]
+        if any(cells):
+            rows.append([f"{label} ({len(results.differences(world, rule))})", *cells])
+    return plots.markdown_table(["rule (seeds)", *KINDS.values()], rows)
+
+
+def page_tables(results: Results) -> str:
+    """Return a table for each world that has runs."""
+    tables = []
+    for world, title in WORLDS.items():
+        if results.runs(world, "const"):
+            tables.append(f"Pages with {title}:\n\n{kinds_table(results, world)}")
+    return "\n\n".join(tables)
 
 
 def losses_table(path: Path = RESULTS) -> str:
@@ -139,25 +168,30 @@ def losses_table(path: Path = RESULTS) -> str:
         if row["rule"] in (*MODELS, "const"):
             name = f"{row['rule']}, {row['world']}, seed {row['seed']}, {row['learning_rate']:g}"
             rows.append([name, *(f"{value:.4f}" for value in row["nats"].values())])
-    return plots.markdown_table(["model", *real_pages.KINDS], rows)
+    return plots.markdown_table(["model", *KINDS.values()], rows)
 
 
 def draw_rules(results: Results) -> Any:
-    """Draw a dot for each seed of each rule."""
+    """Draw a dot for each seed of each rule and kind of text, for pages with wrong solutions."""
     rules = [rule for rule in LABELS if results.runs("noisy", rule)]
-    figure, panels = new_plot(7, 0.3 * len(rules) + 1, columns=len(WORLDS), sharey=True)
-    for axes, (world, title) in zip(panels, WORLDS.items(), strict=True):
+    figure, panels = new_plot(7, 0.3 * len(rules) + 1, columns=len(KINDS), sharex=True, sharey=True)
+    for axes, (kind, title) in zip(panels, KINDS.items(), strict=True):
         axes.axvline(0, color=axes.spines["left"].get_edgecolor(), linewidth=0.8)
         for place, rule in enumerate(rules):
-            values = results.differences(world, rule)
+            values = results.differences("noisy", rule, kind)
             color = COLORS[0] if rule == "accept" else COLORS[-1]
             axes.plot(values, [place] * len(values), "o", color=color, markersize=4, alpha=0.7)
         axes.set_title(title, fontsize=9, loc="left")
         axes.set_yticks(range(len(rules)), [LABELS[rule] for rule in rules])
         axes.grid(axis="x", linewidth=0.3)
-    panels[0].invert_yaxis()
+    panels[0].set_ylim(len(rules) - 0.5, -0.5)
     panels[1].set_xlabel("nats per character, less equal weights; a dot is a seed", fontsize=8)
     return figure
+
+
+def has_curves(results: Results) -> bool:
+    """True if the runs have logged their held-out loss as they went."""
+    return any(row.get("held_out_loss") for row in results.rows.values())
 
 
 def draw_losses(results: Results) -> Any:
@@ -177,17 +211,17 @@ def draw_losses(results: Results) -> Any:
 def main() -> None:
     """Print the tables, and write the main one."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="into docs/results.md")
+    parser.add_argument("--write", action="store_true", help="into README and docs/results.md")
     arguments = parser.parse_args()
     groups = read_results()
     for (student, teacher, tokens, rate), results in groups.items():
         sys.stdout.write(f"\n{student} <- {teacher}, {tokens:,} tokens, learning rate {rate:g}\n\n")
         sys.stdout.write(f"{rules_table(results)}\n")
-        for world in WORLDS:
-            sys.stdout.write(f"\n{kinds_table(results, world)}\n")
+        sys.stdout.write(f"\n{page_tables(results)}\n")
     sys.stdout.write(f"\n{losses_table()}\n")
     if arguments.write:
-        plots.write_between("real", plots.PAGE, rules_table(largest()))
+        for page in (Path("README.md"), plots.PAGE):
+            plots.write_between("real", page, page_tables(largest()))
 
 
 if __name__ == "__main__":
