@@ -1,15 +1,15 @@
 """Token-level lexical alignment: which teacher tokens cover each student token.
 
-This module is also the alignment as a library, for other trainers. It needs NumPy alone, and a
-tokenizer of `tokenizers` or transformers:
+Other trainers can use this module as a library. It needs only NumPy and a tokenizer of `tokenizers`
+or transformers:
 
     encode             a text -> ids and spans of characters
-    encode_ids         given ids, such as sampled ones, and their text -> spans
-    add_end            spans -> spans with the token that ends the text
+    encode_ids         ids, such as sampled ones, and their text -> spans
+    add_end            spans -> spans with an end token
     align_spans        two models' spans -> the teacher tokens that cover each student token
-    covered_shares     how much of each lies in the student token
-    aggregate_losses   a teacher's losses -> one for each student token (Eq. 2)
-    chunk_credit       two models' losses -> one advantage for each student token
+    covered_shares     how much of each teacher token lies in the student token
+    aggregate_losses   a teacher's losses -> one per student token (Eq. 2)
+    chunk_credit       two models' losses -> one advantage per student token
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,21 +36,21 @@ __all__ = [
 def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
     """Find the teacher tokens that cover every student token (Algorithm 1), in O(N log M).
 
-    Two binary searches per student token find the first teacher token that ends after its start,
-    and the last one that starts before its end. From the one to the other is the smallest range of
-    teacher tokens that covers the student token: all of its characters (an IoS of 100 %) where the
-    teacher's spans have no gaps.
+    For each student token, two binary searches find the first teacher token that ends after its
+    start and the last one that starts before its end. These are the ends of the smallest range of
+    teacher tokens that covers it. If the teacher's spans have no gaps, the range covers all of its
+    characters (an IoS of 100 %).
 
     Args:
-        student_spans: int64 [N, 2], half-open spans of characters, as `encode` gives them.
+        student_spans: int64 [N, 2], half-open spans of characters, from `encode`.
         teacher_spans: int64 [M, 2], of the same text.
 
     Returns:
-        int64 [N, 2], half-open ranges of teacher tokens; (-1, -1) where no teacher token covers
-        any character of the student token.
+        int64 [N, 2], half-open ranges of teacher tokens; (-1, -1) if no teacher token covers any
+        character of the student token.
 
     Raises:
-        ValueError: starts or ends decrease, and the search would be silently wrong.
+        ValueError: starts or ends decrease, so the search would be silently wrong.
 
     Examples:
         >>> student = np.array([[0, 3], [3, 5], [5, 6]])  # "a+b", "=c", "!"
@@ -68,7 +68,7 @@ def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
 
 
 def find_ranges(student_spans: Spans, teacher_spans: Spans) -> Spans:
-    """Find what `align_spans` does, in spans that are known to be in order."""
+    """Do what `align_spans` does, without checking the order."""
     # text       a + b = c !
     # student    0 0 0 1 1 2        starts 0 3 5, ends 3 5 6
     # teacher    0 1 1 1 2          first that ends after a start: 0 1 3
@@ -76,10 +76,10 @@ def find_ranges(student_spans: Spans, teacher_spans: Spans) -> Spans:
     ranges = np.empty((len(student_spans), 2), dtype=np.int64)
     ranges[:, 0] = teacher_spans[:, 1].searchsorted(student_spans[:, 0], side="right")
     ranges[:, 1] = teacher_spans[:, 0].searchsorted(student_spans[:, 1], side="left")
-    # Both searches leave out tokens that only touch: spans are half-open. A student token in a gap
-    # of the teacher's therefore gets an empty range, or one that ends before it begins.
+    # Spans are half-open, so both searches leave out tokens that only touch. A student token in a
+    # gap of the teacher's spans gets an empty range, or one that ends before it begins.
     is_unmapped = ranges[:, 0] >= ranges[:, 1]
-    # As a rule there is none, and the assignment would cost as much as a search.
+    # Usually there is none, and the assignment would cost as much as a search.
     if np.count_nonzero(is_unmapped):
         ranges[is_unmapped] = UNMAPPED
     return ranges
@@ -88,13 +88,13 @@ def find_ranges(student_spans: Spans, teacher_spans: Spans) -> Spans:
 def covered_shares(
     student_spans: Spans, teacher_spans: Spans, ranges: Spans
 ) -> npt.NDArray[np.float32]:
-    """Measure the share of each teacher token's characters that lie in a student token.
+    """Return the share of each teacher token's characters that lie in a student token.
 
-    Of a range of `align_spans` all tokens but the first and the last lie inside the student token,
-    so three numbers hold it: float32 [N, 3], for the first token, those between (one share, of
-    their characters as a whole), and the last; 1.0 where there is none. A character that m student
-    tokens share, as the bytes of an emoji do, counts 1 / m for each, so that the shares of a
-    teacher token add up to 1 over the student tokens.
+    In a range of `align_spans`, all tokens but the first and the last lie inside the student token.
+    So three shares per range are enough, float32 [N, 3]: of the first token, of all tokens in
+    between, and of the last. If a range has no such tokens, the share is 1.0. A character that m
+    student tokens share, such as an emoji in several byte tokens, counts 1 / m for each. The shares
+    of a teacher token over all student tokens therefore add up to 1.
 
     >>> student, teacher = np.array([[0, 2], [2, 6]]), np.array([[0, 4], [4, 5], [5, 7]])
     >>> covered_shares(student, teacher, align_spans(student, teacher)).tolist()
@@ -103,16 +103,16 @@ def covered_shares(
     shares = np.ones((len(ranges), 3), np.float32)
     if not len(teacher_spans):
         return shares
-    # Most tokens hold all of their range, and their shares stay 1.0. Only the others are measured:
-    # they begin or end inside a teacher token, or share a character with a neighbour. A student
-    # token that starts before the one before it ends shares with it, so both are marked.
+    # Most student tokens contain all of their range, and their shares stay 1.0. The others begin or
+    # end inside a teacher token, or share a character with a neighbour. If a student token starts
+    # before the previous one ends, they share a character, and both are marked.
     goes_back = student_spans[1:, 0] < student_spans[:-1, 1]
     is_part = np.append(goes_back, False) | np.append(False, goes_back)
-    # Unmapped tokens read any teacher token here, since -1 is an index too, and are dropped below.
+    # Unmapped tokens read the last teacher token here, at index -1, and are dropped below.
     is_part |= teacher_spans[ranges[:, 0], 0] < student_spans[:, 0]
     is_part |= teacher_spans[np.maximum(ranges[:, 1] - 1, 0), 1] > student_spans[:, 1]
     part = np.flatnonzero(is_part & (ranges[:, 0] != UNMAPPED))
-    # Measure text by what each character counts, 1 / (the student tokens that share it):
+    # Each character counts 1 / (the number of student tokens that share it):
     #
     #     student      [0, 1)  [1, 2)  [1, 2)  [2, 4)      bytes of one character in the middle
     #     characters     0       1       2       3
@@ -121,17 +121,17 @@ def covered_shares(
     characters = max(student_spans[-1, 1], teacher_spans[-1, 1]) + 1
     position = np.arange(characters, dtype=np.float64)
     if goes_back.any():
-        # Tokens that have begun, less those that have ended, are those that hold a character. One
-        # that no student token holds counts 1, so that nothing is divided by 0.
+        # The tokens that contain a character are those that have begun minus those that have ended.
+        # A character that is in no student token counts 1, to avoid a division by 0.
         begun = np.bincount(student_spans[:, 0], minlength=characters)
         ended = np.bincount(student_spans[:, 1], minlength=characters)
         sharing = (begun - ended).cumsum()[:-1]
         position[1:] = np.cumsum(1 / np.maximum(sharing, 1))
     (starts, ends), (first, last) = student_spans[part].T, ranges[part].T
     tokens = last - first
-    # Each column of the shares stands for the teacher tokens from one to another, both inclusive,
-    # and is there in ranges of at least so many tokens: the first is always there, the last from
-    # two tokens on, and something between them from three on.
+    # Each column is for the teacher tokens from one to another, both inclusive, and exists only in
+    # ranges with enough tokens: the first always, the last from two tokens on, and those in
+    # between from three tokens on.
     columns = ((first, first, 1), (first + 1, last - 2, 3), (last - 1, last - 1, 2))
     for column, (from_token, to_token, fewest) in enumerate(columns):
         there = tokens >= fewest
@@ -140,7 +140,7 @@ def covered_shares(
         covered_begin = np.maximum(begin, starts[there])
         covered_end = np.minimum(end, ends[there])
         covered = position[covered_end] - position[covered_begin]
-        # A teacher token without characters counts as a whole, and must not divide by 0.
+        # A teacher token without characters has the share 1.0, without a division by 0.
         whole = np.maximum(end - begin, 1)
         shares[part[there], column] = np.where(end > begin, covered / whole, 1.0)
     return shares
@@ -154,7 +154,7 @@ def align_positions(student_tokens: int, teacher_tokens: int) -> Spans:
     """
     first = np.arange(student_tokens, dtype=np.int64)
     ranges = np.stack([first, first + 1], axis=-1)
-    # Where the teacher has fewer tokens, the rest of the student's have no partner.
+    # If the teacher has fewer tokens, the student's other tokens have no partner.
     ranges[teacher_tokens:] = UNMAPPED
     return ranges
 

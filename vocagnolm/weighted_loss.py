@@ -1,8 +1,8 @@
-"""Sums up weighted token losses, Eq. (3), where each weight follows from the token's own losses.
+"""Sum weighted token losses, Eq. (3), if each weight depends only on the token's own losses.
 
-Then a tile of logits tells all: the losses, their weights and the gradient of their weighted sum.
-It is made once, in the forward pass, and backward only multiplies the gradient: three products
-with the head, where losses that others have to be compared with take four.
+A tile of logits then gives the losses, their weights and the gradient of the weighted sum. It is
+computed once, in the forward pass, and the backward pass only scales the gradient. This takes three
+products with the head. If weights depend on other tokens, it takes four.
 
 Shapes: B sequences, S positions, N = B * S rows, M tokens with a label, K of them in a tile, D
 hidden size, V vocabulary.
@@ -27,9 +27,9 @@ from vocagnolm.token_loss import by_predicted_token
 
 
 class OwnWeights(NamedTuple):
-    """The tokens with a label, int64 places in the flat batch, and what weighs each of them.
+    """The tokens with a label, as int64 indices in the flat batch, and a function of their weights.
 
-    `weigh` gets the losses of some tokens, float32 [K], and their places, and returns their
+    `weigh` gets the losses of some tokens, float32 [K], and their indices, and returns their
     weights, float32 [K]. It is called once for every token, outside of autograd.
     """
 
@@ -37,10 +37,10 @@ class OwnWeights(NamedTuple):
     weigh: Callable[[Tensor, Tensor], Tensor]
 
     def losses(self, hidden_BSD: Tensor, targets_BS: Tensor, head: Head) -> tuple[Tensor, Tensor]:
-        """Return the sum of weight x loss, which alone has a gradient, and the losses [B, S].
+        """Return the sum of weight x loss, with a gradient, and the losses [B, S], without one.
 
-        Both are float32. It is called within the student's forward (`instead` of
-        `add_token_losses`). The gradient can be taken once: a second backward pass is an error.
+        Both are float32. This runs within the student's forward, as the `instead` of
+        `add_token_losses`. Only one backward pass is possible: a second one is an error.
         """
         total, loss_BS = _WeightedLoss.apply(  # type: ignore[no-untyped-call]
             hidden_BSD.flatten(0, 1),
@@ -66,29 +66,29 @@ class _WeightedLoss(torch.autograd.Function):
         tokens: OwnWeights,
         with_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
-        # Weight and bias are the head's. They are arguments of their own because autograd sees
-        # tensors among the arguments, and not those in a tuple.
+        # The head's weight and bias are separate arguments, because autograd does not see tensors
+        # inside a tuple.
         head, targets_N = head.cast(), targets_BS.flatten()
-        # `needs_input_grad` does not know of `torch.no_grad`, under which gradients would be made
-        # and thrown away.
+        # `needs_input_grad` ignores `torch.no_grad`, under which gradients would be computed for
+        # nothing.
         needed = [need and with_gradient for need in ctx.needs_input_grad[:3]]
         gradients = HeadGradients(needed, hidden_ND, head)
-        # A token with a label that is left out keeps NaN, so that no one takes its loss for real.
+        # A token with a label that is left out stays NaN, so nobody takes its loss for a real one.
         loss_N = hidden_ND.new_full((len(targets_N),), torch.nan, dtype=head.sum_dtype)
         loss_N.masked_fill_(targets_N == IGNORED_LABEL, 0.0)
         weight_N = torch.zeros_like(loss_N, dtype=torch.float32)
         rows = trained_rows_per_tile(len(tokens.token_M), head)
         tile_KV = head.tile(rows)
         with torch.autocast(hidden_ND.device.type, enabled=False):
-            # `torch.split` gives one empty part of an empty tensor, which the slice removes.
+            # `torch.split` splits an empty tensor into one empty part, which the slice removes.
             for token_K in torch.split(tokens.token_M, rows)[: len(tokens.token_M)]:
-                # The distribution of a token is made at the place before it. No first token of a
-                # segment has a label, so the place before is in the same row.
+                # The position before a token predicts it. The first token of a segment has no
+                # label, so the position before is in the same row.
                 row_K = token_K - 1
                 target_K1 = targets_N[row_K, None]
                 hidden_KD = hidden_ND[row_K].to(head.dtype)
                 logits_KV = head.logits(hidden_KD, tile_KV)
-                # The slope is read now, as the next line overwrites the logits.
+                # Compute the slope first, because the next line overwrites the logits.
                 slope_KV = head.slope(logits_KV) if any(needed) else None
                 log_p_KV = log_softmax_(logits_KV)
                 loss_K = -log_p_KV.gather(-1, target_K1)[:, 0]
@@ -107,9 +107,9 @@ class _WeightedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: object) -> tuple[Tensor | None, ...]:
-        # The gradient of the sum is one number. It multiplies in place what was made in forward, as
-        # a second tensor of the head's size would be the largest of all. Autograd notices a second
-        # backward pass, which would find the product.
+        # The gradient of the sum is one number. It scales the saved gradients in place, because a
+        # second tensor of the head's size would be the largest of all. Autograd reports a second
+        # backward pass, which would read the scaled gradients.
         factor = grad / SPREAD
         sums = (None if sums is None else sums.mul_(factor) for sums in ctx.saved_tensors)
         return *sums, *[None] * 4
