@@ -138,7 +138,9 @@ def kinds_table(results: Results, world: str) -> str:
     equal weights of the same seed.
     """
     rows = []
-    start = [row for row in read_rows(RESULTS) if row["rule"] == "start"]
+    student = results.runs(world, "const")[0]["student"]
+    rows_of_student = [row for row in read_rows(RESULTS) if row["student"] == student]
+    start = [row for row in rows_of_student if row["rule"] == "start"]
     for label, runs in (("before", start[:1]), ("equal weights", results.runs(world, "const"))):
         cells = [
             f"{statistics.mean(nats(row, kind) for row in runs):.3f}" for kind in KINDS if runs

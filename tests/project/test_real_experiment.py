@@ -15,6 +15,7 @@ from vocagnolm.demo.methods import TEACHER
 from vocagnolm.demo.run import STUDENT_TOKENIZER
 from vocagnolm.io import ASSETS
 
+ROOT = Path(__file__).resolve().parents[2]
 TOKENS = 3 * 4096
 WORDS = 50  # of a document
 
@@ -91,3 +92,10 @@ def test_rules_are_compared_at_their_tiniest_size(
     (difference,) = results.differences("noisy", "accept", "math")
     assert difference == rows["accept"]["nats"]["math"] - rows["const"]["nats"]["math"]
     assert "acceptance, shuffled" in real_results.rules_table(results)
+
+
+def test_pages_show_the_results_as_they_are() -> None:
+    tables = real_results.page_tables(real_results.largest())
+    assert "| acceptance (" in tables
+    for page in ("README.md", "docs/results.md"):
+        assert tables in (ROOT / page).read_text(encoding="utf-8")
