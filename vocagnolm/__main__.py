@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from vocagnolm.cli import Parser, run_script, shell
 
-# Each name stands for the module with `main(argv)`, and one line of help.
+# Each name stands for a module with `main(argv)` and for one line of help.
 COMMANDS = {
     "audit": (
         "vocagnolm.report.audit",
@@ -30,8 +30,8 @@ COMMANDS = {
     "score": ("vocagnolm.store.score", "Write or verify a store of teacher losses"),
     "train": ("vocagnolm.run.main", "Continually pretrain a student"),
 }
-# Several processes share the work of these commands. Their modules have a `check(argv)` that needs
-# no torch.
+# Several processes share the work of these commands. Their modules have a `check(argv)` that does
+# not import torch.
 _SHARED = ("evaluate", "score", "train")
 
 
@@ -39,7 +39,8 @@ _SHARED = ("evaluate", "score", "train")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, which reads the rest of the command line itself."""
     argv = sys.argv[1:] if argv is None else argv
-    # argparse's own list of subcommands would need the parser of each, and so the import of all.
+    # argparse's own subcommands would need the parser of every command, and so would import all of
+    # them.
     description = "Teacher-guided continual pretraining:"
     for name, (_, sentence) in COMMANDS.items():
         description += f"\n  {name:10}{sentence}"
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Only the first word is read here: --help after a command is the command's.
     command = parser.parse_args(argv[:1]).command
     command_argv = argv[1:]
-    # The import waits until the command is known, because it takes seconds.
+    # Import the module only when the command is known, because importing takes seconds.
     module = importlib.import_module(COMMANDS[command][0])
     if command in _SHARED and any(word.startswith("--accelerate_config") for word in command_argv):
         from vocagnolm.launch import launch
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _version() -> str:
-    """Return the version of the package; a checkout may be used without being installed."""
+    """Return the version of the package, or of a checkout that is not installed."""
     try:
         return version("vocagnolm")
     except PackageNotFoundError:

@@ -1,8 +1,8 @@
-"""Attention that reads where documents end in packed rows, instead of a mask.
+"""Attention that gets the document boundaries of packed rows instead of a mask.
 
-The flash attention of `transformers` finds the segments of a batch of one row by `cu_seq_lens`,
-and so does `torch_varlen`, PyTorch's variable-length attention, which is registered here.
-Therefore all rows are concatenated.
+The flash attention of `transformers` finds the segments of a one-row batch by `cu_seq_lens`. So
+does `torch_varlen`, PyTorch's variable-length attention, which this module registers. That is why
+all rows are concatenated.
 
     rows [2, 6]   a a a b b .   c c d d d d        . padding, a segment of its own
     as one [12]   a a a b b . c c d d d d
@@ -30,24 +30,25 @@ _USE_SDPA = "use --attn_implementation sdpa"
 
 
 class RowSegments(NamedTuple):
-    """The places of a batch's segments, its rows concatenated."""
+    """The segments of a batch whose rows are concatenated."""
 
     # int32 [segments + 1], from 0 to B * T; no segment reaches beyond its row.
     edges: Tensor
-    # Tokens of the longest one, known on the host: the kernel's launch needs it.
+    # Tokens of the longest segment. The host knows the number, because the kernel's launch needs
+    # it.
     longest: int
 
 
 def segments_of(lengths: Iterable[int]) -> RowSegments:
-    """Make segments of these lengths, in the order of the rows; empty ones are dropped."""
-    # A row that is full ends in a piece of padding of no tokens, which is no segment.
+    """Make segments of these lengths, in the order of the rows, without the empty ones."""
+    # The padding of a full row has no tokens, and is no segment.
     lengths = [length for length in lengths if length]
     edges = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
     return RowSegments(edges, max(lengths, default=0))
 
 
 def takes_segments(model: PreTrainedModel) -> bool:
-    """Test whether a model's attention needs segments; any other sees them in the position ids.
+    """Test whether a model's attention needs segments, which it cannot see in position ids.
 
     On a GPU such attention computes in 16 bits only.
     """
@@ -55,28 +56,29 @@ def takes_segments(model: PreTrainedModel) -> bool:
 
 
 def needs_segments(attention: str | None) -> bool:
-    """Test for torch_varlen, flash attention, and kernels of the hub by such a name."""
+    """Test for torch_varlen, for flash attention, and for hub kernels whose names say so."""
     return attention is not None and (attention == TORCH_VARLEN or "flash" in attention)
 
 
 def why_not_varlen(model: PreTrainedModel, *, trains: bool) -> str | None:
-    """Return why a model, which may be on the meta device, cannot have torch_varlen on a GPU."""
+    """Return why a model cannot use torch_varlen on a GPU. The model may be on the meta device."""
     config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None)
-    # A configuration may hold the size of a window that it has switched off.
+    # A configuration may hold the size of a window that is switched off.
     if getattr(config, "use_sliding_window", True) is False:
         window = None
-    # Flash attention reads the same arguments, so a model that it serves hands them to its layers.
+    # Flash attention reads the same arguments, so any model that supports it passes them to its
+    # layers.
     if not (model._supports_attention_backend and model._supports_flash_attn):
         return "its attention cannot be exchanged"
-    # A window as long as the context cuts nothing off.
+    # A window as long as the context hides nothing.
     if window and window < (getattr(config, "max_position_embeddings", None) or math.inf):
         return f"it attends within a window of {window} tokens"
     if getattr(config, "attn_logit_softcapping", None):
         return "it has a soft cap of attention scores"
     if getattr(config, "attention_chunk_size", None):
         return "it attends in chunks"
-    if not model._supports_sdpa:  # as those with attention sinks
+    if not model._supports_sdpa:  # such as attention sinks
         return "its attention is one of its own"
     if trains and (dropout := _dropout(model)):
         return f"it drops attention weights out ({dropout})"
@@ -84,7 +86,7 @@ def why_not_varlen(model: PreTrainedModel, *, trains: bool) -> str | None:
 
 
 def _dropout(model: PreTrainedModel) -> float:
-    # Its name differs between families of models.
+    # Families of models use different names for it.
     config = model.config.get_text_config()
     names = ("attention_dropout", "attn_pdrop")
     return max(getattr(config, name, None) or 0.0 for name in names)
@@ -93,12 +95,12 @@ def _dropout(model: PreTrainedModel) -> float:
 def segment_call(
     model: PreTrainedModel, segments: RowSegments | None, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Lay the rows [B, T] of a base model's arguments out as one, [1, N], with its segments.
+    """Concatenate the rows [B, T] of a base model's arguments to one, [1, N], and add its segments.
 
     Without segments, every row is one segment from position 0 on.
     """
     if segments is None:
-        # Position ids may restart within a row, which this attention would not see: documents
+        # Position ids may restart within a row. This attention would not see that, and documents
         # would silently attend to each other.
         if arguments.get("position_ids") is not None:
             raise ValueError(
@@ -111,7 +113,7 @@ def segment_call(
         raise ValueError("segments= needs input_ids=... and position_ids=..., both [B, T]")
     if arguments.get("attention_mask") is not None:
         raise ValueError("segments= and attention_mask= cannot be combined: leave the mask out")
-    # The kernel reads the edges, rotary embeddings the positions, which restart.
+    # The kernel reads the edges. Rotary embeddings read the positions, which restart.
     edges = segments.edges.to(ids.device)
     inputs = dict(arguments)
     inputs["input_ids"] = ids.reshape(1, -1)
@@ -121,21 +123,21 @@ def segment_call(
     inputs["max_length_q"] = segments.longest
     inputs["max_length_k"] = segments.longest
     # To make a mask, transformers would ask the device whether rows are packed, which is a
-    # host-device sync. It takes a mask of four dimensions as made, so it gets an empty one, unless
-    # a model with attention of its own might read it.
+    # host-device sync. It accepts any mask of four dimensions as finished, so it gets an empty one,
+    # unless the model has its own attention, which might read the mask.
     if _is_maskless(model.config._attn_implementation) and model._supports_attention_backend:
         inputs["attention_mask"] = ids.new_empty(1, 1, 0, 0)
     return inputs
 
 
 def check_attention(model: PreTrainedModel) -> None:
-    """Reject a model that its attention cannot serve."""
+    """Reject a model whose attention setting does not work for it."""
     if not takes_segments(model):
         return
-    # This comes before any call with segments, and lets attention take the empty mask of
-    # `segment_call` for none.
+    # Runs before any call with segments. It lets attention treat the empty mask of `segment_call`
+    # as no mask.
     _make_maskless(model.config._attn_implementation)
-    # A model without **kwargs loses the edges on their way to the attention.
+    # A model without **kwargs would not pass the edges on to its attention.
     parameters = inspect.signature(model.base_model.forward).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         raise ValueError(f"{_name(model)} does not accept document boundaries: {_USE_SDPA}")
@@ -144,7 +146,7 @@ def check_attention(model: PreTrainedModel) -> None:
     if getattr(model.config.get_text_config(), "attention_chunk_size", None):
         raise ValueError(f"{_name(model)} needs chunked attention: {_USE_SDPA}")
     dropout = _dropout(model)
-    # A frozen model drops nothing.
+    # A frozen model has no dropout.
     if dropout and any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(
             f"{_name(model)} has an attention dropout of {dropout}: set it to 0 in the model's "
@@ -153,10 +155,10 @@ def check_attention(model: PreTrainedModel) -> None:
 
 
 def in_its_precision(model: PreTrainedModel) -> AbstractContextManager[object]:
-    """Autocast to bfloat16 where a model in float32 has attention for 16 bits only."""
+    """Autocast to bfloat16 if a float32 model uses attention that works in 16 bits only."""
     kind = model.device.type
     needs_16_bits = kind == "cuda" and model.dtype == torch.float32 and takes_segments(model)
-    # Trainer has it on already, where it trains in 16 bits.
+    # Trainer has already switched it on if it trains in 16 bits.
     if needs_16_bits and not torch.is_autocast_enabled(kind):
         return torch.autocast(kind, torch.bfloat16)
     return nullcontext()
@@ -172,7 +174,7 @@ def _name(model: PreTrainedModel) -> str:
 
 _ATTENTIONS = AttentionInterface()  # type: ignore[no-untyped-call]
 _MASKS = AttentionMaskInterface()  # type: ignore[no-untyped-call]
-# PyTorch 2.11 takes fewer heads of keys than of queries without the option.
+# Without this option, PyTorch 2.11 accepts no model with fewer key heads than query heads.
 _HAS_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 _Rows = tuple[Tensor, Tensor, Tensor]  # query, key and value
 
@@ -189,7 +191,7 @@ def _attend(
     max_length_q: int | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
-    """Attend causally within segments, or without any as `sdpa`; give [B, T, H, D], no weights."""
+    """Attend causally within segments, or else as `sdpa`. Returns [B, T, H, D] and no weights."""
     _check(module, options, max_length_q or 0)
     if cu_seq_lens_q is None or max_length_q is None:
         sdpa: Callable[..., tuple[Tensor, None]] = _ATTENTIONS["sdpa"]
@@ -197,8 +199,8 @@ def _attend(
         return sdpa(module, *rows, attention_mask, scaling=scaling, **options)
     # All rows are concatenated, so B is 1, and the kernel takes [N, H, D] without it.
     kind = query_BHTD.device.type
-    # Autocast does not know the kernel, and rotary embeddings return float32 under it, so query,
-    # key and value are cast here.
+    # Autocast does not know the kernel, and rotary embeddings return float32 under autocast. So
+    # query, key and value are cast here.
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value_BHTD.dtype
     query = query_BHTD[0].transpose(0, 1).to(dtype)
     key = key_BHTD[0].transpose(0, 1).to(dtype)
@@ -209,8 +211,8 @@ def _attend(
 
 
 def _check(module: torch.nn.Module, options: Mapping[str, object], longest: int) -> None:
-    """Reject a model whose attention is more than the kernel's: causal, without extras."""
-    # transformers passes such extras as keyword arguments, and attention that ignores one computes
+    """Reject a model whose attention needs more than the kernel's plain causal attention."""
+    # transformers passes such extras as keyword arguments. Attention that ignores one computes
     # something else without any error.
     window = options.get("sliding_window")
     is_short = isinstance(window, int) and window != 0 and window < longest
@@ -255,7 +257,7 @@ def _on_gpu(rows_NHD: _Rows, segments: RowSegments, scale: float | None) -> Tens
             f"{dtype}: use --bf16 true and a --teacher_dtype of bfloat16, or {_USE_SDPA}"
         )
     edges, longest = segments
-    # The window of a token is all positions before it, which -1 stands for, and none after it.
+    # A token's window is every earlier position, which -1 stands for, and no later one.
     options: dict[str, Any] = {"scale": scale, "window_size": (-1, 0)}
     if _HAS_GROUPS:
         options["enable_gqa"] = True
@@ -273,9 +275,9 @@ def _flash(
     attention_mask: Tensor | None,
     **options: object,
 ) -> tuple[Tensor, None]:
-    """Attend as transformers does, which looks at a mask before it looks at segments."""
-    # Only `segment_call` gives an empty mask, so every other caller in the process finds the
-    # attention of transformers as it was.
+    """Attend as transformers does, except that transformers reads the mask before the segments."""
+    # Only `segment_call` passes an empty mask, so nothing changes for other callers in this
+    # process.
     if attention_mask is not None and attention_mask.numel() == 0:
         attention_mask = None
     return flash(module, query_BHTD, key_BHTD, value_BHTD, attention_mask, **options)
@@ -286,13 +288,13 @@ def _is_maskless(attention: str) -> bool:
 
 
 def _make_maskless(attention: str) -> None:
-    """Let flash attention of any version, or a kernel of the hub, do without a mask."""
-    # The registry is global to the process, and what is wrapped must not be wrapped again.
+    """Let flash attention of any version, or a hub kernel, work without a mask."""
+    # The registry is global to the process. Do not wrap a function twice.
     if attention in _ATTENTIONS and not _is_maskless(attention):
         AttentionInterface.register(attention, partial(_flash, _ATTENTIONS[attention]))
 
 
 AttentionInterface.register(TORCH_VARLEN, _attend)
-# Without segments `_attend` calls `sdpa`, which needs the mask of `sdpa`. With segments none is
-# made, since `segment_call` passes one that looks made.
+# Without segments `_attend` calls `sdpa`, which needs sdpa's mask. With segments no mask is made,
+# because `segment_call` passes one that counts as finished.
 AttentionMaskInterface.register(TORCH_VARLEN, _MASKS["sdpa"])

@@ -1,6 +1,6 @@
 """The parser of a command, and how a command ends.
 
-A command prints one line for an error that is not its own fault, and returns an `Exit` status.
+For an error that is not its own fault, a command prints one line and returns an `Exit` status.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from vocagnolm.doors import near, shell_door
 from vocagnolm.fields import listed
 from vocagnolm.printing import log_main
 
-# A command may be called with the words of a command line, or without any.
+# A command may be called with the words of a command line, or without them.
 _Main = Callable[..., int]
 
-# Options that name what may be on the hub, with its kind.
+# Options whose values may be names on the hub, with the kind of repository.
 _ON_HUB: dict[str, Literal["model", "dataset"]] = {
     "model": "model",
     "student": "model",
@@ -41,7 +41,7 @@ _ON_HUB: dict[str, Literal["model", "dataset"]] = {
 }
 
 
-# Choices that an error lists; of more it names the nearest alone.
+# An error lists up to this many choices. If there are more, it names only the nearest.
 _MOST_CHOICES = 12
 
 
@@ -58,12 +58,12 @@ class Exit(IntEnum):
 
 
 class OneLineErrors(argparse.ArgumentParser):
-    """A parser whose errors are ValueErrors, and offer the nearest known option or choice."""
+    """A parser whose errors are ValueErrors that suggest the nearest option or choice."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the usage and exiting."""
-        # argparse gives its errors as text alone, so names are read out of its messages. Options
-        # with dashes between the words are second spellings, which are not offered.
+        """Raise an error instead of printing the usage and exiting."""
+        # argparse reports errors only as text, so the names are read from its messages. Options
+        # with dashes between words are alternative spellings, and are not suggested.
         _, _, unknown = message.partition("unrecognized arguments: ")
         if unknown:
             options = [name for name in self._option_string_actions if "-" not in name[2:]]
@@ -78,7 +78,7 @@ class OneLineErrors(argparse.ArgumentParser):
 
 
 class Parser(OneLineErrors):
-    """A parser of a command; names are never abbreviated."""
+    """Parser of a command. Options cannot be abbreviated."""
 
     def __init__(self, prog: str, description: str | None) -> None:
         layout = argparse.RawDescriptionHelpFormatter
@@ -87,15 +87,15 @@ class Parser(OneLineErrors):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None
     ) -> argparse.Namespace:
-        """Read a command line, and look for models and corpora where they are said to be.
+        """Parse a command line, and check that models and corpora exist.
 
-        Commands import their dependencies after parsing, so that --help is fast.
+        Commands import their dependencies after parsing, so --help is fast.
         """
         arguments = super().parse_args(args)
-        # Every integer of these commands is a count, a size or a seed, none of which may be
-        # negative, and argparse has no type for that. Only values that argparse read as int are
-        # tested: an option that is a float may be negative, and a string may begin with a dash. A
-        # list of integers is left to the command that takes it.
+        # Every integer of these commands is a count, a size or a seed, and none may be negative.
+        # argparse has no type for that. Only values that argparse parsed as int are tested, since a
+        # float may be negative, and a string may begin with a dash. The command itself checks a
+        # list of integers.
         for name, value in vars(arguments).items():
             if isinstance(value, int) and value < 0:
                 raise ValueError(f"--{name} must not be negative, got {value}")
@@ -103,9 +103,9 @@ class Parser(OneLineErrors):
         return arguments
 
     def refuse(self, arguments: argparse.Namespace, names: str, where: str) -> None:
-        """Raise a ValueError for the first of some options that was given, as it has no effect.
+        """Raise a ValueError for the first of these options that was given: it has no effect.
 
-        An option with its default value counts as left out.
+        An option with its default value counts as not given.
         """
         for name in names.split():
             if getattr(arguments, name) != self.get_default(name):
@@ -114,7 +114,7 @@ class Parser(OneLineErrors):
     def add_dataset(
         self, *, required: bool = False, source: bool = True, several: bool = False
     ) -> None:
-        """Add the options of a corpus, or of several; without `source`, all but `--dataset`."""
+        """Add the options of one or more corpora; without `source`, all but `--dataset`."""
         add = partial(self.add_argument, nargs="+" if several else None)
         if source:
             description = "A file, a directory or a hub name, as for vocagnolm train."
@@ -134,8 +134,8 @@ class Parser(OneLineErrors):
 
 
 def check_names(*options: object) -> None:
-    """Reject models and corpora that are neither here nor on a hub within reach, in seconds."""
-    # The hub's library takes a moment to import, which --help must not wait for.
+    """Reject models and corpora that are neither local nor on the hub, before slow work starts."""
+    # Importing the hub's library takes a moment, which --help should not.
     from vocagnolm.hub import check_name
 
     for option, kind in _ON_HUB.items():
@@ -148,17 +148,18 @@ def check_names(*options: object) -> None:
 def shell(
     name: str, *, out_of_memory: str = "", resumable: bool = False
 ) -> Callable[[Callable[..., int | None]], _Main]:
-    """Turn the expected errors of a command into one line each, and return its exit status.
+    """Turn a command's expected errors into one line each, and return its exit status.
 
-    The command returns a status, or None for DONE. With advice, `out_of_memory`, that error is a
-    line too. The same command resumes one that is `resumable` after an interrupt.
+    The command returns a status, or None for DONE. If `out_of_memory` has advice, that error
+    becomes a line, too. If the command is `resumable`, the message after an interrupt says that
+    repeating it resumes it.
     """
 
     def begin(work: Callable[..., int | None]) -> _Main:
         @wraps(work)
         def main(argv: Sequence[str] | None = None) -> int:
             quiet_logs()
-            # Errors of other classes are faults of this project, and keep their traceback.
+            # Other errors are bugs of this project and keep their traceback.
             try:
                 with shell_door():
                     return work(argv) or Exit.DONE
@@ -169,7 +170,8 @@ def shell(
             except (ValueError, ImportError, OSError, MemoryError) as error:
                 return stop(name, error, Exit.WRONG)
             except RuntimeError as error:
-                # The error is told by its name: a command that loads no model does not load torch.
+                # The error is recognized by its name, because a command that loads no model does
+                # not import torch.
                 if not (out_of_memory and type(error).__name__ == "OutOfMemoryError"):
                     raise
                 return stop(name, f"out of memory: {out_of_memory}", Exit.OUT_OF_MEMORY)
@@ -184,23 +186,23 @@ def shell(
 
 
 def quiet_logs() -> None:
-    """Show warnings as plain lines; in a log file, progress bars only of what takes long."""
+    """Print warnings as plain lines. In a log file, show progress bars only for slow work."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     if not sys.stderr.isatty():
-        # tqdm reads them when it is imported, so they are set before a command imports it.
+        # tqdm reads these variables when it is imported, so set them before a command imports it.
         os.environ.setdefault("TQDM_DELAY", "5")
         os.environ.setdefault("TQDM_MININTERVAL", "30")
 
 
 def stop(name: str, error: BaseException | str, status: int) -> int:
-    """Print in one line what ended the command; return the status.
+    """Print one line about what ended the command, and return the status.
 
-    Rank 0 prints an error that all processes share. Another process prints only an error of its
-    own, with its rank.
+    Rank 0 prints an error that all processes share. Other processes print only errors of their own,
+    with their rank.
     """
     rank = os.environ.get("RANK", "0")
     if rank != "0":
-        # Long enough for a launcher to end this process, if rank 0 has failed too.
+        # Long enough for a launcher to end this process if rank 0 has failed, too.
         time.sleep(2)
         if isinstance(error, SharedError):
             return status
@@ -210,20 +212,21 @@ def stop(name: str, error: BaseException | str, status: int) -> int:
 
 
 def _interrupt(owner: int, number: int, frame: FrameType | None) -> NoReturn:
-    """Raise a KeyboardInterrupt, so that a command removes what it has not finished.
+    """Raise KeyboardInterrupt, so that a command removes its unfinished files.
 
-    It leaves at once in an import, which may make any error of it.
+    During an import it exits at once, because an import may turn the exception into any other
+    error.
     """
-    # A process that was forked has inherited the handler. Pools end theirs by SIGTERM, and would
-    # wait for one that first cleans up what is not its own.
+    # A forked process has inherited the handler. Pools end their workers with SIGTERM, and would
+    # wait for a worker that first cleans up what is not its own.
     if os.getpid() != owner:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
-    # The loop goes from the frame that is interrupted up to the command's own.
+    # Walk from the interrupted frame up to the command's own.
     while frame:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             log_main("vocagnolm: interrupted")
-            # Temporary directories go, as they do at Python's own end.
+            # Remove temporary directories, as Python does when it exits normally.
             weakref.finalize._exitfunc()  # type: ignore[attr-defined]
             os._exit(Exit.INTERRUPTED)
         frame = frame.f_back
@@ -231,31 +234,31 @@ def _interrupt(owner: int, number: int, frame: FrameType | None) -> NoReturn:
 
 
 def run_script(main: _Main) -> NoReturn:
-    """Run `main` as a process of its own, and end without waiting for processes that are gone."""
+    """Run `main` as a process, and exit without waiting for processes that have ended."""
     numbers = [signal.SIGINT]
-    # A process of several must not clean up: it could wait for others that are gone.
+    # One of several processes must not clean up: it could wait for others that have ended.
     if "RANK" not in os.environ:
         numbers += [signal.SIGTERM, signal.SIGHUP]
     for number in numbers:
-        # A handler that another program has set, or an ignored signal, stays as it is.
+        # Keep a handler that another program has set, and a signal that is ignored.
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, partial(_interrupt, os.getpid()))
     status = main()
     is_alone = "torch" not in sys.modules or not sys.modules["torch"].distributed.is_initialized()
-    # After an interrupt Python may end itself by the signal, whatever the status.
+    # After an interrupt, Python may end with the signal whatever the status is.
     if is_alone and status != Exit.INTERRUPTED:
         sys.exit(status)
-    # To destroy a process group waits for the other processes, which a failure may have ended. So
-    # it is done only where all of them come to the same end.
+    # Destroying a process group waits for the other processes, which may have failed. So do it only
+    # if all of them ended with the same status.
     if status in (Exit.DONE, Exit.STOPPED):
         sys.modules["torch"].distributed.destroy_process_group()
-        # Trackers finish their uploads there, and `os._exit` would pass them over.
+        # Trackers finish their uploads here. `os._exit` would skip that.
         atexit._run_exitfuncs()
     sys.stdout.flush()
-    # Python's own end meets threads of gloo, which now and then abort it.
+    # When Python exits normally, gloo's threads sometimes abort it.
     os._exit(status)
 
 
-# The command is `python -m vocagnolm`; scripts of earlier versions name this module.
+# The command is `python -m vocagnolm`. Scripts of earlier versions use this module's name.
 if __name__ == "__main__":
     runpy.run_module("vocagnolm", run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""Collates packed sequences into a batch, and moves the teachers' ranges to its rows."""
+"""Collates packed sequences into a batch, and moves the teachers' ranges to the batch's columns."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _STUDENT_COLUMNS = {"block", "student_ids", "student_labelled"}
 def chunk_edges(tokens: int, chunks: int) -> IntArray:
     """Cut a sequence into chunks of equal token count (Section 2): [edges[c], edges[c + 1]).
 
-    Chunk c of the student is guided by chunk c of the teacher; counts differ by at most one, and
-    some chunks are empty where there are fewer tokens than chunks.
+    Chunk c of the student is guided by chunk c of the teacher. Counts differ by at most one. If
+    there are fewer tokens than chunks, some chunks are empty.
 
     >>> chunk_edges(10, 4).tolist()
     [0, 2, 5, 7, 10]
@@ -37,18 +37,19 @@ def chunk_edges(tokens: int, chunks: int) -> IntArray:
 
 
 class Batch(TypedDict, total=False):
-    """A batch has B rows, S student and T teacher positions.
+    """A batch with B rows, S student and T teacher positions.
 
-    Labels and ranges stand at the token that they belong to. Labels are -100 at padding, where a
-    segment starts, as nothing predicts its first token, and outside of the labelled tokens of a
-    conversation. Only sequences with a teacher have `teacher_` entries: rows of an online one, or
-    losses from a store.
+    Labels and ranges have the index of their token. Labels are -100 at padding, at the first token
+    of a segment, which nothing predicts, and at the unlabelled tokens of a conversation. Entries
+    `teacher_...` exist only for sequences with a teacher: rows of an online teacher, or losses from
+    a store.
     """
 
     input_ids: Tensor  # [B, S]
     labels: Tensor  # [B, S]
     position_ids: Tensor  # [B, S]
-    # The same segments as `RowSegments` has them; padding is cut into pieces, none the longest.
+    # The same segments as `RowSegments`. Padding is cut into pieces, so that it is never the
+    # longest.
     segment_edges: Tensor  # int32
     longest_segment: int
     block: Tensor  # [B], indices of the packed sequences
@@ -80,7 +81,7 @@ class Batch(TypedDict, total=False):
 
 
 def label_tokens(batch: Batch) -> int:
-    """Count the student's tokens that have a label."""
+    """Count the student's tokens that have labels."""
     return sum(batch["mapped_tokens"]) + sum(batch["unmapped_tokens"])
 
 

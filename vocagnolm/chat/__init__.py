@@ -1,1 +1,1 @@
-"""Conversations: found in a data set, rendered by a model's chat template, tied to characters."""
+"""Conversations: found in a dataset, rendered with a chat template, mapped to characters."""

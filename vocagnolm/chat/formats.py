@@ -1,7 +1,7 @@
-"""Conversations as data: the columns that hold them, and one text of what their messages say.
+"""Conversations as data: the columns that hold them, and one text of all their contents.
 
-The text of a conversation is its messages' contents, a line break between two of them. All models
-share it, wherever each one's template puts the contents.
+The text of a conversation is the contents of its messages, joined by line breaks. All models share
+it, wherever their templates put the contents.
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# The columns are the fields of a conversation, and the reason why a row is not one.
+# These are the fields of a conversation, and the reason why a row has none.
 _EMPTY_FIELDS: dict[str, Any] = {
     "text": None,
     "roles": [],
@@ -22,9 +22,9 @@ COLUMNS = tuple(_EMPTY_FIELDS) + ("fault",)
 _SEPARATOR = "\n"
 _ANSWERING = "assistant"
 _BAD_OPTIONS = "has tools that are not a list in JSON, or chat_template_kwargs that are not options"
-# These columns, as TRL names them, hold what a template is given in addition to messages.
+# TRL's names for what a template gets in addition to messages.
 _OPTION_COLUMNS = ("tools", "chat_template_kwargs")
-# ShareGPT's files have these names of speakers, and templates have those on the right.
+# Speakers' names in ShareGPT's files, and the roles that templates know.
 _SPEAKERS = {
     "human": "user",
     "user": "user",
@@ -34,24 +34,24 @@ _SPEAKERS = {
     "assistant": "assistant",
     "system": "system",
 }
-# Messages list these columns where a data set has others.
+# Names that datasets use for the column of messages.
 KNOWN = (
     "text (documents), messages, prompt and completion, conversations (ShareGPT), or instruction "
     "and output (Alpaca)"
 )
-# Templates show these fields of a message, and they are not its content.
+# Templates read these fields of a message, in addition to its content.
 _UNTRAINED_FIELDS = ("tool_calls", "reasoning_content", "thinking", "reasoning")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# These are arguments of the function of transformers that renders, so that no row may set them.
+# Arguments of the function of transformers that renders. No row may set them.
 _RENDERER_ARGUMENTS = {"chat_template", "conversations", "messages"}
 
 
 @dataclass(frozen=True)
 class Conversation:
-    r"""Messages as one text, in which that of `roles[i]` ends at the character `ends[i]`.
+    r"""Messages as one text: content i has the role `roles[i]` and ends at character `ends[i]`.
 
-    Answers of weight 0 are `untrained`, by index. What else a template reads, such as names of
-    speakers and tools, is in `extras`: JSON of `messages` and `options`.
+    `untrained` has the indices of answers with weight 0. `extras` has everything else that a
+    template reads, such as names of speakers and tools: JSON of `messages` and `options`.
 
     >>> turns = conversation([{"role": "user", "content": "1 + 1?"},
     ...                       {"role": "assistant", "content": "2"}])
@@ -69,7 +69,7 @@ class Conversation:
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """The characters of every content, half-open."""
+        """The half-open range of characters of every content."""
         places = []
         start = 0
         for end in self.ends:
@@ -79,12 +79,12 @@ class Conversation:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The messages, as templates take them."""
+        """The messages in the form that templates take."""
         return self.with_contents([self.text[start:end] for start, end in self.places])
 
     def with_contents(self, contents: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the messages with other contents."""
-        # The JSON is read anew each time, so that a caller may change what it gets.
+        """Return the messages with other contents in place of their own."""
+        # Parse the JSON every time, so that callers may change the result.
         messages = json.loads(self.extras)["messages"] if self.extras else [{} for _ in self.roles]
         for message, role, content in zip(messages, self.roles, contents, strict=True):
             message["role"] = role
@@ -93,12 +93,12 @@ class Conversation:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What a template is given in addition to messages."""
+        """What a template gets in addition to messages."""
         return dict(json.loads(self.extras)["options"]) if self.extras else {}
 
     @property
     def answers(self) -> list[int]:
-        """The indices of the assistant's messages that are trained on."""
+        """The indices of the assistant messages that are trained on."""
         answers = []
         for index, role in enumerate(self.roles):
             if role == _ANSWERING and index not in self.untrained:
@@ -107,7 +107,7 @@ class Conversation:
 
 
 def conversation(messages: object, options: Mapping[str, object] = {}) -> Conversation | str:
-    """Join messages, or return the reason why they are not a conversation."""
+    """Join messages to a conversation, or return the reason why they are none."""
     if not isinstance(messages, list) or not messages:
         return f"expected a list of messages, found {_kind_of(messages)}"
     contents = []
@@ -122,13 +122,12 @@ def conversation(messages: object, options: Mapping[str, object] = {}) -> Conver
         roles.append(message["role"])
         if message["role"] == _ANSWERING and message.get("weight") == 0:
             untrained.append(index)
-        # Arrow gives every message all keys that one of them has.
+        # Arrow gives every message all the keys that any message has.
         extra_fields = _without_none(message)
         for name in ("role", "content", "weight"):
             extra_fields.pop(name, None)
         other_fields.append(extra_fields)
-    # The line break between two contents belongs to neither, so that an end is that of the
-    # content.
+    # The line break between two contents belongs to neither, so an end is where the content ends.
     ends = []
     length = 0
     for content in contents:
@@ -137,8 +136,8 @@ def conversation(messages: object, options: Mapping[str, object] = {}) -> Conver
         length += len(_SEPARATOR)
     extras = ""
     if any(other_fields) or options:
-        # Equal fields make equal texts, which the cache of rendered pieces goes by. A value that
-        # JSON does not have, such as a date, is written as text.
+        # Equal fields must give equal texts, which are the keys of the cache of rendered pieces.
+        # Values that JSON does not know, such as dates, are written as text.
         fields = {"messages": other_fields, "options": options}
         extras = json.dumps(fields, sort_keys=True, default=str, ensure_ascii=False)
     if _SURROGATE.search(extras):
@@ -148,12 +147,12 @@ def conversation(messages: object, options: Mapping[str, object] = {}) -> Conver
 
 
 def is_unicode(text: str) -> bool:
-    """Test whether a text is valid Unicode, which JSON may not be."""
+    """Test whether a text is valid Unicode. JSON may contain texts that are not."""
     return text.isascii() or not _SURROGATE.search(text)
 
 
 def _without_none(value: Any) -> Any:
-    """Drop the keys of dictionaries that have no value, at any depth."""
+    """Drop the keys of dictionaries whose value is None, at any depth."""
     if isinstance(value, dict):
         present = {}
         for key, item in value.items():
@@ -166,35 +165,35 @@ def _without_none(value: Any) -> Any:
 
 
 def _as_message(message: Any) -> Any:
-    """Name the fields of a message as templates do, and join the parts of a content."""
+    """Give the fields of a message the names that templates use, and join its content's parts."""
     if not isinstance(message, dict):
         return message
-    # The caller's own message stays as it is.
+    # Do not change the caller's message.
     message = dict(message)
-    # A message of ShareGPT has `from` and `value`. For an unknown speaker a text is returned
-    # instead of a message, and `_fault` makes a reason of it.
+    # A ShareGPT message has `from` and `value`. If the speaker is unknown, return a text, which
+    # `_fault` turns into a reason.
     if message.get("role") is None and message.get("from") is not None:
         speaker = message.pop("from")
-        # A user's file may have a speaker of any type, and a list cannot be looked up.
+        # In a user's file a speaker may have any type. A list would fail the lookup.
         role = _SPEAKERS.get(speaker) if isinstance(speaker, str) else None
         if role is None:
             return f"from {speaker!r}"
         message["role"] = role
         message["content"] = message.pop("value", None)
-    # Arrow gives every message the keys of all, so that one with a role has these, too.
+    # Arrow gives every message all keys, so a message with a role may have these, too.
     message.pop("from", None)
     message.pop("value", None)
     parts = message.get("content")
     if isinstance(parts, list) and parts:
         texts = [_text_of_part(part) for part in parts]
-        # A content with a part that is not text stays a list, which `_fault` reports.
+        # If a part is not text, the content stays a list, which `_fault` reports.
         if None not in texts:
             message["content"] = "".join(texts)  # type: ignore[arg-type]
     return message
 
 
 def _text_of_part(part: object) -> str | None:
-    """Return the text of a part of a content; None where it is of another type."""
+    """Return the text of a part of a content, or None if the part is not text."""
     if isinstance(part, dict):
         if part.get("type") not in ("text", None):
             return None
@@ -203,7 +202,7 @@ def _text_of_part(part: object) -> str | None:
 
 
 def _fault(message: object) -> str:
-    """Return what is wrong with a message of `_as_message`; "" if nothing is."""
+    """Return what is wrong with a message of `_as_message`, or ""."""
     if isinstance(message, str) and message.startswith("from "):
         return f"is {message}, who is none of {', '.join(_SPEAKERS)}"
     if not isinstance(message, dict):
@@ -226,7 +225,7 @@ def _fault(message: object) -> str:
 
 
 def _kind_of(value: object) -> str:
-    """Name the type of a value, as reasons do."""
+    """Name the type of a value in a reason."""
     if value is None:
         return "nothing"
     if value == []:
@@ -245,16 +244,16 @@ def _non_text_part(parts: Sequence[object]) -> str:
 
 
 def conversation_columns(columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns that hold conversations, of all that there are; none for documents.
+    """Return which of the columns hold conversations, or none for documents.
 
     >>> conversation_columns(["id", "prompt", "completion", "text"])
     ('prompt', 'completion', 'tools', 'chat_template_kwargs')
     >>> conversation_columns(["instruction", "output", "text"])
     ()
     """
-    # The order decides where a data set has several formats. Messages, and prompts with
-    # completions, come before a text, which may be the same conversation rendered. A text comes
-    # before the rest.
+    # The order matters if a dataset has several formats. Messages, and prompts with completions,
+    # come before a text, because the text may be the same conversation, rendered. A text comes
+    # before all other formats.
     if "messages" in columns:
         return ("messages",) + _OPTION_COLUMNS
     if "prompt" in columns and "completion" in columns:
@@ -269,7 +268,7 @@ def conversation_columns(columns: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the columns of a conversation; a row that is not one has its fault instead of a text.
+    """Make the columns of a conversation. If the row has none, `fault` holds the reason.
 
     The row has the columns of one format of `conversation_columns`.
     """
@@ -284,24 +283,24 @@ def read_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def no_conversation(fault: str) -> dict[str, Any]:
-    """Make the columns of a row that is not a conversation, for a reason."""
+    """Make the columns of a row without a conversation, with the reason."""
     return _EMPTY_FIELDS | {"fault": fault}
 
 
 def _other_messages(row: Mapping[str, Any]) -> Any:
-    """Make messages of the columns of other formats."""
+    """Make messages from the columns of other formats."""
     messages: list[Any] = []
     if row.get("system"):
         messages.append(_make_message("system", row["system"]))
     if "conversations" in row:
         turns = row["conversations"]
-        # A system message must not hide that there are no turns: `conversation` says what the
+        # A system message must not hide that there are no turns. `conversation` reports what the
         # column has instead.
         if not isinstance(turns, list) or not turns:
             return turns
         return messages + turns
-    # Alpaca's earlier turns are pairs of a question and an answer. Anything else is passed on as
-    # it is, so that it is reported as a message that cannot be read.
+    # Alpaca's history is a list of pairs, a question and an answer. Anything else is passed on, and
+    # reported as a message that cannot be read.
     if "instruction" in row:
         for turn in row.get("history") or []:
             if isinstance(turn, list) and len(turn) == 2:
@@ -316,8 +315,8 @@ def _other_messages(row: Mapping[str, Any]) -> Any:
         messages.append(_make_message("user", question))
         messages.append(_make_message("assistant", row.get("output")))
         return messages
-    # A column is a list of messages, or one string, and then it is a question or its answer. Where
-    # there is neither, None takes the place of a message, and is reported.
+    # A column is a list of messages or one string, which is then the question or the answer. If it
+    # is neither, None takes the place of a message and is reported.
     messages = []
     for name, role in (("prompt", "user"), ("completion", "assistant")):
         turns = row.get(name)
@@ -333,18 +332,18 @@ def _make_message(role: str, content: object) -> dict[str, object]:
 
 
 def _options(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Read what a row gives its template, in TRL's columns; None where that is not understood."""
+    """Read TRL's columns of what a row passes to its template. None if they cannot be read."""
     tools = row.get("tools") or []
     options = _without_none(row.get("chat_template_kwargs") or {})
     try:
-        # Tools may come as JSON, since Arrow gives every tool the keys of all: a null in JSON was
+        # Tools may be JSON text, because Arrow gives every tool all keys. A null in that JSON is
         # meant.
         tools = json.loads(tools) if isinstance(tools, str) else _without_none(tools)
     except ValueError:
         return None
     if not (isinstance(tools, list) and isinstance(options, dict)):
         return None
-    # A template and messages of its own would be rendered instead.
+    # Its own template or messages would be rendered instead.
     if not _RENDERER_ARGUMENTS.isdisjoint(options):
         return None
     if tools:

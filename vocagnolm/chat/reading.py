@@ -1,13 +1,13 @@
-r"""Conversations read by a tokenizer in a chat template, and fitted into all contexts.
+r"""Conversations as a tokenizer reads them in a chat template, shortened to fit all contexts.
 
     text of the conversation            W h y ? . N o .
                                        0       4 5     8
     rendered    <s> | User | : | ' Why' | ? | \n | Assistant | : | ' No' | . | </s>
     spans           [0, 0) ..    [0, 3)  [3, 4)  [4, 4) ..         [5, 7) [7, 8) [8, 8)
 
-A token of a content has the characters that it covers there; one that begins or ends outside the
-content has only those inside. A token of the template has no characters: it stands where two
-contents meet, and no range of tokens holds it.
+A token of a content has the characters that it covers there. If it begins or ends outside the
+content, only the characters inside count. A token of the template has no characters. Its empty span
+lies where two contents meet, so no range of tokens contains it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FAR_AWAY = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, eq=False)
 class TurnTokens:
-    """N tokens of a conversation, as one model reads it, after the first one.
+    """The N tokens of a conversation as one model reads it, without the first token of the row.
 
     Attributes:
         first, values: ids or, of an offline teacher, losses in nats.
@@ -54,7 +54,7 @@ class TurnTokens:
     trimmed: int
 
     def until(self, answer: int) -> TurnTokens:
-        """Cut these tokens off after an answer."""
+        """Drop the tokens after the end of an answer."""
         stop = self.stops[answer]
         remaining_stops = {}
         for index, end in self.stops.items():
@@ -64,7 +64,7 @@ class TurnTokens:
             self,
             values=self.values[:stop],
             spans=self.spans[:stop],
-            # A range that lies beyond the stop becomes [stop, stop), which holds no token.
+            # A range after the stop becomes [stop, stop), which holds no token.
             labelled=self.labelled.clip(max=stop),
             stops=remaining_stops,
         )
@@ -78,35 +78,35 @@ def read_tokens(
     special: npt.NDArray[np.bool_] | None,
     train_on: TrainOn,
 ) -> TurnTokens | str:
-    """Give the tokens of a rendered text the characters of the conversation, and labels.
+    """Map a rendered text's tokens to characters of the conversation, and find the labelled ones.
 
-    Takes the values [N] and spans [N, 2] of all tokens, which cover the text. The first is where
-    the row starts, and has no loss. If it is told which tokens are `special`, the end of an answer
-    has labels too, or with "all" every token; else only contents have labels.
+    Takes the values [N] and spans [N, 2] of all tokens, which cover the text. The first token
+    starts the row and has no loss. By default only contents have labels. With the `special` ids,
+    the end of an answer has labels, too. With "all", every token has one.
 
-    Returns the reason where one token is a part of two contents.
+    Returns a reason if one token is part of two contents.
     """
     conversation_spans = _move_spans(conversation, rendered, spans)
     if conversation_spans is None:
         return "one token is a part of two messages"
     places = rendered.places
     has_text = places[:, 0] < places[:, 1]
-    # The tokens of a content are those that end after it begins and begin before it ends. An empty
-    # content gets an empty range.
+    # The tokens of a content end after it begins and begin before it ends. An empty content gets an
+    # empty range.
     first = spans[:, 1].searchsorted(places[:, 0], side="right")
     last = spans[:, 0].searchsorted(places[:, 1], side="left")
     ranges = np.stack([np.where(has_text, first, last), last], axis=1)
     if special is not None:
         ranges[:, 1] = _turn_ends(spans, ranges[:, 1], places, np.flatnonzero(special))
-    # From here on tokens are counted without the first one, which starts the row. A content that
-    # holds the first token loses it.
+    # From here on, positions do not count the first token of the row. If a content contains that
+    # token, it loses it.
     ranges = np.maximum(ranges - 1, 0)
     labelled = ranges[conversation.answers]
     if train_on == "all":
         untrained = list(conversation.untrained)
         labelled = np.delete(ranges, untrained, axis=0)
         if special is not None:
-            # All tokens have labels but those of the untrained answers, here [b, c) and [d, e):
+            # All tokens have labels, except those of untrained answers, here [b, c) and [d, e):
             #
             #     tokens     0 . . . b . . c . . . . d . . e . . N - 1
             #     labelled   [-------)     [---------)     [---------)
@@ -128,52 +128,52 @@ def read_tokens(
 
 
 def _move_spans(conversation: Conversation, rendered: Rendered, spans: IntArray) -> IntArray | None:
-    """Move the spans [N, 2] of tokens from the rendered text to that of the conversation.
+    """Move the spans [N, 2] of tokens from the rendered text to the conversation's text.
 
-    Returns None where one token is a part of two contents.
+    Returns None if one token is part of two contents.
     """
-    # A few searches over sorted arrays place all tokens at once, without a loop over them.
-    # An empty content has no characters that a token could hold, so that it is not searched.
+    # Binary searches place all tokens at once, without a loop. Empty contents are not searched,
+    # because no token can have a character of them.
     places = rendered.places
     filled = np.flatnonzero(places[:, 0] < places[:, 1])
-    # The candidate of a token is the first content that ends after the token starts. If the
-    # content after that begins before the token ends, the token has characters of both. Two
-    # entries at the end stand for the contents that do not follow the last one.
+    # A token's candidate is the first content that ends after the token starts. If the next content
+    # begins before the token ends, the token has characters of both. Two extra entries stand for
+    # the missing contents after the last one.
     candidate = places[filled, 1].searchsorted(spans[:, 0], side="right")
     begins = np.append(places[filled, 0], [_FAR_AWAY] * 2)
     if (begins[candidate + 1] < spans[:, 1]).any():
         return None
-    # The candidate ends after the token starts. If it also begins before the token ends, the two
-    # overlap, and else the token is the template's. Without a candidate the owner is not used.
+    # The candidate ends after the token starts. If it also begins before the token ends, they
+    # overlap. Otherwise the token belongs to the template. Without a candidate, the owner is not
+    # used.
     is_inside = begins[candidate] < spans[:, 1]
     owner = np.append(filled, 0)[candidate]
-    # Only the characters inside the content count, moved from the rendered text to those of the
-    # conversation.
+    # Only the characters inside the content count. They are moved from the rendered text to the
+    # conversation's text.
     clipped = np.clip(spans, places[owner, 0, None], places[owner, 1, None])
     moved = clipped + (rendered.origins - places[:, 0])[owner, None]
-    # A token of the template stands at the end of the content before it, and at 0 if there is
-    # none.
+    # A template token gets an empty span at the end of the content before it, or at 0.
     contents_before = places[:, 0].searchsorted(spans[:, 0], side="right")
     standing_place = np.append(0, conversation.ends)[contents_before]
     return np.where(is_inside[:, None], moved, standing_place[:, None])
 
 
 def _turn_ends(spans: IntArray, last: IntArray, places: IntArray, special: IntArray) -> IntArray:
-    """Move the ends of contents after the first special token before the next content, if any."""
+    """Move each content's end after the first special token before the next content, if any."""
     if not len(special):
         return last
-    # This is the first special token that ends after each content, by its place in `special`.
-    # Where there is none, the last one stands in, which fails the test below.
+    # The first special token that ends after each content, as an index into `special`. If there is
+    # none, the last one stands in, and the test below rejects it.
     closing = spans[special, 1].searchsorted(places[:, 1], side="right")
     token = special[np.minimum(closing, len(special) - 1)]
-    # A special token after the beginning of the next content is not the end of this one.
+    # A special token after the next content begins does not end this one.
     next_content = np.append(places[1:, 0], _FAR_AWAY)
     closes = (spans[token, 1] > places[:, 1]) & (spans[token, 0] < next_content)
     return np.where(closes, token + 1, last)
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> IntArray:
-    """Return the ids of the special tokens, of which the named ones are a part."""
+    """Return the ids of all special tokens, including those without a name of their own."""
     ids = set(tokenizer.all_special_ids)
     for index, token in tokenizer.added_tokens_decoder.items():
         if token.special:
@@ -184,7 +184,7 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> IntArray:
 class FittedTurns(NamedTuple):
     """A conversation that ends after its last answer that fits, as every model reads it.
 
-    `end` is its last character, `left_out` the messages that it lacks.
+    `end` is its last character. `left_out` has the messages that were dropped.
     """
 
     document: int
@@ -199,8 +199,8 @@ def fit_turns(
     models: Sequence[TurnTokens | str],
     limits: Sequence[int],
 ) -> FittedTurns | str:
-    """Fit what every model reads into its limit of tokens, or return why nothing fits."""
-    # A conversation that one model cannot read is left out for all.
+    """Shorten what every model reads to its limit of tokens, or return why nothing fits."""
+    # If one model cannot read a conversation, no model gets it.
     reads = []
     for tokens in models:
         if isinstance(tokens, str):
@@ -209,8 +209,8 @@ def fit_turns(
     last = len(conversation.roles) - 1
     lengths = [len(tokens.spans) for tokens in reads]
     if not _fits(lengths, limits):
-        # Answers are in the order of the conversation, so that the last one that fits remains. All
-        # models stop after the same answer: their tokens must be of the same text.
+        # Answers come in order, so the last one that fits remains. All models stop after the same
+        # answer, because their tokens must have the same text.
         last = -1
         for answer in reads[0].stops:
             ends = [tokens.stops[answer] for tokens in reads]
@@ -226,18 +226,18 @@ def fit_turns(
 
 
 def _fits(lengths: Sequence[int], limits: Sequence[int]) -> bool:
-    """Test whether every model's tokens are within its limit."""
+    """Test whether the tokens of every model are within its limit."""
     return all(length <= limit for length, limit in zip(lengths, limits, strict=True))
 
 
 def join_turns(reads: Sequence[TurnTokens]) -> Tokens:
-    """Concatenate a model's tokens; losses of those without labels are left out."""
+    """Concatenate the tokens of a model, and turn the losses of unlabelled tokens into NaN."""
     values = []
     spans = []
     first_values = []
     for tokens in reads:
-        # A template's tokens have a stored loss, too, but it says nothing about a content. Ids are
-        # all needed, since the model reads them.
+        # A store has losses of template tokens, too, but they say nothing about a content. All ids
+        # are needed, because the model reads them.
         has_ids = tokens.values.dtype.kind == "i"
         values.append(tokens.values if has_ids else _masked_losses(tokens))
         spans.append(tokens.spans)
@@ -248,7 +248,7 @@ def join_turns(reads: Sequence[TurnTokens]) -> Tokens:
 
 
 def turn_columns(fitted: Sequence[FittedTurns]) -> dict[str, Any]:
-    """Make the columns that only conversations have: integers, or (edges, values) of arrays."""
+    """Make the columns that only conversations have: integers, or arrays as (edges, values)."""
     documents = []
     left_out = []
     trimmed = []
@@ -258,7 +258,7 @@ def turn_columns(fitted: Sequence[FittedTurns]) -> dict[str, Any]:
         documents.append(turns.document)
         left_out.append(turns.left_out)
         trimmed.append(sum(tokens.trimmed for tokens in turns.reads))
-        # The student is the first of the models, and the teachers are the others.
+        # The student comes first, then the teachers.
         student_reads.append(turns.reads[:1])
         teacher_reads.append(turns.reads[1:])
     return {
@@ -271,7 +271,7 @@ def turn_columns(fitted: Sequence[FittedTurns]) -> dict[str, Any]:
 
 
 def _masked_losses(tokens: TurnTokens) -> npt.NDArray[np.float32]:
-    """Return the losses of tokens, and NaN for those that have no labels."""
+    """Return the losses of tokens, with NaN for tokens without a label."""
     losses = np.full(len(tokens.values), np.nan, np.float32)
     for first, last in tokens.labelled.tolist():
         losses[first:last] = tokens.values[first:last]
@@ -279,11 +279,11 @@ def _masked_losses(tokens: TurnTokens) -> npt.NDArray[np.float32]:
 
 
 def _labelled_ranges(rows: Sequence[Sequence[TurnTokens]]) -> tuple[IntArray, IntArray]:
-    """Place the labelled ranges of models in a row, each after the token that it begins with."""
+    """Find the labelled ranges of all models in a row, in which each model has a start token."""
     edges = [0]
     flat_ranges = [np.empty(0, np.int64)]
     for reads in rows:
-        # A row is the tokens of one model after another, each with the token that it begins with:
+        # A row has the tokens of one model after the other, each after its start token:
         #
         #     row      <s> t t t t t   <s> t t t
         #     start        1               7
@@ -295,8 +295,8 @@ def _labelled_ranges(rows: Sequence[Sequence[TurnTokens]]) -> tuple[IntArray, In
         row = np.concatenate(ranges)
         row = row[row[:, 0] < row[:, 1]].ravel()
         if reads and not len(row):
-            # A row without ranges would mean that all tokens have labels. The first token has no
-            # loss, so that a range of it alone labels nothing.
+            # A row without ranges would mean that all tokens have labels. The start token has no
+            # loss, so a range with only that token labels nothing.
             row = np.array([0, 1])
         # Row i of the column is the values from edges[i] up to edges[i + 1].
         edges.append(edges[-1] + len(row))

@@ -1,14 +1,14 @@
-"""Render a conversation by a chat template, and find each content in the rendered text.
+"""Render a conversation with a chat template, and find each content in the rendered text.
 
-Contents are not searched for, as a content may look like any text. The template renders marks in
-their place once, which leaves its own pieces:
+Contents are not searched for, because a content may look like any text. Instead, the template
+renders marks in their place once. What stands between the marks is the template's own text:
 
     marks       <|user|> MARK0 </s> <|assistant|> MARK1 </s>
     pieces      "<|user|> ", " </s> <|assistant|> ", " </s>"
     contents    <|user|> 1 + 1? </s> <|assistant|> 2 </s>      must be piece, content, piece, ...
 
-White space that a template trims off a content is known by that around the marks. Whatever else a
-template does to a content cannot be followed: such a conversation is not read.
+If a template strips white space from a content, the white space around the marks shows it. If it
+changes a content in any other way, the conversation cannot be read.
 """
 
 import re
@@ -23,25 +23,25 @@ import numpy.typing as npt
 
 from vocagnolm.chat.formats import Conversation
 
-# A mark is a number between private characters. The white space around it is of a kind that
-# templates trim but never write.
+# A mark is a number between private-use characters. The white space around it is of a kind that
+# templates strip but never write.
 _MARK = "\ue000{}\ue001"
 _LEFT = "\u2003\u2002"
 _RIGHT = "\u2002\u2003"
 _MARK_PATTERN = re.compile("\ue000(\\d+)\ue001")
-# Reasons name a template so, until a reader says whose it is (`readers.whose_template`).
+# Reasons call a template this, until a reader says whose it is (`readers.whose_template`).
 ITS = "its chat template"
 _END_OF_THINKING = "</think>"
-# Templates of the Llama family write today's date, unless they are given one: this is their own.
+# Llama's templates write today's date if they get none. This is the date in the template itself.
 DATE = "26 Jul 2024"
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A conversation in a template.
+    """A conversation rendered by a template.
 
-    Content i lies in [places[i, 0], places[i, 1]) of the text, without `trimmed` characters; its
-    first character there is `origins[i]` of the conversation's text.
+    Content i is [places[i, 0], places[i, 1]) of the text, without `trimmed` characters. Its first
+    character there is character `origins[i]` of the conversation's text.
     """
 
     text: str
@@ -51,7 +51,7 @@ class Rendered:
 
 
 def check_date(source: str, option: str) -> None:
-    """Reject a template that renders a text in another way on another day."""
+    """Reject a template that renders a text differently on another day."""
     if "strftime_now" in source and "date_string" not in source:
         raise ValueError(
             "the chat template writes today's date, so texts would change every day: give a "
@@ -61,23 +61,23 @@ def check_date(source: str, option: str) -> None:
 
 @dataclass(frozen=True)
 class Template:
-    """A chat template, and the special tokens that it may name."""
+    """A chat template with the special tokens that it may use."""
 
     source: str
     tokens: tuple[tuple[str, str], ...]
 
     def as_json(self) -> dict[str, object]:
-        """Return what `Template.of_json` reads."""
+        """Return text for `Template.of_json`."""
         return {"chat_template": self.source, "template_tokens": dict(self.tokens)}
 
     @classmethod
     def of_json(cls, content: Mapping[str, Any]) -> "Template":
-        """Read a template from what describes it, such as a manifest."""
+        """Read a template from the text of `as_json`, for example in a manifest."""
         return cls(content["chat_template"], tuple(content["template_tokens"].items()))
 
     def render(self, conversation: Conversation) -> Rendered | str:
-        """Render a conversation, or return the reason why it cannot be followed."""
-        # The real messages come first: a template that refuses them gives its own reason.
+        """Render a conversation, or return the reason why its contents cannot be found."""
+        # Render the real messages first. If the template refuses them, it gives its own reason.
         try:
             text = self._apply(conversation.messages, conversation.options)
         except ValueError as error:
@@ -96,23 +96,22 @@ class Template:
             given_length += len(content)
             if trims_left:
                 content = content.lstrip()
-            # What is left now ends where the message does, which gives the place of its first
-            # character. The other end is trimmed afterwards, as it would move that place.
+            # The rest ends where the message ends, which gives the place of its first character.
+            # The other end is stripped afterwards, because that would move this place.
             origins.append(end - len(content))
             if trims_right:
                 content = content.rstrip()
             contents.append(content)
-        # The template's own text stands before each content, and after the last one.
+        # The template's own text stands before each content and after the last one.
         parts = []
         for piece, content in zip_longest(pieces, contents, fillvalue=""):
             parts += [piece, content]
-        # The text has to be pieces and contents in turn, to the last character: whatever else a
-        # template does to a content shows here.
+        # The text must be pieces and contents in turn, to the last character. This finds anything
+        # else that a template does to a content.
         if "".join(parts) != text:
             return _what_changed(conversation, parts, text)
-        # Part 2 i is a piece and part 2 i + 1 the content after it, so that edge 2 i, the end of
-        # the piece, is where the content begins. The empty content after the last piece is left
-        # out.
+        # Part 2 i is a piece, and part 2 i + 1 is the content after it. Edge 2 i, where the piece
+        # ends, is where the content begins. The empty content after the last piece is dropped.
         edges = np.cumsum([len(part) for part in parts], dtype=np.int64)
         places = np.stack([edges[0:-1:2], edges[1::2]], axis=1)[: len(contents)]
         trimmed = given_length - sum(map(len, contents))
@@ -126,22 +125,22 @@ class Template:
         variables |= options
         try:
             rendered = render_jinja_template([messages], chat_template=self.source, **variables)
-        # A template can raise anything, most often about the order of roles.
+        # A template can raise anything, usually about the order of roles.
         except Exception as error:
             raise ValueError(" ".join(str(error).split())) from error
         return str(rendered[0][0])
 
     def _refused_message(self, conversation: Conversation, reason: str) -> str:
-        """Name the message at which the template gives up for this reason."""
-        # Ever longer beginnings are tried. A beginning may be refused for its own reason, such as
-        # a missing answer, and does not count then.
+        """Name the message at which the template raises this error."""
+        # Render longer and longer beginnings. A beginning may be refused for its own reason, such
+        # as a missing answer, which does not count.
         for count, role in enumerate(conversation.roles, 1):
             if self._refusal(conversation, count) == reason:
                 return f"message {count - 1} ({role})"
         return "the messages"
 
     def _refusal(self, conversation: Conversation, count: int) -> str | None:
-        """Return the reason why the template does not render the first `count` messages."""
+        """Return why the template does not render the first `count` messages."""
         try:
             self._apply(conversation.messages[:count], conversation.options)
         except ValueError as error:
@@ -150,9 +149,9 @@ class Template:
 
 
 def _what_changed(conversation: Conversation, parts: list[str], text: str) -> str:
-    """Name the first message that a template rewrites, from its own text and all contents."""
-    # The walk goes from part to part as long as the text continues with the next one, and ends at
-    # the first that was changed. Parts 2 i and 2 i + 1 belong to message i.
+    """Name the first message that the template changes, by its own text and all contents."""
+    # Go from part to part as long as the text continues with the next one. The first that does not
+    # match was changed. Parts 2 i and 2 i + 1 belong to message i.
     index = 0
     place = 0
     while index < len(parts) - 1 and text.startswith(parts[index], place):
@@ -166,16 +165,16 @@ def _what_changed(conversation: Conversation, parts: list[str], text: str) -> st
     return reason
 
 
-# Conversations of the same roles and extras have the same pieces, so that a corpus renders its
-# marks a few times only.
+# Conversations with the same roles and extras have the same pieces, so a corpus renders its marks
+# only a few times.
 @lru_cache(maxsize=4096)
 def _pieces(
     template: Template, roles: tuple[str, ...], extras: str
 ) -> tuple[list[str], list[tuple[bool, bool]]]:
-    """Render marks instead of contents: a well-behaved template's own text is the same with both.
+    """Render marks in place of contents. A usable template writes the same text around both.
 
-    Returns its text before, between and after contents, and whether it trims each of them on the
-    left and on the right. A ValueError where not every content is shown once, and in order.
+    Returns its text before, between and after contents, and whether it strips each of them on the
+    left and on the right. Raises a ValueError if it does not show every content once and in order.
     """
     marks = [_LEFT + _MARK.format(index) + _RIGHT for index in range(len(roles))]
     conversation = Conversation("", roles, (), extras=extras)
@@ -183,7 +182,7 @@ def _pieces(
         text = template._apply(conversation.with_contents(marks), conversation.options)
     except ValueError as error:
         raise ValueError(f"{ITS} says: {error}") from error
-    # To split by a pattern with a group gives texts and numbers in turn; the texts are one more.
+    # Splitting by a pattern with a group returns texts and numbers in turn, and one more text.
     texts = _MARK_PATTERN.split(text)[::2]
     order = [int(mark) for mark in _MARK_PATTERN.findall(text)]
     for index, role in enumerate(roles):
@@ -193,8 +192,8 @@ def _pieces(
             raise ValueError(f"{ITS} {fault} message {index} ({role})")
     if order != sorted(order):
         raise ValueError(f"{ITS} changes the order of the messages")
-    # A side of a content is trimmed if the white space that was put there is gone. What is left of
-    # that white space belongs to the marks, and is taken off the pieces.
+    # A content is stripped on a side if the white space there is gone. White space that is left
+    # belongs to the marks, and is removed from the pieces.
     trims = []
     for text_before, text_after in pairwise(texts):
         trims.append((not text_before.endswith(_LEFT), not text_after.startswith(_RIGHT)))
