@@ -1,8 +1,7 @@
 """Read the documents of a corpus: local files, directories of them, or a dataset of the hub.
 
-The input is a path or a hub name. The output is a `datasets.Dataset` with one column, `text`.
-Conversations have the columns of `vocagnolm.chat.formats` in addition to it. This module knows no
-tokenizer.
+The input is a path or a hub name. The output is a `datasets.Dataset` with one column, `text`, or
+with the columns of `vocagnolm.chat.formats` for conversations. This module knows no tokenizer.
 """
 
 import glob
@@ -47,11 +46,11 @@ from vocagnolm.texts import (
 
 logger = logging.getLogger(__name__)
 
-# The columns of a JSON file are collected from its first rows, up to this many bytes. A column that
+# The columns of a JSON file are those of its first rows, up to this many bytes. A column that
 # begins later is not seen.
 _HEAD_BYTES = 10 << 20
-# The rows of a JSON file are written to the cache in tables of at most this size, so that a large
-# file never lies in memory as a whole.
+# The rows of a JSON file go to the cache in tables of at most this size, so a large file is never
+# in memory as a whole.
 _TABLE_BYTES = 10 << 20
 _TABLE_ROWS = 10_000
 
@@ -66,8 +65,8 @@ def load_corpus(
 ) -> datasets.Dataset:
     """Load the documents of `dataset`, in a stable order, as a dataset with a column `text`.
 
-    Conversations are recognized by their columns, and have more columns than `text`. A
-    `text_column` always holds documents, whatever other columns there are.
+    Conversations are recognized by their columns. A `text_column` always means documents, whatever
+    other columns there are.
 
     `dataset` is one of three:
 
@@ -75,11 +74,11 @@ def load_corpus(
     - a directory, which is read as `datasets.load_dataset` reads it (`vocagnolm.files`);
     - the name of a dataset on the hub.
 
-    Every `.txt` file is one document. A document that is empty or not text, and a line that is not
-    JSON, keep their places: they are skipped, with their reasons, when the corpus is aligned. If
-    there are such rows, a column `fault` holds the reason of each, and null for the others.
+    Every `.txt` file is one document. Rows that cannot be used keep their places: empty documents,
+    values that are not text, and lines that are not JSON. They are skipped, with a reason, when the
+    corpus is aligned. If there are any, a column `fault` has the reason, or null for usable rows.
 
-    Without a `split`, the split of a directory that is held out is read, or else `train`.
+    Without a `split`, the held-out split of a directory is read, or else `train`.
 
     Raises:
         ValueError: the dataset cannot be read, or is damaged as a whole. The message names
@@ -93,7 +92,7 @@ def load_corpus(
     by_split: dict[str, datasets.Dataset] = {}
     for name, paths in files.by_split.items():
         by_split[name] = _read_files(paths, text_column, f"{option} {files.root}", option)
-    # Without a split `files_of` has found exactly one.
+    # Without a split, `files_of` has found exactly one.
     instruction = split or next(iter(by_split))
     if splits_of(instruction) == ["all"]:
         corpora = list(by_split.values())
@@ -105,7 +104,7 @@ def load_corpus(
 def _select_parts(
     by_split: Mapping[str, datasets.Dataset], instruction: str
 ) -> list[datasets.Dataset]:
-    """Select the parts of splits that an instruction such as `train[:10%]+test` names, in order."""
+    """Select what an instruction such as `train[:10%]+test` names, in its order."""
     sizes = {name: len(corpus) for name, corpus in by_split.items()}
     try:
         parts = datasets.ReadInstruction.from_spec(instruction).to_absolute(sizes)
@@ -117,8 +116,8 @@ def _select_parts(
         corpus = by_split[part.splitname]
         is_whole = part.from_ is None and part.to is None
         if not is_whole:
-            # Bounds may be negative or exceed the split, as in a slice. Where the end comes before
-            # the start, the part is empty.
+            # Bounds may be negative or beyond the split, as in a slice. If the end comes before the
+            # start, the part is empty.
             start, stop, _ = slice(part.from_, part.to).indices(len(corpus))
             corpus = corpus.select(range(start, max(start, stop)))
         corpora.append(corpus)
@@ -136,7 +135,7 @@ def load_sample(
     """Load about the first `count` documents, without downloading a corpus of terabytes.
 
     Returns the documents as `load_corpus` does, and the number of all documents, or None if it is
-    not known.
+    unknown.
     """
     if _local_path(dataset, "--dataset"):
         corpus = load_corpus(dataset, split=split, text_column=text_column, config_name=config_name)
@@ -145,7 +144,7 @@ def load_sample(
     stream = _read_hub(dataset, "--dataset", name=config_name or None, split=split, streaming=True)
     sample = datasets.Dataset.from_list(list(stream.take(count)))
     sample = only_text(sample, text_column, dataset)
-    # The card of a dataset may leave out how many rows its splits have.
+    # The card of a dataset may not say how many rows its splits have.
     split_info = (stream.info.splits or {}).get(split)
     total = split_info.num_examples if split_info else None
     return sample, total
@@ -158,7 +157,7 @@ def files_of(
     config_name: str | None = None,
     option: str = "--dataset",
 ) -> Files | None:
-    """Find the files of a local dataset, and those that are not read; return None for the hub's."""
+    """Find the files of a local dataset and those that are left out. None for a hub dataset."""
     path = _local_path(dataset, option)
     if path is None:
         return None
@@ -170,7 +169,7 @@ def _local_path(dataset: str, option: str) -> Path | None:
     path = Path(dataset).expanduser()
     if path.exists():
         return path
-    # A name that ends in .jsonl or the like means a file, so the hub is not asked for it.
+    # A name that ends in .jsonl or similar means a file, so the hub is not asked.
     if kind_of(path):
         raise ValueError(f"{option} {dataset}: no such file or directory")
     check_name(option, dataset, "dataset")
@@ -183,9 +182,9 @@ def _local_path(dataset: str, option: str) -> Path | None:
 def _read_files(
     files: Sequence[Path], text_column: str | None, source: str, option: str
 ) -> datasets.Dataset:
-    """Read files as one corpus, in their order; messages name `source`, the dataset as a whole."""
+    """Read files in order, as one corpus. Messages name `source`, the whole dataset."""
     corpora = []
-    # Each file is read by itself, since formats and other columns may differ from file to file.
+    # Read each file by itself, because formats and unused columns may differ between files.
     for file in tqdm(files, desc="Reading files", disable=len(files) == 1):
         corpus = _read_file(file, text_column, f"{option} {file}")
         if len(corpus):
@@ -220,14 +219,14 @@ def _read_file(file: Path, text_column: str | None, source: str) -> datasets.Dat
 
 
 def _read_csv(file: Path, text_column: str | None, source: str) -> datasets.Dataset:
-    """Read the columns of documents or conversations of a file of comma- or tab-separated rows."""
-    # The name may end in the suffix of a compression, as in pages.tsv.gz.
+    """Read the documents or conversations of a file of comma- or tab-separated values."""
+    # The name may also end in the suffix of a compression, as in pages.tsv.gz.
     suffixes = [suffix.lower() for suffix in file.suffixes]
     separator = "\t" if ".tsv" in suffixes else ","
     names = _try(lambda: _header(file, separator), source)
     columns = columns_to_read(names, text_column, source)
-    # Every value is text, whatever it looks like, and no word stands for null: pandas would make a
-    # number of 007, and null of NA.
+    # Read every value as text, and no word as null. Otherwise pandas would make a number of 007,
+    # and null of NA.
     features = datasets.Features(dict.fromkeys(columns, STRING))
     return _load(
         "csv",
@@ -241,33 +240,33 @@ def _read_csv(file: Path, text_column: str | None, source: str) -> datasets.Data
 
 
 def _header(file: Path, separator: str) -> list[str]:
-    """Read the names of the columns; two that are equal stay equal, so that they are noticed."""
+    """Read the names of the columns. Duplicates are kept, so that they are noticed."""
     with open_file(file) as content:
-        # As a header, pandas would rename the second of two equal names.
+        # If pandas read this row as a header, it would rename the second of two equal names.
         row = pd.read_csv(content, sep=separator, header=None, nrows=1, dtype=str)
     return [str(name) for name in row.iloc[0]]
 
 
 def _try(read: Callable[[], Any], source: str) -> Any:
-    """Call `read`, and turn what it raises into one line that names `source` and the reason."""
+    """Call `read`, and reduce what it raises to one line with `source` and the reason."""
     try:
         return read()
-    # A broken file can raise anything, and nothing wraps the errors of decompression.
+    # A broken file can raise anything, and decompression errors are not wrapped.
     except Exception as error:
-        # `datasets` raises an error of its own, whose cause is that of the system.
+        # `datasets` raises its own error, with the system's error as the cause.
         full_disk = disk_fault(error)
         if not full_disk and error.__cause__:
             full_disk = disk_fault(error.__cause__)
         if full_disk:
-            # The file is intact: what is full is the disk of the cache that it is read into.
+            # The file is fine, but the disk with the cache is full.
             cache = datasets.config.HF_DATASETS_CACHE
             advice = "Free some room, or set HF_DATASETS_CACHE to another disk"
             raise FullDiskError(f"{cache} cannot be written to: {full_disk}. {advice}") from error
-        # The library wraps the error whose message helps the user.
+        # The library wraps the error that has the helpful message.
         reason = " ".join(str(error.__cause__ or error).split())
         if not reason or "corresponds to no data" in reason:
             reason = "it holds no documents, or is cut off"
-        # The message of a missing column is complete: it names the option and the dataset.
+        # The message about a missing column is complete: it names the option and the dataset.
         if reason.startswith("--text_column"):
             raise ValueError(reason) from error
         raise ValueError(f"{source} cannot be read: {reason}") from error
@@ -275,19 +274,19 @@ def _try(read: Callable[[], Any], source: str) -> Any:
 
 def _load(builder: str, source: str, file: Path, **options: Any) -> datasets.Dataset:
     """Read one file with a builder of `datasets`."""
-    # The path is escaped, since `datasets` takes it for a pattern, and names may contain [ or *.
+    # Escape the path, because `datasets` treats it as a pattern, and names may contain [ or *.
     return _read(builder, source, data_files=glob.escape(str(file)), split="train", **options)
 
 
 def _read_hub(dataset: str, option: str, **options: object) -> datasets.Dataset:
-    """Read a dataset of the hub."""
+    """Read a dataset from the hub."""
     source = f"{option} {dataset} (no file or directory here, so a hub dataset)"
     return _read(dataset, source, **options)
 
 
 def _read(builder: str, source: str, **options: Any) -> datasets.Dataset:
-    """Call `datasets.load_dataset`; an error is one line that names `source`."""
-    # The library logs its errors as well, in several lines.
+    """Call `datasets.load_dataset`; an error becomes one line with `source`."""
+    # The library also logs its errors, in several lines.
     logging.getLogger("datasets").setLevel(logging.CRITICAL)
     return _try(lambda: datasets.load_dataset(builder, **options), source)
 
@@ -295,28 +294,28 @@ def _read(builder: str, source: str, **options: Any) -> datasets.Dataset:
 def _cached(
     file: Path, columns: Sequence[str], tables: Iterator[pa.Table], source: str
 ) -> datasets.Dataset:
-    """Write the tables of a file into the cache of `datasets`, if they are not there."""
-    # A file of the same path, size and time is taken for the same content, as hashing terabytes
-    # takes hours.
+    """Write the tables of a file into the cache of `datasets`, unless they are there."""
+    # A file with the same path, size and time counts as unchanged, because hashing terabytes takes
+    # hours.
     status = file.stat()
     key = (str(file.absolute()), status.st_size, status.st_mtime_ns) + tuple(columns) + (FORMAT,)
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
     directory = Path(datasets.config.HF_DATASETS_CACHE, "vocagnolm", name)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "rows.arrow"
-    # Of several processes that read the file, the first one writes and the others wait for it.
+    # If several processes read the file, the first one writes and the others wait.
     with FileLock(f"{path}.lock"):
         if not path.exists():
             _try(lambda: _write(tables, directory / "incomplete", path), source)
     corpus = datasets.Dataset.from_file(str(path))
-    # What is computed from the corpus is cached by its fingerprint. The library's own would change
-    # whenever this cache is written again.
+    # The fingerprint is the key for everything that is computed from the corpus. The library's own
+    # would change whenever this cache is written again.
     corpus._fingerprint = name
     return without_faults(corpus)
 
 
 def _write(tables: Iterator[pa.Table], incomplete: Path, path: Path) -> None:
-    """Write tables to a file that is complete or absent."""
+    """Write tables to a file that is either complete or absent."""
     features = DOCUMENT_FEATURES
     first_table = next(tables, None)
     if first_table is not None and "roles" in first_table.column_names:
@@ -328,13 +327,13 @@ def _write(tables: Iterator[pa.Table], incomplete: Path, path: Path) -> None:
         for table in tables:
             writer.write_table(table)
         writer.finalize()
-    # Only a complete file gets the name that readers look for. After a crash the next process
-    # writes the incomplete one again, from its beginning.
+    # The file gets the name that readers look for only when it is complete. After a crash, the next
+    # process writes it again from the beginning.
     incomplete.replace(path)
 
 
 def _text_table(file: Path) -> Iterator[pa.Table]:
-    """Make one document of a file of text; its line ends become line feeds."""
+    """Make one document of a text file, with line feeds as its line ends."""
     with open_file(file) as stream:
         content = stream.read()
     try:
@@ -356,25 +355,25 @@ def _read_json(file: Path, text_column: str | None, source: str) -> datasets.Dat
         raise ValueError(f"{source}: none of its lines is a JSON object (line {number}: {reason})")
     names = columns_to_read(columns, text_column, source)
     are_conversations = not text_column and bool(conversation_columns(columns))
-    # The rows of the head have left the iterator: they are put in front of the others again.
+    # The rows of the head were taken from the iterator, so put them back in front.
     tables = _json_tables(file, chain(head, rows), names, are_conversations)
     # The cache's key has the columns that are read, not the option. So --text_column text and no
-    # option at all share a cache.
+    # option share a cache.
     return _cached(file, names, tables, source)
 
 
 def _json_tables(
     file: Path, rows: Iterable[Row], names: Sequence[str], are_conversations: bool
 ) -> Iterator[pa.Table]:
-    """Make tables of the documents of a JSON file, or of its conversations."""
+    """Make tables of the documents or conversations of a JSON file."""
     features = CONVERSATION_FEATURES if are_conversations else DOCUMENT_FEATURES
     schema = features.arrow_schema
     documents: list[dict[str, Any]] = []
     table_bytes = 0
     for line_number, size, row in rows:
         if isinstance(row, str):
-            # A line that is not an object keeps its place, so that indices of documents are those
-            # of lines. Of the columns of a conversation, a table of documents takes its own.
+            # A line that is not an object keeps its place, so that document i is line i. A table of
+            # documents takes its own columns from a conversation's.
             documents.append(no_conversation(f"{file.name}:{line_number}: {row}"))
         elif are_conversations:
             fields = {name: row.get(name) for name in names}
@@ -392,7 +391,7 @@ def _json_tables(
 
 
 def _table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
-    """Make a table of the columns of `schema`; rows may have others as well."""
+    """Make a table of the columns of `schema`. Rows may have other columns, too."""
     columns = {}
     for name in schema.names:
         columns[name] = [row[name] for row in rows]
@@ -400,7 +399,7 @@ def _table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
 
 
 def _head(rows: Iterator[Row]) -> tuple[list[Row], list[str]]:
-    """Take the first rows of an iterator, and list their columns in the order of appearance."""
+    """Take the first rows of an iterator, and list their columns in order of appearance."""
     head = []
     head_bytes = 0
     columns: list[str] = []

@@ -1,4 +1,4 @@
-"""Brings a teacher's losses to a student's tokens in NumPy: aggregated, or as advantages.
+"""Maps a teacher's losses to a student's tokens in NumPy: aggregated losses, or advantages.
 
 `vocagnolm.guidance` does the same on batches in torch.
 """
@@ -40,8 +40,8 @@ def aggregate_losses(
     aggregated = np.full(len(ranges), np.nan)
     mapped = np.flatnonzero(ranges[:, 0] != UNMAPPED)
     first, last = ranges[mapped].T
-    # `reduceat` reduces from each place to the next, so every second result is that of a range.
-    # The zero at the end lets a range end after the last loss.
+    # `reduceat` reduces from each index to the next, so every second result is a range's. The zero
+    # at the end allows a range to end after the last loss.
     padded = np.append(losses, 0.0)
     places = ranges[mapped].ravel()
     if aggregation == "max":
@@ -53,7 +53,7 @@ def aggregate_losses(
     elif aggregation == "mean":
         aggregated[mapped] = sums / (last - first)
     elif shares is not None:
-        # One share for the first token, one for all between, and one for the last.
+        # One share for the first token, one for all tokens between, and one for the last.
         first_losses = padded[first]
         last_losses = np.where(last - first > 1, padded[last - 1], 0.0)
         between = sums - first_losses - last_losses
@@ -63,16 +63,17 @@ def aggregate_losses(
 
 
 def chunk_ends(ranges: Spans) -> IntArray:
-    """Find the last student token of each chunk, of tokens that are all mapped.
+    """Find the last student token of each chunk. All tokens must be mapped.
 
-    A chunk is the smallest span whose two ends are token ends of both models. No teacher token is
-    on both sides of its end, so it ends where the next range begins after the one before.
+    A chunk is the smallest span that begins and ends between tokens of both models. No teacher
+    token lies on both sides of its end, so it ends where the next range begins after the one
+    before.
 
     >>> chunk_ends(np.array([[0, 1], [1, 2], [1, 3], [3, 4]])).tolist()
     [0, 2, 3]
     """
     is_end = np.append(ranges[1:, 0] >= ranges[:-1, 1], True)
-    # Without tokens there is no chunk, and nothing that the one appended could end.
+    # Without tokens there are no chunks, and so no last one to append.
     return np.flatnonzero(is_end[: len(ranges)])
 
 
@@ -81,18 +82,18 @@ def chunk_credit(
 ) -> FloatArray:
     """Return the advantage of every student token of a text that the student sampled.
 
-    On-policy distillation samples a text from the student and lowers the reverse KL divergence
-    from its teacher. Where the two cut the text into other tokens, they meet at the ends of chunks
-    only. The advantage is what remains of the token's chunk: the student's losses from the token
-    on, less the losses of the teacher tokens that end after the token begins.
+    On-policy distillation samples a text from the student and lowers the reverse KL divergence from
+    its teacher. If both split the text into different tokens, their boundaries meet only at the
+    ends of chunks. The advantage is what is left of the token's chunk: the student's losses from
+    this token on, minus the losses of the teacher tokens that end after it begins.
 
         A_i = sum of L_S(j), j >= i in the chunk, - sum of L_T(t), t >= ranges[i, 0] in the chunk
 
-    A positive advantage says that the teacher likes the rest of the chunk better than the student
-    does. With `loss = sum(stop_gradient(A_i) * L_S(i))` the expected gradient over sampled texts is
-    that of the reverse KL divergence of the chunk. Losses that are shared between the student's
-    tokens in another way (`aggregate_losses`) are right for choosing tokens of a corpus, and wrong
-    here: they move a student that already equals its teacher.
+    A positive advantage means that the teacher finds the rest of the chunk more likely than the
+    student does. With `loss = sum(stop_gradient(A_i) * L_S(i))`, the expected gradient over sampled
+    texts is that of the chunk's reverse KL divergence. Losses that are shared among tokens in
+    another way (`aggregate_losses`) are right for choosing tokens of a corpus, but wrong here: they
+    move a student that already equals its teacher.
 
     Args:
         student_losses: [N], nats, of the tokens as they were sampled.
@@ -122,7 +123,7 @@ def chunk_credit(
     mapped = np.flatnonzero(ranges[:, 0] != UNMAPPED)
     first, last = ranges[mapped].T
     ends = chunk_ends(ranges[mapped])
-    # The end of the chunk that each token is in, and the last teacher token of that chunk.
+    # The end of each token's chunk, and the last teacher token of that chunk.
     end = ends[ends.searchsorted(np.arange(len(mapped)))]
     teacher_end = last[end]
     # A sum from one token to another is a difference of prefix sums.
@@ -134,9 +135,9 @@ def chunk_credit(
 
 
 def add_end(spans: Spans, text: str) -> Spans:
-    """Give the token that ends a text a place after its last character.
+    """Add a span for the end token, after the last character of the text.
 
-    Called on the spans of both models, it pairs the student's end token with the teacher's.
+    If it is called for both models, the student's end token is paired with the teacher's.
 
     >>> add_end(np.array([[0, 2], [2, 3]]), "abc").tolist()
     [[0, 2], [2, 3], [3, 4]]

@@ -3,9 +3,9 @@
 The input is a corpus with a `text` column and one or two tokenizers. The output is a
 `datasets.Dataset` with one row per segment, memory-mapped and cached. The module knows no model.
 
-Tokens are aligned here only to count how many a teacher guides. Rows keep the spans of the tokens,
-which take 7.9 bytes a token with the ids, where ranges would take 16. A packed sequence is aligned
-again when it is read (`packing.as_block`), which takes a tenth of a millisecond.
+Here, tokens are aligned only to count how many have a teacher token. Rows keep the spans of the
+tokens, which with the ids take 7.9 bytes a token. Ranges would take 16. A packed sequence is
+aligned again when it is read (`packing.as_block`), in a tenth of a millisecond.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from vocagnolm.texts import (
     unusable,
 )
 
-# Raise it when the columns or the segmentation change: old caches must not be read.
+# Raise it when the columns or the segmentation change, so that old caches are not read.
 _FORMAT = 12
-# Documents that are aligned and cached together: minutes of work.
+# Documents that are aligned and cached together: a few minutes of work.
 _PART = 100_000
-# Why a document is skipped.
+# The reason for skipping a document.
 MISSING = "not in the teacher-loss store, or another text there"
-# Types of the arrays of a row; ids are narrower where a vocabulary allows it.
+# Types of the arrays of a row. Ids use fewer bytes if the vocabulary allows it.
 _ARRAYS = {
     "student_ids": "int32",
     "teacher_ids": "int32",
@@ -76,7 +76,7 @@ _INTEGERS = (
 
 
 def _column_types(student: Reader, teachers: TeacherReaders) -> datasets.Features:
-    """Return the types of the columns of `Segments`, and of the reason why one is skipped."""
+    """Return the types of the columns of `Segments`, and of the reason for skipping a document."""
     features = {}
     for name, dtype in _ARRAYS.items():
         if name.startswith("teacher_") and not teachers.limits():
@@ -93,7 +93,7 @@ def _column_types(student: Reader, teachers: TeacherReaders) -> datasets.Feature
 
 
 def _id_type(readers: Sequence[Reader]) -> str:
-    """Return the type of token ids: two bytes, where the vocabularies allow it."""
+    """Return the type of token ids: two bytes if the vocabularies are small enough."""
     largest = 0
     for reader in readers:
         largest = max(largest, max(reader.tokenizer.get_vocab().values(), default=0))
@@ -101,14 +101,14 @@ def _id_type(readers: Sequence[Reader]) -> str:
 
 
 def _as_table(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
-    """Make a table of columns as `lay_out` has them; others are zero, empty or null."""
+    """Make a table of the columns that `lay_out` returns. Other columns are zero, empty or null."""
     rows = len(columns["document"])
     arrays = []
     for name, kind in zip(schema.names, schema.types, strict=True):
         if pa.types.is_list(kind):
             # Edges that are all 0 make every row an empty list.
             edges, flat = columns.get(name, (np.zeros(rows + 1), np.empty(0)))
-            # Arrow takes the NumPy array as it is, so that there is no Python object for a token.
+            # Arrow takes the NumPy array as it is, without a Python object for each token.
             values = pa.array(flat.astype(kind.value_type.to_pandas_dtype(), copy=False))
             array = pa.ListArray.from_arrays(pa.array(edges.astype(np.int32)), values, type=kind)
         else:
@@ -123,18 +123,18 @@ def _as_table(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
 
 @dataclass(frozen=True)
 class Segments:
-    """The aligned segments of a corpus, a row for each, ordered by document and position.
+    """The aligned segments of a corpus, one row each, ordered by document and position.
 
-    `student_ids` and `teacher_ids` hold the special tokens too. From a store come `teacher_losses`
-    instead of `teacher_ids`, NaN for a start token. Several teachers' tokens are concatenated,
-    `teacher_counts` of each. Codes and exceptions are the spans of the text's tokens
-    (`narrow_spans`); the teachers' are left out where tokens are mapped by index. Of a
-    conversation, which is a segment, half-open ranges of tokens are labelled; no ranges stand for
-    all tokens, as of a document. Without a teacher there are no columns of its tokens.
+    `student_ids` and `teacher_ids` include the special tokens. A store gives `teacher_losses`
+    instead of `teacher_ids`, with NaN for start tokens. The tokens of several teachers are
+    concatenated, and `teacher_counts` has the number of each. Codes and exceptions are the spans of
+    the text's tokens (`narrow_spans`). If tokens are mapped by index, the teachers' are left out. A
+    conversation is one segment, with half-open ranges of labelled tokens. No ranges mean that all
+    tokens have labels, as in a document. Without a teacher there are no columns of teacher tokens.
     """
 
     rows: datasets.Dataset
-    # (document, reason) of each document that has no segment.
+    # (document, reason) of each document without a segment.
     skipped: list[tuple[int, str]]
 
     def _column(self, name: str) -> IntArray:
@@ -145,11 +145,11 @@ class Segments:
         return int(self._column(column).sum())
 
     def split(self, fraction: float, seed: int) -> tuple[Segments, Segments]:
-        """Hold out a share of the documents: (the rest, the held-out ones)."""
-        # Whole documents are held out, so that no text is judged whose beginning was trained on.
+        """Hold out a share of the documents. Returns the rest and the held-out ones."""
+        # Hold out whole documents, so that no text is evaluated whose beginning was trained on.
         documents = self._column("document")
         distinct = np.unique(documents)
-        # The product is rounded first, because 0.07 * 100 is a little more than 7 in floats.
+        # Round the product first, because 0.07 * 100 is slightly more than 7 in floats.
         count = math.ceil(round(fraction * len(distinct), 6))
         held_out = np.random.default_rng(seed).permutation(distinct)[:count]
         is_held_out = np.isin(documents, held_out)
@@ -158,8 +158,8 @@ class Segments:
         return Segments(remaining_rows, self.skipped), Segments(held_out_rows, [])
 
     def digest(self) -> str:
-        """Name the corpus by the lengths of all segments in order: another corpus has another."""
-        # The integer types are fixed, so that the digest does not depend on how a cache is typed.
+        """Identify the corpus by the lengths of all segments in order."""
+        # The integer types are fixed, so the digest does not depend on the types in a cache.
         sha256 = hashlib.sha256(self._column("document").astype(np.int64).tobytes())
         sha256.update(self._column("student_tokens").astype(np.int32).tobytes())
         sha256.update(self._column("teacher_tokens").astype(np.int32).tobytes())
@@ -190,14 +190,14 @@ def align_corpus(
     num_proc: int | None = None,
     train_on: TrainOn = "completions",
 ) -> Segments:
-    """Cut every document into segments that both readers can hold, and align the two encodings.
+    """Cut every document into segments that fit all readers, and align their tokens.
 
-    The result is cached next to the corpus under a fingerprint of the corpus, both readers and the
-    format, part by part: what a killed process has finished is kept, and machines that share the
-    cache work on different parts. A single teacher may be given by its reader. Conversations are
+    The result is cached next to the corpus, under a fingerprint of the corpus, the readers and the
+    format. It is cached in parts, so finished parts survive a crash, and machines that share the
+    cache work on different parts. A single teacher may be given as a `Reader`. Conversations are
     not cut, and `train_on` says which of their tokens have labels.
     """
-    # Threads inside of each process would fight over the cores.
+    # Threads in every process would compete for the cores.
     if num_proc is not None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if isinstance(teacher, Reader):
@@ -205,10 +205,10 @@ def align_corpus(
     teachers = teacher or TeacherReaders()
     features = _column_types(student, teachers)
     if not len(corpus):
-        # `map` would return it unchanged.
+        # `map` would return an empty corpus unchanged.
         no_rows: dict[str, list[object]] = {name: [] for name in features}
         return Segments(datasets.Dataset.from_dict(no_rows, features), [])
-    # Everything that decides the rows must be in the key, or a run would read another's cache.
+    # Everything that determines the rows must be in the key, or a run would read another's cache.
     readers = f"{student.fingerprint()}|{teacher.fingerprint() if teacher else None}"
     key = f"{_FORMAT}|{corpus._fingerprint}|{readers}"
     is_turns = is_conversations(corpus)
@@ -220,13 +220,13 @@ def align_corpus(
         for reader in (student,) + teachers.readers:
             templates.append(reader.template)
         key += f"|{templates}|{train_on}"
-    # Texts come as Arrow arrays. As Python strings the library would fail on a whole batch if one
-    # text in it is not valid UTF-8.
+    # Get texts as Arrow arrays. As Python strings, one text with invalid UTF-8 would make the
+    # library fail on its whole batch.
     corpus = corpus.with_format("arrow")
     aligner = _Aligner(student, teachers, features.arrow_schema, train_on if is_turns else None)
     rows = _align_parts(corpus, aligner, key, features, num_proc)
-    # A row of a skipped document holds nothing but the reason. Reasons are read by Arrow, which
-    # touches two columns only, and the rows are left out by index, which copies nothing.
+    # The row of a skipped document holds only the reason. Arrow reads the reasons from two columns,
+    # and the rows are dropped by index, without a copy.
     is_skipped = rows.data.column("skipped").is_valid()
     documents = rows.data.column("document").filter(is_skipped).to_pylist()
     reasons = rows.data.column("skipped").filter(is_skipped).to_pylist()
@@ -241,31 +241,32 @@ def _align_parts(
     features: datasets.Features,
     num_proc: int | None,
 ) -> datasets.Dataset:
-    """Make the rows of a corpus part by part, each in a cache of its own, and join them."""
+    """Make the rows of a corpus in parts, each with its own cache, and join them."""
     starts = range(0, len(corpus), _PART)
     parts: dict[int, datasets.Dataset] = {}
-    # A part that another process is making is passed over, and read at the end, when it is made.
-    # The first round does not wait for a lock, and the second one waits as long as it takes.
+    # Skip a part that another process is making, and read it at the end. The first round does not
+    # wait for locks, and the second one does.
     for timeout, start in itertools.product((0, -1), starts):
         if start in parts:
             continue
         documents = corpus.select(range(start, min(start + _PART, len(corpus))))
         fingerprint = hashlib.sha256(f"{key}|{start}|{_PART}".encode()).hexdigest()[:32]
-        # Next to the first file of the corpus; one in memory has no file, and no cache.
+        # The cache is next to the corpus's first file. A corpus in memory has no file, and no
+        # cache.
         cache = None
         if corpus.cache_files:
             first_file = Path(corpus.cache_files[0]["filename"])
             cache = str(first_file.with_name(f"cache-{fingerprint}.arrow"))
         lock = FileLock(f"{cache}.lock", timeout=timeout) if cache else nullcontext()
-        # `map` writes a temporary file and renames it at the end, so that a killed process leaves
-        # no half of a part; the system drops its lock. Whoever comes next finds the file and maps
-        # it into memory instead of making it again.
+        # `map` writes a temporary file and renames it at the end, so a killed process leaves no
+        # partial file, and the system releases its lock. The next process that needs the part finds
+        # the file and maps it into memory.
         with suppress(Timeout), lock:
             parts[start] = documents.map(
                 aligner.align_batch,
                 with_indices=True,
                 batched=True,
-                # A tokenizer holds some 250 times as much as the texts that it reads.
+                # A tokenizer needs about 250 times the memory of the texts that it reads.
                 batch_size=64,
                 num_proc=num_proc,
                 remove_columns=corpus.column_names,
@@ -275,14 +276,14 @@ def _align_parts(
                 new_fingerprint=fingerprint,
                 desc=f"Aligning documents, part {start // _PART + 1} of {len(starts)}",
             )
-    # The parts may be finished in any order, and are joined in the order of the documents.
+    # Parts may be finished in any order, and are joined in the order of the documents.
     in_order = [parts[start] for start in starts]
     return datasets.concatenate_datasets(in_order).with_format(None)
 
 
 @dataclass(frozen=True)
 class _Aligner:
-    """Makes the rows of documents, or of conversations where `train_on` is given."""
+    """Makes the rows of documents, or of conversations if `train_on` is given."""
 
     student: Reader
     teachers: TeacherReaders
@@ -290,11 +291,11 @@ class _Aligner:
     train_on: TrainOn | None
 
     def align_batch(self, batch: Mapping[str, Any], indices: list[int], start: int) -> pa.Table:
-        """Make the rows of some documents; one that is skipped gets a single row with the reason.
+        """Make the rows of some documents. A skipped document gets one row with the reason.
 
         `start` is the index of the part's first document.
         """
-        # `map` counts within the part; rows name a document by its index in the corpus.
+        # `map` counts within the part, but rows use the index in the corpus.
         documents = [start + index for index in indices]
         if self.train_on:
             conversations, skipped = conversations_of(batch, documents)
@@ -306,14 +307,14 @@ class _Aligner:
             return rows
         reasons = {"document": np.array(list(skipped)), "skipped": list(skipped.values())}
         all_rows = pa.concat_tables([rows, _as_table(reasons, self.schema)])
-        # Readers rely on rows in the order of the corpus, so the reasons go between the others.
+        # Readers rely on rows in the order of the corpus, so sort the reasons in.
         return all_rows.sort_by([("document", "ascending"), ("start", "ascending")])
 
     @staticmethod
     def _usable_texts(
         batch: Mapping[str, Any], documents: list[int]
     ) -> tuple[dict[int, str], dict[int, str]]:
-        """Return the texts of a batch by index, and the reasons why others cannot be used."""
+        """Return the usable texts of a batch by index, and the reasons against the others."""
         usable = {}
         skipped = {}
         faults = faults_of(batch, documents)
@@ -326,15 +327,14 @@ class _Aligner:
         return usable, skipped
 
     def _texts(self, texts: Mapping[int, str], skipped: dict[int, str]) -> pa.Table:
-        """Make the rows of texts by index; add those that have none to `skipped`."""
+        """Make the rows of texts by index. Texts without rows are added to `skipped`."""
         documents = list(texts)
         contents = list(texts.values())
         try:
             student_tokens = self.student.read(contents)
             teacher_tokens, lacking = self.teachers.read(contents)
         except ValueError as error:
-            # One document of many is at fault. Each is read alone, so that only that one is
-            # skipped.
+            # One of the documents fails. Read each alone, so that only that one is skipped.
             if len(texts) > 1:
                 tables = []
                 for index, content in texts.items():
@@ -345,18 +345,18 @@ class _Aligner:
         limits = self._limits(self.student.text_limit)
         models = [student_tokens]
         models += teacher_tokens
-        # The rows of `counts` are models, and its columns are texts.
+        # Rows of `counts` are models, and columns are texts.
         counts = np.stack([np.diff(model.edges) for model in models])
         is_read = counts > 0
         is_within = counts <= np.array(limits)[:, None]
         fits = np.array((is_read & is_within).all(axis=0))
-        # A text that teachers lack is looked at by itself, even where the student's tokens fit.
+        # A text that the teachers lack is cut by itself, even if the student's tokens fit.
         fits[list(lacking)] = False
-        # Parts are (text, start, end), and a text that fits is one part.
+        # Parts are (text, start, end). A text that fits is one part.
         parts = []
         for text in np.flatnonzero(fits).tolist():
             parts.append((text, 0, len(contents[text])))
-        # The others have more tokens of a model than its limit, or none.
+        # The other texts have too many tokens for a model, or none.
         for text in np.flatnonzero(~fits).tolist():
             reason = lacking.get(text)
             if reason:
@@ -364,7 +364,7 @@ class _Aligner:
                 continue
             spans = [model.encoding(text).spans for model in models]
             if text in lacking:
-                # Without a teacher it is cut for the student alone.
+                # Without a teacher, only the student limits the cut.
                 spans = spans[:1]
             edges = cut_text(contents[text], spans, limits[: len(spans)])
             if isinstance(edges, str):
@@ -372,45 +372,45 @@ class _Aligner:
             else:
                 for start, end in pairwise(edges):
                     parts.append((text, start, end))
-        # Rows are sorted by text and start, so those of a text are together and in its order. The
-        # shape is given because an array of no parts would have one dimension.
+        # Sort rows by text and start, so that the parts of a text are together and in order. The
+        # shape is given because an array without parts would have one dimension.
         segments = np.array(sorted(parts), np.int64).reshape(-1, 3)
         lengths = np.fromiter(map(len, contents), np.int64, len(contents))
         by_position = self.teachers.by_position
         columns = lay_out(segments, lengths, student_tokens, teacher_tokens, by_position)
-        # A segment knows the place of its text in this batch, and a row needs the index of the
-        # document in the corpus.
+        # Segments know the index of their text in this batch, and rows need its index in the
+        # corpus.
         columns["document"] = np.array(documents, np.int64)[segments[:, 0]]
         return self._table(columns)
 
     def _limits(self, student_limit: int) -> list[int]:
-        """Return the most tokens of a text for each model, the tokens around it taken off."""
+        """Return each model's limit for the tokens of a text, without start and end tokens."""
         limits = [student_limit]
-        # A teacher's limit counts the start token.
+        # A teacher's limit includes the start token.
         limits += [limit - 1 for limit in self.teachers.limits()]
         return limits
 
     def _turns(
         self, conversations: Mapping[int, Conversation], skipped: dict[int, str], train_on: TrainOn
     ) -> pa.Table:
-        """Make a row of each conversation, ended after an answer; add the others to `skipped`."""
+        """Make one row for each conversation, up to an answer. Others are added to `skipped`."""
         contents = list(conversations.values())
         models = [self.student.read_turns(contents, train_on)]
         models += self.teachers.read_turns(contents, train_on)
-        # The template writes the end of a conversation, so only the first token is taken off.
+        # The template writes the end of a conversation, so only the start token is subtracted.
         limits = self._limits(self.student.limit - 1)
         fitted = []
         for number, (document, conversation) in enumerate(conversations.items()):
-            # All models must keep the same messages, so what they read is judged together.
+            # All models must keep the same messages, so they are fitted together.
             turns = fit_turns(document, conversation, [model[number] for model in models], limits)
             if isinstance(turns, str):
                 skipped[document] = turns
             else:
                 fitted.append(turns)
-        # A conversation is one segment, from its first character to the end of the last answer.
+        # A conversation is one segment, from its first character to the end of its last answer.
         lengths = np.array([turns.end for turns in fitted], np.int64)
         segments = np.stack([np.arange(len(lengths)), 0 * lengths, lengths], axis=1)
-        # `fitted` goes by conversation, and `lay_out` takes one `Tokens` for each model.
+        # `fitted` has a row for each conversation, but `lay_out` takes `Tokens` for each model.
         tokens = []
         for model in range(len(models)):
             tokens.append(join_turns([turns.reads[model] for turns in fitted]))
@@ -418,15 +418,15 @@ class _Aligner:
         return self._table(columns | turn_columns(fitted))
 
     def _table(self, columns: dict[str, Any]) -> pa.Table:
-        """Make a table of columns; spans are written in few bytes."""
-        # Where tokens are mapped by index, a teacher's spans are not needed.
+        """Make a table of columns, with spans stored in few bytes."""
+        # If tokens are mapped by index, a teacher's spans are not needed.
         sides = ["student"] if self.teachers.by_position else ["student", "teacher"]
         for side in sides:
             if f"{side}_spans" not in columns:
                 continue
             edges, spans = columns.pop(f"{side}_spans")
-            # There is a code for each span, so codes have the edges of the spans; exceptions are
-            # few and have edges of their own.
+            # Each span has one code, so codes have the edges of the spans. Exceptions are few and
+            # have their own edges.
             codes, exceptions, exception_edges = narrow_spans(spans, edges)
             columns[f"{side}_codes"] = edges, codes
             columns[f"{side}_exceptions"] = exception_edges, exceptions
@@ -434,7 +434,7 @@ class _Aligner:
 
 
 def skip_reasons(segments: Segments) -> str:
-    """Return the three most frequent reasons for leaving a document out, with counts."""
+    """Return the three most frequent reasons for skipping a document, with counts."""
     return count_reasons(reason for _, reason in segments.skipped)
 
 

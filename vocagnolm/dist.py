@@ -1,4 +1,4 @@
-"""The processes of one job: what rank 0 decides, what one process of a machine does first."""
+"""The processes of one job: what rank 0 decides, and what one process per machine does first."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 def rank0(decide: Callable[[], _T]) -> _T:
-    """Call a function on rank 0; return its answer, or raise its error, on every process."""
+    """Call a function on rank 0. On every process, return its result or raise its error."""
     state = PartialState()
     if state.num_processes == 1:
         return decide()
@@ -38,40 +38,40 @@ def rank0(decide: Callable[[], _T]) -> _T:
 
 @contextmanager
 def machine_first() -> Iterator[None]:
-    """Let one process of each machine do the work, however long, and the others find it done."""
+    """Let one process per machine do the work. The others wait, and find it done."""
     state = PartialState()
     if state.num_processes == 1:
         yield
         return
-    # Now, as all processes have to be there to make it.
+    # Make the group now, because all processes must take part.
     group = _patient_group(distributed.group.WORLD)
     if not state.is_local_main_process:
         distributed.barrier(group)
     try:
         yield
     finally:
-        # After an error too, or the others would wait for good.
+        # Also after an error, or the others would wait forever.
         if state.is_local_main_process:
             distributed.barrier(group)
 
 
 @lru_cache(maxsize=1)
 def _patient_group(world: distributed.ProcessGroup) -> distributed.ProcessGroup:
-    """Make a gloo group: NCCL takes a long wait for a hang, and keeps a core busy."""
-    # One for each world.
+    """Make a gloo group. NCCL would time out during a long wait, and keeps a core busy."""
+    # One group for each world.
     group: distributed.ProcessGroup = distributed.new_group(backend="gloo", timeout=_LONGEST_WAIT)
     return group
 
 
 def connect() -> PartialState:
-    """Join the processes of a job, over gloo where there is no accelerator."""
+    """Join the processes of a job, over gloo if there is no accelerator."""
     state = PartialState(cpu=is_on_cpu(), timeout=_LONGEST_WAIT)
     check_connected(state.num_processes)
     return state
 
 
 def check_connected(processes: int) -> None:
-    """Reject processes of one job that would do the same work, each by itself."""
+    """Reject several processes that are not connected, because each would do all of the work."""
     if (started := launched_processes()) != processes:
         raise ValueError(
             f"{started} processes were started (WORLD_SIZE), but this one is connected to no "
@@ -80,19 +80,19 @@ def check_connected(processes: int) -> None:
 
 
 def launched_processes() -> int:
-    """Return the number of processes of this job, as its launcher gives it."""
+    """Return the number of processes in this job, according to its launcher."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_on_cpu() -> bool:
-    """Return True without an accelerator, and under `accelerate launch --cpu`."""
-    # Accelerate needs it, or it takes processes on a CPU for separate runs.
+    """Test whether there is no accelerator, or `accelerate launch --cpu` was used."""
+    # Accelerate needs it, or it would treat processes on a CPU as separate runs.
     return not torch.accelerator.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use, which on a shared machine are few."""
+    """Return the number of cores that this process may use, which may be few of a machine's."""
     try:
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # only Linux has it
+    except AttributeError:  # Only Linux has it.
         return os.cpu_count() or 1

@@ -1,7 +1,8 @@
-"""The two doors: messages name options in the shell, and arguments in Python.
+"""The two doors: messages name command-line options, or arguments in Python.
 
-Code raises errors in the words of the shell, `--top_k`. Where Python enters, they are put into the
-words of Python, `top_k`. Names of TRL and transformers are answered alike at both. Torch-free.
+Code raises errors that name options, such as `--top_k`. At the entry points of Python, they are
+rewritten to name arguments, such as `top_k`. Names of TRL and transformers are understood at both.
+No torch.
 """
 
 import difflib
@@ -13,14 +14,14 @@ from functools import wraps
 from typing import Any, TypeVar
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-# It is a context variable, so that a thread that trains by Python does not get the words of a
-# command that another thread runs.
+# A context variable, so that a thread that trains from Python does not get the words of a command
+# in another thread.
 _is_shell = ContextVar("is_shell", default=False)
 
 _NO_SAMPLING = "no answers are sampled here: leave it out"
 DTYPE_OPTIONS = "--teacher_dtype; the student is float32, and computes in 16 bits with --bf16"
-# What users of TRL and transformers type where the option here means something else. Names of the
-# same meaning are aliases of the fields in `vocagnolm.training.options`.
+# What users of TRL and transformers type for an option that has another meaning here. Names with
+# the same meaning are aliases of the fields in `vocagnolm.training.options`.
 OTHER_NAMES = {
     "dtype": DTYPE_OPTIONS,
     "torch_dtype": DTYPE_OPTIONS,
@@ -37,7 +38,7 @@ OTHER_NAMES = {
     "accelerate_config": "it is for the command lines of train, evaluate and score",
     "num_processes": "it goes with --accelerate_config",
 }
-# Names there that ask for what happens anyway: they are taken, with a warning.
+# Their names for what happens anyway. They are accepted, with a warning.
 _ALWAYS_PACKED = "documents are always packed, and kept apart"
 _ANSWERS_ONLY = "of conversations the answers are trained on, unless --train_on all"
 ALWAYS_ON = {
@@ -50,7 +51,7 @@ ALWAYS_ON = {
     "assistant_only_loss": _ANSWERS_ONLY,
     "completion_only_loss": _ANSWERS_ONLY,
 }
-# Options whose arguments in Python have other names, or are of something else.
+# Options whose Python arguments have another name, or take something else.
 _IN_PYTHON = {
     "student": "model",
     "teacher_losses": "teacher",
@@ -69,8 +70,7 @@ _IN_PYTHON = {
     "lora_dropout": "peft_config",
     "accelerate_config": "accelerate launch with a config_file",
 }
-# Arguments of the trainer, which are none of its config. The two that are left out belong to
-# neither.
+# Arguments of the trainer that are not in its config. The two that are left out belong to neither.
 _TRAINER_ARGUMENTS = {"teacher", "eval_dataset", *_IN_PYTHON} - {"accelerate_config", "text_column"}
 
 
@@ -81,8 +81,7 @@ def near(name: str, known: Iterable[str]) -> str:
     ' (did you mean --teacher?)'
     """
     names = list(known)
-    # Whoever types the beginning of a name means that name, even if another one is nearer by its
-    # letters.
+    # Whoever types the beginning of a name means that name, even if another is closer by letters.
     completions = [completion for completion in names if completion.startswith(name)]
     nearest = completions or difflib.get_close_matches(name, names, 1)
     return f" (did you mean {nearest[0]}?)" if nearest else ""
@@ -90,7 +89,7 @@ def near(name: str, known: Iterable[str]) -> str:
 
 @contextmanager
 def shell_door() -> Iterator[None]:
-    """Keep the words of the shell in what is done inside."""
+    """Keep command-line words in messages of the code inside."""
     token = _is_shell.set(True)
     try:
         yield
@@ -99,14 +98,14 @@ def shell_door() -> Iterator[None]:
 
 
 def python_door(work: _Function) -> _Function:
-    """Put what a function raises into the words of Python, unless a command calls it."""
+    """Rewrite a function's errors for Python, unless a command calls it."""
 
     @wraps(work)
     def through(*args: Any, **options: Any) -> Any:
         try:
             return work(*args, **options)
         except (ValueError, ImportError) as error:
-            # Only the words change: the error keeps its class, its traceback and its cause.
+            # Only the words change. The error keeps its class, traceback and cause.
             if not _is_shell.get() and error.args:
                 error.args = (worded(str(error)), *error.args[1:])
             raise
@@ -122,18 +121,18 @@ def worded(message: str) -> str:
     """
     if _is_shell.get():
         return message
-    # In Python two options may be one argument, which must not be named twice. The pairs go first,
-    # before the single names in them are replaced.
+    # In Python, two options may be one argument, which must not be named twice. So pairs are
+    # replaced before single names.
     message = message.replace("--teacher or --teacher_losses", "--teacher")
     message = message.replace("--eval_fraction or --eval_dataset", "--eval_dataset")
     message = re.sub(r"--text_column ('[^']*')", r"column \1", message)
-    # A switch and its value become an assignment: `--bf16 true` is bf16=True.
+    # A switch with its value becomes an assignment: `--bf16 true` is bf16=True.
     message = re.sub(r"--(\w+) (true|false)\b", lambda x: f"{x[1]}={x[2].title()}", message)
     return re.sub(r"--(\w+)", lambda x: _IN_PYTHON.get(x[1], x[1]), message)
 
 
 def how_to_go_on() -> str:
-    """Say how a run goes on, at the door that it was begun at."""
+    """Say how to resume a run, at the door that started it."""
     return "the same command" if _is_shell.get() else "train(resume_from_checkpoint=True)"
 
 
@@ -144,17 +143,17 @@ def own_arguments(
     aliases: Mapping[str, str],
     warn: Callable[[str], object],
 ) -> dict[str, Any]:
-    """Return the arguments of a constructor under its own names.
+    """Return the arguments of a constructor under their own names.
 
-    An alias becomes the name that it stands for. What asks for what happens anyway is left out,
-    with a warning.
+    An alias is replaced by its name. An argument for what happens anyway is dropped, with a
+    warning.
 
     Raises:
-        TypeError: an argument has another name here, or none; the message says which.
+        TypeError: an argument has another name here, or does not exist. The message says which.
     """
     arguments: dict[str, Any] = {}
-    # A name is looked up in the order of what helps most: as an argument here, as one without an
-    # effect, as one of another name, as one of the trainer, and at last as a misspelt one.
+    # Try the most helpful answer first: an argument here, one without effect, one with another
+    # name, one of the trainer, and at last a misspelling.
     for name, value in options.items():
         own_name = aliases.get(name, name)
         if own_name in known_names:

@@ -1,1 +1,1 @@
-"""The command `vocagnolm demo`: the embedded world, the methods, their runs and the directory."""
+"""The command `vocagnolm demo`: its world, methods, runs and directory."""

@@ -1,4 +1,4 @@
-"""The directory of the demo: what it makes there, and makes anew when it runs again; no torch."""
+"""The demo's directory: what it creates there, and what it replaces on the next run. No torch."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -11,11 +11,11 @@ from vocagnolm.demo import world
 from vocagnolm.demo.methods import TEACHER
 from vocagnolm.io import ASSETS, check_writable, claim_names
 
-# In the directory of a seed: the student that the methods begin with, pages and conversations.
+# In a seed's directory: the student that all methods begin with, pages and conversations.
 BASE, PAGES, _CONVERSATIONS = "base", "pages.jsonl", "talks.jsonl"
-# Next to the seeds: the table, and what libraries cache.
+# Next to the seeds: the table, and the libraries' caches.
 RESULTS, CACHE = "results.json", "cache"
-# Next to the seeds, too: links for the commands of the docs, to what the first seed has.
+# Also next to the seeds: links to the first seed's files, for the commands of the docs.
 _STUDENT_LINK, _TEACHER_LINK = "student", "teacher"
 _LINKS = (PAGES, _CONVERSATIONS, _STUDENT_LINK, _TEACHER_LINK)
 _CONVERSATION_COUNT = 1500
@@ -28,21 +28,20 @@ def seed_name(seed: int) -> str:
 
 @contextmanager
 def claimed(directory: Path, seeds: Sequence[int]) -> Iterator[None]:
-    """Keep other demos out of a directory, without what an earlier one has left for these seeds.
+    """Lock the directory against other demos, and remove what an earlier one left for these seeds.
 
     Raises:
-        ValueError: another demo runs there, or something is in the way that no demo has made.
+        ValueError: another demo is running there, or something in the way is not the demo's.
     """
     check_writable(directory)
     directory.mkdir(parents=True, exist_ok=True)
     try:
-        # The system lets go of the lock when the process ends, however it ends.
+        # The system releases the lock when the process ends, in whatever way.
         with FileLock(directory / ".lock", timeout=0):
             names = [seed_name(seed) for seed in seeds]
             names += [RESULTS, CACHE]
             claim_names(directory, names, "vocagnolm demo", _LINKS)
-            # The demo begins anew: it does not go on with runs of another time, and no result of
-            # theirs lies beside its own.
+            # The demo starts over. It resumes no earlier runs, and keeps none of their results.
             for name in [*names, *_LINKS]:
                 _remove(directory / name)
             yield
@@ -61,7 +60,7 @@ def _remove(path: Path) -> None:
 
 
 def leave_for_the_docs(directory: Path, seed: int) -> None:
-    """Name a student, its teacher, pages and conversations as the commands of the docs do."""
+    """Link a student, its teacher, pages and conversations under the names that the docs use."""
     home = Path(seed_name(seed))
     conversations = world.conversations(_CONVERSATION_COUNT, seed)
     world.write_rows(directory / home / _CONVERSATIONS, conversations)

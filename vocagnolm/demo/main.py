@@ -4,9 +4,9 @@
     vocagnolm demo --seeds 0 1 2 3 --methods all             # the table of the docs: six minutes
     vocagnolm demo --seeds 0 --methods cpt --options max_steps=2
 
-For each seed, every method trains the same student on the same number of tokens, as `vocagnolm
-train` does. Students are judged on held-out problems. Exit status: 0 done, 1 a run failed, 2 a
-wrong argument, 130 interrupted.
+For each seed, every method trains the same student on the same number of tokens, like `vocagnolm
+train`. Students are judged on held-out problems. Exit status: 0 done, 1 a run failed, 2 a wrong
+argument, 130 interrupted.
 """
 
 import multiprocessing
@@ -29,7 +29,7 @@ from vocagnolm.io import markdown_table, write_json
 from vocagnolm.printing import print_main
 
 _NAME = "vocagnolm demo"
-# The defaults take two minutes on two cores. All methods with four seeds take six.
+# The defaults take two minutes on two cores, and all methods with four seeds take six.
 DEFAULT_METHODS = ["vocagnolm", "cpt"]
 DEFAULT_SEEDS = [0, 1]
 # {metric: digits after the point}. Losses are in nats per token.
@@ -37,13 +37,13 @@ _METRICS = {"accuracy": 3, "clean_loss": 3, "answer_loss": 3, "seconds": 1}
 
 
 class FailedRun(Exception):  # noqa: N818 - the name says what happened
-    """A run of the demo ended early."""
+    """A run of the demo failed."""
 
 
 @shell(_NAME)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo, print its table, and write `results.json`; return the exit status."""
-    # Signals raise SystemExit, so that `run_seeds` ends the processes of the demo on its way out.
+    # Signals raise SystemExit, so that `run_seeds` ends the demo's processes on its way out.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     arguments = _read_arguments(argv)
@@ -53,21 +53,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Namespace) -> int:
-    """Run all seeds and sum them up, in a directory that is the demo's alone."""
+    """Run all seeds and summarize them, in a directory of the demo."""
     started = time.perf_counter()
     directory = arguments.output_dir
     methods = ", ".join(arguments.methods)
     seeds = ", ".join(str(seed) for seed in arguments.seeds)
     print_main(f"training students by {methods} with seeds {seeds}; the first row takes a minute")
     print_main(f"logs: {directory}/seed*/train.log")
-    # The processes of the seeds inherit the environment. Libraries read it as they are imported.
+    # The seeds' processes inherit these variables, which libraries read when they are imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["HF_DATASETS_CACHE"] = str(directory / CACHE)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["ACCELERATE_USE_CPU"] = "true"
-    # Two runs of one thread each are faster than two runs in turn with two threads.
+    # Two runs at once with one thread each are faster than one after the other with two.
     os.environ["OMP_NUM_THREADS"] = "1"
-    # Python's tracker of resources would complain of what a worker that is killed leaves.
+    # Python's resource tracker would complain about what a killed worker leaves behind.
     os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker:UserWarning"
     try:
         by_seed = run_seeds(arguments)
@@ -90,7 +90,7 @@ def _run(arguments: Namespace) -> int:
 
 
 def _read_arguments(argv: Sequence[str] | None) -> Namespace:
-    """Read the command line, with the options of the runs; a ValueError where one is wrong."""
+    """Parse the command line with the options of the runs. A wrong one is a ValueError."""
     parser = Parser(_NAME, __doc__)
     add = parser.add_argument
     add("--output_dir", type=Path, default=Path("runs/demo"))
@@ -121,7 +121,7 @@ def _read_arguments(argv: Sequence[str] | None) -> Namespace:
         raise ValueError(f"--wrong_share must be in [0, 1], got {arguments.wrong_share}")
     seeds = arguments.seeds
     for seed in seeds:
-        # PyTorch and NumPy take no others.
+        # PyTorch and NumPy accept no other seeds.
         if not 0 <= seed < 2**32:
             raise ValueError(f"--seeds must be from 0 to 2**32 - 1, got {seed}")
     if len(set(seeds)) < len(seeds):
@@ -138,18 +138,18 @@ def _read_arguments(argv: Sequence[str] | None) -> Namespace:
 
 
 def run_seeds(arguments: Namespace) -> dict[int, dict[str, dict[str, float]]]:
-    """Run every seed in a process of its own, as many at a time as there are cores.
+    """Run every seed in its own process, as many at a time as there are cores.
 
     Raises:
-        FailedRun: a run ended early; the others are ended with it.
+        FailedRun: a run failed. The others are stopped.
     """
-    # The import brings torch, which the command's --help does not need.
+    # This imports torch, which --help does not need.
     from vocagnolm.dist import cores
 
-    # A forked process would share the threads and locks of the libraries that are loaded here.
+    # A forked process would share the threads and locks of libraries that are already loaded.
     spawn = multiprocessing.get_context("spawn")
     waiting = list(arguments.seeds)
-    # {end of the pipe that the results come through: (seed, process)}
+    # {receiving end of the pipe: (seed, process)}
     running: dict[Any, tuple[int, Any]] = {}
     results = {}
     try:
@@ -159,8 +159,8 @@ def run_seeds(arguments: Namespace) -> dict[int, dict[str, dict[str, float]]]:
                 receiver, sender = spawn.Pipe(duplex=False)
                 process = spawn.Process(target=_work, args=(sender, arguments, seed))
                 process.start()
-                # The worker keeps the only open end for sending, so that the pipe ends with the
-                # worker, whatever ended that.
+                # Only the worker keeps the sending end open, so the pipe closes with the worker,
+                # whatever ends it.
                 sender.close()
                 running[receiver] = seed, process
             for ended in wait(list(running)):
@@ -170,7 +170,7 @@ def run_seeds(arguments: Namespace) -> dict[int, dict[str, dict[str, float]]]:
                 if seed == arguments.seeds[0]:
                     leave_for_the_docs(arguments.output_dir, seed)
     finally:
-        # After a SIGTERM a run would finish its step and save, so SIGKILL ends it.
+        # After SIGTERM a run would finish its step and save, so send SIGKILL.
         for _, process in running.values():
             process.kill()
             process.join()
@@ -178,7 +178,7 @@ def run_seeds(arguments: Namespace) -> dict[int, dict[str, dict[str, float]]]:
 
 
 def _receive(receiver: Any, process: Any, directory: Path) -> dict[str, dict[str, float]]:
-    """Return what a worker has sent; raise FailedRun for an error, or for none at all."""
+    """Return what a worker has sent. An error, or nothing at all, raises FailedRun."""
     try:
         message: dict[str, dict[str, float]] | str = receiver.recv()
     except EOFError:
@@ -191,22 +191,22 @@ def _receive(receiver: Any, process: Any, directory: Path) -> dict[str, dict[str
 
 
 def _work(sender: Connection, arguments: Namespace, seed: int) -> None:
-    """Run one seed, and send its results, or the error that ended it."""
-    # The demo itself answers a Ctrl-C, and ends its workers.
+    """Run one seed, and send its results or the error that ended it."""
+    # The demo itself handles Ctrl-C, and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     from vocagnolm.demo.run import run_seed
 
     try:
         message: object = run_seed(arguments, seed)
-    # The demo prints the message, whatever the error is.
+    # The demo prints the message of any error.
     except Exception as error:  # noqa: BLE001
         message = str(error)
     sender.send(message)
 
 
 def _end_with_parent() -> None:
-    """Leave this process when its parent is gone, however that was ended."""
+    """Exit when the parent process is gone, however it ended."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -214,7 +214,7 @@ def _end_with_parent() -> None:
 
 
 def results_table(results: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
-    """Lay out mean and standard deviation over the seeds, as a Markdown table.
+    """Format mean and standard deviation over the seeds as a Markdown table.
 
     >>> print(results_table({"cpt": dict.fromkeys(_METRICS, [0.5, 0.6])}))
     | method | accuracy       | clean loss     | answer loss    | seconds    |

@@ -1,4 +1,4 @@
-"""The methods that the demo compares, and the options of their runs; it does not import torch."""
+"""The methods that the demo compares, and the options of their runs. No torch."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ from vocagnolm.run.parser import OPTIONS, check
 from vocagnolm.run.recipe import RECIPES
 
 RECIPE = RECIPES / "demo.yaml"
-# It lies among the assets of the package; benchmarks/make_demo_teacher.py makes it.
+# It is one of the package's assets, made by benchmarks/make_demo_teacher.py.
 TEACHER = "demo_teacher"
-# {name of a run: (its label, the options that it adds to the recipe ...)}
+# {name of a run: (label, options that it adds to the recipe ...)}
 METHODS = {
     "vocagnolm": ("VocAgnoLM", "--method=vocagnolm"),
     "share": ("VocAgnoLM, share", "--method=vocagnolm", "--aggregation=share"),
@@ -18,15 +18,15 @@ METHODS = {
     "cpt": ("CPT", "--method=cpt"),
     "random": ("random 40 %", "--method=random"),
 }
-# The demo gives these to all of its runs. A user's own would be ignored, or change what the rows
-# of the table are called after.
+# The demo sets these for all of its runs. A user's own would be ignored, or contradict the table's
+# labels.
 _OPTIONS_OF_THE_DEMO = (
     "config student dataset output_dir teacher teacher_losses method seed dry_run"
 ).split()
 
 
 def flags_of(method: str, seed: int, options: Sequence[str]) -> list[str]:
-    """Return the flags of a run over the recipe, all but its paths; options are NAME=VALUE."""
+    """Return the flags that a run adds to the recipe, without its paths. Options are NAME=VALUE."""
     flags = [f"--seed={seed}"]
     flags += [f"--{option}" for option in options]
     flags += METHODS[method][1:]
@@ -36,7 +36,7 @@ def flags_of(method: str, seed: int, options: Sequence[str]) -> list[str]:
 
 
 def tokens_of(flags: Sequence[str]) -> int:
-    """Count the student tokens that a run with these flags over the recipe reads.
+    """Count the student tokens that a run with these flags reads.
 
     Raises:
         ValueError: a flag is wrong, or the run has no number of steps.
@@ -48,7 +48,7 @@ def tokens_of(flags: Sequence[str]) -> int:
 
 
 def check_options(methods: Sequence[str], options: Sequence[str]) -> None:
-    """Reject options that the demo sets itself, or that a run would reject, before any is made."""
+    """Reject options that the demo sets itself, and those that a run would reject."""
     set_by_demo = set(_OPTIONS_OF_THE_DEMO)
     for method in methods:
         for flag in METHODS[method][1:]:

@@ -1,4 +1,4 @@
-"""One student of the demo: it is made, continues its pretraining by each method, and is judged."""
+"""One student of the demo: pretrained, trained further by each method, and judged."""
 
 import os
 import sys
@@ -26,10 +26,10 @@ from vocagnolm.run.train import train as run_job
 from vocagnolm.spans import encode
 from vocagnolm.tokenizer import start_id
 
-# It lies among the assets of the package; benchmarks/make_demo_teacher.py makes it.
+# It is one of the package's assets, made by benchmarks/make_demo_teacher.py.
 STUDENT_TOKENIZER = "demo_student"
-# Texts and pages have more tokens than this in the mean. So many are made for the tokens of a run
-# that none of them comes twice.
+# On average, texts and pages have more tokens than this. So dividing a run's tokens by it gives
+# enough texts that none is read twice.
 GENERAL_TOKENS = 48
 PAGE_TOKENS = 46
 # The first pretraining is on noise, prose and questions without answers.
@@ -37,17 +37,17 @@ BASE_OPTIONS = ("--max_steps=150", "--global_batch_tokens=1024", "--per_device_t
 
 
 def run_seed(arguments: Namespace, seed: int) -> dict[str, dict[str, float]]:
-    """Make a student, continue its pretraining by each method, and judge what comes of it.
+    """Make a student, train it further by each method, and judge the results.
 
     Raises:
-        RuntimeError: a run failed; the message names it, and the log has the traceback.
+        RuntimeError: a run failed. The message names it, and the log has the traceback.
     """
     # A model of this size is faster with one thread than with two.
     torch.set_num_threads(1)
     directory = arguments.output_dir / seed_name(seed)
     directory.mkdir()
-    # All that the runs print goes to a file. The descriptors are redirected, since sys.stdout would
-    # not catch what libraries written in C print.
+    # Everything that the runs print goes to a file. Redirect the descriptors, because replacing
+    # sys.stdout would miss output of libraries written in C.
     screen = os.fdopen(os.dup(1), "w")
     with (directory / "train.log").open("w") as file:
         os.dup2(file.fileno(), 1)
@@ -56,7 +56,7 @@ def run_seed(arguments: Namespace, seed: int) -> dict[str, dict[str, float]]:
     stage = "the first pretraining"
     try:
         pages = directory / PAGES
-        # All methods have the same number of tokens.
+        # All methods read the same number of tokens.
         flags = flags_of(arguments.methods[0], seed, arguments.options)
         page_count = tokens_of(flags) // PAGE_TOKENS
         make_base(directory, seed)
@@ -67,12 +67,12 @@ def run_seed(arguments: Namespace, seed: int) -> dict[str, dict[str, float]]:
             started = time.perf_counter()
             train(directory / BASE, pages, directory / method, *flags)
             seconds = time.perf_counter() - started
-            # The model is judged as it was saved, not as it lies in memory.
+            # Judge the saved model, not the one in memory.
             metrics = judge(directory / method)
             values = ", ".join(f"{metric} {value:.3f}" for metric, value in metrics.items())
             print_main(f"seed {seed}  {method:9}  {values}", screen)
             results[method] = metrics | {"seconds": seconds}
-    # The demo prints the message of any error. The traceback is for the log alone.
+    # The demo prints the error's message. Only the log gets the traceback.
     except Exception as error:
         traceback.print_exc()
         raise RuntimeError(f"{stage}: {error}") from error
@@ -96,7 +96,7 @@ def make_base(directory: Path, seed: int) -> None:
 
 
 def student_config() -> LlamaConfig:
-    """Configure one wide layer: it learned the most arithmetic per second of a CPU core."""
+    """Configure one wide layer, which learned the most arithmetic per second on a CPU core."""
     return LlamaConfig(
         vocab_size=1024,
         hidden_size=128,
@@ -113,7 +113,7 @@ def student_config() -> LlamaConfig:
 
 
 def train(model: Path, corpus: Path, output_dir: Path, *options: str) -> None:
-    """Run `vocagnolm train` with the demo's recipe, in this process; its errors are raised."""
+    """Run `vocagnolm train` with the demo's recipe in this process. Errors are raised."""
     quiet_logs()
     paths = (f"--student={model}", f"--dataset={corpus}", f"--output_dir={output_dir}")
     status = run_job(parse([f"--config={RECIPE}", *paths, *options]))
@@ -123,10 +123,10 @@ def train(model: Path, corpus: Path, output_dir: Path, *options: str) -> None:
 
 @torch.no_grad()
 def judge(directory: Path, limit: int | None = None) -> dict[str, float]:
-    """Let a model answer the first `limit` held-out problems, and read it their right solutions.
+    """Let a model answer `limit` held-out problems, and compute losses of their solutions.
 
-    The accuracy is the share whose greedy answer ends in the right number; losses are nats per
-    token, of problems with their right solutions and of the solutions alone.
+    The accuracy is the share of problems whose greedy answer ends with the right number. Losses are
+    nats per token, of problems with their right solutions and of the solutions alone.
     """
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
@@ -149,8 +149,8 @@ def judge(directory: Path, limit: int | None = None) -> dict[str, float]:
     for prompt, solution in zip(prompts, solutions, strict=True):
         encoding = encode(tokenizer, prompt + solution)
         rows.append([start_id(tokenizer, "student"), *encoding.ids.tolist()])
-        # The token that the solution begins in counts to it, so the prompt has those that end in
-        # it, and the start token.
+        # The token in which the solution begins belongs to the solution. So the prompt has the
+        # tokens that end within it, and the start token.
         prompt_tokens = int((encoding.spans[:, 1] <= len(prompt)).sum())
         answer_starts.append(1 + prompt_tokens)
     width = max(len(row) for row in rows)

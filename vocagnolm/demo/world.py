@@ -1,8 +1,8 @@
-"""The text of the embedded world, made the way OpenWebMath is.
+"""The texts of the demo's world, which resemble OpenWebMath.
 
-A page carries one grade-school problem with a step-by-step answer at a random place among noise
-lines (menus, dates, hashes, garbled text, digit runs). A share of the pages has a wrong solution.
-Everything is a function of a `random.Random`, so a seed fixes every character.
+A page has one grade-school problem with a step-by-step answer, at a random place among lines of
+noise (menus, dates, hashes, garbled text, digits). A share of the pages has a wrong solution.
+Everything depends only on a `random.Random`, so a seed fixes every character.
 """
 
 import json
@@ -24,8 +24,8 @@ _MENU = _DATA["menu"].split()
 # A wrong result differs from the right one by one of these.
 _WRONG_SHIFTS = (-10, -7, -5, -4, -3, -2, -1, 1, 2, 3, 4, 5, 7, 10)
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
-# How the numbers of a problem follow from those that are drawn. The problem takes them from left
-# to right, with its operators between them.
+# How the numbers of a problem follow from the drawn ones. The problem takes them from left to
+# right, with its operators between them.
 _ARRANGED: dict[str, Callable[..., Sequence[int]]] = {
     "as drawn": lambda rng, *drawn: drawn,
     "larger first": lambda rng, a, b: (max(a, b) + 1, min(a, b)),
@@ -37,7 +37,7 @@ _ARRANGED: dict[str, Callable[..., Sequence[int]]] = {
 
 @dataclass(frozen=True)
 class Problem:
-    """A question with the steps of its solution: (left, operator, right, result) each."""
+    """A question with the steps of its solution, each (left, operator, right, result)."""
 
     question: str
     steps: tuple[tuple[int, str, int, int], ...]
@@ -49,7 +49,7 @@ class Problem:
 
 
 def problem(rng: random.Random, excluded: Collection[str] = ()) -> Problem:
-    """Draw a problem of a random kind whose question is not among `excluded`."""
+    """Draw a problem of a random kind whose question is not in `excluded`."""
     while True:
         kind = rng.choice(_DATA["problems"])
         name, other_name = rng.sample(_NAMES, 2)
@@ -58,8 +58,8 @@ def problem(rng: random.Random, excluded: Collection[str] = ()) -> Problem:
         drawn = [rng.randint(2, bound) for bound in kind["up_to"]]
         numbers = _ARRANGED[kind["arranged"]](rng, *drawn)
         forms = kind["questions"]
-        # Choosing from a single form would take a number off the stream, and every text after it
-        # would be another one.
+        # Choosing from a single form would also draw a random number, and so change every later
+        # text.
         form = rng.choice(forms) if len(forms) > 1 else forms[0]
         question = form.format(*numbers, name=name, other=other_name, thing=thing, holder=holder)
         if question not in excluded:
@@ -74,7 +74,7 @@ def problem(rng: random.Random, excluded: Collection[str] = ()) -> Problem:
 
 
 def render(item: Problem) -> tuple[str, str]:
-    r"""Return the prompt and the solution; a page holds one right after the other.
+    r"""Return the prompt and the solution, which a page has one right after the other.
 
     >>> render(Problem("How many?", ((5, "+", 7, 12),)))
     ('Q: How many?\nA:', ' 5 + 7 = 12. #### 12')
@@ -84,10 +84,10 @@ def render(item: Problem) -> tuple[str, str]:
 
 
 def corrupt(rng: random.Random, item: Problem) -> Problem:
-    """Give a problem a wrong solution: the last result is off, half the time the operator too."""
+    """Give a problem a wrong solution: another last result, and half the time another operator."""
     left, symbol, right, result = item.steps[-1]
     wrong = result
-    # A result below 0 becomes 0, which may be the right one: then it is drawn again.
+    # A result below 0 becomes 0. If that is the right result, draw again.
     while wrong == result:
         wrong = max(0, result + rng.choice(_WRONG_SHIFTS))
     if rng.random() < 0.5:
@@ -97,7 +97,7 @@ def corrupt(rng: random.Random, item: Problem) -> Problem:
 
 
 def _prose(rng: random.Random) -> str:
-    """Return two to four simple sentences about no numbers."""
+    """Return two to four simple sentences without numbers."""
     sentences = []
     for _ in range(rng.randint(2, 4)):
         subject, verb, place, end = [rng.choice(part) for part in _DATA["prose"]]
@@ -106,7 +106,7 @@ def _prose(rng: random.Random) -> str:
 
 
 def noise(rng: random.Random) -> str:
-    """Return one line as web pages have around their text."""
+    """Return one line like those around the text of a web page."""
     kind = rng.randrange(5)
     if kind == 0:
         return " | ".join(rng.sample(_MENU, rng.randint(3, 6)))
@@ -131,9 +131,8 @@ def noise(rng: random.Random) -> str:
 
 
 def page(rng: random.Random, wrong_share: float, excluded: Collection[str] = ()) -> str:
-    """Return a web page: a problem with its solution at a random place among noise lines."""
-    # Each line draws from one stream of random numbers, so that the order of these lines decides
-    # every text that follows.
+    """Return a web page: a problem with its solution at a random place among lines of noise."""
+    # All of these lines draw from one random stream, so their order determines every text.
     lines = [noise(rng) for _ in range(rng.randint(0, 2))]
     item = problem(rng, excluded)
     if rng.random() < wrong_share:
@@ -154,7 +153,7 @@ def general_text(rng: random.Random, excluded: Collection[str] = ()) -> str:
 
 
 def held_out_problems() -> list[Problem]:
-    """Draw the problems that judge the students; no corpus holds their questions."""
+    """Draw the problems that students are judged by. No corpus has their questions."""
     rng = random.Random("held out")
     by_question: dict[str, Problem] = {}
     while len(by_question) < HELD_OUT_PROBLEMS:
@@ -164,7 +163,7 @@ def held_out_problems() -> list[Problem]:
 
 
 def held_out_questions() -> frozenset[str]:
-    """Return the questions to exclude from every text that a model learns from."""
+    """Return the questions that no training text may have."""
     return frozenset(item.question for item in held_out_problems())
 
 
@@ -185,7 +184,7 @@ def general_corpus(count: int, seed: int) -> Iterator[str]:
 
 
 def conversations(count: int, seed: int) -> Iterator[dict[str, str]]:
-    """Draw conversations of one question and its right solution, as `--dataset` reads them."""
+    """Draw conversations with one question and its right solution, as `--dataset` reads them."""
     rng = random.Random(f"conversations {seed}")
     excluded = held_out_questions()
     for _ in range(count):
@@ -200,7 +199,7 @@ def write_jsonl(path: Path, texts: Iterable[str]) -> None:
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
-    """Write a JSON object a line."""
+    """Write one JSON object per line."""
     with path.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(row) + "\n")

@@ -1,4 +1,4 @@
-"""From graded outputs to accuracies, as the harness rounds them, with intervals."""
+"""From graded outputs to accuracies with intervals, rounded as the harness rounds them."""
 
 import math
 from collections import Counter
@@ -14,7 +14,7 @@ Z_95 = 1.959963984540054
 
 
 def accuracy(correct: int, n: int) -> JsonObject:
-    """Give right answers among at least one in percent, with their interval.
+    """Return right answers among at least one as a percentage, with an interval.
 
     `rounded` is what the harness reports: one decimal, halves to the even digit.
 
@@ -22,35 +22,36 @@ def accuracy(correct: int, n: int) -> JsonObject:
     31.2
     """
     exact = correct / n * 100
-    # NumPy rounds halves to the even digit, and so do the harness's numbers.
+    # NumPy rounds halves to even, and so does the harness.
     interval = list(wilson_interval(correct, n))
     rounded = float(np.round(exact, 1))
     return {"n": n, "correct": correct, "rounded": rounded, "exact": exact, "interval": interval}
 
 
 def wilson_interval(correct: float, n: float) -> tuple[float, float]:
-    """Give the 95 % score interval of a share, in percent (Wilson, 1927)."""
+    """Return the 95 % score interval of a share, in percent (Wilson, 1927)."""
     share = correct / n
     centre = share + Z_95**2 / (2 * n)
     spread = Z_95 * math.sqrt(share * (1 - share) / n + Z_95**2 / (4 * n * n))
     scale = 100 / (1 + Z_95**2 / n)
     low, high = (centre - spread) * scale, (centre + spread) * scale
-    # With none or all right one end is exactly 0 or 100, which floats miss by a little.
+    # If no answer or every answer is right, one end is exactly 0 or 100. Floats would miss it
+    # slightly.
     return low if correct else 0.0, high if correct < n else 100.0
 
 
 def interval_over_items(shares: Sequence[float], samples: int) -> tuple[float, float]:
-    """Give the 95 % interval of the mean of items' shares, in percent.
+    """Return the 95 % interval of the mean of items' shares, in percent.
 
-    Outputs of one item are alike, as a hard question is hard each time. So it is Wilson's interval
-    for as many independent outputs as have the variance of these shares: at least the items, at
-    most all outputs. With one output per item it is Wilson's own.
+    Outputs of one item are alike: a hard question is hard every time. So this is Wilson's interval
+    for as many independent outputs as would have the variance of these shares: at least the number
+    of items, at most the number of outputs. With one output per item it is Wilson's.
     """
     n = len(shares)
     share = math.fsum(shares) / n
     variance = math.fsum((x - share) ** 2 for x in shares) / n
     if share in (0, 1):
-        # Where no item differs from another, nobody can tell how much they might.
+        # If no item differs from another, nobody can tell how much they might.
         effective = float(n)
     elif variance == 0:
         effective = float(n * samples)
@@ -62,7 +63,7 @@ def interval_over_items(shares: Sequence[float], samples: int) -> tuple[float, f
 def pass_at_k(samples: int, right: int, k: int) -> float:
     """Estimate how likely one of k outputs of an item is right, without bias (Chen et al., 2021).
 
-    It is the share of the choices of k among these samples that hold a right one.
+    This is the share of all choices of k samples with at least one right output.
 
     >>> pass_at_k(4, 1, 1), pass_at_k(4, 1, 2), pass_at_k(4, 3, 2)
     (0.25, 0.5, 1.0)
@@ -71,11 +72,11 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 
 
 def sampled_accuracy(right: Sequence[int], samples: int) -> JsonObject:
-    """Give avg@k of items with k samples, so many of them right, and pass@k for smaller k, too."""
+    """Return avg@k of items with k samples, and pass@k for smaller k."""
     shares = [count / samples for count in right]
     avg = _share_of_items(shares, samples)
     pass_at = {}
-    # Powers of two are the usual ones. Of one output, pass@1 is avg@k.
+    # Powers of two are usual. With one output, pass@1 equals avg@k.
     ks = [2**power for power in range(1, samples.bit_length()) if 2**power < samples]
     for k in [*ks, samples]:
         pass_at[str(k)] = _share_of_items([pass_at_k(samples, c, k) for c in right], samples)
@@ -89,11 +90,11 @@ def _share_of_items(shares: Sequence[float], samples: int) -> JsonObject:
 
 
 def average(columns: Sequence[JsonObject]) -> JsonObject:
-    """Average the rounded columns, as published, and the exact ones, with an interval."""
+    """Average rounded columns, as published, and exact ones, with an interval."""
     k = len(columns)
     exact = sum(column["exact"] for column in columns) / k
-    # The columns' intervals are put together one side at a time (MOVER; Zou and Donner, 2008),
-    # which stays right for columns near 0 and for few items.
+    # Combine the columns' intervals one side at a time (MOVER; Zou and Donner, 2008), which is
+    # right near 0 and for few items, too.
     squares_below = []
     squares_above = []
     for column in columns:
@@ -102,16 +103,16 @@ def average(columns: Sequence[JsonObject]) -> JsonObject:
         squares_above.append((high - column["exact"]) ** 2)
     below = math.sqrt(sum(squares_below)) / k
     above = math.sqrt(sum(squares_above)) / k
-    # The harness averages rounded columns, and prints one decimal.
+    # The harness averages rounded columns and prints one decimal.
     rounded = float(f"{sum(column['rounded'] for column in columns) / k:.1f}")
     return {"rounded": rounded, "exact": exact, "interval": [exact - below, exact + above]}
 
 
 def averages(columns: Mapping[str, JsonObject]) -> dict[str, JsonObject]:
-    """Compute those of the three averages whose benchmarks are all there, and what marks them."""
+    """Compute those of the three averages whose benchmarks are all there, with their marks."""
     complete = {}
     for name, members in AVERAGES.items():
-        # An average that lacks a benchmark would be put next to published ones that have it.
+        # An average without a benchmark would be compared with published ones that include it.
         if columns.keys() >= set(members):
             parts = [columns[benchmark] for benchmark in members]
             complete[name] = average(parts) | {"marked": distinct("marked", parts)}
@@ -119,7 +120,7 @@ def averages(columns: Mapping[str, JsonObject]) -> dict[str, JsonObject]:
 
 
 def distinct(name: str, columns: Iterable[JsonObject]) -> list[str]:
-    """Return the marks of all columns, each once, in their order."""
+    """Return the marks of all columns in order, each once."""
     # A dictionary keeps the order, and each mark once.
     marks: dict[str, None] = {}
     for column in columns:
@@ -128,13 +129,13 @@ def distinct(name: str, columns: Iterable[JsonObject]) -> list[str]:
 
 
 def summarize(records: Sequence[JsonObject]) -> JsonObject:
-    """Sum up the outputs of one benchmark: verdicts, and completions that were generated here.
+    """Summarize the outputs of one benchmark: verdicts, and how completions ended.
 
-    Records of one `idx` are outputs of one item, equally many of each. Without `idx` each is an
-    item of its own.
+    Records with the same `idx` are outputs of one item. Every item has the same number. Without
+    `idx`, each record is an item.
     """
     unanswered = 0
-    # These counts are of the second opinion, which letters do not get.
+    # These counts are for the second opinion, which multiple choice does not get.
     judged = 0
     agreed = 0
     for record in records:
@@ -144,7 +145,7 @@ def summarize(records: Sequence[JsonObject]) -> JsonObject:
             agreed += record["math_verify"] == record["correct"]
     opinion = None
     if judged:
-        # Its accuracy is over all outputs: an opinion that is not there in time counts as wrong.
+        # This accuracy is over all outputs. An opinion that did not come in time counts as wrong.
         opinion = _accuracy_of(records, "math_verify")
         opinion |= {"agreement": agreed / judged, "without_opinion": len(records) - judged}
     summary = _accuracy_of(records, "correct") | {
@@ -161,7 +162,7 @@ def summarize(records: Sequence[JsonObject]) -> JsonObject:
 
 
 def _accuracy_of(records: Sequence[JsonObject], verdict: str) -> JsonObject:
-    """Give the accuracy by one field of the verdicts."""
+    """Compute the accuracy by one field of the verdicts."""
     # {idx: right outputs}
     right: Counter[object] = Counter()
     for place, record in enumerate(records):

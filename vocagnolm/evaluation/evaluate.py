@@ -1,4 +1,4 @@
-"""An evaluation of a model: load, ask, grade, report; `main` reads its command line."""
+"""Evaluates a model: load, ask, grade, report. `main` reads the command line."""
 
 import gzip
 import json
@@ -46,7 +46,7 @@ _FILES = "results.json, row.md and an item file per benchmark"
 
 
 def evaluate(arguments: Namespace) -> None:
-    """Ask and grade all items that are left, and write the report; in all processes of a job."""
+    """Ask and grade all remaining items, and write the report, in all processes of a job."""
     state = connect()
     arguments.batch_size = arguments.batch_size or (64 if state.device.type == "cuda" else 16)
     if arguments.report_to == "wandb":
@@ -55,7 +55,7 @@ def evaluate(arguments: Namespace) -> None:
     if not arguments.dry_run:
         rank0(lambda: check_writable(directory.path))
         begun = rank0(directory.settings).get("dtype")
-        # Processes on machines of several kinds need one answer.
+        # Processes on different kinds of machines need one answer.
         choice = arguments.dtype
         arguments.dtype, why = rank0(lambda: choose_dtype(choice, state.device, begun))
     source = ModelSource(arguments.model, "model", arguments.revision)
@@ -65,7 +65,7 @@ def evaluate(arguments: Namespace) -> None:
         context = longest_context(config, new_tokens)
     else:
         context = context_length(config)
-    # A dry run ends before anything is written, and before the weights are loaded.
+    # A dry run ends before anything is written and before the weights are loaded.
     if arguments.dry_run:
         previews = [_preview(task, tokenizer, context) for task in tasks]
         printing.print_main("\n".join(previews))
@@ -73,7 +73,7 @@ def evaluate(arguments: Namespace) -> None:
     with ExitStack() as open_contexts:
 
         def begin() -> JsonObject:
-            # The first process alone holds the lock, until the evaluation ends. Settings are
+            # Only the first process holds the lock, until the evaluation ends. Settings are
             # compared under the lock, and an error reaches all processes.
             open_contexts.enter_context(directory.lock())
             model = {"name": source.name, "revision": revision_of(source.name, config)}
@@ -81,21 +81,21 @@ def evaluate(arguments: Namespace) -> None:
             directory.write_settings(settings)
             return settings
 
-        # The settings are on the disk before the first item, so that no item is of unknown ones.
+        # Write the settings before the first item, so that no item has unknown settings.
         settings = rank0(begin)
         printing.log_main(f"{arguments.model} computes in {arguments.dtype} ({why})")
         engine = _load_engine(arguments, source, tokenizer, chat, new_tokens, state.device)
         columns = {}
-        # The processes of a job share the cores of a machine.
+        # The processes of a job share a machine's cores.
         graders = max(1, min(8, (os.cpu_count() or 1) // state.num_processes))
         with Grader(graders) as grader:
-            # A task is complete when it comes: its numbers are shown while the next one runs.
+            # Tasks arrive complete, so one task's numbers are shown while the next one runs.
             for task in runner.run(tasks, engine, grader, directory, state):
                 if state.is_main_process:
                     column = report.column(task, directory)
                     columns[task.benchmark.id] = column
                     printing.log_main(f"{task.benchmark.id}: {report.one_line_summary(column)}")
-        # The lock is still held here, so that no other evaluation changes the items meanwhile.
+        # The lock is still held, so no other evaluation changes the items meanwhile.
         if state.is_main_process:
             _write_report(columns, directory, settings, arguments, state)
 
@@ -103,8 +103,8 @@ def evaluate(arguments: Namespace) -> None:
 def _read_all_but_weights(
     arguments: Namespace, source: ModelSource
 ) -> tuple[PreTrainedConfig, Tokenizer, Chat | None, list[Task]]:
-    """Read, or download, the model's configuration and tokenizer, and the benchmarks."""
-    # The first process of a machine downloads, and the others read what it has downloaded.
+    """Read or download the configuration, the tokenizer and the benchmarks."""
+    # The first process of a machine downloads. The others read the result.
     with machine_first():
         config = source.config()
         tokenizer = source.tokenizer()
@@ -132,7 +132,7 @@ def _load_engine(
     new_tokens: int,
     device: torch.device,
 ) -> Engine:
-    """Load the weights into the engine that was asked for."""
+    """Load the weights into the requested engine."""
     if arguments.engine == "vllm":
         return VLLMEngine(source, tokenizer, arguments.dtype, chat, new_tokens)
     model: Any = source.load(getattr(torch, arguments.dtype))
@@ -146,7 +146,7 @@ def _settings(
     model: JsonObject,
     context: int,
 ) -> JsonObject:
-    """Return what items must share to belong to one evaluation."""
+    """Return the settings that all items of an evaluation must share."""
     return {
         "protocol": chat.settings() if chat else None,
         "sampling": arguments.sampling.settings() if arguments.sampling else None,
@@ -168,9 +168,9 @@ def _write_report(
     arguments: Namespace,
     state: PartialState,
 ) -> None:
-    """Write the results, print them, and log them where that is asked for."""
+    """Write the results, print them, and log them if requested."""
     device = state.device.type
-    # These may change a number in bfloat16, though they are not settings.
+    # These are not settings, but may change a number in bfloat16.
     environment = {
         "batch_size": arguments.batch_size if arguments.engine == "hf" else None,
         "processes": state.num_processes,
@@ -184,10 +184,10 @@ def _write_report(
 
 
 def _preview(task: Task, tokenizer: Tokenizer, context: int) -> str:
-    """Show the first whole prompt, and the token counts of all."""
+    """Show the first whole prompt, and the token counts of all prompts."""
     benchmark = task.benchmark
     prompts = list(task.prompts.values())
-    # A chat template has written the special tokens already.
+    # A chat template has already written the special tokens.
     add_special_tokens = not benchmark.protocol
     encoding = tokenizer(prompts, verbose=False, add_special_tokens=add_special_tokens)
     ids: list[list[int]] = encoding["input_ids"]
@@ -210,7 +210,7 @@ def _preview(task: Task, tokenizer: Tokenizer, context: int) -> str:
 
 
 def output_dir(arguments: Namespace) -> Path:
-    """Return the directory of the results: that of the model, if it is a local one."""
+    """Return the directory for results: inside the model's, if that is local."""
     if arguments.output_dir:
         return Path(arguments.output_dir)
     model = Path(arguments.model)
@@ -223,14 +223,14 @@ def output_dir(arguments: Namespace) -> Path:
 
 
 def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
-    """Grade stored outputs and write every line again with its verdict, to stdout without `output`.
+    """Grade stored outputs and write every line with its new verdict to `output`, or to stdout.
 
-    The file holds JSON lines, gzipped if its name ends in .gz, each with `idx`, `gold` (already
-    parsed) and `raw_output`, such as our item files.
+    The file has JSON lines, gzipped if its name ends in .gz. Each has `idx`, `gold` (parsed) and
+    `raw_output`, like our item files.
     """
     if output:
         check_writable(output.parent, f"--output {output}: its directory")
-    # The whole file is read first, so that a wrong line costs no grading.
+    # Read the whole file first, so that a wrong line is found before any grading.
     records = _read_outputs(file, benchmark)
     answers = []
     for record in records:
@@ -238,7 +238,7 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
         answers.append((record["raw_output"], gold))
     with Grader() as grader:
         verdicts = [asdict(verdict) for verdict in grader.grade(benchmark.answer_kind, answers)]
-    # The verdict replaces the fields of an earlier one, and all other fields stay.
+    # The verdict replaces the fields of an earlier one. All other fields stay.
     lines = ""
     judged = []
     for record, verdict in zip(records, verdicts, strict=True):
@@ -250,13 +250,13 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
         write_text(output, lines)
     else:
         sys.stdout.write(lines)
-    # The summary goes to stderr where stdout holds the lines, which another program may read.
+    # If the lines go to stdout, another program may read them, so the summary goes to stderr.
     line = f"{file} as {benchmark.id}: {report.one_line_summary(summarize(judged))}"
     print(line, file=sys.stdout if output else sys.stderr)
 
 
 def _read_outputs(file: Path, benchmark: Benchmark) -> list[JsonObject]:
-    """Read stored outputs; a ValueError names the file, the line and the field that is wrong."""
+    """Read stored outputs. A ValueError names the file, the line and the wrong field."""
     content = file.read_bytes()
     if file.suffix == ".gz":
         try:
@@ -264,14 +264,15 @@ def _read_outputs(file: Path, benchmark: Benchmark) -> list[JsonObject]:
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"--regrade {file} is not a complete gzip file: {error}") from error
     records: list[JsonObject] = []
-    # {idx: numbers of its outputs}. As text: another evaluator may write 7 and "7" for one item.
+    # {idx: numbers of its outputs}. The idx is text here, because another evaluator may write 7 and
+    # "7" for the same item.
     samples: dict[str, set[int]] = {}
     for number, record in numbered_lines(content, f"--regrade {file}"):
         fault = _output_fault(record, benchmark)
         if fault:
             raise ValueError(f"--regrade {file}:{number}: {fault}")
         idx, sample = str(record["idx"]), record.get("sample", 0)
-        # One output of an item that is there twice would count twice.
+        # A repeated output would count twice.
         if sample in samples.setdefault(idx, set()):
             fault = f"idx {idx} comes twice: number the outputs of an item by sample, from 0"
             raise ValueError(f"--regrade {file}:{number}: {fault}")
@@ -291,18 +292,18 @@ def _read_outputs(file: Path, benchmark: Benchmark) -> list[JsonObject]:
 
 
 def _output_fault(record: JsonObject, benchmark: Benchmark) -> str | None:
-    """Say why a record is no output of a benchmark that can be graded; None if it is one."""
+    """Return why a record is not an output that can be graded, or None."""
     missing = [name for name in _OUTPUT_FIELDS if name not in record]
     if missing:
         fault = f"expected the fields {', '.join(_OUTPUT_FIELDS)}, found {', '.join(record)}"
-        # The most common files of another evaluator get advice of their own.
+        # The most common files of other evaluators get their own advice.
         if {"doc_id", "target", "resps"} <= record.keys():
             return (
                 f"{fault}, as lm-evaluation-harness writes them: make idx of doc_id, gold of the "
                 "bare answer in target, and raw_output of the text in resps"
             )
         return f"{fault}: {', '.join(missing)} is missing"
-    # Records of our own evaluations name their benchmark, and the chat protocol.
+    # Our own records name their benchmark and the chat protocol.
     names = {name: record[name] for name in ("benchmark", "protocol") if name in record}
     if names and names != benchmark.names():
         return f"expected an output of {benchmark.names()}, found one of {names}"
@@ -314,11 +315,11 @@ def _output_fault(record: JsonObject, benchmark: Benchmark) -> str | None:
     sample = record.get("sample", 0)
     if type(sample) is not int:
         return f"sample must be the number of an output, found {json.dumps(sample)}"
-    # Python takes True and False for integers, and they are not answers.
+    # Python treats True and False as integers, but they are no answers.
     gold = record["gold"]
     if isinstance(gold, bool) or not isinstance(gold, str | int | float):
         return f"gold must be the parsed answer, text or a number, found {type(gold).__name__}"
-    # Python's JSON may hold NaN, for example for an answer that a table lacks.
+    # Python's JSON may contain NaN, for example for an answer that a table lacks.
     if isinstance(gold, float) and not math.isfinite(gold):
         return f"gold must be the parsed answer, text or a number, found {gold}"
     try:

@@ -1,4 +1,4 @@
-"""The answer in a model's output, and its normal form: the harness's rules, in the harness's order.
+"""The answer in a model's output, in its normal form, by the harness's rules and in its order.
 
 The reference is `extract_answer`, `run_execute` and `strip_string` (from the MATH release) of
 ZubinGou/math-evaluation-harness (MIT) at db77bc6, quirks included. What `strip_string` damages is
@@ -17,21 +17,21 @@ from vocagnolm.io import ASSETS
 AnswerKind = Literal["free", "integer", "letter", "boxed_letter", "marked"]
 # The harness's word for an output without a letter.
 NO_LETTER = "placeholder"
-# The letter need not be a word of its own for the harness.
+# For the harness, the letter need not be a word of its own.
 _LETTER = re.compile(r"answer is \(?([abcde])")
-# A box holds the letter alone, in parentheses, in a command for text, or before the words of the
-# option. The first letter of a word is not a choice.
+# A box contains only the letter, in parentheses, in a text command, or before the words of the
+# option. The first letter of a word is no choice.
 _CHOICE = re.compile(r"(?:\\(?:text|mathrm|mathbf|textbf)\{)?\s*\(?([A-Ea-e])(?![A-Za-z])")
-# A gold of multiple choice is the letter alone, perhaps in parentheses.
+# The reference of a multiple-choice item is only the letter, perhaps in parentheses.
 _GOLD_LETTER = re.compile(r"\(?([A-Ea-e])\)?\.?")
 _NUMBER = re.compile(r"-?\d*\.?\d+")
-# The harness's unit words, as regular expressions, in its order; the second half are the plurals.
-# A point in them stands for any character, as in the harness.
+# The harness's unit words, as regular expressions, in its order. The second half are the plurals. A
+# dot matches any character, as in the harness.
 _SINGULARS = (ASSETS / "unit_words.txt").read_text("utf-8").splitlines()
 _UNITS = _SINGULARS + [unit + "s" for unit in _SINGULARS]
 _WORD = re.compile(r"\w+")
-# Each pattern comes with the first word of its unit. A text that lacks that word cannot hold the
-# unit, so that most of the slow patterns are never tried.
+# Each pattern has the first word of its unit. A text without that word cannot contain the unit, so
+# most of these slow patterns are never tried.
 _UNIT_PATTERNS = []
 for _unit in _UNITS:
     _first_word = _WORD.findall(_unit)[0]

@@ -1,7 +1,7 @@
-"""The rules of every engine: prompts in, completions out, cut at the first stop string.
+"""The rules that all engines share: prompts in, completions out, cut at the first stop string.
 
-Two engines that choose the same tokens give the same completions. The rules are those of the
-harness's vLLM path; `Chat` and `Sampling` are other protocols than the paper's.
+Engines that choose the same tokens return the same completions. The rules are those of the
+harness's vLLM path. The paper uses neither `Chat` nor `Sampling`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,13 +19,13 @@ from vocagnolm.evaluation.sampling import Sampling, uniform
 from vocagnolm.evaluation.tasks.benchmarks import CHAT_PROTOCOL, INSTRUCTION
 from vocagnolm.evaluation.tasks.tasks import text_sha256
 
-# A stop string, an end-of-text token, `max_new_tokens` were generated, the context is full.
+# A stop string, an end-of-text token, `max_new_tokens` generated, or a full context.
 FinishReason = Literal["stop", "eos", "length", "context"]
 
 
 @dataclass(frozen=True)
 class Chat:
-    """A tokenizer and a chat template, in which a question is a user's turn."""
+    """A tokenizer with a chat template, in which the question is a user's turn."""
 
     tokenizer: Tokenizer
     source: str
@@ -34,7 +34,7 @@ class Chat:
         check_date(self.source, "its tokenizer_config.json")
 
     def prompt(self, *turns: str) -> str:
-        """Render a question up to where its answer begins, or a question and its answer."""
+        """Render a question up to where the answer begins, or a question with its answer."""
         messages = []
         for role, turn in zip(("user", "assistant"), turns, strict=False):
             messages.append({"role": role, "content": turn})
@@ -43,15 +43,14 @@ class Chat:
             chat_template=self.source,
             tokenize=False,
             add_generation_prompt=len(turns) == 1,
-            date_string=DATE,  # items are asked on many days
+            date_string=DATE,  # Items may be asked on different days.
         )
         return str(text)
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
-        """Return the special token that follows an answer in the template, or none."""
-        # No template writes this character of the private area, so that it marks the answer's
-        # place.
+        """Return the special token that follows an answer in the template, if there is one."""
+        # No template writes this private-use character, so it marks the answer.
         answer = "\ue000"
         after = self.prompt("?", answer).partition(answer)[2]
         ids = self.tokenizer(after, add_special_tokens=False)["input_ids"]
@@ -62,7 +61,7 @@ class Chat:
         return frozenset()
 
     def settings(self) -> dict[str, object]:
-        """Return what two answers must share to belong together."""
+        """Return what two answers must have in common to belong together."""
         sha256 = text_sha256(self.source)
         return {"name": CHAT_PROTOCOL, "instruction": INSTRUCTION, "template_sha256": sha256}
 
@@ -71,28 +70,28 @@ class Chat:
 class Completion:
     """The text that a model wrote after one prompt."""
 
-    # The index is the prompt's place among those given to `generate`.
+    # The index of the prompt in the call of `generate`.
     index: int
-    # The text is cut at the first stop string, and stripped.
+    # Cut at the first stop string, and stripped.
     text: str
     # Special tokens are included.
     n_prompt_tokens: int
-    # The end-of-text token or those of the stop string are included.
+    # Includes the end-of-text token or the tokens of the stop string.
     n_new_tokens: int
     finish_reason: FinishReason
 
 
 class Engine:
-    """Completes prompts by the rules; a subclass chooses the tokens."""
+    """Completes prompts by the rules. A subclass chooses the tokens."""
 
     def __init__(
         self, tokenizer: Tokenizer, context: int, ending: GenerationConfig, chat: Chat | None
     ):
         self.tokenizer = tokenizer
-        # The most tokens of a prompt and its completion; `NO_LIMIT` if there is none.
+        # The most tokens of a prompt with its completion, or `NO_LIMIT`.
         self.context = context
-        # Any of these tokens ends a text: those of the model and of its tokenizer, and in a chat
-        # the one that ends a turn.
+        # Any of these tokens ends a text: the model's and the tokenizer's, and in a chat the one
+        # that ends a turn.
         eos_ids = ending.eos_token_id
         if not isinstance(eos_ids, list):
             eos_ids = [eos_ids]
@@ -100,7 +99,7 @@ class Engine:
         if chat:
             all_ids |= chat.end_ids
         self.eos_ids = frozenset(all_ids - {None})
-        # A chat template has written the special tokens already.
+        # A chat template has already written the special tokens.
         self.add_special_tokens = chat is None
 
     def generate(
@@ -111,10 +110,10 @@ class Engine:
         sampling: Sampling | None = None,
         seeds: Sequence[int] = (),
     ) -> Iterator[list[Completion]]:
-        """Give groups of completions as they finish, in any order, each prompt exactly once.
+        """Yield groups of completions as they finish, in any order, each prompt exactly once.
 
-        Decoding is greedy without `sampling`, which needs a seed for each prompt. A prompt that
-        leaves no room in the context is a ValueError at once, before anything runs.
+        Without `sampling`, decoding is greedy. With it, every prompt needs a seed. If a prompt
+        leaves no room in the context, a ValueError is raised before anything runs.
         """
         if not prompts:
             return iter(())
@@ -140,13 +139,13 @@ class Engine:
         raise NotImplementedError
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn generated ids into text, without special tokens."""
+        """Decode generated ids, without special tokens."""
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return str(self.tokenizer.decode(list(ids), **options))
 
 
 class Row:
-    """A prompt and the tokens so far of its completion, watched for the end as they come."""
+    """A prompt and the tokens of its completion so far, which is tested for its end."""
 
     # Stop strings are searched for in the last tokens only, decoded from an anchor that follows at
     # a distance:
@@ -167,7 +166,7 @@ class Row:
         self.stops = stops
         self.new: list[int] = []
         self.is_finished = False
-        # None stands for greedy decoding, which draws nothing.
+        # None means greedy decoding, which draws nothing.
         self.sampling: Sampling | None = None
         self.seed = 0
         self._engine = engine
@@ -180,15 +179,15 @@ class Row:
 
     @property
     def room(self) -> int:
-        """Tokens that may still follow."""
+        """The number of tokens that may still follow."""
         return min(self._max_new - len(self.new), self._engine.context - len(self))
 
     def next_uniform(self) -> float:
-        """Return the number in [0, 1) that decides the next token, whatever the row's batch."""
+        """Return the number in [0, 1) that decides the next token, independent of the batch."""
         return uniform(self.seed, len(self.new))
 
     def append(self, token: int) -> None:
-        """Add a token, and see whether the completion ends with it."""
+        """Add a token, and test whether it ends the completion."""
         self.new.append(token)
         is_last = token in self._engine.eos_ids or not self.room
         self.is_finished = is_last or self._completes_a_stop()
@@ -197,8 +196,7 @@ class Row:
         if not self._longest_stop:
             return False
         text = self._engine.decode(self.new[self._anchor :])
-        # Most tokens have one character or more, so that these hold all of an unfinished stop
-        # string.
+        # Most tokens have at least one character, so these contain any unfinished stop string.
         distance = self._longest_stop + 4
         if len(self.new) - self._anchor >= 2 * distance:
             tail = self._engine.decode(self.new[-distance:])
@@ -224,7 +222,7 @@ class Row:
 
 
 def cut(text: str, stops: Sequence[str]) -> str:
-    r"""Cut a text before the first occurrence of any stop string, and strip it.
+    r"""Cut a text before the first stop string, and strip it.
 
     >>> cut(" 7.\n\nProblem: 1 + 1\n\nQuestion: 2", ["\n\nQuestion:", "\n\nProblem:"])
     '7.'
@@ -238,7 +236,7 @@ def cut(text: str, stops: Sequence[str]) -> str:
 
 
 def shared_length(sequences: Sequence[list[int]]) -> int:
-    """Count the tokens that all sequences begin with.
+    """Count the tokens with which all sequences begin.
 
     >>> shared_length([[1, 2, 3], [1, 2, 4], [1, 2]])
     2

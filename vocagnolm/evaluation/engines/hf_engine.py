@@ -1,8 +1,8 @@
-"""Completions from a model of `transformers`, without its usual waste.
+"""Completions from a model of `transformers`, without needless work.
 
-The tokens that all prompts share are read once; their keys and values are handed to every batch,
-where no step copies them. A batch ends when half of its rows are finished, and the others resume
-later, in a full batch again.
+The tokens that all prompts share are read once, and every batch gets their keys and values. No step
+copies them. A batch pauses when half of its rows are finished, and the others continue later in a
+full batch.
 """
 
 import copy
@@ -32,35 +32,35 @@ from vocagnolm.extras import check_transformers, unsupported
 from vocagnolm.models.load import context_length
 
 logger = logging.getLogger(__name__)
-# These models take no position ids, and are right all the same with padding on the left: they
-# count positions by the mask.
+# These models take no position ids, but are right with padding on the left, because they count
+# positions by the mask.
 _POSITIONS_FROM_MASK = {"bloom", "mpt"}
-# These rotations are computed for any position, whatever the context.
+# These rotations are computed for any position, beyond the context, too.
 _WITHOUT_BOUND = {"default", "linear", "llama3", "yarn"}
-# So many rows read their prompts at once, padded to the longest.
+# This many rows read their prompts at once, padded to the longest.
 _READ_TOGETHER = 8
-# The buffers of keys and values grow by this many tokens at once.
+# The buffers of keys and values grow by this many tokens at a time.
 _SPARE = 128
 
 
 class GrowingLayer(DynamicLayer):
-    """A layer's keys and values in buffers with room; `DynamicLayer` copies all of them each step.
+    """A layer's keys and values in buffers with spare room. `DynamicLayer` copies all each step.
 
-    It begins with those of a prefix that all rows share, which it reads from another layer.
+    It begins with those of a prefix that all rows share, copied from another layer.
     """
 
     def __init__(self, prefix: DynamicLayer):
         super().__init__()  # type: ignore[no-untyped-call]
         self._length = prefix.get_seq_length()
-        # Keys and values [rows, heads, places, width], at first [1, heads, prefix, width]. The
-        # list is empty while there is no prefix.
+        # Keys and values [rows, heads, places, width], at first [1, heads, prefix, width]. The list
+        # is empty if there is no prefix.
         self._buffers = []
         for states in (prefix.keys, prefix.values):
             if states is not None:
                 self._buffers.append(states)
 
     def get_seq_length(self) -> int:
-        """Count the tokens."""
+        """Return the number of tokens."""
         return self._length
 
     def update(
@@ -82,17 +82,17 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def widen(self, n_rows: int, length: int) -> None:
-        """Make room for rows of `length` tokens and more, which `update` or a `part` fills."""
+        """Make room for rows of at least `length` tokens, which `update` or a `part` fills."""
         for index, buffer in enumerate(self._buffers):
-            # Attention multiplies masked places by 0, which leaves NaN where the memory holds it:
-            # so new places are zeros.
+            # Attention multiplies masked places by 0. If the memory held NaN, it would stay NaN, so
+            # new places are zeros.
             wider = buffer.new_zeros(n_rows, buffer.shape[1], length + _SPARE, buffer.shape[3])
             wider[:, :, : self._length] = buffer[:, :, : self._length]
             self._buffers[index] = wider
         self._length = length
 
     def part(self, rows: slice, length: int) -> "GrowingLayer":
-        """Return some rows, up to `length` tokens; what is added to them is added here, too."""
+        """Return some rows, up to `length` tokens. What is added to them is added here, too."""
         part = copy.copy(self)
         part._length = length
         # Slices share the memory of the buffers.
@@ -103,7 +103,7 @@ class GrowingLayer(DynamicLayer):
 class HFEngine(Engine):
     """Completes prompts with a causal language model of `transformers`, on the model's device.
 
-    The batch size is halved for good when a batch does not fit into memory.
+    If a batch does not fit into memory, the batch size is halved for good.
     """
 
     def __init__(
@@ -120,20 +120,20 @@ class HFEngine(Engine):
         self.batch_size = batch_size
 
     def _run(self, rows: list[Row]) -> Iterator[list[Completion]]:
-        # The longest rows come first, so that running out of memory shows at once.
+        # The longest rows come first, so running out of memory shows at once.
         fresh = sorted(rows, key=lambda row: -len(row))
         n_shared, prefix = self._read_prefix(rows)
         begun: list[Row] = []
         while fresh or begun:
             size = self.batch_size
-            # Rows that have begun go on when they fill a batch, or the rest of the last one.
+            # Rows that have begun continue when they fill a batch, or are the last ones.
             taken = 0 if len(begun) >= size else min(size, len(fresh))
             batch = fresh[:taken] + begun[: size - taken]
             fresh, begun = fresh[taken:], begun[size - taken :]
             try:
                 self._advance(batch, n_shared, prefix)
             except torch.OutOfMemoryError:
-                # The rows keep the tokens that were written before it.
+                # The rows keep the tokens that were written before the error.
                 if len(batch) == 1:
                     raise
                 self.batch_size = len(batch) // 2
@@ -150,7 +150,7 @@ class HFEngine(Engine):
 
     @torch.inference_mode()
     def _read_prefix(self, rows: list[Row]) -> tuple[int, list[Any]]:
-        """Read the tokens that all prompts begin with into a cache, but never a whole prompt."""
+        """Read the tokens with which all prompts begin into a cache, but never a whole prompt."""
         cache = DynamicCache(config=self._model.config)
         # A row that is nearly done may wait for one that has just begun.
         places = max(len(row) + row.room for row in rows) + max(row.room for row in rows)
@@ -166,12 +166,13 @@ class HFEngine(Engine):
         if not n_shared:
             layers: list[Any] = []
             for layer in prefix:
-                # A layer with a window of attention drops tokens, which buffers do not.
+                # A layer with windowed attention drops tokens, which these buffers cannot.
                 is_plain = type(layer) is DynamicLayer
                 layers.append(GrowingLayer(layer) if is_plain else copy.deepcopy(layer))
             self._generate(batch, 0, layers)
             return
-        # A few rows of like length are read at a time, with little padding; all continue together.
+        # Read a few rows of similar length at a time, with little padding. All of them continue
+        # together.
         batch.sort(key=lambda row: -len(row))
         width = len(batch[0])
         growing = [GrowingLayer(layer) for layer in prefix]
@@ -195,7 +196,8 @@ class HFEngine(Engine):
     ) -> None:
         """Read what is not in the cache, and write until half of the rows are finished.
 
-        Rows are padded to `width` tokens, and get `max_steps` more; 0 stands for as many as needed.
+        Rows are padded to `width` tokens and get at most `max_steps` more; 0 means as many as
+        needed.
         """
         device = self._model.device
         # A row is [shared prefix][padding][own tokens], the padding masked. Positions follow the
@@ -215,8 +217,8 @@ class HFEngine(Engine):
         steps = max_steps or max(row.room for row in batch)
         rope = self._model.config.get_text_config().to_dict().get("rope_parameters") or {}
         if rope.get("rope_type") not in _WITHOUT_BOUND:
-            # A position past the context is an error, or changes the rotation of other rows.
-            # Finished rows are carried along, and must find a position for what they write.
+            # A position beyond the context is an error, or changes the rotation of other rows.
+            # Finished rows are carried along, and need positions for what they write.
             steps = min(steps, self.context - width)
         if steps < 1:
             return
@@ -228,7 +230,7 @@ class HFEngine(Engine):
             return torch.full((len(batch),), _half_finished(batch), device=device)
 
         def draw(ids: Tensor, logits_BV: Tensor) -> Tensor:
-            # The largest of the scores is taken, as in greedy decoding.
+            # Take the largest score, as in greedy decoding.
             sampling = batch[0].sampling
             if sampling is None:
                 return logits_BV
@@ -236,7 +238,7 @@ class HFEngine(Engine):
             tokens_B = draw_tokens(logits_BV, numbers_B, sampling)
             return torch.zeros_like(logits_BV).scatter_(1, tokens_B[:, None], 1.0)
 
-        # `generate` fills in what a config leaves out from that of the model, which may sample.
+        # `generate` fills the gaps of a config from the model's, which may sample.
         model_config = self._model.generation_config
         self._model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
         try:
@@ -254,14 +256,14 @@ class HFEngine(Engine):
 
 
 def draw_tokens(logits_BV: Tensor, numbers_B: Tensor, sampling: Sampling) -> Tensor:
-    """Draw a token for each row [B] by one number in [0, 1) each, which no other row changes."""
+    """Draw a token for each row [B], by one number in [0, 1) that no other row affects."""
     probabilities_BV = torch.softmax(logits_BV.float() / sampling.temperature, dim=-1)
     sorted_BV, tokens_BV = probabilities_BV.sort(dim=-1, descending=True, stable=True)
-    # A token is kept if the more probable ones do not reach top_p.
+    # A token is kept if the more probable tokens together do not reach top_p.
     before_BV = sorted_BV.cumsum(dim=-1) - sorted_BV
     kept_BV = before_BV < sampling.top_p
     cumulative_BV = (sorted_BV * kept_BV).cumsum(dim=-1)
-    # The numbers are shares of what is kept. Each falls into the part of one token.
+    # The numbers are shares of the kept mass, and each falls into the part of one token.
     targets_B1 = numbers_B[:, None].to(cumulative_BV) * cumulative_BV[:, -1:]
     places_B1 = torch.searchsorted(cumulative_BV, targets_B1, right=True)
     # Rounding may put a number at the very end.
@@ -274,10 +276,10 @@ def _half_finished(batch: list[Row]) -> bool:
 
 
 def cache_argument() -> str:
-    """Return the name of the argument that takes a cache, of `generate` and of every model.
+    """Return the name of the argument that takes a cache, in `generate` and in every model.
 
-    It differs between versions of transformers, and its type does not. An ImportError where no
-    argument is of that type.
+    Versions of transformers name it differently, but its type is the same. If no argument has that
+    type, an ImportError is raised.
     """
     parameters = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
     for name, parameter in parameters.items():
@@ -289,17 +291,17 @@ def cache_argument() -> str:
 def _read(model: PreTrainedModel, ids: list[int], cache: Cache) -> None:
     """Add the keys and values of a text to a cache."""
     input_ids = torch.tensor([ids], device=model.device)
-    # The body alone: logits of all these tokens are worth nothing, and large.
+    # Run only the body, because the logits of all these tokens are large and not needed.
     model.base_model(input_ids=input_ids, use_cache=True, **{cache_argument(): cache})
 
 
 @torch.inference_mode()
 def _fills_cache(model: PreTrainedModel) -> bool:
-    """Test whether a model puts the keys and values of a token into a cache that it is given."""
+    """Test whether a model writes a token's keys and values into a cache that it gets."""
     cache = DynamicCache(config=model.config)
     try:
         _read(model, [0], cache)
-    except TypeError:  # it has no such argument
+    except TypeError:  # It has no such argument.
         return False
     return cache.get_seq_length() == 1
 
@@ -320,9 +322,9 @@ def _check_servable(model: PreTrainedModel) -> None:
 
 
 def _can_pad_inside(model: PreTrainedModel, places: int) -> bool:
-    # Padding may not stand between a shared prefix and a row's own tokens where distances are
-    # counted in places, padding included: ALiBi as in MPT, and windows of attention that a batch
-    # of this many places outgrows. For those, padding in front of everything is right.
+    # Padding may not stand between a shared prefix and a row's own tokens if distances are counted
+    # in places, padding included. Examples are ALiBi as in MPT, and attention windows that are
+    # shorter than this batch. For those, padding in front of everything is right.
     config = model.config.get_text_config()
     layers = DynamicCache(config=config).layers
     windows = [x.sliding_window for x in layers if isinstance(x, DynamicSlidingWindowLayer)]

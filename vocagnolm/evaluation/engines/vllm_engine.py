@@ -1,6 +1,7 @@
-"""Completions from vLLM, which made the published numbers; an optional package.
+"""Completions from vLLM, which made the published numbers. An optional package.
 
-The rules of `generation.py` become sampling parameters; its token ids are decoded and cut here.
+The rules of `generation.py` become sampling parameters. The token ids that it returns are decoded
+and cut here.
 """
 
 from collections.abc import Iterator
@@ -15,16 +16,16 @@ from vocagnolm.evaluation.engines.generation import Chat, Completion, Engine, Ro
 from vocagnolm.gguf import split_name
 from vocagnolm.models.load import ModelSource, context_length, tensor_parallel_size
 
-# The least context that the engine takes of models with more, and tokens of it for a prompt where
-# an answer needs all of those. vLLM reserves room for one such text.
+# The engine uses this much of a model's context, or room for a prompt of this length and an answer,
+# if that is more. vLLM reserves memory for one such text.
 _CONTEXT = 8192
 _PROMPT = 4096
-# So many prompts keep the engine busy, and are few enough for their answers to be written early.
+# Enough prompts to keep the engine busy, and few enough that answers are written early.
 _GROUP = 512
 
 
 def longest_context(config: PreTrainedConfig, new_tokens: int) -> int:
-    """Return the most tokens of a model's context that the engine takes for such answers."""
+    """Return how much of a model's context the engine uses for such answers."""
     return min(context_length(config), max(_CONTEXT, _PROMPT + new_tokens))
 
 
@@ -49,10 +50,10 @@ class VLLMEngine(Engine):
         try:
             ending = GenerationConfig.from_pretrained(name, revision=revision or "main")
         except OSError:
-            # The model has none saved: `transformers` makes it from the configuration.
+            # The model has no saved one: `transformers` makes it from the configuration.
             ending = GenerationConfig.from_model_config(config)
         super().__init__(tokenizer, longest_context(config, new_tokens), ending, chat)
-        # A stop id that the model does not have is an error there; a tokenizer may have more.
+        # A stop id that the model does not have would be an error, and a tokenizer may have more.
         vocab_size = config.get_text_config().vocab_size
         self._stop_ids = sorted(id for id in self.eos_ids if id < vocab_size)
         self._llm = vllm.LLM(
@@ -62,13 +63,12 @@ class VLLMEngine(Engine):
             tokenizer_revision=revision,
             trust_remote_code=source.trust_remote_code,
             dtype=dtype,
-            # The harness uses all GPUs, and so does this engine where they can share the heads
-            # evenly.
+            # The harness uses all GPUs, and so does this engine if they can share the heads evenly.
             tensor_parallel_size=tensor_parallel_size(config, torch.cuda.device_count()),
             seed=0,
             max_model_len=self.context,
             enable_prefix_caching=True,
-            # The model's own configuration may ask for sampling, and vLLM's defaults do not.
+            # The model's own configuration may ask for sampling, but vLLM's defaults do not.
             generation_config="vllm",
         )
 
@@ -82,9 +82,9 @@ class VLLMEngine(Engine):
         for first in range(0, len(rows), _GROUP):
             group = rows[first : first + _GROUP]
             prompts = [{"prompt_token_ids": row.prompt} for row in group]
-            # Each output has a generator of its own, by its seed.
+            # Each output has its own generator and seed.
             params = [sampling(max_tokens=row.room, seed=row.seed) for row in group]
-            # The outputs are in the order of the prompts, although the engine mixes them.
+            # Outputs come in the order of the prompts, although the engine mixes them.
             outputs = self._llm.generate(prompts, params, use_tqdm=False)
             for row, output in zip(group, outputs, strict=True):
                 row.new = list(output.outputs[0].token_ids)
