@@ -1,6 +1,6 @@
-"""Knows which extra installs an optional package, and which transformers was tried.
+"""Knows which extra installs each optional package, and which transformers were tested.
 
-It does not import torch, which takes seconds, so that a command says at once what is missing.
+It does not import torch, which takes seconds, so a command can say at once what is missing.
 """
 
 import logging
@@ -11,9 +11,9 @@ from importlib.util import find_spec
 
 from packaging.version import Version
 
-# The newest that passed all tests: minor releases have renamed what is overridden and read here.
+# The newest version that passed all tests. Minor releases have renamed what this package uses.
 NEWEST_TRANSFORMERS = "5.24"
-# The extra that installs each optional package, by the name it is imported by.
+# The extra that installs each optional package, by import name.
 EXTRAS = {
     "bitsandbytes": "quantization",
     "evaluate": "evaluate",
@@ -31,9 +31,9 @@ EXTRAS = {
     "vllm": "vllm",
     "wandb": "wandb",
 }
-# Extras that transformers may want as it loads a model or a tokenizer.
+# Extras that transformers may need to load a model or a tokenizer.
 _OF_LOADING = ("flash", "gguf", "peft", "quantization", "tokenizers")
-# Trackers that `--report_to` calls by the names of their packages.
+# Trackers that `--report_to` calls by their package names.
 _TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 
 
@@ -43,8 +43,8 @@ def is_installed(package: str) -> bool:
         spec = find_spec(package)
     except ImportError:
         return False
-    # A directory without Python files is a namespace package, such as the `wandb` that offline
-    # runs leave in the working directory: it has a spec, and no origin.
+    # A directory without Python files is a namespace package, such as the `wandb` that offline runs
+    # leave in the working directory. It has a spec, but no origin.
     return spec is not None and spec.origin is not None
 
 
@@ -59,9 +59,9 @@ def require(package: str, wanted_by: str) -> None:
 
 
 def advice(error: BaseException) -> str:
-    """Return what to install if loading failed as an optional package is missing; "" otherwise."""
+    """Return what to install if loading failed because a package is missing, or ""."""
     text = str(error).lower()
-    # A path may hold the name of a package, too.
+    # A path may contain the name of a package, too.
     if not isinstance(error, ImportError) and "install" not in text:
         return ""
     for package, extra in EXTRAS.items():
@@ -73,19 +73,19 @@ def advice(error: BaseException) -> str:
 
 
 def require_trackers(report_to: str | Iterable[str] | None) -> None:
-    """Require the packages of the trackers that `report_to` names, one or several."""
+    """Require the packages of one or more trackers that `report_to` names."""
     names = [report_to] if isinstance(report_to, str) else report_to or ()
     for name in names:
-        # Another package, tensorboardX, writes the same files, and transformers takes either.
+        # tensorboardX writes the same files, and transformers accepts either.
         is_replaced = name == "tensorboard" and is_installed("tensorboardX")
         if name in _TRACKERS and not is_replaced:
             require(name, f"--report_to {name}")
 
 
 def require_quantization(settings: Mapping[str, object], wanted_by: str) -> None:
-    """Require the package of a quantization config of transformers, where an extra installs it."""
+    """Require the package for a quantization config of transformers, if an extra installs it."""
     method = str(settings.get("quant_method", ""))
-    # Before transformers named methods, configs were those of bitsandbytes.
+    # Before transformers named methods, all configs were for bitsandbytes.
     if not method and (settings.get("load_in_8bit") or settings.get("load_in_4bit")):
         method = "bitsandbytes"
     if method in ("bitsandbytes", "torchao"):
@@ -93,8 +93,8 @@ def require_quantization(settings: Mapping[str, object], wanted_by: str) -> None
 
 
 def require_optimizer(optim: str) -> None:
-    """Require the package of an optimizer of transformers, where an extra installs it."""
-    # Names are matched by their parts, because a list of them would have to follow every release.
+    """Require the package of an optimizer of transformers, if an extra installs it."""
+    # Match parts of names, because a list of names would have to follow every release.
     if optim.startswith("adamw_torch_") and optim.endswith("bit"):
         require("torchao", f"--optim {optim}")
     elif any(part in optim for part in ("bnb", "8bit", "paged", "lion", "ademamix")):
@@ -103,9 +103,9 @@ def require_optimizer(optim: str) -> None:
 
 @cache
 def check_transformers() -> None:
-    """Warn, once, of a transformers that is newer than those that were tried."""
+    """Warn once about a transformers that is newer than the tested ones."""
     installed = version("transformers")
-    # Only major and minor versions are compared, because a patch release renames nothing.
+    # Compare only major and minor versions, because patch releases rename nothing.
     if Version(installed).release[:2] > Version(NEWEST_TRANSFORMERS).release[:2]:
         logging.getLogger(__name__).warning(
             "this vocagnolm was tested with transformers up to %s, not with %s: if anything fails, "
@@ -117,7 +117,7 @@ def check_transformers() -> None:
 
 
 def unsupported(what: str) -> ImportError:
-    """Make the error for a transformers that lacks something, as none that was tried does."""
+    """Return an error for a transformers that lacks something that all tested ones have."""
     return ImportError(
         f"transformers {version('transformers')} {what}, on which vocagnolm relies: "
         f'pip install "transformers=={NEWEST_TRANSFORMERS}.*"'

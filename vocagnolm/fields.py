@@ -1,4 +1,4 @@
-"""Makes the fields of a dataclass of options, with default and help, and checks their values.
+"""Makes the fields of dataclasses of options, with default and help, and checks their values.
 
 The module does not import torch.
 """
@@ -13,9 +13,9 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 _T = TypeVar("_T")
 
 
-# argparse carries a help text as it is, so its class can tell the page which options come first.
+# argparse keeps a help text as it is, so its class can mark options that come first on the page.
 class FirstHelp(str):
-    """The line in `--help` of an option that comes on top of the page."""
+    """The help of an option that is shown at the top of the page."""
 
 
 def option(
@@ -26,36 +26,36 @@ def option(
     aliases: Sequence[str] = (),
     **of_argparse: Any,
 ) -> _T:
-    """Return the field of a dataclass of options: its default, and its line in `--help`.
+    """Return a dataclass field for an option, with its default and its help.
 
-    An option that is `first` comes on top of the page. `aliases` are other names of the option,
-    such as "--max_seq_length", which are understood with dashes between the words, too.
+    An option that is `first` is shown at the top of the page. `aliases` are other names, such as
+    "--max_seq_length", which are also accepted with dashes between the words.
     """
-    # HfArgumentParser hands all of it to argparse.
+    # HfArgumentParser passes all of this to argparse.
     metadata: dict[str, Any] = {"help": FirstHelp(help) if first else help, **of_argparse}
     if aliases:
         dashed = [f"--{alias.removeprefix('--').replace('_', '-')}" for alias in aliases]
-        # An alias of one word has no other spelling, and argparse rejects a name that comes twice.
+        # An alias of one word has no other spelling, and argparse rejects a repeated name.
         metadata["aliases"] = list(dict.fromkeys([*aliases, *dashed]))
-    # A dataclass refuses a list as a default, because all instances would share it.
+    # A dataclass rejects a list as a default, because all instances would share it.
     if isinstance(default, list):
         return cast(_T, field(default_factory=default.copy, metadata=metadata))
     return field(default=default, metadata=metadata)
 
 
 def aliases_of(*dataclasses: Any) -> dict[str, str]:
-    """Return the names of the options that their aliases stand for, without dashes."""
+    """Return {alias: option}, without dashes."""
     aliases = {}
     for dataclass in dataclasses:
         for one_field in fields(dataclass):
-            # Arguments in Python and keys in a file are looked up, which have underscores.
+            # Arguments in Python and keys in a file have underscores.
             for alias in one_field.metadata.get("aliases", ()):
                 aliases[alias.removeprefix("--").replace("-", "_")] = one_field.name
     return aliases
 
 
 class Names(tuple[str, ...]):
-    """The names that an option knows; any `package.module:name` is one of them."""
+    """The names that an option knows. Any `package.module:name` is allowed, too."""
 
     __slots__ = ()
 
@@ -64,7 +64,7 @@ class Names(tuple[str, ...]):
 
 
 def check_switches(options: object) -> None:
-    """Raise a ValueError for a switch that is neither true nor false: "false" would be true."""
+    """Raise a ValueError for a switch that is not a bool, because the string "false" is true."""
     for name, kind in get_type_hints(type(options)).items():
         value = vars(options).get(name, False)
         if kind is bool and not isinstance(value, bool):
@@ -72,31 +72,31 @@ def check_switches(options: object) -> None:
 
 
 def in_range(options: object, interval: str, *names: str) -> None:
-    """Raise a ValueError for the first option outside of an interval such as "(0, 1]"."""
+    """Raise a ValueError for the first option outside an interval such as "(0, 1]"."""
     low, high = map(float, interval[1:-1].split(","))
     for name in names:
         for value in listed(getattr(options, name)):
             if value is None:
                 continue
-            # Python counts True as the number 1, so a switch given by mistake would pass.
+            # Python treats True as the number 1, so a switch given by mistake would pass.
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ValueError(f"--{name} must be a number in {interval}, got {value!r}")
             is_above = value > low if interval[0] == "(" else value >= low
             is_below = value < high if interval[-1] == ")" else value <= high
-            # NaN is neither above nor below anything, so it is rejected too.
+            # NaN is neither above nor below anything, so it is rejected, too.
             if not (is_above and is_below):
                 raise ValueError(f"--{name} must be in {interval}, got {value}")
 
 
 def check_choice(name: str, value: str, kind: Any) -> None:
-    """Raise a ValueError for a value that is none of its `Literal`, or of some `Names`."""
+    """Raise a ValueError for a value that is not in its `Literal` or its `Names`."""
     choices = kind if isinstance(kind, Names) else get_args(kind)
     if value not in choices:
         raise ValueError(f"--{name} must be one of {', '.join(choices)}, got {value}")
 
 
 def listed(value: Any) -> list[Any]:
-    """Return a list of what a list or a tuple holds, and of anything else a list of one."""
+    """Return the items of a list or tuple, or a list with any other value."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
@@ -111,19 +111,19 @@ def one_for_each(option: str, value: Any, count: int, of: str) -> list[Any]:
 
 
 def json_settings(option: str, text: str) -> dict[str, object]:
-    """Read an option that is a JSON object of settings, or raise a ValueError."""
+    """Parse an option that is a JSON object of settings. Anything else is a ValueError."""
     try:
         content = json.loads(text)
     except ValueError as error:
         raise ValueError(f"{option}: {text} is not JSON: {error}") from error
-    # An empty object would set nothing, so whoever gives one is mistaken, too.
+    # An empty object would set nothing, so giving one is a mistake, too.
     if not (content and isinstance(content, dict)):
         raise ValueError(f"{option}: {text} is not a JSON object of settings")
     return content
 
 
 def corpora_of(options: object) -> list[tuple[str, dict[str, Any]]]:
-    """Return each corpus of `Parser.add_dataset` and its options, as `load_corpus` takes them.
+    """Return the corpora of `Parser.add_dataset` with their options, for `load_corpus`.
 
     An option has one value for all corpora, or one for each.
     """

@@ -1,7 +1,7 @@
-"""Find the files of a directory that hold the documents of a split, as `datasets` does.
+"""Find the files of a directory that have the documents of a split, as `datasets` does.
 
 The input is a path. The output is the files to read, in a stable order, and a line about the files
-that are not read. No file of documents is opened.
+that are left out. No file is opened for its documents.
 """
 
 import glob
@@ -24,7 +24,7 @@ from datasets.utils.metadata import MetadataConfigs
 from huggingface_hub import DatasetCardData, metadata_load
 
 TRAIN = "train"
-# The reader of a file, by the suffix of its name. The suffix of a compression may follow.
+# The reader for each suffix. The suffix of a compression may follow.
 _KINDS = {
     ".jsonl": "json",
     ".json": "json",
@@ -36,15 +36,15 @@ _KINDS = {
     ".txt": "text",
 }
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst", ".zstd")
-# Kinds that may be mixed in one directory. Of a directory the first of these groups that occurs is
-# read: files of the other groups are notes and licences next to its data.
+# Kinds of files that may be mixed in one directory. The first of these groups that occurs is read.
+# Files of the other groups are notes and licences next to the data.
 _KIND_GROUPS = ({"json", "parquet", "arrow"}, {"csv"}, {"text"})
-# A listing of files names this many of them, and counts the others.
+# A listing names this many files and counts the others.
 _MAX_LISTED_FILES = 5
 
 
 def kind_of(path: Path) -> str:
-    """Name the reader of a file, or return "" if no reader takes it."""
+    """Name the reader of a file, or return "" if there is none."""
     if path.suffix.lower() in _COMPRESSIONS:
         path = path.with_suffix("")
     return _KINDS.get(path.suffix.lower(), "")
@@ -69,7 +69,7 @@ class Files:
     empty: list[Path]
 
     def describe(self) -> str:
-        """Say which files are read and which are not; return "" for a single file."""
+        """Say which files are read and which are not, or return "" for a single file."""
         if self.root.is_file():
             return ""
         count = sum(len(files) for files in self.by_split.values())
@@ -101,7 +101,7 @@ def _listing(files: Sequence[Path], root: Path) -> str:
 
 
 def splits_of(split: str) -> list[str]:
-    """Return the names of splits in an instruction of `datasets`, each once.
+    """Return the names of the splits in an instruction of `datasets`, each once.
 
     >>> splits_of("train[:10%]+validation")
     ['train', 'validation']
@@ -120,7 +120,7 @@ def find_files(
 ) -> Files:
     """Find the files of a split, or of several splits.
 
-    Without a `split`, that which is held out is read, or else `train`. A single file is the split
+    Without a `split`, the held-out one is read, or else `train`. A single file is the split
     `train`.
 
     Raises:
@@ -149,7 +149,7 @@ def find_files(
 
 
 def _single_file(path: Path, split: str | None, config_name: str | None, option: str) -> Files:
-    """Make the split `train` of one file, and reject other splits and configurations."""
+    """Make a single file the split `train`, and reject other splits and configurations."""
     if config_name or splits_of(split or TRAIN) != [TRAIN]:
         raise ValueError(f"{option} {path}: a file has no configurations, and only the split train")
     if not kind_of(path):
@@ -160,14 +160,14 @@ def _single_file(path: Path, split: str | None, config_name: str | None, option:
 def _find_splits(
     path: Path, config_name: str | None, option: str
 ) -> tuple[dict[str, list[Path]], list[Path]]:
-    """Return the files of a directory by split, and the files that belong to none."""
+    """Return the files of a directory by split, and the files that belong to no split."""
     saved_splits = _saved_splits(path)
     if saved_splits is not None:
         if config_name:
             raise ValueError(f"{option} {path}: a directory of save_to_disk has no configuration")
         if not saved_splits:
             raise ValueError(_no_documents(path, option))
-        # The other files are of save_to_disk itself, and nobody takes them for documents.
+        # The other files are save_to_disk's own, and nobody would take them for documents.
         return saved_splits, []
     visible_files = _visible_files(path)
     splits = _splits_in(path, visible_files, config_name, option)
@@ -181,12 +181,12 @@ def _find_splits(
 
 
 def _no_documents(path: Path, option: str) -> str:
-    """Say which files are read where there is none of them."""
+    """Say which kinds of files are read if the directory has none."""
     return f"{option} {path}: expected files ending in {', '.join(_KINDS)} (also compressed)"
 
 
 def _is_empty(file: Path) -> bool:
-    """Test for a file without bytes; an empty text file is a document, which is skipped later."""
+    """Test for a file without bytes. An empty text file is a document, and is skipped later."""
     return kind_of(file) != "text" and file.stat().st_size == 0
 
 
@@ -197,9 +197,9 @@ def _splits_to_read(
     path: Path,
     option: str,
 ) -> list[str]:
-    """Return the names of the splits to read, of those in the directory."""
+    """Return the names of the splits to read, among those in the directory."""
     if split is None:
-        # Every split is held out that is not called train.
+        # Every split that is not called train is held out.
         held_out = [name for name in splits if name != TRAIN]
         if len(held_out) > 1:
             raise ValueError(
@@ -238,14 +238,15 @@ def _no_split(
 
 
 def _visible_files(path: Path) -> list[Path]:
-    """List the files, and the links to directories, that a user may mean, sorted by their paths.
+    """List the files and directory links that a user may mean, sorted by path.
 
-    Hidden files are listed only if they look like documents. They are named, and not read.
+    Hidden files are listed if they look like documents, so that they can be named. They are not
+    read.
     """
     files = []
-    # The order of the documents rests on this one: the system lists files in any order.
+    # The order of the documents depends on this one, because the system lists files in any order.
     for file in sorted(path.rglob("*")):
-        # A link to a directory is not followed, so it is listed as left out.
+        # Links to directories are not followed, so they are listed as left out.
         if file.is_dir() and not file.is_symlink():
             continue
         if file.name in FILES_TO_IGNORE or file.name in ("state.json", ".gitattributes"):
@@ -263,7 +264,7 @@ def _is_hidden(relative: Path) -> bool:
 
 
 def _saved_splits(path: Path) -> dict[str, list[Path]] | None:
-    """Return the files by split that `save_to_disk` wrote, or None for any other directory."""
+    """Return by split the files that `save_to_disk` wrote, or None for any other directory."""
     dict_file = path / "dataset_dict.json"
     if dict_file.is_file():
         # A DatasetDict is a directory with a directory for each split.
@@ -277,7 +278,7 @@ def _saved_splits(path: Path) -> dict[str, list[Path]] | None:
         return splits
     state_file = path / "state.json"
     if state_file.is_file() and (path / "dataset_info.json").is_file():
-        # The state of a Dataset lists its files in the order of its rows.
+        # A Dataset's state lists its files in the order of its rows.
         state = json.loads(state_file.read_text(encoding="utf-8"))
         return {TRAIN: [path / entry["filename"] for entry in state["_data_files"]]}
     return None
@@ -286,7 +287,7 @@ def _saved_splits(path: Path) -> dict[str, list[Path]] | None:
 def _splits_in(
     path: Path, visible: Sequence[Path], config_name: str | None, option: str
 ) -> dict[str, list[Path]]:
-    """Return the files by split: as the `configs` of README.md say, or else the files' names."""
+    """Return the files by split, from the `configs` of README.md or else from the files' names."""
     config = _config_of(path, config_name, option)
     base = path / str(config.get("data_dir") or "")
     data_files = config.get("data_files")
@@ -296,9 +297,9 @@ def _splits_in(
     resolve = _resolver(candidates, base)
 
     def names_of(pattern: str) -> list[str]:
-        """Return the names that a pattern matches, in the form that the library asks for."""
+        """Return the names that a pattern matches, in the form that the library expects."""
         files = resolve(pattern)
-        # The library goes on to its next pattern at this error.
+        # At this error, the library tries its next pattern.
         if not files:
             raise FileNotFoundError(pattern)
         return [str(file) for file in files]
@@ -319,14 +320,14 @@ def _splits_in(
 
 
 def _resolver(candidates: Sequence[Path], base: Path) -> Callable[[str], list[Path]]:
-    """Make a function that returns the candidates that a pattern matches below `base`."""
+    """Return a function that finds the candidates that a pattern matches below `base`."""
     # The library returns absolute names.
     candidates_by_name = {os.path.abspath(file): file for file in candidates}
-    # The directory is escaped, since the library takes it for a part of the pattern.
+    # Escape the directory, because the library makes it part of the pattern.
     root = glob.escape(os.path.abspath(base))
 
-    # The library tries a pattern first, and `_matching` tries it again. Each try would list the
-    # directories anew.
+    # The library tries a pattern first, and `_matching` tries it again. Each time would list the
+    # directories again.
     @cache
     def resolve(pattern: str) -> list[Path]:
         try:
@@ -351,18 +352,18 @@ def _matching(
         matches: set[Path] = set()
         for pattern in split_patterns:
             matches.update(resolve(pattern))
-        # A file may match several patterns, and is read once, in the order of the paths.
+        # A file that matches several patterns is read once, in the order of the paths.
         files = _one_kind_group(sorted(matches))
-        # A directory that is a part of a data set may lack some of its splits.
+        # A directory that is part of a dataset may lack some of its splits.
         if files:
             splits[str(split)] = files
     return splits
 
 
 def _candidates(path: Path, base: Path, visible: Sequence[Path], *, is_named: bool) -> list[Path]:
-    """Return the files that may hold documents, which lie in the directory `base`.
+    """Return the files in the directory `base` that may have documents.
 
-    If README.md names the files (`is_named`), they may be hidden, or lie anywhere.
+    If README.md names the files (`is_named`), they may be hidden, or anywhere.
     """
     documents = [file for file in visible if kind_of(file)]
     if is_named:
@@ -385,14 +386,14 @@ def _one_kind_group(files: Sequence[Path]) -> list[Path]:
 
 
 def _config_of(path: Path, name: str | None, option: str) -> dict[str, object]:
-    """Return a configuration of the front matter of README.md: by its name, or the default one."""
+    """Return a configuration from the front matter of README.md, by its name or the default one."""
     readme = path / "README.md"
     configs: MetadataConfigs = MetadataConfigs()
     if readme.is_file():
         try:
             card = DatasetCardData(**(metadata_load(readme) or {}))
             configs = MetadataConfigs.from_dataset_card_data(card)
-        # The front matter may hold anything, and the errors of YAML are not ValueErrors.
+        # The front matter may contain anything, and YAML's errors are not ValueErrors.
         except Exception as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"{option} {readme}: its front matter: {reason}") from error
@@ -411,7 +412,7 @@ def _config_of(path: Path, name: str | None, option: str) -> dict[str, object]:
     if name not in configs:
         raise ValueError(f"{option} {path}: has no configuration {name}; it has {choices}")
     config: dict[str, object] = configs[name]
-    # An absolute path would lead out of the directory. No path at all is the directory itself.
+    # An absolute path would leave the directory. Without a path, it is the directory itself.
     if not re.fullmatch(r"[^/].*|", str(config.get("data_dir") or "")):
         raise ValueError(f"{option} {readme}: data_dir must be below the directory")
     return config

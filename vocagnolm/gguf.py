@@ -1,4 +1,4 @@
-"""Names of GGUF files, which from_pretrained takes as a place and the name of a file in it."""
+"""Names of GGUF files, which from_pretrained takes as a place and a file name."""
 
 from pathlib import Path
 
@@ -6,16 +6,16 @@ SUFFIX = ".gguf"
 
 
 def split_name(name: str) -> tuple[str, str | None]:
-    """Return the place that from_pretrained takes for a model's name, and its GGUF file, if any.
+    """Split a model's name into the place that from_pretrained takes and its GGUF file, if any.
 
-    "DIR/model.gguf" is a file of a directory. "ORGANISATION/NAME/model.gguf" is one of a repository
-    on the hub, where it may lie in a folder. The place of any other name is the name itself.
+    "DIR/model.gguf" is a file in a directory. "ORGANISATION/NAME/model.gguf" is a file in a hub
+    repository, perhaps in a folder. For any other name, the place is the name itself.
     """
     if not name.endswith(SUFFIX):
         return name, None
     path = Path(name).expanduser()
     parts = name.split("/")
-    # A path that does not exist stays a path where it cannot be a name of the hub.
+    # A path that does not exist stays a path if it cannot be a hub name.
     if path.exists() or path.is_absolute() or len(parts) < 3:
         return str(path.parent), path.name
     return "/".join(parts[:2]), "/".join(parts[2:])

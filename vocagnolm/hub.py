@@ -1,4 +1,4 @@
-"""Judges names on the hub in seconds, where the libraries ask five times before they give up."""
+"""Checks hub names in seconds. The libraries ask five times before they give up."""
 
 import logging
 import os
@@ -15,15 +15,15 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from vocagnolm.gguf import split_name
 
 Kind = Literal["model", "dataset"]
-# An answer of the hub, whatever it says, must come within this time.
+# The hub must answer within this time, whatever it says.
 _WAIT_S = 3.0
 _warn_once = cache(logging.getLogger(__name__).warning)
 
 
 def check_name(option: str, name: str, kind: Kind = "model") -> None:
-    """Reject a name that is not a path here, and that the hub cannot have, or cannot be asked for.
+    """Reject a name that is no local path and that the hub cannot have, or cannot be asked for.
 
-    What is cached is read without the hub: a warning says how to spare the wait.
+    What is cached is read without the hub. A warning says how to avoid the wait.
     """
     if Path(name).expanduser().exists():
         return
@@ -36,8 +36,8 @@ def check_name(option: str, name: str, kind: Kind = "model") -> None:
         validate_repo_id(repository)
     except HFValidationError:
         raise ValueError(f"{option} {name}: {absent}") from None
-    # Whether the hub has the name is left to the libraries, which know about logins and revisions.
-    # Only a hub that does not answer is dealt with here, because they would ask it five times.
+    # Whether the hub has the name is left to the libraries, which know logins and revisions. Only a
+    # hub that does not answer is handled here, because they would ask it five times.
     fault = "" if constants.HF_HUB_OFFLINE else _unreachable()
     if not fault:
         return
@@ -51,19 +51,19 @@ def check_name(option: str, name: str, kind: Kind = "model") -> None:
 
 
 def _is_cached(name: str, kind: Kind) -> bool:
-    """Test whether the caches of the libraries hold a model or a data set."""
+    """Test whether the libraries' caches have a model or dataset."""
     # The directory of the model ORGANISATION/NAME is models--ORGANISATION--NAME.
     snapshots = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}", "snapshots")
     if snapshots.is_dir():
         return True
     if kind == "model":
         return False
-    # The import takes a second, so it waits until a data set is not in the cache above.
+    # The import takes a second, so it comes after the cache above.
     from datasets.naming import camelcase_to_snakecase
 
-    # `datasets` keeps the tables that it made of the files in a cache of its own. It writes the
-    # name of a data set there in snake case and that of its organisation as it is, so that
-    # HuggingFaceTB/FineMath is HuggingFaceTB___fine_math.
+    # `datasets` has its own cache for the tables that it made from files. There, the name of a
+    # dataset is in snake case, and its organisation unchanged: HuggingFaceTB/FineMath is
+    # HuggingFaceTB___fine_math.
     tables_cache = Path(
         os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets")
     ).expanduser()
@@ -76,8 +76,8 @@ def _is_cached(name: str, kind: Kind) -> bool:
 
 @cache
 def _unreachable() -> str:
-    """Return why the hub cannot be reached; nothing if it answers, whatever it says."""
-    # The thread appends what it finds. If it finds nothing in time, the first reason is the last.
+    """Return why the hub cannot be reached, or "" if it answers anything."""
+    # The thread appends its result. If none comes in time, the first reason stays the last.
     reasons = [f"no answer in {_WAIT_S:g} s"]
 
     def ask() -> None:
@@ -87,25 +87,25 @@ def _unreachable() -> str:
         except (HTTPError, OSError) as error:
             reasons.append(" ".join(str(error).split()))
 
-    # The thread is needed because no time-out holds for the look-up of a host name. It is a
-    # daemon, so that a look-up that hangs does not keep the process alive.
+    # The thread is needed because no time-out covers the look-up of a host name. As a daemon, a
+    # look-up that hangs does not keep the process alive.
     thread = Thread(target=ask, daemon=True)
     thread.start()
     thread.join(_WAIT_S)
     return reasons[-1]
 
 
-# Where the hub's cache keeps a snapshot of a repository.
+# Where the hub's cache has a snapshot of a repository.
 _CACHED = re.compile(r"(?:models|datasets)--([^/]+?)--([^/]+)/snapshots(/|$)")
 
 
 def hub_name(place: str) -> str | None:
-    """Return the name that the hub knows a model or data set by; None for a local one."""
+    """Return the hub's name of a model or dataset, or None if it is local."""
     # A model that was loaded from the cache has the path of its snapshot as its name.
     match = _CACHED.search(place)
     if match:
         return f"{match[1]}/{match[2]}"
-    # An absolute path is local although it may be gone, as in the files of a run that was moved.
+    # An absolute path is local, even if it is gone, as in the files of a run that was moved.
     is_local = Path(place).exists() or Path(place).is_absolute()
     return None if is_local else place
 
@@ -116,7 +116,7 @@ def public_name(place: str) -> str:
 
 
 def check_login(token: str | None) -> None:
-    """Raise a ValueError where nobody is logged in to the hub, or it does not answer."""
+    """Raise a ValueError if nobody is logged in to the hub, or it does not answer."""
     try:
         HfApi(token=token).whoami()
     # Network errors have no common base class.

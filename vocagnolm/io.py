@@ -1,6 +1,6 @@
-"""Writes files that are complete or absent, in directories that may hold others of a user's.
+"""Writes files that are complete or absent, in directories that may have files of the user.
 
-It also makes the lines of differences, reasons, versions and tables. It prints nothing itself.
+It also formats differences, reasons, versions and tables. It prints nothing itself.
 """
 
 import errno
@@ -22,59 +22,61 @@ from typing import Any, BinaryIO
 import yaml
 
 JsonObject = dict[str, Any]
-# Data of the package: tables, templates, the demo's models.
+# The package's data: tables, templates, the demo's models.
 ASSETS = Path(__file__).parent / "assets"
-# In the directory of a run: its settings. In a directory that is complete: the sizes of its files.
+# In a run's directory: its settings. In a complete directory: the sizes of its files.
 RUN_FILE, MANIFEST_FILE = "run.json", "manifest.json"
-# In a directory whose other files may be a user's: what commands have made there, by command.
+# In a directory that may have other files of a user: what commands have made there, by command.
 MADE_FILE = ".made.json"
-# A file and a line, where a reason begins with them.
+# The file and line with which a reason may begin.
 _IS_PLACE = re.compile(r".+:\d+")
-# Ends the name of an incomplete file, which begins with a dot.
+# The end of an incomplete file's name, which begins with a dot.
 TEMPORARY = ".tmp"
 
 
 def write_file(path: Path, write: Callable[[BinaryIO], object], *, replace: bool = True) -> None:
-    """Write a file completely or not at all; without `replace`, keep one that exists."""
+    """Write a file completely or not at all. Without `replace`, keep an existing one."""
     # Two processes may write the same file, so each has its own temporary file. It is in the same
-    # directory, because a rename is atomic within one file system only.
+    # directory, because a rename is atomic only within one file system.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}")
     try:
         with temporary.open("wb") as file:
             write(file)
             file.flush()
-            # The bytes must reach the disk before the name does, or a crash leaves an empty file.
+            # The bytes must reach the disk before the name does, or a crash could leave an empty
+            # file.
             os.fsync(file.fileno())
-        # From here on a reader sees the old file or the new one, never a part.
+        # From here on, readers see the old file or the new one, never a part.
         if not replace:
-            # Unlike a rename, a hard link fails where the name is taken; some systems have none.
+            # Unlike a rename, a hard link fails if the name is taken. Some systems have no hard
+            # links.
             with suppress(OSError):
                 os.link(temporary, path)
         if replace or not path.exists():
             temporary.replace(path)
     except OSError as error:
-        # Errors of a write or of fsync name no file, and a message must say which one it is about.
+        # Errors of a write or of fsync name no file, and a message must name it.
         error.filename = error.filename or str(path)
         raise
-    # This happens after an error too, as a part of a file would keep a full disk full.
+    # Also after an error, because a partial file would keep a full disk full.
     finally:
         temporary.unlink(missing_ok=True)
 
 
-# What the system says of a disk that takes no more.
+# What the system says when a disk is full.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 def disk_fault(error: BaseException) -> str | None:
-    """Say why a disk took no more, if that is what an error of any library is about; else None."""
+    """Return what the system says if any library's error is about a full disk, else None."""
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         return os.strerror(error.errno)
     text = str(error)
-    # safetensors is written in Rust and raises an error of its own, with the number in its text.
+    # safetensors is written in Rust and raises its own error, with the number in its text.
     match = re.search(r"os error (\d+)", text)
     if match and int(match[1]) in _DISK_ERRORS:
         return os.strerror(int(match[1]))
-    # PyTorch names the source file of its archive writer, and says nothing of the disk.
+    # PyTorch names the source file of its archive writer, and says nothing about the disk.
     if isinstance(error, RuntimeError) and "inline_container.cc" in text:
         return "the disk is full, or cannot be written to"
     return None
@@ -87,21 +89,21 @@ def told_of_full_disk(place: Path, advice: Callable[[], str]) -> Iterator[None]:
         yield
     except Exception as error:
         reason = disk_fault(error)
-        # Uses of this may be nested, and the innermost knows best what is safe.
+        # These may be nested. The innermost knows best what is safe.
         if reason is None or isinstance(error, FullDiskError):
             raise
         raise FullDiskError(f"{place} cannot be written to: {reason}. {advice()}") from error
 
 
 class FullDiskError(OSError):
-    """A disk took no more; the message says what is safe."""
+    """A disk is full. The message says what is safe."""
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, in a directory made for it, compressed if its name ends in .gz."""
+    """Write a text file, compressed if its name ends in .gz. Its directory is made."""
     content = text.encode()
     if path.suffix == ".gz":
-        # Without a time in it, equal texts are equal files.
+        # Without a time in the file, equal texts make equal files.
         content = gzip.compress(content, mtime=0)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, lambda file: file.write(content))
@@ -114,7 +116,7 @@ def write_json(path: Path, content: Mapping[str, object], *, replace: bool = Tru
 
 
 def read_json(path: Path) -> JsonObject:
-    """Read a JSON object; a ValueError says that the file is damaged."""
+    """Read a JSON object. A ValueError says that the file is damaged."""
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -126,7 +128,7 @@ def read_json(path: Path) -> JsonObject:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Loads YAML, but rejects a key that comes twice: the last one would win in silence."""
+    """Loads YAML, but rejects repeated keys, of which the last would silently win."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Make a mapping of a node."""
@@ -135,7 +137,7 @@ class _UniqueKeys(yaml.SafeLoader):
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
                 raise ValueError(f"line {line}: expected a name, found a list or a mapping")
-            # `<<` merges another mapping in, and may come as often as there are mappings to merge.
+            # `<<` merges another mapping, and may be repeated for several.
             if key.tag != "tag:yaml.org,2002:merge" and key.value in keys:
                 raise ValueError(f"line {line}: {key.value} comes twice: leave one out")
             keys.add(str(key.value))
@@ -143,7 +145,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML file; a ValueError names a key that comes twice, and its line."""
+    """Read a YAML file. A ValueError names a repeated key and its line."""
     try:
         # This is `yaml.safe_load` with the loader above.
         return yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
@@ -152,7 +154,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def json_or_empty(path: Path) -> JsonObject:
-    """Read a JSON object; empty if the file is missing or holds anything else."""
+    """Read a JSON object, or return {} if the file is missing or has anything else."""
     try:
         return read_json(path)
     except (OSError, ValueError):
@@ -163,14 +165,14 @@ def file_sha256(path: Path) -> str:
     """Hash a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        # Piece by piece: weights may be larger than the memory.
+        # Read piece by piece, because weights may be larger than the memory.
         while chunk := file.read(1 << 22):
             digest.update(chunk)
     return digest.hexdigest()
 
 
 def size_fault(directory: Path, files: Mapping[str, int]) -> str | None:
-    """Name the first of some files that is missing or has other bytes; None if all are whole."""
+    """Name the first file that is missing or has another size, or return None."""
     for name, expected in files.items():
         path = directory / name
         if not path.is_file():
@@ -184,8 +186,8 @@ def size_fault(directory: Path, files: Mapping[str, int]) -> str | None:
 def differences(
     before: Mapping[str, object], now: Mapping[str, object], *, prefix: str = ""
 ) -> list[str]:
-    """List the settings of `now` that were others before, as "NAME was X, now Y"."""
-    # Settings of before were read from JSON, where a tuple is a list.
+    """List the settings in `now` that differ from before, as "NAME was X, now Y"."""
+    # Earlier settings were read from JSON, where a tuple is a list.
     before = json.loads(json.dumps(dict(before)))
     now = json.loads(json.dumps(dict(now)))
     lines = []
@@ -207,7 +209,7 @@ def count_reasons(reasons: Iterable[str]) -> str:
     places: dict[str, str] = {}
     for reason in reasons:
         place, colon, kind = reason.partition(": ")
-        # A reason may hold a colon of its own, which does not follow a file and a line.
+        # A reason may contain another colon, which does not follow a file and a line.
         if not (colon and _IS_PLACE.fullmatch(place)):
             place, kind = "", reason
         counts[kind] += 1
@@ -222,14 +224,14 @@ def count_reasons(reasons: Iterable[str]) -> str:
 
 
 def check_writable(output_dir: Path, option: str = "--output_dir") -> None:
-    """Reject a directory for results, before any work is done, if nothing can be written there."""
-    # A directory that does not exist yet will be made in its nearest parent that does.
+    """Reject a directory for results before any work is done if nothing can be written there."""
+    # A directory that does not exist will be made in its nearest existing parent.
     place = output_dir
     while not place.exists():
         place = place.parent
     if not place.is_dir():
         raise ValueError(f"{option} {output_dir}: {place} is a file, not a directory")
-    # A file is made, because permission bits say nothing of a read-only file system.
+    # Make a file, because permission bits do not show a read-only file system.
     try:
         with tempfile.TemporaryFile(dir=place):
             pass
@@ -241,7 +243,7 @@ def check_writable(output_dir: Path, option: str = "--output_dir") -> None:
 def claim_names(
     directory: Path, names: Collection[str], command: str, links: Collection[str] = ()
 ) -> None:
-    """Note what a command is about to make or to replace in a directory, which must exist.
+    """Note which names a command is about to make or replace in an existing directory.
 
     Raises:
         ValueError: one of the names is there, and the command did not make it; or one of `links` is
@@ -252,7 +254,7 @@ def claim_names(
     for name in [*names, *links]:
         path = directory / name
         is_made = name in made and (name not in links or path.is_symlink())
-        # A link that leads nowhere exists, too.
+        # A broken link exists, too.
         if os.path.lexists(path) and not is_made:
             raise ValueError(
                 f"--output_dir {directory} holds {name}, which {command} did not write there: "
@@ -263,7 +265,7 @@ def claim_names(
 
 
 def versions(packages: str) -> dict[str, str]:
-    """Look up installed packages, given as names with spaces between; leaves out absent ones.
+    """Look up the versions of packages, given as names with spaces between. Skip absent ones.
 
     >>> list(versions("python numpy no-such-package"))
     ['python', 'numpy']
@@ -279,7 +281,7 @@ def versions(packages: str) -> dict[str, str]:
 
 
 def markdown_table(rows: Sequence[Sequence[str]], *, padded: bool = True) -> str:
-    r"""Lay out rows, the first of which is the header; `padded` columns suit a terminal, too.
+    r"""Format rows, the first of which is the header. `padded` columns suit a terminal, too.
 
     >>> print(markdown_table([["method", "loss"], ["a|b", "1.25"]]))
     | method | loss |
@@ -292,7 +294,7 @@ def markdown_table(rows: Sequence[Sequence[str]], *, padded: bool = True) -> str
     for column in zip(*cells, strict=True):
         width = max(map(len, column)) if padded else 0
         widths.append(width)
-        # The rule spans the space on either side of a cell, too; Markdown wants three dashes.
+        # The rule includes the spaces around a cell, and Markdown needs three dashes.
         dashes.append("-" * (width + 2) if padded else "---")
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
     lines.insert(1, f"|{'|'.join(dashes)}|")

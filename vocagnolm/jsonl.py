@@ -1,7 +1,7 @@
-"""Read the rows of a JSON file, one after the other, whatever is wrong with some of its lines.
+"""Reads the rows of a JSON file one by one, whatever is wrong with some of its lines.
 
-The input is a path. The output is a dict for each row, or the reason why a line is not a row. This
-module knows nothing of columns.
+The input is a path. The output is a dict for each row, or the reason why a line is no row. This
+module knows nothing about columns.
 """
 
 import bz2
@@ -16,22 +16,22 @@ from typing import Any, BinaryIO, cast
 
 import zstandard
 
-# The number of the line, the bytes that it takes, and its object or the reason why it has none.
+# The number of the line, its bytes, and its object or the reason why it has none.
 Row = tuple[int, int, dict[str, Any] | str]
 
-# Control characters in strings are accepted, as Arrow's reader accepts them.
+# Control characters in strings are accepted, as in Arrow's reader.
 _DECODER = json.JSONDecoder(strict=False)
-# What compressed files begin with.
+# The first bytes of compressed files.
 _GZIP_MAGIC = b"\x1f\x8b"
 _BZIP2_MAGIC = b"BZh"
 _XZ_MAGIC = b"\xfd7zXZ\x00"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 # The message of Python's own readers of compressed files.
 _CUT_OFF = "Compressed file ended before the end-of-stream marker was reached"
-# A file whose first line is not JSON may be one object over several lines. It is read as a whole,
-# up to this many bytes, so that a damaged file of terabytes does not fill the memory.
+# A file whose first line is not JSON may be one object over several lines. It is read as a whole up
+# to this many bytes, so a damaged file of terabytes does not fill the memory.
 _MAX_WHOLE_BYTES = 1 << 30
-# What files of other formats begin with, and what to do about each.
+# The first bytes of files of other formats, with advice for each.
 _ADVICE_BY_MAGIC = {
     b"version https://git-lfs": "it is a pointer of Git LFS, not the file: get it by git lfs pull",
     codecs.BOM_UTF16_LE: "it is UTF-16: convert it to UTF-8",
@@ -43,8 +43,8 @@ _ADVICE_BY_MAGIC = {
 def read_rows(path: Path) -> Iterator[Row]:
     """Read JSON lines, an array, or one object over several lines, compressed or not.
 
-    Yields the number of the line, from 1, the bytes that it takes, and its object or the reason why
-    it has none. A string of an array stands for an object that has it as `text`.
+    Yields the number of the line, from 1, its bytes, and its object or the reason why it has none.
+    A string in an array counts as an object with that `text`.
 
     Raises:
         ValueError: the file has another format, or is an array that is damaged.
@@ -57,10 +57,10 @@ def read_rows(path: Path) -> Iterator[Row]:
         values, size = _read_whole(file)
     if values is not None:
         for value in values:
-            # Which line a value begins at is not known. Each takes its share of the bytes.
+            # It is not known at which line a value begins. Each gets its share of the bytes.
             yield 1, size // len(values), _as_row(value)
         return
-    # `_read_whole` has consumed the first lines, and a compressed file cannot be rewound cheaply.
+    # `_read_whole` has consumed the first lines, and rewinding a compressed file is slow.
     with open_file(path) as file:
         for number, line in enumerate(file, 1):
             if number == 1:
@@ -70,10 +70,10 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def _read_whole(file: BinaryIO) -> tuple[list[Any] | None, int]:
-    """Read the values and the size of a file that is one array or object; None if it is JSON lines.
+    """Read the values and the size of a file of one array or object; None if it is JSON lines.
 
-    The first line decides. Either it begins with a bracket, or it is not JSON by itself but the
-    beginning of a value that goes on in the next lines.
+    The first line decides. Either it begins with a bracket, or it is the beginning of a value that
+    continues on the next lines.
     """
     # The first line that is not blank.
     line = b""
@@ -93,7 +93,7 @@ def _read_whole(file: BinaryIO) -> tuple[list[Any] | None, int]:
         return values, len(content)
     if is_array:
         raise ValueError(f"its array is damaged or cut off: {_why_invalid(content)}")
-    # It is JSON lines, of which the first one is damaged.
+    # These are JSON lines, and the first one is damaged.
     return None, 0
 
 
@@ -108,7 +108,7 @@ def _rows_of(number: int, line: bytes) -> Iterator[Row]:
 
 
 def _values(content: bytes) -> list[Any] | str:
-    """Read the JSON values of a line or file, or return the reason why it has none.
+    """Parse the JSON values of a line or file, or return the reason why it has none.
 
     A single array stands for its items.
     """
@@ -122,13 +122,13 @@ def _values(content: bytes) -> list[Any] | str:
     try:
         while position < end:
             # `raw_decode` does not skip the white space before a value. Only a window of the text
-            # is looked at: to strip all of the text at every value would take quadratic time. If
-            # the whole window is blank, `raw_decode` fails, and so does the line.
+            # is searched, because stripping all of the text at every value would take quadratic
+            # time. If the whole window is blank, `raw_decode` fails, and the line is rejected.
             window = text[position : position + 1000]
             position += len(window) - len(window.lstrip())
             value, position = _DECODER.raw_decode(text, position)
             values.append(value)
-    # Thousands of nested brackets exceed the recursion limit, and are not a row either.
+    # Thousands of nested brackets exceed the recursion limit, and are no row either.
     except (ValueError, RecursionError):
         return "not valid JSON"
     if len(values) == 1 and isinstance(values[0], list):
@@ -160,7 +160,7 @@ def _as_row(value: object, *, is_line: bool = False) -> dict[str, Any] | str:
 def open_file(path: Path) -> BinaryIO:
     """Open a file for reading, and decompress it if its first bytes show a compression.
 
-    The suffix of its name is not looked at: files are renamed more often than compressed anew.
+    The suffix is ignored, because files are renamed more often than compressed again.
     """
     file = path.open("rb")
     magic = file.peek(6)
@@ -176,36 +176,36 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def _buffered(stream: Any, buffer_size: int = io.DEFAULT_BUFFER_SIZE) -> BinaryIO:
-    """Make a stream that can `peek`, which not every stream of a compression can."""
+    """Make a stream that can `peek`, which some decompressing streams cannot."""
     return cast(BinaryIO, io.BufferedReader(stream, buffer_size))
 
 
 class _ZstdFile(io.RawIOBase):
-    """Stream of the content of Zstandard frames, one following the other.
+    """Stream of the content of consecutive Zstandard frames.
 
-    The stream of the library ends silently at a frame that is cut off, as if the file were whole.
-    This one raises an EOFError.
+    The library's stream ends silently at a truncated frame, as if the file were whole. This one
+    raises an EOFError.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        # The bytes of the file that follow a finished frame, and are not decompressed yet.
+        # Bytes of the file after a finished frame, not yet decompressed.
         self._unread = b""
         # The frame that is being read; None between two frames.
         self._frame: zstandard.ZstdDecompressionObj | None = None
-        # Content that is decompressed, and not handed out yet.
+        # Content that is decompressed, but not yet returned.
         self._content = b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        # A frame may be empty, or need more bytes before it gives any content.
+        # A frame may be empty, or need more bytes before it returns any content.
         while not self._content:
             compressed = self._unread or self._file.read(1 << 17)
             self._unread = b""
             if not compressed:
-                # The file ends here, which it may only do between two frames.
+                # The file ends here, which is allowed only between two frames.
                 if self._frame is not None:
                     raise EOFError(_CUT_OFF)
                 return 0

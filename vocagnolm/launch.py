@@ -1,7 +1,6 @@
-"""Starts several processes of one command: `--accelerate_config` does as `accelerate launch`.
+"""Starts several processes of one command. `--accelerate_config` works like `accelerate launch`.
 
-In addition, a signal reaches every process once, and the job's exit status is that of its
-processes.
+In addition, every process gets a signal once, and the job's exit status is that of its processes.
 """
 
 import logging
@@ -19,7 +18,7 @@ from vocagnolm.printing import log_main
 from vocagnolm.run.recipe import as_flags, find_file, read_mapping
 
 CONFIGS = Path(__file__).with_name("accelerate_configs")
-# Options of `accelerate launch` that differ between machines and runs; a file has the others.
+# Options of `accelerate launch` that differ between machines and runs. A file has the others.
 _OPTIONS: dict[str, type] = {
     "num_processes": int,
     "num_machines": int,
@@ -32,12 +31,12 @@ _OPTIONS: dict[str, type] = {
 
 
 def launch(command: str, argv: Sequence[str], check: Callable[[Sequence[str]], object]) -> int:
-    """Run a command in the processes that `--accelerate_config` describes; return its status.
+    """Run a command in the processes that `--accelerate_config` describes, and return its status.
 
-    The command's own options go through its `check` before any process is started.
+    The command's `check` reads its own options before any process is started.
 
     Raises:
-        ValueError: the file or an option is wrong, the command's own too; nothing is started.
+        ValueError: the file or an option, perhaps the command's, is wrong. Nothing is started.
     """
     words, command_argv = split(argv)
     # Every process of a job would start a job of its own.
@@ -50,19 +49,19 @@ def launch(command: str, argv: Sequence[str], check: Callable[[Sequence[str]], o
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words for `accelerate launch`, and those that are the command's own."""
+    """Return the words for `accelerate launch`, and those for the command."""
     parser = OneLineErrors(allow_abbrev=False, add_help=False)
     parser.add_argument("--accelerate_config", required=True)
     for name, kind in _OPTIONS.items():
         parser.add_argument(f"--{name}", type=kind)
-    # What the parser does not know is the command's own, which has its own parser to judge it.
+    # Unknown words are for the command, whose own parser reads them.
     launch_options, command_argv = parser.parse_known_args(argv)
     options = vars(launch_options)
     path = find_file("--accelerate_config", options.pop("accelerate_config"), CONFIGS)
     content = read_mapping("--accelerate_config", path)
     starts_one = content.get("distributed_type") in ("NO", False)
     processes = launch_options.num_processes or content.get("num_processes", 1)
-    # Accelerate would start one process where several are asked for.
+    # Accelerate would start one process, although several are requested.
     if starts_one and processes > 1:
         raise ValueError(
             f"--num_processes: {path} has distributed_type NO, which starts one: use ddp or fsdp2"
@@ -71,13 +70,13 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _run(words: Sequence[str]) -> int:
-    """Start the processes by Accelerate, and wait for them."""
+    """Start the processes with Accelerate, and wait for them."""
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     arguments = launch_command_parser().parse_args(words)
-    # After SIGINT or SIGTERM torchrun kills every worker within 30 s, whether it has saved its
-    # state or not. `_forward` handles them instead, and leaves the workers the time they need.
+    # After SIGINT or SIGTERM, torchrun kills every worker within 30 s, whether it has saved its
+    # state or not. `_forward` handles these signals instead, and gives workers the time they need.
     arguments.signals_to_handle = "SIGHUP,SIGQUIT"
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _forward)
@@ -86,14 +85,14 @@ def _run(words: Sequence[str]) -> int:
     try:
         launch_command(arguments)
     except ChildFailedError as error:
-        # The status of one that failed is positive. Those that were ended because of it have
-        # negative ones, the numbers of signals, so the largest is that of a failure.
+        # A process that failed has a positive status. Those that were killed because of it have
+        # negative ones, the numbers of signals. So the largest is that of a failure.
         status = max(failure.exitcode for failure in error.failures.values())
     except subprocess.CalledProcessError as error:
         status = error.returncode
     else:
         return 0
-    # A negative status is the number of a signal. A shell reports it as 128 more than the number.
+    # A negative status is the number of a signal. A shell reports 128 plus that number.
     if status < 0:
         name = signal.Signals(-status).name
         log_main(f"vocagnolm: error: {name} ended a process")
@@ -102,17 +101,17 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _forward(number: int, frame: FrameType | None) -> None:
-    """Send a signal on to the processes of the job; before there are any, end."""
+    """Send a signal on to the processes of the job. If there are none yet, exit."""
     import psutil
 
-    # Only direct children are the job's; what these have started is theirs to stop.
+    # Only direct children belong to the job. They stop their own children.
     children = psutil.Process().children()
     if not children:
         raise KeyboardInterrupt
     for child in children:
         # A child may end between the list and the signal.
         with suppress(ProcessLookupError):
-            # A terminal has sent its Ctrl-C to all processes of its session.
+            # A terminal sends Ctrl-C to all processes of its session.
             shares_terminal = sys.stdin.isatty() and os.getsid(child.pid) == os.getsid(0)
             if number != signal.SIGINT or not shares_terminal:
                 os.kill(child.pid, number)

@@ -1,4 +1,4 @@
-"""Holds the settings of a method, and checks a command line before torch is imported."""
+"""The settings of a method. A command line is checked before torch is imported."""
 
 import importlib
 import math
@@ -16,15 +16,15 @@ Unmapped = Literal["include", "exclude", "mean"]
 Selection = Literal["top_k", "accept"]
 Scope = Literal["sequence", "batch"]
 Reduction = Literal["min", "mean", "max", "weighted", "first"]
-# The first two are KL(p_S || p_T), Eq. (5), and KL(p_T || p_S), over the tokens that student and
-# teacher share. The third is L1 of the probabilities sorted by size, the Wasserstein distance of
-# ULD, Eq. (6), which needs no common vocabulary.
+# The first two are KL(p_S || p_T), Eq. (5), and KL(p_T || p_S), over the tokens that both models
+# share. The third is the L1 distance of the sorted probabilities, ULD's Wasserstein distance, Eq.
+# (6), which needs no common vocabulary.
 Distance = Literal["reverse_kl", "forward_kl", "sorted_l1"]
 
-# top_k is counted in millionths: integers round alike on a host and on any device.
+# top_k is counted in millionths, because integers round alike on a host and on any device.
 UNITS = 10**6
 
-# Settings that a method reads in addition to those of the choice of tokens.
+# Settings that a method reads in addition to those for choosing tokens.
 _READ_BY: dict[str, set[str]] = {
     "cpt": set(),
     "random": set(),
@@ -44,18 +44,18 @@ AGGREGATIONS = Names([*get_args(Aggregation), "package.module:function"])
 
 
 def load_own(option: str, name: str) -> Any:
-    """Import the class or function of a user that an option names, as `package.module:name`.
+    """Import a user's class or function, which an option names as `package.module:name`.
 
-    Modules of the working directory come first. A ValueError where it cannot be imported.
+    Modules of the working directory come first. If it cannot be imported, a ValueError is raised.
     """
-    # The path of an installed command begins with the directory that it is in, not with this one.
+    # The path of an installed command begins with its own directory, not with this one.
     directory = os.getcwd()
     if directory not in sys.path:
         sys.path.insert(0, directory)
     module, _, attribute = name.partition(":")
     try:
         return attrgetter(attribute)(importlib.import_module(module))
-    # A user's module can raise anything as it is imported.
+    # A user's module can raise anything when it is imported.
     except Exception as error:
         raise ValueError(
             f"--{option} {name} cannot be loaded ({type(error).__name__}: {error}): expected "
@@ -66,8 +66,8 @@ def load_own(option: str, name: str) -> Any:
 
 def name_own(option: str, value: Any) -> str:
     """Return the name by which `load_own` finds a class or function, or raise a ValueError."""
-    # The settings of a run keep the name alone. The name must find the same object again when the
-    # run resumes, which is impossible for a lambda, or a function inside of another.
+    # The settings of a run have only the name. It must find the same object again when the run
+    # resumes, which is impossible for a lambda or a nested function.
     name = f"{getattr(value, '__module__', None)}:{getattr(value, '__qualname__', value)}"
     if load_own(option, name) is not value:
         raise ValueError(f"--{option}: {name} does not import as the object that was given")
@@ -81,11 +81,11 @@ def name_own(option: str, value: Any) -> str:
 class Method:
     """All settings of a method: one record for parser, trainer, views and stores.
 
-    They are named as the options of `vocagnolm train` and described by their help texts. The
-    defaults are the paper's. A value that is out of range is a ValueError.
+    They are named like the options of `vocagnolm train`, whose help texts describe them. The
+    defaults are the paper's. A value out of range is a ValueError.
 
-    A class or function of your own is given itself, or by its name `package.module:name`
-    (docs/library.md); the settings keep the name.
+    Your own class or function is given as an object or by its name `package.module:name`
+    (docs/library.md). The settings keep the name.
     """
 
     method: str = option(
@@ -106,7 +106,7 @@ class Method:
     unmapped: Unmapped = option(
         "include", "What to do with tokens that no teacher token covers (Section 6.2).", first=True
     )
-    # The paper does not say; a sequence's share does not depend on the batch.
+    # The paper does not say. A share of each sequence does not depend on the batch.
     selection_scope: Scope = option(
         "sequence", "Take the top_k of each sequence, or of the micro-batch."
     )
@@ -162,7 +162,7 @@ class Method:
 
     @python_door
     def __post_init__(self) -> None:
-        # The choices come first: what follows asks which method it is.
+        # The choices come first, because the other checks ask which method it is.
         for name, kind in get_type_hints(Method).items():
             if get_origin(kind) is Literal:
                 check_choice(name, vars(self)[name], kind)
@@ -172,11 +172,11 @@ class Method:
         in_range(self, "[0, inf)", "top_k_warmup_steps")
         in_range(self, "(0, inf)", "uld_weight", "teacher_weights")
         in_range(self, "[1, inf)", "chunks")
-        # Shares are counted in millionths: what would be rounded is rejected.
+        # Shares are counted in millionths, so a number that would be rounded is rejected.
         if abs(self.top_k - round(self.top_k * UNITS) / UNITS) > 1e-12:
             raise ValueError(f"--top_k must have at most six decimals, got {self.top_k}")
         self._check_chunk()
-        # The next two rules are about pairs of settings, each of which is right by itself.
+        # The next two rules are about pairs of settings that are each valid alone.
         if self.with_entropies and self.unmapped == "mean":
             raise ValueError(
                 "--rho1_score loss_and_entropy cannot rank unmapped tokens, which have no entropy"
@@ -188,7 +188,7 @@ class Method:
             )
 
     def _check_own(self) -> None:
-        """Keep the names of a user's own class and function, which must be there."""
+        """Check that a user's own class and function exist, and keep their names."""
         for name, choices in (("method", METHODS), ("aggregation", AGGREGATIONS)):
             value = getattr(self, name)
             if not isinstance(value, str):
@@ -204,7 +204,7 @@ class Method:
             )
 
     def _check_chunk(self) -> None:
-        """Reject what goes by characters, or by tokens, where others are compared."""
+        """Reject settings for characters or single tokens if chunks are compared."""
         if self.method in ("chunk", "rho1") and self.aggregation == "share":
             raise ValueError(
                 f"--aggregation share counts characters, but --method {self.method} compares whole "
@@ -217,9 +217,9 @@ class Method:
             )
 
     def in_effect(self) -> dict[str, object]:
-        """Return the settings that the method reads; a reduction only where one was asked for."""
-        # A user is warned of every option outside of these, so they must be exact. A method of
-        # the user's own reads what the paper's method does.
+        """Return the settings that the method reads; a reduction only if one was requested."""
+        # Users are warned about every option that is not among these, so they must be exact. A
+        # user's own method reads what the paper's method does.
         names = _READ_BY.get(self.method, {"aggregation"}) | {"method"}
         if self.accepts:
             names = {"method"}
@@ -227,7 +227,7 @@ class Method:
             names |= set(_CHOICE_SETTINGS)
         if self.choice == "guided":
             names |= {"selection"} if self.accepts else {"selection", "unmapped"}
-            # These two matter with several teachers only, whose number is not known here.
+            # These two matter only with several teachers, whose number is not known here.
             for name in ("teacher_reduction", "teacher_weights"):
                 if getattr(self, name) != getattr(Method, name):
                     names.add(name)
@@ -236,20 +236,20 @@ class Method:
         return {name: value for name, value in vars(self).items() if name in names}
 
     def at_step(self, step: int, max_steps: int) -> "Method":
-        """Return the method with the share of tokens of a step of the run."""
-        # A warmup of less than one step is meant as a share of the run.
+        """Return the method with the share of tokens for a step of the run."""
+        # A warmup of less than one step means a share of the run.
         warmup = self.top_k_warmup_steps
         steps = math.ceil(max_steps * warmup) if warmup < 1 else int(warmup)
         if step >= steps:
             return self
-        # The share is rounded to millionths, in which it is counted. The result has no warmup of
-        # its own, as it stands for this step alone.
+        # Round the share to millionths, in which it is counted. The result has no warmup, because
+        # it is for this step only.
         top_k = round(1 - (1 - self.top_k) * step / steps, 6)
         return replace(self, top_k=top_k, top_k_warmup_steps=0)
 
     @property
     def as_typed(self) -> str:
-        """The method as it is typed on the command line."""
+        """The method as typed on the command line."""
         if self.method == "chunk" and self.chunk_guidance == "random":
             return "--method chunk --chunk_guidance random"
         if self.accepts:
@@ -258,11 +258,11 @@ class Method:
 
     @property
     def own_objective(self) -> Any:
-        """The class of a method of the user's own, an `Objective`; None for one of ours."""
+        """The class of a user's own method, an `Objective`; None for built-in methods."""
         if ":" not in self.method:
             return None
         own_class = load_own("method", self.method)
-        # The base class is known by its name, as importing it would load torch.
+        # The base class is recognized by its name, because importing it would import torch.
         bases = []
         for base in getattr(own_class, "__mro__", ()):
             bases.append(f"{base.__module__}.{base.__qualname__}")
@@ -272,7 +272,7 @@ class Method:
 
     @property
     def choice(self) -> Literal["all", "random", "guided"]:
-        """How the tokens that get weight 1 are chosen."""
+        """How the tokens with weight 1 are chosen."""
         own_class = self.own_objective
         if own_class:
             return "guided" if own_class.needs_teacher else "all"
@@ -283,17 +283,17 @@ class Method:
 
     @property
     def accepts(self) -> bool:
-        """True where tokens weigh as far as the teacher accepts them; none is ranked."""
+        """True if tokens are weighted by acceptance, and none is ranked."""
         return self.choice == "guided" and self.selection == "accept"
 
     @property
     def aggregation_in_effect(self) -> str:
-        """How teacher losses become one: acceptance compares nats of the same characters."""
+        """How teacher losses are combined: acceptance compares losses of the same characters."""
         return "share" if self.accepts else self.aggregation
 
     @property
     def splits_alike(self) -> bool:
-        """True where an update is the same for every split of a global batch."""
+        """True if an update is the same for every split of a global batch."""
         # The share of a micro-batch and the mean loss of a batch depend on which sequences it has.
         settings = self.in_effect()
         return settings.get("selection_scope") != "batch" and settings.get("unmapped") != "mean"

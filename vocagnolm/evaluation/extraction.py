@@ -40,10 +40,10 @@ _ASSIGNMENTS = ("x=", "y=", "z=", r"x\in", r"y\in", r"z\in", r"x\to", r"y\to", r
 
 
 def extract(kind: AnswerKind, output: str) -> str | None:
-    """Find the normalised answer of an output; "" or `NO_LETTER` for none, None without output.
+    """Find the normalised answer of an output; "" or `NO_LETTER` if none, None without an output.
 
-    "free" and "integer" look for numbers and formulas, "letter" for multiple choice, also in a box
-    with "boxed_letter", "marked" for the word after `####` in the first line (the demo).
+    "free" and "integer" look for numbers and formulas, "letter" for multiple choice. "boxed_letter"
+    looks into a box first, and "marked" takes the word after `####` in the first line (the demo).
 
     Examples:
         >>> extract("free", "2 + 2 = 4. The answer is 4."), extract("letter", "The answer is (B).")
@@ -58,15 +58,15 @@ def extract(kind: AnswerKind, output: str) -> str | None:
         "boxed_letter": _boxed_letter,
         "marked": _marked,
     }
-    # The harness normalises an answer when it finds it and again when it grades it, and the second
-    # time may still change it.
+    # The harness normalises an answer when it finds it and again when it grades it. The second time
+    # may still change it.
     return strip_string(strip_string(finders[kind](output)))
 
 
 def normalise_gold(kind: AnswerKind, gold: object) -> str:
-    """Normalise a gold once, as `extract` does with a prediction that is compared with it.
+    """Normalise a reference answer once, as `extract` does with a prediction.
 
-    A ValueError for a gold that no prediction of its kind would ever equal.
+    A reference that no prediction of its kind could equal is a ValueError.
 
     >>> normalise_gold("free", "7 apples."), normalise_gold("letter", "(b)")
     ('7', 'B')
@@ -84,7 +84,7 @@ def normalise_gold(kind: AnswerKind, gold: object) -> str:
         if not match:
             expected = "a letter from A to E"
             raise ValueError(f"the gold of multiple choice must be {expected}, found {gold}")
-        # `strip_string` would take an "a" in parentheses for a unit, and delete it.
+        # `strip_string` would treat an "a" in parentheses as a unit and delete it.
         return match[1].upper()
     if kind == "marked" and len(text.split()) != 1:
         raise ValueError(f"the gold of an answer after #### must be one word, found {gold}")
@@ -93,14 +93,14 @@ def normalise_gold(kind: AnswerKind, gold: object) -> str:
 
 def _letter(output: str) -> str:
     """Find the first letter after "answer is"; "answer is because" gives B."""
-    # After "Problem:" the model asks and answers a question of its own.
+    # After "Problem:" the model asks and answers its own question.
     text = output.partition("Problem:")[0].replace("choice is", "answer is").lower()
     match = _LETTER.search(text)
     return match[1].upper() if match else NO_LETTER
 
 
 def _boxed_letter(output: str) -> str:
-    r"""Find the letter in the last box, as `\boxed{\text{(B) 7}}`; without a box as `_letter`."""
+    r"""Find the letter in the last box, such as `\boxed{\text{(B) 7}}`, or else as `_letter`."""
     if "boxed" not in output:
         return _letter(output)
     match = _CHOICE.match(_boxed(output.rpartition("boxed")[2]))
@@ -113,7 +113,7 @@ def _marked(output: str) -> str:
 
 
 def _free(output: str) -> str:
-    # The rules are tried in this order, and the first that applies decides.
+    # These rules are tried in order, and the first that applies decides.
     if "final answer is $" in output and "$. I hope" in output:
         answer = output.partition("final answer is $")[2].partition("$. I hope")[0].strip()
     elif "boxed" in output:
@@ -123,14 +123,14 @@ def _free(output: str) -> str:
     elif "final answer is" in output:
         answer = output.rpartition("final answer is")[2].strip()
     else:
-        # Without any of these phrases the last number of the output counts.
+        # Without any of these phrases, the last number of the output counts.
         answer = (_NUMBER.findall(output.replace(",", "")) or [""])[-1]
     answer = re.sub(r"\n\s*", "", answer)
     return answer.removeprefix(":").removesuffix(".").removesuffix("/")
 
 
 def _boxed(text: str) -> str:
-    # The answer lies between the braces that open `text`. If they never close, it reaches the end.
+    # The answer is between the braces that open `text`. If they never close, it reaches to the end.
     if not text.startswith("{"):
         return text.partition("$")[0].strip()
     depth = 0
@@ -147,14 +147,13 @@ def strip_string(text: object) -> str:
     >>> strip_string(r"\dfrac12 \text{ inches}."), strip_string("x = 1,000.00"), strip_string("ten")
     ('\\frac{1}{2}', '1,000', '10')
     """
-    # The steps are in the harness's order, which matters: most of them act on what the ones before
-    # have left.
+    # The harness's order of steps matters, because most of them work on what the steps before left.
     string = str(text).strip().replace("\n", "").rstrip(".").replace(r"\!", "")
     string = _unify_commands(string)
     string = _remove_units(string)
     for mark in (r"^{\circ}", r"^\circ", r"\$", "$"):
         string = string.replace(mark, "")
-    # Most texts are not a number in words.
+    # Most texts are not a number written in words.
     with suppress(ValueError, LookupError, TypeError):
         string = str(w2n.word_to_num(string))
     string = _replace_groups(string, r"\text{", r"\1")
@@ -164,10 +163,10 @@ def strip_string(text: object) -> str:
     string = string.replace(r"\%", "").replace("%", "")
     string = string.replace(" .", " 0.").replace("{.", "{0.")
     string = string.replace("infinity", r"\infty")
-    # The command for infinity holds "inf" itself, and must not be replaced within.
+    # The command for infinity contains "inf", which must not be replaced inside it.
     if r"\infty" not in string:
         string = string.replace("inf", r"\infty")
-    # The misspelt command is the harness's, so that a plus sign before infinity stays.
+    # The harness misspells the command, so a plus sign before infinity stays.
     string = string.replace(r"+\inity", r"\infty").replace("and", "").replace(r"\mathbf", "")
     string = _replace_groups(string, r"\mbox{", "")
     # Engineers write the imaginary unit as j.
@@ -177,21 +176,23 @@ def strip_string(text: object) -> str:
 
 
 def _unify_commands(string: str) -> str:
-    # Matrices, fractions and brackets get one spelling each, and a `\text{...}` at the end goes.
+    # Matrices, fractions and brackets get one spelling each, and a `\text{...}` at the end is
+    # removed.
     string = _replace_groups(string, r"\begin{array}{", r"\\begin{pmatrix}")
     string = string.replace(r"\end{array}", r"\end{pmatrix}").replace("bmatrix", "pmatrix")
     string = string.replace("tfrac", "frac").replace("dfrac", "frac")
     string = string.replace(r"\left", "").replace(r"\right", "")
     string = string.replace(r"\{", "{").replace(r"\}", "}")
-    # Everything from the first `\text{` on goes, if a brace ends the text and something remains.
+    # If a brace ends the text, everything from the first `\text{` on is removed, unless nothing
+    # remains.
     start = string.find(r"\text{") if string.endswith("}") else -1
     shorter = (string if start < 0 else string[:start]).strip()
     return shorter or string
 
 
 def _replace_groups(string: str, opening: str, replacement: str) -> str:
-    r"""Replace every span from `opening` to the next "}"; `\1` is what lies between."""
-    # No span ends after the last "}", and to look for one there takes quadratic time.
+    r"""Replace every span from `opening` to the next "}"; `\1` is what stands between."""
+    # No span ends after the last "}". Looking for one there would take quadratic time.
     closed, brace, after = string.rpartition("}")
     return re.sub(re.escape(opening) + r"([^}]*)}", replacement, closed + brace) + after
 
@@ -199,7 +200,7 @@ def _replace_groups(string: str, opening: str, replacement: str) -> str:
 def _remove_units(string: str) -> str:
     """Delete unit words between non-word characters, twice, unless nothing would remain."""
     for _ in range(2):
-        # To delete units makes no new words, so that these are found once for all patterns.
+        # Deleting units makes no new words, so the words are found once for all patterns.
         words = set(_WORD.findall(string))
         for word, pattern in _UNIT_PATTERNS:
             if word in words:
@@ -208,15 +209,15 @@ def _remove_units(string: str) -> str:
 
 
 def _unify_numbers(string: str) -> str:
-    """Give decimals, roots, fractions and what is left of an assignment one spelling each."""
-    # A point goes with the zeros after it, before another character and at the end.
+    """Give decimals, roots, fractions and the rest of an assignment one spelling each."""
+    # A decimal point goes with the zeros after it, before another character or at the end.
     string = re.sub(r"(?<=\d)\.0*(\D)", r"\1", string)
     string = re.sub(r"(?<=\d)\.0*$", "", string)
     if not string:
         return string
     if string[0] == ".":
         string = "0" + string
-    # A left side of one or two characters is a name, and the right side is the answer.
+    # A left side of one or two characters is a name, so the right side is the answer.
     sides = string.split("=")
     if len(sides) == 2 and len(sides[0]) <= 2:
         string = sides[1]
@@ -226,8 +227,8 @@ def _unify_numbers(string: str) -> str:
 
 def _brace_fractions(string: str) -> str:
     r"""Turn `\frac12` into `\frac{1}{2}` and `\frac1{72}` into `\frac{1}{72}`; all or none."""
-    # Without braces numerator and denominator are one character each. A piece that is too short
-    # for them leaves the whole text as it is.
+    # Without braces, numerator and denominator are one character each. If a piece is too short for
+    # that, the whole text stays as it is.
     pieces = string.split(r"\frac")
     parts = pieces[:1]
     for piece in pieces[1:]:
@@ -242,7 +243,7 @@ def _brace_fractions(string: str) -> str:
 
 
 def _fraction_of_quotient(string: str) -> str:
-    r"""Turn `3/4` into `\frac{3}{4}`, if both are integers or hold a `sqrt`."""
+    r"""Turn `3/4` into `\frac{3}{4}` if both are integers or contain `sqrt`."""
     sides = string.split("/")
     if len(sides) != 2:
         return string
@@ -250,5 +251,5 @@ def _fraction_of_quotient(string: str) -> str:
         left, right = (side if "sqrt" in side else str(int(side)) for side in sides)
     except ValueError:  # not an integer, or one with more digits than Python converts
         return string
-    # A quotient that Python would write in another way, such as 03/4, is left as it is.
+    # A quotient that Python would write differently, such as 03/4, stays as it is.
     return rf"\frac{{{left}}}{{{right}}}" if string == f"{left}/{right}" else string

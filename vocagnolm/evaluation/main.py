@@ -27,7 +27,7 @@ from vocagnolm.hub import check_name
 from vocagnolm.printing import log_main
 
 _NAME = "vocagnolm evaluate"
-# Options of asking a model, and of grading stored outputs. The others are of both.
+# Options for asking a model, and for grading stored outputs. All others are for both.
 _OF_MODEL = (
     "revision benchmarks data_dir prompts_dir samples temperature top_p output_dir limit engine "
     "batch_size dtype report_to dry_run"
@@ -73,13 +73,13 @@ def _parser() -> command.Parser:
 
 
 def check(argv: Sequence[str] | None = None) -> Namespace:
-    """Read the command line; a ValueError where an argument is wrong."""
+    """Parse the command line. A wrong argument is a ValueError."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     _check_kind(parser, arguments)
     _check_values(arguments)
     arguments.sampling = _sampling(arguments)
-    # Packages, names and downloads are checked before torch is imported, which takes seconds.
+    # Check packages, names and downloads before torch is imported, which takes seconds.
     _choose_benchmarks(arguments)
     require_trackers(arguments.report_to)
     if arguments.engine == "vllm" and not arguments.dry_run:
@@ -90,12 +90,12 @@ def check(argv: Sequence[str] | None = None) -> Namespace:
 
 
 def _check_kind(parser: command.Parser, arguments: Namespace) -> None:
-    """Let an evaluation have either a model to ask or stored outputs to grade, and its options."""
+    """An evaluation has a model to ask or stored outputs to grade, each with its own options."""
     if bool(arguments.model) == bool(arguments.regrade):
         raise ValueError("give --model, or --regrade FILE and its --benchmark")
     if arguments.regrade and not arguments.benchmark:
         raise ValueError("--regrade needs the --benchmark of its outputs")
-    # Whoever gives an option of the other kind wants something that would not be done.
+    # An option for the other kind would have no effect, which is not what the user wants.
     kind, other_options = "--model", _OF_REGRADE
     if arguments.regrade:
         kind, other_options = "--regrade", _OF_MODEL
@@ -105,8 +105,8 @@ def _check_kind(parser: command.Parser, arguments: Namespace) -> None:
 
 
 def _check_values(arguments: Namespace) -> None:
-    """Reject numbers that ask for nothing, and paths that are not there or of another kind."""
-    # The parser rejects negative numbers.
+    """Reject numbers that ask for nothing, and paths that are missing or of the wrong kind."""
+    # The parser has already rejected negative numbers.
     for name in ("limit", "batch_size", "samples"):
         if vars(arguments)[name] == 0:
             raise ValueError(f"--{name} must be at least 1, got 0")
@@ -121,7 +121,7 @@ def _check_values(arguments: Namespace) -> None:
 
 
 def _sampling(arguments: Namespace) -> Sampling | None:
-    """Return how outputs are drawn; None for greedy decoding. A ValueError where nothing fits."""
+    """Return how outputs are drawn, or None for greedy decoding. Contradictions are ValueErrors."""
     samples = arguments.samples or 1
     temperature = arguments.temperature or 0.0
     top_p = 1.0 if arguments.top_p is None else arguments.top_p
@@ -134,7 +134,7 @@ def _sampling(arguments: Namespace) -> Sampling | None:
         if arguments.top_p is not None:
             raise ValueError("--top_p has no effect without --temperature: leave it out")
         return None
-    # vLLM raises what lies between to 0.01.
+    # vLLM would raise any value between to 0.01.
     if not 0.01 <= temperature < math.inf:
         raise ValueError(f"--temperature must be 0, or 0.01 or more, got {temperature:g}")
     if not 0 < top_p <= 1:
@@ -146,8 +146,7 @@ def _sampling(arguments: Namespace) -> Sampling | None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate, preview or regrade."""
     arguments = check(argv)
-    # The graders and engines take seconds to import, which --help and a wrong argument do not
-    # need.
+    # Graders and engines take seconds to import, which --help and wrong arguments do not need.
     from vocagnolm.evaluation import evaluate
 
     if arguments.regrade:
@@ -162,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _without_effect(arguments: Namespace) -> Iterator[str]:
-    """Yield a line for each option that was given and has no effect."""
+    """Yield a line for each given option without an effect."""
     benchmarks: list[Benchmark] = arguments.benchmarks
     has_own = any(benchmark.directory for benchmark in benchmarks)
     has_harness_file = any(benchmark.file and not benchmark.directory for benchmark in benchmarks)
@@ -181,15 +180,15 @@ def _without_effect(arguments: Namespace) -> Iterator[str]:
 
 
 def _choose_benchmarks(arguments: Namespace) -> None:
-    """Replace the names of benchmarks by their records, those of a user's own file included."""
+    """Replace names of benchmarks by their records, including those of a user's own file."""
     user_benchmarks: dict[str, Benchmark] = {}
     if arguments.benchmarks_file:
         user_benchmarks = read_benchmarks(arguments.benchmarks_file)
-    # Without names, a user's own file asks for all its benchmarks, and without a file the paper's
-    # nine are asked.
+    # Without names, all benchmarks of a user's file are asked, or the paper's nine if there is no
+    # file.
     benchmarks = {**BENCHMARKS, **user_benchmarks}
     names: list[str] = []
-    # Both `gsm8k,math` and `gsm8k math` name two.
+    # Both `gsm8k,math` and `gsm8k math` name two benchmarks.
     for argument in arguments.benchmarks or user_benchmarks or PAPER_BENCHMARKS:
         for name in argument.split(","):
             if name and name not in names:
@@ -207,7 +206,7 @@ def _choose_benchmarks(arguments: Namespace) -> None:
 
 
 def _check_downloads(benchmarks: Sequence[Benchmark]) -> None:
-    """Look for the items on the hub, before a model is loaded."""
+    """Look for the items on the hub before a model is loaded."""
     for benchmark in benchmarks:
         if benchmark.hub:
             option = f"--benchmarks {benchmark.id} without --data_dir:"

@@ -1,6 +1,6 @@
 """The harness's accuracy as a metric of `evaluate`, an optional package.
 
-It is installed by `pip install "vocagnolm[evaluate]"`; nothing else imports this module.
+Install it with `pip install "vocagnolm[evaluate]"`. Nothing else imports this module.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,7 @@ from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.extras import require
 from vocagnolm.io import JsonObject
 
-# A missing package is reported with the command that installs it, so that this line has to come
-# before the import.
+# A missing package is reported with the command that installs it, so this comes before the import.
 require("evaluate", "vocagnolm.evaluation.metric")
 import evaluate  # noqa: E402
 
@@ -39,7 +38,7 @@ class MathAnswerAccuracy(evaluate.Metric):  # type: ignore[misc]
 
     def _compute(self, predictions: Sequence[str], references: Sequence[str]) -> JsonObject:
         kind = BENCHMARKS[self.config_name].answer_kind
-        # The references are normalised once already, and the harness does it again when it grades.
+        # The references are already normalised once, and the harness does it again when it grades.
         golds = [normalise_gold(kind, reference) for reference in references]
         # The predictions are whole outputs, in which the grader finds the answers.
         with Grader() as grader:

@@ -1,4 +1,4 @@
-"""From graded items to results, the row of Table 1 and the card of a model."""
+"""From graded items to results, the row of Table 1 and the model card."""
 
 from collections.abc import Mapping
 from importlib import metadata
@@ -22,10 +22,9 @@ def build_results(
     settings: Mapping[str, object],
     environment: Mapping[str, object],
 ) -> JsonObject:
-    """Collect everything known at the end, as the columns of the benchmarks that were run."""
-    # Benchmarks that were run before, under the same settings, are kept if their items are all
-    # there. A part has a stem of two words, such as gsm8k.part0, so that it stands for no
-    # benchmark.
+    """Collect the results of all benchmarks that were run, as columns."""
+    # Benchmarks of earlier runs with the same settings are kept if all their items are there. The
+    # stem of a part has two words, such as gsm8k.part0, so it is no benchmark's name.
     earlier = json_or_empty(directory.path / "results.json").get("benchmarks", {})
     complete = {path.stem for path in directory.path.glob("*.jsonl")}
     columns: dict[str, JsonObject] = {}
@@ -33,8 +32,8 @@ def build_results(
         if name in complete:
             columns[name] = column
     columns |= new_columns
-    # The benchmarks of Table 1 come first, in its order. A user's own follow, as the union keeps
-    # the places of names that are there already.
+    # The benchmarks of Table 1 come first, in its order. A user's own follow, because the union
+    # keeps the places of existing names.
     benchmarks = {}
     for name in BENCHMARKS:
         if name in columns:
@@ -53,7 +52,7 @@ def build_results(
 
 
 def column(task: Task, directory: RunDirectory) -> JsonObject:
-    """Collect everything known of a benchmark; percentages are in [0, 100], intervals of 95 %."""
+    """Collect the results of one benchmark; percentages in [0, 100], 95 % intervals."""
     finished, marks = directory.finished(task.benchmark.id), task.marks()
     records = [finished[item.idx, sample] for item, sample in task.outputs()]
     return {
@@ -69,9 +68,9 @@ def column(task: Task, directory: RunDirectory) -> JsonObject:
 
 
 def to_markdown(results: JsonObject) -> str:
-    """Lay out the accuracies, their intervals, the second opinion, and all that marks them."""
-    # Benchmarks and averages are columns of one table. Results of two files of benchmarks may have
-    # the same heading.
+    """Write a table of accuracies, intervals and second opinions, and explain its marks."""
+    # Benchmarks and averages are columns of one table. Two files of benchmarks may have columns
+    # with the same heading.
     parts = []
     for column in results["benchmarks"].values():
         parts.append((column["column"], column))
@@ -80,20 +79,20 @@ def to_markdown(results: JsonObject) -> str:
     accuracies = [results["model"]["name"]]
     intervals = ["95 % interval"]
     opinions = [results["second_opinion"]]
-    # With several outputs per item the accuracy is avg@k, and pass@k stands below it. All
-    # benchmarks of an evaluation are sampled alike.
+    # With several outputs per item, the accuracy is avg@k, with pass@k below it. All benchmarks of
+    # an evaluation are sampled in the same way.
     samples = max(part.get("samples", 1) for _, part in parts)
     passes = [f"pass@{samples}"]
     if samples > 1:
         accuracies[0] += f", avg@{samples}"
     for heading, part in parts:
         header.append(heading)
-        # A star marks what is not to be put next to a published number.
+        # A star marks numbers that should not be compared with published ones.
         star = "*" if part["marked"] else ""
         accuracies.append(f"{part['rounded']:.1f}{star}")
         low, high = part["interval"]
         intervals.append(f"{low:.1f} to {high:.1f}")
-        # The second grader is not asked about letters, and has no averages.
+        # The second grader does not judge letters, and has no averages.
         opinion = part.get("math_verify")
         opinions.append(f"{opinion['rounded']:.1f}" if opinion else "-")
         # Averages have none.
@@ -104,7 +103,7 @@ def to_markdown(results: JsonObject) -> str:
         rows.insert(3, passes)
     table = markdown_table(rows, padded=False)
     lines = [table, "", f"- graded by {results['grader']}"]
-    # Each star is explained once, with the benchmarks that have it for this reason.
+    # Explain each star once, with the benchmarks that have it for this reason.
     for mark in results["marks"]:
         marked = []
         for column in results["benchmarks"].values():
@@ -115,17 +114,17 @@ def to_markdown(results: JsonObject) -> str:
 
 
 def one_line_summary(summary: JsonObject) -> str:
-    """Write an accuracy with its interval."""
+    """Format an accuracy with its interval."""
     low, high = summary["interval"]
     line = f"{summary['rounded']:.1f} (95 % interval {low:.1f} to {high:.1f})"
     samples = summary.get("samples", 1)
     if samples > 1:
-        # Every output counts as much as another.
+        # Every output has the same weight.
         line = f"avg@{samples} {line}, pass@{samples} "
         line += f"{summary['pass_at'][str(samples)]['rounded']:.1f}"
     outputs = summary["n"] * samples
     line += f", {summary['correct']} of {outputs} right"
-    # Outputs that were not graded count as wrong, and nobody has looked at them.
+    # Outputs that were not graded count as wrong, although nobody has looked at them.
     ungraded = summary.get("decided_by", {}).get("crash", 0)
     if ungraded:
         line += f"; {ungraded} not graded, as the grader crashed"
@@ -133,23 +132,23 @@ def one_line_summary(summary: JsonObject) -> str:
 
 
 def write_results(results: JsonObject, directory: RunDirectory) -> None:
-    """Write `results.json` and `row.md`, and the table into the card of a model of ours."""
+    """Write `results.json` and `row.md`, and add the table to the card of a model trained here."""
     table = to_markdown(results)
     write_json(directory.path / "results.json", results)
     write_text(directory.path / "row.md", table)
-    # A name on the hub is not a directory here, and has no card to write. A chat and drawn outputs
-    # are another protocol than the one that the card's table is of.
+    # A hub name is no directory here, and has no card to write. The table on the card is for the
+    # paper's protocol, which a chat or sampled outputs do not follow.
     path = Path(results["model"]["name"]) / "README.md"
     settings = results["settings"]
     if settings.get("protocol") or settings.get("sampling") or not path.is_file():
         return
     card = ModelCard.load(path, ignore_metadata_errors=True)
-    # Cards of other people stay as they are.
+    # Do not change other people's cards.
     if "vocagnolm" in (card.data.tags or ()):
         heading = "## Evaluation\n"
         before, _, section = card.text.partition(heading)
-        # The section replaces that of earlier results. Sections that somebody has added after it
-        # stay.
+        # Replace the section of earlier results, but keep sections that somebody has added after
+        # it.
         _, next_heading, after = section.partition("\n## ")
         card.text = f"{before.rstrip()}\n\n{heading}\n{table}{next_heading}{after}"
         write_text(path, str(card))

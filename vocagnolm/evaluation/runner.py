@@ -1,7 +1,7 @@
-"""Ask a model all items of some benchmarks, grade the completions, and survive being killed.
+"""Asks a model all items of some benchmarks and grades the completions. Survives being killed.
 
-A directory holds `settings.json`, written first, and per benchmark `ID.jsonl`: an output per line,
-in the order of `idx` and `sample`. Until it is complete each process appends to its own
+A directory has `settings.json`, written first, and per benchmark `ID.jsonl`, with one output per
+line in the order of `idx` and `sample`. Until it is complete, each process appends to its own
 `ID.part0.jsonl` and so on.
 """
 
@@ -26,16 +26,15 @@ _SETTINGS_FILE = "settings.json"
 
 
 class RunDirectory:
-    """The files of one evaluation; the directory need not exist."""
+    """The files of one evaluation. The directory need not exist."""
 
     def __init__(self, path: Path):
         self.path = path
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep every other evaluation out of the directory."""
-        # The system lets go of the lock when the process ends, however it ends, so that the file
-        # may stay there.
+        """Lock the directory against other evaluations."""
+        # The system releases the lock when the process ends, in whatever way, so the file may stay.
         self.path.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(self.path / ".lock", timeout=0):
@@ -44,24 +43,24 @@ class RunDirectory:
             raise ValueError(f"{self.path}: another evaluation is writing there") from error
 
     def settings(self) -> JsonObject:
-        """Read the settings of the evaluation that is there; empty without one."""
+        """Read the settings of the existing evaluation, or return an empty dictionary."""
         return json_or_empty(self.path / _SETTINGS_FILE)
 
     def write_settings(self, settings: JsonObject) -> None:
-        """Write the settings, together with those of benchmarks that ran before.
+        """Write the settings, together with those of benchmarks that were run before.
 
-        Rejects settings that differ from those of the items that are there.
+        Rejects settings that differ from those of existing items.
         """
         earlier_settings = self.settings()
         earlier = earlier_settings.get("benchmarks", {})
         benchmarks = settings["benchmarks"]
-        # A benchmark without a record leaves nothing that new settings could contradict.
+        # A benchmark without a record has nothing that new settings could contradict.
         with_records = {}
         for name, benchmark_settings in earlier.items():
             if self.finished(name):
                 with_records[name] = benchmark_settings
-        # A benchmark that is asked for now must have the settings that it had before, and the
-        # whole directory has one set of shared ones.
+        # A benchmark that is run now must have the settings that it had before. Shared settings
+        # must be the same for the whole directory.
         if with_records or any(self.finished(name) for name in benchmarks):
             changed = differences(_shared(earlier_settings), _shared(settings))
             for name in benchmarks:
@@ -70,30 +69,30 @@ class RunDirectory:
             if changed:
                 holder = f"{self.path} holds results of another evaluation"
                 raise ValueError(f"{holder} ({'; '.join(changed)}): give another --output_dir")
-        # Benchmarks that are not asked for now keep their settings, as their items stay.
+        # Benchmarks that are not run now keep their settings, because their items stay.
         write_json(self.path / _SETTINGS_FILE, settings | {"benchmarks": with_records | benchmarks})
 
     def finished(self, benchmark: str) -> dict[tuple[int, int], JsonObject]:
-        """Read the records so far, by `idx` and `sample`; see `read_records`."""
-        # There may be the whole file, parts, or, after a kill in between, both.
+        """Read the records so far by `idx` and `sample`; see `read_records`."""
+        # There may be the whole file, parts, or both after a kill in between.
         return read_records(*sorted(self.path.glob(f"{benchmark}.*jsonl")))
 
     @contextmanager
     def appending(self, benchmark: str, process: int) -> Iterator[IO[str]]:
-        """Open the file in which a process appends its records of a benchmark."""
+        """Open the file to which a process appends its records of a benchmark."""
         path = self.path / f"{benchmark}.part{process}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as file:
-            # A kill may have cut off the last line: what follows must begin a line of its own.
+            # If a kill has cut off the last line, the next record must begin a new line.
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)
-        # The bytes were opened for the cut alone, and records are appended as text.
+        # The file was opened in binary mode only to look at its end. Records are appended as text.
         with path.open("a", encoding="utf-8") as text:
             yield text
 
     def complete(self, benchmark: str, outputs: Sequence[tuple[int, int]]) -> None:
-        """Put the records of a finished benchmark, by `idx` and `sample`, into one file."""
-        # Processes that do not share a directory would each find their own items only.
+        """Put the records of a finished benchmark into one file, by `idx` and `sample`."""
+        # Processes that do not share a directory would each find only their own items.
         records = self.finished(benchmark)
         recorded = sum(output in records for output in outputs)
         if recorded < len(outputs):
@@ -101,7 +100,7 @@ class RunDirectory:
             remedy = "give an --output_dir that all processes share"
             raise ValueError(f"{self.path}: {counts}: {remedy}")
         lines = "".join(to_line(records[output]) for output in outputs)
-        # The whole file is there before a part goes, so that a kill in between loses nothing.
+        # Write the whole file before parts are removed, so that a kill in between loses nothing.
         write_text(self.path / f"{benchmark}.jsonl", lines)
         for part in sorted(self.path.glob(f"{benchmark}.part*.jsonl")):
             part.unlink()
@@ -110,7 +109,7 @@ class RunDirectory:
 def _shared(settings: JsonObject) -> JsonObject:
     """Return the settings that all benchmarks of an evaluation share."""
     shared = settings | {"benchmarks": None}
-    # A model whose content is known by its revision may be moved.
+    # A model with a known revision may be moved.
     model = shared.get("model")
     if model and model["revision"] != "unknown":
         shared["model"] = model["revision"]
@@ -124,13 +123,13 @@ def run(
     directory: RunDirectory,
     state: PartialState,
 ) -> Iterator[Task]:
-    """Complete the records of all tasks, and give each task when they are complete.
+    """Complete the records of all tasks, and yield each task when its records are complete.
 
-    Records are written as completions come; outputs that have one are not asked for again. A prompt
-    that leaves no room in the context is a ValueError before anything is generated.
+    Records are written as completions arrive. Outputs that have a record are not asked again. A
+    prompt that leaves no room in the context is a ValueError before anything is generated.
     """
-    # `generate` checks the prompts when it is called, and runs when its stream is read: all tasks
-    # are checked here before the first one begins.
+    # `generate` checks the prompts when it is called, and runs when its stream is read. So all
+    # tasks are checked here before the first one begins.
     shares = [_share(task, directory, state) for task in tasks]
     streams = []
     for task, share in zip(tasks, shares, strict=True):
@@ -139,9 +138,9 @@ def run(
         seeds = [seed_of(benchmark.id, item.idx, sample) for item, sample in share]
         ending = benchmark.stops, benchmark.max_new_tokens
         streams.append(engine.generate(prompts, *ending, task.sampling, seeds))
-    # Every process reads what is there, and finds that its prompts fit, before any of them writes.
+    # Every process reads what is there, and checks that its prompts fit, before any of them writes.
     state.wait_for_everyone()
-    # With None, tqdm shows a bar on a terminal only.
+    # With None, tqdm shows a bar only on a terminal.
     disable = None if state.is_main_process else True
     for task, share, stream in zip(tasks, shares, streams, strict=True):
         name = task.benchmark.id
@@ -149,7 +148,7 @@ def run(
             directory.appending(name, state.process_index) as file,
             tqdm(total=len(share), desc=name, unit="output", disable=disable) as bar,
         ):
-            # Completions come in any order, in groups. An index is the place in this process's
+            # Completions arrive in groups, in any order. An index counts within this process's
             # share.
             for completions in stream:
                 answers = []
@@ -160,7 +159,7 @@ def run(
                 for completion, verdict in zip(completions, verdicts, strict=True):
                     item, sample = share[completion.index]
                     record: JsonObject = task.benchmark.names() | {"idx": item.idx}
-                    # Greedy decoding has one output per item, which needs no number.
+                    # Greedy decoding has one output per item, so it needs no number.
                     if task.sampling:
                         record["sample"] = sample
                     record |= {
@@ -170,15 +169,15 @@ def run(
                         "n_new_tokens": completion.n_new_tokens,
                         "finish_reason": completion.finish_reason,
                         "raw_output": completion.text,
-                        # The verdict holds the prediction, too. Here it stands next to the gold.
+                        # The verdict includes the prediction, which stands next to the gold here.
                         "prediction": verdict.prediction,
                         "gold": item.gold,
                     }
                     file.write(to_line(record | asdict(verdict)))
-                # A kill loses the completions of one group at most.
+                # A kill loses at most one group of completions.
                 file.flush()
                 bar.update(len(completions))
-        # All parts are whole before they are put together, and are gone before anybody reads on.
+        # All parts must be complete before they are joined, and joined before anybody reads on.
         state.wait_for_everyone()
         if state.is_main_process:
             directory.complete(name, [(item.idx, sample) for item, sample in task.outputs()])
@@ -187,16 +186,16 @@ def run(
 
 
 def _share(task: Task, directory: RunDirectory, state: PartialState) -> list[tuple[Item, int]]:
-    """Take one of every `num_processes` outputs that are left, so that all have equal work."""
+    """Take one of every `num_processes` remaining outputs, so that all have about equal work."""
     finished = directory.finished(task.benchmark.id)
-    # The settings do not hold all that makes a prompt, such as the template of a user's own
-    # benchmark. What was asked is compared itself. Outputs of another evaluator do not say.
+    # Settings do not include everything that makes a prompt, such as the template of a user's own
+    # benchmark, so compare the prompts. Records of another evaluator do not have them.
     for (idx, _), record in finished.items():
         if idx in task.prompts and record.get("prompt_sha256") != text_sha256(task.prompts[idx]):
             fault = f"item {idx} of {task.benchmark.id} was asked with another prompt"
             raise ValueError(f"{directory.path}: {fault}: give another --output_dir")
     left = [output for output in task.outputs() if (output[0].idx, output[1]) not in finished]
-    # All processes sort alike, by the length of prompts, so that their shares are disjoint and
+    # All processes sort by the length of prompts in the same way, so their shares are disjoint and
     # about equally long.
     left.sort(key=lambda output: (-len(task.prompts[output[0].idx]), output[0].idx, output[1]))
     return left[state.process_index :: state.num_processes]

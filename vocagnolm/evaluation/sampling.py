@@ -1,7 +1,7 @@
-"""How several outputs per item are drawn; greedy decoding, the paper's, draws nothing.
+"""How several outputs per item are drawn. Greedy decoding, the paper's, draws nothing.
 
-Every output has a seed of its own, by benchmark, item and number. It does not depend on what else
-is asked, so that an evaluation that is resumed, split or asked in other batches draws the same.
+Every output has its own seed, from benchmark, item and number. It does not depend on what else is
+asked, so an evaluation that is resumed, split or batched differently draws the same numbers.
 """
 
 import hashlib
@@ -13,17 +13,17 @@ class Sampling:
     """How the outputs of an item are drawn."""
 
     samples: int
-    # Logits are divided by it; it is above 0.
+    # Logits are divided by it. It is above 0.
     temperature: float
-    # Tokens are drawn among the most probable ones that together have this probability.
+    # Tokens are drawn from the most probable ones that together have this probability.
     top_p: float = 1.0
 
     def settings(self) -> dict[str, float]:
-        """Return what two outputs must share to belong together."""
+        """Return what two outputs must have in common to belong together."""
         return asdict(self)
 
     def mark(self) -> str:
-        """Say why an accuracy may not be compared with the paper's."""
+        """Say why an accuracy cannot be compared with the paper's."""
         outputs = "1 output" if self.samples == 1 else f"{self.samples} outputs"
         how = f"temperature {self.temperature:g}, top_p {self.top_p:g}"
         return f"sampled: {outputs} per item ({how}), not the paper's greedy decoding"
@@ -38,7 +38,7 @@ def seed_of(benchmark: str, idx: int, sample: int) -> int:
 
 
 def uniform(seed: int, place: int) -> float:
-    """Return a number in [0, 1) that decides an output's token at a place."""
+    """Return the number in [0, 1) that decides an output's token at a position."""
     return _hashed(f"{seed} {place}", 48) / 2.0**48
 
 

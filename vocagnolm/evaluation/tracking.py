@@ -1,4 +1,4 @@
-"""Evaluations in Weights & Biases: they join the run that trained the model."""
+"""Evaluations in Weights & Biases. They are added to the run that trained the model."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from vocagnolm.training.tracking import EVALUATION, begin_run, read_place
 
 
 def log_evaluation(results: JsonObject, directory: Path) -> None:
-    """Put the accuracies into the summary of a run, and the item files among its files.
+    """Add the accuracies to the summary of a run, and the item files to its files.
 
-    A checkpoint's are in the run that wrote it, as `eval/checkpoint-500/gsm8k/...`.
+    A checkpoint's evaluation goes to the run that wrote it, as `eval/checkpoint-500/gsm8k/...`.
     """
     name = results["model"]["name"]
     model = Path(name).resolve()
-    # The parts tell the evaluations of one run apart: those of its checkpoints, those in a chat,
-    # and those with drawn outputs.
+    # These parts tell the evaluations of one run apart: of its checkpoints, in a chat, and with
+    # sampled outputs.
     parts = []
-    # The directory of a run's model says which run wrote it. Checkpoints lie in that directory.
+    # The directory of a run's model says which run wrote it. Checkpoints are in that directory.
     place = read_place(model)
     if not place and model.is_dir():
         place = read_place(model.parent)
@@ -32,11 +32,11 @@ def log_evaluation(results: JsonObject, directory: Path) -> None:
     if results["settings"].get("sampling"):
         parts.append("sampled")
     part = "-".join(parts)
-    # A model that no run wrote gets a run of its own.
+    # A model that no run wrote gets its own run.
     if not place:
         project = os.environ.get("WANDB_PROJECT", RunOptions.project)
         place = {"project": project, "name": f"evaluation of {name}"}
-    # The entry is added to the configuration of the run, whose other entries stay.
+    # Add this entry to the run's configuration, whose other entries stay.
     entry = f"{EVALUATION}_{part}" if part else EVALUATION
     about_evaluation = {key: results[key] for key in ("model", "settings", "environment")}
     config = place.get("config", {}) | {entry: about_evaluation}
@@ -44,17 +44,16 @@ def log_evaluation(results: JsonObject, directory: Path) -> None:
     metric = f"avg_at_{samples}_percent" if samples > 1 else "accuracy_percent"
     with begin_run(place | {"config": config}) as run:
         for column, values in (results["benchmarks"] | results["averages"]).items():
-            # A slash in "w/o" would begin a part of the name.
+            # A slash in "w/o" would separate parts of the name.
             names = ["eval", part, column.replace("w/o", "without"), *values["marked"]]
             prefix = "/".join(filter(None, names))
-            # Averages of benchmarks with several outputs per item are of the same k.
+            # Averages of benchmarks with several outputs per item have the same k.
             run.summary[f"{prefix}/{metric}"] = values["rounded"]
             for k, passes in values.get("pass_at", {}).items():
                 run.summary[f"{prefix}/pass_at_{k}_percent"] = passes["rounded"]
             if "n" in values:
                 run.summary[f"{prefix}/items"] = values["n"]
-        # Files are saved under their paths in the run's directory, so that they are copied there
-        # first.
+        # wandb saves files under their paths in the run's directory, so copy them there first.
         copies = Path(run.dir, EVALUATION, part)
         copies.mkdir(parents=True, exist_ok=True)
         for path in directory.glob("*.json*"):

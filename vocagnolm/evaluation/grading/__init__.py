@@ -1,1 +1,1 @@
-"""From an output to a verdict, by processes that can be killed."""
+"""From an output to a verdict, in processes that can be killed."""

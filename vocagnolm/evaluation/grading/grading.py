@@ -1,4 +1,4 @@
-"""Grading by processes that can be killed: any text gets a verdict in bounded time and memory."""
+"""Grading in processes that can be killed: every text gets a verdict in bounded time and memory."""
 
 import json
 import os
@@ -15,27 +15,27 @@ from typing import Any
 from vocagnolm.evaluation.extraction import AnswerKind
 
 _ROOT = Path(__file__).resolve().parents[3]
-# The last resort, for a worker that waits. Limits of processor time (`worker.py`) end those that
-# work: verdicts are the same however busy the machine is.
+# The last resort, for a worker that waits. Workers that compute are ended by limits of processor
+# time (`worker.py`), so verdicts do not depend on how busy the machine is.
 WALL_LIMIT_S = 600.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Judgement of the graders on one output."""
+    """The graders' judgement of one output."""
 
-    # The prediction is normalised; it is None where there is no output, or none in time.
+    # The prediction is normalised. It is None if there is no output, or none in time.
     prediction: str | None = None
     correct: bool = False
-    # "choice" (letters), "string", "numeric", "empty", "symbolic"; or "timeout", "crash" (of the
-    # worker, for lack of memory for example), which left no verdict.
+    # "choice" (letters), "string", "numeric", "empty", "symbolic"; or without a verdict "timeout"
+    # or "crash", for example when a worker has too little memory.
     decided_by: str = ""
-    # The second opinion; None for letters, and where there was none in time.
+    # The second opinion. None for letters, and if it did not come in time.
     math_verify: bool | None = None
 
 
 class Grader:
-    """A pool of workers. Use as a context manager; nothing runs before it is entered.
+    """A pool of workers. Use it as a context manager; it starts nothing before it is entered.
 
     For example:
 
@@ -47,7 +47,7 @@ class Grader:
         self.workers = workers or min(8, os.cpu_count() or 1)
 
     def __enter__(self) -> "Grader":
-        # There are as many workers as threads: one is always idle for a thread that needs it.
+        # There are as many workers as threads, so a thread always finds an idle one.
         self._idle = [_Worker() for _ in range(self.workers)]
         self._threads = ThreadPoolExecutor(self.workers)
         return self
@@ -60,12 +60,12 @@ class Grader:
     def grade(
         self, kind: AnswerKind | None, answers: Iterable[tuple[str, str]]
     ) -> Iterator[Verdict]:
-        """Grade (output, gold) pairs, in their order; kind None: (prediction, gold)."""
+        """Grade (output, gold) pairs in order. If kind is None, grade (prediction, gold)."""
 
         def grade_one(answer: tuple[str, str]) -> Verdict:
-            # A list needs no lock for this: `pop` and `append` are atomic.
+            # A list needs no lock for this, because `pop` and `append` are atomic.
             worker = self._idle.pop()
-            # The worker has ended if the answer before was too much for it.
+            # The worker has died if the answer before was too much for it.
             if worker.process.poll() is not None:
                 worker = _Worker()
             try:
@@ -77,7 +77,7 @@ class Grader:
 
 
 class _Worker:
-    """A process that grades, until an answer is too much for it."""
+    """A process that grades until an answer is too much for it."""
 
     def __init__(self) -> None:
         self._connection, worker_end = Pipe()
@@ -85,18 +85,18 @@ class _Worker:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "vocagnolm.evaluation.grading.worker"],
                 stdin=worker_end.fileno(),
-                # What a library prints must not reach our own output.
+                # What a library prints must not reach our output.
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                # `-m` looks here first, and finds this very package.
+                # `-m` searches this directory first, and so finds this very package.
                 cwd=_ROOT,
-                # An interrupt from the keyboard is for us, and must not end the workers.
+                # A keyboard interrupt is for the parent, and must not end the workers.
                 start_new_session=True,
             )
         self._is_ready = False
 
     def stop(self) -> int:
-        """End the process, and return its status."""
+        """End the process and return its status."""
         self.process.kill()
         self._connection.close()
         return self.process.wait()
@@ -108,11 +108,12 @@ class _Worker:
                 self._receive()
                 self._is_ready = True
             self._connection.send_bytes(json.dumps([kind, output, gold]).encode())
-            # Each reply adds to the verdict, which stands if the worker dies before the next one.
+            # Each reply adds to the verdict, which counts even if the worker dies before the next
+            # reply.
             for _ in range(3):
                 verdict = replace(verdict, **self._receive())
         except (EOFError, OSError) as error:
-            # The limit of processor time ends a worker by SIGPROF.
+            # The limit of processor time ends a worker with SIGPROF.
             late = self.stop() == -signal.SIGPROF or isinstance(error, TimeoutError)
             if not self._is_ready:
                 command = "python -m vocagnolm.evaluation.grading.worker"
@@ -122,9 +123,9 @@ class _Worker:
         return verdict
 
     def _receive(self) -> dict[str, Any]:
-        """Read the next reply; an EOFError or OSError where the worker ended before it."""
+        """Read the next reply. If the worker has ended, an EOFError or OSError is raised."""
         if not self._connection.poll(WALL_LIMIT_S):
             raise TimeoutError
-        # Replies are JSON, as `recv` would unpickle what a worker sends.
+        # Replies are JSON, because `recv` would unpickle what a worker sends.
         reply: dict[str, Any] = json.loads(self._connection.recv_bytes())
         return reply

@@ -1,11 +1,11 @@
 r"""Equality by the harness's rules, `math_equal`, and math-verify's second opinion.
 
-Run this on a model's text only where it can be killed (`grading.py`): sympy may take forever or all
-memory. None of the text runs as Python: the harness's `_parse` tries sympy's `parse_latex`, then
-sympy's `parse_expr`, which evaluates the text, then latex2sympy. The second is replaced by a walk
-over Python's syntax tree, the third by what its verdicts come from: matrices, `~` for a space, and
-the number at the start of a text. A text that stays a string meets no sympy function, as some of
-them would evaluate it.
+Run this on a model's text only in a process that can be killed (`grading.py`), because sympy may
+need forever or all memory. None of the text runs as Python. The harness's `_parse` tries sympy's
+`parse_latex`, then sympy's `parse_expr`, which evaluates the text, then latex2sympy. Here, a walk
+over Python's syntax tree replaces the second. In place of the third, three things are read on which
+its verdicts depend: matrices, `~` for a space, and the number at the start of a text. A text that
+stays a string is given to no sympy function, because some would evaluate it.
 """
 
 import ast
@@ -20,11 +20,10 @@ import math_verify
 import sympy
 from sympy.parsing.latex import parse_latex
 
-# A number, formula, matrix, bracket or string; sympy names no type for all of these.
+# A number, formula, matrix, bracket or string. sympy has no type for all of these.
 Parsed: TypeAlias = Any
 _Table: TypeAlias = dict[type[ast.AST], Callable[..., Parsed]]
-# A text's syntax tree is evaluated with these operators, brackets, names and functions, and with
-# nothing else.
+# Texts are evaluated with these operators, brackets, names and functions, and nothing else.
 _OPERATORS: _Table = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -47,8 +46,8 @@ _FUNCTIONS: dict[str, Callable[..., Parsed]] = {"abs": abs}
 for _name in "sqrt exp log ln sin cos tan cot sec csc".split():
     _FUNCTIONS[_name] = getattr(sympy, _name)
 _LEADING_MATRIX = re.compile(r"\(?\\begin\{[pb]matrix\}(.*?)\\end\{[pb]matrix\}\)?", re.DOTALL)
-# A number at the start counts where the text ends after it, or a sentence's point, `&`, an E
-# without an exponent or a line break of LaTeX follows.
+# A number at the start counts if the text ends after it, or if it is followed by a full stop, `&`,
+# an E without an exponent or a LaTeX line break.
 _LEADING_NUMBER = re.compile(r"(-?\d+(?:,\d{3})*(?:\.\d+)?)~*(?:$|\.(?!\d)|&|E(?!\d)|\\\\)")
 _TOLERANCE = 1e-4
 _MATRIX = re.compile(r"\\begin\{[pb]matrix\}(.*)\\end\{[pb]matrix\}", re.DOTALL)
@@ -56,18 +55,18 @@ _BRACKETED = re.compile(r"[(\[].+[)\]]")
 
 
 def decide(prediction: str | None, gold: str) -> tuple[bool, str] | None:
-    """Return the verdict and its rule, or None where only algebra can tell, one pair in ten.
+    """Return the verdict and its rule, or None if only algebra can tell (one pair in ten).
 
-    A number counts as right if it is the gold, a hundred times it or a hundredth of it.
+    A number is right if it equals the reference, or a hundred times or a hundredth of it.
 
     >>> decide("0.5", "50"), decide("", "7"), decide("x+1", "1+x")
     ((True, 'numeric'), (False, 'empty'), None)
     """
-    # Equal texts come first, as they need no parsing.
+    # Equal texts come first, because they need no parsing.
     if str(prediction) == gold:
         return True, "string"
     number, target = parse_number(str(prediction)), parse_number(gold)
-    # Two numbers are decided here for good: no algebra is asked about them.
+    # This decides two numbers for good. No algebra is done.
     if number is not None and target is not None:
         for accepted in (target / 100, target, target * 100):
             if isclose(number, accepted, rel_tol=_TOLERANCE):
@@ -79,7 +78,7 @@ def decide(prediction: str | None, gold: str) -> tuple[bool, str] | None:
 
 
 def parse_number(text: str) -> float | None:
-    r"""Read a text without its commas as Python's `float` does; `50%` and `50\%` are 0.5."""
+    r"""Parse a text without its commas as Python's `float` does; `50%` and `50\%` are 0.5."""
     text = text.replace(",", "")
     try:
         if text.endswith("%"):
@@ -95,14 +94,14 @@ def algebraically_equal(prediction: str, gold: str) -> bool:
     if verdict:
         return verdict[0]
     gold, prediction = gold.strip(), prediction.strip()
-    # A gold in braces, as {1,2}, is compared as a matrix with a prediction that is one.
+    # A reference in braces, such as {1,2}, is compared as a matrix if the prediction is one.
     if "pmatrix" in prediction and "pmatrix" not in gold:
         matrices = []
         for braced in re.findall(r"\{.*,.*\}", gold):
             entries = braced.strip("{}").replace(",", "\\")
             matrices.append(rf"\begin{{pmatrix}}{entries}\end{{pmatrix}}")
         gold = ", ".join(matrices)
-    # Any of these rules is enough. The slowest, which may take all of the time limit, comes last.
+    # Any of these rules is enough. The slowest, which may use up the time limit, comes last.
     return (
         _without_brackets(prediction, gold)
         or _elementwise(prediction, gold)
@@ -120,7 +119,8 @@ def verify(output: str, gold: str) -> bool:
 
 
 def _without_brackets(prediction: str, gold: str) -> bool:
-    # (1,2) is not [1,2): brackets of intervals stay where the gold begins with the other kind.
+    # (1,2) is not [1,2): the brackets of intervals stay if the reference begins with the other
+    # kind.
     other_kind = {"[]": "(", "()": "["}
     ends = prediction[:1] + prediction[-1:]
     if ends in other_kind and not gold.startswith(other_kind[ends]):
@@ -134,8 +134,8 @@ def _all_equal(predictions: list[str], golds: list[str]) -> bool:
 
 
 def _elementwise(prediction: str, gold: str) -> bool:
-    # Tuples, intervals and lists are compared entry by entry, whatever their brackets.
-    # The first and the last character are the brackets.
+    # Tuples, intervals and lists are compared entry by entry, without their first and last
+    # character, the brackets.
     bracketed = _BRACKETED.match(prediction) and _BRACKETED.match(gold)
     return bool(bracketed) and _all_equal(prediction[1:-1].split(","), gold[1:-1].split(","))
 
@@ -161,14 +161,14 @@ def _rows(matrix: str) -> list[list[str]]:
 def _equations_equal(prediction: str, gold: str) -> bool:
     sides = prediction.split("=")
     gold_sides = gold.split("=")
-    # Two equations are equal if the differences of their sides are, up to the sign.
+    # Two equations are equal if the differences of their sides are equal, up to the sign.
     if len(sides) == len(gold_sides) == 2:
         difference = f"{sides[0].strip()} - ({sides[1].strip()})"
         gold_difference = f"{gold_sides[0].strip()} - ({gold_sides[1].strip()})"
         if _expressions_equal(difference, gold_difference):
             return True
         return _expressions_equal(f"-({difference})", gold_difference)
-    # One of the two is an assignment, as `x = ...`: its right side counts.
+    # If one of the two is an assignment, such as `x = ...`, its right side counts.
     longer, shorter = sorted((sides, gold_sides), key=len, reverse=True)
     if len(longer) != 2 or len(shorter) != 1 or len(longer[0].strip()) > 2:
         return False
@@ -181,7 +181,7 @@ def _expressions_equal(prediction: str, gold: str) -> bool:
     # A text that could not be read meets no rule that would evaluate it.
     is_text = isinstance(a, str) or isinstance(b, str)
     for rule in _RULES[:1] if is_text else _RULES:
-        # The reference takes any failure for "not equal".
+        # The harness treats any failure as "not equal".
         with suppress(Exception):
             if rule(a, b):
                 return True
@@ -196,7 +196,7 @@ def _rounded_equal(a: Parsed, b: Parsed) -> bool:
     return bool(rounded_a.equals(rounded_b))
 
 
-# Answers are equal by any of these rules, tried in the reference's order.
+# Answers are equal by any of these rules, tried in the harness's order.
 _RULES: tuple[Callable[[Parsed, Parsed], bool], ...] = (
     lambda a, b: str(a) == str(b),
     lambda a, b: a == b,
@@ -208,11 +208,11 @@ _RULES: tuple[Callable[[Parsed, Parsed], bool], ...] = (
 
 
 def read_answer(text: str) -> Parsed:
-    r"""Return the first reading that succeeds, or the text; `\\` is taken for `\` first."""
+    r"""Return the first reading that succeeds, or the text. `\\` is first read as `\`."""
     # The harness reads a text with single backslashes for double ones, and then the text as it is.
     for read in (parse_latex, read_python, read_fragment):
         for candidate in (text.replace(r"\\", "\\"), text):
-            with suppress(Exception):  # the reference takes any failure for "cannot be read"
+            with suppress(Exception):  # The harness treats any failure as "cannot be read".
                 return read(candidate)
     return text
 
@@ -223,7 +223,7 @@ def read_python(text: str) -> Parsed:
     >>> read_python("{2, 1}"), read_python("'7'"), read_python("2*sqrt(x) # so")
     ({1, 2}, '7', 2*sqrt(x))
     """
-    # The text is parsed and never run. A string literal stands for its own characters.
+    # The text is parsed, but never run. A string literal stands for its own characters.
     body = ast.parse(text.strip(), mode="eval").body
     if isinstance(body, ast.Constant) and isinstance(body.value, str):
         return body.value
@@ -231,9 +231,9 @@ def read_python(text: str) -> Parsed:
 
 
 def _evaluate(node: ast.AST) -> Parsed:
-    # A string in brackets or a call is not read: sympy evaluates one that it receives, even in a
-    # tuple. The exact type is asked for, since True is an integer as well. A name or node that is
-    # not known is an error, and the text counts as one that cannot be read.
+    # A string inside brackets or a call is not read, because sympy evaluates any string that it
+    # gets, even in a tuple. The exact type is compared, because True is an integer, too. An unknown
+    # name or node is an error, and then the text cannot be read.
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return sympy.Number(node.value)
     if isinstance(node, ast.Name):
@@ -249,7 +249,7 @@ def _evaluate(node: ast.AST) -> Parsed:
 
 
 def read_fragment(text: str) -> Parsed:
-    r"""Read a matrix, the number that opens a text, or a text whose spaces are `~`.
+    r"""Read a matrix, the number that begins a text, or a text with `~` for spaces.
 
     >>> read_fragment(r"7\\8"), read_fragment("x~+1")
     (7, x + 1)

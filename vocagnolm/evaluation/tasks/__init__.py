@@ -1,1 +1,1 @@
-"""The tasks: benchmarks as data, their rows, their prompts."""
+"""The tasks: benchmarks as data, their rows and their prompts."""

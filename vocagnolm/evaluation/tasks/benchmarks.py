@@ -1,6 +1,6 @@
 """The benchmarks as data, in the order of Table 1, and how their rows are read.
 
-`benchmarks.yaml` holds a record for each. Rows are as in the harness's files: the reference is
+`benchmarks.yaml` has a record for each. Rows are as in the harness's files. The reference is
 `parse_question` and `parse_ground_truth` of ZubinGou/math-evaluation-harness at db77bc6.
 """
 
@@ -23,11 +23,11 @@ from vocagnolm.evaluation.extraction import AnswerKind, extract, normalise_gold,
 RawRow = Mapping[str, Any]
 # The evaluator that made the published numbers.
 HARNESS = "ZubinGou/math-evaluation-harness@db77bc6"
-# The name of the other protocol in records and tables.
+# The name of the chat protocol in records and tables.
 CHAT_PROTOCOL = "zero-shot chat"
-# A chat asks so after the question, as the model cards of DeepSeekMath and Qwen2.5-Math recommend.
+# In a chat, this follows the question, as the cards of DeepSeekMath and Qwen2.5-Math recommend.
 INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
-# A gold of one of these makes the harness name the answers that it expects.
+# If the reference is one of these, the harness names the answers that it expects.
 _TRUTH = " (True or False)"
 _CONSENT = " (Yes or No)"
 _HINTS = {"true": _TRUTH, "false": _TRUTH, "yes": _CONSENT, "no": _CONSENT}
@@ -38,8 +38,8 @@ def _gsm8k(row: RawRow) -> tuple[str, object]:
 
 
 def _math(row: RawRow) -> tuple[str, object]:
-    # The last box of the solution, as a model's output would be read. The field `answer` says the
-    # same more cleanly; published numbers were not graded by it.
+    # The last box of the solution, found as in a model's output. The field `answer` is cleaner, but
+    # published numbers were not graded by it.
     return row["problem"], extract("free", row["solution"]) or ""
 
 
@@ -50,13 +50,13 @@ def _svamp(row: RawRow) -> tuple[str, object]:
 
 
 def _asdiv(row: RawRow) -> tuple[str, object]:
-    # The unit of the answer stands in parentheses.
+    # The answer's unit is in parentheses.
     gold = re.sub(r"\(.*?\)", "", row["answer"])
     return f"{row['body'].strip()} {row['question'].strip()}", gold
 
 
 def _tabmwp(row: RawRow) -> tuple[str, object]:
-    # A table as text, with its title where it has one, and the options as Python prints a list.
+    # A table as text, with its title if it has one, and the options as Python prints a list.
     title = f'regarding "{row["table_title"]}" ' if row["table_title"] else ""
     question = (
         f"Read the following table {title}and answer a question:\n{row['table']}\n{row['question']}"
@@ -86,7 +86,7 @@ def _mathqa(row: RawRow) -> tuple[str, object]:
 def _mathqa_options(options: str) -> str:
     """Show options written `a ) 1 , b ) 2` as `(A) 1, (B) 2`.
 
-    A few rows hold a Python list of them, as a string.
+    A few rows have a Python list of options, as a string.
 
     >>> _mathqa_options("a ) 3 , 5 , b ) 7"), _mathqa_options("['a ) a ) 4 cm', 'b ) b ) 6 cm']")
     ('(A) 3, 5, (B) 7', '(A) 4 cm, (B) 6 cm')
@@ -107,7 +107,7 @@ def _mmlu_stem(row: RawRow) -> tuple[str, object]:
 
 
 def _sat(row: RawRow) -> tuple[str, object]:
-    # From `A) 1 B) 2` to `(A) 1 (B) 2`. Options written `A. 1 B. 2` keep their points: published
+    # From `A) 1 B) 2` to `(A) 1 (B) 2`. Options like `A. 1 B. 2` keep their dots, because published
     # numbers were made with them.
     options = re.sub(r" ([BCD]\) )", r" (\1", f"({row['options'].strip()}")
     return _with_options(row["question"], options), row["Answer"]
@@ -132,15 +132,15 @@ READERS: Mapping[str, Callable[[RawRow], tuple[str, object]]] = {
 }
 
 
-# A field in braces, {name}, or a value inside it, {name[key]}.
+# A field in braces, {name}, or a value inside a field, {name[key]}.
 _PLACE = re.compile(r"\{(\w+)((?:\[[^\[\]{}]+\])*)\}")
-# What may be meant as one, such as {name.key}. LaTeX has its arguments and indices in braces that
+# What may be meant as a field, such as {name.key}. In LaTeX, braces with arguments and indices
 # follow a word, a bracket, "_" or "^".
 _BRACES = re.compile(r"(?<![\w\\}^_\]])\{(\w+)(?:[.!:\[][^{}]*)?\}")
 
 
 def fill_in(template: str, fields: Mapping[str, object]) -> str:
-    r"""Put fields into the places that name them; other braces are text, as in LaTeX.
+    r"""Replace places that name fields. Other braces are text, as in LaTeX.
 
     >>> fill_in(r"{problem} with \frac{1}{2} of {1, 2} in {other}", {"problem": "{x}"})
     '{x} with \\frac{1}{2} of {1, 2} in {other}'
@@ -155,28 +155,28 @@ def fill_in(template: str, fields: Mapping[str, object]) -> str:
 
 
 def _value(place: re.Match[str], fields: Mapping[str, object]) -> Any:
-    """Look up what a place stands for; a ValueError where there is nothing."""
+    """Look up the value for a place. A missing one is a ValueError."""
     value: Any = fields[place[1]]
     try:
         for key in re.findall(r"[^\[\]]+", place[2]):
             value = value[int(key) if isinstance(value, list) else key]
     except (LookupError, TypeError, ValueError):
         raise ValueError(f"{place[0]} is not in the field {place[1]}") from None
-    # As text these would be the answers "None" and "nan".
+    # As text these would become the answers "None" and "nan".
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(f"{place[0]} must be a text or a number, found {json.dumps(value)}")
     return value
 
 
 def _unfilled(template: str, fields: Mapping[str, object]) -> list[str]:
-    r"""List what may be meant as the place of a field, and which no field fills.
+    r"""List what may be meant as a field's place, but matches no field.
 
     >>> _unfilled(r"{gold.a} {body}: \sqrt{ab}, \frac{1}{ab}, x_{ab}, {1, 2}, {x}", {"gold": {}})
     ['{gold.a}', '{body}']
     """
     places = []
     for place in _BRACES.finditer(template):
-        # A letter or a number in braces is text, unless a field has that name.
+        # A letter or number in braces is text, unless a field has that name.
         is_name = place[1] in fields or re.fullmatch(r"[A-Za-z_]\w+", place[1])
         is_filled = place[1] in fields and _PLACE.fullmatch(place[0])
         if is_name and not is_filled:
@@ -191,7 +191,7 @@ class Item:
     # The position in the benchmark: the harness's `idx`.
     idx: int
     question: str
-    # The gold is parsed and normalised, as a prediction is compared with it.
+    # The gold is parsed and normalised, like a prediction that is compared with it.
     gold: str
 
 
@@ -200,53 +200,55 @@ class Benchmark:
     """Record of a benchmark, with its name in files and on the command line."""
 
     id: str
-    # The column has this heading in the paper's Table 1.
+    # The column's heading in the paper's Table 1.
     column: str
     item_count: int
     shots: int
-    # The file is named as in the harness's layout, relative to `--data_dir`; the demo has None.
+    # The file's name in the harness's layout, relative to `--data_dir`; None for the demo.
     file: str | None = None
-    # `tasks.items_digest`; None where the items could not be checked against the harness.
+    # `tasks.items_digest`, or None if the items could not be compared with the harness's.
     items_sha256: str | None = None
-    # A dataset on the hub with these items in this order, and the configuration (None for the only
-    # one) and the split of each of its parts.
+    # A hub dataset with these items in this order: the configuration (None if it has only one) and
+    # the split of each part.
     hub: str | None = None
     hub_parts: Sequence[tuple[str | None, str]] = ()
-    # The worked examples have this name; None stands for the question alone.
+    # The name of the worked examples; None means the question alone.
     prompt_set: str | None = None
     template: str = "Question: {question}\nAnswer:"
-    # A text is cut at the first of these: the end-of-text token as text, or a further example.
+    # A text is cut at the first of these: an end-of-text token written as text, or another example.
     stops: Sequence[str] = ("</s>", "\n\nQuestion:", "\n\nProblem:")
     max_new_tokens: int = 1024
-    # Chains of thought are longer in a chat. Qwen2.5-Math's evaluation allows as many tokens.
+    # Chains of thought are longer in a chat. Qwen2.5-Math's evaluation allows this many tokens.
     max_new_tokens_in_chat: int = 2048
     answer_kind: AnswerKind = "free"
-    # The version is raised whenever a question, a gold or a prompt changes.
+    # The version is raised when a question, a gold or a prompt changes.
     version: int = 1
     # The name of a protocol other than the paper's.
     protocol: str = ""
-    # A user's own benchmark has the directory of its file. Templates make question and gold of a
-    # row's fields, such as "{body} {question}"; those of the harness have `READERS`.
+    # A user's own benchmark has the directory of its file. Its templates make question and gold
+    # from a row's fields, such as "{body} {question}". The harness's benchmarks use `READERS`
+    # instead.
     directory: Path | None = None
     question: str = ""
     answer: str = ""
 
     def names(self) -> dict[str, str]:
-        """Name the benchmark in a record, and a protocol other than the paper's."""
+        """Name the benchmark in a record, with its protocol if it is not the paper's."""
         names = {"benchmark": self.id}
         if self.protocol:
             names["protocol"] = self.protocol
         return names
 
     def item(self, idx: int, row: RawRow) -> Item:
-        """Build the item of a raw row; an error of any class where the row is of another kind."""
+        """Build the item of a raw row. A row of another kind may raise any error."""
         question, raw_gold = self._fill_templates(row) if self.question else READERS[self.id](row)
-        # As text, null would be the answer "None".
+        # As text, null would become the answer "None".
         if not isinstance(question, str) or raw_gold is None:
             raise ValueError("its question must be a text, and its answer must not be null")
         # The harness normalises once before generation and once more when it grades.
         gold = normalise_gold(self.answer_kind, raw_gold)
-        # An output without an answer would be right. One gold of MATH is so for the harness.
+        # An output without an answer would be right. In the harness this happens for one item of
+        # MATH.
         if self.directory and not (question.strip() and gold):
             raise ValueError("its question and its answer must not be empty")
         question += _HINTS.get(gold.lower(), "")
@@ -258,19 +260,19 @@ class Benchmark:
             template = getattr(self, field)
             unfilled = _unfilled(template, row)
             text = fill_in(template, row)
-            # A template without any field would make every item the same.
+            # A template without fields would make all items equal.
             if unfilled or text == template:
                 places = ", ".join(unfilled) or template
                 raise ValueError(f"{field} names {places}, which no field fills")
             texts.append(text)
-        # A list of answers, any of which is right, would be the text of a list.
+        # A list of answers, any of which is right, would become the text of a list.
         for place in _PLACE.finditer(self.answer):
             if place[1] in row and isinstance(_value(place, row), list | dict):
                 raise ValueError(f"{place[0]} of answer must be a text or a number")
         return texts[0], texts[1]
 
     def in_chat(self) -> "Benchmark":
-        """Ask the question alone, for an answer in a box, up to the end of the model's turn."""
+        """Ask only the question, for an answer in a box, up to the end of the model's turn."""
         return replace(
             self,
             prompt_set=None,
@@ -284,7 +286,7 @@ class Benchmark:
 
 
 _RECORDS = yaml.safe_load((resources.files(__package__) / "benchmarks.yaml").read_text("utf-8"))
-# These are our own benchmarks. Those of `--benchmarks_file` are handed about next to them.
+# The built-in benchmarks. Those of `--benchmarks_file` are passed along separately.
 BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
     {name: Benchmark(name, **record) for name, record in _RECORDS.items()}
 )

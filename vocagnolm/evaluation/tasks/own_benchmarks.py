@@ -1,4 +1,4 @@
-"""Benchmarks of a user's own, from a YAML file; every field is checked before a model is loaded."""
+"""A user's own benchmarks, from a YAML file. All fields are checked before a model is loaded."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -13,9 +13,8 @@ from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, Benchmar
 from vocagnolm.io import read_yaml
 
 _KINDS = get_args(AnswerKind)
-# Results are kept by name and shown by column: another benchmark may have neither of these. "model"
-# is the heading of the first column. Case is left out, as some disks do not tell it apart in names
-# of files.
+# Results are stored by name and shown by column, so no other benchmark may have either. "model" is
+# the heading of the first column. Case is ignored, because some file systems do.
 _TAKEN = {"model"}
 _TAKEN.update(name.casefold() for name in AVERAGES)
 for _benchmark in BENCHMARKS.values():
@@ -31,7 +30,7 @@ def _is_template(value: object) -> bool:
 
 
 def _is_count(value: object) -> bool:
-    # Python takes True for an integer.
+    # Python treats True as an integer.
     return type(value) is int and value >= 0
 
 
@@ -56,7 +55,7 @@ def _are_hub_parts(value: object) -> bool:
     return True
 
 
-# What the fields of `Benchmark` that a user may give must hold: in words, and as a test.
+# What the fields that a user may give must contain: in words, and as a test.
 _FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "question": ("a text with fields in braces", _is_text),
     "answer": ("a text with fields in braces", _is_text),
@@ -79,9 +78,9 @@ _FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 def read_benchmarks(path: Path) -> dict[str, Benchmark]:
     """Read a user's own benchmarks from a YAML file, by name.
 
-    A record has `question` and `answer`, made of the fields of an item, and where the items are: a
-    `file` of JSON lines in the directory of the YAML file, or `hub` and `hub_parts`. Other fields
-    of `Benchmark` may be given. A ValueError names the benchmark and the field that is wrong.
+    A record has templates `question` and `answer`, and the source of the items: a `file` of JSON
+    lines in the directory of the YAML file, or `hub` and `hub_parts`. It may have other fields of
+    `Benchmark`. A ValueError names the benchmark and the wrong field.
     """
     option = f"--benchmarks_file {path}"
     try:
@@ -91,13 +90,13 @@ def read_benchmarks(path: Path) -> dict[str, Benchmark]:
     if not (isinstance(records, dict) and records):
         raise ValueError(f"{option}: expected benchmarks by their names, found none")
     benchmarks: dict[str, Benchmark] = {}
-    # {a name or a heading: the benchmark that has it}
+    # {a name or heading: the benchmark that has it}
     owners: dict[str, str] = {}
     for name, record in records.items():
         fault = _name_fault(name) or _record_fault(record)
         if fault:
             raise ValueError(f"{option}: {name}: {fault}")
-        # A count of 0 takes as many items as there are.
+        # A count of 0 takes all items.
         defaults = {"column": name, "item_count": 0, "shots": 0, "directory": path.parent}
         benchmark = Benchmark(name, **defaults | record)
         for text in (name, benchmark.column):
@@ -112,15 +111,15 @@ def read_benchmarks(path: Path) -> dict[str, Benchmark]:
 
 
 def _name_fault(name: object) -> str | None:
-    """Say what is wrong with the name of a benchmark; None for nothing."""
-    # Its results are files of that name.
+    """Return what is wrong with the name of a benchmark, or None."""
+    # Its results are in files with that name.
     if isinstance(name, str) and re.fullmatch(r"\w[\w-]*", name):
         return None
     return "a name must be a text of letters, digits, _ and -"
 
 
 def _record_fault(record: object) -> str | None:
-    """Say what is wrong with the record of a benchmark; None for nothing."""
+    """Return what is wrong with the record of a benchmark, or None."""
     if not isinstance(record, dict):
         return f"expected fields, found {record!r}"
     for field, value in record.items():
@@ -129,7 +128,7 @@ def _record_fault(record: object) -> str | None:
         expected, is_valid = _FIELDS[field]
         if not is_valid(value):
             return f"{field} must be {expected}, found {value!r}"
-    # With both a file and the hub, one of the two would be passed over.
+    # With both a file and the hub, one of the two would be ignored.
     places = record.keys() & {"file", "hub", "hub_parts"}
     has_place = places in ({"file"}, {"hub", "hub_parts"})
     if not (has_place and {"question", "answer"} <= record.keys()):

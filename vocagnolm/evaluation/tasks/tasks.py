@@ -1,4 +1,4 @@
-"""The items of a benchmark, from a file, the hub or the package; their prompts and records."""
+"""The items of a benchmark, from a file, the hub or the package, with prompts and records."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ _HARNESS_DATA = (
     "https://raw.githubusercontent.com/ZubinGou/math-evaluation-harness/"
     "db77bc6bb2a17c90ed2d63e88ebd8c40a82858c5/data"
 )
-# The files in prompts/cot/ of the harness have these hashes.
+# Hashes of the files in the harness's prompts/cot/.
 _HARNESS_SHA256 = {
     "gsm8k": "f7b267f942be471e4ea8013cdba4c4df3cad1f969774c073e9165c568043a7b8",
     "minerva_math": "6637ad6e3ece303c059196bebdc3607ab9f617f4a57f73ac44afeb7f4320c829",
@@ -30,29 +30,28 @@ _HARNESS_SHA256 = {
 }
 
 
-# So many characters of a row are shown where it cannot be read.
+# How many characters of an unreadable row are shown.
 _MAX_SHOWN = 200
 
 
 @dataclass(frozen=True)
 class Task:
-    """A benchmark as it is asked in one evaluation."""
+    """A benchmark as one evaluation asks it."""
 
     benchmark: Benchmark
-    # These items are asked, sorted by `idx`.
+    # The items to ask, sorted by `idx`.
     items: Sequence[Item]
-    # Each item has its whole prompt here, by `idx`.
+    # The whole prompt of each item, by `idx`.
     prompts: Mapping[int, str]
-    # This says where the items are from, as `load_items` returns it.
+    # The origin of the items, from `load_items`.
     data: JsonObject
-    # This says where the worked examples are from, as `load_prompt_set` returns it; None stands
-    # for no examples.
+    # The origin of the worked examples, from `load_prompt_set`; None without examples.
     prompt_set: JsonObject | None
-    # None stands for greedy decoding, which gives each item one output.
+    # None means greedy decoding, which gives one output per item.
     sampling: Sampling | None = None
 
     def outputs(self) -> list[tuple[Item, int]]:
-        """List all outputs that are asked for: each item with the numbers of its samples."""
+        """List all requested outputs: each item with its sample numbers."""
         samples = self.sampling.samples if self.sampling else 1
         pairs = []
         for item in self.items:
@@ -69,14 +68,14 @@ class Task:
             "prompts_sha256": self.prompt_set["sha256"] if self.prompt_set else None,
             "max_new_tokens": benchmark.max_new_tokens,
         }
-        # The version stands for these in our own benchmarks. Nobody raises that of a user's.
+        # In our own benchmarks, the version stands for these. Nobody raises that of a user's.
         if benchmark.directory:
             settings["stops"] = list(benchmark.stops)
             settings["answer_kind"] = benchmark.answer_kind
         return settings
 
     def marks(self) -> dict[str, str]:
-        """Return reasons not to compare the accuracy with a published one: {word: sentence}."""
+        """Return reasons against comparing the accuracy with a published one: {word: sentence}."""
         marks = {}
         if self.benchmark.protocol:
             marks["chat"] = f"protocol: {self.benchmark.protocol}, not the paper's few-shot"
@@ -114,8 +113,8 @@ def load_tasks(
         prompt_set = None
         if benchmark.prompt_set:
             examples, prompt_set = load_prompt_set(benchmark.prompt_set, prompts_dir)
-        # `load_items` gives the digest of all items, so that a part of them is still known to be
-        # the harness's.
+        # `load_items` returns the digest of all items, so a part of them is still known to be the
+        # harness's.
         items = items[:limit]
         prompts = {}
         for item in items:
@@ -126,17 +125,17 @@ def load_tasks(
 
 
 def load_items(benchmark: Benchmark, data_dir: Path | None) -> tuple[list[Item], JsonObject]:
-    """Read all items of a benchmark from `data_dir`, or download them; the demo needs neither.
+    """Read all items of a benchmark from `data_dir`, or download them. The demo's are built in.
 
     Returns them sorted by `idx`, with their origin ("demo_world", a file relative to `data_dir`, or
-    the name of a download), their digest, and whether it shows them to be the harness's.
+    the name of a download), their digest, and whether it shows that they are the harness's.
     """
     origin, rows = _read_rows(benchmark, data_dir)
     items = [_item(benchmark, index, row, origin) for index, row in enumerate(rows)]
     items.sort(key=lambda item: item.idx)
-    # A record without a count takes as many items as there are, but not none.
+    # A record without a count takes all items, but at least one.
     count = benchmark.item_count or max(len(items), 1)
-    # Records are kept by index, so that two items with one index would replace each other.
+    # Records are stored by index, so two items with the same index would replace each other.
     indices = {item.idx for item in items}
     if len(indices) != count or len(indices) < len(items):
         expected = f"expected {count} items of {benchmark.id}"
@@ -148,15 +147,15 @@ def load_items(benchmark: Benchmark, data_dir: Path | None) -> tuple[list[Item],
 
 def _item(benchmark: Benchmark, index: int, row: RawRow, origin: str) -> Item:
     """Build an item of a row; a ValueError names the row's origin and its place there, from 0."""
-    # A user's items are numbered by their place, as a field called idx may mean anything in them.
+    # Build an item from a row. A ValueError names the row's origin and its number, from 0.
     idx = index if benchmark.directory else row.get("idx", index)
     place = f"{origin}: item {index} of {benchmark.id}"
-    # Python takes True for an integer.
+    # Python treats True as an integer.
     if not isinstance(idx, int) or isinstance(idx, bool):
         raise ValueError(f"{place}: idx must be an integer, found {idx!r}")
     try:
         return benchmark.item(idx, row)
-    # A reader takes a row to be as in the harness's file. In another one anything may fail.
+    # A reader expects the harness's fields, so for any other row it may raise anything.
     except Exception as error:
         reason = f"it lacks the field {error}" if isinstance(error, KeyError) else error
         fields = json.dumps(dict(row), default=str)[:_MAX_SHOWN]
@@ -167,7 +166,7 @@ def _read_rows(benchmark: Benchmark, data_dir: Path | None) -> tuple[str, Iterab
     if benchmark.file is None and benchmark.hub is None:
         name = f"{benchmark.id}.jsonl"
         return "demo_world", read_lines((resources.files(__package__) / name).read_bytes(), name)
-    # A user's file lies next to the YAML file that names it, whatever --data_dir is.
+    # A user's file is next to the YAML file that names it, whatever --data_dir is.
     folder = benchmark.directory or data_dir
     if folder is not None and benchmark.file is not None:
         path = folder / benchmark.file
@@ -180,13 +179,13 @@ def _read_rows(benchmark: Benchmark, data_dir: Path | None) -> tuple[str, Iterab
     import datasets
 
     if benchmark.hub is None:
-        # The file is read as text: the JSON reader of `datasets` infers one type per column, which
-        # fails on columns that are null for the first megabytes.
+        # Read the file as text. The JSON reader of `datasets` infers one type per column, which
+        # fails if a column is null for the first megabytes.
         url = f"{_HARNESS_DATA}/{benchmark.file}"
         texts = datasets.load_dataset("text", data_files=url, split="train")["text"]
         return f"{HARNESS}/data/{benchmark.file}", map(json.loads, texts)
-    # The columns have the names of the fields in the harness's files. The digest of the items says
-    # whether their contents are the same, too.
+    # The columns have the names of the harness's fields. The digest of the items shows whether
+    # their contents are the same, too.
     rows: list[RawRow] = []
     for config, split in benchmark.hub_parts:
         rows += datasets.load_dataset(benchmark.hub, name=config, split=split, revision="main")
@@ -198,7 +197,7 @@ def _read_rows(benchmark: Benchmark, data_dir: Path | None) -> tuple[str, Iterab
 
 def items_digest(items: Iterable[Item]) -> str:
     """Hash index, question and gold of each item, one JSON list per line."""
-    # The spelling of this JSON is fixed: the digests of the benchmarks were made with it.
+    # The form of this JSON is fixed, because the benchmarks' digests were made with it.
     lines = ""
     for item in items:
         row = [item.idx, item.question, item.gold]
@@ -213,8 +212,8 @@ def read_lines(content: bytes, name: str) -> Iterator[JsonObject]:
 
 
 def numbered_lines(content: bytes, name: str) -> Iterator[tuple[int, JsonObject]]:
-    """Parse JSON lines of a file, with their numbers from 1."""
-    # `splitlines` would split at other line separators, too, which JSON allows inside strings.
+    """Parse a file of JSON lines, with their numbers from 1."""
+    # `splitlines` would also split at other line separators, which JSON allows inside strings.
     for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():
             continue
@@ -231,17 +230,17 @@ def numbered_lines(content: bytes, name: str) -> Iterator[tuple[int, JsonObject]
 
 
 def to_line(record: JsonObject) -> str:
-    """Write a record as ASCII: the text of a model may not be valid Unicode."""
+    """Write a record as ASCII, because a model's text may not be valid Unicode."""
     return json.dumps(record) + "\n"
 
 
 def read_records(*paths: Path) -> dict[tuple[int, int], JsonObject]:
-    """Read outputs by `idx` and `sample`, which is 0 for one that does not say.
+    """Read outputs by `idx` and `sample`, which is 0 if a line does not have it.
 
     A last line that was cut off counts as not written.
     """
     records: dict[tuple[int, int], JsonObject] = {}
-    # A kill may leave the whole file next to its parts, which hold the same records then.
+    # A kill may leave both the whole file and its parts, which then have the same records.
     for path in paths:
         whole_lines, _, _ = path.read_bytes().rpartition(b"\n")
         for record in read_lines(whole_lines, str(path)):
@@ -252,16 +251,16 @@ def read_records(*paths: Path) -> dict[tuple[int, int], JsonObject]:
 
 
 def load_prompt_set(name: str, prompts_dir: Path | None) -> tuple[str, JsonObject]:
-    """Read worked examples, which two blank lines separate, and where they are from.
+    """Read worked examples, separated by two blank lines, and their origin.
 
-    Their origin is "vocagnolm" for those of the package, "harness" for the harness's own bytes in
-    `prompts_dir`/`name`.md, or "other".
+    The origin is "vocagnolm" for those of the package, "harness" if the bytes of
+    `prompts_dir`/`name`.md are the harness's, or "other".
     """
     path = (prompts_dir or resources.files(__package__) / "prompts") / f"{name}.md"
     if not path.is_file():
         source = f"--prompts_dir {prompts_dir}" if prompts_dir else "without --prompts_dir"
         raise ValueError(f"{source}: there is no {name}.md")
-    # The hash is of the bytes as they are: a file that was edited is another prompt.
+    # Hash the bytes as they are, because an edited file is another prompt.
     data = path.read_bytes()
     sha256 = hashlib.sha256(data).hexdigest()
     origin = "vocagnolm"
@@ -280,5 +279,5 @@ def build_prompt(benchmark: Benchmark, examples: str, question: str) -> str:
 
 
 def text_sha256(text: str) -> str:
-    """Hash a text, such as a prompt, which an item's record names so."""
+    """Hash a text, such as the prompt that an item's record names by its hash."""
     return hashlib.sha256(text.encode()).hexdigest()
