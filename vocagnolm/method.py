@@ -312,7 +312,7 @@ class Method:
 
     @property
     def with_entropies(self) -> bool:
-        """True where the entropies of the teacher's distributions are asked for."""
+        """True if the method needs the entropies of the teacher's distributions."""
         by_entropy = self.method == "rho1" and self.rho1_score == "loss_and_entropy"
         return by_entropy and not self.accepts
 
@@ -322,7 +322,7 @@ class Method:
             raise ValueError(f"--chunks {self.chunks} exceeds --max_length {max_length}: lower it")
 
     def check_teacher(self, count: int, *, is_stored: bool = False) -> None:
-        """Raise a ValueError for a teacher of the wrong kind or number, or without one."""
+        """Raise a ValueError if the teacher is missing, or is of the wrong kind or number."""
         if bool(count) != self.needs_teacher:
             fault = "needs a teacher: give --teacher or --teacher_losses"
             if count:
@@ -341,7 +341,7 @@ class Method:
                 "--teacher_reduction first needs stores, as the first teacher in memory has every "
                 "document: score each teacher's documents, and give --teacher_losses"
             )
-        # Weights that no reduction reads are rejected too: they would be ignored in silence.
+        # Weights that no reduction reads are rejected, too, because they would silently be ignored.
         expected = count if self.teacher_reduction == "weighted" else 0
         weights = len(self.teacher_weights or ())
         if weights != expected:

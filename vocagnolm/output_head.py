@@ -1,4 +1,4 @@
-"""Applies a model's output head to a tile of tokens at a time, so that there are no full logits.
+"""Applies a model's output head to a tile of tokens at a time, so that full logits never exist.
 
 Shapes: B sequences, T positions, N = B * T rows, K rows of a tile, D hidden size, V vocabulary.
 """
@@ -14,12 +14,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from vocagnolm.attention import RowSegments, segment_call, takes_segments
 
-# Logits held at once (256 MiB and 32 MiB of float32): enough to keep the matrix unit busy, and far
-# below a tenth of the full logits of one packed sequence.
+# Logits that exist at once (256 MiB and 32 MiB of float32): enough to keep a matrix unit busy, and
+# far below a tenth of the full logits of one packed sequence.
 TILE_LOGITS_CUDA = 2**26
 TILE_LOGITS = 2**23
-# Gradients that are made in forward are as many times too large until backward: float16 would round
-# small ones to zero before its loss scaling, which comes later, could help. Exact in every dtype.
+# Gradients that are made in the forward pass are too large by this factor until the backward pass.
+# Otherwise float16 would round small ones to zero before loss scaling could help. The factor is
+# exact in every dtype.
 SPREAD = 1024.0
 
 
@@ -30,10 +31,10 @@ class Head(NamedTuple):
     bias_V: Tensor | None
     scale: float
     cap: float | None
-    dtype: torch.dtype  # of the factors of the matrix products
+    dtype: torch.dtype  # The dtype of the factors of matrix products.
 
     def cast(self) -> "Head":
-        """Return a head whose weight is cast once, for all tiles."""
+        """Return a head whose weight is cast once for all tiles."""
         return self._replace(weight_VD=self.weight_VD.to(self.dtype))
 
     @property
@@ -45,8 +46,8 @@ class Head(NamedTuple):
         """Return `a @ b` in `sum_dtype`, in `out` if given."""
         if self.dtype == self.sum_dtype:
             return torch.mm(a, b, out=out)
-        # CUDA's kernel sums in float32, and would round the sums without `out_dtype`. It makes a
-        # result of its own, so `out` is not used there, and `tile` gives none.
+        # CUDA's kernel sums in float32, but without `out_dtype` it would round the sums. It
+        # allocates its own result, so `out` is not used, and `tile` returns none.
         if a.is_cuda:
             return torch.mm(a, b, out_dtype=self.sum_dtype)
         product = torch.mm(a, b)
@@ -54,14 +55,14 @@ class Head(NamedTuple):
 
     def tile(self, rows: int) -> Tensor | None:
         """Return memory for the logits [rows, V] of one tile after the other."""
-        # CUDA's allocator gives a tile the memory of the one before. The system's would scatter
-        # the tiles, so on a CPU all of them are made in this memory.
+        # CUDA's allocator reuses the memory of the tile before. The system's allocator would
+        # scatter the tiles, so on a CPU all of them use this memory.
         weight_VD = self.weight_VD
         shape = (rows, len(weight_VD))
         return None if weight_VD.is_cuda else weight_VD.new_empty(shape, dtype=self.sum_dtype)
 
     def logits(self, hidden_KD: Tensor, tile_KV: Tensor | None) -> Tensor:
-        """Return logits [K, V] in `sum_dtype`, on which the caller may work in place."""
+        """Return logits [K, V] in `sum_dtype`. The caller may overwrite them."""
         out_KV = None if tile_KV is None else tile_KV[: len(hidden_KD)]
         logits_KV = self.matmul(hidden_KD.to(self.dtype), self.weight_VD.T, out_KV)
         if self.bias_V is not None:
@@ -84,7 +85,7 @@ class Head(NamedTuple):
     ) -> Tensor:
         """Turn probabilities, in place, into the gradient of factor * loss at the product."""
         # d loss / d logits = softmax(logits) - 1 at the target, times the slope of scale and cap.
-        # Each row has one target, so the sum has one term and is the same in every run.
+        # Each row has one target, so its sum has one term and is the same in every run.
         p_KV.scatter_add_(-1, target_K1, p_KV.new_full(target_K1.shape, -1.0))
         p_KV *= factor * self.scale
         return p_KV if slope_KV is None else p_KV.mul_(slope_KV)
@@ -92,16 +93,16 @@ class Head(NamedTuple):
 
 def log_softmax_(logits_KV: Tensor) -> Tensor:
     """Turn logits, in place, into log-probabilities."""
-    # This is right as PyTorch's kernels reduce a row before they write it, element by element. A
-    # kernel that does not would be found as a run begins, when `add_token_losses` compares the
-    # losses with those of the model's own logits.
+    # This works because PyTorch's kernels reduce a row before they overwrite it, element by
+    # element. If a kernel did not, every run would notice at its start: `add_token_losses` compares
+    # the losses with those of the model's own logits.
     return torch.log_softmax(logits_KV, -1, out=logits_KV)
 
 
 class HeadGradients:
-    """Sums up the gradients at hidden states and a head's weight and bias, tile by tile.
+    """Sums the gradients of hidden states and of a head's weight and bias, tile by tile.
 
-    `sums` are in the dtype of sums, and None where they are not needed; autograd rounds them.
+    `sums` are in the dtype of sums, and None if they are not needed. Autograd rounds them.
     """
 
     def __init__(self, needed: Sequence[bool], hidden_ND: Tensor, head: Head):
@@ -116,7 +117,7 @@ class HeadGradients:
     def add(self, row_K: Tensor, gradient_KV: Tensor, hidden_KD: Tensor) -> None:
         """Add the part of a tile, whose gradient is in the dtype of sums.
 
-        No row may be in two tiles: the gradient at its hidden state is written, not added.
+        No row may be in two tiles, because the gradient of its hidden state is written, not added.
         """
         head, (hidden_ND, weight_VD, bias_V) = self._head, self.sums
         if bias_V is not None:
@@ -124,7 +125,7 @@ class HeadGradients:
         gradient_KV = gradient_KV.to(head.dtype)
         if hidden_ND is not None:
             hidden_ND[row_K] = head.matmul(gradient_KV, head.weight_VD)
-        # In place where the dtypes allow it, which spares a second [V, D] tensor.
+        # Add in place if the dtypes allow it, which avoids a second [V, D] tensor.
         if weight_VD is not None and head.dtype == head.sum_dtype:
             weight_VD.addmm_(gradient_KV.T, hidden_KD)
         elif weight_VD is not None:
@@ -139,9 +140,10 @@ def rows_per_tile(rows: int, *heads: Head) -> int:
 
 
 def trained_rows_per_tile(rows: int, head: Head) -> int:
-    """Return the rows of a tile whose losses and gradients are made together."""
-    # For such a tile the whole weight is read twice, and its whole gradient read and written. On a
-    # CPU few rows would wait for that memory, so a tile has up to an eighth of the weight's.
+    """Return the rows of a tile whose losses and gradients are computed together."""
+    # For each such tile, the whole weight is read twice, and its whole gradient is read and
+    # written. On a CPU, a few rows would wait for that memory, so a tile has up to an eighth of the
+    # weight's.
     least = 1 if head.weight_VD.is_cuda else head.weight_VD.shape[1] // 8
     return max(rows_per_tile(rows, head), min(rows, least))
 
@@ -158,9 +160,9 @@ def tile_rows(words: int) -> int:
 
 
 def read_head(model: PreTrainedModel, hidden: Tensor) -> Head:
-    """Return a model's output head, its weight whole."""
+    """Return a model's output head with its whole weight."""
     embeddings, kind = output_embeddings(model), hidden.device.type
-    # The dtype is read here, because the backward pass runs outside of autocast.
+    # Read the dtype here, because the backward pass runs outside autocast.
     autocast = torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind) if autocast else hidden.dtype
     # A sharded head gathers its weight in its forward, which never runs here.
@@ -175,14 +177,14 @@ def last_hidden_state(
 ) -> Tensor:
     """Return the hidden states [B, T, D] that a model's output head reads.
 
-    The inputs are its base model's: `input_ids` and, for packed rows, `position_ids`, both [B, T];
-    with the segments for attention that cannot see packed rows in these.
+    The inputs are those of the base model: `input_ids` and, for packed rows, `position_ids`, both
+    [B, T]. Attention that cannot see packed rows in these gets the segments.
     """
     rows_BT = inputs["input_ids"]
     if takes_segments(model):
         inputs = segment_call(model, segments, inputs)
-    # With a cache, transformers does not look for restarts in the position ids, and would let
-    # packed documents attend to each other.
+    # With a cache, transformers ignores restarts in the position ids, and would let packed
+    # documents attend to each other.
     output = model.base_model(**inputs | {"use_cache": False, "return_dict": True})
     hidden = output.get("last_hidden_state") if isinstance(output, Mapping) else None
     if not isinstance(hidden, Tensor):
@@ -199,7 +201,7 @@ def scale_and_cap(config: PreTrainedConfig) -> tuple[float, float | None]:
         return float(value) if isinstance(value, int | float) else None
 
     # Cohere, Falcon-H1 and Muse multiply, Granite and MiniCPM divide, Gemma and Griffin cap. The
-    # probe of `add_token_losses` finds models that use a name which is missing here.
+    # probe of `add_token_losses` detects models that use a name that is missing here.
     scale = 1.0
     for name in ("logit_scale", "lm_head_multiplier", "output_multiplier"):
         scale *= number(name) or 1.0
@@ -208,17 +210,17 @@ def scale_and_cap(config: PreTrainedConfig) -> tuple[float, float | None]:
 
 
 def output_embeddings(model: nn.Module) -> nn.Linear:
-    """Return the linear layer that makes a model's logits; another, or none, is a ValueError."""
+    """Return the linear layer that makes a model's logits. Any other, or none, is a ValueError."""
     if not isinstance(model, PreTrainedModel):
         raise ValueError(_unsupported(model, "it is not a transformers.PreTrainedModel"))
     embeddings = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    # An adapter around the head is another kind too, and would be passed over.
+    # An adapter around the head is not a linear layer either, and would be bypassed.
     if not isinstance(embeddings, nn.Linear):
         kind = type(embeddings).__name__
         raise ValueError(_unsupported(model, f"its output embeddings are of type {kind}"))
     weight = embeddings.weight
-    # Subclasses of tensors, such as those of torchao, may hold integers and still claim a float
-    # dtype, so the exact type is tested.
+    # Subclasses of tensors, such as torchao's, may hold integers and still claim a float dtype, so
+    # test the exact type.
     if type(weight) not in (nn.Parameter, Tensor, DTensor) or not weight.is_floating_point():
         kind = f"{type(weight).__name__} of {weight.dtype}"
         raise ValueError(_unsupported(model, f"its output embeddings are quantized ({kind})"))

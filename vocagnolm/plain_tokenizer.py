@@ -1,4 +1,4 @@
-"""Lets a `tokenizers.Tokenizer` be used where transformers is not installed."""
+"""Lets a `tokenizers.Tokenizer` be used without transformers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PlainTokenizer:
-    """A `tokenizers.Tokenizer` with what is used here of transformers' fast tokenizers."""
+    """A `tokenizers.Tokenizer` with the parts of transformers' fast tokenizers that are used."""
 
     backend_tokenizer: Any
     is_fast = True
@@ -18,7 +18,7 @@ class PlainTokenizer:
     def __call__(
         self, texts: Sequence[str], *, split_special_tokens: bool, **_: object
     ) -> dict[str, list[Any]]:
-        """Return the ids and offsets of texts; `without_limits` restores the backend."""
+        """Return the ids and offsets of texts. `without_limits` restores the backend."""
         backend = self.backend_tokenizer
         backend.encode_special_tokens = split_special_tokens
         batch = backend.encode_batch(texts, add_special_tokens=False)
@@ -31,7 +31,7 @@ class PlainTokenizer:
         return int(self.backend_tokenizer.get_vocab_size())
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the ids of all tokens, added ones too."""
+        """Return the ids of all tokens, including added ones."""
         return dict(self.backend_tokenizer.get_vocab())
 
     @property
@@ -41,6 +41,6 @@ class PlainTokenizer:
 
 
 def as_fast(tokenizer: Any) -> Any:
-    """Let a `tokenizers.Tokenizer` be used as those of transformers."""
+    """Make a `tokenizers.Tokenizer` usable like those of transformers."""
     is_plain = hasattr(tokenizer, "encode_batch_fast") and hasattr(tokenizer, "to_str")
     return PlainTokenizer(tokenizer) if is_plain else tokenizer

@@ -1,4 +1,4 @@
-"""Prints what a job has to say once, however many processes it has; does not import torch."""
+"""Prints a job's messages once, however many processes it has. Does not import torch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def is_main() -> bool:
 
 
 def print_main(text: str | None, file: TextIO | None = None) -> None:
-    """Print a result, once per job; nothing for None and the empty text."""
+    """Print a result once per job; nothing for None and ""."""
     if text and is_main():
         print(text, file=file, flush=True)
 
 
 def log_main(text: str | None) -> None:
-    """Print on stderr anything that is not a result, once per job."""
-    # Stdout holds results alone, so that it can be piped into a file or another program.
+    """Print on stderr whatever is not a result, once per job."""
+    # Stdout has only results, so that it can be piped into a file or another program.
     print_main(text, sys.stderr)

@@ -1,4 +1,4 @@
-"""How a model reads a text or a conversation: its tokens, and those around them.
+"""How a model reads a text or a conversation: its tokens and the special ones around them.
 
 The input is texts or conversations. The output is the `Tokens` of each model, or of a store.
 """
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The documents that teachers lack, by index: why each is skipped, or None for one that is kept, and
-# trained on without a teacher.
+# The documents that teachers lack, by index, with the reason to skip each, or None if it is kept
+# and trained on without a teacher.
 Lacking = Mapping[int, str | None]
 
 
@@ -50,7 +50,7 @@ _BUILT_IN = {
 
 @dataclass(frozen=True)
 class Reader:
-    """A model's way to read a segment: the tokens around the text, and their limit.
+    """How a model reads a segment: the tokens around the text, and their limit.
 
     start   t e x t   end         at most `limit` tokens, `end` only after the last segment
     """
@@ -59,19 +59,19 @@ class Reader:
     start: int
     end: int | None
     limit: int
-    # How it reads conversations.
+    # How conversations are read.
     template: Template | None = None
 
     @property
     def role(self) -> Role:
-        """Whose it is: documents end for a student."""
+        """Which model it is: documents end only for a student."""
         return "teacher" if self.end is None else "student"
 
     @property
     def text_limit(self) -> int:
         """The most text tokens of a segment."""
-        # The start token is taken off, and the end token where the reader puts one. Only a last
-        # segment has it, but which one is the last is known after the cutting.
+        # Subtract the start token, and the end token if the reader adds one. Only a document's last
+        # segment has it, but which one that is is known only after cutting.
         return self.limit - 1 - (self.end is not None)
 
     def read(self, texts: Sequence[str]) -> Tokens:
@@ -83,18 +83,18 @@ class Reader:
     ) -> list[TurnTokens | str]:
         """Read conversations in the chat template, or return why one cannot be read.
 
-        The ends of answers have labels for a student only, as they are not content.
+        Only for a student do the ends of answers have labels, because they are not content.
         """
         assert self.template is not None, "templates are checked before"
         special = special_ids(self.tokenizer) if self.role == "student" else None
-        # A rendering that is a string is a reason why there is none.
+        # A rendering that is a string is the reason why there is none.
         rendered = [self.template.render(conversation) for conversation in conversations]
         texts = [rendering.text for rendering in rendered if not isinstance(rendering, str)]
         turns: list[TurnTokens | str] = []
         try:
             encodings = iter(encode_rendered(self.tokenizer, texts))
         except ValueError as error:
-            # One of many is at fault. Each is read alone, so that only that one cannot be read.
+            # One of the conversations fails. Read each alone, so that only that one is rejected.
             if len(conversations) == 1:
                 return [str(error)]
             for conversation in conversations:
@@ -104,7 +104,7 @@ class Reader:
             if isinstance(rendering, str):
                 turns.append(whose_template(rendering, self.role))
                 continue
-            # There is an encoding for each text, and none for a reason.
+            # There is an encoding for each text, but none for a reason.
             encoding = next(encodings)
             is_special = None if special is None else np.isin(encoding.ids, special)
             tokens = read_tokens(
@@ -114,12 +114,12 @@ class Reader:
         return turns
 
     def check_template(self) -> None:
-        """Check what the template writes; warn where answers have no end."""
+        """Check what the template writes, and warn if its answers have no end."""
         assert self.template is not None
         check_date(self.template.source, f"--{self.role}_chat_template")
         if self.role != "student":
             return
-        # The probe is a question and an answer of one character each. The answer must end in a
+        # The probe is a question and an answer of one character each. The answer must end with a
         # special token, or its end has no label.
         probe = Conversation("?\n!", ("user", "assistant"), (1, 3))
         turns = self.read_turns([probe], "completions")[0]
@@ -131,8 +131,8 @@ class Reader:
             )
 
     def fingerprint(self) -> str:
-        """Return all that decides how this reader cuts and encodes a text."""
-        # The template is left out: corpora of texts must not be aligned anew for another one.
+        """Return everything that determines how this reader cuts and encodes a text."""
+        # Leave out the template, so that a corpus of texts is not aligned again for another one.
         return f"{serialised(self.tokenizer)}|{self.start}|{self.end}|{self.limit}"
 
 
@@ -141,14 +141,15 @@ def student_reader(
 ) -> Reader:
     """Read documents as `<s> text </s>` in at most `max_length` tokens.
 
-    Conversations are read in a built-in template or that of a file, else in the tokenizer's own,
-    and the tokenizer gets it.
+    Conversations are read in a built-in template, in that of a file, or in the tokenizer's own. The
+    tokenizer gets that template.
     """
     if tokenizer.eos_token_id is None:
         name = f"student tokenizer {tokenizer.name_or_path}"
         raise ValueError(f"{name} has no EOS token: set eos_token in its tokenizer_config.json")
     chat_template = template_of(tokenizer, "student", template)
-    # The tokenizer is saved with the student, which is to be asked in the template it was taught.
+    # The tokenizer is saved with the student, which should be used with the template of its
+    # training.
     if template and chat_template:
         tokenizer.chat_template = chat_template.source
     start = start_id(tokenizer, "student")
@@ -183,15 +184,15 @@ def template_of(
 
 
 def whose_template(reason: str, role: Role) -> str:
-    """Say whose chat template does not go with a conversation, and what helps."""
+    """Say whose chat template does not work for a conversation, and what helps."""
     fault = reason.replace(ITS, f"the {role}'s chat template", 1)
     return f"{fault}: give another one as {role}_chat_template, or leave it out of the data"
 
 
 class TeacherReaders:
-    """The teachers' side of the alignment, of one, several or none; a store has a subclass.
+    """The teachers' side of the alignment, for any number of them. A store has a subclass.
 
-    `readers` are those of online teachers. With `by_position` tokens are mapped by index instead
+    `readers` are those of online teachers. With `by_position`, tokens are mapped by index instead
     of by characters (`vocagnolm.alignment.align_positions`).
     """
 
@@ -200,11 +201,11 @@ class TeacherReaders:
         self.by_position = by_position
 
     def limits(self) -> list[int]:
-        """Return the most tokens of a segment that each teacher reads, its start token counted."""
+        """Return each teacher's limit for the tokens of a segment, including its start token."""
         return [reader.limit for reader in self.readers]
 
     def fingerprint(self) -> str:
-        """Return all that decides what is read and mapped."""
+        """Return everything that determines what is read and mapped."""
         readers = "|".join(reader.fingerprint() for reader in self.readers)
         return f"{readers}|by position" if self.by_position else readers
 
@@ -221,7 +222,7 @@ class TeacherReaders:
         readers = list(more_readers)
         readers += self.readers
         lacking = [reader for reader in readers if reader.template is None]
-        # All that lack one are named at once, so that a user need not find them one by one.
+        # Name all of them at once, so that users need not find them one by one.
         if lacking:
             names = []
             options = []

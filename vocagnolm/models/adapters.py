@@ -1,7 +1,7 @@
-"""LoRA adapters around a student: its own weights are frozen, small factors are trained.
+"""LoRA adapters around a student. Its own weights are frozen, and small factors are trained.
 
-The wrapped model goes through Trainer, DDP and FSDP2 as PEFT's models do. Token losses are computed
-from the output head's own weight, which therefore must not be adapted.
+Trainer, DDP and FSDP2 treat the wrapped model like any PEFT model. Token losses are computed from
+the output head's own weight, so the head must not have an adapter.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from vocagnolm.models.load import ADAPTER_CONFIG, weights_fault
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftConfig, PeftModel
 
-# The checksum of the weights below adapters: an attribute of the adapted model, and a setting.
+# The checksum of the weights under the adapters: an attribute of the adapted model, and a setting.
 _CHECKSUM, _SETTING = "base_checksum", "student_weights"
 
 
 def adapt(model: PreTrainedModel, config: PeftConfig, seed: int) -> PeftModel:
     """Freeze a model and give its layers trainable adapters, in the model's own dtype.
 
-    Every process draws the same initial adapters from the seed, whatever was drawn before. The
+    Every process draws the same initial adapters from the seed, whatever it has drawn before. The
     model is changed in place, and may be on the meta device.
 
     Raises:
-        ValueError: it would adapt the output head, or embeddings that share its weight.
+        ValueError: the output head, or embeddings that share its weight, would get an adapter.
     """
     if config.is_prompt_learning:
         raise ValueError(
@@ -41,7 +41,7 @@ def adapt(model: PreTrainedModel, config: PeftConfig, seed: int) -> PeftModel:
             "adapters, such as LoraConfig"
         )
     checksum = _checksum(model, model.dtype)
-    # The run draws the same random numbers afterwards as it would without adapters.
+    # Afterwards, the run draws the same random numbers as without adapters.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         adapted = _wrap(model, config)
@@ -51,19 +51,19 @@ def adapt(model: PreTrainedModel, config: PeftConfig, seed: int) -> PeftModel:
 
 
 def with_base(settings: Mapping[str, Any], student: object) -> dict[str, Any]:
-    """Add to the settings of a run the checksum of the weights below the student's adapters.
+    """Add to a run's settings the checksum of the weights under the student's adapters.
 
-    A run resumes, and its adapters are merged, on the same weights only. Without adapters, or
-    where PEFT had added them before, nothing is added. Every process has to call it.
+    A run resumes, and its adapters are merged, only on the same weights. Without adapters, or if
+    PEFT had added them before, nothing is added. All processes must call this.
     """
-    # Under FSDP2 the other processes may have no weights yet.
+    # Under FSDP2, other processes may not have the weights yet.
     checksum = rank0(lambda: getattr(student, _CHECKSUM, None))
     return {**settings, _SETTING: checksum} if checksum else dict(settings)
 
 
 def check_base(model: PreTrainedModel, settings: Mapping[str, Any]) -> None:
-    """Reject a model whose weights are not those that the adapters of a run were trained on."""
-    # Runs of older versions, and adapters of other programs, do not say what those were.
+    """Reject a model with other weights than those that a run's adapters were trained on."""
+    # Runs of older versions, and adapters of other programs, have no checksum.
     checksum = settings.get(_SETTING)
     if not checksum:
         return
@@ -77,9 +77,9 @@ def check_base(model: PreTrainedModel, settings: Mapping[str, Any]) -> None:
 
 
 def _checksum(model: PreTrainedModel, dtype: torch.dtype) -> str | None:
-    """Return "float32 1a2b3c4d" for weights in a dtype; None if they are quantized or not there.
+    """Return "float32 1a2b3c4d" for weights in a dtype; None if they are quantized or on meta.
 
-    Rounded to the dtype, the weights of a file are those of a model that was loaded in it.
+    Rounded to the dtype, a file's weights equal those of a model that was loaded in it.
     """
     if getattr(model, "is_quantized", False) or model.device.type == "meta":
         return None
@@ -93,15 +93,15 @@ def _checksum(model: PreTrainedModel, dtype: torch.dtype) -> str | None:
 def check_adapted(model: nn.Module) -> None:
     """Reject adapters around the output head, or around embeddings that share its weight.
 
-    Losses are computed from the head's own weight, and weights that are merged into one of two
-    modules that share them change the other, too. A model without adapters is left alone.
+    Losses are computed from the head's own weight. If two modules share weights, merging an adapter
+    of one would change the other. A model without adapters passes.
     """
     if not hasattr(model, "get_base_model"):
         return
     base: Any = model.get_base_model()  # type: ignore[operator]
     head, embeddings = base.get_output_embeddings(), base.get_input_embeddings()
     whole_modules = {"the output head": head}
-    # A model that lacks one of the two is rejected elsewhere, where its losses are tried.
+    # A model without one of the two is rejected elsewhere, when its losses are tested.
     if head is None or embeddings is None:
         return
     if _is_tied(base):
@@ -117,17 +117,17 @@ def check_adapted(model: nn.Module) -> None:
 
 
 def _is_tied(base: Any) -> bool:
-    """Tell whether the output head and the embeddings share their weight, adapted or not."""
+    """Test whether the output head and the embeddings share their weight, with adapters or not."""
     head, embeddings = base.get_output_embeddings(), base.get_input_embeddings()
     if head is None or embeddings is None:
         return False
-    # Under a wrapper of PEFT the original weights tell it.
+    # If PEFT has wrapped them, the original weights tell.
     return _inner(head).weight is _inner(embeddings).weight
 
 
 def _inner(module: nn.Module) -> nn.Module:
-    """Return the module that PEFT has put a wrapper around; any other as it is."""
-    # Wrappers may be nested, as where a layer has both adapters and a trained copy.
+    """Return the module inside PEFT's wrapper, and any other as it is."""
+    # Wrappers may be nested, for example if a layer has both an adapter and a trained copy.
     while type(module).__module__.partition(".")[0] == "peft":
         inner = getattr(module, "base_layer", None)
         module = inner if inner is not None else module.original_module  # type: ignore[assignment]
@@ -144,15 +144,15 @@ def lora_config(
     modules_to_save: Sequence[str] | None = None,
     revision: str | None = None,
 ) -> LoraConfig:
-    """Make a `peft.LoraConfig` whose layers are checked; saved adapters name the revision.
+    """Make a `peft.LoraConfig` and check its layers. Saved adapters name the revision.
 
-    Names that nothing has, which PEFT would pass over, and layers that must stay whole are
-    rejected. A name is that of a layer, or the last parts of it, as in PEFT.
+    Rejects names that match nothing, which PEFT would ignore, and layers that must stay whole. As
+    in PEFT, a name is that of a layer, or the last parts of it.
     """
     from peft import LoraConfig
 
     target_names = list(target_modules or ())
-    # PEFT knows this word only as text, not in a list, so it is given as text below.
+    # PEFT accepts this word only as text, not in a list, so it is given as text below.
     if target_names == ["all-linear"]:
         target_names = []
     names_saved_whole = list(modules_to_save or ())
@@ -161,7 +161,7 @@ def lora_config(
     whole_modules = {head, embeddings} if head.weight is embeddings.weight else {head}
     names_to_save: list[str] = []
     for name in target_names + names_saved_whole:
-        # As in PEFT, a name matches whole parts of a layer's path: "proj" is not "q_proj".
+        # As in PEFT, a name matches whole parts of a layer's path: "proj" does not match "q_proj".
         named_layers: list[str] = []
         modules_inside: set[nn.Module] = set()
         for path, module in model.named_modules():
@@ -176,7 +176,8 @@ def lora_config(
                 f"--lora_*_modules: {name} cannot be adapted, because losses are computed from the "
                 "output head's own weight: leave it out"
             )
-        # PEFT would train every layer whose name ends as one of these does, `k_norm` with `norm`.
+        # PEFT would train every layer whose name ends with one of these: `norm` also means
+        # `k_norm`.
         if name in names_saved_whole:
             names_to_save += named_layers
     return LoraConfig(
@@ -194,13 +195,13 @@ def _wrap(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
     from peft import get_peft_model
 
     wrapped: PeftModel = get_peft_model(model, config)
-    # PEFT would write its README over the run's own, which says when a run is finished.
+    # PEFT would overwrite the run's own README, which shows that a run is finished.
     wrapped.create_or_update_model_card = lambda output_dir: None  # type: ignore[method-assign]
     return wrapped
 
 
 def read_adapters(directory: Path) -> tuple[PeftConfig, dict[str, Tensor]]:
-    """Read the config of adapters, and their weights, from a directory that PEFT has written.
+    """Read the config and the weights of adapters from a directory that PEFT has written.
 
     Raises:
         ValueError: a file is missing or damaged, or this version of PEFT cannot read it.
@@ -208,17 +209,17 @@ def read_adapters(directory: Path) -> tuple[PeftConfig, dict[str, Tensor]]:
     from peft import PeftConfig, __version__, load_peft_weights
 
     path = directory / ADAPTER_CONFIG
-    # PEFT's own error for a file that is no JSON does not name it.
+    # PEFT's own error for a file that is not JSON does not name the file.
     read_json(path)
     try:
         config = PeftConfig.from_pretrained(str(directory))
-    # PEFT looks things up by what the file says, and raises whatever comes of that.
+    # PEFT uses the file's values unchecked, and raises whatever they cause.
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} cannot be read by peft {__version__} ({type(error).__name__}: {error}): "
             "install the version that wrote it"
         ) from error
-    # PEFT looks for the files in this order, and then on the hub.
+    # PEFT looks for these files in this order, and then on the hub.
     for name in ("adapter_model.safetensors", "adapter_model.bin"):
         weights = directory / name
         if weights.exists():
@@ -236,27 +237,27 @@ def merge_adapters(
 ) -> PreTrainedModel:
     """Add trained adapters, named as in `adapter_model.safetensors`, to their model's own weights.
 
-    The model is changed in place, and keeps its dtype. Its output head gets a weight of its own if
-    the adapters make it differ from the embeddings.
+    The model is changed in place and keeps its dtype. If the adapters make the output head differ
+    from the embeddings, it gets its own weight.
 
     Raises:
-        ValueError: they cannot be merged, or belong to another model, or are not complete.
+        ValueError: they cannot be merged, belong to another model, or are incomplete.
     """
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
     is_prompt = config.is_prompt_learning or config.is_adaption_prompt
-    # X-LoRA mixes adapters anew for every input. Layers that are repeated share one weight, but
-    # have an adapter each. PEFT would merge both, into another model.
+    # X-LoRA mixes adapters differently for every input. Repeated layers share one weight, but each
+    # has its own adapter. PEFT would merge both into a different model.
     is_mixture = config.peft_type == "XLORA" or getattr(config, "layer_replication", None)
     if is_prompt or is_mixture:
         raise ValueError(_not_merged(config, "they do more than change weights"))
     wrapped = _wrap(model, config)
-    # PEFT passes over weights that are absent or unknown, so all are compared before.
+    # PEFT ignores missing or unknown weights, so compare all of them first.
     own_weights = get_peft_model_state_dict(wrapped)
     expected = {name: weight.shape for name, weight in own_weights.items()}
     shapes = {name: weight.shape for name, weight in state.items()}
     if expected != shapes:
-        # The symmetric difference holds what one side lacks, or has in another shape.
+        # The symmetric difference has what one side lacks, or has in another shape.
         wrong_names = sorted(dict(expected.items() ^ shapes.items()))
         raise ValueError(
             f"the adapters do not fit {model.name_or_path}: {len(wrong_names)} of their weights "
@@ -266,13 +267,13 @@ def merge_adapters(
     base: Any = wrapped.get_base_model()
     is_tied = _is_tied(base)
     if is_tied:
-        # PEFT would add an adapter of the head, or of the embeddings, to the weight of both.
+        # PEFT would add an adapter of the head or the embeddings to the weight of both.
         own_head: Any = _inner(base.get_output_embeddings())
         own_head.weight = nn.Parameter(own_head.weight.detach().clone())
     try:
         merged: Any = wrapped.merge_and_unload()
     except (RuntimeError, ValueError) as error:
-        # Some errors of PEFT have no text.
+        # Some of PEFT's errors have no text.
         raise ValueError(_not_merged(config, str(error) or repr(error))) from error
     if is_tied:
         head, embeddings = merged.get_output_embeddings(), merged.get_input_embeddings()

@@ -1,4 +1,4 @@
-"""Where a model comes from: its configuration, weights and tokenizer; loading it."""
+"""Where a model comes from (configuration, weights and tokenizer), and how it is loaded."""
 
 import hashlib
 import sys
@@ -28,12 +28,12 @@ from vocagnolm.io import file_sha256, read_json
 from vocagnolm.models.quantization import check_quantizer
 from vocagnolm.tokenizer import Role, check_tokenizer, load_tokenizer
 
-# A model whose configuration names no context has this one.
+# The context of a model whose configuration names none.
 NO_LIMIT = sys.maxsize
 # PEFT writes this file into every directory of adapters.
 ADAPTER_CONFIG = "adapter_config.json"
-# These patterns match the files of weights, and all files that make a model and its tokenizer.
-# They are looked for in one directory, without those below it.
+# Patterns for the files of weights, and for all files of a model and its tokenizer. They are
+# matched in one directory, without its subdirectories.
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 _MODEL_FILES = (
     "config.json",
@@ -54,17 +54,17 @@ _MODEL_FILES = (
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Origin of a model, and the options to load it with."""
+    """Where a model comes from, and the options for loading it."""
 
     name: str
-    # This is the argument that names the model in messages.
+    # The argument that names the model in messages.
     role: Role | Literal["model", "checkpoint"]
     revision: str | None = None
     attn_implementation: str | None = None
     trust_remote_code: bool = False
-    # These are more arguments of from_pretrained.
+    # More arguments of from_pretrained.
     init_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    # This is the model itself, where it was loaded already.
+    # The model itself, if it is already loaded.
     loaded: PreTrainedModel | None = None
 
     @property
@@ -76,7 +76,7 @@ class ModelSource:
         return split_name(self.name)[1] is not None
 
     def config(self) -> PreTrainedConfig:
-        """Read its configuration only."""
+        """Read only its configuration."""
         check_name(f"--{self.role}", self.name)
         if self.loaded is not None:
             return self.loaded.config
@@ -97,19 +97,19 @@ class ModelSource:
         return config
 
     def check_weights(self) -> None:
-        """Reject weights on disk that are absent or cut off; only their ends are read."""
+        """Reject missing or truncated weights on disk. Only their ends are read."""
         if self.loaded is not None or self._is_gguf:
             return
         directory, is_cached = Path(self.name), False
         if not directory.is_dir():
-            # A name is looked up in the cache only. What is not there yet is downloaded whole.
+            # A hub name is looked up only in the cache. What is not there will be downloaded whole.
             config = try_to_load_from_cache(self.name, "config.json", revision=self.revision)
             if not isinstance(config, str):
                 return
             directory, is_cached = Path(config).parent, True
         present = _names_in(directory, _WEIGHT_FILES)
         needed: set[str] = set()
-        # transformers looks for the files in this order, and takes the first kind that is there.
+        # transformers looks for the files in this order, and takes the first kind that exists.
         for name in ("model.safetensors", "pytorch_model.bin"):
             index = directory / f"{name}.index.json"
             if name in present:
@@ -118,7 +118,7 @@ class ModelSource:
             if index.exists():
                 needed = _parts(index)
                 break
-        # What the cache lacks is downloaded later, where that is allowed.
+        # What the cache lacks is downloaded later, if that is allowed.
         may_download = is_cached and not constants.HF_HUB_OFFLINE
         if (not present or needed - present) and not may_download:
             lacking = min(needed - present, default="files of weights (*.safetensors)")
@@ -131,7 +131,7 @@ class ModelSource:
                 )
 
     def check_packages(self) -> None:
-        """Reject weights that are saved quantized, where the package to load them is absent."""
+        """Reject weights that were saved quantized if the package that loads them is missing."""
         if self.loaded is not None:
             return
         settings = getattr(self.config(), "quantization_config", None)
@@ -140,7 +140,7 @@ class ModelSource:
             check_quantizer(settings, f"{self._named}, which is quantized,")
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Load its tokenizer, slow or fast, untested."""
+        """Load its tokenizer, slow or fast, without any tests."""
         loaded: PreTrainedTokenizerBase = self._from_pretrained(AutoTokenizer)
         return loaded
 
@@ -150,11 +150,10 @@ class ModelSource:
         quantization: dict[str, object] | None = None,
         device: torch.device | None = None,
     ) -> PreTrainedModel:
-        """Load its weights in `dtype`, or quantized, by a config of transformers, on a device.
+        """Load its weights on a device: in `dtype`, or quantized by a config of transformers.
 
-        The student is always loaded in float32, whatever its checkpoint says: AdamW's small updates
-        are lost on bfloat16 weights. Weights that the checkpoint lacks, and files of them that are
-        damaged, are a ValueError.
+        The student is always loaded in float32, whatever its checkpoint says, because bfloat16
+        weights lose AdamW's small updates. Missing weights and damaged files are a ValueError.
         """
         if self.loaded is not None:
             return self.loaded
@@ -182,9 +181,9 @@ class ModelSource:
         if self._is_gguf:
             # transformers keeps the directory only, but adapters must name their model.
             model.name_or_path = self.name
-        # transformers fills what a checkpoint lacks with random numbers and only warns.
+        # transformers fills missing weights with random numbers and only warns.
         keys = set(report["missing_keys"])
-        # The entry of a mismatch begins with the name of the weight, and its shapes follow.
+        # The entry of a mismatch begins with the name of the weight, followed by its shapes.
         keys |= {mismatch[0] for mismatch in report["mismatched_keys"]}
         absent = sorted(keys)
         if absent:
@@ -211,11 +210,11 @@ class ModelSource:
             tokenizer = load_tokenizer(
                 elsewhere or self.name,
                 role,
-                # A revision belongs to the model, and names nothing in another repository.
+                # A revision belongs to the model, and means nothing in another repository.
                 revision=None if elsewhere else self.revision,
                 trust_remote_code=self.trust_remote_code,
             )
-        # More rows than ids is common, as vocabularies are padded.
+        # Having more rows than ids is common, because vocabularies are padded.
         rows, largest = config.get_text_config().vocab_size, max(tokenizer.get_vocab().values())
         if largest >= rows:
             raise ValueError(
@@ -227,7 +226,7 @@ class ModelSource:
         return tokenizer
 
     def skeleton(self, config: PreTrainedConfig) -> PreTrainedModel:
-        """Make the model of a configuration on the meta device: shapes without weights."""
+        """Make a model on the meta device from its configuration: shapes without weights."""
         if self.loaded is not None:
             return self.loaded
         with torch.device("meta"):
@@ -235,7 +234,7 @@ class ModelSource:
         return model
 
     def _from_pretrained(self, kind: Any, **options: object) -> Any:
-        # The user's own arguments come last. The options reject those that would contradict them.
+        # The user's own arguments come last. The options reject arguments that contradict them.
         options["revision"] = self.revision or "main"
         place, gguf_file = split_name(self.name)
         if gguf_file:
@@ -244,9 +243,9 @@ class ModelSource:
         return self._call(kind.from_pretrained, place, **options)
 
     def _call(self, function: Callable[..., Any], *args: object, **options: object) -> Any:
-        """Name the model in the errors of transformers, and keep one of their many lines."""
+        """Name the model in transformers' errors, and keep one of their many lines."""
         errors: tuple[type[Exception], ...] = (OSError, ValueError, ImportError, RuntimeError)
-        # The reader of GGUF files takes what they say as it is: a damaged one can raise anything.
+        # The GGUF reader does not check what a file says, so a damaged one can raise anything.
         if self._is_gguf:
             errors = (Exception,)
         try:
@@ -257,10 +256,10 @@ class ModelSource:
 
 
 def _unpacked() -> dict[str, object]:
-    """Return the options to load a GGUF file as an ordinary model, which trains and is saved.
+    """Return the options that load a GGUF file as an ordinary model, for training and saving.
 
-    A transformers that has `GgufConfig` would keep the weights in their blocks where it can. Older
-    ones always unpack them.
+    A transformers with `GgufConfig` would keep the weights in their blocks if it can. Older ones
+    always unpack them.
     """
     config = getattr(transformers, "GgufConfig", None)
     return {"quantization_config": config(dequantize=True)} if config else {}
@@ -275,16 +274,16 @@ def _parts(index: Path) -> set[str]:
 
 
 def weights_fault(weights: Path) -> str:
-    """Return what shows that a file of weights is not whole; nothing if it seems to be."""
+    """Return why a file of weights is damaged, or "" if it seems whole."""
     if weights.suffix == ".bin":
-        # The file is a zip file, which has its table at the end, or a pickle, as before PyTorch
-        # 1.6. Only the first can show that its end is missing.
+        # The file is a zip file with its table at the end, or a pickle, as before PyTorch 1.6. Only
+        # a zip file shows that its end is missing.
         with weights.open("rb") as file:
             start = file.read(1)
         is_whole = zipfile.is_zipfile(weights) if start == b"P" else start == b"\x80"
         return "" if is_whole else "not a file of torch.save"
     try:
-        # Opening compares the header with the size of the file, and reads no weights.
+        # Opening it compares the header with the size of the file, and reads no weights.
         with safe_open(weights, "numpy"):
             return ""
     except (SafetensorError, OSError) as error:
@@ -292,16 +291,16 @@ def weights_fault(weights: Path) -> str:
 
 
 def is_adapter(name: str | Path) -> bool:
-    """Test whether a directory holds adapters in PEFT's format, and no whole model."""
+    """Test whether a directory has adapters in PEFT's format, and no whole model."""
     directory = Path(name)
     return (directory / ADAPTER_CONFIG).exists() and not (directory / "config.json").exists()
 
 
 def revision_of(model: str, config: PreTrainedConfig | None) -> str:
-    """Name what changes when a model does: "sha256:..." over the files of a directory.
+    """Identify a version of the model: "sha256:..." over the files of a directory.
 
-    For a name on the hub it is the commit that its configuration was loaded from, "unknown" where
-    transformers does not say it.
+    For a hub name it is the commit from which its configuration was loaded, or "unknown" if
+    transformers does not say.
     """
     directory = Path(model)
     if directory.is_file():
@@ -315,13 +314,13 @@ def revision_of(model: str, config: PreTrainedConfig | None) -> str:
 
 
 def model_files(directory: Path) -> list[str]:
-    """List the files of a model and its tokenizer; a directory of a run holds much else."""
+    """List the files of a model and its tokenizer. A run's directory has many others."""
     names = _names_in(directory, _MODEL_FILES)
     return sorted(name for name in names if (directory / name).is_file())
 
 
 def _names_in(directory: Path, patterns: Sequence[str]) -> set[str]:
-    """Return the names in a directory that match one of some patterns."""
+    """Return the names in a directory that match any of the patterns."""
     names = set()
     for pattern in patterns:
         names |= {path.name for path in directory.glob(pattern)}
@@ -329,10 +328,10 @@ def _names_in(directory: Path, patterns: Sequence[str]) -> set[str]:
 
 
 def context_length(config: PreTrainedConfig) -> int:
-    """Return the most tokens a model was made for, `NO_LIMIT` where its configuration names none.
+    """Return the most tokens that a model was made for, or `NO_LIMIT` if it does not say.
 
-    A "longrope" model rotates differently past the length it was first trained with, and does so
-    for a whole batch as soon as one of its rows is longer: its context ends there.
+    A "longrope" model rotates differently beyond the length that it was first trained with, and for
+    a whole batch if any row is longer. So its context ends there.
     """
     text_config = config.get_text_config()
     # Recurrent models have none.
@@ -346,13 +345,14 @@ def context_length(config: PreTrainedConfig) -> int:
 def tensor_parallel_size(config: PreTrainedConfig, gpus: int) -> int:
     """Return over how many of the GPUs, evenly used, vLLM can spread a model's attention heads.
 
-    A head is on one GPU. Groups of keys are spread likewise, or repeated where GPUs are more.
+    A head is on one GPU. Groups of keys are spread in the same way, or repeated if there are more
+    GPUs.
     """
     text_config = config.get_text_config()
     heads = getattr(text_config, "num_attention_heads", None) or 1
     groups = getattr(text_config, "num_key_value_heads", None) or heads
     for size in range(gpus, 1, -1):
-        # Such a size divides the GPUs and the heads, and either divides the groups of keys or is a
+        # Such a number divides the GPUs and the heads, and it divides the groups of keys or is a
         # multiple of them.
         if gpus % size == heads % size == 0 and 0 in (groups % size, size % groups):
             return size
@@ -365,8 +365,8 @@ def check_distinct(
     student_tokenizer: PreTrainedTokenizerBase,
     teacher_tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Reject one set of weights under two tokenizers: at least one of them would read nonsense."""
-    # Distilling a model from itself is legitimate, as long as both read the same tokens.
+    """Reject the same weights with two tokenizers, at least one of which must be wrong."""
+    # Distilling a model from itself is legitimate if both read the same tokens.
     if student_tokenizer.get_vocab() == teacher_tokenizer.get_vocab():
         return
     student_embeddings: Any = student.get_input_embeddings()

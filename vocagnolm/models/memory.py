@@ -1,8 +1,8 @@
 """Memory of a training step, estimated from the sizes of its models.
 
-Of a device at its fullest, in the student's backward pass, within 3 % of what tensors take
-(tests/cuda/test_memory.py). Left out are buffers of libraries, about 1.5 GiB with NCCL, and a
-teacher's activations, which are gone by then.
+This is the peak on one device, which is in the student's backward pass, within 3 % of what tensors
+take (tests/cuda/test_memory.py). It leaves out buffers of libraries, about 1.5 GiB with NCCL, and a
+teacher's activations, which are freed by then.
 """
 
 from __future__ import annotations
@@ -16,50 +16,49 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from vocagnolm.models.sharding import decoder_layers
 from vocagnolm.output_head import tile_rows
 
-# "mixed": float32 weights and residuals, products in 16 bits, as under autocast; "16 bits": all of
-# the forward pass, as under FSDP2 with mixed precision.
+# "mixed": float32 weights and residuals, with products in 16 bits, as under autocast. "16 bits":
+# all of the forward pass, as under FSDP2 with mixed precision.
 Precision = Literal["float32", "mixed", "16 bits"]
-# What a layer's backward pass keeps of a token: bytes per hidden and per inner unit, counted on
-# Llama's layers; and per hidden unit if only the layer's input is kept.
+# What a layer keeps of a token for its backward pass: bytes per hidden and per inner unit, counted
+# on Llama's layers. Or per hidden unit, if only the layer's input is kept.
 _KEPT: dict[Precision, tuple[int, int, int]] = {
     "float32": (28, 18, 4),
     "mixed": (28, 9, 4),
     "16 bits": (18, 9, 2),
 }
-# Bytes of a parameter: float32; AdamW has two moments.
+# Bytes of a parameter in float32. AdamW has two moments.
 _WEIGHT, _GRADIENT, _MOMENTS = 4, 4, 8
 GATHERED = "teacher's gathered weights"
-# Bytes of a weight by --teacher_quantization; nf4 has a float32 scale for 64 weights.
+# Bytes of a weight by --teacher_quantization. nf4 has a float32 scale for every 64 weights.
 _QUANTIZED = {"fp8": 1.0, "int8": 1.0, "nf4": 0.5 + 4 / 64}
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Counts that a model's memory follows from."""
+    """The counts that determine a model's memory."""
 
     parameters: int
-    # These are the parameters with a gradient, and the weights of linear layers other than the
-    # output head.
+    # Parameters with a gradient, and weights of linear layers other than the output head.
     trained: int
     linear: int
-    # These are the parameters of the layer in use, of the next one, and outside of all layers,
-    # which are gathered if the model is sharded.
+    # Parameters of the current layer, of the next one, and outside all layers. They are gathered if
+    # the model is sharded.
     gathered: int
     layers: int
-    # These are the widths of the residuals, within the MLP, and of all heads of keys.
+    # The widths of the residuals, inside the MLP, and of all key heads.
     hidden: int
     inner: int
     keys: int
-    # These are the words of the output head, and its weights that have a gradient.
+    # The words of the output head, and the number of its weights with a gradient.
     words: int
     trained_head: int
 
 
 def sizes_of(model: PreTrainedModel | nn.Module) -> Sizes:
-    """Count a causal language model, with adapters or without; it may be on the meta device."""
+    """Count a causal language model, with or without adapters. It may be on the meta device."""
     whole = cast(PreTrainedModel, model)
     text = whole.config.get_text_config()
-    # Configurations of remote code may have other names.
+    # Configurations of remote code may use other names.
     names = ("num_hidden_layers", "hidden_size", "intermediate_size")
     count, hidden, inner = (getattr(text, name, None) or 0 for name in names)
     head = whole.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -75,7 +74,8 @@ def sizes_of(model: PreTrainedModel | nn.Module) -> Sizes:
     for module in model.modules():
         if isinstance(module, nn.Linear) and module is not head:
             linear += module.weight.numel()
-    # While a layer runs, FSDP2 gathers the next one already. What is in no layer stays gathered.
+    # While a layer runs, FSDP2 already gathers the next one. Parameters outside all layers stay
+    # gathered.
     gathered = total - sum(layers) + 2 * max(layers, default=0)
     return Sizes(
         parameters=total,
@@ -106,16 +106,16 @@ class Layout:
     """Distribution and precision of a student in training."""
 
     devices: int = 1
-    # Devices that FSDP2 spreads its weights over; None under DDP, and on one device.
+    # Devices over which FSDP2 spreads its weights; None for DDP and for one device.
     shards: int | None = None
     precision: Precision = "float32"
-    # Layers keep their inputs only, and are run again.
+    # Layers keep only their inputs, and run again in the backward pass.
     recomputes: bool = False
-    # Several micro-batches make a step.
+    # Whether a step has several micro-batches.
     accumulates: bool = False
-    # Gathered weights are dropped between a forward and its backward pass.
+    # Whether gathered weights are freed between a forward and its backward pass.
     reshards: bool = False
-    # Columns of the mask that keeps packed documents apart; 0 for attention that needs none.
+    # Columns of the mask that keeps packed documents apart; 0 for attention without a mask.
     mask: int = 0
 
 
@@ -127,7 +127,7 @@ def student_memory(student: Sizes, layout: Layout, tokens: float) -> dict[str, f
         width = 4 if layout.precision == "float32" else 2
         gathered = student.gathered if layout.reshards else student.parameters
         parts["gathered weights"] = width * gathered
-        # Gradients are reduced with the last micro-batch only, and are whole until then.
+        # Gradients are reduced only with the last micro-batch, and are whole until then.
         if layout.accumulates:
             parts["whole gradients"] = _GRADIENT * student.trained
     else:
@@ -137,15 +137,15 @@ def student_memory(student: Sizes, layout: Layout, tokens: float) -> dict[str, f
         if layout.precision == "mixed" and not layout.recomputes:
             parts["weights in 16 bits"] = 2 * student.linear
     per_hidden, per_inner, of_input = _KEPT[layout.precision]
-    # Frozen norms keep 8 bytes less, adapters the inputs of all linear layers in 16 bits.
+    # Frozen norms keep 8 bytes less. Adapters keep the inputs of all linear layers in 16 bits.
     if layout.precision == "mixed" and student.trained < student.linear:
         per_hidden -= 6
     layer = per_hidden * student.hidden + per_inner * student.inner
-    # PyTorch makes a mask of numbers in every layer, and transformers repeats keys and values.
+    # PyTorch makes a float mask in every layer, and transformers repeats keys and values.
     if layout.mask:
         layer += 2 * layout.mask + 4 * (student.hidden - student.keys)
     activations = student.layers * layer
-    # The inputs of all layers are kept, and one layer at a time is computed again.
+    # The inputs of all layers are kept, and one layer at a time is recomputed.
     if layout.recomputes:
         activations = student.layers * of_input * student.hidden + layer
     parts["activations"] = tokens * activations
@@ -154,13 +154,13 @@ def student_memory(student: Sizes, layout: Layout, tokens: float) -> dict[str, f
 
 
 def _head_memory(student: Sizes, layout: Layout, tokens: float) -> float:
-    """Estimate the bytes of a backward pass through the output head, by tiles."""
+    """Estimate the bytes of a backward pass through the output head, which works in tiles."""
     tile = min(tokens, tile_rows(student.words)) * student.words
     if layout.precision == "float32":
         return 4 * tile + 4 * student.trained_head + 12 * tokens * student.hidden
-    # Logits and their gradient in 16 bits; the gradient's sum and what a tile adds to it.
+    # Logits and their gradient in 16 bits, the gradient's sum, and what a tile adds to it.
     head = 6 * tile + 8 * student.trained_head
-    # Under FSDP2 the weight in 16 bits is among the gathered ones.
+    # Under FSDP2, the weight in 16 bits is among the gathered ones.
     if layout.shards is not None:
         return head + 8 * tokens * student.hidden
     # The states before and after the last norm are kept in float32, and so is their gradient.
@@ -172,13 +172,13 @@ def teacher_memory(
 ) -> dict[str, float]:
     """Estimate the bytes of a device by part, with the weights spread over `devices`.
 
-    The width is that of a parameter that is not quantized; JSON for a quantization gives no bytes.
+    The width is that of an unquantized parameter. Quantization given as JSON has no known size.
     """
     narrower = width - _QUANTIZED.get(quantization or "", float(width))
     size = width * teacher.parameters - narrower * teacher.linear
     is_known = quantization is None or quantization in _QUANTIZED
     parts = {"teacher" if is_known else "teacher (at full width)": size / devices}
-    # A forward pass gathers the weights of a layer at a time.
+    # A forward pass gathers the weights of one layer at a time.
     if devices > 1:
         parts[GATHERED] = width * teacher.gathered
     return parts

@@ -1,16 +1,16 @@
-"""The precision that models compute in where none is asked for, and why it is that one."""
+"""The precision that models compute in by default, and why."""
 
 import torch
 
-# PyTorch's kernels for processors without AVX-512. Its variable ATEN_CPU_CAPABILITY may ask for
+# PyTorch's kernels for processors without AVX-512. Its variable ATEN_CPU_CAPABILITY can ask for
 # them on any processor.
 _NARROW_KERNELS = ("NO AVX", "DEFAULT", "AVX2")
-# Such a processor emulates the products, at a fraction of the speed of float32.
+# These processors emulate bfloat16 products, at a fraction of float32's speed.
 _NO_PRODUCTS = "the processor has no products in bfloat16"
 
 
 def bfloat16_unit() -> str | None:
-    """Name what this processor multiplies in bfloat16 with, AMX or AVX512_BF16; None without."""
+    """Return what this processor multiplies bfloat16 with, AMX or AVX512_BF16, or None."""
     if torch.backends.cpu.get_cpu_capability() in _NARROW_KERNELS:
         return None
     if torch.cpu._is_amx_tile_supported():
@@ -19,10 +19,10 @@ def bfloat16_unit() -> str | None:
 
 
 def choose_dtype(choice: str, device: torch.device, begun: str | None = None) -> tuple[str, str]:
-    """Return the dtype that models compute in, and in a few words why it is that one.
+    """Return the dtype that models compute in, and a short reason.
 
-    `auto` stands for what an earlier start of the same work has `begun` with, and otherwise for
-    bfloat16 where the device multiplies in it. A choice other than `auto` is taken as it is.
+    `auto` means the dtype in which the same work has `begun` earlier, or else bfloat16 if the
+    device multiplies in it. Any other choice is returned as it is.
     """
     unit = bfloat16_unit() if device.type == "cpu" else "GPU"
     if unit is None:

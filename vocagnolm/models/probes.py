@@ -1,4 +1,4 @@
-"""Whether a model keeps packed documents apart, tried on a few tokens."""
+"""Tests on a few tokens whether a model keeps packed documents apart."""
 
 from collections.abc import Callable, Iterable
 
@@ -24,14 +24,14 @@ class PackingError(ValueError):
 def check_packing(
     model: nn.Module, device: torch.device | None = None, *, longest: int = 0, crosses: bool = False
 ) -> None:
-    """Verify that documents packed into one row have the losses they have alone.
+    """Check that documents packed into one row have the same losses as alone.
 
     Position ids restart with every document, and attention must not cross documents, unless it
-    `crosses` them on purpose. Not every attention implementation isolates them (flash attention
+    `crosses` them on purpose. Not every attention implementation separates them (flash attention
     does not in batches of several rows), and not every model can (recurrent ones carry their state
-    on). Attention that needs segments is told that they have `longest` tokens, which one with a
-    shorter window rejects. Calls `add_token_losses` first. `device` is where the model will run, if
-    it is not there yet, in its final dtype and attention.
+    on). Attention that needs segments is told that they have `longest` tokens, which attention with
+    a shorter window rejects. Calls `add_token_losses` first. `device` is where the model will run,
+    if it is not there yet, in its final dtype and attention.
     """
     call: Callable[..., Tensor] = add_token_losses(model, device)
 
@@ -42,8 +42,8 @@ def check_packing(
         rows = {"input_ids": ids, "position_ids": position_ids, "labels": labels}
         return call(**rows, segments=segments, token_losses=True)
 
-    # Each row is cut into documents of these many tokens. The second row has other borders, since
-    # masks may differ by row.
+    # Rows are cut into documents of this many tokens. The second row has other boundaries, because
+    # masks may differ between rows.
     documents = ((5, 11), (9, 7))
     with probing(model, device):
         ids = probe_ids(model, (2, 16))
@@ -53,7 +53,7 @@ def check_packing(
         restarting_positions = torch.stack(
             [_restarting(plain_positions[0], lengths) for lengths in documents]
         )
-        # The first token of a document is predicted from none of its own, so it has no label.
+        # Nothing of its own document predicts the first token, so it has no label.
         labels = ids.masked_fill(restarting_positions == 0, IGNORED_LABEL)
         # Plain positions make each row one document, as if all of its documents leaked.
         crossing_losses = losses(ids, plain_positions, labels, [16, 16])
@@ -61,7 +61,7 @@ def check_packing(
             return
         packed_losses = losses(ids, restarting_positions, labels, sum(documents, ()))
         document_losses = []
-        # Each document is also run alone, which cannot leak.
+        # Each document also runs alone, where nothing can leak.
         for row, lengths in zip(ids, documents, strict=True):
             for document in row[None].split_with_sizes(lengths, 1):
                 length = document.shape[1]
@@ -72,15 +72,15 @@ def check_packing(
     require_finite(model, packed_losses, crossing_losses, separate_losses)
     error = float((packed_losses - separate_losses).abs().max())
     scale = float((crossing_losses - separate_losses).abs().max())
-    # Rounding differs between shapes, so small errors prove nothing. Below the floor even crossing
-    # looks like isolation, as in some untrained models; a small share of the scale still shows the
-    # leak of one layer in many.
+    # Rounding differs between shapes, so small errors prove nothing. Below this floor, even
+    # crossing attention looks separate, as in some untrained models. A small share of the scale
+    # still shows the leak of one layer among many.
     inner = inner_model(model)
     exact = rounds_by_dtype(model, inner.dtype) and not torch.is_autocast_enabled(ids.device.type)
     floor, share = (1e-4, 0.01) if exact else (5e-2, 0.2)
     if error > floor + share * scale:
         attention = inner.config._attn_implementation
-        # These two isolate documents wherever a model can, so changing to another does not help.
+        # These two separate documents whenever a model can, so switching to another does not help.
         is_best = attention in ("sdpa", "eager")
         way_out = "" if is_best else "use --attn_implementation sdpa or eager, "
         raise PackingError(

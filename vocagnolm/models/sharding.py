@@ -1,4 +1,4 @@
-"""A teacher spread over the devices of a machine."""
+"""A teacher spread over the devices of one machine."""
 
 import os
 
@@ -12,22 +12,22 @@ from vocagnolm.token_loss import add_token_losses
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the repeated layers, which a model says must not be split; some models name none."""
+    """Return the repeated layers, which a model says must not be split. Some models name none."""
     names = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def devices_of_a_machine() -> int:
-    """Return the processes of this machine, as the launcher says."""
+    """Return the number of processes on this machine, according to the launcher."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     """Spread the weights of a frozen model over the processes of each machine, in place.
 
-    Every process must then call the model equally often, each with rows of its own. The losses are
-    those of the whole model, bit for bit; one layer is gathered at a time. The model comes on the
-    CPU, the same in all processes, and leaves frozen, each shard on its process's device.
+    Then every process must call the model equally often, each with its own rows. The losses are
+    those of the whole model, bit for bit. One layer is gathered at a time. The model must be on the
+    CPU, the same in all processes. Afterwards each process has its shard on its device.
     """
     if not (layers := decoder_layers(model)):
         raise ValueError(
@@ -35,18 +35,18 @@ def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTra
             "--teacher_sharding shards one by one: leave it out"
         )
     world, local = torch.distributed.get_world_size(), devices_of_a_machine()
-    # The mesh is a rectangle, so all machines must have as many processes.
+    # The mesh is a rectangle, so all machines must have the same number of processes.
     if world % local:
         raise ValueError(f"--teacher_sharding node: {world} processes are not {local} per machine")
-    # The weights are sharded inside of a machine, where links are fast, and each machine has a
-    # whole copy. Every process builds the mesh of all, because making its groups is collective.
+    # Weights are sharded inside a machine, where links are fast, and each machine has a whole copy.
+    # Every process builds the mesh of all machines, because making its groups is collective.
     names = ("node", "device")
     mesh = init_device_mesh(device.type, (world // local, local), mesh_dim_names=names)["device"]
     model.train(False).requires_grad_(False)
-    # Each layer is a unit, so that one is gathered at a time. The last call takes what is left:
-    # the embeddings and the head.
+    # Each layer is a unit, so that one is gathered at a time. The last call takes the rest: the
+    # embeddings and the head.
     for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
-    # The probe of the losses comes after the sharding, so that it runs on the device.
+    # Test the losses after sharding, so that the test runs on the device.
     return add_token_losses(model)

@@ -1,1 +1,1 @@
-"""Readings of finished runs and of tokenizers: audits, comparisons, the paper's figures."""
+"""Reports on finished runs and on tokenizers: audits, comparisons, the paper's figures."""

@@ -1,10 +1,10 @@
-"""Measure how well the tokens of teachers align with those of a student. Loads no model.
+"""Measures how well teachers' tokens align with a student's. Loads no model.
 
     vocagnolm audit --student S --teacher T [T2 ...] --dataset D [--output_dir DIR]
 
-The audit has the shared tokens, how many teacher tokens cover each student token, and the overlap
-of chunks of equal token count (Figure 3 of the paper). docs/audit.md explains every number. Exit
-status: 0 done, 2 a wrong argument or file.
+An audit has the shared tokens, the number of teacher tokens that cover each student token, and the
+overlap of chunks of equal token count (Figure 3 of the paper). docs/audit.md explains every number.
+Exit status: 0 done, 2 a wrong argument or file.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _MANY_STRADDLING = 0.1
 
 
 def audit_markdown(content: JsonObject) -> str:
-    """Lay out an audit as tables: a column per teacher, in percent."""
+    """Write an audit as tables with a column per teacher, in percent."""
     teachers = content["teachers"]
     names = labels(content)
     lines = []
-    # The verdicts come first: many readers need nothing else.
+    # The verdicts come first, because many readers need nothing else.
     for name, teacher in zip(names, teachers, strict=True):
         lines.append(f"- {name}: {verdict(teacher['mapping'])}")
     lines.append("- No model was loaded: vocagnolm inspect shows what a teacher knows of a text")
@@ -65,9 +65,9 @@ def audit_markdown(content: JsonObject) -> str:
 
 
 def _vocabulary_rows(content: JsonObject) -> list[list[str]]:
-    """Lay out the shares of tokens in common."""
-    # Tokens are compared as two vocabularies write them, and by the bytes that they stand for: a
-    # space is spelt in several ways.
+    """Return rows with the shares of common tokens."""
+    # Compare tokens as the vocabularies write them, and by the bytes that they stand for, because a
+    # space has several spellings.
     rows = [["shared tokens, of"] + labels(content)]
     for kind, spelling in (("raw", "as written"), ("bytes", "as bytes")):
         for whole in ("teacher", "student", "union"):
@@ -79,7 +79,7 @@ def _vocabulary_rows(content: JsonObject) -> list[list[str]]:
 
 
 def _token_level_rows(content: JsonObject) -> list[list[str]]:
-    """Lay out the ratios and shares of the token-level map."""
+    """Return rows with the ratios and shares of the token-level map."""
     # All teachers have the same keys, which become the rows of the table.
     rows = [["student tokens"] + labels(content)]
     columns = [teacher["mapping"] | teacher["token_level"] for teacher in content["teachers"]]
@@ -94,7 +94,7 @@ def _token_level_rows(content: JsonObject) -> list[list[str]]:
 
 
 def _chunk_rows(content: JsonObject) -> list[list[str]]:
-    """Lay out IoU and IoS by the number of chunks."""
+    """Return rows with IoU and IoS by the number of chunks."""
     teachers = content["teachers"]
     rows = [["chunks"] + labels(content)]
     for place, chunks in enumerate(content["settings"]["chunks"]):
@@ -111,7 +111,7 @@ def verdict(mapping: Mapping[str, float]) -> str:
     unmapped, straddling = mapping["unmapped"], mapping["straddling"]
     shares = f"{mapping['mapped']:.2%} of the student's tokens have teacher tokens, "
     shares += f"{mapping['one_to_one']:.0%} exactly one with the same characters"
-    # Unmapped tokens are judged first, since no option gives them a teacher.
+    # Judge unmapped tokens first, because no option gives them a teacher.
     if unmapped > _MANY_UNMAPPED:
         return f"a poor pair: {shares}; {unmapped:.1%} have none and are always trained"
     if straddling > _MANY_STRADDLING:
@@ -121,7 +121,7 @@ def verdict(mapping: Mapping[str, float]) -> str:
 
 
 def labels(content: JsonObject) -> list[str]:
-    """Shorten the names of the teachers to their last parts, unless two have the same."""
+    """Shorten the teachers' names to their last parts, unless two are the same."""
     names = [teacher["teacher"] for teacher in content["teachers"]]
     short = [PurePosixPath(name).name for name in names]
     return short if len(set(short)) == len(short) else names
@@ -132,13 +132,12 @@ def _percent(share: float) -> str:
 
 
 def draw_audit(content: JsonObject, path: Path) -> None:
-    """Draw IoU and IoS against the number of chunks, and to the right of them the token level."""
+    """Draw IoU and IoS against the number of chunks, with the token level on the right."""
     figure, places = new_plot(10.4, 4.2, columns=2)
     handles = {}
     for axes, key, name in zip(places, ("iou", "ios"), ("IoU", "IoS"), strict=True):
         ticks = [str(chunks) for chunks in content["settings"]["chunks"]] + ["token level"]
-        # The counts of chunks are equally far apart, and the token level has a place after the
-        # last.
+        # The numbers of chunks are evenly spaced, and the token level follows after the last.
         axes.set_xticks(range(len(ticks)), ticks)
         for index, teacher in enumerate(content["teachers"]):
             style = series_style(index)
@@ -161,7 +160,7 @@ def draw_audit(content: JsonObject, path: Path) -> None:
 
 def _read_corpus(arguments: Namespace) -> tuple[Any, JsonObject]:
     """Read the documents to audit, and say which files and documents are left out."""
-    # These imports bring datasets, which the command's --help does not need.
+    # This imports datasets, which --help does not need.
     from vocagnolm.corpus import files_of, load_corpus, load_sample
     from vocagnolm.texts import is_conversations, reasons_in
 
@@ -169,7 +168,7 @@ def _read_corpus(arguments: Namespace) -> tuple[Any, JsonObject]:
     if arguments.documents is None:
         corpus = load_corpus(name, **options)
     else:
-        # A sample of a data set of the hub does not download the rest of it.
+        # A sample of a hub dataset does not download the rest of it.
         corpus, _ = load_sample(name, arguments.documents, **options)
     if is_conversations(corpus):
         raise ValueError(
@@ -183,13 +182,13 @@ def _read_corpus(arguments: Namespace) -> tuple[Any, JsonObject]:
 
 
 def _chunks_up_to(sequence_length: int) -> list[int]:
-    """Return the default counts of chunks, of which each needs a token."""
+    """Return the default numbers of chunks, each of which needs a token."""
     return [count for count in CHUNKS if count <= sequence_length] or [1]
 
 
 @shell("vocagnolm audit")
 def main(argv: Sequence[str] | None = None) -> None:
-    """Audit the tokenizers, and print what was found."""
+    """Audit the tokenizers and print the result."""
     parser = Parser("vocagnolm audit", __doc__)
     add = parser.add_argument
     cut = "Student tokens per sequence that is cut into chunks; default: 2048."
@@ -211,18 +210,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     arguments.chunks = arguments.chunks or _chunks_up_to(arguments.sequence_length)
     for name in ("sequence_length", "sequences", "chunks", "documents"):
-        # Without a number of documents all are read.
+        # Without a number of documents, read all.
         for number in listed(vars(arguments)[name]):
             if number is not None and number < 1:
                 raise ValueError(f"--{name} must be at least 1, got {number}")
     out = arguments.output_dir
-    # The directory is tried before the work, which may take minutes.
+    # Check the directory before the work, which may take minutes.
     if out:
         check_writable(out)
     most_chunks = max(arguments.chunks)
     if most_chunks > arguments.sequence_length:
         raise ValueError(f"--chunks {most_chunks} exceeds --sequence_length: a chunk needs a token")
-    # Tokenizers take a second to load, and a wrong name shows before the corpus is read.
+    # Tokenizers load in a second, so a wrong name shows before the corpus is read.
     load = partial(load_tokenizer, trust_remote_code=arguments.trust_remote_code)
     student = load(arguments.student, "student")
     teachers = {name: load(name, "teacher") for name in arguments.teacher}

@@ -1,12 +1,11 @@
-"""Compare runs: accuracies, paired tests, curves, settings and costs, on one page.
+"""Compares runs: accuracies, paired tests, curves, settings and costs, on one page.
 
     vocagnolm compare runs/a runs/b --reported "Qwen2.5-Math-Instruct VocAgnoLM" --output_dir out
     vocagnolm compare --wandb lab/students --output_dir out
 
-Each run is compared with the first one, on the same items. Runs that were asked or graded in
-different ways are not paired. Numbers that cover only some items, or have other prompts or data
-than the published ones, are marked wherever they are shown. Exit status: 0 done, 2 a wrong argument
-or file.
+Each run is compared with the first one, on the same items. Runs that were asked or graded
+differently are not paired. Numbers for only some of the items, or with other prompts or data than
+the published ones, are always marked. Exit status: 0 done, 2 a wrong argument or file.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from vocagnolm.report.runs import (
 )
 from vocagnolm.report.statistics import RESAMPLES
 
-# These notes say what a reader has to know to read the tables and pictures.
+# What a reader must know to understand the tables and pictures.
 _STAR = "*: may not be compared with a published number; the notes on its run say why."
 _ACCURACIES = f"In brackets: the 95 % interval. {_STAR}"
 _PAIRINGS = (
@@ -60,27 +59,27 @@ _CURVES = (
     "Over the seeds of a setting: the mean, and a band from the lowest to the highest. Of the "
     "excess: the tokens' median, and a band from their 10th to their 90th percentile."
 )
-# A section of the page has a title, the rows of a table with the header first, and notes.
+# A section has a title, the rows of a table with its header first, and notes.
 _Section = tuple[str, list[list[str]], Sequence[str]]
 
 
 def comparison_markdown(comparison: Comparison) -> str:
-    """Lay out a comparison as its findings and tables."""
+    """Write a comparison as findings and tables."""
     parts = []
     bullets = [f"- {finding}" for finding in findings(comparison)]
     if bullets:
         parts.append("\n".join(bullets))
     for title, rows, notes in _sections(comparison):
-        # The first note is a paragraph, and a list about the runs may follow: Markdown wants an
-        # empty line between the two.
+        # The first note is a paragraph, and a list of the runs may follow. Markdown needs an empty
+        # line between them.
         text = "\n".join(notes).replace("\n- ", "\n\n- ", 1)
         parts.append(f"## {title}\n\n{markdown_table(rows)}\n\n{text}".rstrip("\n"))
     return "\n\n".join(parts) + "\n"
 
 
 def _sections(comparison: Comparison) -> list[_Section]:
-    """Lay out the tables that have rows, in the order of the page."""
-    # One run speaks for its setting: the others differ from it in their seed alone.
+    """Return the tables that have rows, in the order of the page."""
+    # One run stands for its setting. The others differ from it only in their seed.
     runs = [runs[0] for runs in comparison.settings.values()]
     options = [["option"] + list(comparison.settings)]
     for name, texts in differing(runs).items():
@@ -89,12 +88,12 @@ def _sections(comparison: Comparison) -> list[_Section]:
     sections += _pairings(comparison)
     sections.append(("Settings that differ", options, []))
     sections.append(_costs(comparison))
-    # A table that is nothing but its header is left out.
+    # Leave out a table that has only a header.
     return [section for section in sections if len(section[1]) > 1]
 
 
 def _accuracies(comparison: Comparison) -> _Section:
-    """Lay out the accuracies of all evaluations, and the paper's below them."""
+    """Return a table of the accuracies of all evaluations, with the paper's below them."""
     notes = [_ACCURACIES]
     # {(run, its prompts): {column: cell}}
     lines: dict[tuple[str, str], dict[str, str]] = {}
@@ -106,7 +105,7 @@ def _accuracies(comparison: Comparison) -> _Section:
             cells[score["column"]] = f"{score['rounded']:.1f}{star} ({interval})"
         lines[run.label, run.prompts] = cells
         name, revision = run.model.rsplit(", revision ", 1)
-        # Nineteen characters hold "sha256:" and twelve digits, or nineteen digits of a commit.
+        # Nineteen characters: "sha256:" and twelve digits, or nineteen digits of a commit.
         model = f"{public_name(name)}, revision {revision[:19]}"
         notes.append(f"- {run.label}: {model}; verdicts of {run.grader}")
         for note in run.notes:
@@ -131,8 +130,8 @@ def _columns(lines: Iterable[Iterable[str]]) -> list[str]:
 
 
 def _pairings(comparison: Comparison) -> list[_Section]:
-    """Lay out the paired tests, a table for each baseline."""
-    # These pairs of a run and a column are not to be put next to published numbers.
+    """Return the paired tests, one table for each baseline."""
+    # These pairs of a run and a column cannot be compared with published numbers.
     marked = set()
     for run in comparison.runs:
         for score in run.scores:
@@ -145,11 +144,11 @@ def _pairings(comparison: Comparison) -> list[_Section]:
         head = ["run", "benchmark", "points", "95 % interval", "items"]
         head += [f"only {first} right", "only the run right", "p", "p (Holm)"]
         rows = tables.setdefault(first, [head])
-        # The difference is no better than either of its two numbers.
+        # A difference is only as good as the worse of its two numbers.
         is_marked = (first, column) in marked or (other, other_column) in marked
         row = [other, pairing_heading(pairing) + ("*" if is_marked else "")]
         rows.append(row)
-        # The reason takes the place of the points, and a dash that of the other cells.
+        # The reason replaces the points, and a dash replaces the other cells.
         if pairing["not_paired"]:
             row.append(f"not paired: {pairing['not_paired']}")
             row += ["-"] * (len(head) - len(row))
@@ -159,13 +158,13 @@ def _pairings(comparison: Comparison) -> list[_Section]:
         for name in ("items", "only_first", "only_other"):
             row.append(_cell(pairing[name], ""))
         for name in ("p", "p_holm"):
-            # Where no item decides, p is 1 and says nothing.
+            # If no item differs, p is 1 and says nothing.
             p = None if interval == UNDECIDED else pairing[name]
             row.append("< 0.001" if p is not None and p < 0.001 else _cell(p, ".3f"))
     sections: list[_Section] = []
     for first, rows in tables.items():
         sections.append((f"Points above {first}, over the same items", rows, [_PAIRINGS]))
-    # Evaluations of different evaluators are all paired with the first one.
+    # Evaluations by different evaluators are all paired with the first one.
     differences = difference_rows(comparison.pairings)
     if differences:
         head = ["run", "benchmark", "setting", comparison.runs[0].label, "the run"]
@@ -178,7 +177,7 @@ def _cell(value: float | None, form: str) -> str:
 
 
 def _costs(comparison: Comparison) -> _Section:
-    """Lay out what each run of training took, read off its log."""
+    """Return what each training run cost, from its log."""
     head = ["run", "trained as", "seed", "steps", "student tokens", "held-out loss"]
     head += ["tokens/s", "time", "FLOPs"]
     rows = [head]
@@ -194,7 +193,7 @@ def _costs(comparison: Comparison) -> _Section:
         row.append(_cell(run.eval_loss, ".4f"))
         # The first steps compile and warm up, so the median says more than the mean.
         row.append(_cell(median(speeds) if speeds else None, ",.0f"))
-        # A run that was extended has an entry for each time that it ended.
+        # A run that was extended has an entry for every end.
         row.append(str(timedelta(seconds=round(seconds[-1]))) if seconds else "-")
         row.append(_cell(run.state.get("total_flos"), ".2e"))
         rows.append(row)
@@ -231,7 +230,7 @@ def to_json(comparison: Comparison) -> JsonObject:
             }
     return {
         "runs": evaluated,
-        # The order is that of the command line, not that of the settings.
+        # Keep the order of the command line, not that of the settings.
         "trained": [trained[training.label] for training in comparison.trained],
         "scores": scores,
         "reported": comparison.reported,
@@ -240,7 +239,7 @@ def to_json(comparison: Comparison) -> JsonObject:
 
 
 def write_comparison(comparison: Comparison, directory: Path) -> None:
-    """Write `comparison.html`, `.md`, `.json` and, of what has accuracies, `.png`."""
+    """Write `comparison.html`, `.md`, `.json` and, if there are accuracies, `.png`."""
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / "comparison.json", to_json(comparison))
     write_text(directory / "comparison.md", comparison_markdown(comparison))
@@ -272,7 +271,7 @@ def write_comparison(comparison: Comparison, directory: Path) -> None:
 
 @shell("vocagnolm compare")
 def main(argv: Sequence[str] | None = None) -> None:
-    """Compare runs, from here and from Weights & Biases."""
+    """Compare runs on this machine and in Weights & Biases."""
     parser = Parser("vocagnolm compare", __doc__)
     add = parser.add_argument
     run = "A run, or an evaluation: ours, lm-eval's with --log_samples, or lighteval's details."
@@ -284,10 +283,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--output_dir", type=Path, help="For comparison.html, .md, .json and .png.")
     arguments = parser.parse_args(argv)
     out = arguments.output_dir
-    # The directory is tried before the work, which may take minutes.
+    # Check the directory before the work, which may take minutes.
     if out:
         check_writable(out)
-    # Without --output_dir the fetched runs are needed only until they are compared.
+    # Without --output_dir, fetched runs are needed only until they are compared.
     with TemporaryDirectory() as scratch:
         runs = arguments.runs
         if arguments.wandb:

@@ -1,4 +1,4 @@
-"""Runs of Weights & Biases, fetched to be compared."""
+"""Fetches runs from Weights & Biases for a comparison."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from vocagnolm.io import RUN_FILE, JsonObject, claim_names, write_json
 from vocagnolm.training.tracking import EVALUATION, log_name
 
 STEP = "train/global_step"
-# No run logs this many rows. With a smaller number the server would sample them.
+# No run logs this many rows. With a smaller number, the server would sample them.
 _ROWS = 1_000_000
 
 
 def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
-    """Lay out the runs of some projects as commands leave them, and return the place of each.
+    """Write the runs of some projects like the commands do, and return each run's directory.
 
     Raises:
         ValueError: there is no key, there are no runs of vocagnolm train, or the directory holds
@@ -27,20 +27,20 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
     """
     runs = _runs_of_train(projects)
     names = [_directory_name(run) for run, _ in runs]
-    # The places of all that is fetched are known before anything is written: runs of this machine
-    # may have the same names.
+    # Choose all directories before anything is written, because local runs may have the same names.
     places = []
     trained = {}
     downloads = []
     for (run, files), name in zip(runs, names, strict=True):
-        # Several runs may have one name, and their ids tell their directories apart.
+        # Several runs may have the same name. Their ids distinguish their directories.
         home = directory / (name if names.count(name) == 1 else f"{name}-{run.id}")
         if "settings" in run.config:
             trained[home] = run
             places.append(home)
         for file in files:
-            # evaluation/results.json is of the run's model, evaluation/checkpoint-500/results.json
-            # of a checkpoint: that one gets a directory next to the run's.
+            # evaluation/results.json belongs to the run's model,
+            # evaluation/checkpoint-500/results.json to a checkpoint, which gets a directory next to
+            # the run's.
             path = PurePosixPath(file.name)
             checkpoint = path.parts[1:-1]
             model = home.with_name("-".join([home.name, *checkpoint]))
@@ -60,25 +60,24 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
 
 
 def _runs_of_train(projects: Sequence[str]) -> list[tuple[Any, list[Any]]]:
-    """List the runs of vocagnolm train or evaluate, the oldest first, with files of evaluations."""
+    """List the runs of vocagnolm train or evaluate, oldest first, with their evaluation files."""
     runs = []
     for run in _list_runs(projects):
         files = list(run.files(pattern=f"{EVALUATION}/%"))
-        # A project may hold runs of other programs: they have neither our settings nor our
+        # A project may have runs of other programs. They have neither our settings nor our
         # evaluations.
         if "settings" in run.config or files:
             runs.append((run, files))
     if not runs:
         expected = f"runs of vocagnolm train in {', '.join(projects)}"
         raise ValueError(f"expected {expected}, found none: check --wandb")
-    # The first is the baseline of the others, and must not depend on the order in which the server
-    # lists them.
+    # The first run is the baseline, so it must not depend on the server's order.
     runs.sort(key=lambda entry: entry[0].created_at or "")
     return runs
 
 
 def _list_runs(projects: Sequence[str]) -> list[Any]:
-    """List the runs of some projects; a server's error is one line."""
+    """List the runs of some projects. A server's error becomes one line."""
     import wandb
 
     try:
@@ -94,14 +93,14 @@ def _list_runs(projects: Sequence[str]) -> list[Any]:
 
 
 def _directory_name(run: Any) -> str:
-    """Return the last part of a run's name, which cannot lead out of a directory, or its id."""
+    """Return the last part of a run's name, which cannot leave a directory, or else its id."""
     return PurePosixPath(run.name or run.id).name.strip(".") or run.id
 
 
 def _download(file: Any, place: Path) -> None:
-    """Download a file of a run to a place."""
+    """Download one file of a run."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    # The library keeps the folders of a file's name, which are not those that are wanted here.
+    # The library recreates the folders in a file's name, which are not wanted here.
     with TemporaryDirectory() as scratch:
         file.download(root=scratch).close()
         shutil.move(Path(scratch, file.name), place)
@@ -119,15 +118,15 @@ def _write_run(run: Any, directory: Path) -> None:
                 entry[log_name(name)] = value
         if entry and STEP in row:
             step = row[STEP]
-            # A resumed run goes back to its checkpoint, and logs the steps after it again. Entries
-            # of training begin a step, and an evaluation is logged after them at the same step.
+            # A resumed run goes back to its checkpoint, and logs the later steps again. A step
+            # begins with its training entry, and an evaluation of the same step follows.
             first_replaced = step if "student_loss_nats" in entry else step + 1
             while log and log[-1]["step"] >= first_replaced:
                 log.pop()
             entry["step"] = step
             log.append(entry)
-    # The trainer's own state is not among a run's files. `vocagnolm compare` needs these of its
-    # fields.
+    # The trainer's own state is not among a run's files. `vocagnolm compare` needs these fields of
+    # it.
     last = max((entry["step"] for entry in log), default=0)
     flos = max((entry.get("total_flos", 0) for entry in log), default=0)
     state = {"max_steps": last, "global_step": last, "total_flos": flos, "log_history": log}

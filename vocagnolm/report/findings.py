@@ -21,36 +21,37 @@ from vocagnolm.report.runs import (
 )
 from vocagnolm.report.statistics import mcnemar_p, pair
 
-# What is written for the interval of a difference that rests on no item.
+# Written for the interval of a difference without any items.
 UNDECIDED = "no item decides"
-# The controls that a method that chooses tokens has to beat, by their names in `METHODS`, and how
-# to run them.
+# The controls that a method which chooses tokens must beat, by their names in `METHODS`, and how to
+# run them.
 _CONTROLS = {
     "CPT": "plain pretraining (--method cpt)",
     "random tokens": "the random control (--method random)",
 }
 _CHOOSING = {"VocAgnoLM", "Rho-1", "chunks"}
-# A sentence has so many differences without an average, as many as the paper has benchmarks.
+# Without an average, a sentence has up to this many differences, one for each of the paper's
+# benchmarks.
 _MOST_NUMBERS = 9
-# Losses per token are of the same tokens where these options are equal.
+# If these options are equal, losses per token are of the same tokens.
 _OF_TOKENS = ("student", "student_tokenizer", "eval_fraction")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Some runs compared."""
+    """Some runs that are compared."""
 
-    # The first of the evaluations is the baseline.
+    # The first evaluation is the baseline.
     runs: Sequence[Run]
-    # These are runs of vocagnolm train, and the same runs by their setting.
+    # Runs of vocagnolm train, and the same runs by setting.
     trained: Sequence[TrainingRun]
     settings: Mapping[str, Sequence[TrainingRun]]
-    # Every evaluation and run has its label here.
+    # The label of every evaluation and run.
     labels: Sequence[str]
     # The paper's numbers have row, table, column and reported.
     reported: Sequence[Row]
-    # `pair` has compared every other run with the first of its protocol: few-shot or chat, greedy
-    # or drawn in the same way. `pair_by_question` has compared those of other evaluators with the
+    # `pair` has compared every run with the first of its protocol: few-shot or chat, greedy or
+    # sampled in the same way. `pair_by_question` has compared those of other evaluators with the
     # first of all.
     pairings: Sequence[Row]
 
@@ -69,13 +70,12 @@ def compare(paths: Sequence[Path], reported: Sequence[str] = ()) -> Comparison:
             evaluated.append(read(label, evaluation_directory))
         if run_directory:
             trained.append(read_training(label, run_directory))
-    # The first few-shot evaluation and the first chat are the baselines of the others of their
-    # protocol: in a chat a model gives other answers to other prompts. So it does where they are
-    # drawn.
+    # The first few-shot evaluation and the first chat are the baselines of their protocols, because
+    # a model answers other prompts differently. The same holds for sampled outputs.
     baselines: dict[tuple[bool, str], Run] = {}
     pairings: list[Row] = []
     for run in evaluated:
-        # Another evaluator's protocol is its own, and what differs from the first one is listed.
+        # Another evaluator has its own protocol, and its differences from the first one are listed.
         if run is not evaluated[0] and (run.foreign_tasks or evaluated[0].foreign_tasks):
             pairings += pair_by_question(evaluated[0], run)
         if run.foreign_tasks:
@@ -88,12 +88,12 @@ def compare(paths: Sequence[Path], reported: Sequence[str] = ()) -> Comparison:
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """Say what a comparison shows in sentences: of answers, then of held-out losses."""
+    """Say in sentences what a comparison shows: first of answers, then of held-out losses."""
     settings = comparison.settings
-    # The runs of a setting share their method, so that the first one speaks for all.
+    # The runs of a setting have the same method, so the first one stands for all.
     methods = {runs[0].method for runs in settings.values()}
     controls = [name for name, runs in settings.items() if runs[0].method in _CONTROLS]
-    # The other settings are compared with the controls, or, without any, with the first setting.
+    # Other settings are compared with the controls, or with the first setting if there are none.
     if 0 < len(controls) < len(settings):
         references = controls
     else:
@@ -104,25 +104,25 @@ def findings(comparison: Comparison) -> list[str]:
             for reference in references:
                 held_out += _held_out(name, reference, settings)
     # A method that chooses tokens may be ahead because it trains at all, or because it trains on
-    # fewer tokens. Only the controls tell.
+    # fewer tokens. Only the controls can tell.
     missing = [control for method, control in _CONTROLS.items() if method not in methods]
     if missing and methods & _CHOOSING:
         needed = " and ".join(missing)
         held_out.append(f"Whether the guidance helps cannot be said without {needed}.")
-    # Answers come first: held-out pages may be as wrong as the corpus, and then a lower loss on
-    # them is not a better model.
+    # Answers come first. Held-out pages may be as wrong as the corpus, and then a lower loss on
+    # them does not mean a better model.
     return _answers(comparison) + held_out
 
 
 def _answers(comparison: Comparison) -> list[str]:
-    """Say by how many points the answers of one run are better than those of another."""
+    """Say by how many points one run's answers are better than another's."""
     rows_of: dict[tuple[str, str], list[Row]] = {}
     for row in comparison.pairings:
         if not row["not_paired"]:
             rows_of.setdefault((row["first"], row["other"]), []).append(row)
     sentences = []
     for (first, other), rows in rows_of.items():
-        # An average speaks for its benchmarks.
+        # An average stands for its benchmarks.
         averages = [row for row in rows if row["column"] in AVERAGES]
         differences = []
         for row in averages[:1] or rows[:_MOST_NUMBERS]:
@@ -142,12 +142,12 @@ def _answers(comparison: Comparison) -> list[str]:
 def _held_out(
     name: str, reference: str, settings: Mapping[str, Sequence[TrainingRun]]
 ) -> list[str]:
-    """Compare the held-out losses of two settings, if both have such losses of one student.
+    """Compare the held-out losses of two settings, if both have them for the same student.
 
-    The losses must be of the same texts. Texts with equally many tokens are taken for the same.
+    The losses must be of the same texts. Texts with equally many tokens count as the same.
     """
     runs, reference_runs = settings[name], settings[reference]
-    # A student with another vocabulary has other tokens, and its nats per token are other numbers.
+    # A student with another vocabulary has other tokens, and its nats per token are not comparable.
     for option in _OF_TOKENS:
         if runs[0].options.get(option) != reference_runs[0].options.get(option):
             return []
@@ -155,7 +155,7 @@ def _held_out(
     reference_losses = _losses_by_seed(reference_runs)
     if not losses or not reference_losses:
         return []
-    # Runs of a common seed are compared, and where there is none all runs.
+    # Compare runs with common seeds, or all runs if there are none.
     common_seeds = losses.keys() & reference_losses.keys()
     if common_seeds:
         losses = {seed: losses[seed] for seed in common_seeds}
@@ -164,14 +164,14 @@ def _held_out(
     reference_tokens = {run.eval_tokens for run in reference_runs if run.seed in reference_losses}
     if tokens != reference_tokens:
         return [f"{name} and {reference} were not evaluated on the same texts."]
-    # A gain is how far the loss is below the reference's, and may be negative.
+    # A gain is how far the loss is below the reference's. It may be negative.
     gain = fmean(reference_losses.values()) - fmean(losses.values())
     better, worse = (name, reference) if gain > 0 else (reference, name)
     if len(common_seeds) > 1:
         wins = 0
         defeats = 0
         for seed in common_seeds:
-            # A seed that makes no difference counts for neither side in a sign test.
+            # In a sign test, a seed without a difference counts for neither side.
             wins += losses[seed] < reference_losses[seed]
             defeats += losses[seed] > reference_losses[seed]
         share = f"{wins if gain > 0 else defeats} of {len(common_seeds)}"
@@ -194,10 +194,10 @@ def _losses_by_seed(runs: Sequence[TrainingRun]) -> dict[str, float]:
 
 
 def difference(row: Row) -> tuple[str, str]:
-    """Write the points of a pairing, and their interval."""
+    """Format the difference of a pairing in points, with its interval."""
     texts = []
     for name in ("points", "low", "high"):
-        # Adding 0.0 makes 0.0 of -0.0.
+        # Adding 0.0 turns -0.0 into 0.0.
         rounded = round(row[name], 1) + 0.0
         texts.append(f"{rounded:+.1f}")
     points, low, high = texts

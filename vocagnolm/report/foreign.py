@@ -1,8 +1,8 @@
-"""Read what other evaluators leave of each item: lm-evaluation-harness and lighteval.
+"""Reads the items that other evaluators write: lm-evaluation-harness and lighteval.
 
-`lm_eval --log_samples` writes `results_DATE.json` and `samples_TASK_DATE.jsonl` into the directory
-of a model, and `lighteval --save-details` writes `results/MODEL/results_DATE.json` and
-`details/MODEL/DATE/details_TASK|SHOTS_DATE.parquet`. This module knows nothing of runs.
+`lm_eval --log_samples` writes `results_DATE.json` and `samples_TASK_DATE.jsonl` into a model's
+directory. `lighteval --save-details` writes `results/MODEL/results_DATE.json` and
+`details/MODEL/DATE/details_TASK|SHOTS_DATE.parquet`. This module knows nothing about runs.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from vocagnolm.evaluation.tasks.tasks import numbered_lines, text_sha256
 from vocagnolm.io import JsonObject, json_or_empty, read_json
 
 NOT_RECORDED = "not recorded"
-# The date ends the name of a file; both libraries write it without colons.
+# The date is at the end of a file's name. Both libraries write it without colons.
 _DATE = r"(?P<date>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)"
 _SAMPLES = re.compile(rf"samples_(?P<task>.+)_{_DATE}\.jsonl")
 _DETAILS = re.compile(rf"details_(?P<task>.+)_{_DATE}\.parquet")
 _RESULTS = re.compile(rf".+_{_DATE}\.json")
-# A row of a data set names its question so, and what the question is about so.
+# The names of a dataset's fields for a question, and for what it is about.
 _QUESTION_FIELDS = ("question", "Question", "problem", "Problem", "query", "input", "prompt")
 _SUBJECT_FIELDS = ("body", "Body", "passage", "context")
 # Every line of lm-eval's samples has these fields. Older ones lack the last two.
 _SAMPLE_FIELDS = ("doc_id", "doc", "arguments", "doc_hash", "prompt_hash", "filter", "metrics")
-# So many words, one after the other, are looked up in texts that may hold a question.
+# This many consecutive words are looked up in texts that may contain a question.
 _WINDOW_WORDS = 3
-# Engines call the limit of new tokens by these names.
+# Engines use these names for the limit of new tokens.
 _LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "num_samples")
 
 
 @dataclass(frozen=True)
 class ForeignItem:
-    """What was asked in one item."""
+    """What one item asked."""
 
-    # The question has single spaces between its words; "" stands for one that is not known.
+    # The question, with single spaces between words, or "" if it is unknown.
     question: str
-    # The hash of the row of the data set, where it is recorded.
+    # The hash of the dataset's row, if it is recorded.
     document: str
-    # The right answer, as its evaluator spells it.
+    # The right answer in its evaluator's spelling.
     gold: str
-    # The hash of the whole prompt, and "" where it is not recorded.
+    # The hash of the whole prompt, or "" if it is not recorded.
     prompt_sha256: str
 
 
@@ -55,16 +55,16 @@ class ForeignTask:
 
     name: str
     items: Sequence[ForeignItem]
-    # For each metric, after each filter: whether an item is right, in the order of the items.
+    # For each metric, after each filter: whether each item is right, in order.
     verdicts: Mapping[str, Sequence[bool]]
-    # A text for each setting that another evaluation may have otherwise.
+    # One text for each setting that another evaluation may have differently.
     protocol: Mapping[str, str]
-    # A reader has to know these.
+    # What a reader must know.
     notes: Sequence[str] = ()
 
     @cached_property
     def places_by_words(self) -> dict[tuple[str, ...], set[int]]:
-        """The places of the items whose text has three given words, one after the other."""
+        """The indices of the items whose text has three given words in a row."""
         places: dict[tuple[str, ...], set[int]] = {}
         for place, item in enumerate(self.items):
             for window in windows(item.question):
@@ -74,9 +74,9 @@ class ForeignTask:
 
 @dataclass(frozen=True)
 class ForeignEvaluation:
-    """The newest files of every task that one model was asked."""
+    """The newest files of every task that a model was asked."""
 
-    # The name and the version, such as "lm-eval 0.4.13".
+    # The name and version, such as "lm-eval 0.4.13".
     evaluator: str
     model: str
     revision: str
@@ -93,19 +93,20 @@ def one_spaced(text: str) -> str:
 
 
 def windows(text: str) -> Iterator[tuple[str, ...]]:
-    """Give all three words of a text that follow each other."""
+    """Return all runs of three words in a text."""
     words = text.split()
     for start in range(len(words) - _WINDOW_WORDS + 1):
         yield tuple(words[start : start + _WINDOW_WORDS])
 
 
 def find_foreign(path: Path) -> list[Path]:
-    """Find the files with the items of one model, in the directory of an evaluation or below it.
+    """Find the files with a model's items, in an evaluation's directory or below it.
 
-    Results of lm-eval stand for the items of their date. Returns none where there are none.
+    Results of lm-eval stand for the items with the same date. If there are no files, nothing is
+    returned.
 
     Raises:
-        ValueError: there are several models, or only results that do not say which items are right.
+        ValueError: there are several models, or only results without items.
     """
     results_name = _RESULTS.fullmatch(path.name)
     if path.is_file() and results_name:
@@ -116,7 +117,7 @@ def find_foreign(path: Path) -> list[Path]:
             files_of.setdefault(file.parent, []).append(file)
     for file in path.rglob("details_*.parquet"):
         if _DETAILS.fullmatch(file.name):
-            # The directory of a date is in that of the model.
+            # The directory for a date is in the model's.
             files_of.setdefault(file.absolute().parent.parent, []).append(file)
     if len(files_of) > 1:
         raise ValueError(
@@ -142,10 +143,10 @@ def _check_has_items(path: Path) -> None:
 
 
 def read_foreign(files: Sequence[Path]) -> ForeignEvaluation:
-    """Read the items of one model, of each task the newest ones."""
+    """Read a model's items, the newest ones of each task."""
     is_lighteval = files[0].suffix == ".parquet"
     pattern = _DETAILS if is_lighteval else _SAMPLES
-    # {task: its files by date}
+    # {task: files by date}
     dates_of: dict[str, dict[str, Path]] = {}
     for file in files:
         match = pattern.fullmatch(file.name)
@@ -155,7 +156,7 @@ def read_foreign(files: Sequence[Path]) -> ForeignEvaluation:
     evaluators = []
     models = []
     for task, dates in dates_of.items():
-        # Dates sort as their texts do.
+        # Dates sort like their texts.
         newest = max(dates)
         read = _read_lighteval if is_lighteval else _read_lm_eval
         evaluation = read(task, newest, dates[newest])
@@ -182,11 +183,11 @@ def read_foreign(files: Sequence[Path]) -> ForeignEvaluation:
 def _split_verdicts(
     values_of: Mapping[str, Sequence[object]],
 ) -> tuple[dict[str, list[bool]], list[str]]:
-    """Separate the metrics that say of each item whether it is right from the others' names."""
+    """Separate metrics that say for each item whether it is right from the names of the others."""
     verdicts = {}
     others = []
     for name, values in values_of.items():
-        # Python takes 1.0 and True for 1.
+        # Python treats 1.0 and True as 1.
         if all(isinstance(value, int | float) and value in (0, 1) for value in values):
             verdicts[name] = [value == 1 for value in values]
         else:
@@ -202,7 +203,7 @@ def _notes(others: Sequence[str], partial: str) -> list[str]:
 
 
 def _check_mean(place: Path, name: str, verdicts: Sequence[bool], mean: object) -> None:
-    """Reject items that are not those of the results next to them."""
+    """Reject items that do not belong to the results next to them."""
     found = sum(verdicts) / len(verdicts)
     if isinstance(mean, int | float) and abs(found - mean) > 1e-6:
         raise ValueError(
@@ -212,7 +213,7 @@ def _check_mean(place: Path, name: str, verdicts: Sequence[bool], mean: object) 
 
 
 def _decoding(settings: Mapping[str, Any]) -> str:
-    """Say how tokens are chosen, by the settings of `generate`.
+    """Say how tokens are chosen, according to the settings of `generate`.
 
     >>> _decoding({"do_sample": False, "temperature": 1.0}), _decoding({"temperature": 0.6})
     ('greedy', 'sampled, temperature 0.6')
@@ -245,7 +246,7 @@ def _quoted(stops: object) -> str:
 
 
 def _read_lm_eval(task: str, date: str, path: Path) -> ForeignEvaluation:
-    """Read the samples of a task, and the results of the same date."""
+    """Read the samples of a task, and the results with the same date."""
     # `--output_path NAME.json` gives the results another name.
     results_files = sorted(path.parent.glob(f"*_{date}.json"))
     if not results_files:
@@ -300,7 +301,7 @@ def _read_lm_eval(task: str, date: str, path: Path) -> ForeignEvaluation:
 
 
 def _samples(path: Path) -> list[tuple[str, JsonObject]]:
-    """Read the lines of a file of samples, each with its place."""
+    """Read the lines of a samples file, each with its file and line number."""
     records = []
     for number, record in numbered_lines(path.read_bytes(), str(path)):
         missing = [name for name in _SAMPLE_FIELDS if name not in record]
@@ -316,12 +317,12 @@ def _samples(path: Path) -> list[tuple[str, JsonObject]]:
 
 
 def _verdict_name(metric: str, name_of_filter: str) -> str:
-    # Where a task has no filter of its own, lm-eval calls it "none".
+    # If a task has no filter of its own, lm-eval calls it "none".
     return metric if name_of_filter in ("none", "") else f"{metric}, {name_of_filter}"
 
 
 def _question(row: object) -> str:
-    """Return the question of a row of a data set, with what it is about; "" if it has none.
+    """Return the question of a dataset's row, with what it is about, or "".
 
     >>> _question({"body": "Two apples, and one.", "question": "How many?", "answer": "3"})
     'Two apples, and one. How many?'
@@ -337,7 +338,7 @@ def _question(row: object) -> str:
 
 
 def _lm_eval_protocol(task: str, results: JsonObject, record: JsonObject) -> dict[str, str]:
-    """Say how a task was asked, by its results and its first sample."""
+    """Say how a task was asked, from its results and its first sample."""
     config = results.get("configs", {}).get(task, {})
     request = record["arguments"].get("gen_args_0", {}).get("arg_1")
     if isinstance(request, dict):
@@ -367,7 +368,7 @@ def _lm_eval_protocol(task: str, results: JsonObject, record: JsonObject) -> dic
 
 
 def _read_lighteval(task: str, date: str, path: Path) -> ForeignEvaluation:
-    """Read the details of a task, and the results of the same date, where they are."""
+    """Read the details of a task, and the results with the same date if they exist."""
     import pyarrow
     from pyarrow import parquet
 
@@ -389,7 +390,7 @@ def _read_lighteval(task: str, date: str, path: Path) -> ForeignEvaluation:
         golds = doc["gold_index"] if isinstance(doc["gold_index"], list) else [doc["gold_index"]]
         items.append(
             ForeignItem(
-                # The row of the data set is not recorded: the question is in its template here.
+                # The dataset's row is not recorded, so the question comes from its template here.
                 question=one_spaced(doc["query"]),
                 document="",
                 gold=one_spaced(" ".join(doc["choices"][index] for index in golds)),
@@ -408,7 +409,7 @@ def _read_lighteval(task: str, date: str, path: Path) -> ForeignEvaluation:
     # The number of all items is not recorded, but their limit is.
     limit = results.get("config_general", {}).get("max_samples")
     partial = f"partial: at most {limit} items were asked" if limit else ""
-    # The name of a task may begin with that of a suite, and ends with the number of examples.
+    # A task's name may begin with that of a suite, and ends with the number of examples.
     *names, shots = task.split("|")
     protocol = {
         "evaluator": "lighteval",
@@ -425,8 +426,8 @@ def _read_lighteval(task: str, date: str, path: Path) -> ForeignEvaluation:
 
 
 def _lighteval_results(path: Path, date: str) -> JsonObject:
-    """Read the results of a file of details; empty where only the details were kept."""
-    # OUT/details/MODEL/DATE/details_..., and MODEL may be several directories.
+    """Read the results that belong to a details file, or {} if only the details were kept."""
+    # OUT/details/MODEL/DATE/details_..., where MODEL may be several directories.
     model = path.absolute().parent.parent
     for place in model.parents:
         if place.name == "details":
@@ -436,7 +437,7 @@ def _lighteval_results(path: Path, date: str) -> JsonObject:
 
 
 def _lighteval_protocol(doc: JsonObject, config: JsonObject) -> dict[str, str]:
-    """Say how a task was asked, by its first item and the settings of the model."""
+    """Say how a task was asked, from its first item and the model's settings."""
     if "GENERATIVE" not in (doc.get("sampling_methods") or []):
         decoding, limit, stops = "none: the likelihood of given answers", "none", "none"
     else:

@@ -1,4 +1,4 @@
-"""Show which tokens of a text would be trained, and why.
+"""Shows which tokens of a text would be trained, and why.
 
     vocagnolm inspect --text "1 + 1 = 3" --student S --teacher T
     vocagnolm inspect --dataset D --document 0 17 --student S --teacher T --output_dir DIR
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from vocagnolm.readers import Reader
 
 PAGE = "guidance.html"
-# A text of the command line is a document by itself. Acceptance weighs each token by itself.
+# A text on the command line is a document by itself. Acceptance weights each token by itself.
 _OF_DATASET = (
     "document dataset_config dataset_split text_column train_on student_chat_template "
     "teacher_chat_template"
@@ -54,7 +54,7 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     indices = "Documents to show, counted from 0; default: 0."
     add("--document", type=int, nargs="+", default=[0], metavar="INDEX", help=indices)
     parser.add_dataset(source=False)
-    # The values of the one teacher are lists, as those of several are in vocagnolm train.
+    # With one teacher these values are lists, as those of several teachers are in vocagnolm train.
     for role, number in (("student", None), ("teacher", 1)):
         add(f"--{role}", nargs=number, required=True, help="Causal LM: a hub name or a directory.")
         add(f"--{role}_revision", nargs=number, help="Branch, tag or commit on the hub.")
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = _parse(argv)
     from vocagnolm.report.render import render_html, render_text
 
-    # The directory is tried before anything is loaded.
+    # Check the directory before anything is loaded.
     if arguments.output_dir:
         check_writable(arguments.output_dir)
     view = build_view(arguments)
@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def build_view(arguments: argparse.Namespace) -> GuidanceView:
-    """Load both models as a run of training does, and decide over the tokens of texts."""
+    """Load both models as a training run does, and choose among the tokens of texts."""
     import torch
 
     from vocagnolm.dist import is_on_cpu
@@ -115,7 +115,7 @@ def build_view(arguments: argparse.Namespace) -> GuidanceView:
     from vocagnolm.training.models import load_weights, read_models
     from vocagnolm.training.options import GuidanceOptions, ModelOptions
 
-    # Options that have another name or default here are given as vocagnolm train has them.
+    # Rename options that have another name or default here.
     values = vars(arguments) | {"teacher_dtype": arguments.dtype}
     if arguments.max_length is None:
         del values["max_length"]
@@ -131,7 +131,7 @@ def build_view(arguments: argparse.Namespace) -> GuidanceView:
     corpus, indices = _read_documents(arguments)
     device = torch.device("cpu") if is_on_cpu() else torch.accelerator.current_accelerator()
     assert device is not None
-    # A text that exceeds a context is cut, unless --max_length asks for more than a model takes.
+    # A text beyond a context is cut, unless --max_length asks for more than a model can read.
     shorten = arguments.max_length is None
     models = read_models(model_options, guidance_options, device, shorten=shorten)
     student, teachers = load_weights(models, model_options, device)
@@ -156,7 +156,7 @@ def _read_documents(arguments: argparse.Namespace) -> tuple[datasets.Dataset, li
         return datasets.Dataset.from_dict({TEXT: [arguments.text]}), [0]
     indices: list[int] = arguments.document
     ((name, corpus_options),) = corpora_of(arguments)
-    # The documents before the last one are read, too.
+    # This also reads the documents before the last one.
     corpus, _ = load_sample(name, max(indices) + 1, **corpus_options)
     if max(indices) >= len(corpus):
         raise ValueError(f"--document must be below {len(corpus):,}, got {max(indices)}")
@@ -171,18 +171,17 @@ def view_documents(
     indices: Sequence[int],
     train_on: TrainOn = "completions",
 ) -> list[TextView]:
-    """Show all segments of documents, each as a sequence of its own; `indices` are for messages."""
+    """Show all segments of documents, each as its own sequence; `indices` are for messages."""
     from accelerate.utils import send_to_device
 
     from vocagnolm.collator import PackedCollator
     from vocagnolm.data import align_corpus
     from vocagnolm.packing import as_block
 
-    # The same steps as in training make the batch, so that what is shown is what training would
-    # do.
+    # The batch is made as in training, so the page shows what training would do.
     segments = align_corpus(corpus, *readers, train_on=train_on)
     for place, reason in segments.skipped:
-        # One document of several may be left out, but there must be something to show.
+        # One of several documents may be left out, but not all.
         message = f"document {indices[place]} cannot be shown: {reason}"
         if not len(segments.rows):
             raise ValueError(f"{message}; give another text")
@@ -190,7 +189,7 @@ def view_documents(
     arrays = segments.rows.with_format("numpy")
     device = next(student.parameters()).device
     views: list[TextView] = []
-    # A segment is a batch by itself, so that tokens compete within it alone.
+    # Each segment is its own batch, so tokens compete only within it.
     for place, row in enumerate(segments.rows):
         collate = PackedCollator(
             row["student_tokens"],
@@ -206,7 +205,7 @@ def view_documents(
 
 
 def measure(student: nn.Module, objective: Objective, batch: Batch) -> TokenGuidance:
-    """Decide over the tokens of a batch, as in training but without a step."""
+    """Choose among the tokens of a batch, as in training but without a step."""
     import torch
 
     from vocagnolm.collator import student_segments

@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Shares = npt.NDArray[np.float64]
-# So many documents are in memory at once.
+# How many documents are in memory at once.
 _BATCH = 128
-# The counts of chunks that a sequence is cut into by default, as in Figure 3 of the paper.
+# The default numbers of chunks per sequence, as in Figure 3 of the paper.
 CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 
-# A text part A of the student and a part B of the teacher, as sets of characters, give
-# IoU = |A n B| / |A u B| and IoS = |A n B| / |A| (Sections 2 and 6.1 of the paper).
+# A student part A and a teacher part B of a text, as sets of characters, have IoU = |A n B| / |A u
+# B| and IoS = |A n B| / |A| (Sections 2 and 6.1 of the paper).
 #
-# Spans are those of `spans.encode_batch`, without gaps and none empty: tokens that follow one
-# another cover everything between the start of the first and the end of the last.
+# Spans are those of `spans.encode_batch`: without gaps, and none empty. So consecutive tokens cover
+# everything from the start of the first to the end of the last.
 
 
 def vocabulary_overlap(student: Set[object], teacher: Set[object]) -> dict[str, float]:
-    """Count the tokens in common, and their share of the teacher's, the student's and either's."""
+    """Count the common tokens, and their share of the teacher's, the student's and all tokens."""
     shared = len(student & teacher)
     return {
         "teacher": shared / len(teacher),
@@ -53,19 +53,19 @@ def vocabulary_overlap(student: Set[object], teacher: Set[object]) -> dict[str, 
 
 
 def decoded_vocabulary(tokenizer: PreTrainedTokenizerBase) -> set[bytes]:
-    """Decode the tokens of a vocabulary to byte strings; added tokens are themselves."""
-    # Two tokenizers write the same token differently: byte-level ones spell " a" as "Ġa", those of
-    # SentencePiece as "▁a".
+    """Decode the tokens of a vocabulary to bytes. Added tokens stand for themselves."""
+    # Tokenizers spell the same token differently: " a" is "Ġa" for byte-level ones and "▁a" for
+    # SentencePiece.
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     is_byte_level = '"ByteLevel"' in json.dumps([backend["pre_tokenizer"], backend["decoder"]])
     spell = byte_level if is_byte_level else sentencepiece
-    # Added tokens are kept apart from the model's vocabulary, and are written as they are.
+    # Added tokens are stored separately from the model's vocabulary, and are written as they are.
     added = {token["content"] for token in backend["added_tokens"]}
 
     def decode(word: str) -> bytes:
         try:
             return word.encode() if word in added else spell(word)
-        # The word has a letter that stands for no byte.
+        # The token has a letter that stands for no byte.
         except KeyError:
             return word.encode()
 
@@ -75,7 +75,8 @@ def decoded_vocabulary(tokenizer: PreTrainedTokenizerBase) -> set[bytes]:
 def overlaps(student_spans: Spans, teacher_spans: Spans, ranges: Spans) -> tuple[Shares, Shares]:
     """Return IoU and IoS [N] of every student token with the teacher tokens of its range.
 
-    Spans are of one text, [N, 2] and [M, 2]; ranges [N, 2] are half-open, or (-1, -1): both are 0.
+    Spans are of one text, [N, 2] and [M, 2]. Ranges [N, 2] are half-open, or (-1, -1), for which
+    both are 0.
 
     >>> student = np.array([[0, 3], [3, 5]])  # "a+b", "=c"
     >>> teacher = np.array([[0, 1], [1, 4], [4, 5]])  # "a", "+b=", "c"
@@ -83,14 +84,14 @@ def overlaps(student_spans: Spans, teacher_spans: Spans, ranges: Spans) -> tuple
     >>> iou.tolist(), ios.tolist()
     ([0.75, 0.5], [1.0, 1.0])
     """
-    # A token without a range keeps its 0 in both.
+    # A token without a range keeps 0 for both.
     iou, ios = np.zeros((2, len(student_spans)))
     mapped = ranges[:, 0] != UNMAPPED
     mapped_spans = student_spans[mapped]
     hulls = _hull(teacher_spans, ranges[mapped])
     starts = np.maximum(mapped_spans[:, 0], hulls[:, 0])
     ends = np.minimum(mapped_spans[:, 1], hulls[:, 1])
-    # Spans that do not meet share no character, and their difference is negative.
+    # Spans that do not meet share no character, and have a negative difference.
     shared = np.maximum(ends - starts, 0)
     student_lengths = mapped_spans[:, 1] - mapped_spans[:, 0]
     teacher_lengths = hulls[:, 1] - hulls[:, 0]
@@ -102,11 +103,11 @@ def overlaps(student_spans: Spans, teacher_spans: Spans, ranges: Spans) -> tuple
 def chunk_overlaps(
     student_spans: Spans, teacher_spans: Spans, chunks: int
 ) -> tuple[Shares, Shares]:
-    """Return IoU and IoS of the student's chunks that have tokens with the teacher's."""
+    """Return IoU and IoS of the student's non-empty chunks with the teacher's."""
     student_chunks = _chunk_ranges(len(student_spans), chunks)
     teacher_chunks = _chunk_ranges(len(teacher_spans), chunks)
-    # A text with fewer tokens than chunks leaves chunks empty. A chunk of the student without
-    # tokens has no share, and one of the teacher overlaps nothing.
+    # If a text has fewer tokens than chunks, some are empty. A student's empty chunk has no share,
+    # and a teacher's overlaps nothing.
     teacher_chunks[teacher_chunks[:, 0] == teacher_chunks[:, 1]] = UNMAPPED
     filled = student_chunks[:, 0] < student_chunks[:, 1]
     student_hulls = _hull(student_spans, student_chunks[filled])
@@ -114,8 +115,8 @@ def chunk_overlaps(
 
 
 def _chunk_ranges(tokens: int, chunks: int) -> Spans:
-    """Return the half-open ranges of tokens [chunks, 2] of equally long chunks."""
-    # The import brings torch, which the command's --help does not need.
+    """Return the half-open ranges of tokens [chunks, 2] of chunks of equal length."""
+    # This imports torch, which --help does not need.
     from vocagnolm.collator import chunk_edges
 
     edges = chunk_edges(tokens, chunks)
@@ -132,14 +133,14 @@ def count_map(
 ) -> dict[str, float]:
     """Count the kinds of student tokens in one text; spans and ranges as in `overlaps`.
 
-    All are sums over tokens or characters, so counts of texts can be added.
+    All are sums over tokens or characters, so the counts of texts can be added.
     """
     iou, ios = overlaps(student_spans, teacher_spans, ranges)
     is_mapped = ranges[:, 0] != UNMAPPED
     # An unmapped range is (-1, -1), whose size is 0.
     sizes = ranges[:, 1] - ranges[:, 0]
     mapped = ranges[is_mapped]
-    # By how many characters the token starts and ends later than its range, [mapped, 2].
+    # How many characters later than its range each token starts and ends, [mapped, 2].
     differences = student_spans[is_mapped] - _hull(teacher_spans, mapped)
     same_span = (sizes[is_mapped] == 1) & ~differences.any(axis=1)
     straddling = (differences[:, 0] > 0) | (differences[:, 1] < 0)
@@ -147,14 +148,14 @@ def count_map(
         "characters": characters,
         "student_tokens": len(student_spans),
         "teacher_tokens": len(teacher_spans),
-        # These tokens are told apart by the number of teacher tokens in their range.
+        # Kinds by the number of teacher tokens in the range.
         "unmapped": len(ranges) - len(mapped),
         "one": int((sizes == 1).sum()),
         "two": int((sizes == 2).sum()),
         "more": int((sizes > 2).sum()),
-        # The range is one teacher token of the same characters (one-to-one).
+        # The range is one teacher token with the same characters (one-to-one).
         "same_span": int(same_span.sum()),
-        # The first teacher token is also one of the token before (many-to-one).
+        # The first teacher token also belongs to the token before (many-to-one).
         "shared": int((mapped[1:, 0] < mapped[:-1, 1]).sum()),
         # The range begins before the token or ends after it.
         "straddling": int(straddling.sum()),
@@ -192,16 +193,16 @@ def audit(
     chunks: Sequence[int] = CHUNKS,
     seed: int = 0,
 ) -> JsonObject:
-    """Measure how the tokens of a student and of each teacher lie on the documents of a corpus.
+    """Measure how a student's tokens overlap each teacher's on the documents of a corpus.
 
     Documents that are not text, or in which a tokenizer finds no token, are left out for all.
-    Returns the content of `audit.json`; all shares are in [0, 1].
+    Returns the content of `audit.json`. All shares are in [0, 1].
     """
     counts = {name: Counter[str]() for name in teachers}
     usable: list[int] = []
     documents = _documents(corpus, [student, *teachers.values()])
     for index, text, spans_by_tokenizer in tqdm(documents, desc="usable documents", disable=None):
-        # All teachers are measured on the same documents.
+        # Measure all teachers on the same documents.
         if not all(len(spans) for spans in spans_by_tokenizer):
             continue
         usable.append(index)
@@ -217,8 +218,7 @@ def audit(
             f"--dataset has no usable document: {len(corpus):,} read, all of them skipped "
             f"({reasons}); give another one, or another --text_column"
         )
-    # Documents of one source often follow one another, and sequences shall not be of the first
-    # alone.
+    # Documents from one source often follow each other, so draw sequences from the whole corpus.
     random.Random(seed).shuffle(usable)
     all_sequences = _sequences(corpus.select(usable), student, sequence_length)
     sampled = list(itertools.islice(all_sequences, sequences))
@@ -234,7 +234,7 @@ def audit(
         raw = vocabulary_overlap(set(student.get_vocab()), set(teacher.get_vocab()))
         as_bytes = vocabulary_overlap(decoded_vocabulary(student), decoded_vocabulary(teacher))
         pairs = []
-        # A sequence ends with a token of the student, and the teacher reads the same characters.
+        # A sequence ends with a student token, and the teacher reads the same characters.
         for text, student_spans in sampled:
             pairs.append((student_spans, encode(teacher, text).spans))
         audited.append(
@@ -265,7 +265,7 @@ def _documents(
     corpus: datasets.Dataset, tokenizers: Sequence[PreTrainedTokenizerBase]
 ) -> Iterator[tuple[int, str, list[Spans]]]:
     """Yield the documents that are text by index, with the spans of each tokenizer."""
-    # The import brings datasets, which the command's --help does not need.
+    # This imports datasets, which --help does not need.
     from vocagnolm.texts import read_texts
 
     indexed_texts = read_texts(corpus, range(len(corpus)))
