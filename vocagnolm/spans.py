@@ -1,8 +1,8 @@
 """Turns text into token ids and character spans, with any fast tokenizer.
 
 A span is a half-open range of Unicode code points of the original text. Spans are all that student
-and teacher share: characters that a tokenizer leaves out (Unicode normalisation, trimmed white
-space) are given to the tokens next to them. The module loads neither torch nor transformers.
+and teacher have in common. Characters that a tokenizer drops (Unicode normalisation, stripped white
+space) are given to the tokens next to them. This module imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Encoding:
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """N tokens of one model in T texts, concatenated.
+    """The tokens of one model in T texts, concatenated.
 
-    Text t has those from edges[t] up to edges[t + 1]; spans are in characters of the text.
-    `values` are ids or, of a stored teacher, losses in nats. `start` is the value of the token
-    before each segment (NaN for a loss), one for all or one for each; `end` is the id of the token
+    Text t has the tokens from edges[t] to edges[t + 1]. Spans count characters of their text.
+    `values` are ids or, for a stored teacher, losses in nats. `start` is the value of the token
+    before each segment (NaN for a loss), one for all or one for each. `end` is the id of the token
     after the last segment of a text, if there is one.
     """
 
@@ -55,8 +55,8 @@ class Tokens:
     @classmethod
     def join(cls, values: Sequence[npt.ArrayLike], spans: Sequence[Spans], dtype: str) -> Tokens:
         """Concatenate the tokens of texts."""
-        # The empty list lets the tokens of no texts be concatenated. It is an array of floats,
-        # hence the unsafe cast; all values are cast straight to `dtype`.
+        # The empty list allows concatenating the tokens of no texts. It is an array of floats,
+        # hence the unsafe cast. All values are cast directly to `dtype`.
         flat = np.concatenate([[], *values], dtype=dtype, casting="unsafe")
         none = np.empty((0, 2), np.int64)
         return cls(flat, np.concatenate([none, *spans]), np.cumsum([0, *map(len, spans)]))
@@ -72,9 +72,9 @@ class Tokens:
 
 @contextmanager
 def without_limits(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
-    """Turn the tokenizer's truncation and padding off inside, and leave it as it was.
+    """Turn off the tokenizer's truncation and padding inside, and restore them afterwards.
 
-    A tokenizer keeps them from its last call, or from its file.
+    A tokenizer keeps these settings from its last call, or from its file.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -86,7 +86,7 @@ def without_limits(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
     backend.no_padding()
     try:
         yield
-    # A caller's tokenizer must come back unchanged after an error, too.
+    # Restore the caller's tokenizer after an error, too.
     finally:
         backend.encode_special_tokens = takes_special
         if truncation is not None:
@@ -98,15 +98,15 @@ def without_limits(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
 def encode_raw(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], name: str, *, literal: bool = True
 ) -> list[Encoding]:
-    """Tokenize texts, with spans as the tokenizer gives them, tested for order and limits.
+    """Tokenize texts, with the tokenizer's own spans. Their order and limits are checked.
 
-    What is not `literal` may name special tokens, such as a rendered conversation.
+    Text that is not `literal`, such as a rendered conversation, may name special tokens.
     """
     # The tokenizer itself fails on an empty list.
     if not texts:
         return []
     output: Any = {}
-    # Slow ones raise errors of their own, and some do not know the attribute.
+    # Slow tokenizers raise errors of their own, and some do not have the attribute.
     if getattr(tokenizer, "is_fast", False):
         with without_limits(tokenizer):
             output = tokenizer(
@@ -116,7 +116,7 @@ def encode_raw(
                 return_offsets_mapping=True,
                 truncation=False,
                 padding=False,
-                # A text longer than the context is expected: it is cut into segments later.
+                # A text beyond the context is expected here, because it is cut into segments later.
                 verbose=False,
             )
     if "offset_mapping" not in output:
@@ -126,7 +126,7 @@ def encode_raw(
     encodings = []
     columns = zip(texts, output["input_ids"], output["offset_mapping"], strict=True)
     for text, id_list, offsets in columns:
-        # A token of the empty text, if a tokenizer makes one, has no character to stand for.
+        # If a tokenizer makes a token of the empty text, it has no character to stand for.
         count = len(id_list) if text else 0
         ids = np.array(id_list[:count], dtype=np.int32)
         spans = np.fromiter(chain.from_iterable(offsets), np.int64, 2 * count).reshape(count, 2)
@@ -151,18 +151,18 @@ def encode_raw(
 
 
 def find_disorder(spans: Spans) -> int | None:
-    """Find the first span that ends before it starts, or starts or ends before the one before."""
+    """Find the first span that ends before it starts, or starts or ends before the last one."""
     wrong, falling = spans[:, 0] > spans[:, 1], spans[1:] < spans[:-1]
-    # Several times faster than any() on the spans of one text.
+    # Several times faster than any() for the spans of one text.
     if not np.count_nonzero(wrong) and not np.count_nonzero(falling):
         return None
-    # Row i of `falling` is about spans i and i + 1, of which the second is at fault.
+    # Row i of `falling` compares spans i and i + 1. The second is the wrong one.
     wrong[1:] |= falling.any(axis=1)
     return int(wrong.argmax())
 
 
 def tokenizer_name(tokenizer: PreTrainedTokenizerBase, role: str = "") -> str:
-    """Name a tokenizer in an error: its role, where it comes from and its class."""
+    """Name a tokenizer in an error: its role, its source and its class."""
     where = tokenizer.name_or_path or "in memory"
     return f"{role} tokenizer {where} ({type(tokenizer).__name__})".lstrip()
 
@@ -175,7 +175,7 @@ _PROBE = "Let  $x_1 = 2$,\n\t\tthen   3.14\r\n\n\n für   \n  Fälle. 😀 数�
 
 
 def encode(tokenizer: PreTrainedTokenizerBase | Tokenizer, text: str) -> Encoding:
-    """Tokenize one text, literally and whole; its tokens' spans cover every character.
+    """Tokenize one text, literally and whole. Its tokens' spans cover every character.
 
     The tokenizer is a fast one of transformers, or a `tokenizers.Tokenizer`.
 
@@ -183,7 +183,7 @@ def encode(tokenizer: PreTrainedTokenizerBase | Tokenizer, text: str) -> Encodin
         `ids` int32 [N], without special tokens; `spans` int64 [N, 2], half-open, in characters.
 
     Raises:
-        ValueError: the text holds a lone surrogate, or the tokenizer gives no usable offsets.
+        ValueError: the text has a lone surrogate, or the tokenizer gives no usable offsets.
     """
     return encode_texts(tokenizer, [text]).encoding(0)
 
@@ -191,13 +191,13 @@ def encode(tokenizer: PreTrainedTokenizerBase | Tokenizer, text: str) -> Encodin
 def encode_ids(
     tokenizer: PreTrainedTokenizerBase | Tokenizer, ids: Sequence[int] | IntArray, text: str
 ) -> Encoding:
-    """Give spans to tokens that are given, such as sampled ones, which need not be `encode`'s.
+    """Return spans for given tokens, such as sampled ones, which `encode` might not return.
 
-    The ids spell the text, without special tokens. Returns what `encode` returns.
+    The ids spell the text, without special tokens. Returns the same as `encode`.
 
     Raises:
         ValueError: the tokens do not spell the text, or the tokenizer's tokens have no bytes of
-            their own, as where it changes white space.
+            their own, for example because it changes white space.
     """
     fast: Any = as_fast(tokenizer)
     with without_limits(fast):
@@ -221,21 +221,21 @@ def encode_ids(
 def encode_batch(
     tokenizer: PreTrainedTokenizerBase | Tokenizer, texts: Sequence[str]
 ) -> list[Encoding]:
-    """Tokenize texts as `encode_texts` does, and give each its own tokens."""
+    """Tokenize texts like `encode_texts`, and return each text's own tokens."""
     tokens = encode_texts(tokenizer, texts)
     return [tokens.encoding(text) for text in range(len(texts))]
 
 
 def encode_texts(tokenizer: PreTrainedTokenizerBase | Tokenizer, texts: Sequence[str]) -> Tokens:
-    """Tokenize texts, many at once; spans cover every character (`fill_gaps`).
+    """Tokenize many texts at once. Spans cover every character (`fill_gaps`).
 
-    Texts are taken literally and whole: no special tokens are added, strings such as `</s>` stay
-    text, and a truncation or padding saved with the tokenizer is ignored. It is a ValueError if a
-    text holds a lone surrogate, or the tokenizer gives no usable offsets.
+    Texts are read literally and whole: no special tokens are added, strings such as `</s>` stay
+    text, and truncation or padding saved with the tokenizer is ignored. A lone surrogate in a text,
+    or a tokenizer without usable offsets, is a ValueError.
 
-    Where the concatenated bytes of a text's tokens are the text, they give each token's place.
-    The tokenizer is asked for offsets only of other texts (Unicode normalisation, trimmed or
-    unknown characters): it takes half as long again with them.
+    If the bytes of a text's tokens concatenate to the text, they give each token's place. The
+    tokenizer is asked for offsets only for other texts (Unicode normalisation, stripped or unknown
+    characters), because they take it half as long again.
     """
     fast = as_fast(tokenizer)
     with without_limits(fast):
@@ -252,7 +252,7 @@ def _encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> T
         return Tokens.join(ids, [encoding.spans for encoding in encodings], "int32")
     tokens, unspelt = _by_bytes(tokenizer, table, texts, contents)
     encodings = _by_offsets(tokenizer, [texts[index] for index in unspelt])
-    # Only spans are replaced: the ids of a text are the same with and without offsets.
+    # Replace only spans: a text's ids are the same with and without offsets.
     for index, encoding in zip(unspelt, encodings, strict=True):
         tokens.encoding(index).spans[:] = encoding.spans
     return tokens
@@ -264,9 +264,9 @@ def _by_bytes(
     texts: Sequence[str],
     contents: Sequence[bytes],
 ) -> tuple[Tokens, list[int]]:
-    """Tokenize texts without offsets; also gives the texts of which the spans are not known."""
+    """Tokenize texts without offsets. Also returns the texts whose spans are not known."""
     backend = tokenizer.backend_tokenizer
-    # True means that the names of special tokens are read as text. `without_limits` restores it.
+    # True means that names of special tokens are read as text. `without_limits` restores it.
     backend.encode_special_tokens = True
     batch = backend.encode_batch_fast(list(texts), add_special_tokens=False)
     id_lists = [encoding.ids for encoding in batch]
@@ -278,13 +278,13 @@ def _by_bytes(
 
 @lru_cache(maxsize=8)
 def _token_bytes(tokenizer: PreTrainedTokenizerBase, size: int) -> TokenBytes | None:
-    """Return the bytes of a tokenizer's tokens; None if its offsets follow another rule.
+    """Return the bytes of a tokenizer's tokens, or None if its offsets follow another rule.
 
-    Some trim white space. A vocabulary to which tokens were added has another `size`.
+    Some strip white space. A vocabulary to which tokens were added has another `size`.
     """
-    # Both kinds of spelling are tried, and the first is taken that agrees with the offsets on the
-    # probes. The second probe may stay unspelt, as Llama's tokenizers do not spell a text that
-    # begins with a space.
+    # Try both kinds of spelling, and take the first that agrees with the offsets on the probes. The
+    # second probe may stay unspelt, because Llama's tokenizers do not spell a text that begins with
+    # a space.
     probes = (_PROBE, " " + _PROBE)
     contents = [probe.encode() for probe in probes]
     expected = _by_offsets(tokenizer, probes)
@@ -312,15 +312,15 @@ def _composes(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _widen_composed(spans: Spans, text: str) -> None:
-    """Give every token of a composed character all the characters that it is composed of.
+    """Give every token of a composed character all characters that the composition has.
 
-    The offsets of a token that has some of its bytes are those of its first part only:
+    The offsets of a token with some of its bytes are those of its first part only:
 
         text       s  .below  .above     composed to one character of three bytes
         offsets    0..1  0..1  0..3      of three tokens, one for each byte
         widened    0..3  0..3  0..3
     """
-    # Both never fall, so that the tokens that touch a range are found by bisection.
+    # Both are non-decreasing, so bisection finds the tokens that touch a range.
     starts, ends = spans.T.copy()
     for start, end in composed_ranges(text):
         # A token touches the range if it ends after the range begins and starts before it ends.
@@ -333,7 +333,7 @@ def _widen_composed(spans: Spans, text: str) -> None:
 def _filled(
     tokenizer: PreTrainedTokenizerBase, raw: Sequence[Encoding], texts: Sequence[str]
 ) -> list[Encoding]:
-    """Let the spans of tokens cover all that the tokens stand for."""
+    """Let the spans of tokens cover everything that the tokens stand for."""
     composes = _composes(tokenizer)
     encodings = []
     for encoding, text in zip(raw, texts, strict=True):
@@ -345,9 +345,9 @@ def _filled(
 
 
 def encode_rendered(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
-    """Tokenize rendered conversations as `apply_chat_template` does; spans cover all of it."""
+    """Tokenize rendered conversations like `apply_chat_template`. Spans cover all text."""
     encodings = encode_raw(tokenizer, texts, tokenizer_name(tokenizer), literal=False)
-    # Some special tokens take the white space next to them, which belongs to other tokens.
+    # Some special tokens include the white space next to them, which belongs to other tokens.
     greedy_names = {}
     for index, token in tokenizer.added_tokens_decoder.items():
         if token.lstrip or token.rstrip:
@@ -357,7 +357,7 @@ def encode_rendered(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) ->
         for token_index in np.flatnonzero(is_greedy).tolist():
             start, end = encoding.spans[token_index].tolist()
             name = greedy_names[int(encoding.ids[token_index])]
-            # A normalizer may have changed the name, and then the span stays as wide as it is.
+            # A normalizer may have changed the name. Then the span keeps its width.
             place = text.find(name, start, end)
             if place >= 0:
                 encoding.spans[token_index] = place, place + len(name)
@@ -367,10 +367,10 @@ def encode_rendered(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) ->
 def fill_gaps(spans: Spans, text: str) -> Spans:
     """Give every character of the text to at least one token, and every token a character.
 
-    In a gap between two tokens, the white space at its end goes to the token that follows, and
-    what stands before that (as a rule an accent that was composed with its letter) to the token
-    before. A token without characters, as some tokenizers make of white space, gets the one at its
-    place. Takes and returns int64 [N, 2], starts and ends each non-decreasing.
+    In a gap between two tokens, the white space at its end goes to the next token. What comes
+    before that (usually an accent that was composed with its letter) goes to the token before. A
+    token without characters, which some tokenizers make of white space, gets the character at its
+    place. Takes and returns int64 [N, 2], with starts and ends each non-decreasing.
 
     >>> fill_gaps(np.array([[0, 1], [3, 4]]), "e\u0301 x").tolist()  # an accent, then a space
     [[0, 2], [2, 4]]
@@ -392,12 +392,12 @@ def fill_gaps(spans: Spans, text: str) -> Spans:
     parted = []
     for begin, end in zip(before[gaps].tolist(), after[gaps].tolist(), strict=True):
         parted.append(begin + len(text[begin:end].rstrip()))
-    # The edges of a gap now coincide, so the token before ends where the one after starts.
+    # The edges of a gap now coincide: the token before ends where the next one starts.
     before[gaps] = after[gaps] = parted
-    # No token is before the first gap, none after the last.
+    # No token is before the first gap, and none after the last.
     before[-1], after[0] = len(text), 0
     filled = np.stack((after[:-1], before[1:]), axis=1)
-    # An empty token gets the character that follows, or at the end of the text the one before.
+    # An empty token gets the next character, or the one before at the end of the text.
     empty = filled[:, 0] == filled[:, 1]
     filled[empty, 1] = np.minimum(filled[empty, 0] + 1, len(text))
     filled[empty, 0] = filled[empty, 1] - 1
@@ -405,8 +405,8 @@ def fill_gaps(spans: Spans, text: str) -> Spans:
 
 
 def _tiles(spans: Spans, length: int) -> bool:
-    """Test that the spans cover the characters 0..length, none of them empty."""
-    # Without a gap `fill_gaps` has nothing to do, and this test costs far less than the rest.
+    """Test whether the spans cover the characters 0..length, none of them empty."""
+    # Without a gap, `fill_gaps` has nothing to do, and this test is much cheaper than the rest.
     starts, ends = spans[:, 0], spans[:, 1]
     if starts.item(0) or ends.item(-1) != length:
         return False

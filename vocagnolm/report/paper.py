@@ -1,4 +1,4 @@
-"""Read the numbers of the paper's tables, and its names of models."""
+"""Reads the numbers of the paper's tables, and its names for models."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,19 +6,19 @@ from typing import Any, TypeAlias
 
 from vocagnolm.io import ASSETS, read_json
 
-# A line of a table, by the names of its columns.
+# A line of a table, by column name.
 Row: TypeAlias = dict[str, Any]
 REPORTED_FILE = ASSETS / "reported.json"
 
 
 def read_reported(names: Sequence[str]) -> list[Row]:
-    """Read rows of the paper's tables: row, table, column, reported; "Table 2" names all of one."""
-    # A cell is found by the name of its row, and again by that of its table.
+    """Return rows of the paper's tables: row, table, column, reported. "Table 2" means all."""
+    # A cell is found by the name of its row, and also by that of its table.
     cells_of: dict[str, list[Row]] = {}
     for table in read_json(REPORTED_FILE)["tables"]:
         for row, values in table["rows"].items():
             for column, value in zip(table["columns"], values, strict=True):
-                # The paper leaves some cells empty.
+                # Some of the paper's cells are empty.
                 if value is None:
                     continue
                 cell = {"row": row, "table": table["table"], "column": column, "reported": value}
@@ -36,7 +36,7 @@ def read_reported(names: Sequence[str]) -> list[Row]:
 
 
 def teacher_name(reference: str) -> str:
-    """Return the paper's name of a model, or else the last part of its own.
+    """Return the paper's name for a model, or else the last part of its own name.
 
     >>> teacher_name("Qwen/Qwen2.5-Math-7B-Instruct"), teacher_name("runs/TinyLlama-CPT")
     ('Qwen2.5-Math-Instruct', 'TinyLlama-CPT')

@@ -1,4 +1,4 @@
-"""The plots of comparisons, and the style of all: in grey, series differ by marker and dashes."""
+"""The plots of comparisons, and the style of all plots: readable in grey, too."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 MARKERS = "os^DvPX"
 DASHES = ("-", "--", ":", "-.")
-# Neighbouring colours differ in lightness, too, so that they do on a grey print.
+# Neighbouring colours also differ in lightness, so that they differ in a grey print.
 COLORS = "#1f5fbf #d2691e #1b7f4d #8e44ad #0e7490 #b5267b #7a5c00 #475569".split()
 # A curve with more points is drawn without markers.
 _MOST_MARKERS = 20
-# {title: entries of the log}: the value and, for some, the two ends of its band.
+# {title: entries of the log}: the value and, for some, both ends of its band.
 CURVES = {
     "held-out loss (nats)": ["eval_loss"],
     "loss on all tokens (nats)": ["student_loss_nats"],
@@ -34,7 +34,7 @@ CURVES = {
 
 
 def series_style(index: int) -> dict[str, Any]:
-    """Return the marker and the colour of a series; both repeat, but not together soon."""
+    """Return the marker and colour of a series. Both repeat, but rarely together."""
     return {"marker": MARKERS[index % len(MARKERS)], "color": COLORS[index % len(COLORS)]}
 
 
@@ -46,8 +46,8 @@ def dashes(index: int) -> str:
 def new_plot(
     width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Open a figure, in inches, with axes in rows; options as of `Figure.subplots`."""
-    # A bare Figure needs no screen, and leaves the backend of a notebook as it is.
+    """Open a figure, in inches, with axes in rows. Options as for `Figure.subplots`."""
+    # A bare Figure needs no display, and does not change a notebook's backend.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
@@ -59,7 +59,7 @@ def new_plot(
 
 
 def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
-    """Put a legend below a figure, with as many columns as have room."""
+    """Add a legend below a figure, with as many columns as fit."""
     longest_label = max((len(label) for label in handles), default=1)
     # A letter is about 0.075 inches wide, and the key of an entry 0.6.
     columns = int(figure.get_figwidth() / (0.075 * longest_label + 0.6))
@@ -72,12 +72,12 @@ def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
         fontsize=8,
     )
     for text in legend.get_texts():
-        # The names of models and options are not formulas: a dollar sign is a dollar sign.
+        # Names of models and options are not formulas, so escape dollar signs.
         text.set_parse_math(False)
 
 
 def embed(figure: Figure) -> str:
-    """Write a figure as the address of a picture that a page holds itself."""
+    """Return a figure as a data URL, which a page can contain."""
     file = io.BytesIO()
     figure.savefig(file, format="png")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
@@ -86,11 +86,11 @@ def embed(figure: Figure) -> str:
 def bar_series(
     runs: Sequence[Run], settings: Mapping[str, Sequence[TrainingRun]], reported: Sequence[Row]
 ) -> dict[str, pd.DataFrame]:
-    """Return the bars of a picture of accuracies by label: value, low, high, marked by column.
+    """Return the bars of a plot of accuracies by label: value, low, high, marked by column.
 
-    The runs of a setting are one bar, the mean over its seeds with its standard deviation; others
-    have the 95 % interval of their evaluation, and rows of the paper have none. Runs that were
-    asked or graded differently are never averaged.
+    The runs of a setting are one bar: the mean over seeds with its standard deviation. Other bars
+    have the 95 % interval of their evaluation, and the paper's have none. Runs that were asked or
+    graded differently are never averaged.
     """
     setting_of = {}
     for label, setting in settings.items():
@@ -98,7 +98,7 @@ def bar_series(
             setting_of[training.label] = label
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        # An evaluation of a model that was not trained here is a group of its own.
+        # An evaluation of a model that was not trained here is its own group.
         groups.setdefault(setting_of.get(run.label, run.label), []).append(run)
     series = {}
     for label, group in groups.items():
@@ -107,9 +107,9 @@ def bar_series(
         else:
             for run in group:
                 series[f"{label}, {run.label}"] = _bars([run])
-    # A row of the paper has a cell for each column, and all of them make one series.
+    # A row of the paper has one cell per column, and all of them are one series.
     for row in reported:
-        # The paper gives no interval, so both ends are the value itself.
+        # The paper gives no interval, so both ends equal the value.
         value = row["reported"]
         cells = {"value": value, "low": value, "high": value, "marked": False}
         bar = pd.DataFrame(cells, index=[row["column"]])
@@ -123,7 +123,7 @@ def _bars(group: Sequence[Run]) -> pd.DataFrame:
     scores = pd.concat([pd.DataFrame(run.scores) for run in group])
     columns = scores.groupby("column", sort=False)
     bars = columns.agg({"value": "mean", "low": "first", "high": "first", "marked": any})
-    # Several seeds differ more than the items of one evaluation make a single accuracy uncertain.
+    # Seeds differ by more than one evaluation's items make an accuracy uncertain.
     if len(group) > 1:
         deviation = columns.value.std()
         bars["low"], bars["high"] = bars.value - deviation, bars.value + deviation
@@ -133,9 +133,9 @@ def _bars(group: Sequence[Run]) -> pd.DataFrame:
 def draw_bars(
     series: Mapping[str, pd.DataFrame], headings: Mapping[str, str], title: str
 ) -> Figure:
-    """Draw accuracies with their intervals by column; those of the paper are hollow."""
+    """Draw accuracies with intervals by column. The paper's are hollow."""
     columns = list(headings)
-    # The bars of a column take four fifths of it, and a bar at most one fifth.
+    # The bars of a column take four fifths of its width, and a bar at most one fifth.
     width = min(0.8 / max(len(series), 1), 0.2)
     inches_per_column = max(0.8, 0.25 + 0.12 * len(series))
     inches = max(5.2, 1.2 + len(columns) * inches_per_column)
@@ -144,9 +144,9 @@ def draw_bars(
     for index, (label, bars) in enumerate(series.items()):
         color = series_style(index)["color"]
         is_reported = label.startswith("reported: ")
-        # The series of a column stand side by side, centred on its tick.
+        # The series of a column are side by side, centred on its tick.
         offset = width * (index - (len(series) - 1) / 2)
-        # Rounding may put an end of an interval on the wrong side of the value.
+        # Rounding may move an end of an interval past the value.
         distances = [(bars.value - bars.low).clip(0), (bars.high - bars.value).clip(0)]
         handles[f"{label}*" if bars.marked.any() else label] = axes.bar(
             [columns.index(column) + offset for column in bars.index],
@@ -171,9 +171,9 @@ def draw_bars(
 def read_curves(
     settings: Mapping[str, Sequence[TrainingRun]],
 ) -> dict[str, dict[str, pd.DataFrame]]:
-    """Return losses and shares along the training by title and setting.
+    """Return losses and shares during training, by title and setting.
 
-    Each is averaged over the seeds of the setting: columns tokens, mean, low and high.
+    Each is averaged over the seeds of the setting. Columns: tokens, mean, low and high.
     """
     curves: dict[str, dict[str, pd.DataFrame]] = {}
     for label, runs in settings.items():
@@ -189,11 +189,11 @@ def read_curves(
                 continue
             log = logs.dropna(subset=[value_entry])
             by_tokens = log.groupby("tokens")
-            # Runs of a setting log at the same steps, so that their entries meet at equal tokens.
+            # Runs of a setting log at the same steps, so their entries match by tokens.
             points = by_tokens[value_entry].agg(mean="mean", low="min", high="max", runs="count")
             if ends:
                 points[["low", "high"]] = by_tokens[ends].mean()
-            # A mean over fewer runs would jump where a run ends.
+            # Where a run ends, a mean over fewer runs would jump.
             points = points[points.runs >= log.run.nunique()].reset_index()
             curve = points[["tokens", "mean", "low", "high"]]
             curves.setdefault(title, {})[label] = curve
@@ -202,8 +202,8 @@ def read_curves(
 
 
 def draw_curves(curves: Mapping[str, Mapping[str, pd.DataFrame]]) -> Figure:
-    """Draw a plot for each title: every setting's mean, with a band."""
-    # A setting has the same style in all plots. A dictionary keeps the order, and each once.
+    """Draw a plot for each title, with every setting's mean and band."""
+    # A setting has the same style in all plots. The dictionary keeps the order, with each once.
     numbers: dict[str, int] = {}
     for by_setting in curves.values():
         for label in by_setting:

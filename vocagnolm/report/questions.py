@@ -1,7 +1,7 @@
-"""Pair evaluations of different evaluators item by item, by the question that was asked.
+"""Pairs evaluations by different evaluators item by item, by their questions.
 
-Such evaluations differ in more than their model. What differs is listed beside every difference:
-the prompts, the decoding, the verdict, and the items that only one of them has.
+Such evaluations differ in more than their model. All differences are listed: prompts, decoding,
+verdicts, and items that only one of them has.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from vocagnolm.report.statistics import (
 class Matched(NamedTuple):
     """Items of two evaluations that ask the same question."""
 
-    # Each has the place of an item in the first evaluation and in the other.
+    # The indices of each pair in the first evaluation and in the other.
     pairs: list[tuple[int, int]]
-    # So many items of either were left out, since several ask the same.
+    # Items of either evaluation that were left out, because several ask the same.
     repeated: tuple[int, int]
 
 
 def read_foreign_run(label: str, path: Path) -> Run:
-    """Read an evaluation of lm-eval or lighteval, each metric after each filter as a column."""
+    """Read an evaluation of lm-eval or lighteval. Each metric after each filter is a column."""
     evaluation = read_foreign(find_foreign(path))
     mark = f"asked and graded by {evaluation.evaluator}, not as the paper was"
     scores = []
@@ -82,7 +82,7 @@ def read_foreign_run(label: str, path: Path) -> Run:
 
 
 def _column(task: ForeignTask, verdict: str) -> str:
-    """Name a column; a task with one verdict is a column by itself, as our benchmarks are."""
+    """Name a column. A task with one verdict is one column, like our benchmarks."""
     if len(task.verdicts) == 1:
         return task.name
     metrics = {name.partition(", ")[0] for name in task.verdicts}
@@ -91,16 +91,16 @@ def _column(task: ForeignTask, verdict: str) -> str:
 
 
 def _tasks(run: Run) -> Sequence[ForeignTask]:
-    """Return the tasks of an evaluation, of ours as those of another evaluator."""
+    """Return the tasks of an evaluation, ours or another evaluator's."""
     if run.foreign_tasks:
         return run.foreign_tasks
     return [_own_task(run, name) for name in run.conditions]
 
 
 def _own_task(run: Run, name: str) -> ForeignTask:
-    """Describe a benchmark of an evaluation of ours as a task."""
+    """Describe one of our own benchmarks as a task."""
     conditions = run.conditions[name]
-    # This compares the items with the results beside them.
+    # This compares the items with the results next to them.
     right_of = run.items(name)
     items = []
     verdicts = []
@@ -133,11 +133,12 @@ def _own_task(run: Run, name: str) -> ForeignTask:
 
 
 def pair_by_question(first: Run, other: Run) -> list[Row]:
-    """Compare a run with a baseline, the first, on the questions that both were asked.
+    """Compare a run with the baseline, the first, on the questions that both were asked.
 
-    Tasks of one name are paired, and those that have no namesake with such that share questions.
-    Returns rows as `statistics.pair` does. Each has also `other_column`, the other run's column,
-    `tasks`, a heading, and `differences`: lists of a setting, the first's text and the other's.
+    Tasks with the same name are paired. A task without a namesake is paired with those that share
+    questions. Returns rows as `statistics.pair` does. Each also has `other_column`, the other run's
+    column, `tasks`, a heading, and `differences`: lists of a setting, the first's text and the
+    other's.
     """
     rows: list[Row] = []
     first_tasks, other_tasks = _tasks(first), _tasks(other)
@@ -148,7 +149,7 @@ def pair_by_question(first: Run, other: Run) -> list[Row]:
             has_namesake = first_task.name in other_names or other_task.name in first_names
             if first_task.name == other_task.name or not has_namesake:
                 rows += _pair_tasks(first, first_task, other, other_task)
-    # Two that share nothing are not left out in silence.
+    # Two tasks that share nothing are not silently left out.
     if not rows:
         rows.append(_row(first, first_tasks[0], other, other_tasks[0]))
         rows[0]["not_paired"] = _why_no_pairs(first, first_tasks[0], other, other_tasks[0])
@@ -162,7 +163,7 @@ def pair_by_question(first: Run, other: Run) -> list[Row]:
 def _pair_tasks(
     first: Run, first_task: ForeignTask, other: Run, other_task: ForeignTask
 ) -> list[Row]:
-    """Compare two tasks, by each verdict that both have; none if other tasks share no question."""
+    """Compare two tasks by each verdict that both have; none if they share no question."""
     matched = match(first_task, other_task)
     if not matched.pairs:
         if first_task.name != other_task.name:
@@ -197,7 +198,7 @@ def _row(first: Run, first_task: ForeignTask, other: Run, other_task: ForeignTas
 
 
 def _verdicts(first: ForeignTask, other: ForeignTask) -> list[tuple[str, str]]:
-    """Choose the verdicts that are compared: those of one name, or else each with each."""
+    """Choose the verdicts to compare: those with the same name, or else each with each."""
     shared = [(name, name) for name in first.verdicts if name in other.verdicts]
     if shared:
         return shared
@@ -205,13 +206,13 @@ def _verdicts(first: ForeignTask, other: ForeignTask) -> list[tuple[str, str]]:
 
 
 def _measure(row: Row, gains: Mapping[int, int]) -> None:
-    """Fill in the numbers of a pairing: items by 1, 0 or -1, the other's right less the first's."""
+    """Fill in the numbers of a pairing. An item is 1, 0 or -1: the other minus the first."""
     count = sum(gains.values())
     only_first, only_other = gains[-1], gains[1]
     row |= {"items": count, "only_first": only_first, "only_other": only_other}
     row["points"] = (only_other - only_first) / count * 100
     row["p"] = mcnemar_p(only_first, only_other)
-    # Each pair of columns has a seed of its own, so that its interval depends on no other.
+    # Each pair of columns has its own seed, so its interval depends on no other pair.
     seed = [0, *row["column"].encode(), 0, *row["other_column"].encode()]
     sample = resampled_differences(gains, RESAMPLES, seed)
     row["low"], row["high"] = percentile_interval(sample)
@@ -231,12 +232,12 @@ def _why_no_pairs(first: Run, first_task: ForeignTask, other: Run, other_task: F
 
 
 def _differences(first: ForeignTask, other: ForeignTask, matched: Matched) -> list[list[str]]:
-    """List what differs in how two tasks were asked: a setting, and its text on either side."""
+    """List how the ways of asking two tasks differ: a setting, and its text on each side."""
     rows = []
     evaluators = [task.protocol["evaluator"].split()[0] for task in (first, other)]
     is_same_evaluator = evaluators[0] == evaluators[1]
     for name, text in first.protocol.items():
-        # The versions of two evaluators have nothing to do with each other.
+        # The versions of two evaluators are unrelated.
         if other.protocol[name] != text and (name != "task" or is_same_evaluator):
             rows.append([name, text, other.protocol[name]])
     prompts = []
@@ -250,7 +251,7 @@ def _differences(first: ForeignTask, other: ForeignTask, matched: Matched) -> li
         rows.append(["prompts", NOT_RECORDED, NOT_RECORDED])
     elif any(prompts):
         rows.append(["prompts", "", f"others in {sum(prompts)} of {len(prompts)} items"])
-    # Two evaluators spell a right answer in two ways, and two tasks may, too.
+    # Two evaluators, or two tasks, may spell a right answer differently.
     if golds and is_same_evaluator and first.protocol["task"] == other.protocol["task"]:
         count = len(matched.pairs)
         rows.append(["right answers", "", f"others in {golds} of {count} items"])
@@ -265,8 +266,8 @@ def _differences(first: ForeignTask, other: ForeignTask, matched: Matched) -> li
 
 
 def difference_rows(pairings: Sequence[Row]) -> list[list[str]]:
-    """Lay out what differs in pairings: run, benchmarks, setting, the first's text, the run's."""
-    # {(run, setting, text, other text): benchmarks}: many tasks differ in the same way.
+    """Return rows of differences: run, benchmarks, setting, the first's text, the run's."""
+    # {(run, setting, text, other text): benchmarks}, because many tasks differ in the same way.
     benchmarks: dict[tuple[str, str, str, str], list[str]] = {}
     for row in pairings:
         for name, text, other_text in row.get("differences", []):
@@ -281,7 +282,7 @@ def difference_rows(pairings: Sequence[Row]) -> list[list[str]]:
 
 
 def pairing_heading(row: Row) -> str:
-    """Return the heading of a pairing: a benchmark, or one of each run, if they differ in name."""
+    """Return the heading of a pairing: a benchmark, or one of each run if their names differ."""
     first: str = row["column"]
     other: str = row.get("other_column") or first
     return heading(first) if first == other else f"{heading(first)} / {heading(other)}"
@@ -291,15 +292,15 @@ def pairing_heading(row: Row) -> str:
 
 
 def match(first: ForeignTask, other: ForeignTask) -> Matched:
-    """Pair items that ask the same: of one row of a data set, or else of one question.
+    """Pair items that ask the same question: from one row of a dataset, or with the same text.
 
-    Last, a question is found inside the text of another evaluator that records it in a template. A
-    question that comes twice on either side is left out.
+    Finally, look for questions inside the text of another evaluator that records them in a
+    template. A question that occurs twice on either side is left out.
     """
     pairs: list[tuple[int, int]] = []
     left_first = list(range(len(first.items)))
     left_other = list(range(len(other.items)))
-    # The two sides of items that ask the same as another one.
+    # The two sides of items whose question another item has, too.
     repeated: tuple[set[int], set[int]] = set(), set()
     keys: list[Callable[[ForeignItem], str]] = [
         lambda item: item.document,
@@ -319,7 +320,7 @@ def match(first: ForeignTask, other: ForeignTask) -> Matched:
         paired_other = {place for _, place in pairs}
         left_first = [place for place in left_first if place not in paired_first]
         left_other = [place for place in left_other if place not in paired_other]
-    # An item whose question is there twice must not be found in a third one.
+    # An item whose question occurs twice must not be found in a third one.
     left_first = [place for place in left_first if place not in repeated[0]]
     left_other = [place for place in left_other if place not in repeated[1]]
     pairs += _held(first, left_first, other, left_other)
@@ -329,7 +330,7 @@ def match(first: ForeignTask, other: ForeignTask) -> Matched:
 def _places(
     items: Sequence[ForeignItem], left: Sequence[int], key: Callable[[ForeignItem], str]
 ) -> dict[str, list[int]]:
-    """Return the places of items by their text, of those that have one."""
+    """Return the indices of items by their text, without those that have none."""
     places: dict[str, list[int]] = {}
     for place in left:
         text = key(items[place])
@@ -344,8 +345,8 @@ def _held(
     other: ForeignTask,
     left_other: Sequence[int],
 ) -> list[tuple[int, int]]:
-    """Pair questions with the texts that hold them in one and the same template."""
-    # {(which side is the longer one, what is before the question, the word after it): pairs}
+    """Pair questions with the texts that contain them in one and the same template."""
+    # {(which side is longer, the text before the question, the word after it): pairs}
     templates: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
     for other_place, first_place, before, after in _holders(other, left_other, first, left_first):
         pairs = templates.setdefault(("first", before, after), [])
@@ -355,8 +356,8 @@ def _held(
         pairs.append((first_place, other_place))
     if not templates:
         return []
-    # A short question may be the beginning of another one. The template of a task is the one that
-    # most items share.
+    # A short question may be the beginning of another one. A task's template is the one that most
+    # items share.
     pairs = max(templates.values(), key=len)
     first_counts = Counter(place for place, _ in pairs)
     other_counts = Counter(place for _, place in pairs)
@@ -373,7 +374,7 @@ def _holders(
     long: ForeignTask,
     left_long: Sequence[int],
 ) -> Iterator[tuple[int, int, str, str]]:
-    """Find the texts that hold a question: both places, the text before it, the word after it."""
+    """Find the texts that contain a question: both indices, the text before, the word after."""
     open_places = set(left_long)
     for place in left_short:
         question = short.items[place].question
@@ -386,9 +387,9 @@ def _holders(
 
 
 def _candidates(question: str, task: ForeignTask) -> set[int]:
-    """Return the places of few items, among which are all that hold a question."""
+    """Return the indices of a few items that include all which contain a question."""
     fewest: set[int] | None = None
-    # Many questions begin alike, so that the words that the fewest texts have are looked for.
+    # Many questions begin in the same way, so look for the words that occur in the fewest texts.
     for window in windows(question):
         places = task.places_by_words.get(window, set())
         if fewest is None or len(places) < len(fewest):

@@ -1,7 +1,7 @@
-"""Guidance views for a terminal and as one HTML file that needs no network and no colour.
+"""Guidance views for a terminal and as an HTML file that needs neither network nor colour.
 
-What cannot be seen (control characters, directions of writing, zero width) is shown by name, so
-that no text can draw on the page or the terminal.
+Invisible characters (control characters, writing directions, zero width) are shown by name, so no
+text can draw on the page or the terminal.
 """
 
 from __future__ import annotations
@@ -18,27 +18,26 @@ from vocagnolm.hub import public_name
 from vocagnolm.io import markdown_table
 from vocagnolm.report.view import STATUSES, GuidanceView, Status, TextView, TokenView
 
-# Pages are made from these templates. Every text is escaped, so that no document can add elements
-# to a page.
+# Pages are made from these templates. All text is escaped, so no document can add elements.
 TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("vocagnolm", "assets"),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
 )
-# The characters of these categories of Unicode cannot be seen, or move what is around them.
+# Characters of these Unicode categories are invisible, or move what is around them.
 _INVISIBLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
 _MARKS = {"kept": "[ ]", "dropped": " ", "unmapped": "{ }", "unlabelled": "( )"}
 
 
 def invisible_name(character: str) -> str | None:
-    r"""Name a character that cannot be seen; None for all others, "\n" and "\t".
+    r"""Name an invisible character. None for all others, and for "\n" and "\t".
 
     >>> invisible_name("\x1b"), invisible_name("\u202e"), invisible_name("x")
     ('␛', 'U+202E', None)
     """
     code = ord(character)
-    # A text keeps its lines and tabs, which can do no harm.
+    # A text keeps its lines and tabs, which are harmless.
     if character in "\n\t" or unicodedata.category(character) not in _INVISIBLE:
         return None
     # Unicode has pictures of the first control characters from U+2400 on, in the same order.
@@ -48,7 +47,7 @@ def invisible_name(character: str) -> str | None:
 
 
 def label(text: str) -> str:
-    r"""Write a token's characters on one line, each of them visible.
+    r"""Write a token's characters on one line, all of them visible.
 
     >>> label(" 9\n")
     '␣9↵'
@@ -61,7 +60,7 @@ def _visible(text: str) -> str:
 
 
 def token_label(token: TokenView) -> str:
-    """Return what a token is called; the later parts of a character are a ring."""
+    """Return a token's label. The later parts of a character are a ring."""
     return token.text if token.is_special else label(token.text) or "◦"
 
 
@@ -75,12 +74,12 @@ def _settings_line(view: GuidanceView) -> str:
 
 
 def _summary(view: GuidanceView) -> list[list[str]]:
-    """Count the tokens of each status, and all with a label, and average their losses."""
+    """Count the tokens by status, and all labelled ones, and average their losses."""
     by_status: dict[str, list[TokenView]] = {}
     for status in STATUSES:
         if status != "unlabelled":
             by_status[status] = []
-    # The last row counts every token with a label.
+    # The last row counts all labelled tokens.
     labelled: list[TokenView] = []
     for token in view.tokens:
         if token.status != "unlabelled":
@@ -100,8 +99,8 @@ def _summary(view: GuidanceView) -> list[list[str]]:
 
 
 def _mean(values: Iterable[float | None], sign: str = "") -> str:
-    """Average the values that are not None, and write a minus sign for a hyphen."""
-    # The two characters are a dash for no value and the true minus sign.
+    """Average the values that are not None, with a real minus sign."""
+    # These two characters are a dash for no value and the minus sign.
     numbers = [value for value in values if value is not None]
     if not numbers:
         return "\u2013"
@@ -114,7 +113,7 @@ def _heading(text: TextView) -> str:
 
 
 def render_text(view: GuidanceView) -> str:
-    """Render texts, a legend and the summary for a terminal, tokens in brackets."""
+    """Render texts, a legend and the summary for a terminal, with tokens in brackets."""
     legend = " ".join(_mark(status, status) for status in STATUSES)
     lines = [f"{view.student} ← {view.teacher}", _settings_line(view), legend]
     for text in view.texts:
@@ -129,7 +128,7 @@ def render_text(view: GuidanceView) -> str:
 
 
 def _mark(text: str, status: Status) -> str:
-    """Put brackets around a token, on each line that it has."""
+    """Put brackets around a token, on each of its lines."""
     # The space in a mark stands for the token.
     before, _, after = _MARKS[status].partition(" ")
     lines = text.split("\n")
@@ -137,11 +136,11 @@ def _mark(text: str, status: Status) -> str:
 
 
 def render_html(view: GuidanceView) -> str:
-    """Render a page of its own: nothing is loaded, and every text is escaped."""
-    # The script shows of each token its label, status, losses, pieces and, with acceptance, the
+    """Render a self-contained page. It loads nothing, and all text is escaped."""
+    # For each token, the script shows its label, status, losses, pieces and, with acceptance, its
     # weight.
     facts: list[list[Any]] = []
-    # The bars of all losses have one scale.
+    # The bars of all losses have the same scale.
     largest_loss = 0.0
     for token in view.tokens:
         student_loss = _finite(token.student_loss_nats)
@@ -152,7 +151,7 @@ def render_html(view: GuidanceView) -> str:
             fact.append(round(token.weight, 2))
         facts.append(fact)
         largest_loss = max(largest_loss, student_loss or 0.0, teacher_loss or 0.0)
-    # Tokens are counted through the page: #t12 in its address chooses one.
+    # Tokens are numbered through the page: #t12 in its address selects one.
     numbered_tokens = iter(enumerate(view.tokens))
     texts = []
     for text in view.texts:

@@ -1,4 +1,4 @@
-"""Read the directories of evaluations and of training runs."""
+"""Reads the directories of evaluations and of training runs."""
 
 import json
 import re
@@ -15,18 +15,18 @@ from vocagnolm.io import RUN_FILE, JsonObject, json_or_empty, read_json
 from vocagnolm.report.foreign import ForeignTask, find_foreign
 from vocagnolm.report.paper import Row, teacher_name
 
-# An item, by `idx`, is the number of its right outputs, the hash of the prompt, and the gold.
+# An item, by `idx`: the number of its right outputs, the hash of its prompt, and the gold.
 Items: TypeAlias = dict[int, tuple[int, str, object]]
 RESULTS_FILE, STATE_FILE = "results.json", "trainer_state.json"
-# Next to the results of an evaluation: the settings of all benchmarks whose items are there.
+# Next to an evaluation's results: the settings of all benchmarks with items.
 _SETTINGS_FILE = "settings.json"
-# These folders in the directory of a model hold its evaluations. Those of other protocols than the
-# paper's have the rest of their names in their labels.
+# Folders in a model's directory that have its evaluations. Those of other protocols than the
+# paper's show the rest of the folder's name in their labels.
 EVALUATION_FOLDER = "evaluation"
 _OTHER_FOLDERS = ("evaluation-chat", "evaluation-sampled", "evaluation-chat-sampled")
 # The columns of Table 1 come first, then those of other benchmarks, each once.
 _COLUMNS = list(dict.fromkeys(chain(PAPER_BENCHMARKS, AVERAGES, BENCHMARKS)))
-# Tables and figures call the methods by these names.
+# Tables and figures use these names for the methods.
 METHODS = {
     "vocagnolm": "VocAgnoLM",
     "uld": "ULD",
@@ -38,8 +38,8 @@ METHODS = {
 }
 # These settings of a benchmark are read from its results.
 _IN_RESULTS = {"version", "data_sha256", "prompts_sha256"}
-# These settings may differ between two seeds of one setting. Demo and experiments draw the corpus
-# by the seed, too, so its digest and size are among them.
+# These settings may differ between two seeds of the same setting. The demo and the experiments also
+# draw the corpus by the seed, so its digest and size are among them.
 _SEED_SETTINGS = {"seed", "data_seed", "corpus_digest", "blocks", "teacher_losses_sha256"}
 
 
@@ -49,27 +49,26 @@ class Run:
 
     label: str
     directory: Path
-    # The model is given by its name and revision.
+    # The name and revision of the model.
     model: str
     grader: str
-    # These are the authors of the exemplars: "ours", "harness", "other", "none", or several of
-    # them; or "chat".
+    # The authors of the exemplars: "ours", "harness", "other" or "none", or several of them; or
+    # "chat".
     prompts: str
-    # Rows are in Table 1's order. They hold run, column (a benchmark's id or an average), value in
-    # percent, rounded as the harness does, low and high of the 95 % interval, and marked: words
-    # for why it may not stand next to a published number.
+    # Rows in Table 1's order. They have run, column (a benchmark's id or an average), value in
+    # percent, rounded like the harness does, low and high of the 95 % interval, and marked: words
+    # for why it cannot be compared with published numbers.
     scores: Sequence[Row]
-    # Each item has so many outputs, which are drawn in this way; "" stands for greedy decoding.
+    # Outputs per item, and how they are sampled; "" means greedy decoding.
     samples: int
     sampling: str
-    # These are the numbers of items and of right outputs, by benchmark.
+    # The number of items and of right outputs, by benchmark.
     counts: Mapping[str, tuple[int, int]]
-    # These hold, by benchmark, all that must be equal in two runs whose items are paired.
+    # By benchmark, everything that must be equal in two runs whose items are paired.
     conditions: Mapping[str, Row]
-    # Notes are reasons not to put numbers next to published ones, each with its columns, and the
-    # engine.
+    # Reasons against comparing numbers with published ones, each with its columns, and the engine.
     notes: Sequence[str]
-    # Another evaluator's tasks hold their items.
+    # Another evaluator's tasks have their own items.
     foreign_tasks: Sequence[ForeignTask] = ()
 
     def items(self, benchmark: str) -> Items:
@@ -101,19 +100,19 @@ class TrainingRun:
     """A run of vocagnolm train."""
 
     label: str
-    # The name is one of `METHODS`, or a user's own.
+    # One of `METHODS`, or the name of a user's own method.
     method: str
-    # Several teachers are joined by plus signs; "" stands for nobody.
+    # Several teachers are joined by plus signs; "" means none.
     teacher: str
-    # These options define its setting, so that the seed is not among them.
+    # The options that define its setting, without the seed.
     options: JsonObject
-    # The text is JSON of `seed` and `data_seed`.
+    # JSON of `seed` and `data_seed`.
     seed: str
     batch_tokens: int
-    # The state has log and cost, and is empty before the run is saved.
+    # The state has log and cost. It is empty before the run is saved.
     state: JsonObject
-    # The loss is that after the last step, over this many tokens. Both are None if training has not
-    # come so far.
+    # The loss after the last step, over this many tokens. Both are None if training has not come
+    # that far.
     eval_loss: float | None
     eval_tokens: int | None
 
@@ -133,7 +132,7 @@ def heading(column: str) -> str:
 
 
 def in_order(columns: Iterable[str]) -> list[str]:
-    """Sort columns as in Table 1, each once; those that the table does not have come last.
+    """Sort columns as in Table 1, each once. Those that are not in the table come last.
 
     >>> in_order(["mine", "demo", "AVG", "math", "gsm8k", "math"])
     ['gsm8k', 'math', 'AVG', 'demo', 'mine']
@@ -143,10 +142,10 @@ def in_order(columns: Iterable[str]) -> list[str]:
 
 
 def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | None]]:
-    """Find runs of vocagnolm train and evaluations in directories, or in their `evaluation/`.
+    """Find training runs and evaluations in directories, or in their `evaluation/`.
 
-    Returns by label the directory with the settings of a run, and the one with the results of an
-    evaluation, of ours or of another evaluator; chats and drawn outputs have labels of their own.
+    Returns by label the directory with a run's settings and the directory with an evaluation's
+    results, ours or another evaluator's. Chats and sampled outputs have their own labels.
     """
     # An entry has name, path, directory of the run and directory of the evaluation.
     entries: list[tuple[str, Path, Path | None, Path | None]] = []
@@ -174,14 +173,14 @@ def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | No
     names = [entry[0] for entry in entries]
     places = {}
     for name, path, run, evaluation in entries:
-        # Two directories may have the same name: their paths tell them apart.
+        # If two directories have the same name, their paths distinguish them.
         label = name if names.count(name) == 1 else str(path)
         places[label] = run, evaluation
     return places
 
 
 def holds_evaluation(directory: Path) -> bool:
-    """Return True for the directory of an evaluation of ours."""
+    """Test for the directory of one of our evaluations."""
     return _holds(directory / RESULTS_FILE, "benchmarks")
 
 

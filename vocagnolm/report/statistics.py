@@ -35,7 +35,7 @@ def pair(first: Run, other: Run) -> list[Row]:
     differences: dict[str, tuple[float, _Floats]] = {}
     first_columns = {score["column"] for score in first.scores}
     other_columns = {score["column"] for score in other.scores}
-    # Averages come after their members in this order, so that their differences are there.
+    # Averages come after their members in this order, so that their differences exist.
     for name in in_order(first_columns & other_columns):
         row: Row = dict.fromkeys(PAIRING)
         row |= {"first": first.label, "other": other.label, "column": name}
@@ -47,7 +47,7 @@ def pair(first: Run, other: Run) -> list[Row]:
                 row["not_paired"] = f"{', '.join(missing)} not paired"
                 continue
             row["points"] = sum(differences[member][0] for member in members) / len(members)
-            # Each benchmark is resampled on its own, as its items were drawn on their own.
+            # Each benchmark is resampled separately, because its items were drawn separately.
             sample = np.mean([differences[member][1] for member in members], axis=0)
         else:
             first_items = first.items(name)
@@ -67,13 +67,13 @@ def pair(first: Run, other: Run) -> list[Row]:
             row["points"] = more_right / (count * first.samples) * 100
             is_single = first.samples == 1
             row["p"] = mcnemar_p(only_first, only_other) if is_single else sign_flip_p(gains)
-            # A benchmark has a seed of its own, so that its interval does not depend on which
-            # other benchmarks were evaluated.
+            # Each benchmark has its own seed, so its interval does not depend on which other
+            # benchmarks were evaluated.
             seed = [0, *name.encode()]
             sample = resampled_differences(gains, RESAMPLES, seed) / first.samples
             differences[name] = row["points"], sample
         row["low"], row["high"] = percentile_interval(sample)
-    # Averages have no test of their own, so Holm's correction counts the benchmarks alone.
+    # Averages have no test of their own, so Holm's correction counts only benchmarks.
     tested = [row for row in rows if row["p"] is not None]
     corrected = holm([row["p"] for row in tested])
     for row, p in zip(tested, corrected, strict=True):
@@ -100,7 +100,8 @@ def _why_not_paired(
 
 def _gains(first_items: Items, other_items: Items) -> dict[int, int]:
     """Count items by how many more of their outputs the other run has right."""
-    # Gains of single outputs are always there, in this order: the draws of a bootstrap follow it.
+    # Gains of single outputs are always present, in this order, because a bootstrap's draws follow
+    # it.
     gains = {-1: 0, 1: 0, 0: 0}
     for idx in first_items:
         gain = other_items[idx][0] - first_items[idx][0]
@@ -115,9 +116,9 @@ def mcnemar_p(only_first: int, only_other: int) -> float:
     (0.21875, 1.0, 1.0)
     """
     n = only_first + only_other
-    # Without a difference, an item that one run alone has right is as likely the one's as the
-    # other's. The tail holds the results that are at least as uneven on this side, and counts
-    # twice for both sides. It is summed in integers: no count is too large, and no p-value loses
+    # Without a difference, an item that only one run has right is equally likely to be either
+    # run's. The tail has the results that are at least this uneven on this side, and counts twice,
+    # for both sides. It is summed in integers, so no count is too large and no p-value loses
     # digits.
     fewer = min(only_first, only_other)
     tail = sum(math.comb(n, k) for k in range(fewer + 1))
@@ -125,17 +126,16 @@ def mcnemar_p(only_first: int, only_other: int) -> float:
 
 
 def sign_flip_p(gains: Mapping[int, int]) -> float:
-    """Return the exact two-sided p-value of the sign-flip test over items, of {gain: items}.
+    """Return the exact two-sided p-value of the sign-flip test over items, from {gain: items}.
 
-    Of single outputs, whose gains are -1, 0 and 1, it is McNemar's.
+    For single outputs, with gains of -1, 0 and 1, it is McNemar's.
 
     >>> sign_flip_p({-1: 1, 1: 5, 0: 9}), sign_flip_p({2: 1, 4: 1, -1: 1})
     (0.21875, 0.5)
     """
     observed = abs(sum(gain * items for gain, items in gains.items()))
-    # Without a difference, an item's outputs are as likely the one run's as the other's, so that
-    # its gain has either sign. The array holds the probability of each sum: first that of the
-    # smallest, at the end that of its opposite.
+    # Without a difference, an item's outputs are equally likely to be either run's, so its gain has
+    # either sign. The array has the probability of each sum, from the smallest to its opposite.
     probabilities = np.ones(1)
     for gain, items in gains.items():
         for _ in range(items if gain else 0):
@@ -149,13 +149,13 @@ def sign_flip_p(gains: Mapping[int, int]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p-values for their number by Holm's step-down method, in the order given.
+    """Correct p-values for their number by Holm's step-down method, in the given order.
 
     >>> holm([0.02, 0.01, 0.5])
     [0.04, 0.03, 0.5]
     """
-    # The smallest of n p-values is multiplied by n, the next by n - 1, and so on. A corrected
-    # value is never below the one before it.
+    # The smallest of n p-values is multiplied by n, the next by n - 1, and so on. A corrected value
+    # is never below the one before.
     order = np.argsort(p_values, kind="stable")
     scaled = np.arange(len(order), 0, -1) * np.asarray(p_values)[order]
     corrected = np.empty(len(order))
@@ -167,8 +167,8 @@ def resampled_differences(
     gains: Mapping[int, int], resamples: int, seed: int | Sequence[int]
 ) -> _Floats:
     """Return 100 times the mean gain [resamples] of {gain: items}, items drawn with replacement."""
-    # Items of one gain are a group. Drawing n items with replacement is then one multinomial draw,
-    # which has the same distribution as a bootstrap that draws the items themselves.
+    # Items with the same gain are a group. Drawing n items with replacement is then one multinomial
+    # draw, with the same distribution as a bootstrap of the items.
     counts = np.array(list(gains.values()))
     items = int(counts.sum())
     drawn = np.random.default_rng(seed).multinomial(items, counts / items, size=resamples)
@@ -177,6 +177,6 @@ def resampled_differences(
 
 
 def percentile_interval(values: _Floats) -> tuple[float, float]:
-    """Return the central 95 % of resampled values; with few discordant items it is too narrow."""
+    """Return the central 95 % of resampled values. With few discordant items it is too narrow."""
     low, high = np.quantile(values, (0.025, 0.975))
     return float(low), float(high)

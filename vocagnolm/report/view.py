@@ -1,7 +1,7 @@
-"""The guidance view: which tokens of a text are trained, with both losses and the teacher's pieces.
+"""The guidance view: which tokens are trained, with both losses and the teacher's tokens.
 
 From a batch of packed sequences, the losses and weights of its tokens (`guidance.TokenGuidance`)
-and the texts, `view_texts` makes plain data, which pages show.
+and the texts, `view_texts` makes plain data for pages.
 """
 
 from __future__ import annotations
@@ -30,27 +30,28 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 
 @dataclass(frozen=True)
 class TokenView:
-    """A student token and what became of it."""
+    """A student token and what was decided about it."""
 
-    # A token that stands for no characters has its name here. Other tokens have the characters
-    # that no token before them has: the second token of a character (byte fallback) has none.
+    # The name of a token that stands for no characters. Any other token has the characters that no
+    # token before it has: the second token of a character (byte fallback) has none.
     text: str
-    # These are its characters in the text, shared ones included. A special token has none, and
-    # neither has a "▁" that the tokenizer put before the text.
+    # Its characters in the text, including shared ones. A special token has none, and neither has a
+    # "▁" that the tokenizer put before the text.
     start: int
     end: int
-    # Where both losses were compared, a token is "kept" if its weight is at least a half, or else
-    # "dropped". It is "unmapped" where there is no teacher loss to compare with, and "unlabelled"
-    # where nothing predicts it, as with a start token.
+    # If both losses were compared, a token is "kept" if its weight is at least a half, and
+    # "dropped" otherwise. It is "unmapped" if there is no teacher loss, and "unlabelled" if nothing
+    # predicts it, such as a start token.
     status: Status
-    # This is W of Eq. (4).
+    # W in Eq. (4).
     weight: float
-    # An unlabelled token has None.
+    # None for an unlabelled token.
     student_loss_nats: float | None
-    # The loss is aggregated over the pieces, Eq. (2); it is None where there is none.
+    # Aggregated over the pieces, Eq. (2); None if there is none.
     teacher_loss_nats: float | None
-    # These teacher tokens cover its characters, if they are known, with text and loss in nats, or
-    # NaN where it was not scored. Those that hold parts of one character all have that character.
+    # The teacher tokens that cover its characters, if they are known, with text and loss in nats,
+    # or NaN if a token was not scored. Tokens that each have a part of one character all have that
+    # character.
     pieces: tuple[tuple[str, float], ...] = ()
 
     @property
@@ -60,7 +61,7 @@ class TokenView:
 
     @property
     def excess_nats(self) -> float | None:
-        """The student's loss less the teacher's, by which tokens are ranked."""
+        """The student's loss minus the teacher's, by which tokens are ranked."""
         if self.student_loss_nats is None or self.teacher_loss_nats is None:
             return None
         return self.student_loss_nats - self.teacher_loss_nats
@@ -68,7 +69,7 @@ class TokenView:
 
 @dataclass(frozen=True)
 class TextView:
-    """A segment of a document, where it begins there, and the packed sequence that it is in."""
+    """A segment of a document, where it begins there, and its packed sequence."""
 
     text: str
     document: int
@@ -79,13 +80,13 @@ class TextView:
 
 @dataclass(frozen=True)
 class GuidanceView:
-    """All that one page shows: student and teacher by name, and the method between them."""
+    """Everything that one page shows: student and teacher by name, and the method."""
 
     student: str
-    # This is one name, or those of several.
+    # One or more names.
     teacher: str
     method: Method
-    # This says in words among which tokens the share is taken.
+    # Among which tokens the share is taken, in words.
     competition: str
     texts: tuple[TextView, ...] = ()
 
@@ -102,9 +103,10 @@ def view_texts(
     corpus: datasets.Dataset,
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[TextView, ...]:
-    """Make the views of a batch's segments; of several teachers the pieces are the first one's.
+    """Make the views of a batch's segments. With several teachers, pieces are the first one's.
 
-    `segments` has rows of `data.Segments.rows` for each row of the batch, `corpus` their documents.
+    `segments` has rows of `data.Segments.rows` for each row of the batch, and `corpus` their
+    documents.
     """
     if "teacher_losses" in batch:
         scored_BT = ~batch["teacher_losses"].isnan()
@@ -126,7 +128,7 @@ def view_texts(
 
 
 class _Decision(NamedTuple):
-    """What was decided about one student token, and from what."""
+    """What was decided about one student token, and why."""
 
     student_loss: float
     teacher_loss: float
@@ -164,14 +166,14 @@ def _tokens(
     spans += widen_spans(segment["student_codes"], segment["student_exceptions"]).tolist()
     if len(spans) < len(ids):
         spans.append([len(text), len(text)])
-    # The spans of all teachers follow one another. A teacher's start token has no span, but ranges
+    # The spans of all teachers follow each other. A teacher's start token has no span, but ranges
     # count it.
     teacher_spans = widen_spans(segment["teacher_codes"], segment["teacher_exceptions"]).tolist()
     pieces = [("", next(losses))]
     for start, end in teacher_spans[: segment["teacher_counts"][0] - 1]:
         pieces.append((text[start:end], next(losses)))
     ranges = align_segment(segment)[0].tolist()
-    # Characters before this one belong to a token that was yielded.
+    # Characters before this index belong to a token that was already yielded.
     covered = 0
     next_starts = [start for start, _ in spans[1:]] + [len(text)]
     rows = zip(ids, spans, next_starts, ranges, decisions, strict=True)
@@ -185,8 +187,8 @@ def _tokens(
             status = "kept" if decision.weight >= 0.5 else "dropped"
         characters = text[max(start, covered) : end]
         word = str(tokenizer.convert_ids_to_tokens(token))
-        # A "▁" where the text has no space has the characters of the next token (docs/method.md,
-        # choices): they are shown with that token.
+        # A "▁" for which the text has no space has the characters of the next token
+        # (docs/method.md, choices). They are shown with that token.
         if word == "▁":
             end = min(end, next_start)
         yield TokenView(
@@ -197,7 +199,7 @@ def _tokens(
             weight=decision.weight,
             student_loss_nats=decision.student_loss if decision.has_label else None,
             teacher_loss_nats=decision.teacher_loss if is_compared else None,
-            # The range of an unmapped token is (-1, -1), which takes no piece.
+            # The range of an unmapped token is (-1, -1), which selects no piece.
             pieces=tuple(pieces[first:last]),
         )
         covered = max(covered, end)

@@ -1,4 +1,4 @@
-"""The card of a trained student, and its push to the hub; neither names a local path."""
+"""The model card of a trained student, and its upload to the hub. Neither shows local paths."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,12 @@ from vocagnolm.io import ASSETS
 
 
 def _public(settings: Any) -> Any:
-    """Give every path in settings a name without this machine's directories."""
+    """Replace every path in settings by a name without this machine's directories."""
     if isinstance(settings, dict):
         return {name: _public(value) for name, value in settings.items()}
     if isinstance(settings, list):
         return [_public(value) for value in settings]
-    # `settings_of` has made the paths of what lies here absolute, and left the names of the hub
-    # alone.
+    # `settings_of` has made local paths absolute, and has not changed hub names.
     is_path = isinstance(settings, str) and Path(settings).is_absolute()
     return public_name(settings) if is_path else settings
 
@@ -31,7 +30,7 @@ def model_card(name: str, settings: Mapping[str, Any]) -> str:
     for store in public["teacher_losses"] or ():
         guides.append(f"the stored losses of {store['teacher']}")
     guided = f", guided by {' and '.join(guides)}" if guides else ""
-    # The hub links a card to the data sets that it names, so local ones are left out.
+    # The hub links a card to the datasets that it names, so local ones are left out.
     corpora = []
     for corpus in settings["dataset"]:
         name_on_hub = hub_name(corpus)
@@ -78,14 +77,14 @@ def push(
     revision: str | None = None,
     token: str | None = None,
 ) -> None:
-    """Put files and a card on the hub in one commit."""
+    """Upload files and a card to the hub in one commit."""
     files = [CommitOperationAdd(name, directory / name) for name in names]
     files.append(CommitOperationAdd("README.md", card.encode()))
     hub, message = HfApi(token=token), "Upload with vocagnolm"
     try:
         hub.create_repo(repository, exist_ok=True)
         hub.create_commit(repository, files, commit_message=message, revision=revision)
-    # Network errors have no common base class, and none of them may hide that the model is saved.
+    # Network errors have no common base class, and none may hide that the model was saved.
     except Exception as error:
         remedy = "everything is saved; the same command pushes it"
         raise ValueError(f"--push_to_hub {repository}: {error}: {remedy}") from error

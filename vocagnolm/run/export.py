@@ -1,4 +1,4 @@
-"""Turn a checkpoint into a model that `from_pretrained` loads.
+"""Turns a checkpoint into a model that `from_pretrained` loads.
 
     vocagnolm export runs/my-student/checkpoint-500
     vocagnolm export runs/my-adapters --dtype bfloat16 --output_dir my-student
@@ -65,20 +65,21 @@ def export(
     dtype: str = "float32",
     trust_remote_code: bool = False,
 ) -> Path:
-    """Write the whole model of a checkpoint with its tokenizer, or nothing; return the directory.
+    """Write the whole model of a checkpoint with its tokenizer, or nothing. Returns the directory.
 
-    The checkpoint may be `checkpoint-N` of a run, from one process or from many, the directory of a
+    The checkpoint may be `checkpoint-N` of a run, from one or many processes, the directory of a
     finished run, or one that `save_model` wrote.
 
     Raises:
         ValueError: the checkpoint or its student is damaged, its adapters cannot be merged, or the
-            options do not suit it.
+            options do not fit it.
     """
-    # The path is made absolute but not resolved: the export lies next to it even if it is a link.
+    # Make the path absolute, but do not resolve it: the export goes next to it, even if it is a
+    # link.
     checkpoint = Path(os.path.abspath(checkpoint))
     settings = _settings_of(checkpoint)
     is_sharded = (checkpoint / _SHARDS).is_dir()
-    # Shards hold weights without the model that they belong to, which only the settings name.
+    # Shards have weights without their model, which only the settings name.
     if is_sharded and not settings:
         raise ValueError(f"{checkpoint} lacks the settings of its run, which name its student")
     is_adapted = is_adapter(checkpoint) or (is_sharded and bool(settings.get("use_peft")))
@@ -93,43 +94,43 @@ def export(
     student = ModelSource(name, role, revision, init_kwargs=init_kwargs, **trusted)
     tokenizer = _tokenizer_of(checkpoint, settings, student)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # The model is made on the disk of its target, so that a rename can put it there at once. A
-    # command that is killed leaves no half model under its name.
+    # Write the model on the disk of its target, so that a rename can move it there at once. If the
+    # command is killed, there is no half model under its name.
     with TemporaryDirectory(dir=target.parent, prefix=".export-") as scratch:
         if is_sharded or is_adapted:
             model = _trained(student, checkpoint, settings, Path(scratch))
         else:
             model = ModelSource(str(checkpoint), "checkpoint", **trusted).load(torch.float32)
-        # Training turned the cache off; generation needs it.
+        # Training turned the cache off, but generation needs it.
         model.config.use_cache = True
         model.to(getattr(torch, dtype))
         model_directory = Path(scratch, "model")
-        # The files are small, because safetensors holds a file twice in memory while it writes it.
+        # Write small files, because safetensors holds a file twice in memory while writing it.
         model.save_pretrained(model_directory, max_shard_size="5GB")
         tokenizer.save_pretrained(model_directory)
-        # The rename also replaces an empty directory, which the check above lets through.
+        # The rename also replaces an empty directory, which the check above allows.
         model_directory.rename(target)
     return target
 
 
 def _settings_of(checkpoint: Path) -> JsonObject:
-    """Return the settings of a checkpoint's run, if it is whole; none where no run wrote it."""
+    """Return the settings of a checkpoint's run if it is whole, or {} if no run wrote it."""
     is_of_a_run = any((checkpoint / name).exists() for name in (MANIFEST_FILE, RUN_FILE))
-    # What `save_model` wrote has no manifest of sizes to compare with.
+    # What `save_model` wrote has no list of sizes to compare with.
     is_saved_model = not is_of_a_run and bool(model_files(checkpoint))
     fault = None if is_saved_model else checkpoint_fault(checkpoint)
     if fault:
         raise ValueError(f"{checkpoint}: {fault}")
-    # Settings are in the manifest of a checkpoint, and next to that of a finished run.
+    # A checkpoint's settings are in its manifest, and a finished run's are next to the manifest.
     settings: JsonObject | None = json_or_empty(checkpoint / MANIFEST_FILE).get("run")
     return settings or json_or_empty(checkpoint / RUN_FILE)
 
 
 def _student_of(checkpoint: Path, settings: JsonObject) -> tuple[str, Role, str | None]:
-    """Return name, role and revision of the model that a run began with."""
+    """Return name, role and revision of the model with which a run began."""
     adapter = read_json(checkpoint / ADAPTER_CONFIG) if is_adapter(checkpoint) else {}
-    # A run of Python may have been given a model that no name leads to. Adapters keep the name of
-    # theirs in their own file.
+    # A run in Python may have got a model that no name leads to. Adapters name their model in their
+    # own file.
     name = settings.get("student") or adapter.get("base_model_name_or_path")
     if is_adapter(checkpoint) and not name:
         raise ValueError(
@@ -141,7 +142,7 @@ def _student_of(checkpoint: Path, settings: JsonObject) -> tuple[str, Role, str 
 
 
 def _tokenizer_of(checkpoint: Path, settings: JsonObject, student: ModelSource) -> Any:
-    """Load the tokenizer that is saved with a checkpoint, or else that of its run."""
+    """Load the tokenizer that was saved with a checkpoint, or else that of its run."""
     place, revision = settings.get("student_tokenizer"), None
     if (checkpoint / "tokenizer_config.json").exists():
         place = str(checkpoint)
@@ -154,13 +155,13 @@ def _tokenizer_of(checkpoint: Path, settings: JsonObject, student: ModelSource) 
 def _trained(
     student: ModelSource, checkpoint: Path, settings: JsonObject, scratch: Path
 ) -> PreTrainedModel:
-    """Load the student that a run began with, and put the trained weights or adapters into it."""
+    """Load the student with which a run began, and put the trained weights or adapters into it."""
     config = None
-    # The student comes last, as it may take minutes to load.
+    # Load the student last, because it may take minutes.
     if is_adapter(checkpoint):
         config, weights = read_adapters(checkpoint)
     else:
-        # This works without the processes that trained: it joins their shards on the CPU.
+        # This works without the training's processes: it joins their shards on the CPU.
         merge_fsdp_weights(str(checkpoint / _SHARDS), str(scratch))
         weights = load_file(scratch / "model.safetensors")
     model = student.load(torch.float32)
@@ -174,11 +175,11 @@ def _trained(
 
 
 def _fill(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
-    """Replace all weights of a model; a ValueError where one is absent or unknown."""
+    """Replace all weights of a model. A missing or unknown one is a ValueError."""
     mismatch = model.load_state_dict(weights, strict=False)
-    # A weight that two layers share may have been saved once, and is then missing under its other
-    # name. It shares its memory with one that was loaded. Any other weight that is absent would
-    # stay untrained.
+    # A weight that two layers share may have been saved once, and then is missing under its other
+    # name. It shares memory with one that was loaded. Any other missing weight would stay
+    # untrained.
     state = model.state_dict()
     loaded_addresses = {state[name].data_ptr() for name in weights if name in state}
     wrong_names = list(mismatch.unexpected_keys)
@@ -192,7 +193,7 @@ def _fill(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
 
 
 def _adapter_config(model: PreTrainedModel, settings: JsonObject) -> Any:
-    """Return the PEFT config of a run, which Python may have given instead of options."""
+    """Return the PEFT config of a run, which Python may have given in place of options."""
     if "peft_config" in settings:
         from peft import get_peft_config
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from vocagnolm.cli import shell
 from vocagnolm.run.parser import check, parse
 
-# `vocagnolm.launch` calls `check` before it starts processes, so that an error is reported once.
+# `vocagnolm.launch` calls `check` before it starts processes, so an error is reported once.
 __all__ = ["check", "main"]
 
 _OUT_OF_MEMORY = (
@@ -19,9 +19,9 @@ _OUT_OF_MEMORY = (
 
 @shell("vocagnolm train", out_of_memory=_OUT_OF_MEMORY, resumable=True)
 def main(argv: Sequence[str] | None = None) -> int:
-    """Show a page of help, or run the job; return the exit status."""
+    """Show help, or run the job. Returns the exit status."""
     job = parse(sys.argv[1:] if argv is None else argv, on_hub=True)
-    # The import of the trainer takes seconds, which a page of help or a wrong option is spared.
+    # Importing the trainer takes seconds, which help and wrong options do not need.
     from vocagnolm.run.train import train
 
     return train(job)

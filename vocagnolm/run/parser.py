@@ -1,4 +1,4 @@
-"""The command line of `vocagnolm train`: recipes, flags, help, and checks that need no torch."""
+"""The command line of `vocagnolm train`: recipes, flags, help, and checks without torch."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
     from vocagnolm.training.settings import Job
 
-# The package is located without being imported.
+# Find the package without importing it.
 _SPEC = importlib.util.find_spec("transformers")
 assert _SPEC
 _TRANSFORMERS = Path(str(_SPEC.origin)).parent
 if not TYPE_CHECKING:
     try:
-        # The file is run by its path, because importing the package around it takes a second. A
-        # version of transformers that has moved it is imported.
+        # Run the file by its path, because importing the package around it takes a second. If a
+        # version of transformers has moved the file, import it.
         HfArgumentParser = run_path(str(_TRANSFORMERS / "hf_argparser.py"))["HfArgumentParser"]
     except (OSError, ImportError, KeyError):
         from transformers import HfArgumentParser
@@ -66,7 +66,7 @@ docs/running.md has the details.
 
 
 class Parser(OneLineErrors, HfArgumentParser):
-    """Parser of dataclasses of options; those that are `first` come on top of the help."""
+    """Parser of dataclasses of options. Those that are `first` are at the top of the help."""
 
     def __init__(self, types: Sequence[Any]) -> None:
         super().__init__(
@@ -83,8 +83,8 @@ class Parser(OneLineErrors, HfArgumentParser):
             "--config",
             help="YAML file of options, or the name of a recipe. Flags override it.",
         )
-        # Each class that declares fields has a group, and a field belongs to the class that
-        # declares it, whichever class inherits it.
+        # Each class that declares fields has a group. A field belongs to the class that declares
+        # it, whichever class inherits it.
         parts = (ModelOptions, DataOptions, LoadOptions, PackOptions, Method, RunOptions)
         self._groups: dict[str, Any] = {}
         for part in parts:
@@ -93,8 +93,8 @@ class Parser(OneLineErrors, HfArgumentParser):
         for kind in types:
             self._add_dataclass_arguments(kind)
         self.dataclass_types = list(types)
-        # These names of TRL and transformers are taken and answered by a warning. Those that are
-        # fields of Trainer's arguments are there already.
+        # These names of TRL and transformers are accepted with a warning. Fields of Trainer's
+        # arguments already exist.
         for name in ALWAYS_ON:
             if f"--{name}" not in self._option_string_actions:
                 self.add_argument(f"--{name}", nargs="?", const=True, help=argparse.SUPPRESS)
@@ -106,7 +106,7 @@ class Parser(OneLineErrors, HfArgumentParser):
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """One spelling of each option, the kind of its values, and its default in brackets."""
+    """Shows one spelling of each option, the kind of its values, and its default in brackets."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         name = action.option_strings[0]
@@ -151,17 +151,17 @@ def _check(argv: Sequence[str]) -> tuple[str | None, list[str], list[Any]]:
         raise SystemExit(0)
     config = quick_parser.parse_known_args(argv)[0].config
     recipe = str(find_file("--config", config)) if config else None
-    # The recipe becomes flags in front of the user's, because argparse takes the last one.
+    # The recipe becomes flags before the user's, because argparse takes the last one.
     flags = as_flags(recipe_options(recipe)) if recipe else []
     try:
-        # The recipe is checked by itself, so that the message names its file.
+        # Check the recipe by itself, so that the message names its file.
         _check_names(quick_parser, flags)
     except ValueError as error:
         raise ValueError(f"--config {recipe}: {error}") from error
     _check_names(quick_parser, argv)
     flags += argv
-    # Only what recipe and flags say together is a run, so options that exclude each other are
-    # compared now. The constructors of the dataclasses make these checks.
+    # Only the recipe and the flags together make a run, so options that exclude each other are
+    # compared now, by the constructors of the dataclasses.
     *options, _ = quick_parser.parse_args_into_dataclasses(
         flags, return_remaining_strings=True, look_for_args_file=False
     )
@@ -171,9 +171,9 @@ def _check(argv: Sequence[str]) -> tuple[str | None, list[str], list[Any]]:
 
 
 def parse(argv: Sequence[str], *, on_hub: bool = False) -> Job:
-    """Read the command line; `--config RECIPE` gives values that flags override.
+    """Parse the command line. `--config RECIPE` gives values that flags override.
 
-    With `on_hub`, models and corpora have to be here, or on a hub within reach.
+    With `on_hub`, models and corpora must be local, or on a hub within reach.
 
     Raises:
         ValueError: an argument is wrong, in one line.
@@ -185,24 +185,24 @@ def parse(argv: Sequence[str], *, on_hub: bool = False) -> Job:
 def _parse(argv: Sequence[str], *, on_hub: bool) -> Job:
     recipe, flags, options = check(argv)
     model, data, method, run, _ = options
-    # Names are asked for before torch is imported, so that a wrong one is answered at once.
+    # Check names before torch is imported, so that a wrong one is reported at once.
     if on_hub:
         check_names(*options)
 
-    # Only now, as it imports torch.
+    # Import it only now, because it imports torch.
     from vocagnolm.training.settings import Job
 
     # These defaults depend on other options. They come first, so the user's flags win.
     evaluates = data.eval_fraction or data.eval_dataset
     if evaluates:
         flags = ["--eval_strategy=steps", f"--eval_steps={run.save_steps}", *flags]
-    # The batch size and the accumulation steps together decide the global batch. Only one of them
-    # leaves it to the paper.
+    # The batch size and the accumulation steps together decide the global batch. If only one of
+    # them is given, the paper's applies.
     if run.global_batch_tokens is None and not (
         run.per_device_train_batch_size and run.gradient_accumulation_steps
     ):
         flags = [f"--global_batch_tokens={PAPER_TOKENS}", *flags]
-    # The constructor of the arguments looks there for a run that is going on.
+    # The constructor of the arguments looks there for a run to resume.
     if not run.output_dir:
         flags = [*flags, f"--output_dir={model.output_dir(method.method)}"]
     parsed: Any = _full_parser().parse_args_into_dataclasses(flags, look_for_args_file=False)
@@ -210,7 +210,7 @@ def _parse(argv: Sequence[str], *, on_hub: bool) -> Job:
     if args.eval_strategy != "no" and not evaluates:
         raise ValueError("--eval_strategy needs --eval_fraction or --eval_dataset")
     job = Job(model, data, args, recipe)
-    # The last result of the parser is a namespace of the arguments that no dataclass has.
+    # The parser's last result is a namespace of the arguments that are in no dataclass.
     namespace = options[-1]
     for name, reason in ALWAYS_ON.items():
         if getattr(namespace, name) is not None:
@@ -219,19 +219,19 @@ def _parse(argv: Sequence[str], *, on_hub: bool) -> Job:
 
 
 def _full_parser() -> Parser:
-    """Return the parser that knows the other fields of `transformers.TrainingArguments`, too."""
+    """Return the parser that also knows the other fields of `transformers.TrainingArguments`."""
     from vocagnolm.training.config import VocAgnoConfig
 
     return Parser((ModelOptions, DataOptions, VocAgnoConfig))
 
 
 def _check_names(parser: Parser, words: Sequence[str]) -> None:
-    """Raise a ValueError for an option that neither a parser nor Trainer knows; skip values."""
+    """Raise a ValueError for an option that neither a parser nor Trainer knows. Skip values."""
     known_options = set(parser._option_string_actions)
     for name in trainer_fields():
         known_options |= {f"--{name}", f"--no_{name}"}
-    # What remains are unknown options and their values. A value may begin with one dash, as -1
-    # does, and not with two.
+    # What is left are unknown options and their values. A value may begin with one dash, such as
+    # -1, but not with two.
     for word in parser.parse_known_args(words)[1]:
         option = "--" + word.partition("=")[0][2:].replace("-", "_")
         if not word.startswith("--") or option in known_options:
@@ -245,9 +245,9 @@ def _check_names(parser: Parser, words: Sequence[str]) -> None:
 
 
 def trainer_fields(source: Path = _TRANSFORMERS / "training_args.py") -> list[str]:
-    """List the fields of `transformers.TrainingArguments`, from its source if they are there."""
-    # Importing the class takes seconds, so the names are read from its source. If that looks
-    # otherwise in another version, output_dir is not found, and the import is worth its time.
+    """List the fields of `transformers.TrainingArguments`, from its source if possible."""
+    # Importing the class takes seconds, so the names are read from its source. If another version
+    # looks different, output_dir is not found, and then the import is needed.
     text = source.read_text(encoding="utf-8") if source.exists() else ""
     names = re.findall(r"^    (\w+): ", text, flags=re.MULTILINE)
     if "output_dir" not in names:

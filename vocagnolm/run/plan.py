@@ -1,4 +1,4 @@
-"""The plan of a run: a line for each thing that it reads, makes and takes, and its memory."""
+"""The plan of a run: one line for each thing that it reads and makes, and its memory."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from vocagnolm.training.documents import Documents, expected_sequences, steps_of
 from vocagnolm.training.models import Models
 from vocagnolm.training.settings import Job
 
-# A plan that one process makes alone is for machines with this many devices.
+# If one process makes a plan alone, it is for machines with this many devices.
 _USUAL_MACHINE = 8
 _GIB = 2**30
 
 
 def plan(assembled: Assembled, checkpoint: str | None = None) -> str:
-    """Describe a run in lines that begin with a word each; nothing is loaded for it."""
+    """Describe a run in lines that each begin with a word. Nothing is loaded for it."""
     job, models, documents = assembled.job, assembled.models, assembled.documents
     assert models
     assert documents
@@ -58,7 +58,7 @@ def plan(assembled: Assembled, checkpoint: str | None = None) -> str:
 
 
 def _method(job: Job) -> str:
-    """Name the method, and those of its settings that are not the paper's."""
+    """Name the method, and its settings that differ from the paper's."""
     settings = job.args.in_effect()
     parts = [str(settings["method"])]
     for name, value in settings.items():
@@ -98,7 +98,7 @@ def describe_documents(documents: Documents, models: Models) -> list[str]:
             f"aligned    {teacher:,} teacher tokens ({teacher / student:.3f} per student token), "
             f"{segments.mapped_text_fraction:.2%} of the text tokens mapped"
         )
-        # A store has losses and no tokenizer to show an example with.
+        # A store has losses, but no tokenizer to show an example with.
         if models.guide.readers:
             lines.append(f"example    {_example(documents, models)}")
     lines.append(
@@ -111,7 +111,7 @@ def describe_documents(documents: Documents, models: Models) -> list[str]:
 
 
 def _example(documents: Documents, models: Models) -> str:
-    """Show the first tokens of the first segment and those of the first teacher."""
+    """Show the first tokens of the first segment, and the first teacher's."""
     assert models.guide
     row = documents.segments.rows[0]
     text = documents.texts[row["document"]][TEXT][row["start"] : row["end"]]
@@ -120,7 +120,7 @@ def _example(documents: Documents, models: Models) -> str:
     ranges = align_spans(student_spans, teacher_spans)
     pairs = []
     for (start, end), (first, last) in zip(student_spans, ranges, strict=True):
-        # An unmapped token has the range (-1, -1), of which nothing is left.
+        # An unmapped token has the range (-1, -1), which selects nothing.
         covering = teacher_spans[max(first, 0) : max(last, 0)]
         pieces = [repr(text[piece_start:piece_end]) for piece_start, piece_end in covering]
         pairs.append(f"{text[start:end]!r} -> {' '.join(pieces) or 'unmapped'}")
@@ -128,8 +128,8 @@ def _example(documents: Documents, models: Models) -> str:
 
 
 def _mixture(job: Job, documents: Documents) -> str:
-    """Describe in which shares several corpora are read, and how often each is."""
-    # A corpus whose size nobody knows has no other numbers than those of its first documents.
+    """Say in which shares several corpora are read, and how often each."""
+    # If a corpus has no known size, its numbers are only those of its first documents.
     sizes = expected_sequences(documents) or list(documents.blocks.parts.values())
     weights = documents.blocks.weights or sizes
     sequences = (steps_of(job, documents) or 0) * (
@@ -137,7 +137,7 @@ def _mixture(job: Job, documents: Documents) -> str:
     )
     shares = []
     for name, size, weight in zip(documents.blocks.parts, sizes, weights, strict=True):
-        # Without weights the sizes stand for them, and every corpus is read once per epoch.
+        # Without weights, the sizes take their place, and every corpus is read once per epoch.
         share = weight / sum(weights)
         shares.append(f"{name} {share:.1%} (read {sequences * share / size:.3g} times)")
     return ", ".join(shares)
@@ -148,7 +148,7 @@ def _steps(job: Job, documents: Documents, checkpoint: str | None) -> str:
     if steps is None:
         return "known when the whole corpus is read"
     description = f"{steps:,}, {steps * job.args.global_batch_tokens:,} tokens"
-    # A number of steps that was asked for is exact, whatever the corpus holds.
+    # A requested number of steps is exact, whatever the corpus contains.
     if not documents.is_whole and job.args.max_steps <= 0:
         read = sum(len(corpus.texts) for corpus in documents.corpora)
         total = sum(corpus.total or 0 for corpus in documents.corpora)
@@ -159,22 +159,21 @@ def _steps(job: Job, documents: Documents, checkpoint: str | None) -> str:
 
 
 def student_layout(run: VocAgnoConfig, attention: str | None = None) -> Layout:
-    """Return how the student is spread and computes, as Trainer and Accelerate read it."""
+    """Return how the student is distributed and computes, as Trainer and Accelerate will do it."""
     options = vars(run)
     mask = run.max_length if run.is_mixed and not needs_segments(attention) else 0
-    # Transformers is about to rename the option: one of the two may be absent.
+    # Transformers is renaming this option, so one of the two may not exist.
     recomputes = any(options.get(f"{name}_checkpointing") for name in ("gradient", "activation"))
     accumulates = (run.gradient_accumulation_steps or 1) > 1
     if not run.is_sharded:
         precision: Precision = "mixed" if run.is_mixed else "float32"
         return Layout(run.world_size, None, precision, recomputes, accumulates, mask=mask)
-    # Both classes read the environment that `accelerate launch` sets, where the options say
-    # nothing.
+    # If the options say nothing, both classes read the environment that `accelerate launch` sets.
     shards = (options.get("parallelism_config") or ParallelismConfig()).dp_shard_size
     plugin = FullyShardedDataParallelPlugin(**(options.get("fsdp_plugin_args") or {}))
     return Layout(
         devices=run.world_size,
-        # Without a size of shards FSDP2 spreads the weights over all devices.
+        # Without a size of shards, FSDP2 spreads the weights over all devices.
         shards=shards if shards > 1 else run.world_size,
         precision="16 bits" if run.is_mixed else "float32",
         recomputes=recomputes or bool(plugin.activation_checkpointing),
@@ -185,11 +184,11 @@ def student_layout(run: VocAgnoConfig, attention: str | None = None) -> Layout:
 
 
 def device_memory(job: Job, models: Models) -> dict[str, float]:
-    """Estimate the bytes of a device by part, at its fullest."""
+    """Estimate the peak bytes of a device, by part."""
     tokens = (job.args.per_device_train_batch_size or 1) * job.args.max_length
     layout = student_layout(job.args, models.student.source.attn_implementation)
     parts = student_memory(models.student.sizes, layout, tokens)
-    # What a teacher gathers is dropped before the student's pass, so it takes the room of the
+    # What a teacher gathers is freed before the student's pass, and so takes the room of the
     # student's activations. Only what exceeds that room counts.
     passing = parts["activations"] + parts["output head"]
     width = 4 if models.teacher_dtype == "float32" else 2
@@ -198,10 +197,10 @@ def device_memory(job: Job, models: Models) -> dict[str, float]:
         devices = devices_of_a_machine() if devices_of_a_machine() > 1 else _USUAL_MACHINE
     for teacher in models.teachers:
         quantization = job.args.teacher_quantization
-        # The teachers run one after another, but their weights stay in memory together.
+        # Teachers run one after another, but their weights stay in memory together.
         for name, size in teacher_memory(teacher.sizes, width, quantization, devices).items():
             if name == GATHERED:
-                # What one teacher gathers is dropped before the next one gathers its own.
+                # What one teacher gathers is freed before the next one gathers its own.
                 parts[name] = max(parts.get(name, 0.0), size - passing)
             else:
                 parts[name] = parts.get(name, 0.0) + size

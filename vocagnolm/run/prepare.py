@@ -1,4 +1,4 @@
-"""Align a run's corpus in advance, on machines that need no GPU.
+"""Aligns a run's corpus in advance, on machines that need no GPU.
 
     vocagnolm prepare [--config RECIPE] [the options of vocagnolm train]
 
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if {"-h", "--help"} & set(argv):
         print_main(f"usage: vocagnolm prepare [OPTION ...]\n\n{__doc__.strip()}")
         raise SystemExit(Exit.DONE)
-    # These imports take seconds, which neither a page of help nor a wrong option needs.
+    # These imports take seconds, which neither help nor a wrong option needs.
     from vocagnolm.run.parser import parse
 
     job = parse(argv, on_hub=True)
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from vocagnolm.training.documents import load_documents
     from vocagnolm.training.models import read_models
 
-    # Only configurations and tokenizers are read: aligning needs no weights.
+    # Read only configurations and tokenizers, because aligning needs no weights.
     models = read_models(job.model, job.args, job.args.device)
     documents = load_documents(job, models)
     print_main("\n".join(describe_documents(documents, models)))

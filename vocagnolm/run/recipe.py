@@ -1,4 +1,4 @@
-"""Recipes: YAML files of options, those of the package by name; and the command that lists them."""
+"""Recipes: YAML files of options, the package's own by name, and the command that lists them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,14 @@ RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 
 
 def names_in(directory: Path) -> list[str]:
-    """Return the names of the YAML files of the package: their paths without the ending."""
+    """Return the names of the package's YAML files: their paths without the ending."""
     paths = directory.rglob("*.yaml")
     return sorted(path.relative_to(directory).with_suffix("").as_posix() for path in paths)
 
 
 def find_file(option: str, value: str, directory: Path = RECIPES) -> Path:
-    """Return the file that an option names: one that is there, or else one of the package."""
-    # A file of the user comes before a recipe of the package of the same name.
+    """Return the file that an option names: an existing one, or else one of the package."""
+    # A user's file comes before a recipe of the package with the same name.
     if Path(value).is_file():
         return Path(value)
     names = names_in(directory)
@@ -37,14 +37,14 @@ def find_file(option: str, value: str, directory: Path = RECIPES) -> Path:
 
 
 def read_mapping(option: str, path: str | Path) -> dict[str, Any]:
-    """Read a YAML file of names and values, or raise a ValueError."""
+    """Read a YAML file of names and values. Anything else is a ValueError."""
     try:
         content = read_yaml(Path(path))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{option} {path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{option} {path} must be a mapping of options to values")
-    # YAML rejects a key that comes twice, but not one in two spellings.
+    # YAML rejects a repeated key, but not one in two spellings.
     names = [str(name).replace("-", "_") for name in content]
     for name in names:
         if names.count(name) > 1:
@@ -55,8 +55,8 @@ def read_mapping(option: str, path: str | Path) -> dict[str, Any]:
 def recipe_options(path: str | Path) -> dict[str, Any]:
     """Read a YAML file of options over those of its `base`, a file in the same directory."""
     options = read_mapping("--config", path)
-    # Every option gets its own name here, so that it overrides that of the base whatever it is
-    # called there.
+    # Give every option its own name here, so that it overrides the base's, whatever spelling that
+    # uses.
     aliases = aliases_of(ModelOptions, DataOptions, GuidanceOptions, RunOptions)
     for alias in aliases.keys() & options.keys():
         name = aliases[alias]
@@ -69,19 +69,19 @@ def recipe_options(path: str | Path) -> dict[str, Any]:
     if base is None:
         return options
     try:
-        # The base may have a base of its own. On the right side of | its values would win.
+        # The base may have its own base. On the right side of |, its values would win.
         return recipe_options(Path(path).parent / base) | options
     except RecursionError:
         raise ValueError(f"--config {path} is its own base") from None
 
 
 def as_flags(options: Mapping[str, Any]) -> list[str]:
-    """Write options as the flags that they stand for; those that are null are left out."""
+    """Write options as flags. Those that are null are left out."""
     flags: list[str] = []
     for name, value in options.items():
         if isinstance(value, list):
             flags += [f"--{name}", *map(str, value)]
-        # The equals sign keeps a value that begins with a dash from being read as an option.
+        # The equals sign keeps a value with a leading dash from being read as an option.
         elif value is not None:
             flags.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
     return flags
@@ -89,7 +89,7 @@ def as_flags(options: Mapping[str, Any]) -> list[str]:
 
 @shell("vocagnolm recipes")
 def main(argv: Sequence[str] | None = None) -> None:
-    """List the recipes that `--config NAME` takes, each with the first line of its file."""
+    """List the recipes that `--config NAME` accepts, each with its file's first line."""
     Parser("vocagnolm recipes", main.__doc__).parse_args(argv)
     names = names_in(RECIPES)
     width = max(map(len, names))

@@ -1,7 +1,7 @@
-"""A run of training in Weights & Biases, TensorBoard and trackio: docs/wandb.md.
+"""A training run in Weights & Biases, TensorBoard and trackio; see docs/wandb.md.
 
-transformers' callbacks send the logs. Here every entry of a log gets a section, a run of Weights &
-Biases begins with its place among others, and all trackers learn what a run is made of.
+transformers' callbacks send the logs. This module gives every entry of a log a section, gives a run
+of Weights & Biases its place among others, and describes a run to all trackers.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ from vocagnolm.training.tracking import PLACE_FILE, begin_run, read_place, track
 
 
 def place(job: Job, settings: Mapping[str, Any]) -> JsonObject:
-    """Return the arguments of `wandb.init` that place a run among others.
+    """Return the arguments of `wandb.init` that give a run its place among others.
 
-    Options win over the environment, and that over the recipe, whose folder is the experiment.
+    Options override the environment, and the environment overrides the recipe, whose folder is the
+    experiment.
     """
     run, environment, recipe = job.args, os.environ.get, tuple[str, ...]()
     if job.recipe:
         parts = Path(job.recipe).resolve().with_suffix("").parts
-        # A recipe of the package is called by its path below `recipes`, and the last directory of
-        # this name is meant. Any other file is called by its folder and name.
+        # The name of a package's recipe is its path below `recipes`, and its last directory is the
+        # experiment. For any other file, it is the file's folder.
         recipe = parts[-2:]
         if "recipes" in parts[:-1]:
             folder = len(parts) - 1 - parts[::-1].index("recipes", 1)
             recipe = parts[folder + 1 :]
     project = run.project
-    # The default of the option counts as no answer, so that the environment has its say.
+    # The option's default counts as no answer, so that the environment can decide.
     if project == RunOptions.project:
         project = environment("WANDB_PROJECT", project)
     entity, _, project = project.rpartition("/")
@@ -56,23 +57,23 @@ def place(job: Job, settings: Mapping[str, Any]) -> JsonObject:
         "project": project,
         "group": environment("WANDB_RUN_GROUP") or "/".join(recipe[:-1]) or None,
         "name": name or Path(str(run.output_dir)).resolve().name,
-        # Weights & Biases rejects tags of more than 64 characters. The end of a path tells more
-        # than its beginning.
+        # Weights & Biases rejects tags of more than 64 characters. The end of a path says more than
+        # its beginning.
         "tags": [tag[-64:] for tag in tags if tag],
     }
 
 
 @contextmanager
 def running(trainer: Trainer, assembled: Assembled, *, is_resumed: bool) -> Iterator[None]:
-    """Tell all trackers about a run that trains inside, if there are any.
+    """Describe the run that trains inside to all trackers, if there are any.
 
-    A run that was cut off and resumed is one run, in Weights & Biases too.
+    A run that was interrupted and resumed is one run, in Weights & Biases, too.
     """
     if not (trainer.args.report_to and is_main()):
         yield
         return
-    # transformers' callbacks look this function up whenever they log, so it is replaced for the
-    # time of the training.
+    # transformers' callbacks look this function up whenever they log, so it is replaced during
+    # training.
     library_names = integration_utils.rewrite_logs
     integration_utils.rewrite_logs = tracked
     try:
@@ -83,14 +84,14 @@ def running(trainer: Trainer, assembled: Assembled, *, is_resumed: bool) -> Iter
 
 
 def begin(trainer: Trainer, job: Job, description: JsonObject, *, is_resumed: bool) -> None:
-    """Begin a run, before it trains; on rank 0."""
+    """Begin a run before it trains, on rank 0."""
     args = trainer.args
     where = place(job, description["settings"])
-    # The callbacks of other trackers read these two arguments when training begins.
+    # Other trackers' callbacks read these two arguments when training begins.
     args.project, args.run_name = where["project"], where["name"]
     if "wandb" in (args.report_to or ()):
         directory = Path(str(args.output_dir))
-        # What was written when the run began wins, or a renamed run would begin another one.
+        # What was written when the run began wins. Otherwise a renamed run would begin another one.
         arguments = where | (read_place(directory) if is_resumed else {})
         arguments["config"] = description
         run = begin_run(arguments)
@@ -100,14 +101,14 @@ def begin(trainer: Trainer, job: Job, description: JsonObject, *, is_resumed: bo
 
 
 def finish() -> None:
-    """End the run of Weights & Biases, which Trainer leaves to those who have begun it."""
-    # The package is optional, and a run that did not ask for it has not imported it.
+    """End the run of Weights & Biases, which Trainer leaves to whoever has begun it."""
+    # The package is optional. A run that did not ask for it has not imported it.
     if "wandb" in sys.modules and sys.modules["wandb"].run is not None:
         sys.modules["wandb"].finish()
 
 
 def about(assembled: Assembled) -> JsonObject:
-    """Describe a run by the values that trackers filter and group runs by."""
+    """Describe a run by the values that trackers filter and group by."""
     models, documents = assembled.models, assembled.documents
     assert models
     assert documents
@@ -127,6 +128,6 @@ def about(assembled: Assembled) -> JsonObject:
         },
         "code": versions("vocagnolm torch transformers accelerate datasets"),
     }
-    # The description goes through JSON, because wandb would write the names of Enum members and
+    # Convert the description to JSON and back, because wandb would write Enum members' names and
     # not their values.
     return json.loads(json.dumps(description, default=str))  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""One training job: look at its directory, assemble, plan, train, save."""
+"""One training job: check its directory, assemble, plan, train, save."""
 
 import math
 from pathlib import Path
@@ -20,25 +20,25 @@ from vocagnolm.training.tracking import check_trackers
 
 
 def train(job: Job) -> int:
-    """Run one training job to its end, or to a signal; return the exit status."""
+    """Run one training job to its end, or until a signal. Returns the exit status."""
     args, output_dir = job.args, Path(str(job.args.output_dir))
 
-    # What is wrong ends the run here, in seconds and not after hours of alignment.
+    # Errors end the run here, within seconds and not after hours of alignment.
     settings = settings_of(job)
     option = args.resume_from_checkpoint
-    # Rank 0 alone looks, so that all processes begin alike.
+    # Only rank 0 looks, so that all processes begin in the same way.
     start = rank0(lambda: run_directory.find_start(output_dir, settings, option))
-    # A plan for other settings is worth showing; only the run itself has no place to go.
+    # A plan for other settings is worth showing. Only the run itself cannot start.
     if start.conflict and not args.dry_run:
         raise ValueError(start.conflict)
     if start.is_finished:
         print_main(f"{output_dir} holds the finished run: nothing to do")
         return Exit.DONE
     if args.report_to:
-        # One process asks for the key, as only it talks to the trackers.
+        # One process asks for the key, because only it talks to the trackers.
         rank0(lambda: check_trackers(args.report_to))
 
-    # The plan is made of the first documents, which are enough for a large corpus.
+    # The plan is made from the first documents, which are enough for a large corpus.
     assembled = assemble(job, sample=True)
     print_main(plan(assembled, start.checkpoint))
     if args.dry_run:
@@ -49,15 +49,15 @@ def train(job: Job) -> int:
     # The trainer comes last, so that a wrong command leaves no trace in the directory.
     trainer = VocAgnoTrainer(assembled=assembled)
     is_resumed = start.checkpoint is not None
-    # The claim holds until the model is saved. `train` inside claims once more and gives back its
-    # own claim only.
+    # The claim holds until the model is saved. `train` inside claims again, and releases only its
+    # own claim.
     with trainer.claiming(), trackers.running(trainer, assembled, is_resumed=is_resumed):
         trained = trainer.train(resume_from_checkpoint=start.checkpoint)
         if trainer.preemption.is_agreed:
             step, steps = trainer.state.global_step, trainer.state.max_steps
             print_main(f"stopped after step {step} of {steps}; the same command resumes")
             return Exit.STOPPED
-        # The mean is over the steps that made an update, and NaN says that there was none.
+        # The mean is over the steps that made an update. NaN means that there was none.
         if math.isnan(trained.training_loss):
             raise NonFiniteLoss(
                 f"none of {trained.global_step} steps made an update (--max_bad_steps "
@@ -65,20 +65,20 @@ def train(job: Job) -> int:
             )
         with told_of_full_disk(output_dir, trainer.what_is_safe):
             save(trainer, output_dir)
-        # A run that was stopped is not finished here, since the resumed one continues it.
+        # A run that was stopped is not finished here, because it will be resumed.
         trackers.finish()
     print_main(f"saved {output_dir}")
     return Exit.DONE
 
 
 def save(trainer: VocAgnoTrainer, output_dir: Path) -> None:
-    """Save the model, then evaluate it: an evaluation may leave it in another precision."""
+    """Save the model, then evaluate it, because an evaluation may leave it in another precision."""
     # Checkpoints are sharded, which is fast. The final model is gathered into one.
     if trainer.is_fsdp_enabled:
         trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
-    # As an internal call it is not pushed: `finish` pushes it together with its card.
+    # As an internal call this does not push. `finish` pushes the model together with its card.
     trainer.save_model(str(output_dir), _internal_call=True)
-    # The last step may have been evaluated on the way. With the best checkpoint loaded that was
+    # The last step may already have been evaluated. If the best checkpoint was loaded, that was
     # another model.
     evaluated = [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry]
     is_evaluated = (
@@ -91,7 +91,7 @@ def save(trainer: VocAgnoTrainer, output_dir: Path) -> None:
 
 
 def finish(trainer: VocAgnoTrainer) -> None:
-    """Declare the run finished, on rank 0: the card comes last and marks its end."""
+    """Mark the run as finished, on rank 0. The card comes last and is the mark."""
     args, directory = trainer.args, Path(str(trainer.args.output_dir))
     names = model_files(directory)
     names += [path.name for path in directory.glob("chat_template*")]

@@ -1,1 +1,1 @@
-"""The teacher-loss store: one number per teacher token, tied to characters."""
+"""The store of teacher losses: one number per teacher token, tied to characters."""

@@ -1,4 +1,4 @@
-"""How servers are asked for the losses of a prompt's tokens: a request, and what comes back."""
+"""How servers are asked for the losses of a prompt's tokens: requests and answers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 from vocagnolm.io import JsonObject
 
 Prompt = list[int] | str
-# An answer is the logprobs of N tokens, None where there is none, and their ids or texts. The
-# start token is the first.
+# An answer has the logprobs of N tokens, or None, and their ids or texts. The start token is the
+# first.
 Answer = tuple[list[float | None], list[int | str | None]]
 
 
@@ -26,14 +26,14 @@ class Api(NamedTuple):
 
 def completion(model: str, prompt: Prompt, **options: object) -> JsonObject:
     """Ask for a completion of a prompt."""
-    # One new token is asked for and ignored: llama-cpp-python takes 0 for "as many as fit".
+    # Ask for one new token and ignore it, because llama-cpp-python reads 0 as "as many as fit".
     return {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, **options}
 
 
 def _read_vllm(answer: JsonObject) -> Answer:
-    # The list has null for the first token, and for each other one {id: {logprob, rank,
-    # decoded_token}}: the prompt's token first, then as many of the likeliest as were asked for.
-    # See vllm/entrypoints/openai/completion/protocol.py.
+    # The list has null for the first token, and {id: {logprob, rank, decoded_token}} for each
+    # other: first the prompt's token, then as many of the likeliest as were asked for. See
+    # vllm/entrypoints/openai/completion/protocol.py.
     rows = answer["choices"][0]["prompt_logprobs"][1:]
     logprobs: list[float | None] = [None]
     tokens: list[int | str | None] = [None]
@@ -45,7 +45,7 @@ def _read_vllm(answer: JsonObject) -> Answer:
 
 
 def _request_sglang(model: str, prompt: Prompt) -> JsonObject:
-    # This server has one model only.
+    # This server has only one model.
     return {
         "input_ids": prompt,
         "sampling_params": {"temperature": 0.0, "max_new_tokens": 1},
@@ -66,26 +66,26 @@ def _read_sglang(answer: JsonObject) -> Answer:
 
 
 def _read_echo(answer: JsonObject) -> Answer:
-    # The lists hold the tokens of the prompt and then the new one, as OpenAI's completions have
-    # them. Some servers name the ids of the tokens beside their texts.
+    # The lists have the prompt's tokens and then the new one, like OpenAI's completions. Some
+    # servers return ids next to the texts of tokens.
     usage = answer["usage"]
     part, new_tokens = answer["choices"][0]["logprobs"], usage["completion_tokens"]
-    # Together has the prompt's tokens in a list of their own.
+    # Together returns the prompt's tokens in a separate list.
     if answer.get("prompt"):
         part, new_tokens = answer["prompt"][0]["logprobs"], 0
     logprobs, tokens = part["token_logprobs"], part.get("token_ids") or part["tokens"]
     if len(tokens) != len(logprobs):
         raise ValueError(f"{len(tokens)} tokens and {len(logprobs)} losses")
-    # llama-cpp-python may leave the start token out of the lists though `prompt_tokens` counts it,
-    # and the first token in them has null; see its Llama._create_completion.
+    # llama-cpp-python may leave the start token out of the lists although `prompt_tokens` counts
+    # it, and the first token in them has null; see its Llama._create_completion.
     if len(tokens) - new_tokens == usage["prompt_tokens"] - 1:
         tokens = [None] + tokens
         logprobs = [None] + logprobs
     return logprobs[: usage["prompt_tokens"]], tokens[: usage["prompt_tokens"]]
 
 
-# APIs are tried in this order: those that take ids come first, as ids are checked exactly. Of these
-# the one that echoes the prompt comes last, since its answers as a rule name tokens by texts.
+# APIs are tried in this order. Those that take ids come first, because ids are compared exactly.
+# The one that echoes the prompt is their last, because its answers usually name tokens by text.
 APIS = (
     Api("vllm", "/v1/completions", partial(completion, prompt_logprobs=0), _read_vllm),
     Api("sglang", "/generate", _request_sglang, _read_sglang),

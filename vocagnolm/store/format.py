@@ -1,13 +1,13 @@
 """The teacher-loss store: a teacher's loss on every token of a corpus, tied to characters.
 
-A store is a directory of Arrow files (`shard-00000.arrow`, ...), a row per document, and
-`manifest.json`, which names the teacher, says how documents were read, and lists the size and the
-SHA-256 of every shard. The manifest of an unfinished store lists no shards: it holds the settings
+A store is a directory of Arrow files (`shard-00000.arrow`, ...) with a row per document, and
+`manifest.json`. The manifest names the teacher, says how documents were read, and lists the size
+and SHA-256 of every shard. The manifest of an unfinished store lists no shards, only the settings
 that every job must share.
 
-A token takes about three bytes: its loss as float16, and one byte for the characters it covers. Any
-student with any tokenizer can be guided by it. Tokenizers and models are unknown here: character
-spans and losses enter and leave.
+A token takes about three bytes: its loss as float16, and one byte for its characters. A store can
+guide any student with any tokenizer. This module knows neither tokenizers nor models, only
+character spans and losses.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from vocagnolm.io import (
 MANIFEST_FILE, SHARDS = "manifest.json", "shards"
 LossDtype = Literal["float16", "float32"]
 LossArray = npt.NDArray[np.float32]
-# This number is increased when stores that are written now cannot be read like those before.
+# Raise this number when new stores cannot be read like old ones.
 _FORMAT = 1
-# Two documents would share a key by chance only in a corpus of some 2**64 documents.
+# Two documents would share a key by chance only in a corpus of about 2**64 documents.
 _KEY_BYTES = 16
-# The manifest holds these counts for each shard, and their sums for the whole store.
+# The manifest has these counts for each shard, and their sums for the whole store.
 _COUNTS = ("documents", "tokens", "unscored")
-# A loss is a negative logarithm of a probability, apart from rounding.
+# Apart from rounding, a loss is not negative.
 _MIN_LOSS_NATS = -0.01
-# Hashing lets go of the interpreter's lock, so that threads hash several shards at once.
+# Hashing releases the interpreter's lock, so threads can hash several shards at once.
 _THREADS = 8
 
 
@@ -56,8 +56,8 @@ _THREADS = 8
 class StoredDocument:
     """N tokens of the teacher in a document of `length` characters.
 
-    Their spans [N, 2] count its characters and leave no gap; losses are float32 [N]. Without tokens
-    the document could not be scored.
+    Their spans [N, 2] count its characters and leave no gap. Losses are float32 [N]. A document
+    without tokens could not be scored.
     """
 
     length: int
@@ -90,7 +90,7 @@ def write_shard(
 
 
 def table_of(documents: Sequence[tuple[bytes, StoredDocument]], loss_dtype: LossDtype) -> pa.Table:
-    """Make the rows of a shard; a ValueError where the spans of a document are none."""
+    """Make the rows of a shard. Invalid spans are a ValueError."""
     schema = pa.schema(
         {
             "document": pa.binary(_KEY_BYTES),
@@ -105,8 +105,8 @@ def table_of(documents: Sequence[tuple[bytes, StoredDocument]], loss_dtype: Loss
     rows = []
     for key, document in documents:
         codes, exceptions, _ = narrow_spans(document.spans)
-        # An exception is (index, length, overlap). A negative length is a span that ends before
-        # the one before it, and a negative overlap is a gap between the two.
+        # An exception is (index, length, overlap). A negative length is a span that ends before the
+        # one before it, and a negative overlap is a gap between the two.
         if exceptions.reshape(-1, 3)[:, 1:].min(initial=0) < 0:
             raise ValueError("spans leave a gap, or decrease")
         losses = document.losses.astype(loss_dtype)
@@ -133,7 +133,7 @@ def shard_name(number: int) -> str:
 
 def shard_paths(directory: Path) -> list[Path]:
     """List the shards of a store in the order of their numbers."""
-    # A number of 100,000 or more has a sixth digit: shorter names come first.
+    # Numbers from 100,000 on have a sixth digit, so shorter names come first.
     paths = directory.glob("shard-*.arrow")
     return sorted(paths, key=lambda path: (len(path.name), path.name))
 
@@ -144,9 +144,9 @@ def _source(keys: Iterable[bytes]) -> str:
 
 
 def is_written(directory: Path, number: int, texts: Iterable[str]) -> bool:
-    """Return True if a shard exists; a ValueError if it is of other texts, or cannot be read."""
+    """Test whether a shard exists. One of other texts, or a damaged one, is a ValueError."""
     path = directory / shard_name(number)
-    # Texts may come from an iterator, which reads them only where there is a shard.
+    # Texts may come from an iterator, which is read only if there is a shard.
     if not path.exists():
         return False
     if read_shard(path).schema.metadata[b"source"].decode() != _source(map(document_key, texts)):
@@ -158,7 +158,7 @@ def is_written(directory: Path, number: int, texts: Iterable[str]) -> bool:
 
 
 def begin_store(directory: Path, plan: Mapping[str, object], *, replace: bool = False) -> None:
-    """Write the manifest of an unfinished store; without `replace`, another job's is kept."""
+    """Write the manifest of an unfinished store. Without `replace`, another job's is kept."""
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / MANIFEST_FILE, {"format": _FORMAT, **plan}, replace=replace)
 
@@ -166,7 +166,7 @@ def begin_store(directory: Path, plan: Mapping[str, object], *, replace: bool = 
 def finish_store(
     directory: Path, description: Mapping[str, object], known: Sequence[JsonObject] = ()
 ) -> None:
-    """Write the manifest of a finished store, once all its shards are written.
+    """Write the manifest of a finished store, after all of its shards.
 
     The description names teacher, tokenizer, segmentation and versions. Shards of an earlier
     manifest, whose entries are `known`, keep their checksums.
@@ -174,15 +174,15 @@ def finish_store(
     entries = {entry["file"]: entry for entry in known}
     paths = shard_paths(directory)
     with ThreadPoolExecutor(_THREADS) as pool:
-        # What was damaged since must not be signed anew.
+        # A shard that was damaged since then must not get a new checksum.
         shards = list(pool.map(lambda path: entries.get(path.name) or _describe(path), paths))
     totals = {name: sum(shard[name] for shard in shards) for name in _COUNTS}
-    # Killed jobs leave temporary files and answers here. A job that is still writing a shard loses
-    # its temporary file too, but then finds that the shard is there.
+    # Killed jobs leave temporary files and answers here. A job that is still writing a shard also
+    # loses its temporary file, but then finds that the shard exists.
     for path in directory.glob(".shard-*"):
         path.unlink(missing_ok=True)
-    # The list of shards is what makes a store finished, so it is written after everything else: a
-    # job that is killed before this line continues where it was.
+    # The list of shards makes a store finished, so it is written last. A job that is killed before
+    # this line continues where it was.
     content = {"format": _FORMAT, **description, **totals, SHARDS: shards}
     write_json(directory / MANIFEST_FILE, content)
 
@@ -193,7 +193,7 @@ def _describe(path: Path) -> JsonObject:
     # that could not be scored has a row with empty lists.
     keys, tokens = table["document"], pc.list_value_length(table["losses"])
     documents = pc.count_distinct(keys).as_py()
-    # Arrow's sum of no rows is null, which stands for 0 tokens here.
+    # Arrow's sum of no rows is null, which means 0 tokens here.
     return {
         "file": path.name,
         "sha256": file_sha256(path),
@@ -205,7 +205,7 @@ def _describe(path: Path) -> JsonObject:
 
 
 def read_shard(path: Path) -> pa.Table:
-    """Map a shard: processes share its pages, and nothing is read before it is needed."""
+    """Map a shard into memory: processes share its pages, which are read when they are needed."""
     try:
         return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
     except pa.ArrowException as error:
@@ -218,7 +218,7 @@ def read_shard(path: Path) -> pa.Table:
 
 
 def read_manifest(directory: Path) -> JsonObject:
-    """Read the manifest of a store, finished or not; empty if there is none."""
+    """Read the manifest of a store, finished or not. {} if there is none."""
     path = directory / MANIFEST_FILE
     manifest = read_json(path) if path.exists() else {}
     if manifest and manifest.get("format") != _FORMAT:
@@ -227,19 +227,19 @@ def read_manifest(directory: Path) -> JsonObject:
 
 
 def is_store(directory: Path) -> bool:
-    """Test whether a directory holds a store, finished or not."""
+    """Test whether a directory has a store, finished or not."""
     return bool(json_or_empty(directory / MANIFEST_FILE).get("format") == _FORMAT)
 
 
 def manifest_of(directory: Path) -> JsonObject:
-    """Read the manifest of a finished store; a ValueError for anything else."""
+    """Read the manifest of a finished store. Anything else is a ValueError."""
     manifest = read_manifest(directory)
     if SHARDS not in manifest:
         raise ValueError(
             f"{directory} is not a finished teacher-loss store: finish it with the command that "
             "began it, or make one with `vocagnolm score`"
         )
-    # A store may come from somebody else: a name with a folder in it would read other files.
+    # A store may come from somebody else, and a name with a folder would read other files.
     for entry in manifest[SHARDS]:
         if Path(entry["file"]).name != entry["file"]:
             raise ValueError(f"{directory / MANIFEST_FILE} names {entry['file']}, which is a path")
@@ -249,11 +249,11 @@ def manifest_of(directory: Path) -> JsonObject:
 def find_faults(
     directory: Path, shards: Sequence[JsonObject], *, by_hash: bool = False
 ) -> dict[str, str]:
-    """Compare the sizes of a manifest's shards, or every byte; return what is wrong, by file."""
+    """Compare the sizes of a manifest's shards, or every byte. Returns what is wrong, by file."""
 
     def fault(entry: JsonObject) -> str | None:
         file = entry["file"]
-        # A shard that is missing or cut short shows in its size, so that it need not be hashed.
+        # A missing or truncated shard shows in its size, and need not be hashed.
         reason = size_fault(directory, {file: entry["bytes"]})
         if not reason and by_hash and file_sha256(directory / file) != entry["sha256"]:
             return f"{file} does not match its checksum"
@@ -268,7 +268,7 @@ def find_faults(
 
 
 def read_row(table: pa.Table, row: int) -> StoredDocument:
-    """Read a row of a shard, and test its values: a ValueError where they are damaged.
+    """Read a row of a shard and check its values. Damaged ones are a ValueError.
 
     A damaged shard may have the right size, and nobody hashes it before training.
     """
@@ -292,7 +292,7 @@ def read_row(table: pa.Table, row: int) -> StoredDocument:
 
 
 class Store:
-    """A finished store, memory-mapped, by document."""
+    """A finished store, mapped into memory, by document."""
 
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
@@ -305,25 +305,25 @@ class Store:
                 f"{len(self.manifest[SHARDS])} shards: {examples}; delete them, and run the "
                 "command that made it again"
             )
-        # Shards are mapped with the first document, so that a process which only asks for the
-        # manifest reads none of them.
+        # Map shards with the first document, so that a process that needs only the manifest reads
+        # none of them.
         self._table: pa.Table = None
 
     def fingerprint(self) -> str:
-        """Return a name of the content."""
+        """Return an identifier of the content."""
         return hashlib.sha256(json.dumps(self.manifest, sort_keys=True).encode()).hexdigest()
 
     def document(self, text: str) -> StoredDocument | None:
-        """Return the tokens and losses of a document; None if the store lacks it.
+        """Return the tokens and losses of a document, or None if the store lacks it.
 
-        A ValueError where the store is damaged there, or has a part of the document only.
+        If the store is damaged there, or has only part of the document, a ValueError is raised.
         """
         try:
             row = self._find(text)
             if row is None:
                 return None
             document = read_row(self._table, row)
-            # The key is of the whole text, so that a row of another length is not what was scored.
+            # The key is of the whole text, so a row with another length is not what was scored.
             if document.length != len(text):
                 raise ValueError(f"tokens for {document.length} of {len(text)} characters")
         except ValueError as error:
@@ -334,39 +334,38 @@ class Store:
         return document
 
     def __contains__(self, text: str) -> bool:
-        """Return True if there is a row for a document, with losses or without."""
+        """Test whether there is a row for a document, with or without losses."""
         return self._find(text) is not None
 
     def _find(self, text: str) -> int | None:
-        """Return the row of a document; None if there is none."""
+        """Return the row of a document, or None."""
         if self._table is None:
             self._open()
         key = document_key(text)
         first = np.searchsorted(self._keys, key, side="left")
         last = np.searchsorted(self._keys, key, side="right")
-        # A document that the corpus has twice is stored twice, with the same losses.
+        # A document that the corpus repeats is stored repeatedly, with the same losses.
         return None if first == last else int(self._rows[first])
 
     def _open(self) -> None:
-        """Map the shards, and sort the keys with their rows: 24 bytes of memory per document."""
+        """Map the shards, and sort the keys with their rows, in 24 bytes of memory per document."""
         tables = [read_shard(self.directory / entry["file"]) for entry in self.manifest[SHARDS]]
-        # The first array is there for a store without documents.
+        # The first array is for a store without documents.
         keys = [np.empty(0, "S16")]
         for table in tables:
             for chunk in table["document"].chunks:
-                # The second buffer of a column of fixed width holds its values, concatenated.
-                # A chunk is a whole record batch, so that its buffer begins with its first row.
+                # The second buffer of a column with fixed width has its values, concatenated. A
+                # chunk is a whole record batch, so its buffer begins with its first row.
                 if len(chunk):
                     keys.append(np.frombuffer(chunk.buffers()[1], "S16", len(chunk)))
-        # Keys and tables are joined in one order, so that the index of a key is that of its row.
-        # The sort is stable: of a repeated document the copy that was stored first is always
-        # taken.
+        # Keys and tables are joined in the same order, so a key's index is its row's index. The
+        # sort is stable, so of a repeated document the copy that was stored first is always used.
         unsorted = np.concatenate(keys)
         self._rows = np.argsort(unsorted, kind="stable")
         self._keys = unsorted[self._rows]
         self._table = pa.concat_tables(tables) if tables else None
 
     def __reduce__(self) -> tuple[type[Store], tuple[Path]]:
-        # A process of a data loader gets the directory, and maps the files itself: to pickle the
+        # A data loader's process gets the directory and maps the files itself, because pickling the
         # table would copy all of it.
         return Store, (self.directory,)

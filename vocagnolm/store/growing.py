@@ -1,8 +1,8 @@
-"""A store that runs add to, a document at a time: what it holds is never asked for again.
+"""A store that runs add to, one document at a time. What it has is never asked for again.
 
 Between runs it is a finished store. A run reads what was there when it began, and adds shards. Each
-process has numbers of its own for them, and a file beside them in which every document stands as
-soon as it is known: whoever opens the store next makes a shard of what a killed process left there.
+process has its own numbers for them, and a file next to them to which every document is written as
+soon as it is known. Whoever opens the store next makes a shard of what a killed process left there.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from vocagnolm.store.format import (
     write_table,
 )
 
-# Losses are kept as they are: a run from the store must end as the run that made it.
+# Losses are kept unrounded, because a run from the store must end like the run that made it.
 LOSS_DTYPE: LossDtype = "float32"
-# A shard is written when so many documents are known.
+# A shard is written when this many documents are known.
 _SHARD_DOCUMENTS = 1000
 _LEFT = ".growing-*.arrow"
 
 
 def open_for_growth(directory: Path, description: Mapping[str, object]) -> None:
-    """Make a directory a finished store of all that was ever added to it; begin one if needed.
+    """Make a directory a finished store of everything that was added. Begin one if needed.
 
-    One process calls it, before the others open it and after they have closed it.
+    One process calls this, before the others open the store and after they have closed it.
     """
     known = read_manifest(directory).get(SHARDS, ())
     begin_store(directory, description)
@@ -56,7 +56,7 @@ def open_for_growth(directory: Path, description: Mapping[str, object]) -> None:
 
 
 def _read_left(path: Path) -> pa.Table:
-    """Read the documents that a process left behind; the last one may be cut off."""
+    """Read the documents that a process left behind. The last one may be cut off."""
     batches = []
     # Arrow has several errors for a stream that ends too early, and one for its end.
     with path.open("rb") as file, suppress(pa.ArrowException, OSError, StopIteration):
@@ -74,17 +74,17 @@ def _next_number(directory: Path, process: int = 0, processes: int = 1) -> int:
 
 
 class GrowingStore:
-    """A store that one process of a job reads, and adds to; threads may share it."""
+    """A store that one process of a job reads and adds to. Threads may share it."""
 
     def __init__(self, directory: Path, process: int = 0, processes: int = 1):
         self.directory = directory
         self._process, self._processes = process, processes
         self._store = Store(directory)
-        # Shards that were written since, and where in them documents are.
+        # Shards written since opening, and where documents are in them.
         self._read = {path.name for path in shard_paths(directory)}
         self._tables: list[pa.Table] = []
         self._places: dict[bytes, tuple[int, int]] = {}
-        # Documents that no shard holds yet, and the file that holds them meanwhile.
+        # Documents that are in no shard yet, and the file that has them meanwhile.
         self._new: dict[bytes, StoredDocument] = {}
         self._left = directory / f".growing-{uuid.uuid4().hex}.arrow"
         self._file: Any = None
@@ -92,7 +92,7 @@ class GrowingStore:
         self._lock = threading.Lock()
 
     def document(self, text: str) -> StoredDocument | None:
-        """Return the tokens and losses of a document; None if it is not there."""
+        """Return the tokens and losses of a document, or None."""
         key = document_key(text)
         with self._lock:
             if key in self._new:
@@ -103,7 +103,7 @@ class GrowingStore:
             return self._store.document(text)
 
     def add(self, key: bytes, document: StoredDocument) -> None:
-        """Add a document; when this returns, an end of the process does not lose it."""
+        """Add a document. After this returns, the document survives the end of the process."""
         with self._lock:
             table = table_of([(key, document)], LOSS_DTYPE)
             if self._writer is None:
@@ -123,7 +123,7 @@ class GrowingStore:
                 self._map(path)
 
     def close(self) -> None:
-        """Write what no shard holds yet."""
+        """Write everything that is in no shard yet."""
         with self._lock:
             self._write_shard()
 
@@ -137,7 +137,7 @@ class GrowingStore:
         self._writer.close()
         self._file.close()
         self._writer = None
-        # Only now, as the shard holds what the file did.
+        # Remove the file only now that the shard has its documents.
         self._left.unlink()
 
     def _map(self, path: Path) -> None:

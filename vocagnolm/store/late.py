@@ -1,9 +1,9 @@
-"""Losses that come while a run trains: documents are asked for ahead of the sequences with them.
+"""Losses that arrive while a run trains. Documents are requested before their sequences are read.
 
-A teacher's tokens are known as soon as its tokenizer is, and so a corpus is aligned and packed as
-with a finished store. Where a store has the loss of a token, the column `teacher_losses` has its
-place in the document: `Late.fill` puts the loss there as a sequence is read. So a run trains on
-what it would from a store of the same losses, bit for bit.
+A teacher's tokens are known as soon as its tokenizer is, so a corpus is aligned and packed as with
+a finished store. Instead of losses, the column `teacher_losses` has each token's index in its
+document. `Late.fill` replaces them by losses when a sequence is read. So a run trains on exactly
+the same numbers as from a store, bit for bit.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ if TYPE_CHECKING:
 
 # Larger integers are not all float32 numbers.
 _MOST_TOKENS = 2**24
-# A server may be away for about as long as its requests are sent again; a document that has no
-# answer after so many seconds is not waited for.
+# A server may be away for about as long as requests are repeated. A document without an answer
+# after this many seconds is not waited for.
 _PATIENCE_S = 900.0
 # Files of answers for windows begin with this name.
 WINDOWS = "windows"
-# How often a wait looks up whether a signal has come.
+# How often a wait checks for a signal.
 _LOOK_S = 0.5
 
 
 class LateReader(TeacherReaders):
-    """One teacher that is read here and has its losses elsewhere: tokens have places as values."""
+    """A teacher that is tokenized here, but has its losses elsewhere. Its values are indices."""
 
     def __init__(self, reader: Reader, place: str):
         super().__init__([reader])
         self._place = place
 
     def fingerprint(self) -> str:
-        """Return all that decides what is read here."""
+        """Return everything that determines what is read here."""
         return f"late|{super().fingerprint()}"
 
     def describe(self) -> list[str]:
@@ -66,7 +66,7 @@ class LateReader(TeacherReaders):
         return [self._place]
 
     def read(self, texts: Sequence[str]) -> tuple[list[Tokens], Lacking]:
-        """Return the places of the tokens of documents."""
+        """Return the tokens of documents, with indices as values."""
         tokens = self.readers[0].read(texts)
         counts = np.diff(tokens.edges)
         places = np.arange(len(tokens.values)) - np.repeat(tokens.edges[:-1], counts)
@@ -75,7 +75,7 @@ class LateReader(TeacherReaders):
     def read_turns(
         self, conversations: Sequence[Conversation], train_on: TrainOn
     ) -> list[list[TurnTokens | str]]:
-        """Return the places of the tokens of conversations, as a store of them is read."""
+        """Return the tokens of conversations with indices, read like a store of them."""
         return [[self._turns(conversation, train_on) for conversation in conversations]]
 
     def _turns(self, conversation: Conversation, train_on: TrainOn) -> TurnTokens | str:
@@ -103,10 +103,10 @@ def _as_values(places: IntArray) -> npt.NDArray[np.float32]:
 
 
 class Asker:
-    """Asks a server for the losses of documents, in a thread of its own.
+    """Asks a server for the losses of documents, in its own thread.
 
-    The windows of a document that has several are also written to a file in a directory, where
-    the next asker finds them if this one ends before the document is whole.
+    If a document has several windows, they are also written to a file in a directory. The next
+    asker finds them there if this one ends before the document is complete.
     """
 
     def __init__(self, scorer: ServedScorer, directory: Path):
@@ -125,15 +125,15 @@ class Asker:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _connect(self) -> tuple[Any, asyncio.Semaphore]:
-        # Both belong to the loop of the thread.
+        # Both belong to the thread's event loop.
         return self._scorer.connect(), asyncio.Semaphore(self._scorer.concurrency)
 
     def ask(
         self, windows: Sequence[Window], keep: Callable[[LossArray | str], StoredDocument]
     ) -> Future[StoredDocument]:
-        """Ask for the windows of a document; what `keep` makes of the losses is the result.
+        """Ask for the windows of a document. The result is what `keep` makes of the losses.
 
-        `keep` gets the reason where the document has no losses, and is called in the thread.
+        If the document has no losses, `keep` gets the reason. It is called in the thread.
         """
         return self._run(self._ask(windows, keep))
 
@@ -142,7 +142,7 @@ class Asker:
     ) -> StoredDocument:
         parts = [np.empty(0, np.float32)]
         ask = self._ask_alone if len(windows) == 1 else self._ask_window
-        # All windows are waited for, also after an error of one: what is answered is kept.
+        # Wait for all windows, even after an error, to keep everything that is answered.
         for part in await asyncio.gather(*map(ask, windows), return_exceptions=True):
             if isinstance(part, BaseException):
                 raise part
@@ -164,7 +164,7 @@ class Asker:
                 )
 
     def close(self) -> None:
-        """Drop what is still asked for, and end the thread."""
+        """Drop unanswered requests, and end the thread."""
 
         async def leave() -> None:
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -184,7 +184,7 @@ class Asker:
 
 @contextmanager
 def _told_of_absence() -> Iterator[None]:
-    """Tell an error of a server that has failed for good from those of a disk."""
+    """Turn the error of a server that has failed for good into TeacherAway, but not a disk's."""
     try:
         yield
     except OSError as error:
@@ -196,8 +196,8 @@ def _told_of_absence() -> Iterator[None]:
 class Late(LateLosses):
     """The losses of packed sequences, from a store that a server fills as they are needed.
 
-    While it is open, the documents of the next `ahead` sequences of this process are with the
-    server, or answered.
+    While it is open, the documents of this process's next `ahead` sequences are requested or
+    answered.
 
     Args:
         blocks: the sequences.
@@ -230,9 +230,9 @@ class Late(LateLosses):
         self._is_asked_to_stop: Callable[[], bool] = bool
         self._ahead = 0
         self._order: Sequence[int] = ()
-        # Sequences of the order that were read, and those whose documents were asked for.
+        # How many sequences of the order were read, and how many have been requested.
         self._read = self._sent = 0
-        # Documents that are with the server, or answered and not read yet.
+        # Documents that were requested, and not read yet.
         self._waiting: dict[bytes, Future[StoredDocument]] = {}
 
     def open(
@@ -242,13 +242,13 @@ class Late(LateLosses):
         share: Callable[[Sequence[int]], Sequence[int]],
         is_asked_to_stop: Callable[[], bool],
     ) -> None:
-        """Begin to ask, for this process's `share` of an order; a wait ends when it is to stop."""
+        """Begin to ask for this process's `share` of an order. A stop ends any wait."""
         self._store, self._ahead, self._share = store, ahead, share
         self._is_asked_to_stop = is_asked_to_stop
         self._asker = Asker(self.scorer, store.directory)
 
     def keep(self) -> None:
-        """Let other processes read what this one was answered."""
+        """Let other processes read this one's answers."""
         if self._store:
             self._store.refresh()
 
@@ -263,17 +263,17 @@ class Late(LateLosses):
         self._order = ()
 
     def expect(self, blocks: Sequence[int]) -> None:
-        """Learn which sequences all processes read next; another epoch begins."""
+        """Learn which sequences all processes read next. Another epoch begins."""
         self._order, self._read, self._sent = self._share(blocks), 0, 0
         # Another process may have asked in its epoch for what this one needs now.
         if self._store:
             self._store.refresh()
 
     def fill(self, block: int, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return the columns of a sequence with the losses of its tokens, once they are there.
+        """Return the columns of a sequence with the losses of its tokens, when they have arrived.
 
         Raises:
-            TeacherAway: the server stays away, or a signal came while it was waited for.
+            TeacherAway: the server does not answer, or a signal came during the wait.
             ValueError: a document has no losses, or the server does not know the model.
         """
         self._read += 1
@@ -281,7 +281,7 @@ class Late(LateLosses):
         for next_block in self._order[self._sent : last]:
             self._send(next_block)
         self._sent = max(self._sent, last)
-        # Nothing is done here but for a sequence out of order.
+        # This does nothing, except for a sequence out of order.
         self._send(block)
         filled = {name: list(values) for name, values in columns.items()}
         for row, segment in enumerate(self._blocks.segments(block)):
@@ -305,14 +305,14 @@ class Late(LateLosses):
         return text
 
     def _send(self, block: int) -> None:
-        """Ask for the documents of a sequence that are neither in the store nor asked for."""
+        """Ask for the documents of a sequence that are neither in the store nor requested."""
         if self._store is None or self._asker is None:
             raise ValueError("losses from a server are available only during training")
         for segment in self._blocks.segments(block):
             text = self._text(segment)
             key = document_key(text)
             sent = self._waiting.get(key)
-            # A request that has failed is sent again: the server may be back.
+            # Repeat a request that has failed, because the server may be back.
             if sent and not (sent.done() and sent.exception()):
                 continue
             if self._store.document(text):
@@ -332,7 +332,7 @@ class Late(LateLosses):
     def _keeper(
         self, key: bytes, length: int, encoding: Encoding
     ) -> Callable[[LossArray | str], StoredDocument]:
-        """Return what makes a document of the losses of its windows, and adds it to the store."""
+        """Return a function that makes a document from the losses of its windows and stores it."""
         store = self._store
         assert store is not None
 
@@ -350,7 +350,7 @@ class Late(LateLosses):
         return keep
 
     def _document(self, text: str) -> StoredDocument:
-        """Return a document that was asked for, or that the store has; wait for it."""
+        """Return a document from the store or from the server. Waits for it."""
         assert self._store is not None
         future = self._waiting.get(document_key(text))
         if future is None:
@@ -376,7 +376,7 @@ class Late(LateLosses):
 
 
 def _at(places: npt.NDArray[np.float32], losses: LossArray) -> LossArray:
-    """Return the losses at places; NaN stays.
+    """Return the losses at these indices. NaN stays.
 
     >>> _at(np.array([np.nan, 2, 0], np.float32), np.array([5, 6, 7], np.float32)).tolist()
     [nan, 7.0, 5.0]
@@ -388,7 +388,7 @@ def _at(places: npt.NDArray[np.float32], losses: LossArray) -> LossArray:
 
 
 def _without_teacher(columns: dict[str, list[Any]], row: int) -> None:
-    """Make a segment what it is without a teacher: of the teacher it has the start token alone."""
+    """Make a segment what it is without a teacher: only the teacher's start token is left."""
     columns["teacher_losses"][row] = np.full(1, np.nan, np.float32)
     columns["teacher_counts"][row] = np.ones(1, np.int64)
     for name in ("teacher_codes", "teacher_exceptions", "teacher_labelled"):

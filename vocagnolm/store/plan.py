@@ -1,4 +1,4 @@
-"""What decides the content of a store: how its teacher reads documents."""
+"""What determines the content of a store: how its teacher reads documents."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +12,8 @@ from vocagnolm.readers import Reader
 from vocagnolm.store import format as store
 from vocagnolm.tokenizer import tokenizer_sha256
 
-# These are defaults: the context before the first scored token, if there is room, and the most
-# that a teacher reads at once, as activations of more are large.
+# Defaults: the context before the first scored token, if there is room, and the most tokens that a
+# teacher reads at once, because more would need large activations.
 _MIN_CONTEXT = 512
 _LONGEST_CONTEXT = 4096
 
@@ -25,18 +25,18 @@ def context_of(
     context: int | None = None,
     least: int | None = None,
 ) -> tuple[int, int]:
-    """Return the most tokens of a window, and the least before those that a further one scores.
+    """Return the most tokens of a window, and the least context before the tokens that it scores.
 
-    A ValueError where the ones that were asked for exceed the teacher's context, or each other.
+    A request that exceeds the teacher's context, or contradicts itself, is a ValueError.
     """
-    # A server generates one token after every window, which needs a place in the context, too.
+    # A server generates one token after every window, which needs room in the context, too.
     limit = context_length(config) - is_served
     context = context or min(limit, _LONGEST_CONTEXT)
     if context > limit:
         raise ValueError(
             f"--context {context} exceeds the teacher's context of {limit}: lower it to that"
         )
-    # A window has a start token, and has to score a token of its own.
+    # A window has a start token, and must score at least one token.
     if context < 2:
         raise ValueError(f"--context must be at least 2, got {context}")
     min_context = least or min(_MIN_CONTEXT, context // 4)
@@ -51,7 +51,7 @@ def context_of(
 def describe_reading(
     reader: Reader, template: Template | None, min_context: int
 ) -> dict[str, object]:
-    """Return what a manifest says of how a teacher reads documents, or conversations."""
+    """Return a manifest's description of how a teacher reads documents or conversations."""
     return {
         "tokenizer_sha256": tokenizer_sha256(reader.tokenizer),
         "special_tokens": {"before": reader.start, "behind": None},
@@ -63,21 +63,21 @@ def describe_reading(
 
 
 def check_plan(directory: Path, plan: Mapping[str, object], option: str = "--output_dir") -> None:
-    """Raise a ValueError where a directory holds a store of other settings than these.
+    """Raise a ValueError if a directory has a store with other settings.
 
-    The directory, which the option names, need not exist; `plan` is all that decides the content of
-    a store.
+    The directory, which the option names, need not exist. `plan` is everything that determines the
+    content of a store.
     """
     manifest = store.read_manifest(directory)
     if not manifest:
-        # Shards without a manifest may be of any teacher, so nothing is added to them.
+        # Shards without a manifest may be any teacher's, so do not add to them.
         if any(directory.glob("shard-*")):
             raise ValueError(f"{option} {directory} holds shards, but no {store.MANIFEST_FILE}")
         return
-    # The corpus is identified by its texts, and a teacher with a revision by that: names do not
-    # matter, nor where a server is.
+    # A corpus is identified by its texts, and a teacher by its revision if it has one. Their names,
+    # and a server's address, do not matter.
     ignored = {"dataset", "server"}
-    # A teacher whose revision is not known, such as one behind a server, is told by its name.
+    # A teacher without a known revision, such as one behind a server, is identified by its name.
     if plan.get("teacher_revision") not in (None, "unknown"):
         ignored.add("teacher")
     compared_settings = {}

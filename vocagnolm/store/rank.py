@@ -1,4 +1,4 @@
-"""Rank the documents of a corpus by the losses of a teacher and a student.
+"""Ranks the documents of a corpus by the losses of a teacher and a student.
 
     vocagnolm rank --student_losses S --teacher_losses T --dataset D --output_dir DIR
     vocagnolm rank --student MODEL --teacher_losses T --dataset D --output_dir DIR
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 RANKS, KEPT = "ranks.jsonl", "kept.jsonl"
 ROLES = ("student", "teacher")
-# The names of `ranking.SCORES`, which this module cannot import before its options are read.
+# The names in `ranking.SCORES`, which cannot be imported before the options are read.
 _SCORES = ("excess", "ahead", "weight", "teacher")
 _OF_MODELS = "dtype batch_tokens trust_remote_code"
 
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     out.mkdir(parents=True, exist_ok=True)
     claim_names(out, [RANKS] if arguments.keep is None else [RANKS, KEPT], "vocagnolm rank")
     student, teacher = _open_stores(arguments, corpus)
-    # The file of the scores has no name, and goes when the command ends, however it ends.
+    # This file of scores has no name, and disappears when the command ends in any way.
     with tempfile.TemporaryFile(dir=out) as records:
         ranks = Ranks(records)
         values = ranks.score(corpus, student, teacher, arguments.by)
@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _open_stores(arguments: argparse.Namespace, corpus: datasets.Dataset) -> list[Store]:
-    """Open the store of each role, and score with its model where there is none."""
+    """Open the store of each role. If there is none, score with the role's model."""
     from vocagnolm.store.format import Store
     from vocagnolm.store.ranking import count_missing
 
@@ -133,7 +133,7 @@ def _open_stores(arguments: argparse.Namespace, corpus: datasets.Dataset) -> lis
         if directory is None:
             continue
         stores[role] = Store(directory)
-        # This is looked at before a model scores for hours.
+        # Check this before a model scores for hours.
         if arguments.missing_losses == "error":
             missing = count_missing(corpus, stores[role])
             if missing:
@@ -155,7 +155,7 @@ def _open_stores(arguments: argparse.Namespace, corpus: datasets.Dataset) -> lis
 
 
 def _score(arguments: argparse.Namespace, role: str) -> Path:
-    """Score the corpus with the model of a role, or what is left of it; return the store."""
+    """Score the rest of the corpus with the model of a role, and return the store."""
     from vocagnolm.store import score
     from vocagnolm.store.scoring import score as score_corpus
 

@@ -1,8 +1,8 @@
-"""How much a document has to teach, by a student's and a teacher's stored losses; and the files.
+"""Scores how much a document has to teach, from both models' stored losses, and writes the files.
 
-The two stores are of one corpus and of any two tokenizers: they are lined up by characters. Numbers
-of documents lie on the disk as they are made. In memory is the one that they are sorted by, with
-its place: 16 bytes a document.
+The two stores are of one corpus and any two tokenizers, and are matched by characters. Numbers of
+documents go to the disk as they are made. Only the one to sort by is in memory, with its index: 16
+bytes a document.
 """
 
 import json
@@ -29,15 +29,15 @@ from vocagnolm.texts import read_texts
 SCORES = {"excess": True, "ahead": True, "weight": True, "teacher": False}
 # A document's index in the corpus, its characters, and its scores.
 _RECORD = struct.Struct(f"<qq{len(SCORES)}d")
-# Further digits are noise of float16 losses, and would break ties by it.
+# Further digits are noise from float16 losses, which would decide ties.
 _DIGITS = 6
 
 
 def score_document(student: StoredDocument, teacher: StoredDocument) -> dict[str, float]:
-    """Score a document by what two models lose on its tokens.
+    """Score a document by two models' losses on its tokens.
 
-    A student token's teacher loss L_T is that of `--aggregation share`: of each teacher token, the
-    share of its characters that the student token covers. All scores are rounded.
+    A student token's teacher loss L_T is that of `--aggregation share`: the share of each teacher
+    token's loss by the characters that the student token covers. All scores are rounded.
 
     Returns:
         excess: the student's loss less the teacher's, in nats per character.
@@ -49,7 +49,7 @@ def score_document(student: StoredDocument, teacher: StoredDocument) -> dict[str
     shares = covered_shares(student.spans, teacher.spans, ranges)
     own = student.losses.astype(np.float64)
     aggregated = aggregate_losses(teacher.losses, ranges, "share", shares)
-    # A token without characters has no teacher's: it weighs 1, and is ahead on none.
+    # A token without characters has no teacher loss. Its weight is 1, and the teacher is not ahead.
     excess = np.where(ranges[:, 0] == UNMAPPED, 0.0, own - aggregated)
     characters = _characters(student.spans, student.length)
     teacher_total = teacher.losses.sum(dtype=np.float64)
@@ -63,7 +63,7 @@ def score_document(student: StoredDocument, teacher: StoredDocument) -> dict[str
 
 
 def _characters(spans: Spans, length: int) -> npt.NDArray[np.float64]:
-    """Count the characters of every token [N]; one that m tokens share counts 1 / m for each."""
+    """Count the characters of every token [N]. If m tokens share one, each gets 1 / m."""
     begun = np.bincount(spans[:, 0], minlength=length + 1)
     ended = np.bincount(spans[:, 1], minlength=length + 1)
     # Every character is in a token, as spans of a store leave no gap.
