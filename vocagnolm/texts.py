@@ -1,4 +1,4 @@
-"""What a column of documents holds, texts or conversations, and what is wrong with some."""
+"""What a column of documents has, texts or conversations, and what is wrong with some of them."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,12 +18,12 @@ from vocagnolm.chat.formats import (
 from vocagnolm.chat.render import Template
 from vocagnolm.conventions import TEXT
 
-# The column of reasons why rows are not documents or conversations.
+# The column of reasons why rows are no documents or conversations.
 FAULT = "fault"
-# The version of what the cache holds. A change in how files are read must raise it, so that what
-# was cached before is read again.
+# The version of the cache's content. Raise it when files are read differently, so that older caches
+# are not used.
 FORMAT = 2
-# Documents are read from a corpus this many rows at a time, so that few of them are in memory.
+# Documents are read from a corpus this many rows at a time, so that few are in memory.
 _BATCH_ROWS = 1000
 STRING = datasets.Value("string")
 _INTEGERS = datasets.List(datasets.Value("int32"))
@@ -36,7 +36,7 @@ _TEXT_TYPES = ("string", "large_string", "binary", "large_binary", "null")
 
 
 def joined(corpora: Sequence[datasets.Dataset], source: str = "--dataset") -> datasets.Dataset:
-    """Concatenate corpora; of documents mixed with conversations, only the texts are kept."""
+    """Concatenate corpora. If documents and conversations are mixed, only the texts are kept."""
     is_mixed = len({is_conversations(corpus) for corpus in corpora}) > 1
     if is_mixed:
         corpora = [corpus.select_columns([TEXT]) for corpus in corpora]
@@ -46,7 +46,7 @@ def joined(corpora: Sequence[datasets.Dataset], source: str = "--dataset") -> da
 
 
 def only_text(corpus: datasets.Dataset, text_column: str | None, source: str) -> datasets.Dataset:
-    """Keep the column of documents as text, or read conversations, if no column is named.
+    """Keep the column of documents as text, or read conversations if no column is named.
 
     Raises:
         ValueError: the dataset, which the message calls `source`, has neither.
@@ -58,7 +58,7 @@ def only_text(corpus: datasets.Dataset, text_column: str | None, source: str) ->
         corpus = corpus.rename_column(text_column, TEXT)
     if corpus.features[TEXT] == STRING:
         return corpus
-    # Texts and bytes are read from Arrow as they are, since bytes need not be valid UTF-8. The
+    # Read texts and bytes from Arrow as they are, because bytes need not be valid UTF-8. The
     # library decodes values of other types.
     if str(getattr(corpus.features[TEXT], "dtype", "")).startswith(_TEXT_TYPES):
         corpus = corpus.with_format("arrow")
@@ -67,17 +67,17 @@ def only_text(corpus: datasets.Dataset, text_column: str | None, source: str) ->
 
 
 def columns_to_read(columns: Sequence[str], text_column: str | None, source: str) -> list[str]:
-    """Return the columns that documents or conversations are made of, of those in the dataset.
+    """Return which of the dataset's columns make documents or conversations.
 
     Raises:
-        ValueError: there is none, or two have one name.
+        ValueError: there are none, or two have the same name.
     """
     column_names: tuple[str, ...] = ()
     if not text_column:
         column_names = conversation_columns(columns)
     if not column_names:
         column_names = (text_column or TEXT,)
-    # The order is that of the dataset.
+    # Keep the dataset's order.
     present = [name for name in columns if name in column_names]
     if not present:
         raise ValueError(_no_column(text_column, source, columns))
@@ -101,7 +101,7 @@ def _no_column(text_column: str | None, source: str, columns: Sequence[str]) -> 
 
 
 def without_faults(corpus: datasets.Dataset) -> datasets.Dataset:
-    """Leave out the column of faults if no document has one."""
+    """Drop the column of faults if no document has one."""
     # Conversations always have it.
     if is_conversations(corpus):
         return corpus
@@ -118,8 +118,8 @@ def _mapped(
     corpus: datasets.Dataset, read: Any, features: datasets.Features, description: str
 ) -> datasets.Dataset:
     """Replace all columns by those that `read` makes of a batch of rows."""
-    # The library would hash the code of `read`, and so map the corpus again for every version of
-    # it. Here `FORMAT` says when the result changes.
+    # The library would hash the code of `read`, and map the corpus again for every version of it.
+    # Here `FORMAT` says when the result changes.
     key = f"{corpus._fingerprint}|{corpus.column_names}|{list(features)}|{FORMAT}"
     return corpus.map(
         read,
@@ -133,7 +133,7 @@ def _mapped(
 
 
 def _read_documents(batch: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the texts of a batch and the reasons why values are none, each a column."""
+    """Return the texts of a batch, and the reasons why values are none, as two columns."""
     texts = []
     faults = []
     for value in column_values(batch[TEXT]):
@@ -144,10 +144,10 @@ def _read_documents(batch: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def _read_conversations(batch: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the columns of the conversations that the rows of a batch hold."""
+    """Return the columns of the conversations in a batch of rows."""
     names = list(batch)
     rows = []
-    # The batch is a mapping of columns, and `read_row` takes one row of them.
+    # The batch is a mapping of columns, but `read_row` takes one row.
     for values in zip(*batch.values(), strict=True):
         fields = dict(zip(names, values, strict=True))
         rows.append(read_row(fields))
@@ -158,9 +158,9 @@ def _read_conversations(batch: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def document_of(value: object) -> tuple[str | None, str | None]:
-    """Return the text of a document and None, or None and the reason why the value is not text.
+    """Return the text of a document and None, or None and why the value is no text.
 
-    A null has no reason of its own: `unusable` names it.
+    A null has no reason of its own, because `unusable` names it.
 
     >>> document_of(b"text"), document_of(5)
     (('text', None), (None, 'not text but int'))
@@ -180,20 +180,20 @@ def document_of(value: object) -> tuple[str | None, str | None]:
 
 
 def column_values(column: pa.ChunkedArray | list[Any]) -> list[Any]:
-    """Return the values of a column, with bytes in place of text that is not valid UTF-8."""
+    """Return the values of a column, with bytes in place of invalid UTF-8."""
     if isinstance(column, list):
         return column
     try:
         return list(column.to_pylist())
     except UnicodeDecodeError:
-        # Arrow does not check the strings of a file, so that one of them may break a whole column.
-        # They are decoded one by one.
+        # Arrow does not check the strings of a file, so one of them may break a whole column.
+        # Decode them one by one.
         values = column.cast(pa.binary()).to_pylist()
         return [_decode(value) for value in values]
 
 
 def _decode(value: bytes | None) -> str | bytes | None:
-    """Decode UTF-8; null and bytes that are something else stay as they are."""
+    """Decode UTF-8. Null, and bytes that are something else, stay as they are."""
     if value is None:
         return None
     try:
@@ -203,7 +203,7 @@ def _decode(value: bytes | None) -> str | bytes | None:
 
 
 def unusable(text: object) -> str | None:
-    """Return the reason why a value of the column is not a document, or None if it is one."""
+    """Return why a value of the column is no document, or None."""
     if isinstance(text, bytes):
         return "not valid UTF-8"
     if text is None:
@@ -216,7 +216,7 @@ def unusable(text: object) -> str | None:
 
 
 def reasons_in(corpus: datasets.Dataset) -> Iterator[str]:
-    """Read why rows are not documents or conversations, before any tokenizer reads them."""
+    """Read why rows are no documents or conversations, before any tokenizer reads them."""
     columns = [TEXT]
     if FAULT in corpus.column_names:
         columns.append(FAULT)
@@ -234,14 +234,14 @@ def reasons_in(corpus: datasets.Dataset) -> Iterator[str]:
 
 
 def is_conversations(corpus: datasets.Dataset) -> bool:
-    """Test whether a corpus holds conversations, not documents."""
+    """Test whether a corpus has conversations instead of documents."""
     return "roles" in corpus.column_names
 
 
 def conversations_of(
     batch: Mapping[str, Any], documents: Sequence[int]
 ) -> tuple[dict[int, Conversation], dict[int, str]]:
-    """Return the conversations of a batch by index, and the faults of its other rows by index.
+    """Return the conversations of a batch, and the faults of its other rows, both by index.
 
     `documents` are the indices of the batch's rows in the corpus.
     """
@@ -261,11 +261,11 @@ def conversations_of(
 
 
 def faults_of(batch: Mapping[str, Any], documents: Sequence[int]) -> dict[int, str]:
-    """Return the reasons why rows of a batch are not documents, by index.
+    """Return the reasons why rows of a batch are no documents, by index.
 
     `documents` are the indices of the batch's rows in the corpus.
     """
-    # A batch is a dict of columns, or a table of Arrow, which has its names in an attribute.
+    # A batch is a dict of columns, or an Arrow table, which has its names in an attribute.
     names = getattr(batch, "column_names", batch)
     if FAULT not in names:
         return {}
@@ -279,9 +279,9 @@ def faults_of(batch: Mapping[str, Any], documents: Sequence[int]) -> dict[int, s
 def read_texts(
     corpus: datasets.Dataset, indices: range, template: Template | None = None
 ) -> Iterator[tuple[int, str]]:
-    """Read usable documents with their indices; the template renders conversations."""
+    """Read usable documents with their indices. The template renders conversations."""
     for start in range(0, len(indices), _BATCH_ROWS):
-        # A part of a range is a range, whose bounds are indices of rows.
+        # Part of a range is a range, and its bounds are indices of rows.
         batch_indices = indices[start : start + _BATCH_ROWS]
         batch = corpus.with_format("arrow")[batch_indices.start : batch_indices.stop]
         if template is None:
@@ -291,7 +291,7 @@ def read_texts(
         else:
             conversations, _ = conversations_of(batch, batch_indices)
             for index, conversation in conversations.items():
-                # A template returns a reason instead of a text if it cannot render.
+                # If it cannot render, a template returns a reason instead of a text.
                 rendered = template.render(conversation)
                 if not isinstance(rendered, str):
                     yield index, rendered.text

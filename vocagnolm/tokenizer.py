@@ -1,4 +1,4 @@
-"""Tokenizers: loaded, probed, compared and named by their content."""
+"""Tokenizers: loaded, tested, compared, and identified by their content."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Role = Literal["student", "teacher"]
-# What a tokenizer must get right in web mathematics. It does not begin with a space: transformers
-# rebuilds the Llama tokenizers in a way that differs there, which is worth no more than a warning.
+# What a tokenizer must get right in web mathematics. It does not begin with a space, because
+# transformers rebuilds the Llama tokenizers in a way that differs there, which deserves only a
+# warning.
 PROBE = (
     "Let $x_1 = \\frac{22}{7}$,\n\tthen 3.14 < x_1 für alle 2025 Fälle. 😀 数学\n\nQ.E.D. = 100%"
 )
@@ -28,7 +29,7 @@ MAX_LOST_FRACTION = 0.01
 def load_tokenizer(
     name: str, role: Role, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Load a tokenizer from a directory or the hub; test its offsets, and its ids by its files."""
+    """Load a tokenizer from a directory or the hub. Test its offsets, and its ids by its files."""
     from transformers import AutoTokenizer
 
     check_name(f"{role} tokenizer", name)
@@ -43,8 +44,8 @@ def load_tokenizer(
         raise ValueError(
             f"{role} tokenizer {name} cannot be loaded ({reason}){advice(error)}"
         ) from error
-    # The files are compared first, as the remedy of that error is the better one where a rebuilt
-    # tokenizer loses characters too. A GGUF file has none to compare with.
+    # Compare the files first. If a rebuilt tokenizer also loses characters, that error has the
+    # better remedy. A GGUF file has none to compare with.
     if gguf_file is None and getattr(tokenizer, "is_fast", False):
         _check_against_files(tokenizer, name, role, revision)
     check_tokenizer(tokenizer, role)
@@ -52,14 +53,14 @@ def load_tokenizer(
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, role: Role) -> None:
-    """Reject a tokenizer that gives no offsets in order, or loses characters of `PROBE`."""
+    """Reject a tokenizer without sorted offsets, or one that loses characters of `PROBE`."""
     name = tokenizer_name(tokenizer, role)
-    # The raw offsets are read, because `encode` fills the gaps that are looked for here.
+    # Read the raw offsets, because `encode` fills the gaps that this looks for.
     (raw,) = encode_raw(tokenizer, [PROBE], name)
     covered: set[int] = set()
     for start, end in raw.spans.tolist():
         covered.update(range(start, end))
-    # Many tokenizers trim white space, which does no harm.
+    # Many tokenizers strip white space, which does no harm.
     visible = [index for index, character in enumerate(PROBE) if not character.isspace()]
     lost = [index for index in visible if index not in covered]
     if len(lost) > MAX_LOST_FRACTION * len(visible):
@@ -74,7 +75,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, role: Role) -> None:
 def _check_against_files(
     tokenizer: PreTrainedTokenizerBase, name: str, role: Role, revision: str | None
 ) -> None:
-    """Compare the tokenizer with the tokenizer.json that it should have come from.
+    """Compare the tokenizer with the tokenizer.json that it should come from.
 
     transformers rebuilds some from their class instead, and may then give other ids.
     """
@@ -83,8 +84,8 @@ def _check_against_files(
     described = tokenizer_name(tokenizer, role)
     path = _find_file(name, "tokenizer.json", revision)
     if path is None:
-        # Only a class of its own knows how to read a SentencePiece model: the generic one forgets
-        # the space before the text.
+        # Only a class of its own can read a SentencePiece model. The generic class forgets the
+        # space before the text.
         generic = type(tokenizer).__name__ in ("TokenizersBackend", "PreTrainedTokenizerFast")
         if generic and _find_file(name, "tokenizer.model", revision):
             raise ValueError(
@@ -95,7 +96,7 @@ def _check_against_files(
     reference = Tokenizer.from_file(path)
     reference.no_truncation()
     reference.no_padding()
-    # The probe decides as it is. With a space in front, Llama's rebuilt tokenizers differ, and a
+    # Only the probe itself decides. With a space in front, Llama's rebuilt tokenizers differ, and a
     # warning is enough.
     for space in ("", " "):
         expected = reference.encode(space + PROBE, add_special_tokens=False).ids
@@ -118,7 +119,7 @@ def _find_file(name: str, filename: str, revision: str | None) -> str | None:
 
     try:
         path: str | None = cached_file(name, filename, revision=revision)
-    # transformers raises it for a missing file, and for a hub out of reach too.
+    # transformers raises this for a missing file, and for an unreachable hub, too.
     except OSError:
         return None
     return path
@@ -127,21 +128,21 @@ def _find_file(name: str, filename: str, revision: str | None) -> str | None:
 def check_same_tokens(
     student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, method: str
 ) -> None:
-    """Reject a teacher whose ids mean other tokens than the student's, or that cuts otherwise.
+    """Reject a teacher whose ids mean other tokens than the student's, or that splits differently.
 
-    Ids that the teacher has beyond the student's are allowed, such as the 16 of Llemma.
+    The teacher may have ids beyond the student's, such as Llemma's 16.
     """
     student_ids = student.get_vocab()
     teacher_ids = teacher.get_vocab()
     largest_id = max(student_ids.values())
-    # Every token of the student must have its id with the teacher, and no other token of the
-    # teacher an id that lies within the student's.
+    # Every student token must have the same id in the teacher, and no other teacher token may have
+    # an id in the student's range.
     wrong = [token for token, index in student_ids.items() if teacher_ids.get(token) != index]
     if not wrong:
         for token, index in teacher_ids.items():
             if token not in student_ids and index <= largest_id:
                 wrong.append(token)
-    # Vocabularies come in any order, and a message must be the same each time.
+    # Vocabularies have any order, but a message must be the same each time.
     wrong.sort()
     if wrong:
         raise ValueError(
@@ -159,7 +160,7 @@ def check_same_tokens(
 
 
 def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return what changes when a tokenizer does: the hash of its serialised backend."""
+    """Identify a tokenizer by the hash of its serialised backend."""
     return hashlib.sha256(serialised(tokenizer).encode()).hexdigest()
 
 
@@ -172,8 +173,8 @@ def serialised(tokenizer: PreTrainedTokenizerBase) -> str:
 def start_id(tokenizer: PreTrainedTokenizerBase, role: Role) -> int:
     """Return the id to put before a text, so that its first token has a loss.
 
-    It is the BOS token where there is one; else `<|endoftext|>`, which separates documents in
-    pretraining (the EOS token of a chat model ends a turn); else EOS.
+    This is BOS if there is one. Otherwise it is `<|endoftext|>`, which separates documents in
+    pretraining (a chat model's EOS ends a turn), or EOS.
     """
     separator = tokenizer.get_vocab().get("<|endoftext|>")
     for candidate in (tokenizer.bos_token_id, separator, tokenizer.eos_token_id):

@@ -66,7 +66,7 @@ def _characters(spans: Spans, length: int) -> npt.NDArray[np.float64]:
     """Count the characters of every token [N]. If m tokens share one, each gets 1 / m."""
     begun = np.bincount(spans[:, 0], minlength=length + 1)
     ended = np.bincount(spans[:, 1], minlength=length + 1)
-    # Every character is in a token, as spans of a store leave no gap.
+    # Every character is in a token, because the spans of a store leave no gap.
     sharing = (begun - ended).cumsum()[:-1]
     before = np.append(0.0, np.cumsum(1 / sharing))
     counts: npt.NDArray[np.float64] = before[spans[:, 1]] - before[spans[:, 0]]
@@ -79,15 +79,15 @@ def count_missing(corpus: datasets.Dataset, store: Store) -> int:
 
 
 def _texts(corpus: datasets.Dataset, description: str) -> Iterator[tuple[int, str]]:
-    """Read the usable documents with their indices, and show how far it is."""
+    """Read the usable documents with their indices, and show progress."""
     texts = read_texts(corpus, range(len(corpus)))
     yield from tqdm(texts, description, len(corpus), unit="document")
 
 
 class Ranks:
-    """The scores of a corpus' documents, in its order, without those that have no losses.
+    """The scores of a corpus's documents, in its order, without those that have no losses.
 
-    They lie in a binary file, which need not have a name.
+    They are in a binary file, which need not have a name.
     """
 
     def __init__(self, records: IO[bytes]) -> None:
@@ -98,7 +98,7 @@ class Ranks:
     def score(
         self, corpus: datasets.Dataset, student: Store, teacher: Store, by: str
     ) -> npt.NDArray[np.float64]:
-        """Score all documents, and return the scores of one name."""
+        """Score all documents, and return the scores with one name."""
         values = array("d")
         for index, text in _texts(corpus, "Ranking"):
             own, other = student.document(text), teacher.document(text)
@@ -114,7 +114,7 @@ class Ranks:
         return np.asarray(values, np.float64)
 
     def rows(self, places: Iterable[int]) -> Iterator[dict[str, float]]:
-        """Read the documents at some places of this ranking, from 0."""
+        """Read the documents at some places of this ranking, counted from 0."""
         for place in places:
             self._records.seek(place * _RECORD.size)
             index, characters, *scores = _RECORD.unpack(self._records.read(_RECORD.size))
@@ -124,7 +124,7 @@ class Ranks:
     def text_rows(
         self, places: Iterable[int], corpus: datasets.Dataset
     ) -> Iterator[dict[str, object]]:
-        """Read the texts of the documents at some places, which increase."""
+        """Read the texts of the documents at increasing places."""
         chosen = (row["document"] for row in self.rows(places))
         next_chosen = next(chosen, None)
         for index, text in _texts(corpus, "Writing"):
@@ -134,7 +134,7 @@ class Ranks:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    """Write a JSON object a line, all of them or nothing."""
+    """Write one JSON object per line, all of them or nothing."""
 
     def write(file: BinaryIO) -> None:
         for row in rows:
@@ -144,7 +144,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
 
 
 def best_first(values: npt.NDArray[np.float64], by: str) -> IntArray:
-    """Return the places of scores, the best first; of equal ones the first stays first.
+    """Return the indices of scores, best first. Equal ones keep their order.
 
     >>> best_first(np.array([0.5, 2.0, 0.5]), "excess").tolist()
     [1, 0, 2]
@@ -153,7 +153,7 @@ def best_first(values: npt.NDArray[np.float64], by: str) -> IntArray:
 
 
 def kept_count(count: int, share: float) -> int:
-    """Return the smallest number that is at least a share of a count, exactly.
+    """Return the smallest number that is at least this share of a count, exactly.
 
     >>> kept_count(100, 0.07), kept_count(3, 0.5)
     (7, 2)

@@ -1,4 +1,4 @@
-"""Stored teachers as `TeacherReaders` of the alignment: what they read, and their losses of it."""
+"""Stored teachers as `TeacherReaders` of the alignment: what they read, and their losses."""
 
 import math
 from collections.abc import Sequence
@@ -26,10 +26,10 @@ _NO_LOSSES: LossArray = np.empty(0, np.float32)
 
 
 class StoredReader(TeacherReaders):
-    """One or several stores of the same corpus, a teacher each.
+    """One or more stores of the same corpus, each of one teacher.
 
-    With `first` they are one teacher, which has each document from the first store that holds it.
-    A document that lacks losses is missing, or with `plain` has no teacher.
+    With `first` they are one teacher, which takes each document from the first store that has it. A
+    document without losses is missing, or with `plain` has no teacher.
     """
 
     def __init__(self, stores: Sequence[Store], *, first: bool = False, plain: bool = False):
@@ -37,14 +37,14 @@ class StoredReader(TeacherReaders):
         self.stores, self.first, self.plain = stores, first, plain
 
     def limits(self) -> list[int]:
-        """Return the most tokens each teacher was shown at once, its start token counted."""
+        """Return the most tokens that each teacher read at once, including the start token."""
         contexts = [int(store.manifest["context"]) for store in self.stores]
-        # Stores that are one teacher must all hold to the smallest context, as any of them may
-        # have the document.
+        # If several stores are one teacher, all must fit the smallest context, because any of them
+        # may have the document.
         return [min(contexts)] if self.first else contexts
 
     def fingerprint(self) -> str:
-        """Return all that decides what is read here."""
+        """Return everything that determines what is read here."""
         parts = [store.fingerprint() for store in self.stores]
         if self.first:
             parts.append("first")
@@ -63,12 +63,12 @@ class StoredReader(TeacherReaders):
     def read(self, texts: Sequence[str]) -> tuple[list[Tokens], Lacking]:
         """Return the stored tokens of documents, and the documents that a store lacks."""
         lacking: dict[int, str | None] = {}
-        # This list has what every text has in the stores, by teacher.
+        # What the stores have of every text, by teacher.
         stored_texts = []
         for number, text in enumerate(texts):
             documents = self._documents(text)
-            # Training needs the losses of all teachers, so that one which lacks a document leaves
-            # it without any.
+            # Training needs the losses of all teachers, so if one lacks a document, it has no
+            # teacher.
             if None in documents:
                 lacking[number] = None if self.plain else MISSING
                 documents = [None] * len(documents)
@@ -77,7 +77,7 @@ class StoredReader(TeacherReaders):
             return [], lacking
         tokens = []
         for teacher in range(len(stored_texts[0])):
-            # A text that lacks losses gets empty arrays, so that each text keeps its place.
+            # A text without losses gets empty arrays, so that all texts keep their places.
             spans = []
             losses = []
             for documents in stored_texts:
@@ -88,7 +88,7 @@ class StoredReader(TeacherReaders):
         return tokens, lacking
 
     def _documents(self, text: str) -> list[StoredDocument | None]:
-        """Return what each teacher's store has of a document, None where it lacks the document."""
+        """Return what each teacher's store has of a document, or None."""
         documents = []
         for store in self.stores:
             document = store.document(text)
@@ -98,7 +98,7 @@ class StoredReader(TeacherReaders):
         return documents[:1] if self.first else documents
 
     def check_templates(self, *more_readers: Reader) -> None:
-        """Raise a ValueError where a store is of documents, or others have no template."""
+        """Raise a ValueError if a store is of documents, or other readers have no template."""
         for store in self.stores:
             if "chat_template" not in store.manifest:
                 raise ValueError(
@@ -110,17 +110,17 @@ class StoredReader(TeacherReaders):
     def read_turns(
         self, conversations: Sequence[Conversation], train_on: TrainOn
     ) -> list[list[TurnTokens | str]]:
-        """Return the stored tokens of conversations, found by their rendered text."""
-        # These lists hold, by store, what it has of every conversation.
+        """Return the stored tokens of conversations, which are found by their rendered text."""
+        # What each store has of every conversation.
         reads: list[list[TurnTokens | str]] = []
         for store in self.stores:
             reads.append([_stored_turns(store, turns, train_on) for turns in conversations])
         if self.first:
-            # The one teacher has each conversation from the first store that holds it.
+            # The one teacher takes each conversation from the first store that has it.
             turns_by_conversation = zip(*reads, strict=True)
             reads = [[_first_of(turns) for turns in turns_by_conversation]]
         if self.plain:
-            # A conversation that one teacher lacks is read without any, as a document is.
+            # If one teacher lacks a conversation, it is read without a teacher, like a document.
             for number, conversation in enumerate(conversations):
                 if any(teacher_reads[number] == MISSING for teacher_reads in reads):
                     for teacher_reads in reads:
@@ -137,15 +137,15 @@ def _first_of(turns: Sequence[TurnTokens | str]) -> TurnTokens | str:
 
 
 def _no_turns(conversation: Conversation) -> TurnTokens:
-    """Return no tokens of a conversation."""
-    # Every answer ends after 0 tokens, so that it fits wherever the student's own tokens fit.
+    """Return no tokens for a conversation."""
+    # Every answer ends after 0 tokens, so it fits whenever the student's own tokens fit.
     stops = dict.fromkeys(range(len(conversation.roles)), 0)
     return TurnTokens(math.nan, _NO_LOSSES, _NO_SPANS, _NO_SPANS, stops, 0)
 
 
 def _stored_turns(store: Store, conversation: Conversation, train_on: TrainOn) -> TurnTokens | str:
     # The key of a conversation is that of its text in the teacher's own template, which the store
-    # keeps: the student may use another one.
+    # keeps, because the student may use another one.
     rendered = Template.of_json(store.manifest).render(conversation)
     if isinstance(rendered, str):
         return whose_template(rendered, "teacher")
@@ -154,7 +154,7 @@ def _stored_turns(store: Store, conversation: Conversation, train_on: TrainOn) -
         return MISSING
     if not len(document.losses):
         return EMPTY
-    # A store does not know which tokens are special, so that contents alone have labels.
+    # A store does not know which tokens are special, so only contents have labels.
     turns = read_tokens(conversation, rendered, document.losses, document.spans, None, train_on)
     if isinstance(turns, str):
         return turns

@@ -1,4 +1,4 @@
-"""Write a store of a teacher's losses on a corpus, for students with any tokenizer.
+"""Writes a store of a teacher's losses on a corpus, for students with any tokenizer.
 
     vocagnolm score --teacher T --dataset D --output_dir S
     accelerate launch -m vocagnolm score --teacher T --dataset D --output_dir S
@@ -24,7 +24,7 @@ from vocagnolm.fields import json_settings
 from vocagnolm.printing import print_main
 from vocagnolm.store.format import SHARDS, Store, find_faults, manifest_of
 
-# Options that need something else, without which they would be ignored.
+# Options that would be ignored without another one.
 _OF_SERVER = "served_model api concurrency"
 _OF_WEIGHTS = "dtype quantization attn_implementation batch_tokens"
 _OF_CORPUS = "dataset_config dataset_split text_column"
@@ -36,7 +36,7 @@ _OF_SCORING = (
 
 
 def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line; a ValueError where an argument is wrong."""
+    """Parse the command line. A wrong argument is a ValueError."""
     parser = Parser("vocagnolm score", __doc__)
     add = parser.add_argument
     add("--teacher", help="Causal LM: a hub name, a directory or a GGUF file.")
@@ -85,8 +85,8 @@ def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _check_together(parser: Parser, arguments: argparse.Namespace) -> None:
-    """Raise a ValueError for an option that is missing, or has no effect, beside the others."""
-    # argparse cannot require these, as --verify does without them.
+    """Raise a ValueError for an option that is missing, or has no effect with the others."""
+    # argparse cannot require these, because --verify works without them.
     for name in ("teacher", "dataset", "output_dir"):
         if not arguments.verify and getattr(arguments, name) is None:
             raise ValueError(f"--{name} is required without --verify")
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = check(argv)
     if arguments.verify:
         return _verify(arguments)
-    # This import brings torch and transformers, which --help and --verify alone do not need.
+    # This imports torch and transformers, which --help and --verify do not need.
     from vocagnolm.store.scoring import score
 
     score(arguments)
@@ -124,7 +124,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     directory: Path = arguments.verify
     manifest = manifest_of(directory)
     shards = manifest[SHARDS]
-    # Every byte is read and compared: a shard of the right size may hold other bytes.
+    # Compare every byte, because a shard of the right size may have other content.
     faults = find_faults(directory, shards, by_hash=True)
     for fault in faults.values():
         print_main(f"{directory}/{fault}")
@@ -134,7 +134,7 @@ def _verify(arguments: argparse.Namespace) -> int:
             "command that made the store"
         )
         return Exit.FAULTS
-    # The shards are whole, so that a document which is missing now was never in the store.
+    # The shards are whole, so a missing document was never in the store.
     if arguments.dataset:
         from vocagnolm.store.scoring import find_missing
 

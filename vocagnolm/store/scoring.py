@@ -1,6 +1,6 @@
 """From the options of `vocagnolm score` to a finished store, in any number of processes.
 
-Every process has the same job and a scorer of its own, and scores every n-th shard that is missing.
+Every process has the same job and its own scorer, and scores every n-th missing shard.
 """
 
 import logging
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 # Every manifest has the versions of these packages.
 PACKAGES = "vocagnolm torch transformers tokenizers pyarrow"
-# As many documents as this fail together for one reason, which lies in the settings.
+# If this many documents fail together for one reason, the settings are wrong.
 _MIN_FAILURES_TO_STOP = 8
 
 Scorer = HFScorer | ServedScorer
@@ -58,7 +58,7 @@ Scorer = HFScorer | ServedScorer
 class ScoringJob:
     """The part of a scoring job that every process knows.
 
-    `min_context` tokens stand before those that a further window of a document scores, and
+    `min_context` tokens come before those that a further window of a document scores.
     `shard_documents` counts documents of the corpus, usable or not.
     """
 
@@ -71,47 +71,47 @@ class ScoringJob:
 
     @property
     def shards(self) -> int:
-        """Number of shards; the last one may be smaller."""
+        """The number of shards. The last one may be smaller."""
         return -(-len(self.corpus) // self.shard_documents)
 
     @property
     def template(self) -> Template | None:
-        """How the teacher reads conversations, if the corpus is of them."""
+        """How the teacher reads conversations, if the corpus has them."""
         return self.reader.template if is_conversations(self.corpus) else None
 
     def documents(self, shard: int) -> Iterator[str]:
         """Read the usable documents of a shard."""
-        # A shard is a fixed range of the corpus, whether its documents are usable or not, so that
-        # all processes agree on it without asking each other.
+        # A shard is a fixed range of the corpus, usable documents or not, so all processes agree on
+        # it without communication.
         first = shard * self.shard_documents
         last = first + self.documents_of(shard)
         for _, text in read_texts(self.corpus, range(first, last), self.template):
             yield text
 
     def documents_of(self, shard: int) -> int:
-        """Return the number of the corpus' documents in a shard, usable or not."""
+        """Return the number of documents in a shard, usable or not."""
         return min(self.shard_documents, len(self.corpus) - shard * self.shard_documents)
 
     def encode(self, texts: Sequence[str]) -> list[Encoding]:
-        """Encode documents; one that the tokenizer cannot read has no tokens."""
+        """Encode documents. One that the tokenizer cannot read gets no tokens."""
         encode = encode_rendered if self.template else encode_batch
         try:
             return encode(self.reader.tokenizer, texts)
         except ValueError:
             if len(texts) == 1:
                 return [Encoding(np.empty(0, np.int32), np.empty((0, 2), np.int64))]
-        # One text of several is at fault. Each is read alone, so that only that one has no tokens.
+        # One of the texts fails. Read each alone, so that only that one has no tokens.
         encodings = []
         for text in texts:
             encodings += self.encode([text])
         return encodings
 
     def is_written(self, shard: int) -> bool:
-        """Return True if a shard exists; see `store.is_written`."""
+        """Test whether a shard exists; see `store.is_written`."""
         return store.is_written(self.directory, shard, self.documents(shard))
 
     def missing_shards(self) -> list[int]:
-        """List the shards that are not written."""
+        """List the shards that are not written yet."""
         return [shard for shard in range(self.shards) if not self.is_written(shard)]
 
 
@@ -119,7 +119,7 @@ def load_corpora(options: Namespace) -> datasets.Dataset:
     """Load the corpora of `corpora_of`, concatenated."""
     sources = corpora_of(options)
     corpora = [load_corpus(name, **corpus_options) for name, corpus_options in sources]
-    # The log says which files a name stood for: a directory may hold others, too.
+    # The log says which files a name stood for, because a directory may have others, too.
     for name, corpus_options in sources:
         split, config_name = corpus_options["split"], corpus_options["config_name"]
         files = files_of(name, split=split, config_name=config_name)
@@ -148,13 +148,14 @@ def score(options: Namespace) -> None:
         served.find_api(options.api)
         if job.template and not served.api.takes_ids:
             raise ValueError("--server: conversations need one that accepts token ids")
-    # Up to here all processes meet the same errors, and each ends by itself. Once they are
+    # Up to here, all processes meet the same errors, and each ends by itself. After they are
     # connected, one that failed alone would leave the others waiting.
     state = connect()
     begun = rank0(lambda: store.read_manifest(job.directory)).get("dtype")
-    # Processes on machines of several kinds need one answer.
+    # Processes on different kinds of machines need one answer.
     dtype, why = rank0(lambda: choose_dtype(options.dtype, state.device, begun))
-    # The plan holds all that decides the content of a store: a job with another plan is rejected.
+    # The plan has everything that determines a store's content. A job with another plan is
+    # rejected.
     plan = {
         "teacher": options.teacher,
         "teacher_revision": revision_of(options.teacher, config),
@@ -168,7 +169,7 @@ def score(options: Namespace) -> None:
         "shard_documents": options.shard_documents,
         **(served.about if served else {}),
     }
-    # The directory is looked at before the weights are loaded, which takes the longest.
+    # Check the directory before the weights are loaded, which takes the longest.
     if rank0(lambda: _is_finished(job, plan)):
         return
     scorer: Scorer | None = served
@@ -176,13 +177,13 @@ def score(options: Namespace) -> None:
         if state.is_main_process:
             logger.info("%s computes in %s (%s)", options.teacher, dtype, why)
         model = source.load(getattr(torch, dtype), options.quantization, state.device)
-        # Quantized weights were placed as they were loaded.
+        # Quantized weights were placed when they were loaded.
         if not options.quantization:
             model.to(state.device)
         scorer = HFScorer(model, options.batch_tokens)
     rank0(lambda: store.begin_store(job.directory, plan))
-    # Another job may have claimed the directory for another store while this one loaded its model:
-    # its manifest was kept, and is compared with this plan.
+    # Another job may have claimed the directory for another store while this one loaded its model.
+    # Its manifest was kept, and is compared with this plan.
     rank0(lambda: check_plan(job.directory, plan))
     score_corpus(job, scorer, plan | {"versions": versions(PACKAGES)}, state)
     if state.is_main_process:
@@ -194,7 +195,7 @@ def score(options: Namespace) -> None:
 
 
 def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig) -> ScoringJob:
-    """Load the teacher's tokenizer, with the context that the options leave it, and the corpus."""
+    """Load the teacher's tokenizer, with the context that the options allow, and the corpus."""
     tokenizer = source.checked_tokenizer(config, "teacher", options.teacher_tokenizer)
     context, min_context = context_of(
         config, is_served=bool(options.server), context=options.context, least=options.min_context
@@ -211,7 +212,7 @@ def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig)
         shard_documents=options.shard_documents,
         loss_dtype=options.loss_dtype,
     )
-    # A corpus without one usable document is found here, before any weights are loaded.
+    # A corpus without any usable document is found here, before any weights are loaded.
     skip_reasons = count_reasons(reasons_in(corpus))
     if next(read_texts(corpus, range(len(corpus)), job.template), None) is None:
         raise ValueError(
@@ -225,7 +226,7 @@ def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig)
 
 
 def _why_not_rendered(job: ScoringJob) -> str:
-    """Return why the teacher's template does not go with the first conversations."""
+    """Return why the teacher's template does not work for the first conversations."""
     batch = job.corpus.with_format("arrow")[: min(len(job.corpus), 1000)]
     conversations, _ = conversations_of(batch, range(batch.num_rows))
     reasons = []
@@ -236,7 +237,7 @@ def _why_not_rendered(job: ScoringJob) -> str:
 
 
 def _is_finished(job: ScoringJob, plan: dict[str, object]) -> bool:
-    """Look at the directory; True if nothing is left to do. A store without a shard is unfinished.
+    """Test whether nothing is left to do. A store without a shard is unfinished.
 
     Raises:
         ValueError: another store, or damaged shards.
@@ -245,14 +246,15 @@ def _is_finished(job: ScoringJob, plan: dict[str, object]) -> bool:
     check_writable(directory)
     check_plan(directory, plan)
     manifest = store.read_manifest(directory)
-    # An unfinished store needs no more than its missing shards, which `score_corpus` looks for.
+    # An unfinished store needs only its missing shards, which `score_corpus` finds.
     if store.SHARDS not in manifest:
         return False
     if not job.missing_shards():
         print_main(f"{directory} is finished: nothing to do")
         return True
-    # From here on a finished store has lost shards. Its end computes new checksums of all, so the
-    # old ones have to prove now that the other shards are whole: damage would be signed otherwise.
+    # From here on, a finished store has lost shards. Finishing it again computes new checksums of
+    # all shards, so the old ones must first prove that the others are whole. Otherwise damage would
+    # get a valid checksum.
     present_shards = []
     for entry in manifest[store.SHARDS]:
         if (directory / entry["file"]).exists():
@@ -260,7 +262,7 @@ def _is_finished(job: ScoringJob, plan: dict[str, object]) -> bool:
     faults = store.find_faults(directory, present_shards, by_hash=True)
     if faults:
         raise ValueError(f"{directory}: {', '.join(faults)} damaged: delete them, too")
-    # The store counts as unfinished until the shards are there again, and nobody trains on it.
+    # The store counts as unfinished until the shards exist again, and nobody trains on it.
     store.begin_store(directory, plan, replace=True)
     return False
 
@@ -271,12 +273,12 @@ def _is_finished(job: ScoringJob, plan: dict[str, object]) -> bool:
 def score_corpus(
     job: ScoringJob, scorer: Scorer, description: Mapping[str, object], state: PartialState
 ) -> None:
-    """Score the shards that are missing, and finish the store with a description of it.
+    """Score the missing shards, and finish the store with a description of it.
 
-    Another job may do the same at the same time. A ValueError where the corpus is not the one of
-    what is written; a NonFiniteLoss as of `score_shard`.
+    Another job may do the same at the same time. If existing shards are of another corpus, a
+    ValueError is raised. A NonFiniteLoss comes from `score_shard`.
     """
-    # One process looks for all: another job may write a shard between the looks of two.
+    # One process looks for all, because another job may write a shard between two looks.
     missing = rank0(job.missing_shards)
     if state.is_main_process and len(missing) < job.shards:
         logger.info("%d of %d shards are written already", job.shards - len(missing), job.shards)
@@ -287,15 +289,15 @@ def score_corpus(
             # Another job may have written the shard since the list was made.
             if not job.is_written(shard):
                 score_shard(job, shard, scorer, progress)
-    # The manifest lists the shards of all processes, so that the slowest one must have ended.
+    # The manifest lists the shards of all processes, so wait for the slowest one.
     state.wait_for_everyone()
     rank0(lambda: store.finish_store(job.directory, description))
 
 
 class Progress:
-    """A bar of the tokens that a process scores, with their rate and the time that is left.
+    """A progress bar of the tokens that a process scores, with their rate and the time left.
 
-    How many there are is extrapolated from the documents that were encoded so far.
+    The total is extrapolated from the documents that were encoded so far.
     """
 
     def __init__(self, job: ScoringJob, shards: Sequence[int], *, disable: bool):
@@ -313,14 +315,14 @@ class Progress:
         self._bar.close()
 
     def expect(self, documents: int, encodings: Sequence[Encoding]) -> None:
-        """Take a shard into account before it is scored: its documents, and those with tokens."""
+        """Count a shard before it is scored: its documents, and those with tokens."""
         self._encoded_documents += documents
         self._encoded_tokens += sum(len(encoding.ids) for encoding in encodings)
         share = self._encoded_documents / self._documents
         self._bar.total = round(self._encoded_tokens / share)
 
     def add(self, tokens: int) -> None:
-        """Count tokens that were scored."""
+        """Count scored tokens."""
         self._bar.update(tokens)
 
 
@@ -329,15 +331,15 @@ def score_shard(
 ) -> None:
     """Score the documents of a shard, and write it.
 
-    A document that a server cannot score is kept without tokens, as one that no tokenizer can read.
-    A NonFiniteLoss where a loss is NaN or infinite; nothing is written then.
+    A document that a server cannot score is stored without tokens, like one that no tokenizer can
+    read. If a loss is NaN or infinite, a NonFiniteLoss is raised and nothing is written.
     """
     texts = list(job.documents(shard))
     encodings = job.encode(texts)
     if progress:
         progress.expect(job.documents_of(shard), encodings)
     path = job.directory / store.shard_name(shard)
-    # All windows of a shard are scored together: the more there are, the fuller the batches.
+    # Score all windows of a shard together, because more windows fill batches better.
     report = progress.add if progress else None
     rows, failed = _score_windows(job, scorer, encodings, path, report)
     documents = []
@@ -350,10 +352,10 @@ def score_shard(
             logger.warning("kept without losses: %r ..., %s", text[:60], failed[number])
             spans, losses = spans[:0], losses[:0]
         where = f"in the document that begins {text[:60]!r}"
-        # Nothing of the shard is written after an error, so that the same command tries it again.
+        # After an error, nothing of the shard is written, so the same command tries it again.
         if not np.isfinite(losses).all():
             raise NonFiniteLoss(f"losses are NaN or infinite {where}: use --dtype float32")
-        # A float16 holds no more than 65,504: a larger loss would be stored as infinite.
+        # A float16 holds no more than 65,504, so a larger loss would be stored as infinite.
         largest = losses.max(initial=0.0)
         if largest > np.finfo(job.loss_dtype).max:
             raise NonFiniteLoss(f"a loss of {largest:g} nats {where}: use --loss_dtype float32")
@@ -362,8 +364,7 @@ def score_shard(
     if len(failed) == len(texts) >= _MIN_FAILURES_TO_STOP:
         raise ValueError(f"no document of shard {shard} could be scored: {failed[0]}")
     store.write_shard(job.directory, shard, documents, job.loss_dtype, replace=False)
-    # The answers of a server are kept until the shard holds them, and a kill in between costs
-    # nothing.
+    # Keep a server's answers until the shard has them, so that a kill in between costs nothing.
     for answer_file in answer_files(path):
         answer_file.unlink(missing_ok=True)
 
@@ -375,24 +376,24 @@ def _score_windows(
     shard: Path,
     report: Report | None,
 ) -> tuple[list[list[store.LossArray]], dict[int, str]]:
-    """Score documents by windows; return the losses of each, and why some cannot be scored."""
+    """Score documents in windows. Returns each one's losses, and why some cannot be scored."""
     all_windows: list[Window] = []
-    # A rendered conversation has its own start token; a document gets one.
+    # A rendered conversation has its own start token. A document gets one.
     start = None if job.template else job.reader.start
     for number, encoding in enumerate(encodings):
         ids = encoding.ids.tolist()
         all_windows += document_windows(number, ids, start, job.reader.limit, job.min_context)
-    # The windows of a document score its tokens in order, each of them once.
+    # The windows of a document score its tokens in order, each token once.
     rows: list[list[store.LossArray]] = [[] for _ in encodings]
     failed: dict[int, str] = {}
     answers: Sequence[store.LossArray | str]
-    # A server's answers are also written to a file next to the shard, since each of them may cost
-    # money or minutes.
+    # A server's answers are also written to a file next to the shard, because each may cost money
+    # or minutes.
     if isinstance(scorer, ServedScorer):
         answers = scorer.losses(all_windows, shard, report)
     else:
         answers = scorer.losses(all_windows, report)
-    # One window without losses is enough to leave its whole document without them.
+    # If one window has no losses, its whole document has none.
     for window, row in zip(all_windows, answers, strict=True):
         if isinstance(row, str):
             failed[window.document] = row
@@ -410,6 +411,6 @@ def find_missing(opened: store.Store, options: Namespace) -> list[int]:
     if is_conversations(corpus):
         StoredReader([opened]).check_templates()
         template = Template.of_json(opened.manifest)
-    # Conversations are looked for by the text that the teacher's own template makes of them.
+    # Look for conversations by the text that the teacher's own template makes of them.
     texts = read_texts(corpus, range(len(corpus)), template)
     return [index for index, text in texts if opened.document(text) is None]

@@ -1,7 +1,7 @@
 """Losses from a teacher behind a server, by one of the `apis`.
 
-The teacher's tokenizer is here, so windows are those of a teacher that is loaded here. What comes
-back is checked against what was asked for: its tokens, and a finite loss of each.
+The teacher's tokenizer is local, so windows are the same as for a local teacher. Answers are
+compared with the request: its tokens, and a finite loss for each.
 """
 
 from __future__ import annotations
@@ -33,46 +33,46 @@ if TYPE_CHECKING:
     import httpx
 
 API_KEY = "VOCAGNOLM_API_KEY"
-# The waits before a request is sent again. Together they are five minutes, which a server may take
+# The waits before a request is sent again. Together they are five minutes, which a server may need
 # to start.
 WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0, 60.0)
-# The first is the most seconds to connect in. The second is the most for an answer, and the most
-# that a server may ask us to wait.
+# The first is the time limit for connecting, in seconds. The second is the limit for an answer, and
+# for a wait that a server asks for.
 _CONNECT_S, _LONGEST_S = 10.0, 600.0
-# The first statuses say that a request is wrong in itself, such as a too long one; the second,
+# The first statuses mean that the request itself is wrong, for example too long. The second mean
 # that the server is busy.
 _REJECTED, _BUSY = (400, 413, 422), (408, 425, 429)
-# There are fewer retries while an API is looked for: a server of another kind may fail at this
-# one.
+# There are fewer retries while an API is looked for, because another kind of server may fail.
 _PROBE_RETRIES = 4
-# A prompt is sent this many times while the answers are malformed or of other tokens.
+# A prompt is sent this many times if answers are malformed or for other tokens.
 _ATTEMPTS = 5
-# These errors are raised where a malformed answer is read.
+# Errors that reading a malformed answer raises.
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
 # Decoders write this for a part of a character.
 _PARTIAL_CHARACTER = "\ufffd"
-# Two values of one loss, from two batches, are closer; those of other tokens are further apart.
+# Two values of one loss from two batches are closer than this. Those of other tokens are further
+# apart.
 _MAX_DIFFERENCE_NATS = 0.5
 # vLLM writes this for minus infinity.
 _NO_LOSS_NATS = 9999.0
-# The name of a file of answers, for a shard that is not written yet, ends so.
+# The ending of a file of answers for a shard that is not written yet.
 _ANSWERS_SUFFIX = ".answers"
 
 
 class ServedScorer:
-    """Scores windows of a reader's tokens with the model that a server has under a name.
+    """Scores windows of a reader's tokens with a named model on a server.
 
-    The server's key is read from the environment; it is neither logged nor sent to another host.
+    The server's key is read from the environment. It is neither logged nor sent to another host.
     """
 
     def __init__(
         self, url: str, model: str, reader: Reader, concurrency: int, option: str = "--server"
     ):
-        # A key in the address would get into logs and manifests, so that none is taken there.
+        # A key in the address would get into logs and manifests, so it is rejected.
         if not re.fullmatch(r"https?://[^@?]+", url):
             raise ValueError(f"{option} must be http://HOST:PORT, and its key in {API_KEY}")
         self._option = option
-        # People copy the address of an OpenAI client, which ends in /v1; the paths here begin with
+        # People copy the address of an OpenAI client, which ends in /v1. The paths here begin with
         # it.
         self._url = url.rstrip("/").removesuffix("/v1")
         self._model = model
@@ -82,12 +82,12 @@ class ServedScorer:
         self.api = APIS[0]
         self._retries = len(WAITS_S)
         self._start = str(reader.tokenizer.decode([reader.start]))
-        # These are losses of first tokens by their texts, for a server that hides them.
+        # Losses of first tokens by their texts, for a server that hides them.
         self._first: dict[str, float] = {}
 
     @property
     def about(self) -> dict[str, object]:
-        """Describe how a store was made; the server's weights and their dtype are not known."""
+        """Describe how a store was made. The server's weights and their dtype are unknown."""
         return {
             "engine": "served",
             "server": self._url,
@@ -98,20 +98,21 @@ class ServedScorer:
         }
 
     def find_api(self, name: str | None = None) -> tuple[str, dict[str, float]]:
-        """Ask for a short prompt by the API of that name, or by each; keep the first that works.
+        """Try the API with that name, or each API, on a short prompt; keep the first that works.
 
-        Returns what was found, for `adopt` in the other processes of a job.
+        Returns the result for `adopt` in the other processes of a job.
 
         Raises:
-            ValueError: no API gives the losses of a prompt, or the same prompt has other losses as
-                it is asked for again.
+            ValueError: no API gives the losses of a prompt, or the same prompt gets other losses
+        when
+                it is sent again.
         """
         ids = encode(self._reader.tokenizer, PROBE).ids.tolist()[: self._reader.text_limit]
-        # Every token of the probe is scored, so that the answer is checked from the first one on.
+        # Every token of the probe is scored, so the answer is checked from the first one on.
         window = Window(0, [self._reader.start] + ids, len(ids))
         reasons = []
         self._retries = _PROBE_RETRIES
-        # `_probe` asks by the API that `self.api` names at the time.
+        # `_probe` uses the API that `self.api` names at the time.
         for self.api in [api for api in APIS if name in (None, api.name)]:
             losses = asyncio.run(self._probe(window))
             if not isinstance(losses, str):
@@ -126,17 +127,17 @@ class ServedScorer:
         )
 
     def adopt(self, found: tuple[str, dict[str, float]]) -> None:
-        """Take over what `find_api` has found in another process."""
+        """Take over the result of `find_api` in another process."""
         name, self._first = found
         (self.api,) = [api for api in APIS if api.name == name]
 
     def _check_repeated(self, losses: LossArray, again: LossArray | str) -> None:
-        """Raise a ValueError where a prompt has other losses than it had a moment ago."""
+        """Raise a ValueError if a prompt gets other losses than a moment ago."""
         if isinstance(again, str):
             raise ValueError(f"{self._option} {self._url} answered once, but not again: {again}")
         differences = np.abs(losses - again)
         at = int(differences.argmax())
-        # Several models or precisions may stand behind one name.
+        # Several models or precisions may have the same name.
         if differences[at] > _MAX_DIFFERENCE_NATS:
             raise ValueError(
                 f"{self._option} {self._url} gives the same prompt different losses when it is "
@@ -150,9 +151,8 @@ class ServedScorer:
         async with self.connect() as http:
             try:
                 if not self.api.takes_ids:
-                    # llama.cpp hides the loss of a prompt's first token. A prompt that is the
-                    # start token alone is asked once for the losses of all tokens that may follow
-                    # it.
+                    # llama.cpp hides the loss of a prompt's first token. So send the start token
+                    # alone, and ask once for the losses of all tokens that may follow it.
                     size = len(self._reader.tokenizer)
                     body = completion(self._model, self._start, logprobs=size)
                     answer = await self._post(http, body)
@@ -161,12 +161,12 @@ class ServedScorer:
                     followers = answer["choices"][0]["logprobs"]["top_logprobs"][0]
                     self._first = {}
                     for text, logprob in followers.items():
-                        # Parts of characters all have the same text, nothing or U+FFFD, so that a
-                        # text does not tell which of them it is.
+                        # Parts of characters all have the same text, nothing or U+FFFD, so the text
+                        # does not say which part it is.
                         if text.strip(_PARTIAL_CHARACTER):
                             self._first[text] = -float(logprob)
                 losses = await self.ask(http, window)
-                # A server may take the request, and answer with one constant for all tokens.
+                # A server may accept the request, but answer with one constant for all tokens.
                 if not isinstance(losses, str) and not np.ptp(losses):
                     return "all losses are the same"
                 return losses
@@ -180,8 +180,8 @@ class ServedScorer:
 
         `report` is called with the number of tokens after every window.
 
-        As they come, they are written to a file next to the shard that they are for: what a killed
-        process was answered is not asked for again.
+        Answers are written at once to a file next to their shard, so a killed process's requests
+        are not repeated.
         """
         earlier_answers = read_answers(shard)
         with new_answers(shard).open("wb") as file:
@@ -194,8 +194,7 @@ class ServedScorer:
         file: BinaryIO,
         report: Report | None,
     ) -> list[LossArray | str]:
-        # All windows are begun at once, but only a limited number of them is with the server at a
-        # time.
+        # All windows are begun at once, but only a limited number is sent at a time.
         gate = asyncio.Semaphore(self.concurrency)
         async with self.connect() as http:
 
@@ -217,31 +216,33 @@ class ServedScorer:
         file: BinaryIO,
     ) -> LossArray | str:
         """Ask for a window that was not answered earlier, and write its losses to a file."""
-        # The key covers all that decides an answer, which is used again only where a model of the
-        # same name is asked the same tokens by the same API.
+        # The key includes everything that determines an answer. It is used again only if the same
+        # API of a model with the same name is asked for the same tokens.
         question = f"{self._model} {self.api.name} {window.ids} {window.scored}"
         key = hashlib.sha256(question.encode()).hexdigest().encode()
         if key in earlier_answers:
             return earlier_answers[key]
         losses = await self.ask(http, window)
-        # Between two awaits no other window runs, so that lines cannot mix. A window that failed is
-        # not written, and is asked for again next time.
+        # No other window runs between two awaits, so lines cannot mix. A failed window is not
+        # written, and is asked for again next time.
         if not isinstance(losses, str):
             file.write(key + b" " + base64.b64encode(losses.tobytes()) + b"\n")
             file.flush()
         return losses
 
     async def ask(self, http: httpx.AsyncClient, window: Window) -> LossArray | str:
-        """Ask for a window, again where the answer is not of its tokens.
+        """Ask for a window, again if the answer is for other tokens.
 
-        Returns its losses in nats, or why it has none. An OSError if the server stays away; a
-        ValueError where it does not know the path, the model or the key, or redirects.
+        Returns its losses in nats, or why it has none. An OSError means that the server does not
+        answer. A ValueError means that it does not know the path, the model or the key, or that it
+        redirects.
         """
         prompt: Prompt = window.ids
         if not self.api.takes_ids:
             text = self._decode(window.ids[1:])
-            # U+FFFD at the end either is in the document itself, and then the text has the same
-            # last token again, or stands for a part of a character, and then it has another one.
+            # U+FFFD at the end is either in the document itself, or stands for part of a character.
+            # In the first case the text has the same last token again, and in the second another
+            # one.
             if text.endswith(_PARTIAL_CHARACTER):
                 last_token = encode(self._reader.tokenizer, text).ids[-1]
                 if last_token != window.ids[-1]:
@@ -249,8 +250,8 @@ class ServedScorer:
             prompt = self._start + text
         body = self.api.request(self._model, prompt)
         reason = ""
-        # A wrong answer may be an accident of one request, so that the prompt is sent again. A
-        # server that answers wrongly every time does not have the teacher's tokens.
+        # A wrong answer may be an accident of one request, so send the prompt again. A server that
+        # answers wrongly every time does not have the teacher's tokens.
         for _ in range(_ATTEMPTS):
             answer = await self._post(http, body)
             if isinstance(answer, str):
@@ -268,15 +269,15 @@ class ServedScorer:
         return httpx.AsyncClient(
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=httpx.Timeout(_LONGEST_S, connect=_CONNECT_S, pool=None),
-            # The client has no limit of its own: `_ask_all` bounds the requests.
+            # The client has no limit of its own, because `_ask_all` limits the requests.
             limits=httpx.Limits(),
         )
 
     async def _post(self, http: httpx.AsyncClient, body: JsonObject) -> JsonObject | str:
-        """Return the answer to a request, or why the server finds it wrong.
+        """Return the answer to a request, or why the server rejects it.
 
-        An OSError if all attempts fail. A ValueError where the server does not know the path, the
-        model or the key, or redirects.
+        If all attempts fail, an OSError is raised. If the server does not know the path, the model
+        or the key, or redirects, a ValueError is raised.
         """
         import httpx
 
@@ -296,8 +297,8 @@ class ServedScorer:
                 reason = " ".join(f"{status} {response.reason_phrase} {text[:200]}".split())
                 if status in _REJECTED:
                     return f"the server answers {reason}"
-                # A busy server may say for how long it will be busy, in seconds or as a date; a
-                # date is not read.
+                # A busy server may say how long to wait, in seconds or as a date. A date is
+                # ignored.
                 if status >= 500 or status in _BUSY:
                     retry_after = response.headers.get("retry-after", "")
                     if retry_after.isdigit():
@@ -305,15 +306,15 @@ class ServedScorer:
                 elif not response.is_success:
                     raise ValueError(f"{self._option} {self._url}{self.api.path} answers {reason}")
                 else:
-                    # A proxy may cut an answer off, or put a page of its own in its place.
+                    # A proxy may cut off an answer, or replace it by a page of its own.
                     with suppress(ValueError):
                         answer = response.json()
                         if isinstance(answer, dict):
                             return answer
                     reason = f"an answer that is cut, or not a JSON object: {reason}"
             if attempt < len(waits_s):
-                # The wait is random in part: requests that failed together would otherwise come
-                # back together, and fail again.
+                # The wait is partly random. Otherwise requests that failed together would come back
+                # together, and fail again.
                 wait_s = waits_s[attempt] * random.uniform(0.5, 1.0)
                 await asyncio.sleep(max(retry_after_s, wait_s))
         raise OSError(
@@ -324,13 +325,13 @@ class ServedScorer:
     def _checked(
         self, window: Window, logprobs: list[float | None], tokens: list[int | str | None]
     ) -> LossArray:
-        """Return the losses of a window; a ValueError where they are not of its tokens."""
+        """Return the losses of a window. If they are for other tokens, a ValueError is raised."""
         count = len(window.ids)
         if not len(logprobs) == len(tokens) == count:
             raise ValueError(f"{len(logprobs)} tokens instead of {count}")
-        # NumPy makes NaN of None, which is left only where a token has no loss.
+        # NumPy makes NaN of None, which is left only if a token has no loss.
         losses = -np.array(logprobs, np.float64)
-        # The start token at 0 is not scored, and servers differ in what they say of it.
+        # The start token at 0 is not scored, and servers give different values for it.
         for at in range(1, count):
             if not self._is_same(window.ids[at], tokens[at]):
                 raise ValueError(f"token {at} is {tokens[at]!r}, not {window.ids[at]}")
@@ -338,8 +339,8 @@ class ServedScorer:
         if not self.api.takes_ids and window.scored == count - 1:
             first_loss = losses[1]
             probed_loss = self._first.get(self._decode([window.ids[1]]), math.nan)
-            # llama-cpp-python shifts losses by one where the start token is not the model's BOS. A
-            # comparison with NaN is false, so that a missing value passes.
+            # llama-cpp-python shifts losses by one if the start token is not the model's BOS. A
+            # comparison with NaN is false, so a missing value passes.
             if abs(first_loss - probed_loss) > _MAX_DIFFERENCE_NATS:
                 raise ValueError(
                     f"the first token's loss is {first_loss:.3f}, and after the start token "
@@ -347,22 +348,22 @@ class ServedScorer:
                 )
             losses[1] = probed_loss if math.isnan(first_loss) else first_loss
         scored = losses[count - window.scored :].astype(np.float32)
-        # NaN is not below the bound either, so that one test finds all that is not a loss.
+        # NaN is not below the bound either, so one test finds everything that is no loss.
         if not (np.abs(scored) < _NO_LOSS_NATS).all():
             raise ValueError("a token without a finite loss")
         return scored
 
     def _is_same(self, token_id: int, served_token: int | str | None) -> bool:
-        # An API that takes ids may name tokens by texts all the same.
+        # Even an API that takes ids may name tokens by text.
         if self.api.takes_ids and not isinstance(served_token, str):
             return served_token == token_id
-        # Servers write parts of a character in several ways, and some drop spaces.
+        # Servers write parts of a character in different ways, and some drop spaces.
         text = self._decode([token_id]).replace("\u2581", " ").strip()
         served_text = str(served_token).replace("\u2581", " ").strip()
         return _PARTIAL_CHARACTER in text or served_text == text
 
     def _decode(self, ids: Sequence[int]) -> str:
-        """Decode tokens after the start token: without one, decoders trim their first space."""
+        """Decode tokens after the start token. Without one, decoders strip their first space."""
         ids_with_start = [self._reader.start]
         ids_with_start += ids
         return str(self._reader.tokenizer.decode(ids_with_start))[len(self._start) :]
@@ -372,22 +373,22 @@ class ServedScorer:
 
 
 def answer_files(shard: Path) -> list[Path]:
-    """List the files of answers for a shard, one of each process that has asked."""
+    """List the files of answers for a shard, one for each process that has asked."""
     return list(shard.parent.glob(f".{shard.name}.*{_ANSWERS_SUFFIX}"))
 
 
 def new_answers(shard: Path) -> Path:
     """Name a file of answers for a shard."""
-    # Each process has a file of its own, so that only a last line can be cut off.
+    # Each process has its own file, so only a last line can be cut off.
     return shard.with_name(f".{shard.name}.{uuid.uuid4().hex}{_ANSWERS_SUFFIX}")
 
 
 def read_answers(shard: Path) -> dict[bytes, LossArray]:
-    """Read what killed processes were answered: a line is a hash of what was asked, and losses."""
+    """Read the answers to killed processes. A line is a hash of the request, and losses."""
     answers = {}
     for path in answer_files(shard):
-        # Another job may just have written the shard, and deleted the answers. A line that was cut
-        # off lacks its line break, and does not match.
+        # Another job may just have written the shard and deleted the answers. A line that was cut
+        # off has no line break, and does not match.
         with suppress(FileNotFoundError):
             for key, losses in re.findall(rb"([0-9a-f]{64}) ([\w+/=]+)\n", path.read_bytes()):
                 answers[key] = np.frombuffer(base64.b64decode(losses), np.float32)

@@ -1,8 +1,8 @@
 """Losses of a document's tokens by a model whose context may be shorter than the document.
 
-A document is encoded as a whole. Where it exceeds the context, the model reads windows of it, each
-after its start token; a window begins with tokens that the one before has scored, so that no token
-is scored with less context than that.
+A document is encoded as a whole. If it exceeds the context, the model reads it in windows, each
+after a start token. A window begins with tokens that the window before has scored, so that every
+token is scored with enough context.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ from vocagnolm.token_loss import add_token_losses
 class Window:
     """Tokens of a document that a model reads at once, after a start token.
 
-    The last ones, `scored` in number, get losses; those before them are context.
+    The last `scored` tokens get losses. Those before them are context.
     """
 
     document: int
@@ -33,10 +33,10 @@ class Window:
 def windows(
     document: int, ids: Sequence[int], start: int, context: int, min_context: int
 ) -> Iterator[Window]:
-    """Cut a document into windows: each scores the tokens that the ones before did not.
+    """Cut a document into windows. Each scores the tokens that those before it did not.
 
-    A window has at most `context` tokens, the first of them `start`; a further window has
-    `min_context` tokens, below `context` - 1, before those that it scores.
+    A window has at most `context` tokens, including `start`. A further window has `min_context`
+    tokens, less than `context` - 1, before those that it scores.
 
     >>> [(w.ids, w.scored) for w in windows(0, [1, 2, 3, 4, 5], start=9, context=4, min_context=1)]
     [([9, 1, 2, 3], 3), ([9, 3, 4, 5], 2)]
@@ -50,12 +50,12 @@ def windows(
     # A window has a start token and `min_context` tokens, and must have room for one more: else it
     # would score nothing, and the loop would never end.
     assert min_context < context - 1, f"no room after {min_context} tokens in {context}"
-    # The tokens before `at` are scored already.
+    # The tokens before `at` are already scored.
     at = 0
     while at < len(ids):
         first = max(0, at - min_context) if at else 0
         last = min(len(ids), first + context - 1)
-        # The tokens from `first` up to `at` are read again as context, and get no loss here.
+        # The tokens from `first` to `at` are read again as context, and get no loss here.
         yield Window(document, [start, *ids[first:last]], last - at)
         at = last
 
@@ -63,20 +63,21 @@ def windows(
 def document_windows(
     document: int, ids: Sequence[int], start: int | None, context: int, min_context: int
 ) -> Iterator[Window]:
-    """Cut a document's tokens into windows; without a `start`, its own first token is that."""
+    """Cut a document's tokens into windows. Without a `start`, its own first token is used."""
     if start is not None:
         return windows(document, ids, start, context, min_context)
     return windows(document, ids[1:], ids[0], context, min_context) if ids else iter(())
 
 
-# Takes the number of tokens that were scored since it was called last.
+# Gets the number of tokens that were scored since the last call.
 Report = Callable[[int], object]
 
 
 class HFScorer:
-    """Scores windows with a causal LM of `transformers`, which is frozen, on its device.
+    """Scores windows with a causal LM of `transformers`, which is frozen, on the model's device.
 
-    A batch has at most `batch_tokens` positions, padding counted; a single window may exceed it.
+    A batch has at most `batch_tokens` positions, including padding, unless a single window is
+    longer.
     """
 
     def __init__(self, model: PreTrainedModel, batch_tokens: int):
@@ -89,15 +90,15 @@ class HFScorer:
         `report` is called with the number of tokens after every batch.
         """
         losses: list[LossArray] = [np.empty(0, np.float32)] * len(windows)
-        # Windows of similar length share a batch, which leaves little padding. The longest come
-        # first, so that a lack of memory shows at once.
+        # Windows of similar length share a batch, which needs little padding. The longest come
+        # first, so running out of memory shows at once.
         order = sorted(range(len(windows)), key=lambda number: -len(windows[number].ids))
         while order:
-            # The first window is the longest of its batch, so that all are padded to its length.
+            # The first window is the longest of its batch, so all are padded to its length.
             rows = max(1, self._batch_tokens // len(windows[order[0]].ids))
             batch, order = order[:rows], order[rows:]
             scored = self._batch_losses([windows[number] for number in batch])
-            # The losses go back to the places of their windows, whatever the order of the batches.
+            # Put the losses back in the order of the windows, whatever the order of the batches.
             for number, row in zip(batch, scored, strict=True):
                 losses[number] = row
             if report:
@@ -106,10 +107,10 @@ class HFScorer:
 
     @torch.no_grad()
     def _batch_losses(self, windows: Sequence[Window]) -> list[LossArray]:
-        """Score a batch; padding follows the tokens, which do not see it."""
+        """Score a batch. Padding follows the tokens, which do not see it."""
         scored = [slice(len(window.ids) - window.scored, len(window.ids)) for window in windows]
-        # Only the scored tokens get labels. A label stands at the place of its own token: the
-        # model shifts it by one, and gives the loss at that place, too.
+        # Only the scored tokens have labels. A label is at the index of its own token. The model
+        # shifts by one, and returns the loss at that index, too.
         length = max(part.stop for part in scored)
         ids_BT = torch.zeros((len(windows), length), dtype=torch.long)
         labels_BT = torch.full_like(ids_BT, IGNORED_LABEL)

@@ -1,1 +1,1 @@
-"""What a trainer is made of: options, models, documents, checkpoints, log. It sees no argv."""
+"""The parts of a trainer: options, models, documents, checkpoints, log. They see no argv."""

@@ -1,4 +1,4 @@
-"""What the arguments of `VocAgnoTrainer` become before `Trainer` sees them."""
+"""Turns the arguments of `VocAgnoTrainer` into those of `Trainer`."""
 
 import copy
 import inspect
@@ -22,12 +22,12 @@ from vocagnolm.training.settings import Job
 
 logger = logging.getLogger(__name__)
 
-# What `processing_class` was called before transformers 5.
+# The name of `processing_class` before transformers 5.
 _ALIASES = {"tokenizer": "processing_class"}
 
 
 def own_copy(args: VocAgnoConfig | None, peft_config: object = None) -> VocAgnoConfig:
-    """Copy the arguments, which a trainer changes; reject those of another kind."""
+    """Copy the arguments, because a trainer changes them. Reject other classes."""
     if args is None:
         args = VocAgnoConfig()
     if not isinstance(args, VocAgnoConfig):
@@ -42,12 +42,12 @@ def own_copy(args: VocAgnoConfig | None, peft_config: object = None) -> VocAgnoC
 def resolve_method(
     args: VocAgnoConfig, method: str | Method | None, objective: type[Objective] | None
 ) -> Method:
-    """Return the settings of the method; a `method` next to a config replaces those in it."""
+    """Return the settings of the method. A `method` next to a config replaces the config's."""
     if method is not None:
         settings = Method(method) if isinstance(method, str) else method
         for name, value in vars(settings).items():
             setattr(args, name, value)
-        # Together they are checked as those of a config are.
+        # Together they are checked like a config's.
         GuidanceOptions.__post_init__(args)
     if objective:
         args.method = name_own("method", objective)
@@ -58,7 +58,7 @@ def assemble_arguments(
     args: VocAgnoConfig, model: Any, teacher: Any, kwargs: dict[str, Any], peft_config: Any
 ) -> Assembled:
     """Load what is given by name, and pack documents."""
-    # A machine for timings may lack it, and has loaded models and packed sequences alone.
+    # A machine for timings may lack `datasets`. It has loaded models and packed sequences only.
     if not is_installed("datasets"):
         teachers = None if isinstance(teacher, StoredTeacher) else listed(teacher or [])
         job = Job(ModelOptions(model, teachers or None), DataOptions(dataset=[]), args)
@@ -76,9 +76,9 @@ def assemble_arguments(
 def load_models(
     assembled: Assembled, model: Any, teacher: Any, method: Method, args: VocAgnoConfig
 ) -> tuple[Any, Sequence[PreTrainedModel] | StoredTeacher | None]:
-    """Return the student and its teachers with their weights; those that are loaded stay."""
+    """Return the student and its teachers with their weights. Loaded ones stay as they are."""
     if assembled.models is not None:
-        # Only now, as it needs `datasets`, which a machine for timings may lack.
+        # Import this only now, because it needs `datasets`, which a machine for timings may lack.
         from vocagnolm.training.models import load_weights
 
         options = assembled.job.model
@@ -95,7 +95,7 @@ def load_models(
 
 
 def arguments_of_trainer(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that Trainer takes; reject others, and those that have no effect."""
+    """Return the arguments for Trainer. Reject others, and those without effect."""
     for name in ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics"):
         if kwargs.pop(name, None) is not None:
             raise ValueError(f"{name} has no effect: the method computes no logits")
@@ -113,10 +113,10 @@ def _reject_shared_model(student: Any, teachers: Sequence[Any]) -> None:
 
 
 def _keep_teacher_rope(student: Any, teachers: Sequence[Any], args: VocAgnoConfig) -> None:
-    """Let Liger leave the rotary embedding alone where a teacher is of the student's family.
+    """Let Liger leave the rotary embedding alone if a teacher is of the student's family.
 
-    As training begins, after the probes of the teachers, Liger replaces that of the whole family,
-    with which the teacher would compute, too.
+    When training begins, after the teachers were tested, Liger replaces it for the whole family, so
+    the teacher would compute with it, too.
     """
     kernels = args.liger_kernel_config
     if student is None or not isinstance(kernels, dict):
@@ -129,7 +129,7 @@ def _keep_teacher_rope(student: Any, teachers: Sequence[Any], args: VocAgnoConfi
 def make_collator(
     method: Method, args: VocAgnoConfig, collator: object, dataset: object
 ) -> PackedCollator:
-    """Return the collator that was given, if it suits the method, or that of the data set."""
+    """Return the given collator if it suits the method, or else the dataset's."""
     chunks = method.chunks if method.method == "chunk" else None
     if isinstance(dataset, Blocks) and args.max_length != dataset.max_length:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a trainer is made of. Needs no `datasets`, which a machine for timings may lack."""
+"""The parts of a trainer. Needs no `datasets`, which a machine for timings may lack."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Assembled:
-    """What a trainer is made of, before the weights of its models are loaded.
+    """The parts of a trainer, before the weights of its models are loaded.
 
     Attributes:
         models: None where loaded models and packed sequences were given, which need no tokenizer.
@@ -39,7 +39,7 @@ class Assembled:
 def assembled_of_loaded(
     job: Job, train_dataset: Any, eval_dataset: Any, processing_class: Any
 ) -> Assembled:
-    """Return what a trainer is made of where models are loaded and sequences are packed."""
+    """Return the parts of a trainer with loaded models and packed sequences."""
     return Assembled(
         job=job,
         models=None,
@@ -53,8 +53,8 @@ def assembled_of_loaded(
 
 
 def settings_of_blocks(dataset: Any) -> dict[str, Any]:
-    """Return what packed sequences add to the settings of a run: progress is counted in them."""
-    # Other packed sequences, such as a list, have no digest, and the user answers for their order.
+    """Return what packed sequences add to a run's settings, because progress is counted in them."""
+    # Other packed sequences, such as a list, have no digest. The user answers for their order.
     if not isinstance(dataset, Blocks):
         return {}
     return {"blocks": len(dataset), "corpus_digest": dataset.corpus_digest}

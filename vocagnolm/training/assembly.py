@@ -1,4 +1,4 @@
-"""Assemble what a trainer is made of, from arguments, models and data, for both doors."""
+"""Assembles the parts of a trainer from arguments, models and data, for both doors."""
 
 import copy
 import sys
@@ -47,15 +47,15 @@ def prepare_dataset(
 ) -> Blocks:
     """Align and pack documents: the `train_dataset` or `eval_dataset` of a `VocAgnoTrainer`.
 
-    Columns `messages`, or `prompt` and `completion`, hold conversations, of which the answers are
-    trained on, or all (`train_on="all"`), in the chat template of each tokenizer.
+    Columns `messages`, or `prompt` and `completion`, have conversations. Training is on their
+    answers, or on everything (`train_on="all"`), in the chat template of each tokenizer.
 
-    A packed sequence has up to `max_length` tokens of the student and `teacher_context` of the, or
-    each, teacher, within the contexts of their models. Without a teacher it is for training on all
-    tokens. Aligned documents are cached as `datasets.map` caches.
+    A packed sequence has up to `max_length` student tokens and `teacher_context` tokens of each
+    teacher, within the contexts of their models. Without a teacher, it is for training on all
+    tokens. Aligned documents are cached like those of `datasets.map`.
 
     Raises:
-        ValueError: the column is not there, or no document of it can be used.
+        ValueError: the column is missing, or no document in it can be used.
     """
     dataset = _as_dataset(dataset, "dataset")
     if not isinstance(dataset, datasets.Dataset):
@@ -76,7 +76,7 @@ def prepare_dataset(
 
 
 def _as_dataset(data: Any, name: str) -> Any:
-    """Make a data set of a list of dicts; packed sequences stay as they are.
+    """Make a dataset from a list of dicts. Packed sequences stay as they are.
 
     Raises:
         ValueError: it is neither, or it is empty.
@@ -115,21 +115,21 @@ def assemble(
     processing_class: PreTrainedTokenizerBase | None = None,
     sample: bool = False,
 ) -> Assembled:
-    """Read the models' configurations and tokenizers, check what would fail late, align documents.
+    """Read configurations and tokenizers, check what would fail late, and align documents.
 
-    Without a `train_dataset` the documents are those of the corpora that the job names. With
-    `sample` only the first documents of a large corpus are read, which is enough for a plan.
+    Without a `train_dataset`, the documents are those of the job's corpora. With `sample`, only the
+    first documents of a large corpus are read, which is enough for a plan.
 
     Raises:
         ValueError: an argument, a model or the data is wrong.
     """
     args = job.args
-    # The checks run from the cheapest to the dearest: options, configurations, files, documents.
+    # Checks go from the cheapest to the most expensive: options, configurations, files, documents.
     check_launch(job)
     models = read_models(job.model, args, args.device, tokenizer=processing_class)
     # One process asks the hub and the disk, and all of them raise its error.
     rank0(lambda: check_places(job, models))
-    # A plan may be made on a machine that does not reach the server.
+    # A plan may be made on a machine that cannot reach the server.
     if models.server and not args.dry_run:
         models.server.find(job.served_losses)
     evaluates = eval_dataset is not None or job.data.eval_dataset or job.data.eval_fraction
@@ -138,11 +138,11 @@ def assemble(
     if train_dataset is None:
         return _of_documents(job, models, load_documents(job, models, sample=sample))
     if job.peft_config is not None and models.student.source.loaded is None:
-        # The adapters are put on a skeleton without weights, so that a wrong config is found
-        # before hours of alignment. The config is copied, because PEFT writes into it.
+        # Put the adapters on a skeleton without weights, so that a wrong config is found before
+        # hours of alignment. Copy the config, because PEFT writes into it.
         skeleton = models.student.source.skeleton(models.student.config)
         adapt(skeleton, copy.deepcopy(job.peft_config), args.seed)
-    # The first process of a machine fills the cache, from which the others read.
+    # The first process of a machine fills the cache, and the others read from it.
     with machine_first():
         packed = _packed(job, models, train_dataset, "train_dataset")
         evaluated = None
@@ -162,7 +162,7 @@ def assemble(
 
 
 def read_whole(assembled: Assembled) -> Assembled:
-    """Read the rest of corpora of which only the first documents were read."""
+    """Read the rest of the corpora of which only the first documents were read."""
     models, documents = assembled.models, assembled.documents
     assert models
     assert documents
@@ -192,15 +192,15 @@ def assemble_in_python(
     kwargs: Mapping[str, Any],
     peft_config: Any = None,
 ) -> Assembled:
-    """Make a job of what a trainer is given in Python, and assemble it.
+    """Make a job from the arguments that a trainer gets in Python, and assemble it.
 
-    The `kwargs` hold `train_dataset`. They may hold `eval_dataset`, a data set or several by name,
-    and `processing_class`, the student's tokenizer.
+    `kwargs` has `train_dataset`. It may have `eval_dataset`, one dataset or several by name, and
+    `processing_class`, the student's tokenizer.
     """
     student = _as_name(student)
     teachers: list[Any] = []
     stores: list[Any] = []
-    # The losses of a `StoredTeacher` come with the packed sequences, so it has no place to read.
+    # The losses of a `StoredTeacher` come with the packed sequences, so it has no path to read.
     guides = [] if isinstance(teacher, StoredTeacher) else listed(teacher or [])
     for guide in guides:
         guide = _as_name(guide)
@@ -218,8 +218,8 @@ def assemble_in_python(
         )
     names = ModelOptions(student, teachers or None, stores or None)
     job = Job(names, DataOptions(dataset=[]), args, peft_config=peft_config)
-    # Only names and documents need to be read and aligned. Loaded models with packed sequences are
-    # ready, and may be of kinds that no tokenizer reads.
+    # Only names need to be read, and only documents to be aligned. Loaded models with packed
+    # sequences are ready, and may be of kinds that no tokenizer reads.
     data = [train_dataset]
     data += eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
     has_documents = any(isinstance(dataset, datasets.Dataset) for dataset in data)
@@ -236,7 +236,7 @@ def assemble_in_python(
 
 
 def _as_name(model: Any) -> Any:
-    """Return the text of a path; names and loaded models stay as they are."""
+    """Return the text of a path. Names and loaded models stay as they are."""
     return str(model) if isinstance(model, Path) else model
 
 
@@ -248,7 +248,7 @@ def check_places(job: Job, models: Models) -> None:
     """
     for model in [models.student] + models.teachers:
         model.source.check_weights()
-        # A plan may be made on a machine that lacks the packages of the run.
+        # A plan may be made on a machine without the packages for the run.
         if not job.args.dry_run:
             model.source.check_packages()
     if job.args.push_to_hub:
@@ -265,7 +265,7 @@ class _Packed:
 
 
 def _packed(job: Job, models: Models, dataset: Any, name: str) -> _Packed:
-    """Align and pack documents that Python gives, or those of each name of a dict."""
+    """Align and pack documents from Python: a dataset, or one for each name of a dict."""
     dataset = _as_dataset(dataset, name)
     if isinstance(dataset, dict):
         parts = {key: _packed(job, models, part, name).blocks for key, part in dataset.items()}
@@ -273,7 +273,7 @@ def _packed(job: Job, models: Models, dataset: Any, name: str) -> _Packed:
     if not isinstance(dataset, datasets.Dataset):
         return _Packed(dataset, settings_of_blocks(dataset), [])
     is_trained = name == "train_dataset"
-    # A store knows the documents that it was scored on, and an evaluation needs no teacher.
+    # A store has only the documents on which it was scored, and an evaluation needs no teacher.
     guide = models.guide if is_trained or job.loads_teacher else None
     texts = only_text(dataset, None, name)
     segments = align(texts, models.reader, guide, job.args, name)
@@ -287,16 +287,16 @@ def _packed(job: Job, models: Models, dataset: Any, name: str) -> _Packed:
     if is_trained and models.server:
         is_plain = job.args.missing_losses == "plain"
         blocks.late = late_losses(models.server, blocks, segments, texts, is_plain=is_plain)
-    # An evaluation of less than a step is none the worse for it.
+    # An evaluation with less than a step's sequences is fine.
     if is_trained:
         check_enough(blocks, job.args, name, left_out)
     return _Packed(blocks, settings_of_blocks(blocks), segments.reasons)
 
 
 def pack_late(assembled: Assembled, dataset: Any, name: str) -> Any:
-    """Align and pack documents for an evaluation; what is packed already stays.
+    """Align and pack documents for an evaluation. What is already packed stays.
 
-    A name stands for one of several data sets that the trainer has.
+    A name stands for one of several datasets that the trainer has.
     """
     if isinstance(dataset, str):
         return dataset
@@ -306,8 +306,8 @@ def pack_late(assembled: Assembled, dataset: Any, name: str) -> Any:
 
 
 def _only_packed(dataset: Any, name: str) -> Any:
-    """Reject documents where no tokenizer has been read that could align them."""
-    # Anything else, such as `Blocks`, is packed already, or is rejected where it is read.
+    """Reject documents if no tokenizer was read that could align them."""
+    # Anything else, such as `Blocks`, is already packed, or is rejected when it is read.
     rows: Any = dataset if isinstance(dataset, list | datasets.Dataset) else ()
     if len(rows) and "student_ids" not in rows[0]:
         raise ValueError(

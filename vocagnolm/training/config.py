@@ -1,4 +1,4 @@
-"""`VocAgnoConfig`: `TrainingArguments` with the paper's set-up, and what a run cannot have."""
+"""`VocAgnoConfig`: `TrainingArguments` with the paper's setup, and what a run cannot have."""
 
 import logging
 import os
@@ -33,18 +33,18 @@ from vocagnolm.training.options import (
 
 logger = logging.getLogger(__name__)
 
-# A batch that is derived has at most this many sequences per device: with a 7B teacher in bf16 they
-# fit 80 GB.
+# A derived batch has at most this many sequences per device. With a 7B teacher in bf16, they fit
+# into 80 GB.
 _MAX_DERIVED_BATCH = 8
-# This is Trainer's own default, for those who come from it and ask for nothing.
+# Trainer's own default, for users who come from it and ask for nothing.
 _TRAINER_BATCH = 8
-# Which of these the user gave decides what an error about the batch advises to change.
+# An error about the batch advises on those of these that the user gave.
 _BATCH_ARGUMENTS = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "global_batch_tokens",
 )
-# A run can have one value of each of these fields; the text says what another one does.
+# A run can have only one value of each of these fields. The text says what any other does.
 _ONE_VALUE: dict[str, tuple[object, str]] = {
     "ignore_data_skip": (False, "trains on the same data again after every resume"),
     "auto_find_batch_size": (False, "shrinks the global batch where memory runs out"),
@@ -57,18 +57,18 @@ _ONE_VALUE: dict[str, tuple[object, str]] = {
     "fp16_full_eval": (False, "casts the student that is saved"),
     "enable_jit_checkpoint": (False, "saves in the middle of a step: a signal saves already"),
 }
-# These kernels of Liger replace the computation of the loss, which a guided run makes per token.
+# These Liger kernels replace the computation of the loss, which a guided run needs per token.
 _LIGER_LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
 
 
 @dataclass
 class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ignore[misc]
-    """`TrainingArguments`, and how texts are guided, packed and batched; named as the options.
+    """`TrainingArguments` with settings for guidance, packing and batches, named like the options.
 
-    Defaults are the paper's (Section 4.3), but for the batch, which is Trainer's: 8 sequences per
-    device, or `per_device_train_batch_size`, and no accumulation. `global_batch_tokens=2**21` is
-    the paper's step, however many processes there are. A wrong value is a ValueError.
-    AdamW's beta2 and weight decay are LitGPT's, which the paper trains with; it does not name them.
+    Defaults are the paper's (Section 4.3), except for the batch, which is Trainer's: 8 sequences
+    per device, or `per_device_train_batch_size`, without accumulation. `global_batch_tokens=2**21`
+    is the paper's step, with any number of processes. A wrong value is a ValueError. AdamW's beta2
+    and weight decay are LitGPT's. The paper trains with LitGPT, but does not name them.
     """
 
     adam_beta2: float = 0.95
@@ -80,12 +80,12 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
     logging_first_step: bool = True
     # Trainer would drop the keys of a packed sequence that the model's own forward does not take.
     remove_unused_columns: bool = False
-    # Trainer's default lets DDP search the graph of every pass for parameters without a gradient.
+    # Trainer's default lets DDP search every pass's graph for parameters without a gradient.
     ddp_find_unused_parameters: bool | None = False
     liger_kernel_config: dict[str, Any] | str | None = None  # type: ignore[assignment]
     if "warmup_ratio" in TrainingArguments.__dataclass_fields__:
-        # Older versions of transformers still have it. Here it is an alias of `warmup_steps`, and
-        # so no option of its own.
+        # Older versions of transformers still have it. Here it is an alias of `warmup_steps`, so it
+        # is not an option.
         warmup_ratio: float | None = field(default=None, init=False)
 
     _argument_group_name = "run, with all fields of transformers.TrainingArguments"
@@ -97,12 +97,12 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
 
     @python_door
     def __post_init__(self) -> None:
-        # The options are checked first, since the parent class connects the processes of a job,
-        # and a wrong option should be reported without waiting for the others.
+        # Check the options first, because the parent class connects the processes of a job, and a
+        # wrong option should be reported without waiting for the others.
         GuidanceOptions.__post_init__(self)
         RunOptions.__post_init__(self)
-        # transformers refuses this schedule without its lowest rate. The paper ends at a tenth of
-        # the peak.
+        # transformers requires the lowest rate for this schedule. The paper ends at a tenth of the
+        # peak.
         if self.lr_scheduler_kwargs is None and self.lr_scheduler_type == "cosine_with_min_lr":
             self.lr_scheduler_kwargs = {"min_lr_rate": 0.1}
         # Older versions of transformers call it gradient_checkpointing.
@@ -113,13 +113,13 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         if self.disable_tqdm is None:
             self.disable_tqdm = not sys.stderr.isatty()
         _check_library_names(self)
-        # The precision must be settled before the parent class checks it against the device.
+        # Decide the precision before the parent class compares it with the device.
         self._set_precision()
         self.dataloader_pin_memory = self.dataloader_pin_memory and torch.cuda.is_available()
-        # Trainer demands a metric for this strategy, and every evaluation has the loss.
+        # Trainer requires a metric for this strategy, and every evaluation has the loss.
         if self.save_strategy == SaveStrategy.BEST:
             self.metric_for_best_model = self.metric_for_best_model or "loss"
-        # The parent class takes processes on a CPU for separate runs, and drops their time-out.
+        # The parent class treats processes on a CPU as separate runs, and drops their timeout.
         runs_ddp = launched_processes() > 1 and not self.is_sharded
         self.use_cpu = self.use_cpu or (is_on_cpu() and runs_ddp)
         if self.use_cpu:
@@ -127,12 +127,11 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
         TrainingArguments.__post_init__(self)  # type: ignore[no-untyped-call]
         if self.use_liger_kernel:
-            # The user's values win, so that `check_arguments` can refuse a loss that was turned
-            # on.
+            # The user's values win, so that `check_arguments` can reject a loss that was turned on.
             kernels: Any = self.liger_kernel_config or {}
             self.liger_kernel_config = dict.fromkeys(_LIGER_LOSSES, False) | kernels
         check_arguments(self)
-        # A plan may be made on a smaller machine than the job will run on.
+        # A plan may be made on a smaller machine than the job's.
         if not self.dry_run:
             require_optimizer(OptimizerNames(self.optim).value)
         if self.use_liger_kernel and not self.dry_run:
@@ -140,9 +139,9 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         self._set_batch()
 
     def _set_precision(self) -> None:
-        """Compute in bfloat16 where the device multiplies in it, unless something else is asked.
+        """Compute in bfloat16 if the device multiplies in it, unless something else was requested.
 
-        A run goes on in the precision that it began in, whatever machine it resumes on.
+        A run continues in the precision in which it began, on whatever machine it resumes.
         """
         choice = "auto"
         if self.fp16:
@@ -151,18 +150,18 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
             choice = "bfloat16" if self.bf16 else "float32"
         has_cuda = torch.cuda.is_available()
         on_cpu = self.use_cpu or not (has_cuda or torch.accelerator.is_available())
-        # On a GPU of another kind Trainer may refuse bfloat16, so it has to be asked for.
+        # On other kinds of GPU, Trainer may reject bfloat16, so it must be requested.
         has_products = on_cpu or (has_cuda and torch.cuda.is_bf16_supported())
         dtype, self.why_precision = "float32", "the GPU has no products in bfloat16"
         if choice != "auto" or has_products:
             device = torch.device("cpu" if on_cpu else "cuda")
             begun = _begun_in(self.output_dir)
             dtype, self.why_precision = choose_dtype(choice, device, begun)
-        # A plan for a GPU may be made on a CPU, unless its precision is that of the CPU.
+        # A plan for a GPU may be made on a CPU, unless its precision is the CPU's.
         self.is_precision_of_cpu = on_cpu and choice == "auto"
         self.bf16 = dtype == "bfloat16"
         if self.bf16 and not torch.accelerator.is_available():
-            # Trainer takes bfloat16 on a CPU only where a CPU is asked for.
+            # Trainer accepts bfloat16 on a CPU only if a CPU is requested.
             self.use_cpu = True
 
     def describe_precision(self) -> str:
@@ -175,18 +174,18 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
 
     @property
     def is_sharded(self) -> bool:
-        """True if FSDP spreads the student, as the options or `accelerate launch` say."""
+        """True if FSDP shards the student, according to the options or `accelerate launch`."""
         return bool(self.fsdp) or parse_flag_from_env("ACCELERATE_USE_FSDP")
 
     @property
     def is_mixed(self) -> bool:
-        """True if the student computes in 16 bits, as the options or `accelerate launch` say."""
+        """True if the student computes in 16 bits, according to options or `accelerate launch`."""
         launched = os.environ.get("ACCELERATE_MIXED_PRECISION") in ("bf16", "fp16")
         return bool(self.bf16 or self.fp16 or launched)
 
     def _set_batch(self) -> None:
-        """Derive batch size and accumulation from the global batch, or that batch from them."""
-        # This is noted before the fields are filled in, since none of them is None afterwards.
+        """Derive batch size and accumulation from the global batch, or the other way round."""
+        # Note this before the fields are filled in, because none of them is None afterwards.
         self.asked_of_batch = {name for name in _BATCH_ARGUMENTS if getattr(self, name) is not None}
         rows, steps = split_global_batch(
             self.global_batch_tokens,
@@ -197,12 +196,12 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         )
         self.per_device_train_batch_size = rows
         self.gradient_accumulation_steps = steps
-        # The product changes nothing where the global batch was given, as the split is exact.
+        # If the global batch was given, this changes nothing, because the split is exact.
         self.global_batch_tokens = rows * steps * self.world_size * self.max_length
         self.per_device_eval_batch_size = self.per_device_eval_batch_size or rows
 
     def batch_arithmetic(self) -> str:
-        """Spell out the global batch, and whose it is."""
+        """Write out the global batch as a product, and say where it comes from."""
         product = _product(
             self.world_size,
             self.per_device_train_batch_size,
@@ -217,13 +216,13 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         return f"{self.global_batch_tokens:,} tokens = {product} ({whose})"
 
 
-# The decorator has generated this `__init__`, so it can be wrapped only after the class is made.
+# The decorator has generated this `__init__`, so it can be wrapped only after the class exists.
 _make_config = VocAgnoConfig.__init__
 
 
 @wraps(_make_config)
 def _answer_other_names(self: VocAgnoConfig, *args: Any, **options: Any) -> None:
-    """Answer the names of TRL and transformers before Python calls them unexpected."""
+    """Handle names of TRL and transformers before Python calls them unexpected."""
     names = {one_field.name for one_field in fields(VocAgnoConfig) if one_field.init}
     aliases = aliases_of(ModelOptions, DataOptions, VocAgnoConfig)
     arguments = own_arguments("VocAgnoConfig", options, names, aliases, logger.warning)
@@ -234,7 +233,7 @@ VocAgnoConfig.__init__ = _answer_other_names  # type: ignore[method-assign]
 
 
 def _check_library_names(args: VocAgnoConfig) -> None:
-    """Raise a ValueError for what transformers would refuse with a list of forty names."""
+    """Raise a ValueError for what transformers would reject with a list of forty names."""
     if args.deepspeed:
         raise ValueError("--deepspeed is not supported: shard with FSDP2 (accelerate_configs)")
     trackers = [*INTEGRATION_TO_CALLBACK, "all", "none"]
@@ -254,8 +253,8 @@ def _check_choices(option: str, values: list[Any], choices: list[str]) -> None:
 
 
 def _begun_in(output_dir: str | None) -> str | None:
-    """Return the precision of the run that a directory holds, if it holds one."""
-    # Without a name the directory is chosen later, by the models.
+    """Return the precision of the run in a directory, if there is one."""
+    # Without a name, the directory is chosen later, from the models.
     settings = json_or_empty(Path(output_dir) / RUN_FILE) if output_dir else {}
     if settings.get("fp16"):
         return "float16"
@@ -267,15 +266,15 @@ def _begun_in(output_dir: str | None) -> str | None:
 def check_arguments(args: TrainingArguments) -> None:
     """Raise a ValueError for arguments that would change what a run computes or keeps."""
     for name, (allowed, reason) in _ONE_VALUE.items():
-        # Another version of transformers may lack one.
+        # Another version of transformers may lack one of these.
         value = getattr(args, name, allowed)
         if value != allowed:
             raise ValueError(f"--{name} {value} {reason}: leave it out")
     if getattr(args.accelerator_config, "split_batches", False):
         raise ValueError("--accelerator_config: split_batches makes other batches: leave it out")
     _check_parallelism(args)
-    # With several GPUs in one process Trainer falls back on DataParallel, which would split a
-    # packed batch between them.
+    # With several GPUs in one process, Trainer falls back on DataParallel, which would split a
+    # packed batch.
     if args.n_gpu > 1:
         raise ValueError(
             f"one process sees {args.n_gpu} GPUs: start one for each, with --accelerate_config ddp"
@@ -296,17 +295,17 @@ def check_arguments(args: TrainingArguments) -> None:
 
 
 def _check_parallelism(args: TrainingArguments) -> None:
-    """Allow DDP and FSDP2 alone, as the arguments or `accelerate launch` say."""
+    """Allow only DDP and FSDP2, according to the arguments or `accelerate launch`."""
     if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
         raise ValueError("DeepSpeed is not supported: shard with FSDP2 (accelerate_configs)")
-    # A launcher's file that names no version means the first one, as in Accelerate. Arguments of
-    # Python mean the second, as in Trainer.
+    # A launcher's file without a version means FSDP1, as in Accelerate. Python's arguments mean
+    # FSDP2, as in Trainer.
     is_launched = parse_flag_from_env("ACCELERATE_USE_FSDP")
     version = os.environ.get("FSDP_VERSION", "1") if is_launched else 2
     plugin = (args.fsdp and vars(args).get("fsdp_plugin_args")) or {}
     if int(plugin.get("fsdp_version", version)) != 2:
         raise ValueError("FSDP1 is not supported: set fsdp_version: 2, as in accelerate_configs")
-    # A launcher passes the sizes by the environment, Python by the config; only 1 is allowed.
+    # A launcher passes the sizes by the environment, and Python by the config. Only 1 is allowed.
     for name in ("tp_size", "cp_size", "sp_size"):
         size = getattr(args.parallelism_config, name, None)
         if int(size or os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")) > 1:
@@ -314,7 +313,7 @@ def _check_parallelism(args: TrainingArguments) -> None:
 
 
 def _product(processes: int, rows: int, steps: int, max_length: int) -> str:
-    """Spell out the factors of a global batch."""
+    """Write out the factors of a global batch."""
     factors = [
         "1 process" if processes == 1 else f"{processes:,} processes",
         "1 sequence" if rows == 1 else f"{rows:,} sequences",
@@ -333,11 +332,11 @@ def split_global_batch(
 ) -> tuple[int, int]:
     """Return sequences per device and accumulation steps that make exactly the global batch.
 
-    Without a global batch both are as for Trainer: 8, and 1. With one the batch size is the largest
-    up to 8 that divides, unless it is given.
+    Without a global batch, both are as in Trainer: 8 and 1. With one, the batch size is the largest
+    divisor up to 8, unless it is given.
 
     Raises:
-        ValueError: they cannot make it; the message is the arithmetic.
+        ValueError: they cannot make the global batch. The message shows the arithmetic.
 
     >>> split_global_batch(2**21, 2048, world_size=32)
     (8, 4)
@@ -348,8 +347,8 @@ def split_global_batch(
     """
     if global_batch_tokens is None:
         return batch_size or _TRAINER_BATCH, accumulation or 1
-    # This many sequences of a step fall to each process. A remainder is lost here, and found
-    # below, where the product is compared.
+    # Each process gets this many sequences of a step. A remainder is lost here, and found below by
+    # comparing the product.
     per_device = global_batch_tokens // (world_size * max_length)
     if batch_size is None and accumulation:
         batch_size = per_device // accumulation
@@ -358,7 +357,7 @@ def split_global_batch(
         batch_size = max(divisors)
     accumulation = accumulation or per_device // batch_size
     tokens = world_size * batch_size * accumulation * max_length
-    # A batch that was rounded would make the run depend on the number of processes.
+    # With a rounded batch, the run would depend on the number of processes.
     if tokens != global_batch_tokens:
         product = _product(world_size, batch_size, accumulation, max_length)
         raise ValueError(

@@ -42,17 +42,17 @@ logger = logging.getLogger(__name__)
 
 # A plan of a large corpus is made from this many documents.
 _SAMPLE_DOCUMENTS = 1000
-# A corpus of no more documents is read whole for a plan.
+# For a plan, a corpus with at most this many documents is read whole.
 _SMALL_DOCUMENTS = 10_000
-# Above this share of skipped documents the user is warned.
+# The user is warned if a larger share of documents is skipped.
 _LOUD_SHARE = 0.05
-# Below this many documents, processes take longer to start than they save on 32 cores.
+# With fewer documents, processes take longer to start than they save on 32 cores.
 _MANY_DOCUMENTS = 10_000
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The documents of one corpus, read and aligned; in a sample only the first ones.
+    """The documents of one corpus, read and aligned. In a sample, only the first ones.
 
     Attributes:
         name: the corpus as the user typed it.
@@ -99,14 +99,14 @@ class Documents:
     @property
     def is_whole(self) -> bool:
         """False if only the first documents of a dataset were read."""
-        # A total of None, which nobody knows, equals no length: the corpus counts as a sample.
+        # None means an unknown total, which equals no length, so the corpus counts as a sample.
         return all(corpus.total == len(corpus.texts) for corpus in self.corpora)
 
 
 def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documents:
     """Read, align and pack the corpora that a job names.
 
-    One process of each machine does the work, and the others read its cache. A `sample` is of the
+    One process of each machine does the work, and the others read its cache. A `sample` is the
     first documents, unless a corpus is small, or may be too small.
 
     Raises:
@@ -114,28 +114,27 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
     """
     data, args = job.data, job.args
     with machine_first():
-        # The evaluation is read before anything is aligned, so that a wrong name is reported in
-        # seconds.
+        # Read the evaluation before anything is aligned, so that a wrong name shows in seconds.
         eval_texts = _read_evaluation(data)
         corpora = _align_corpora(job, models, sample)
         evaluated = []
         if eval_texts is not None:
-            # A store knows other documents only, and an evaluation needs no teacher.
+            # A store has only other documents, and an evaluation needs no teacher.
             guide = models.guide if job.loads_teacher else None
             eval_name = f"--eval_dataset {data.eval_dataset}"
             evaluated.append(align(eval_texts, models.reader, guide, args, eval_name))
     if data.eval_fraction:
-        # The split comes after the alignment, so that another fraction or seed still finds the
-        # aligned documents in the cache.
+        # Split after the alignment, so that another fraction or seed still finds the aligned
+        # documents in the cache.
         corpora, evaluated = _hold_out(corpora, job)
-    # Packing demands a limit of the teacher's tokens. Without a teacher it gets one that no text
+    # Packing requires a limit for the teacher's tokens. Without a teacher, it gets one that no text
     # reaches.
     limits = models.guide.limits() if models.guide else [sys.maxsize]
     trained = [corpus.segments for corpus in corpora]
     segments, blocks = _pack(corpora, trained, args.max_length, limits)
     blocks.weights = data.dataset_weights
     # The held-out documents are no longer in these segments, so a run resumes only with the same
-    # hold-out.
+    # held-out documents.
     blocks.corpus_digest = [corpus.segments.digest() for corpus in corpora]
     eval_blocks = None
     if evaluated:
@@ -145,7 +144,7 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
         is_plain = args.missing_losses == "plain"
         blocks.late = late_losses(models.server, blocks, segments, texts, is_plain=is_plain)
         if eval_blocks is not None and data.eval_fraction:
-            # Documents that are held out are asked of nobody.
+            # Nobody is asked for the losses of held-out documents.
             eval_blocks.late = LateLosses()
     documents = Documents(
         corpora=corpora,
@@ -157,19 +156,19 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
         files=_describe_files(data),
     )
     steps = epoch_steps(job, documents)
-    # An epoch without a step is an error only of a whole corpus.
+    # An epoch without a step is an error only for a whole corpus.
     if documents.is_whole and not steps:
         check_enough(blocks, args, f"--dataset {' '.join(data.dataset)}", _left_out(corpora, data))
-    # A sample cannot show that a corpus is too small: only the whole corpus can.
+    # A sample cannot show that a corpus is too small. Only the whole corpus can.
     if not documents.is_whole and steps is not None and steps < 2:
         return load_documents(job, models)
     return documents
 
 
 def _align_corpora(job: Job, models: Models, sample: bool) -> list[Corpus]:
-    """Read and align the corpora that are trained on."""
-    # All corpora are read before the first is aligned, so that a wrong name of the last one does
-    # not cost the alignment of the others.
+    """Read and align the corpora to train on."""
+    # Read all corpora before the first is aligned, so that a wrong name for the last one does not
+    # cost the alignment of the others.
     readings = []
     for name, options in corpora_of(job.data):
         texts, total = _read(job, name, options, sample)
@@ -200,14 +199,14 @@ def _read_evaluation(data: DataOptions) -> datasets.Dataset | None:
 
 
 def _hold_out(corpora: Sequence[Corpus], job: Job) -> tuple[list[Corpus], list[Segments]]:
-    """Split off `--eval_fraction` of each corpus; return what remains, and what is held out."""
+    """Split off `--eval_fraction` of each corpus. Returns the rest and the held-out part."""
     args, fraction = job.args, job.data.eval_fraction
-    # This is the seed of the data as Trainer reads it: `seed` unless `data_seed` is given.
+    # The seed of the data, as in Trainer: `seed` unless `data_seed` is given.
     seed = args.seed if args.data_seed is None else args.data_seed
     remaining = []
     held_out = []
     for corpus in corpora:
-        # Each corpus gives up the same share, so that each has an evaluation loss of its own.
+        # Take the same share of each corpus, so that each has its own evaluation loss.
         segments, evaluated = corpus.segments.split(fraction, seed)
         if not len(segments.rows):
             raise ValueError(
@@ -220,7 +219,7 @@ def _hold_out(corpora: Sequence[Corpus], job: Job) -> tuple[list[Corpus], list[S
 
 
 def _left_out(corpora: Sequence[Corpus], data: DataOptions) -> list[str]:
-    """Say what left documents out of a corpus that is too small."""
+    """Say why documents were left out of a corpus that is too small."""
     reasons = []
     for corpus in corpora:
         if corpus.segments.skipped:
@@ -231,7 +230,7 @@ def _left_out(corpora: Sequence[Corpus], data: DataOptions) -> list[str]:
 
 
 def _describe_files(data: DataOptions) -> list[str]:
-    """Say of each directory which of its files are read, and which are not."""
+    """Say which files of each directory are read, and which are not."""
     listings = []
     for name, options in corpora_of(data):
         files = files_of(name, split=options["split"], config_name=options["config_name"])
@@ -250,19 +249,19 @@ def _describe_files(data: DataOptions) -> list[str]:
 def _settings_of_corpora(
     job: Job, models: Models, corpora: Sequence[Corpus], blocks: Blocks
 ) -> dict[str, Any]:
-    """Return what corpora add to the settings of a run: progress is counted in their sequences."""
+    """Return what corpora add to a run's settings: progress is counted in their sequences."""
     settings: dict[str, Any] = {
         "corpus_digest": blocks.corpus_digest,
         "blocks": len(blocks),
     }
-    # A template decides which tokens a conversation has, and its file may change.
+    # A template determines the tokens of a conversation, and its file may change.
     if any(is_conversations(corpus.texts) for corpus in corpora):
         templates = [models.reader.template]
         if models.guide:
             templates += [reader.template for reader in models.guide.readers]
         settings["chat_templates_sha256"] = hashlib.sha256(repr(templates).encode()).hexdigest()
     if job.model.teacher_losses and models.guide:
-        # The name of a store may stay while its losses are scored again, so their hash is kept.
+        # A store may keep its name while its losses are scored again, so keep their hash.
         settings["teacher_losses_sha256"] = models.guide.fingerprint()
     return settings
 
@@ -270,13 +269,13 @@ def _settings_of_corpora(
 def _read(
     job: Job, name: str, options: dict[str, Any], sample: bool
 ) -> tuple[datasets.Dataset, int | None]:
-    """Read a corpus or its first documents; also return the number of all."""
+    """Read a corpus or its first documents. Also returns the total number."""
     if sample and job.args.dry_run:
-        # A plan of a corpus of the hub does not download the rest.
+        # A plan for a hub dataset does not download the rest.
         texts, total = load_sample(name, _SAMPLE_DOCUMENTS, **options)
         if total is None or total > _SMALL_DOCUMENTS:
             return texts, total
-    # A small corpus is cheap to read whole, and its plan is then exact.
+    # A small corpus is cheap to read whole, and then its plan is exact.
     texts = load_corpus(name, **options)
     total = len(texts)
     if sample and total > _SMALL_DOCUMENTS:
@@ -291,13 +290,13 @@ def align(
     options: PackOptions,
     corpus_name: str,
 ) -> Segments:
-    """Align documents; errors and warnings call them by the name of their corpus.
+    """Align documents. Errors and warnings name their corpus.
 
     Raises:
         ValueError: no document is left, or a store lacks some.
     """
     workers = options.dataset_num_proc or cores()
-    # The aligned documents go into the cache of `datasets`, which may be on another disk than the
+    # The aligned documents go to the cache of `datasets`, which may be on another disk than the
     # run's directory.
     with told_of_full_disk(Path(datasets.config.HF_DATASETS_CACHE), _where_to_cache):
         segments = align_corpus(
@@ -340,7 +339,7 @@ def _pack(
 ) -> tuple[Segments, Blocks]:
     """Pack the segments of one corpus, or of each of several.
 
-    Several corpora become one table, in which documents are numbered through all corpora:
+    Several corpora become one table, in which documents are numbered across all corpora:
 
         corpus      web 0, web 1, web 2 | math 0, math 1
         document        0,     1,     2 |      3,      4
@@ -354,13 +353,13 @@ def _pack(
     names = _short_names([corpus.name for corpus in corpora])
     for name, corpus, part in zip(names, corpora, parts, strict=True):
         table = part.rows.data
-        # Arrow renumbers the column in memory at once. `datasets.map` would write a new copy of
-        # the whole corpus to the disk.
+        # Arrow renumbers the column in memory at once. `datasets.map` would write a new copy of the
+        # whole corpus to the disk.
         numbers = pc.add(table.column("document"), pa.scalar(first_document, pa.int32()))
         table = table.set_column(table.column_names.index("document"), "document", numbers)
-        # The rows may be a selection, which is a table of indices over the data. It stays valid,
-        # as no row has moved. The fingerprint is given because `datasets` would otherwise hash the
-        # tables for a new one.
+        # The rows may be a selection, which is a table of indices into the data. It stays valid,
+        # because no row has moved. Give the fingerprint, because `datasets` would otherwise hash
+        # the tables for a new one.
         renumbered = datasets.Dataset(
             table,
             indices_table=part.rows._indices,
@@ -370,7 +369,8 @@ def _pack(
         rows.append(renumbered)
         for document, reason in part.skipped:
             skipped.append((first_document + document, reason))
-        # Documents without a segment count too: a number is an index into the joined texts.
+        # Documents without a segment count, too, because a number is an index into the joined
+        # texts.
         first_document += len(corpus.texts)
         sizes[name] = len(part.rows)
     segments = Segments(datasets.concatenate_datasets(rows), skipped)
@@ -378,7 +378,7 @@ def _pack(
 
 
 def _short_names(names: Sequence[str]) -> list[str]:
-    """Name corpora in logs, where no two may have the same name.
+    """Shorten the names of corpora for logs, in which no two may be the same.
 
     >>> _short_names(["data/web.jsonl.gz", "org/finemath-4plus", "old/web.jsonl"])
     ['web', 'finemath_4plus', 'web_3']
@@ -386,8 +386,8 @@ def _short_names(names: Sequence[str]) -> list[str]:
     short_names: list[str] = []
     for number, name in enumerate(names, start=1):
         short_name = re.sub(r"\W+", "_", Path(name).name.split(".")[0]) or "corpus"
-        # A name that an earlier corpus has taken gets the number of this one. A corpus may have
-        # that very name, too, as web_3.jsonl has.
+        # If an earlier corpus has taken a name, this one's number is added. A corpus may already
+        # have that name, as web_3.jsonl would.
         while short_name in short_names:
             short_name = f"{short_name}_{number}"
         short_names.append(short_name)
@@ -395,7 +395,7 @@ def _short_names(names: Sequence[str]) -> list[str]:
 
 
 def steps_of(job: Job, documents: Documents) -> int | None:
-    """Return the optimizer steps of a run; None if nobody knows how large its corpus is."""
+    """Return the optimizer steps of a run, or None if the size of its corpus is unknown."""
     if job.args.max_steps > 0:
         return job.args.max_steps
     steps = epoch_steps(job, documents)
@@ -403,22 +403,22 @@ def steps_of(job: Job, documents: Documents) -> int | None:
 
 
 def epoch_steps(job: Job, documents: Documents) -> int | None:
-    """Return the optimizer steps of an epoch, extrapolated from a sample; None if nobody knows."""
+    """Return the optimizer steps of an epoch, extrapolated from a sample, or None if unknown."""
     sizes, weights = expected_sequences(documents), documents.blocks.weights
     if sizes is None:
         return None
-    # With weights an epoch may read the sequences of a corpus several times.
+    # With weights, an epoch may read the sequences of a corpus several times.
     sequences = sum(sizes) if weights is None else mixed_counts(sizes, weights).sum()
-    # A step is a whole number of sequences, and the rest of an epoch that fills none is not read.
+    # A step is a whole number of sequences. An incomplete step at the end of an epoch is not read.
     return int(sequences) // (job.args.global_batch_tokens // job.args.max_length)
 
 
 def expected_sequences(documents: Documents) -> list[float] | None:
-    """Extrapolate the packed sequences of each corpus; None if nobody knows its documents."""
+    """Extrapolate the packed sequences of each corpus, or return None if its size is unknown."""
     sizes = []
     for sequences, corpus in zip(documents.blocks.parts.values(), documents.corpora, strict=True):
         if corpus.total is None:
             return None
-        # The first documents stand for all: the sequences grow in proportion to the documents.
+        # The first documents stand for all, so sequences grow in proportion to documents.
         sizes.append(sequences * corpus.total / len(corpus.texts))
     return sizes

@@ -1,4 +1,4 @@
-"""The guard of the updates: none rests on a NaN."""
+"""Guards the updates against NaN."""
 
 import logging
 from collections.abc import Callable
@@ -19,11 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 class StepGuard(TrainerCallback):
-    """Prevent updates that rest on a NaN; stop after this step if a signal asks.
+    """Prevent updates from a NaN, and stop after this step if a signal asks for it.
 
-    A NaN in the teacher would not reach the loss, only the choice of tokens: the student would go
-    on training on the wrong ones, silently. One in the gradient would be saved with the student.
-    The check makes one host-device sync per optimizer step, none per micro-batch.
+    A NaN in the teacher's losses would not reach the loss, only the choice of tokens. The student
+    would silently train on the wrong ones. A NaN in the gradient would be saved with the student.
+    The check makes one host-device sync per optimizer step, and none per micro-batch.
 
     Args:
         metrics: has the losses of the step.
@@ -48,11 +48,11 @@ class StepGuard(TrainerCallback):
         self._max_bad_steps = max_bad_steps
 
     def on_pre_optimizer_step(self, args: object, state: Any, control: Any, **kwargs: Any) -> None:
-        """Skip the update, or stop, if a loss or a gradient is not finite on any process."""
+        """Skip the update, or stop, if a loss or gradient is not finite on any process."""
         model: nn.Module = kwargs["model"]
-        # After one maximum over processes all of them take the same branch. One that skipped alone
-        # would have other weights than the rest, and one that stopped alone would leave the rest
-        # waiting. It is taken of four numbers at once, each -1 or 0 where all is well:
+        # After one maximum over processes, all of them take the same branch. If one skipped alone,
+        # its weights would differ, and if one stopped alone, the rest would wait. The maximum is of
+        # four numbers, each -1 or 0 if all is well:
         #     bad sequence of the student | of the teacher | gradient is bad | asked to stop
         gradient = self._gradient_fault(model)
         stop_signal = torch.full_like(gradient, self._preemption.is_asked)
@@ -69,19 +69,20 @@ class StepGuard(TrainerCallback):
             self._skip_or_stop(model, state.global_step + 1, student_block, teacher_block)
 
     def _gradient_fault(self, model: nn.Module) -> Tensor:
-        """Return 0 if this process's gradients are not finite, else -1; make no host sync."""
+        """Return 0 if this process's gradients are not finite, else -1, without a host sync."""
         gradients: list[Tensor] = []
         for parameter in model.parameters():
             gradient = parameter.grad
             if gradient is None:
                 continue
-            # Under FSDP2 each process looks at its own shards, and the maximum joins the answers.
+            # Under FSDP2 each process looks at its own shards, and the maximum combines the
+            # answers.
             gradients.append(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
         if not gradients or self._accelerator.scaler is not None:
-            # float16's scaler meets infinities as a matter of course, and skips the step itself.
+            # float16's scaler meets infinities regularly, and skips such steps itself.
             return torch.full((), NO_BLOCK, device=self._accelerator.device)
-        # The norm of all gradients is not finite as soon as one element is not. It takes a few
-        # kernels, and the answer stays on the device.
+        # The norm of all gradients is not finite if any element is not. It takes a few kernels, and
+        # the answer stays on the device.
         is_finite = torch.nn.utils.get_total_norm(gradients).isfinite()
         # Offloaded gradients are on another device than the losses.
         return is_finite.long().neg().to(self._accelerator.device)
@@ -89,8 +90,8 @@ class StepGuard(TrainerCallback):
     def _skip_or_stop(
         self, model: nn.Module, step: int, student_block: int, teacher_block: int
     ) -> None:
-        """Make no update, on all processes alike; the blocks are -1 where losses are finite."""
-        # Losses are named before the gradient, which is NaN as a consequence where they are.
+        """Make no update, on all processes alike. The blocks are -1 if losses are finite."""
+        # Name losses before the gradient, which is NaN as a consequence.
         if teacher_block != NO_BLOCK:
             fault = f"the teacher's losses are NaN or infinite in packed sequence {teacher_block}"
             advice = "load it in another precision (--teacher_dtype float32) or use another one"
@@ -101,12 +102,13 @@ class StepGuard(TrainerCallback):
             fault = "the student's gradient is NaN or infinite, though all losses are finite"
             advice = "lower --learning_rate, or train without bf16 and fp16 to see its source"
         if self._metrics.bad_steps >= self._max_bad_steps:
-            # Saving is collective, and all processes get here together: they agree on the fault.
+            # Saving is collective. All processes get here together, because they agree on the
+            # fault.
             checkpoint = self._save_progress()
             state = f"the state before it is in {checkpoint}" if checkpoint else "and none before"
             raise NonFiniteLoss(f"step {step}: {fault}; no update was made, {state}; {advice}")
         self._metrics.drop_step()
-        # An optimizer passes over parameters without a gradient, and leaves their state alone.
+        # An optimizer skips parameters without a gradient, and does not change their state.
         model.zero_grad(set_to_none=True)
         if self._accelerator.is_main_process:
             logger.warning(

@@ -1,4 +1,4 @@
-"""The log of a run: a line for each entry on the screen, and all of it in `log.jsonl`."""
+"""The log of a run: one line per entry on the screen, and everything in `log.jsonl`."""
 
 import json
 import logging
@@ -17,29 +17,29 @@ from vocagnolm.training.metrics import WEIGHT_ENTRIES
 logger = logging.getLogger(__name__)
 
 LOG_FILE = "log.jsonl"
-# A teacher that is ahead of the student on a smaller share of the tokens has little to teach.
+# If a teacher is ahead of the student on a smaller share of the tokens, it has little to teach.
 _FEW_AHEAD = 0.25
 
 
 class RunLog(TrainerCallback):
-    """Print every entry of a log in one line, and keep all of it in `log.jsonl`."""
+    """Print every entry of a log in one line, and keep everything in `log.jsonl`."""
 
     def __init__(self, tokens_per_step: int):
         self._tokens_per_step = tokens_per_step
-        # Training began at this step and time. The time that is left is estimated from them, since
-        # the steps before a resume took their time in another process.
+        # The step and time at which training began. They give the time left, because steps before a
+        # resume took their time in another process.
         self._begin = 0, 0.0
         self._warned = False
         # An evaluation alone has no run to keep, and may have no directory.
         self._path: Path | None = None
 
     def on_train_begin(self, args: Any, state: TrainerState, *_: object, **__: object) -> None:
-        """Write the history of the checkpoint that is resumed from, and the head of the table."""
+        """Write the history of the checkpoint to resume from, and the table's header."""
         self._begin = state.global_step, time.monotonic()
         if state.is_world_process_zero:
             self._path = Path(str(args.output_dir), LOG_FILE)
-            # What was logged after the checkpoint is going to be logged again, so the file is
-            # written anew from the history that the checkpoint has.
+            # What was logged after the checkpoint will be logged again, so write the file again
+            # from the checkpoint's history.
             history = "".join(json.dumps(entry) + "\n" for entry in state.log_history)
             write_text(self._path, history)
             _print_row("step tokens loss student teacher kept lr grad tok/s left".split())
@@ -50,7 +50,7 @@ class RunLog(TrainerCallback):
             return
         entry, step = state.log_history[-1], state.global_step
         if self._path:
-            # The file is closed after each entry, so a kill loses none that has been printed.
+            # Close the file after each entry, so that a kill loses nothing that was printed.
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
         cells = [str(step), tqdm.format_sizeof(step * self._tokens_per_step)]
@@ -71,11 +71,11 @@ class RunLog(TrainerCallback):
         cells.append(tqdm.format_interval(step_s * (state.max_steps - step)))
         skipped = entry.get("skipped_steps")
         _print_row(cells, f"{skipped:g} steps skipped" if skipped else "")
-        # A method without a teacher logs no share, for which 1.0 keeps the warning silent.
+        # A method without a teacher logs no share. 1.0 avoids the warning.
         self._warn_of_weak_teacher(step, entry.get("teacher_ahead_fraction", 1.0))
 
     def _warn_of_weak_teacher(self, step: int, ahead_fraction: float) -> None:
-        """Warn once of a teacher that is ahead of the student on few tokens."""
+        """Warn once about a teacher that is ahead of the student on few tokens."""
         if ahead_fraction >= _FEW_AHEAD or self._warned:
             return
         self._warned = True
@@ -92,12 +92,12 @@ def _print_row(cells: Sequence[str], note: str = "") -> None:
     row = " ".join(map(str.rjust, cells, widths))
     # tqdm writes above a progress bar, if there is one.
     tqdm.write(f"{row}   {note}".rstrip())
-    # Python buffers what goes to a file, and a scheduler's log should show a line at once.
+    # Python buffers what goes to a file, but a scheduler's log should show a line at once.
     sys.stdout.flush()
 
 
 class _Bar(ProgressCallback):
-    """Progress bar that leaves the log to `RunLog`."""
+    """A progress bar that leaves the log to `RunLog`."""
 
     def on_log(self, *args: object, **kwargs: object) -> None:
         """Print nothing."""
@@ -105,7 +105,7 @@ class _Bar(ProgressCallback):
 
 def log_in_lines(trainer: Trainer, tokens_per_step: int) -> None:
     """Replace Trainer's printed dictionaries by the lines of `RunLog`."""
-    # Trainer has a printer where progress bars are turned off, and otherwise a bar.
+    # Trainer has a printer if progress bars are off, and a bar otherwise.
     trainer.remove_callback(PrinterCallback)
     if trainer.pop_callback(ProgressCallback):
         trainer.add_callback(_Bar)

@@ -1,4 +1,4 @@
-"""Losses and shares of the tokens of a run, summed over its steps and processes."""
+"""Losses and shares of a run's tokens, summed over its steps and processes."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,27 +10,27 @@ from torch import Tensor
 
 from vocagnolm.guidance import random_scores
 
-# One tensor holds all sums, so that a log costs one reduction over the processes.
+# One tensor has all sums, so a log costs one reduction over the processes.
 _SUMS = (
     "loss label_tokens student_loss selected_tokens selected_loss teacher_tokens teacher_loss "
     "mapped_tokens distances distance"
 ).split()
-# Tokens whose excess losses are sampled between two logs: a quantile's rank is off by 0.6 %.
+# Tokens whose excess losses are sampled between two logs. A quantile's rank is off by 0.6 %.
 _SAMPLED = 2**13
-# This stands for no packed sequence, and for an empty place in a sample: indices and scores are
+# Stands for no packed sequence, and for an empty place in a sample, because indices and scores are
 # never negative.
 NO_BLOCK = -1
-# The sums of each process have a file of their own, with its number in the name.
+# The sums of each process are in its own file, with its number in the name.
 _METRICS_FILE = "metrics_{}.safetensors"
-# A log of the training has the mean weight of its tokens under one of these names, by its method;
-# no other log has either.
+# A training log has the mean weight of its tokens under one of these names, by method. No other log
+# has either.
 WEIGHT_ENTRIES = ("selected_fraction", "mean_weight")
 
 
 class GuidanceMetrics:
     """Sums over the steps since the last `read`. Adding makes no host-device sync.
 
-    Additions belong to the step in progress until it is kept or dropped.
+    Additions belong to the current step until it is kept or dropped.
 
     Attributes:
         bad_blocks: int64 [2], on the device: a packed sequence of this step on which the student's,
@@ -48,14 +48,14 @@ class GuidanceMetrics:
         self.restore(None)
 
     def _clear(self) -> None:
-        # Sums of the step in progress wait in `_added`: a step that is skipped leaves no trace.
+        # The current step's sums wait in `_added`, so that a skipped step leaves no trace.
         self._kept = torch.zeros(len(_SUMS), dtype=self._dtype, device=self._device)
         self._added = torch.zeros_like(self._kept)
-        # The tokens with the largest random scores, and their excess losses: the same sample for
-        # every split of the tokens into micro-batches and processes.
+        # The tokens with the largest random scores, and their excess losses. The sample is the same
+        # for every split of the tokens into micro-batches and processes.
         scores = torch.full((_SAMPLED,), NO_BLOCK, dtype=torch.int64, device=self._device)
         self._sample = scores, torch.zeros(_SAMPLED, device=self._device)
-        # Samples are replaced and never changed in place, so that two names can share one.
+        # Samples are replaced and never changed in place, so two names can share one.
         self._kept_sample = self._sample
         self._kept_steps = 0
         self._dropped_steps = 0
@@ -72,13 +72,13 @@ class GuidanceMetrics:
         """Forget all additions since the last step, which made no update."""
         self._added.zero_()
         self._sample = self._kept_sample
-        # The reduction has changed a copy only, and the next step must not inherit the fault.
+        # The reduction has changed only a copy, and the next step must not inherit the fault.
         self.bad_blocks.fill_(NO_BLOCK)
         self._dropped_steps += 1
         self.bad_steps += 1
 
     def add_loss(self, loss: Tensor) -> None:
-        """Count a micro-batch's part of the loss that is trained on."""
+        """Count a micro-batch's part of the training loss."""
         self._add(loss=loss.detach())
 
     def add_student(
@@ -96,21 +96,22 @@ class GuidanceMetrics:
         self._add(teacher_tokens=valid_BT, teacher_loss=loss_BT * valid_BT)
 
     def add_distances(self, distance_R: Tensor, loss_BS: Tensor, block_B: Tensor) -> None:
-        """Count the distances of the student's distributions from the teacher's.
+        """Count the distances between the student's and the teacher's distributions.
 
-        One that is not finite is the teacher's fault where the student's losses [B, S] are finite.
+        If a distance is not finite, it is the teacher's fault if the student's losses [B, S] are
+        finite.
         """
         distance_R = distance_R.detach()
         is_blameless = loss_BS.detach().isfinite().all()
-        # Distances do not say their sequence, so the first one of the micro-batch is named.
+        # Distances do not know their sequence, so name the first one of the micro-batch.
         self._mark_bad(1, distance_R.where(is_blameless, 0.0)[None], block_B[:1])
         self._add(distances=torch.ones_like(distance_R), distance=distance_R)
 
     def add_excess(self, excess_BS: Tensor, mapped_BS: Tensor, block_B: Tensor) -> None:
         """Count the label tokens that have a teacher loss, and sample their excess losses."""
         self._add(mapped_tokens=mapped_BS)
-        # A token's score depends on its sequence and position alone, so any split of the tokens
-        # gives the same sample. Tokens without a teacher loss get the lowest one.
+        # A token's score depends only on its sequence and position, so any split of the tokens
+        # gives the same sample. Tokens without a teacher loss get the lowest score.
         position_S = torch.arange(mapped_BS.shape[1], device=self._device)
         score_BS = random_scores(block_B, position_S, seed=0).where(mapped_BS, NO_BLOCK)
         tokens = score_BS.flatten(), excess_BS.detach().float().flatten()
@@ -118,24 +119,24 @@ class GuidanceMetrics:
 
     def _mark_bad(self, model: int, loss: Tensor, block_B: Tensor) -> None:
         is_bad_B = ~loss.isfinite().all(-1)
-        # Any bad sequence would do. The largest index is taken because a maximum needs no branch
-        # on the host, and so no sync.
+        # Any bad sequence would do. Take the largest index, because a maximum needs no branch on
+        # the host, and so no sync.
         worst_block = block_B.where(is_bad_B, NO_BLOCK).max()
         self.bad_blocks[model] = self.bad_blocks[model].maximum(worst_block)
 
     def _add(self, **values: Tensor) -> None:
         for name, value in values.items():
-            # The sum is made in float64 where the device has it, as float32 would lose digits.
+            # Sum in float64 if the device has it, because float32 would lose digits.
             self._added[_SUMS.index(name)] += value.sum(dtype=self._dtype)
 
     def read(self) -> dict[str, float]:
-        """Average over all processes and forget; every process must call it.
+        """Average over all processes, and reset. Every process must call this.
 
         Returns losses in nats per token, shares in [0, 1], quantiles of a sample, and the mean
-        distance. `loss` is the mean over the steps that made an update; losses are absent if none
-        did.
+        distance. `loss` is the mean over the steps that made an update. If none did, losses are
+        absent.
         """
-        # `reduce` and `gather` are collective: every process makes these calls in this order.
+        # `reduce` and `gather` are collective, so every process makes these calls in this order.
         totals = self._accelerator.reduce(self._kept, "sum").tolist()
         sums = dict(zip(_SUMS, totals, strict=True))
         scores, excess = self._kept_sample
@@ -144,8 +145,8 @@ class GuidanceMetrics:
         report = {}
         if self._kept_steps:
             processes = self._accelerator.num_processes
-            # A micro-batch's loss is multiplied by the processes, over which gradients are
-            # averaged.
+            # A micro-batch's loss is multiplied by the number of processes, over which gradients
+            # are averaged.
             report["loss"] = sums["loss"] / processes / self._kept_steps
         if self._dropped_steps:
             report["skipped_steps"] = float(self._dropped_steps)
@@ -172,16 +173,16 @@ class GuidanceMetrics:
         return report
 
     def mean_loss(self, history: Sequence[Mapping[str, float]]) -> float:
-        """Average the loss of all steps of a run, those in its log and those since; NaN of none."""
+        """Average the loss of all steps of a run, logged or not. NaN if there are none."""
         process_loss = self._kept[_SUMS.index("loss")]
         total = self._accelerator.reduce(process_loss, "sum").item()
         total /= self._accelerator.num_processes
-        # The steps since the last log have no entry in the history yet.
+        # The steps since the last log are not in the history yet.
         steps = float(self._kept_steps)
         previous_step = 0.0
         for entry in history:
-            # An entry of the training: its `loss` is the mean since the entry before, and absent
-            # where all of these steps were skipped.
+            # A training entry's `loss` is the mean since the entry before. It is absent if all of
+            # these steps were skipped.
             if any(name in entry for name in WEIGHT_ENTRIES):
                 updates = entry["step"] - previous_step - entry.get("skipped_steps", 0.0)
                 total += entry.get("loss", 0.0) * updates
@@ -190,14 +191,14 @@ class GuidanceMetrics:
         return total / steps if steps else float("nan")
 
     def save(self, directory: Path) -> None:
-        """Write the sums of this process; its steps have all been kept or dropped."""
+        """Write the sums of this process, all of whose steps have been kept or dropped."""
         scores, excess = self._kept_sample
         steps = torch.tensor([self._kept_steps, self._dropped_steps, self.bad_steps])
         state = {"sums": self._kept, "scores": scores, "excess": excess, "steps": steps}
         save_file(state, directory / _METRICS_FILE.format(self._accelerator.process_index))
 
     def restore(self, directory: Path | None) -> None:
-        """Start from a checkpoint's sums, if it has any, or from none."""
+        """Start from a checkpoint's sums, if it has any, or from zero."""
         self.bad_blocks = torch.full((2,), NO_BLOCK, device=self._device)
         self.bad_steps = 0
         self._clear()
@@ -208,17 +209,19 @@ class GuidanceMetrics:
         count = len(list(directory.glob(_METRICS_FILE.format("*"))))
         if not count:
             return
-        # After a change of the number of processes, each takes up the sums of some, or of none.
+        # If the number of processes has changed, a process may take the sums of several, or of
+        # none.
         states = [load_file(directory / _METRICS_FILE.format(i)) for i in range(count)]
         self._kept_steps, self._dropped_steps, self.bad_steps = states[0]["steps"].tolist()
-        # Each process begins at its own number and takes every world_size-th file, so that every
-        # file is counted once.
+        # Each process begins at its own number and takes every world_size-th file, so every file is
+        # counted once.
         for state in states[process::world_size]:
             self._kept += state["sums"].to(self._kept)
             sample = state["scores"].to(self._device), state["excess"].to(self._device)
             self._sample = _sampled([self._kept_sample, sample])
             self._kept_sample = self._sample
-        # A micro-batch's loss is times the processes, which gradients are averaged over.
+        # A micro-batch's loss is multiplied by the number of processes, over which gradients are
+        # averaged.
         self._kept[_SUMS.index("loss")] *= world_size / count
 
 

@@ -1,4 +1,4 @@
-"""The student and its teachers, before and with their weights."""
+"""The student and its teachers, before and after their weights are loaded."""
 
 import logging
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Model:
-    """A model before its weights are loaded; a student's sizes are those with its adapters."""
+    """A model before its weights are loaded. A student's sizes include its adapters."""
 
     source: ModelSource
     config: PreTrainedConfig
@@ -86,37 +86,37 @@ def read_models(
     tokenizer: PreTrainedTokenizerBase | None = None,
     shorten: bool = False,
 ) -> Models:
-    """Read configurations and tokenizers, which is cheap; `tokenizer` is the student's, if given.
+    """Read configurations and tokenizers, which is cheap. `tokenizer` is the student's, if given.
 
-    With `shorten`, a segment has no more student tokens than fit the student's context.
+    With `shorten`, a segment has no more student tokens than fit into the student's context.
 
     Raises:
-        ValueError: a model or tokenizer cannot be read, or they do not suit each other.
+        ValueError: a model or tokenizer cannot be read, or they do not go together.
     """
     sources = _sources(model, options)
-    # All configurations are read before any tokenizer, which takes longer, so that a wrong name is
+    # Read all configurations before any tokenizer, which takes longer, so that a wrong name is
     # reported at once.
     configs = [source.config() for source in sources]
-    # Nothing is probed where attention may cross documents. A model that is loaded is probed
-    # itself, when the trainer is made.
+    # If attention may cross documents, nothing needs testing. A loaded model is tested itself when
+    # the trainer is made.
     is_packed = isinstance(options, PackOptions) and not options.attend_across_documents
     for source, config in zip(sources, configs, strict=True):
         if is_packed and source.loaded is None:
             check_kind(config, source.attn_implementation, trust=source.trust_remote_code)
-    # The tokenizers are listed as the sources are, the student's first. None stands for the one
-    # that lies with the model.
+    # Tokenizers are listed like the sources, the student's first. None means the one next to the
+    # model.
     tokenizers: list[Any] = [tokenizer or options.student_tokenizer]
     tokenizers += options.teacher_tokenizer or [None] * (len(sources) - 1)
     server = None
     if options.teacher_server:
-        # Of a teacher behind a server only the tokenizer and the configuration are read here.
+        # For a teacher behind a server, only the tokenizer and the configuration are read here.
         source, config, given_tokenizer = sources.pop(), configs.pop(), tokenizers.pop()
         teacher_tokenizer = source.checked_tokenizer(config, "teacher", given_tokenizer)
         server = Server.of(source.name, config, teacher_tokenizer, options)
     models = []
     for source, config, given_tokenizer in zip(sources, configs, tokenizers, strict=True):
         skeleton: nn.Module = source.skeleton(config)
-        # Attention is chosen by the model's own class, so before PEFT wraps it.
+        # The model's own class chooses attention, so do this before PEFT wraps it.
         source = _with_attention(source, skeleton, options, device)
         if source.role == "student" and model.use_peft:
             # The skeleton is only counted, so the seed of its adapters does not matter.
@@ -145,7 +145,7 @@ def read_models(
 
 
 def _teacher_dtype(options: GuidanceOptions, device: torch.device) -> str:
-    """Return the dtype of the teachers' weights; on a CPU `auto` is what the student computes in.
+    """Return the dtype of the teachers' weights. On a CPU, `auto` is the student's.
 
     So the precision of a run on a CPU is one setting, which its directory keeps.
     """
@@ -156,15 +156,15 @@ def _teacher_dtype(options: GuidanceOptions, device: torch.device) -> str:
 
 
 def _sources(model: ModelOptions, options: GuidanceOptions) -> list[ModelSource]:
-    """Say where the student, and then each teacher, comes from, and how it is loaded."""
+    """Return where the student, and then each teacher, comes from, and how it is loaded."""
 
     def source_of(place: Any, role: Role, revision: str | None, init_kwargs: Any) -> ModelSource:
-        # In Python the place of a model may be the model itself.
+        # In Python, a model may be given instead of its name.
         is_loaded = not isinstance(place, str)
         return ModelSource(
             name=str(place.name_or_path) if is_loaded else place,
             role=role,
-            # An empty revision stands for none.
+            # An empty revision means none.
             revision=revision or None,
             attn_implementation=options.attn_implementation,
             trust_remote_code=options.trust_remote_code,
@@ -186,19 +186,19 @@ def add_adapters(
 ) -> nn.Module:
     """Freeze a model and give its layers the adapters of the options, drawn from the seed.
 
-    Saved adapters name the model and its revision on the hub. A ValueError where a named layer is
-    not there, or may not have an adapter.
+    Saved adapters name the model and its hub revision. If a named layer does not exist, or cannot
+    have an adapter, a ValueError is raised.
     """
     config = lora_config(model, **options.lora_arguments(), revision=revision)
     return adapt(model, config, seed)
 
 
 def _warn_of_same(student: ModelSource, teacher: ModelSource) -> None:
-    """Warn where both names are of one model; distilling from one's own start is legitimate."""
+    """Warn if both names mean one model. Distilling from one's own start is legitimate."""
     names = []
     for source in (student, teacher):
         path = Path(source.name)
-        # Two spellings of a path are one model, and a name on the hub is not a path.
+        # Two spellings of a path are one model, and a hub name is not a path.
         names.append(str(path.resolve()) if path.exists() else source.name)
     if student.name and names[0] == names[1] and student.revision == teacher.revision:
         logger.warning(
@@ -210,15 +210,15 @@ def _warn_of_same(student: ModelSource, teacher: ModelSource) -> None:
 def _with_attention(
     source: ModelSource, skeleton: nn.Module, options: GuidanceOptions, device: torch.device
 ) -> ModelSource:
-    """Choose torch_varlen where nothing else is asked for, and a GPU computes in 16 bits."""
+    """Choose torch_varlen if nothing else is requested, and a GPU computes in 16 bits."""
     trains = source.role == "student"
     if not isinstance(options, VocAgnoConfig) or not options.is_mixed:
         return source
-    # A plan is for a GPU, wherever it is made, unless its precision is that of this processor.
+    # A plan is for a GPU, wherever it is made, unless its precision is this processor's.
     is_planned = options.dry_run and not options.is_precision_of_cpu
     if device.type != "cuda" and not is_planned:
         return source
-    # The user's choice is kept, whether it was made by the option or by loading the model.
+    # Keep the user's choice, whether it was made by the option or by loading the model.
     if source.loaded is not None or options.attn_implementation:
         return source
     if not trains and options.teacher_dtype == "float32":
@@ -257,7 +257,7 @@ def _guide_of(
         for teacher in teachers:
             check_same_tokens(student.tokenizer, teacher.tokenizer, options.method)
     contexts = [context_length(teacher.config) for teacher in teachers]
-    # With KLD the teacher is shown the student's own tokens, and nothing is mapped.
+    # With KLD, the teacher gets the student's own tokens, and nothing is mapped.
     if options.method == "kld" and options.max_length > contexts[0]:
         raise ValueError(
             f"--max_length {options.max_length} exceeds the teacher's context of {contexts[0]}"
@@ -287,31 +287,31 @@ def _check_same_tokenizer(store: Store, student: Model) -> None:
 def load_weights(
     models: Models, options: ModelOptions, device: torch.device, seed: int = 42
 ) -> tuple[nn.Module, list[PreTrainedModel] | StoredTeacher | None]:
-    """Load the weights of the student and its teachers; the seed is that of adapters.
+    """Load the weights of the student and its teachers. The seed is for adapters.
 
     Raises:
         ValueError: a model cannot be loaded, or the student cannot have these adapters.
     """
-    # The student is in float32, because small updates would be lost on weights in 16 bits.
+    # The student is in float32, because 16-bit weights would lose small updates.
     student = models.student.source.load(torch.float32)
     teacher_dtype = getattr(torch, models.teacher_dtype)
     teachers = []
     for teacher in models.teachers:
         model = teacher.source.load(teacher_dtype, models.teacher_quantization, device)
-        # This compares the whole embeddings, so it comes before a teacher is sharded.
+        # This compares whole embeddings, so it comes before a teacher is sharded.
         check_distinct(student, model, models.student.tokenizer, teacher.tokenizer)
         if models.options.teacher_sharding == "node":
-            # A teacher is spread before the next one is loaded, as a machine may not hold two
+            # Spread a teacher before the next one is loaded, because a machine may not hold two
             # whole ones.
             model = shard_inside_machine(model, device)
         teachers.append(model)
     trained: nn.Module = student
     if options.use_peft:
-        # The adapters come after the comparison with the teachers, which they would mislead.
+        # Add the adapters after the comparison with the teachers, which they would mislead.
         trained = add_adapters(student, options, seed, models.student.source.revision)
     if options.teacher_losses:
         return trained, StoredTeacher(len(options.teacher_losses))
-    # The losses of a server come with the batch, too.
+    # A server's losses come with the batch, too.
     if models.server:
         return trained, StoredTeacher()
     return trained, teachers or None

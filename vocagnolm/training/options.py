@@ -1,6 +1,6 @@
 """Options of training, each with its default, help and check.
 
-Torch-free: a wrong name, choice or range is an error before torch is imported, which takes seconds.
+No torch: a wrong name, choice or range is an error before torch is imported, which takes seconds.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from vocagnolm.method import Method
 
 # The paper's optimizer step has this many tokens (Section 4.3).
 PAPER_TOKENS = 2**21
-# A switch that may also be None has these words for argparse: its bare name means true.
+# argparse gets these words for a switch that may also be None. Its bare name means true.
 _SWITCH: dict[str, Any] = {"nargs": "?", "const": True}
-# These arguments of from_pretrained are options here. Given twice, one value would win in silence.
+# These arguments of from_pretrained are options here. If both were given, one would silently win.
 _RESERVED_ARGUMENTS = {
     "dtype": DTYPE_OPTIONS,
     "torch_dtype": DTYPE_OPTIONS,
@@ -71,7 +71,7 @@ class ModelOptions:
         in_range(self, "[0, 1)", "lora_dropout")
         if self.teacher and self.teacher_losses:
             raise ValueError("--teacher and --teacher_losses cannot be combined: give one")
-        # The package is loaded hours later, with the weights, so it is asked for now.
+        # This package is loaded hours later, with the weights, so check it now.
         if self.use_peft:
             require("peft", "--use_peft")
 
@@ -91,14 +91,14 @@ class ModelOptions:
         }
 
     def output_dir(self, method: str) -> str:
-        """Name a directory after the models, and a method that they do not tell."""
+        """Name a directory after the models, and after the method if they do not imply it."""
         names = [self.student]
         names += self.teacher or self.teacher_losses or []
-        # With a teacher the method of the paper goes without saying. Without one the name of the
-        # student alone would be shared by all of its runs.
+        # A teacher implies the paper's method. Without a teacher, all runs of a student would share
+        # its name.
         if method != "vocagnolm" or len(names) == 1:
             names.append(method.rpartition(":")[2])
-        # In Python a model may be loaded, and then it knows its own name.
+        # In Python, a model may already be loaded, and knows its own name.
         names = [getattr(name, "name_or_path", name) for name in names]
         return os.path.join("runs", "__".join(Path(name).name for name in names))
 
@@ -164,18 +164,18 @@ class LoadOptions:
         self._check_server()
         for name in ("model_init_kwargs", "teacher_model_init_kwargs"):
             arguments = getattr(self, name)
-            # A command line and a recipe give text, and Python gives a dictionary.
+            # A command line or a recipe gives text, and Python gives a dictionary.
             if isinstance(arguments, str):
                 arguments = json_settings(f"--{name}", arguments)
             for argument in sorted(arguments or ()):
                 if argument in _RESERVED_ARGUMENTS:
                     option = _RESERVED_ARGUMENTS[argument]
                     raise ValueError(f"--{name}: give {argument} as {option}")
-            # The parsed value replaces the text, since the settings of a run compare values.
+            # Replace the text by the parsed value, because a run's settings compare values.
             setattr(self, name, arguments)
 
     def _check_server(self) -> None:
-        """Raise a ValueError for an option of a server that lacks another one."""
+        """Raise a ValueError for a server's option that needs another one."""
         if not self.teacher_server:
             for name in ("served_model", "served_losses"):
                 if getattr(self, name):
@@ -190,7 +190,7 @@ class LoadOptions:
 
 @dataclass
 class DataOptions:
-    """The documents that are trained and evaluated on."""
+    """The documents for training and evaluation."""
 
     dataset: list[str] = option(
         ["open-web-math/open-web-math"],
@@ -232,7 +232,7 @@ class DataOptions:
         in_range(self, "(0, inf)", "dataset_weights")
         in_range(self, "[0, 1)", "eval_fraction")
         count = len(self.dataset)
-        # A corpus that is named twice would count twice in silence, and weights say so openly.
+        # A corpus that is named twice would silently count twice. Weights say so openly.
         if len(set(self.dataset)) < count:
             raise ValueError(
                 "--dataset names a corpus twice: name it once, and give --dataset_weights"
@@ -296,13 +296,13 @@ class GuidanceOptions(Method, PackOptions, LoadOptions):
 
     @python_door
     def __post_init__(self) -> None:
-        # The checks are called by name: `super()` would find another class in a subclass.
+        # Call the checks by name, because `super()` would find another class in a subclass.
         check_switches(self)
         LoadOptions.__post_init__(self)
         PackOptions.__post_init__(self)
         Method.__post_init__(self)
         self.check_chunks(self.max_length)
-        # A document without losses is as one whose tokens are all unmapped.
+        # A document without losses is treated as one whose tokens are all unmapped.
         includes = self.unmapped == "include" or self.accepts
         if self.missing_losses == "plain" and (self.method == "chunk" or not includes):
             raise ValueError(
@@ -327,7 +327,7 @@ class GuidanceOptions(Method, PackOptions, LoadOptions):
         is_stored |= bool(self.teacher_server)
         super().check_teacher(count, is_stored=is_stored)
         for name in ("teacher_tokenizer", "teacher_revision"):
-            # A tokenizer and a revision belong to one model: none of them serves all teachers.
+            # A tokenizer or a revision belongs to one model, and cannot serve all teachers.
             values = getattr(self, name)
             if values and len(values) != count:
                 raise ValueError(
@@ -335,13 +335,13 @@ class GuidanceOptions(Method, PackOptions, LoadOptions):
                 )
 
     def as_method(self) -> Method:
-        """Return the settings of the method alone."""
+        """Return only the settings of the method."""
         return Method(**{field.name: getattr(self, field.name) for field in fields(Method)})
 
 
 @dataclass
 class RunOptions:
-    """The run. Most are fields of `transformers.TrainingArguments`, with the paper's defaults."""
+    """The run: mostly fields of `transformers.TrainingArguments`, with the paper's defaults."""
 
     dry_run: bool = option(False, "Print the plan of the run and exit.", first=True)
     output_dir: str = option("", "Default: runs/STUDENT__TEACHER.", first=True)

@@ -1,4 +1,4 @@
-"""Stop a run when a signal asks for it, with everything saved."""
+"""Stops a run when a signal asks for it, with everything saved."""
 
 import os
 import signal
@@ -11,9 +11,9 @@ from transformers import TrainerCallback, TrainerState
 
 
 class Preemption(TrainerCallback):
-    """Stop after the step in which SIGTERM, SIGUSR1 or a first Ctrl-C came to any process.
+    """Stop after the current step when any process gets SIGTERM, SIGUSR1 or a first Ctrl-C.
 
-    All processes learn of it in the reduction that `StepGuard` makes before every update.
+    All processes learn about it in the reduction that `StepGuard` makes before every update.
 
     Attributes:
         is_asked: this process was asked to stop.
@@ -28,11 +28,12 @@ class Preemption(TrainerCallback):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take the signals inside; only the main thread can."""
-        # A trainer may train again after it was stopped, and begins without a request.
+        """Handle the signals inside. Only the main thread can."""
+        # A trainer may train again after it was stopped, and then begins without a request.
         self.is_asked = False
         self.is_agreed = False
-        # Python lets only the main thread set handlers. In another one the job runs without them.
+        # Python lets only the main thread set handlers. In another thread, the job runs without
+        # them.
         is_main = threading.current_thread() is threading.main_thread()
         numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT) if is_main else ()
         handlers = {number: signal.signal(number, self._ask) for number in numbers}
@@ -40,29 +41,28 @@ class Preemption(TrainerCallback):
             yield
         finally:
             for number, handler in handlers.items():
-                # None stands for a handler that was not set from Python, which Python cannot put
-                # back.
+                # None means a handler that was not set from Python, which Python cannot restore.
                 signal.signal(number, handler or signal.SIG_DFL)
 
     def _ask(self, number: int, frame: object) -> None:
-        # A first Ctrl-C waits for the end of the step. A second one means that the user does not.
+        # A first Ctrl-C waits for the end of the step. A second one means that the user will not.
         if self.is_asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         # Launchers pass a signal on to all processes of a machine.
         if not self.is_asked and os.environ.get("LOCAL_RANK", "0") == "0":
-            # Safe inside a signal handler, where a buffered stream is not.
+            # This is safe inside a signal handler, where a buffered stream is not.
             os.write(2, f"{signal.Signals(number).name}: stopping after this step\n".encode())
-        # All else is left to the next reduction, as a handler may run in the middle of any code.
+        # The next reduction does the rest, because a handler may run in the middle of any code.
         self.is_asked = True
 
     def on_epoch_end(self, args: object, state: TrainerState, control: Any, **_: object) -> None:
-        """Ask for a checkpoint, if there is none of this state; this event follows every stop."""
+        """Ask for a checkpoint if this state has none. This event follows every stop."""
         if not self.is_agreed:
             return
-        # A stop inside an epoch leaves its end's log and evaluation to the run that resumes.
+        # After a stop inside an epoch, the resumed run does the log and evaluation of its end.
         if state.epoch is None or not float(state.epoch).is_integer():
             control.should_log = control.should_evaluate = False
-        # A checkpoint of this step that was saved before its log or evaluation lacks their
-        # entries, so it is saved once more after them.
+        # A checkpoint of this step that was saved before its log or evaluation lacks their entries,
+        # so save it again after them.
         is_saved = self.saved_step == state.global_step
         control.should_save = control.should_log or control.should_evaluate or not is_saved

@@ -1,4 +1,4 @@
-"""What options need of packages, processes, devices and documents, checked before training."""
+"""What options need from packages, processes, devices and documents, checked before training."""
 
 from collections.abc import Sequence
 
@@ -15,17 +15,17 @@ from vocagnolm.training.settings import Job
 
 
 def check_launch(job: Job) -> None:
-    """Raise a ValueError for options that these processes and devices cannot meet."""
+    """Raise a ValueError for options that these processes and devices cannot support."""
     args = job.args
     _check_packages(args)
-    # A thread of this process has the answers, which a worker of its own would wait for in vain.
+    # A thread of this process has the answers, for which a separate worker would wait in vain.
     if args.teacher_server and args.dataloader_num_workers:
         raise ValueError(
             f"--dataloader_num_workers {args.dataloader_num_workers} is not supported with "
             "--teacher_server, whose answers only the training process has: leave it out"
         )
-    # A layer's weights are gathered for its own forward pass. What reads the output head from
-    # outside would find a shard.
+    # A layer's weights are gathered only for its own forward pass. Whatever reads the output head
+    # from outside would get a shard.
     if args.teacher_sharding == "node":
         if args.teacher_quantization or args.distance:
             raise ValueError(
@@ -34,7 +34,7 @@ def check_launch(job: Job) -> None:
             )
         if devices_of_a_machine() < 2 and not args.dry_run:
             raise ValueError("--teacher_sharding node needs several processes on a machine")
-    # On a GPU such attention computes in 16 bits only, which would otherwise come out in the first
+    # On a GPU, such attention computes only in 16 bits. Otherwise the error would come in the first
     # step, after the alignment.
     attention = args.attn_implementation or ""
     is_wide = not args.is_mixed or args.teacher_dtype == "float32"
@@ -54,15 +54,15 @@ def check_launch(job: Job) -> None:
 
 
 def _check_packages(args: VocAgnoConfig) -> None:
-    """Raise a ValueError for options whose packages, which are loaded late, are not installed."""
-    # A plan may be made on a smaller machine than the job will run on.
+    """Raise a ValueError for options whose packages are missing. They are loaded late."""
+    # A plan may be made on a smaller machine than the job's.
     is_planned = args.dry_run and args.teacher_quantization in QUANTIZATIONS
     if args.teacher_quantization and not is_planned:
         option = f"--teacher_quantization {args.teacher_quantization}"
         if args.teacher_quantization == "fp8":
             require("torchao", option)
         check_quantizer(quantization(args.teacher_quantization), option)
-    # The kernels of the hub replace the package.
+    # The hub's kernels replace the package.
     if args.attn_implementation == "flash_attention_2" and not is_installed("kernels"):
         require("flash_attn", "--attn_implementation flash_attention_2")
     if args.dry_run:
@@ -72,16 +72,16 @@ def _check_packages(args: VocAgnoConfig) -> None:
     except ImportError as error:
         raise ValueError(f"--optim {OptimizerNames(args.optim).value}: {error}") from error
     except ValueError:
-        # Some optimizers need the model, or more settings: Trainer says so.
+        # Some optimizers need the model, or more settings. Trainer reports that.
         return
 
 
 def check_enough(
     blocks: Blocks, args: VocAgnoConfig, corpus_name: str, left_out: Sequence[str] = ()
 ) -> None:
-    """Raise a ValueError for fewer packed sequences than one optimizer step needs.
+    """Raise a ValueError if there are fewer packed sequences than one optimizer step needs.
 
-    The message says what left documents out, and gives numbers that these sequences allow.
+    The message says why documents were left out, and suggests numbers that work.
     """
     rows, processes = args.per_device_train_batch_size, args.world_size
     needed = rows * args.gradient_accumulation_steps * processes
@@ -100,13 +100,13 @@ def check_enough(
 def _smaller_steps(sequences: int, args: VocAgnoConfig) -> list[str]:
     """Say which options would make a step that these packed sequences fill."""
     rows, processes = args.per_device_train_batch_size, args.world_size
-    # This many micro-batches of the size that was asked for are filled by the sequences.
+    # The sequences fill this many micro-batches of the requested size.
     micro_batches = sequences // (rows * processes)
-    # With fewer sequences than processes some would have none, whatever the batch size is.
+    # With fewer sequences than processes, some processes would have none at any batch size.
     most_rows = sequences // processes
     if not most_rows:
         return ["--max_length, or give more documents"]
-    # Options that the user gave are advised on, since a derived one follows from the others.
+    # Advise on options that the user gave, because derived ones follow from them.
     asked_for_rows = "per_device_train_batch_size" in args.asked_of_batch
     if "global_batch_tokens" in args.asked_of_batch:
         step_rows = micro_batches * rows if asked_for_rows and micro_batches else most_rows

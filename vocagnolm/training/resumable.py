@@ -1,8 +1,8 @@
-"""A Trainer whose runs resume: whole checkpoints, one order of the data, a log without a gap.
+"""A Trainer whose runs resume: complete checkpoints, one order of the data, a log without gaps.
 
 The loop is transformers'. This class overrides the public `train` and `log`, and the private
-methods in which Trainer draws the order of the data and saves checkpoints. However a run is
-killed, the order of writes leaves no half checkpoint under its name:
+methods in which Trainer orders the data and saves checkpoints. Because of the order of writes, a
+kill at any point leaves no incomplete checkpoint under a checkpoint's name:
 
     transformers        .saving/checkpoint-8: weights, optimizer, schedule, random states, state
     metrics             .saving/checkpoint-8/metrics_<process>.safetensors
@@ -56,18 +56,18 @@ from vocagnolm.training.sampler import StepSampler
 
 logger = logging.getLogger(__name__)
 
-# Checkpoints are written in this directory of the run, and leave it by a rename.
+# Checkpoints are written in this directory of the run, and then moved by a rename.
 _SAVING = ".saving"
-# These private methods of Trainer are overridden. One that another version lacks would never be
+# These private methods of Trainer are overridden. If another version lacks one, it would never be
 # called, and the run would silently lose what it does.
 _OVERRIDDEN = "_get_output_dir _save_checkpoint _determine_best_metric _get_train_sampler".split()
 
 
 class ResumableTrainer(Trainer):
-    """A Trainer whose runs end alike however often they are cut off and resumed.
+    """A Trainer whose runs end the same, however often they are interrupted and resumed.
 
-    Checkpoints hold the sums of the log too, so the log of a resumed run is that of an
-    uninterrupted one, without its entries of speed, memory and time.
+    Checkpoints also have the sums of the log. So the log of a resumed run equals that of an
+    uninterrupted one, except for speed, memory and time.
 
     Attributes:
         settings: of the run, kept in its directory and its checkpoints, which resume under the
@@ -83,13 +83,13 @@ class ResumableTrainer(Trainer):
                 raise unsupported(f"has no Trainer.{name}")
         super().__init__(args=args, **kwargs)
         if self.args.load_best_model_at_end and self.args.save_total_limit == 1:
-            # With a limit of 1 Trainer removes all checkpoints but the best one when it returns. A
-            # run that a signal stopped could then not resume from its last step.
+            # With a limit of 1, Trainer removes all checkpoints but the best when it returns. Then
+            # a run that a signal has stopped could not resume from its last step.
             self.args.save_total_limit = 2
         self.settings: Settings = {}
         self.skipped: Mapping[str, Sequence[tuple[int, str]]] = {}
         self.orders_steps = False
-        # This is True inside `_save_checkpoint` only, where it sends files to the staging place.
+        # True only inside `_save_checkpoint`, where it redirects files to the staging directory.
         self._is_saving = False
         self.metrics = GuidanceMetrics(self.accelerator)
         self.preemption = Preemption()
@@ -102,9 +102,9 @@ class ResumableTrainer(Trainer):
             args.max_bad_steps,
         )
         self.add_callback(guard)
-        # Under mixed precision Accelerate's FSDP2 would cast the outputs of the forward pass to 16
-        # bits, though these are losses that are going to be ranked, and would reduce gradients in
-        # 16 bits. The policy that replaces its own computes in 16 bits and does neither.
+        # Under mixed precision, Accelerate's FSDP2 would cast the outputs of the forward pass to 16
+        # bits, although these are losses that will be ranked, and would reduce gradients in 16
+        # bits. This policy computes in 16 bits, but does neither.
         if self.accelerator.is_fsdp2:
             plugin: Any = self.accelerator.state.fsdp_plugin
             policy = plugin.mixed_precision_policy
@@ -119,22 +119,23 @@ class ResumableTrainer(Trainer):
         return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
-        """End an epoch where the last whole global batch ends."""
+        """End an epoch with its last whole global batch."""
         sampler = super()._get_train_sampler(train_dataset)
-        # Trainer gives no sampler for a data set without a length, which has no order to draw.
+        # Trainer has no sampler for a dataset without a length, which has no order to draw.
         if not isinstance(sampler, RandomSampler):
             return sampler
         data: Any = self.train_dataset if train_dataset is None else train_dataset
         args = self.args
         per_step = self.blocks_per_step
         weights = getattr(data, "weights", None)
-        # Without weights the corpora need no telling apart: all of their sequences are read once.
+        # Without weights, corpora need not be distinguished, because all of their sequences are
+        # read once.
         sizes = list(data.parts.values()) if weights else [len(data)]
-        # The seed comes from the arguments and not from PyTorch's state, which other code sets
-        # too, and which may differ between processes. All of them must draw the same order.
+        # Take the seed from the arguments and not from PyTorch's state, which other code sets, too,
+        # and which may differ between processes. All of them must draw the same order.
         seed = args.seed if args.data_seed is None else args.data_seed
-        # The widths order the sequences inside of a step. A step that is one micro-batch of one
-        # process has no use for an order.
+        # The widths order the sequences within a step. If a step is one micro-batch of one process,
+        # order does not matter.
         is_split = self.orders_steps and per_step > args.train_batch_size
         widths = getattr(data, "teacher_tokens", None) if is_split else None
         late = getattr(data, "late", None)
@@ -152,7 +153,7 @@ class ResumableTrainer(Trainer):
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
     ) -> TrainOutput:
-        """Train, from the beginning or from a checkpoint, of which True is the newest good one.
+        """Train from the beginning or from a checkpoint. True means the newest good one.
 
         After a signal it returns early, with everything saved and `preemption.is_agreed`.
 
@@ -162,11 +163,11 @@ class ResumableTrainer(Trainer):
         directory = Path(str(self.args.output_dir))
         evaluates_at_start = self.args.eval_on_start
         try:
-            # The claim comes first, so that no other run writes between the look at the directory
-            # and the first checkpoint.
+            # Claim the directory first, so that no other run writes between this look and the first
+            # checkpoint.
             with self.claiming(), told_of_full_disk(directory, self.what_is_safe):
-                # Rank 0 alone decides where to start. A process that saw another listing of the
-                # directory would otherwise resume from another step.
+                # Only rank 0 decides where to start. If a process saw another listing of the
+                # directory, it would resume from another step.
                 start = rank0(lambda: self._begin(resume_from_checkpoint))
                 checkpoint = Path(start) if start else None
                 if checkpoint:
@@ -175,16 +176,16 @@ class ResumableTrainer(Trainer):
                 # The log of a resumed run has the evaluation at the start from its first process.
                 self.args.eval_on_start = evaluates_at_start and checkpoint is None
                 with self.preemption.listening():
-                    # Signals only set a flag inside, so that no step is cut off in the middle.
+                    # Signals only set a flag inside, so no step is cut off in the middle.
                     output = super().train(start, *args, **kwargs)
         finally:
             self.args.eval_on_start = evaluates_at_start
-        # Trainer's own mean covers the steps of this process alone; `log` has put that of the
-        # whole run into the metrics.
+        # Trainer's own mean covers only this process's steps. `log` has put the whole run's into
+        # the metrics.
         return output._replace(training_loss=output.metrics["train_loss"])
 
     def _begin(self, resume_from_checkpoint: str | bool | None) -> str | None:
-        """Return the checkpoint to resume from, None to begin anew; write whose directory it is."""
+        """Return the checkpoint to resume from, or None, and write whose directory this is."""
         directory = Path(str(self.args.output_dir))
         checkpoint = None
         if resume_from_checkpoint:
@@ -193,8 +194,8 @@ class ResumableTrainer(Trainer):
                 checkpoint = newest_checkpoint(directory)
             if checkpoint is None:
                 raise ValueError(f"{directory} holds no good checkpoint to resume from")
-            # A path from Python has not been judged yet, and even the newest good checkpoint may
-            # be one of other settings.
+            # A path from Python has not been checked yet, and even the newest good checkpoint may
+            # have other settings.
             check_settings(directory, self.settings, checkpoint)
         else:
             earlier = set_aside(directory)
@@ -206,15 +207,15 @@ class ResumableTrainer(Trainer):
                     directory,
                     earlier,
                 )
-        # A save that was killed has left files here. Those of other processes would pass for files
-        # of the next save, which lists whatever it finds.
+        # A save that was killed has left files here. Those of other processes would look like files
+        # of the next save, which lists everything that it finds.
         shutil.rmtree(directory / _SAVING, ignore_errors=True)
         describe_run(directory, self.settings, self.skipped)
         return checkpoint
 
     @contextmanager
     def claiming(self) -> Iterator[None]:
-        """Keep other runs out of the directory of this one."""
+        """Keep other runs out of this one's directory."""
         directory = Path(str(self.args.output_dir))
         rank0(lambda: claim(directory))
         try:
@@ -224,7 +225,7 @@ class ResumableTrainer(Trainer):
                 release(directory)
 
     def what_is_safe(self) -> str:
-        """Remove what was not finished, and say from where the run can go on."""
+        """Remove what is unfinished, and say where the run can resume."""
         directory = Path(str(self.args.output_dir))
         shutil.rmtree(directory / _SAVING, ignore_errors=True)
         for checkpoint in checkpoints(directory):
@@ -236,9 +237,9 @@ class ResumableTrainer(Trainer):
         return f"Nothing was saved yet: free some room, and {how_to_go_on()} begins again"
 
     def _check_layout(self, checkpoint: Path) -> None:
-        """Reject a checkpoint of another sharding; warn of another number of processes."""
-        # Accelerate writes what FSDP has sharded under names that begin so. A run without FSDP
-        # cannot read it, and one with FSDP reads nothing else.
+        """Reject a checkpoint of another sharding, and warn about another number of processes."""
+        # Names of what FSDP has sharded begin like this in Accelerate. A run without FSDP cannot
+        # read it, and one with FSDP reads nothing else.
         is_sharded = any(checkpoint.glob("pytorch_model_fsdp*"))
         if is_sharded != self.is_fsdp_enabled:
             preposition = "with" if is_sharded else "without"
@@ -246,7 +247,7 @@ class ResumableTrainer(Trainer):
                 f"{checkpoint} was saved {preposition} FSDP: resume {preposition} it, or begin a "
                 "new run with the student that `vocagnolm export` writes"
             )
-        # Random states are saved per process, so dropout depends on how many there are.
+        # Random states are saved per process, so dropout depends on the number of processes.
         processes = json_or_empty(checkpoint / MANIFEST_FILE).get("world_size")
         if processes not in (None, self.args.world_size) and self.is_world_process_zero():
             logger.warning(
@@ -258,19 +259,19 @@ class ResumableTrainer(Trainer):
             )
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Save a run that was asked to stop, where only the best is saved otherwise."""
-        # With --save_strategy best Trainer saves after an evaluation if and only if this is True.
+        """Save a run that was asked to stop, even if only the best is saved otherwise."""
+        # With --save_strategy best, Trainer saves after an evaluation if and only if this is True.
         return super()._determine_best_metric(metrics, trial) or self.preemption.is_agreed
 
     def _get_output_dir(self, trial: Any) -> str:
-        """Return the directory of the run, or the one in it where a checkpoint is being written."""
+        """Return the run's directory, or the one in it where a checkpoint is being written."""
         directory = str(super()._get_output_dir(trial))
         return os.path.join(directory, _SAVING) if self._is_saving else directory
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save a whole checkpoint or none: stage it, and rename it when all have written."""
         state = self.state
-        # The paths are formed while `_get_output_dir` still answers with the run's directory.
+        # Make the paths while `_get_output_dir` still returns the run's directory.
         name = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         directory = Path(self._get_output_dir(trial))
         final = directory / name
@@ -283,9 +284,9 @@ class ResumableTrainer(Trainer):
         finally:
             self._is_saving = False
         self.metrics.save(staged)
-        # transformers has looked for the best checkpoint among those that are being written. Its
-        # real place is the directory of the run, where this one will be in a moment. The best step
-        # may have been evaluated and never saved: then the field keeps its former value.
+        # transformers has looked for the best checkpoint in the staging directory. Its real place
+        # is the run's directory, where this one will be in a moment. The best step may have been
+        # evaluated but never saved. Then the field keeps its former value.
         best = directory / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
         is_there = best == final or best.exists()
         state.best_model_checkpoint = str(best) if is_there else best_before
@@ -293,9 +294,9 @@ class ResumableTrainer(Trainer):
             # The copy that transformers wrote names the staging directory.
             state.save_to_json(str(staged / TRAINER_STATE_NAME))
         self.accelerator.wait_for_everyone()
-        # On a network file system a machine sees its own files whole, and those of others late. So
-        # the first process of each machine lists what is there, and of each file the largest size
-        # that any of them saw is taken. Listing a file also flushes it to the disk.
+        # On a network file system, a machine sees its own files whole, and others' late. So the
+        # first process of each machine lists the files, and the largest size that any of them saw
+        # counts. Listing a file also flushes it to the disk.
         listing = sizes(staged) if self.is_local_process_zero() else {}
         files: dict[str, int] = {}
         for machine_files in gather_object([listing]):
@@ -303,7 +304,8 @@ class ResumableTrainer(Trainer):
                 files[file] = max(size, files.get(file, 0))
         if self.is_world_process_zero():
             manifest = {"world_size": self.args.world_size, "run": self.settings}
-            # Older checkpoints go after the new one has its name: one is whole at any time.
+            # Remove older checkpoints after the new one has its name, so that one is complete at
+            # any time.
             finish_checkpoint(staged, final, manifest, files)
             rotate(final, self.args.save_total_limit, state.best_model_checkpoint)
         self.preemption.saved_step = state.global_step
@@ -312,24 +314,24 @@ class ResumableTrainer(Trainer):
         self.accelerator.wait_for_everyone()
 
     def save_progress(self) -> str | None:
-        """Save a checkpoint of the last completed step, if it has none; None before the first."""
+        """Save a checkpoint of the last completed step if it has none. None before the first."""
         if not self.state.global_step:
             return None
         path = Path(str(self.args.output_dir), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
-        # Saving is collective, so all processes save or none does. Rank 0 looks, as others may see
-        # a listing that is out of date.
+        # Saving is collective, so all processes save or none does. Rank 0 decides, because others
+        # may see an outdated listing.
         if not rank0((path / MANIFEST_FILE).exists):
             self._save_checkpoint(cast(nn.Module, self.model), trial=None)
         return str(path)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the metrics since the last log, and at the end the mean loss of the whole run."""
-        # Trainer keeps its sum of the losses in memory, where a kill loses it and a skipped step
-        # turns it into NaN. The sums of the metrics are in every checkpoint.
+        # Trainer keeps its sum of losses in memory, where a kill loses it, and a skipped step makes
+        # it NaN. The metrics' sums are in every checkpoint.
         if "loss" in logs:
             logs |= {"loss": math.nan} | self.metrics.read()
-            # Where all steps were skipped there is no mean loss. The gradient's norm of a skipped
-            # step is not finite, which JSON cannot express.
+            # If all steps were skipped, there is no mean loss. A skipped step's gradient norm is
+            # not finite, which JSON cannot express.
             for name in ("loss", "grad_norm"):
                 if not math.isfinite(logs.get(name, 0.0)):
                     del logs[name]

@@ -1,4 +1,4 @@
-"""The directory of a run: whose it is, who writes to it, whether it is finished."""
+"""The directory of a run: whose it is, who writes to it, and whether it is finished."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ from vocagnolm.training.checkpoints import Settings, checkpoint_fault, newest_ch
 
 logger = logging.getLogger(__name__)
 
-# A network file system may drop the lock of a dead machine up to this many seconds late.
+# A network file system may release the lock of a dead machine up to this many seconds late.
 _LOCK_S = 120
 
 
@@ -34,7 +34,8 @@ def check_settings(directory: Path, settings: Settings, checkpoint: str | None =
     Raises:
         ValueError: settings differ, or nothing can be written there.
     """
-    # A place that cannot be written to would come out at the first file, after the alignment.
+    # Otherwise a directory without write permission would fail at the first file, after the
+    # alignment.
     check_writable(directory)
     settings_there = json_or_empty(directory / RUN_FILE)
     # Until something is saved, the user may still change the settings.
@@ -49,7 +50,7 @@ def check_settings(directory: Path, settings: Settings, checkpoint: str | None =
             f"{directory} holds a run with other settings ({'; '.join(changes)}): give another "
             "--output_dir"
         )
-    # The checkpoint may lie in another directory, so its settings are compared as well.
+    # The checkpoint may be in another directory, so compare its settings as well.
     fault = checkpoint_fault(checkpoint, settings) if checkpoint else None
     if fault:
         raise ValueError(f"{checkpoint}: {fault}")
@@ -71,29 +72,29 @@ class Start:
 
 
 def find_start(directory: Path, settings: Settings, resume_from_checkpoint: str | None) -> Start:
-    """Look at the directory of a run, and find out how it begins there.
+    """Look at the directory of a run, and decide how it begins there.
 
     Raises:
-        ValueError: the checkpoint that was asked for, or the finished model, is damaged.
+        ValueError: the requested checkpoint, or the finished model, is damaged.
     """
     try:
         check_settings(directory, settings)
     except ValueError as error:
-        # The conflict is returned and not raised, since a dry run prints it and goes on.
+        # Return the conflict and do not raise it, because a dry run prints it and continues.
         return Start(conflict=str(error))
     conflict = _foreign_model(directory)
     if conflict:
         return Start(conflict=conflict)
-    # This comes after the check of the settings, since a finished run with others is another run.
+    # This comes after the check of the settings, because a finished run with others is another run.
     if is_finished(directory):
         return Start(is_finished=True)
     return Start(checkpoint=resolve(resume_from_checkpoint, directory, settings))
 
 
 def _foreign_model(directory: Path) -> str | None:
-    """Say which file is there that a run would overwrite, and none has made; None without one."""
-    # A run describes itself first. Without that the model may be anybody's, the student's own
-    # included, or the manifest that of a store.
+    """Return a file that a run would overwrite although no run has made it, or None."""
+    # A run describes itself first. Without that, the model may be anybody's, even the student's
+    # own, or the manifest a store's.
     if not (directory / RUN_FILE).exists():
         for pattern in ("*.safetensors", "config.json", MANIFEST_FILE, "README.md"):
             for path in directory.glob(pattern):
@@ -104,18 +105,18 @@ def _foreign_model(directory: Path) -> str | None:
     return None
 
 
-# These are the locks that this process keeps. A file lock counts its claims, so one object has to
-# serve all claims of a directory.
+# The locks that this process holds. A file lock counts its claims, so one object must serve all
+# claims of a directory.
 _locks: dict[Path, FileLock] = {}
 
 
 def claim(directory: Path, option: str = "--output_dir") -> None:
     """Lock the directory of a run, or another one that an option names.
 
-    The same process may claim it again; `release` undoes one claim.
+    The same process may claim it again. Each `release` undoes one claim.
 
     Raises:
-        ValueError: another process keeps the lock.
+        ValueError: another process has the lock.
     """
     directory.mkdir(parents=True, exist_ok=True)
     lock = _locks.setdefault(directory.resolve(), FileLock(directory / ".lock"))
@@ -133,12 +134,13 @@ def claim(directory: Path, option: str = "--output_dir") -> None:
 
 
 def release(directory: Path) -> None:
-    """Undo a claim; after the last one another process may write to the directory."""
+    """Undo a claim. After the last one, another process may write to the directory."""
     lock = _locks.get(directory.resolve())
     if lock is None:
         return
     lock.release()
-    # A lock with claims left stays, because the command claims the directory around the trainer.
+    # Keep a lock that still has claims, because the command claims the directory around the
+    # trainer.
     if not lock.is_locked:
         del _locks[directory.resolve()]
 
@@ -146,38 +148,39 @@ def release(directory: Path) -> None:
 def describe_run(
     directory: Path, settings: Settings, skipped: Mapping[str, Sequence[tuple[int, str]]]
 ) -> None:
-    """Write the settings of a run into its directory, and lists of the documents that it skips."""
+    """Write a run's settings into its directory, with lists of the documents that it skips."""
     if settings:
         write_json(directory / RUN_FILE, settings)
     for name, reasons in skipped.items():
         lines = []
         for index, reason in reasons:
             lines.append(json.dumps({"document": index, "reason": reason}) + "\n")
-        # A list that a kill cuts off is written again by the resumed run, before it trains.
+        # If a kill cuts off a list, the resumed run writes it again before it trains.
         (directory / name).write_text("".join(lines), encoding="utf-8")
 
 
 def finish_run(directory: Path, names: Collection[str]) -> None:
-    """Write the manifest of a final model, which has files of these names."""
-    # Trainer's state is listed too, because a finished run is read for its log.
+    """Write the manifest of a final model with these files."""
+    # List Trainer's state, too, because a finished run is read for its log.
     files = {name: (directory / name).stat().st_size for name in (*names, TRAINER_STATE_NAME)}
     write_json(directory / MANIFEST_FILE, {"files": files})
 
 
 def is_finished(directory: Path) -> bool:
-    """Test whether a run has saved its model; the card is written last.
+    """Test whether a run has saved its model. The card is written last.
 
     Raises:
-        ValueError: a file is damaged, and there is no checkpoint to write it again from.
+        ValueError: a file is damaged, and there is no checkpoint from which to write it again.
     """
     files = json_or_empty(directory / MANIFEST_FILE).get("files")
-    # A manifest without the card is a run that ended between the two, as while it was pushed.
+    # A manifest without a card means that the run ended between the two, for example during the
+    # push.
     if not files or not (directory / "README.md").exists():
         return False
     fault = size_fault(directory, files)
     if not fault:
         return True
-    # The run can write its model once more as long as it has a checkpoint to do it from.
+    # The run can write its model again as long as it has a checkpoint.
     fault = f"{directory} holds a finished run, but {fault}"
     if newest_checkpoint(directory) is None:
         raise ValueError(f"{fault}, and no checkpoint: give another --output_dir")

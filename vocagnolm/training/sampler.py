@@ -10,13 +10,13 @@ from torch.utils.data import Sampler
 
 
 def mixed_counts(sizes: Sequence[float], weights: Sequence[float]) -> npt.NDArray[np.int64]:
-    """Count what an epoch reads of each corpus, whose packed sequences have these numbers.
+    """Count how often an epoch reads each corpus, from their numbers of packed sequences.
 
-    Every corpus is read at least once, and in shares of the weights.
+    Every corpus is read at least once, and in the shares of the weights.
     """
     shares = np.asarray(weights) / np.sum(weights)
-    # The corpus that is largest for its share is read once, and sets the total. The quotient is
-    # rounded first, as 700 / 0.7 is a little more than 1000.
+    # The corpus that is largest for its share is read once, and determines the total. Round the
+    # quotient first, because 700 / 0.7 is slightly more than 1000.
     total = np.ceil((np.asarray(sizes) / shares).max().round(6))
     counts: npt.NDArray[np.int64] = np.round(shares * total).astype(np.int64)
     return counts
@@ -25,16 +25,15 @@ def mixed_counts(sizes: Sequence[float], weights: Sequence[float]) -> npt.NDArra
 def mixed_order(
     sizes: Sequence[int], weights: Sequence[float], seed: int, epoch: int
 ) -> npt.NDArray[np.int64]:
-    """Draw the indices of an epoch's packed sequences; those of each corpus come in passes."""
-    # The epoch is part of the seed, so a resumed run draws the order without the epochs before.
+    """Draw the indices of an epoch's packed sequences. Those of each corpus come in passes."""
+    # The epoch is part of the seed, so a resumed run need not draw the epochs before.
     rng = np.random.default_rng([seed, epoch])
     counts = mixed_counts(sizes, weights)
-    # First it is drawn which corpus each place of the epoch reads, and then which of its
-    # sequences.
+    # First draw which corpus each place of the epoch reads, then which of its sequences.
     corpus = rng.permutation(np.repeat(np.arange(len(sizes)), counts))
     order, first = np.empty(len(corpus), np.int64), 0
     for i, size in enumerate(sizes):
-        # A corpus is shuffled anew for each pass over it, and the last pass may be cut off.
+        # A corpus is shuffled again for each pass over it, and the last pass may be cut off.
         passes = [rng.permutation(size) for _ in range(-(-counts[i] // size))]
         order[corpus == i] = first + np.concatenate(passes)[: counts[i]]
         first += size
@@ -45,8 +44,8 @@ def mixed_order(
 class StepSampler(Sampler[int]):
     """Draw an epoch of whole steps, each with its widest packed sequences first.
 
-    So rows of like width share a micro-batch, all processes read like widths at a time, and the
-    most memory is needed at the beginning.
+    So rows of similar width share a micro-batch, all processes read similar widths at a time, and
+    the peak of memory is at the beginning.
 
     Attributes:
         sizes: packed sequences of each corpus.
@@ -67,14 +66,14 @@ class StepSampler(Sampler[int]):
     def __len__(self) -> int:
         mixed = self.weights and mixed_counts(self.sizes, self.weights).sum()
         count = int(mixed or sum(self.sizes))
-        # An epoch is cut off at its last whole step. Accelerate would repeat the first sequences
-        # until every process has a batch, and an epoch's last step would depend on how many
-        # processes there are. Those left out are others in every epoch. A corpus below one step
-        # stays whole.
+        # Cut an epoch off at its last whole step. Accelerate would repeat the first sequences until
+        # every process has a batch, and an epoch's last step would depend on the number of
+        # processes. Each epoch leaves out other sequences. A corpus with less than one step is not
+        # cut.
         return count // self.per_step * self.per_step or count
 
     def __iter__(self) -> Iterator[int]:
-        # The epoch follows from the steps that are made, which a resumed run has in its state.
+        # The epoch follows from the number of steps, which is in a resumed run's state.
         epoch, steps_made = divmod(self.step(), max(1, len(self) // self.per_step))
         if self.weights:
             drawn = mixed_order(self.sizes, self.weights, self.seed, epoch)
@@ -83,8 +82,8 @@ class StepSampler(Sampler[int]):
             generator = torch.Generator().manual_seed(self.seed + epoch)
             drawn = torch.randperm(sum(self.sizes), generator=generator).numpy()
         drawn = drawn[: len(self)]
-        # A step that lacks sequences is filled with its first ones. The sort is stable, so
-        # sequences of one width keep the order in which they were drawn.
+        # If a step lacks sequences, it is filled with its first ones. The sort is stable, so
+        # sequences of the same width keep the order in which they were drawn.
         if self.widths is not None and len(drawn) >= self.per_step:
             steps = drawn.reshape(-1, self.per_step)
             widest_first = np.argsort(-self.widths[steps], axis=1, kind="stable")
@@ -97,7 +96,7 @@ class StepSampler(Sampler[int]):
 def share_of(order: Sequence[int], rows: int, process: int, processes: int) -> list[int]:
     """Return what one process reads of an order, in batches of `rows` sequences.
 
-    Accelerate deals batches out one by one.
+    Accelerate hands out batches one by one.
 
     >>> share_of(range(8), rows=2, process=1, processes=2)
     [2, 3, 6, 7]

@@ -1,4 +1,4 @@
-"""A run whose teacher is behind a server: what is asked for it, and how the run ends without it."""
+"""A run whose teacher is behind a server: its requests, and how the run ends without it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,9 +36,9 @@ from vocagnolm.training.sampler import share_of
 from vocagnolm.training.settings import Job
 
 _Batches = TypeVar("_Batches")
-# Requests of a process at a time, as of `vocagnolm score`.
+# Requests of a process at a time, as in `vocagnolm score`.
 _CONCURRENCY = 16
-# Documents of so many optimizer steps are asked for ahead of the one that is read.
+# Documents are requested this many optimizer steps before they are read.
 _STEPS_AHEAD = 2
 
 
@@ -59,7 +59,7 @@ class Server:
         tokenizer: PreTrainedTokenizerBase,
         options: GuidanceOptions,
     ) -> "Server":
-        """Prepare to ask the server that the options name; nothing is asked yet."""
+        """Prepare to ask the server that the options name. Nothing is asked yet."""
         assert options.teacher_server
         assert options.served_model
         context, min_context = context_of(config, is_served=True)
@@ -87,7 +87,7 @@ class Server:
         )
 
     def find(self, directory: Path) -> None:
-        """Connect, by whichever API the server has, and look at the store of its answers.
+        """Connect by whichever API the server has, and check the store of its answers.
 
         Raises:
             ValueError: the server gives no losses, or the store is another one.
@@ -96,20 +96,20 @@ class Server:
 
         def look() -> None:
             check_writable(directory, "--served_losses")
-            # Whether the corpus is of conversations is known when it is read.
+            # Whether the corpus has conversations is known when it is read.
             check_plan(directory, self.plan(None), "--served_losses")
 
         rank0(look)
 
     def plan(self, template: Template | None) -> dict[str, object]:
-        """Return what decides the content of the store of the answers."""
+        """Return what determines the content of the store of answers."""
         return {
             "teacher": self.teacher,
             **describe_reading(self.reader, template, self.min_context),
             **self.scorer.about,
             "quantization": None,
             "loss_dtype": LOSS_DTYPE,
-            # Shards hold documents as they come, and not those of a range of a corpus.
+            # Shards have documents as they arrive, and not those of a range of a corpus.
             "shard_documents": None,
         }
 
@@ -117,7 +117,7 @@ class Server:
 def late_losses(
     server: Server, blocks: Blocks, segments: Segments, texts: datasets.Dataset, *, is_plain: bool
 ) -> Late:
-    """Return where packed sequences of segments of some texts have their losses from."""
+    """Return where packed sequences get their losses from."""
     template = server.reader.template if is_conversations(texts) else None
     if template and not server.scorer.api.takes_ids:
         raise ValueError("--teacher_server: conversations need one that accepts token ids")
@@ -135,13 +135,13 @@ def late_losses(
 
 
 class KeepAnswers(TrainerCallback):
-    """Lets every process read at an epoch's end what the others were answered in it."""
+    """At an epoch's end, lets every process read the answers that others got during it."""
 
     def __init__(self, late: Late, accelerator: Accelerator):
         self._late, self._accelerator = late, accelerator
 
     def on_epoch_end(self, *_: object, **__: object) -> None:
-        """Write the answers of this process, and wait until all have done so."""
+        """Write this process's answers, and wait until all have done so."""
         self._late.keep()
         self._accelerator.wait_for_everyone()
 
@@ -150,19 +150,19 @@ class KeepAnswers(TrainerCallback):
 def asking(
     late: Late, server: Server, job: Job, accelerator: Accelerator, preemption: Preemption
 ) -> Iterator[KeepAnswers]:
-    """Ask the server inside, and keep its answers in a store, which is whole afterwards.
+    """Ask the server inside, and keep its answers in a store, which is complete afterwards.
 
-    Gives the callback that the trainer needs meanwhile.
+    Yields the callback that the trainer needs meanwhile.
 
     Raises:
-        ValueError: the directory holds another store, or another run writes to it.
+        ValueError: the directory has another store, or another run writes to it.
     """
     args, directory = job.args, job.served_losses
     plan = server.plan(late.template)
 
     def begin() -> None:
         check_plan(directory, plan, "--served_losses")
-        # A plan of documents says nothing of a template.
+        # A plan for documents does not mention a template.
         if late.template is None and "chat_template" in read_manifest(directory):
             raise ValueError(
                 f"--served_losses {directory} holds losses of conversations, and the corpus is of "
@@ -184,7 +184,7 @@ def asking(
         # whoever opens the store next lists the rest.
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            # All documents of the run are whole.
+            # All documents of the run are complete.
             for path in answer_files(directory / WINDOWS):
                 path.unlink(missing_ok=True)
     finally:
@@ -199,11 +199,11 @@ def fetch_together(
     accelerator: Accelerator,
     save_progress: Callable[[], str | None],
 ) -> _Batches:
-    """Fetch batches that need answers; if a process lacks one, all save and end alike.
+    """Fetch batches that need answers. If a process lacks one, all save and end alike.
 
     Raises:
-        TeacherAway: the server stays away.
-        SharedError: it has no losses of a document, or does not know the model any more.
+        TeacherAway: the server does not answer.
+        SharedError: it has no losses for a document, or does not know the model any more.
     """
     fault: ValueError | None = None
     try:

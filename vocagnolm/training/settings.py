@@ -1,4 +1,4 @@
-"""The settings that define a run: a checkpoint is resumed only under the same."""
+"""The settings that define a run. A checkpoint resumes only under the same settings."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -10,13 +10,13 @@ from vocagnolm.store.format import manifest_of
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions
 
-# These settings define a run together with those of the model, the data and the method.
+# These settings define a run, together with those of the model, the data and the method.
 RUN_SETTINGS = (
     "global_batch_tokens num_train_epochs max_steps seed data_seed bf16 fp16 learning_rate "
     "lr_scheduler_type lr_scheduler_kwargs warmup_steps optim adam_beta1 adam_beta2 adam_epsilon "
     "weight_decay max_grad_norm optim_args neftune_noise_alpha"
 ).split()
-# A run may resume with other values of these, since its training computes the same with any.
+# A run may resume with other values of these, because they do not change what training computes.
 _NO_EFFECT_ON_NUMBERS = (
     "dataset_num_proc trust_remote_code eval_dataset teacher_sharding teacher_server served_losses"
 ).split()
@@ -25,24 +25,24 @@ _PATH_OPTIONS = (
     "student teacher student_tokenizer teacher_tokenizer student_chat_template "
     "teacher_chat_template dataset"
 ).split()
-# These options say how a teacher is loaded and read, and have no effect without one.
+# Options for loading and reading a teacher, which have no effect without one.
 _TEACHER_OPTIONS = {"teacher_revision", "teacher_tokenizer", "teacher_chat_template"}
 _WEIGHT_OPTIONS = {"teacher_dtype", "teacher_quantization", "teacher_sharding"}
 
 
 @dataclass(frozen=True)
 class Job:
-    """One training job, as a command line, or a trainer's arguments in Python, describe it.
+    """One training job, described by a command line or by a trainer's arguments in Python.
 
-    In Python the student and teachers in `model` may be loaded models, and `data` names no corpus.
+    In Python, the student and teachers in `model` may be loaded models, and `data` names no corpus.
     """
 
     model: ModelOptions
     data: DataOptions
     args: VocAgnoConfig
-    # This is the recipe as --config names it.
+    # The recipe as --config names it.
     recipe: str | None = None
-    # Python may give a config of PEFT instead of the options of adapters.
+    # Python may give a PEFT config instead of the options for adapters.
     peft_config: Any = None
 
     @property
@@ -52,15 +52,15 @@ class Job:
 
     @property
     def served_losses(self) -> Path:
-        """Where a server's answers are kept."""
+        """Where a server's answers are stored."""
         return Path(self.args.served_losses or Path(str(self.args.output_dir), "served_losses"))
 
 
 def settings_of(job: Job) -> dict[str, Any]:
-    """Return the settings that define a run: a checkpoint may be resumed only under the same.
+    """Return the settings that define a run. A checkpoint resumes only under the same settings.
 
-    The number of processes is not among them, and neither is the batch of each, unless tokens
-    compete within it.
+    They do not include the number of processes, nor the batch size of each, unless tokens compete
+    within it.
     """
     settings: dict[str, Any] = {}
     for options in (job.model, job.data):
@@ -71,7 +71,7 @@ def settings_of(job: Job) -> dict[str, Any]:
         settings[name] = getattr(job.args, name)
     for name in _NO_EFFECT_ON_NUMBERS:
         del settings[name]
-    # Until a document without losses ends a run, either value is the same run.
+    # Until a document without losses ends a run, both values make the same run.
     if job.args.teacher_server:
         del settings["missing_losses"]
     # A run that is started from another directory is the same run.
@@ -82,14 +82,14 @@ def settings_of(job: Job) -> dict[str, Any]:
     if job.peft_config is not None:
         settings["use_peft"] = True
         settings["peft_config"] = _described(job.peft_config)
-    # Such a method ranks or averages tokens within a micro-batch, whose size then matters.
+    # Such a method ranks or averages tokens within a micro-batch, so its size matters.
     if not job.args.splits_alike:
         settings["per_device_train_batch_size"] = job.args.per_device_train_batch_size
     return settings
 
 
 def _stores(paths: Sequence[str]) -> list[dict[str, str]]:
-    """Tell stores by their places and by the teachers whose losses they hold."""
+    """Identify stores by their paths and by their teachers."""
     stores = []
     for path in paths:
         teacher = manifest_of(Path(path))["teacher"]
@@ -98,34 +98,34 @@ def _stores(paths: Sequence[str]) -> list[dict[str, str]]:
 
 
 def _absolute(place: Any) -> Any:
-    """Name a model or file by its absolute path if it is here: a path has many spellings.
+    """Return the absolute path of a local model or file, because a path has many spellings.
 
-    A list gives a list; None stays.
+    A list gives a list, and None stays None.
     """
     if place is None:
         return None
     if isinstance(place, list | tuple):
         return [_absolute(item) for item in place]
     if not isinstance(place, str | Path):
-        # A model that is loaded; one that was made in memory has no name.
+        # A loaded model. One that was made in memory has no name.
         place = str(place.config.name_or_path)
     return str(Path(place).resolve()) if place and Path(place).exists() else str(place)
 
 
 def _described(peft_config: Any) -> dict[str, Any]:
-    """Return what a PEFT config says of the adapters; sets in a stable order."""
+    """Return a PEFT config's description of the adapters, with sets in a stable order."""
     settings = {}
     for name, value in peft_config.to_dict().items():
         # The run's own settings name the model.
         if name in ("base_model_name_or_path", "revision", "inference_mode"):
             continue
-        # The order of a set differs between processes of Python, and JSON has no sets.
+        # The order of a set differs between Python processes, and JSON has no sets.
         settings[name] = sorted(value) if isinstance(value, set | frozenset) else value
     return settings
 
 
 def options_without_effect(job: Job, *, evaluates: bool) -> Iterator[str]:
-    """Yield a line for each option that was given and has no effect."""
+    """Yield a line for each given option that has no effect."""
     model, args = job.model, job.args
     changed_options = set()
     for options, kind in ((model, ModelOptions), (args, GuidanceOptions), (args, VocAgnoConfig)):
@@ -133,7 +133,7 @@ def options_without_effect(job: Job, *, evaluates: bool) -> Iterator[str]:
         for field in fields(kind):
             if getattr(options, field.name) != field.default:
                 changed_options.add(field.name)
-    # A method reads only some of the settings, and the rest of them do nothing with it.
+    # A method reads only some of the settings, and ignores the rest.
     unread_options = {field.name for field in fields(Method)} - args.in_effect().keys()
     adapter_options = {field.name for field in fields(ModelOptions) if "lora_" in field.name}
     conditions: Sequence[tuple[object, set[str], str]] = (

@@ -22,8 +22,8 @@ from vocagnolm.models.flops import ModelWork, model_work
 logger = logging.getLogger(__name__)
 
 _GIB = 2**30
-# Dense bfloat16 TFLOP/s with sums in float32, by words of the name that CUDA gives a device; from
-# NVIDIA's data sheets (half of "with sparsity") and, for GeForce, its Ada and Ampere white papers.
+# Dense bfloat16 TFLOP/s with float32 sums, by words in CUDA's device name. From NVIDIA's data
+# sheets (half of "with sparsity") and, for GeForce, its Ada and Ampere white papers.
 _PEAK_TFLOPS = {
     "B200": 2250.0,
     "H200": 989.4,
@@ -39,16 +39,16 @@ _PEAK_TFLOPS = {
     "4090": 165.2,
     "3090": 71.0,
 }
-# A chip with one of these words in its name has fewer or slower units than the one of the table,
-# so that its peak is unknown.
+# A chip with one of these words in its name has fewer or slower units than the table's, so its peak
+# is unknown.
 _OTHER_CHIPS = {"LAPTOP", "MIG", "TI", "D"}
 
 
 class Throughput(TrainerCallback):
-    """Measure the steps of a run, with one host-device sync per `read`.
+    """Measures the steps of a run, with one host-device sync per `read`.
 
-    Time counts from the first step after a log to the next log: what is evaluated and saved right
-    after a log costs no time.
+    Time counts from the first step after a log to the next log. So evaluations and saves right
+    after a log cost no time.
 
     Args:
         teachers: online ones, whose forward passes are timed.
@@ -63,17 +63,17 @@ class Throughput(TrainerCallback):
     ):
         self._accelerator, self._device = accelerator, accelerator.device
         self._teachers = teachers
-        # The costs are those of the student and then of each teacher. The list is empty if one of
-        # them cannot be counted, since an MFU that leaves a model out would mislead.
+        # The costs of the student and then of each teacher. The list is empty if one of them cannot
+        # be counted, because an MFU without one model would mislead.
         self._works: list[ModelWork] = []
         self._peak_flops = _peak_flops(self._device, peak_tflops)
         self._clear_counts()
         self._clear_times()
 
     def _clear_counts(self) -> None:
-        # A row for the student and one for each teacher, with the sums since training began: tokens
-        # with a loss, their keys, and the tokens that a head reads. They stay on the device, so
-        # that a micro-batch waits for nothing.
+        # One row for the student and for each teacher, with the sums since training began: tokens
+        # with a loss, their keys, and the tokens that a head reads. They stay on the device, so no
+        # micro-batch waits.
         shape = 1 + len(self._teachers), 3
         self._counts = torch.zeros(shape, dtype=torch.int64, device=self._device)
         # The sums at the last `read` and at the last `new_flops`, from which the next one counts.
@@ -81,19 +81,20 @@ class Throughput(TrainerCallback):
         self._counts_at_flops = self._counts.clone()
 
     def _clear_times(self) -> None:
-        # None says that the clock stands still: nothing was timed since the last log.
+        # None means that the clock is stopped: nothing was timed since the last log.
         self._since: float | None = None
         self._teacher_s = 0.0
-        # A GPU works on after the host has gone on, so its teacher is timed by pairs of events.
+        # A GPU is still working when the host has moved on, so its teacher is timed by pairs of
+        # events.
         self._teacher_events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     @property
     def counts_flops(self) -> bool:
-        """True if the FLOPs of all models can be counted, which is known as training begins."""
+        """True if the FLOPs of all models can be counted, which is known when training begins."""
         return bool(self._works)
 
     def new_flops(self) -> float:
-        """Return this process's FLOPs since the last call, of the student and its teachers."""
+        """Return this process's FLOPs since the last call, for the student and its teachers."""
         counts = self._counts - self._counts_at_flops
         self._counts_at_flops = self._counts.clone()
         return sum(self._flops(counts.tolist()))
@@ -113,14 +114,14 @@ class Throughput(TrainerCallback):
             )
 
     def on_step_begin(self, *args: object, **kwargs: object) -> None:
-        """Start the clock, if a log has stopped it."""
+        """Start the clock if a log has stopped it."""
         if self._since is None:
             self._since = time.perf_counter()
 
     @contextmanager
     def teacher(self) -> Iterator[None]:
-        """Count the time of what is computed inside as the teacher's."""
-        # On a CPU a pass is over when its call returns.
+        """Count the time of what runs inside as the teacher's."""
+        # On a CPU, a pass has finished when its call returns.
         if self._device.type != "cuda":
             start_s = time.perf_counter()
             yield
@@ -137,7 +138,7 @@ class Throughput(TrainerCallback):
     def count(
         self, model: int, position_BT: Tensor, label_BT: Tensor, head_tokens: int | None = None
     ) -> None:
-        """Count a micro-batch of the student, 0, or of a teacher; a head reads all by default."""
+        """Count a micro-batch of the student, 0, or a teacher. By default a head reads all."""
         valid_BT = label_BT != IGNORED_LABEL
         # A label token at position p of its document is predicted from the p tokens before it.
         tokens, keys = valid_BT.sum(), (position_BT * valid_BT).sum()
@@ -145,14 +146,14 @@ class Throughput(TrainerCallback):
         self._counts[model] += torch.stack([tokens, keys, head])
 
     def read(self) -> dict[str, float]:
-        """Return all measures since the last read, {} outside of `train`; every process calls it.
+        """Return all measures since the last read, or {} outside `train`. All processes call this.
 
-        The teacher's MFU is of the time of its forward passes, the student's of all other time;
-        memory is the most of any process in GiB.
+        The teacher's MFU is for the time of its forward passes, the student's for all other time.
+        Memory is the most of any process, in GiB.
         """
         if self._since is None:
             return {}
-        # The clock is read first, so that the reading itself is not counted.
+        # Read the clock first, so that the reading itself does not count.
         elapsed_s = time.perf_counter() - self._since
         teacher_s = self._teacher_s
         for start, stop in self._teacher_events:
@@ -171,12 +172,11 @@ class Throughput(TrainerCallback):
         row += memory.values()
         rows = self._accelerator.gather(torch.tensor([row], dtype=dtype, device=self._device)).cpu()
         elapsed_s, teacher_s, tokens, student_flops, teacher_flops = rows[:, :5].sum(0).tolist()
-        # The times are sums over the processes, so their number turns the quotient into a rate of
-        # all.
+        # The times are sums over processes, so multiplying by their number gives the rate of all.
         report = {"tokens_per_s": tokens / elapsed_s * len(rows)}
         if len(counts) > 1:
             report["teacher_time_fraction"] = teacher_s / elapsed_s
-        # Both the FLOPs and the seconds are sums over devices, so the peak of one device is right.
+        # Both FLOPs and seconds are sums over devices, so the peak of one device is right.
         if self._peak_flops and student_flops:
             report["student_mfu"] = student_flops / ((elapsed_s - teacher_s) * self._peak_flops)
         if self._peak_flops and teacher_flops:
@@ -209,8 +209,8 @@ def _memory_gib(device: torch.device) -> dict[str, float]:
 
 
 def peak_tflops(device_name: str) -> float | None:
-    """Look up the peak of a GPU in dense bfloat16, in TFLOP/s; None of an unknown one."""
-    # Names are compared by whole words, since L4 is a part of L40S.
+    """Look up the peak of a GPU in dense bfloat16, in TFLOP/s, or None if it is unknown."""
+    # Compare whole words of names, because L4 is part of L40S.
     words = set(re.findall(r"[A-Z0-9]+", device_name.upper()))
     matches = [name for name in _PEAK_TFLOPS if words.issuperset(name.split())]
     if not matches or words & _OTHER_CHIPS:

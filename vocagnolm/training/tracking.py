@@ -13,12 +13,12 @@ from vocagnolm.extras import require_trackers
 from vocagnolm.io import JsonObject, json_or_empty
 from vocagnolm.printing import log_main
 
-# This file in the directory of a run holds its place in Weights & Biases, so that a resumed run
-# continues the same curves.
+# This file in a run's directory has its place in Weights & Biases, so that a resumed run continues
+# the same curves.
 PLACE_FILE = "wandb_run.json"
 # An evaluation writes into this directory, next to the model.
 EVALUATION = "evaluation"
-# Trackers get these entries of a log under these names. transformers names all others, as
+# Trackers get these entries of a log under these names. transformers names all others, for example
 # eval/loss and train/loss.
 _NAMES = {
     "selected_fraction": "guidance/selected_fraction",
@@ -40,12 +40,12 @@ _NAMES = {
     "memory_resident_gib": "memory/resident_gib",
 }
 _ENTRIES = {name: entry for entry, name in _NAMES.items()}
-# The function is kept under a name of its own, because a run puts `tracked` in its place.
+# Keep the original function under its own name, because a run replaces it by `tracked`.
 _rewrite_logs: Callable[[JsonObject], JsonObject] = integration_utils.rewrite_logs
 
 
 def tracked(logs: Mapping[str, object]) -> JsonObject:
-    """Return a log under the names that trackers get: ours, else those of transformers.
+    """Return a log under the names for trackers: ours, or else those of transformers.
 
     >>> tracked({"teacher_loss_nats": 1.5, "eval_math_loss": 2.0, "new": 3})
     {'teacher/loss_nats': 1.5, 'eval/math_loss': 2.0, 'train/new': 3}
@@ -54,14 +54,14 @@ def tracked(logs: Mapping[str, object]) -> JsonObject:
     for entry, value in logs.items():
         name = _NAMES.get(entry)
         if name is None:
-            # The function of transformers renames whole logs, so it gets one of a single entry.
+            # The function of transformers renames whole logs, so it gets one with a single entry.
             (name,) = _rewrite_logs({entry: value})
         renamed[name] = value
     return renamed
 
 
 def log_name(name: str) -> str:
-    """Return the entry of a log that trackers get under a name; of others, their last part.
+    """Return the entry of a log that has this name in trackers. For others, it is the last part.
 
     >>> log_name("teacher/loss_nats"), log_name("eval/math_loss"), log_name("train/new")
     ('teacher_loss_nats', 'eval_math_loss', 'new')
@@ -71,23 +71,23 @@ def log_name(name: str) -> str:
 
 
 def read_place(directory: Path) -> JsonObject:
-    """Read the arguments of `wandb.init` that continue the run of a directory; {} without one."""
+    """Read the arguments of `wandb.init` that continue the run of a directory, or {}."""
     place = json_or_empty(directory / PLACE_FILE)
     if place:
-        # Where the server does not know the run, as after an offline start, it is begun anew.
+        # If the server does not know the run, as after an offline start, it begins again.
         place["resume"] = "allow"
     return place
 
 
 def check_trackers(report_to: Sequence[str]) -> None:
-    """Check that trackers can be used, before hours of work; Weights & Biases may ask for a key.
+    """Check that trackers work, before hours of work. Weights & Biases may ask for a key.
 
     Raises:
         ValueError: a package is missing.
     """
     require_trackers(report_to)
     try:
-        # A callback looks for its package when it is made, and this one is thrown away.
+        # A callback looks for its package when it is made. This one is thrown away.
         for make in integration_utils.get_reporting_integration_callbacks(report_to):  # type: ignore[no-untyped-call]
             make()
     except (ImportError, RuntimeError) as error:
@@ -95,19 +95,19 @@ def check_trackers(report_to: Sequence[str]) -> None:
     if "wandb" in report_to:
         import wandb
 
-        # This asks for a key while the user is there. Without one the run begins offline.
+        # This asks for a key while the user is there. Without one, the run begins offline.
         with suppress(wandb.Error):
             wandb.login()
 
 
 def begin_run(arguments: Mapping[str, Any]) -> Any:
-    """Begin a run of Weights & Biases, offline where the server does not take it."""
+    """Begin a run of Weights & Biases, offline if the server does not accept it."""
     import wandb
 
     try:
         run = wandb.init(**arguments)
     except wandb.Error as error:
-        # The tracker must not keep a run from training: what it logs can be sent later.
+        # The tracker must not keep a run from training. What it logs can be sent later.
         run = wandb.init(**arguments, mode="offline")
         reason = " ".join(str(error).split())
         log_main(f"wandb      offline ({reason}); `wandb sync {run.settings.sync_dir}` sends it")
