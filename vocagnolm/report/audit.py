@@ -1,4 +1,4 @@
-"""Measures how well teachers' tokens align with a student's. Loads no model.
+"""Measure how well teachers' tokens align with a student's. Loads no model.
 
     vocagnolm audit --student S --teacher T [T2 ...] --dataset D [--output_dir DIR]
 

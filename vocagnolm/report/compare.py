@@ -1,4 +1,4 @@
-"""Compares runs: accuracies, paired tests, curves, settings and costs, on one page.
+"""Compare runs: accuracies, paired tests, curves, settings and costs, on one page.
 
     vocagnolm compare runs/a runs/b --reported "Qwen2.5-Math-Instruct VocAgnoLM" --output_dir out
     vocagnolm compare --wandb lab/students --output_dir out

@@ -1,4 +1,4 @@
-"""Shows which tokens of a text would be trained, and why.
+"""Show which tokens of a text would be trained, and why.
 
     vocagnolm inspect --text "1 + 1 = 3" --student S --teacher T
     vocagnolm inspect --dataset D --document 0 17 --student S --teacher T --output_dir DIR

@@ -185,13 +185,13 @@ def holds_evaluation(directory: Path) -> bool:
 
 
 def _holds(path: Path, key: str) -> bool:
-    """Return True for a JSON file with the key that ours have; others may have its name."""
+    """Test for a JSON file with the key that ours have, because others may have its name."""
     return path.is_file() and key in read_json(path)
 
 
 def _advice(path: Path) -> str:
-    """Say what to give instead of a directory that holds neither a run nor an evaluation."""
-    # The demo, for one, has a directory of runs for each seed, and links to some of them.
+    """Say what to give in place of a directory without a run or an evaluation."""
+    # The demo, for example, has a directory of runs for each seed, and links to some of them.
     runs = []
     for pattern in ("*", "*/*"):
         for directory in path.glob(pattern):
@@ -211,7 +211,7 @@ def read_run(label: str, directory: Path) -> Run:
     settings = results.get("settings", {})
     settings_of = _settings_by_benchmark(directory, settings)
     sampling = settings.get("sampling")
-    # {why a number may not be compared with a published one: columns}
+    # {why a number cannot be compared with a published one: columns}
     marks: dict[str, list[str]] = {}
     for name in in_order(columns):
         column = columns[name]
@@ -241,7 +241,7 @@ def read_run(label: str, directory: Path) -> Run:
         for mark in column["marks"]:
             marks.setdefault(mark, []).append(heading(name))
     notes = [f"{mark} ({', '.join(names)})" for mark, names in marks.items()]
-    # An accuracy differs by tenths of a point between engines and dtypes.
+    # Accuracies differ by tenths of a point between engines and dtypes.
     engine = []
     for name in ("engine", "dtype", "context"):
         if settings.get(name) is not None:
@@ -264,9 +264,9 @@ def read_run(label: str, directory: Path) -> Run:
 
 
 def _settings_by_benchmark(directory: Path, settings: JsonObject) -> dict[str, Row]:
-    """Return how each benchmark was asked: how long answers may be, how they end and are read."""
-    # An evaluation adds a benchmark to those that were evaluated before, and its results have the
-    # settings of the new one alone. Older results have none.
+    """Return how each benchmark was asked: the length, the end and the reading of answers."""
+    # An evaluation adds a benchmark to those that were evaluated before, and its results have only
+    # the new one's settings. Older results have none.
     recorded = json_or_empty(directory / _SETTINGS_FILE).get("benchmarks", {})
     recorded |= settings.get("benchmarks", {})
     settings_of = {}
@@ -280,13 +280,13 @@ def _settings_by_benchmark(directory: Path, settings: JsonObject) -> dict[str, R
 def conditions_that_differ(first: Row, other: Row) -> list[str]:
     """Name the conditions in which two evaluations of one benchmark differ.
 
-    What only one of them records, since the other is older, is taken for equal.
+    What only the newer of them records counts as equal.
     """
     return [name for name in first if name in other and first[name] != other[name]]
 
 
 def are_alike(first: Run, other: Run) -> bool:
-    """Return True where two runs were asked the same benchmarks, and graded, in the same way."""
+    """Test whether two runs were asked and graded on the same benchmarks in the same way."""
     if first.conditions.keys() != other.conditions.keys():
         return False
     for name, conditions in first.conditions.items():
@@ -300,7 +300,7 @@ def read_training(label: str, directory: Path) -> TrainingRun:
     settings = read_json(directory / RUN_FILE)
     path = directory / STATE_FILE
     state = read_json(path) if path.is_file() else {}
-    # The evaluation after the last step; a resumed run may have logged it twice.
+    # The evaluation after the last step. A resumed run may have logged it twice.
     evaluation: JsonObject = {}
     for entry in state.get("log_history", []):
         if entry["step"] == state["max_steps"] and "eval_loss" in entry:
@@ -329,13 +329,13 @@ def read_training(label: str, directory: Path) -> TrainingRun:
 
 
 def _options_without_seed(settings: JsonObject) -> JsonObject:
-    """Return the options that the runs of one setting share, whatever their seed."""
+    """Return the options that all runs of a setting share, whatever their seed."""
     shared = {}
     for name, value in settings.items():
         if name not in _SEED_SETTINGS:
             shared[name] = value
     text = json.dumps(shared)
-    # The models and documents of a seed may lie in directories that are called after it.
+    # The models and documents of a seed may be in directories that are named after it.
     if settings.get("seed") is not None:
         text = re.sub(rf"seed[-_=]?{settings['seed']}(?!\d)", "seed", text)
     options: JsonObject = json.loads(text, parse_float=_number)
@@ -343,16 +343,16 @@ def _options_without_seed(settings: JsonObject) -> JsonObject:
 
 
 def _number(text: str) -> float:
-    """Read a number of JSON; Weights & Biases gives 1.0 back as 1."""
+    """Read a number from JSON. Weights & Biases returns 1.0 as 1."""
     number = float(text)
     return int(number) if number.is_integer() else number
 
 
 def group_by_setting(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
-    """Group runs that differ in nothing but their seed, under labels that distinguish settings.
+    """Group runs that differ only in their seed, under labels that distinguish settings.
 
-    A run that was repeated with the same seed is not another seed of its setting: each of the two
-    makes a group of its own.
+    A run that was repeated with the same seed is not another seed of its setting, so each of the
+    two makes a group of its own.
     """
     keys = [(json.dumps(run.options, sort_keys=True), run.seed) for run in runs]
     groups: dict[str, list[TrainingRun]] = {}
@@ -364,8 +364,8 @@ def group_by_setting(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]
     labels = []
     for setting in settings:
         first = setting[0]
-        # A label is method and teacher, and where several settings have the same, also the options
-        # in which these differ.
+        # A label is method and teacher. If several settings have the same, it also has the options
+        # in which they differ.
         namesakes = [runs[0] for runs in settings if runs[0].name == first.name]
         place = namesakes.index(first)
         parts = [first.name]
@@ -374,15 +374,15 @@ def group_by_setting(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]
         labels.append(", ".join(parts))
     grouped = {}
     for label, setting in zip(labels, settings, strict=True):
-        # Repeated runs do not differ in any option, so their own labels tell them apart.
+        # Repeated runs differ in no option, so their own labels distinguish them.
         is_ambiguous = labels.count(label) > 1
         grouped[f"{label}, {setting[0].label}" if is_ambiguous else label] = setting
     return grouped
 
 
 def differing(runs: Sequence[TrainingRun]) -> dict[str, list[str]]:
-    """Write the options in which runs are not all the same, by name: a text for each run."""
-    # A dictionary keeps the order of the options, and each once.
+    """Return the options in which runs differ, by name: a text for each run."""
+    # A dictionary keeps the order of the options, with each once.
     names: dict[str, None] = {}
     for run in runs:
         names |= dict.fromkeys(run.options)
@@ -395,7 +395,7 @@ def differing(runs: Sequence[TrainingRun]) -> dict[str, list[str]]:
 
 
 def setting_text(value: object) -> str:
-    """Write a setting without the paths of a machine."""
+    """Format a setting without a machine's paths."""
     if isinstance(value, list):
         return ", ".join(map(setting_text, value))
     if isinstance(value, dict):

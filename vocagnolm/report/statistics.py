@@ -1,6 +1,6 @@
-"""Paired statistics: whether two runs differ, judged by what each made of the same items.
+"""Paired statistics: whether two runs differ, judged by their outputs for the same items.
 
-Only items on which one of the two has more right outputs speak about a difference.
+Only items on which one of them has more right outputs say anything about a difference.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ PAIRING = (
 
 
 def pair(first: Run, other: Run) -> list[Row]:
-    """Compare a run with a baseline, the first, on the items of the benchmarks that both have.
+    """Compare a run with the baseline, the first, on the items of common benchmarks.
 
     Returns a row for each benchmark and average: the difference of the exact accuracies in points
-    with its 95 % interval; of a benchmark also the items, those on which one run has more right
-    outputs, p (McNemar's, of several outputs the sign-flip test's), and p corrected by Holm. What
-    cannot be paired has the reason instead.
+    with its 95 % interval. A benchmark's row also has the items, those on which one run has more
+    right outputs, p (McNemar's, or the sign-flip test's for several outputs), and p corrected by
+    Holm. What cannot be paired has the reason instead.
     """
     rows: list[Row] = []
     # {benchmark: (difference in points, resampled differences)}

@@ -1,4 +1,4 @@
-"""Turns a checkpoint into a model that `from_pretrained` loads.
+"""Turn a checkpoint into a model that `from_pretrained` loads.
 
     vocagnolm export runs/my-student/checkpoint-500
     vocagnolm export runs/my-adapters --dtype bfloat16 --output_dir my-student

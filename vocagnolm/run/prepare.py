@@ -1,4 +1,4 @@
-"""Aligns a run's corpus in advance, on machines that need no GPU.
+"""Align a run's corpus in advance, on machines that need no GPU.
 
     vocagnolm prepare [--config RECIPE] [the options of vocagnolm train]
 

@@ -1,4 +1,4 @@
-"""Ranks the documents of a corpus by the losses of a teacher and a student.
+"""Rank the documents of a corpus by the losses of a teacher and a student.
 
     vocagnolm rank --student_losses S --teacher_losses T --dataset D --output_dir DIR
     vocagnolm rank --student MODEL --teacher_losses T --dataset D --output_dir DIR

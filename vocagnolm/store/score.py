@@ -1,4 +1,4 @@
-"""Writes a store of a teacher's losses on a corpus, for students with any tokenizer.
+"""Write a store of a teacher's losses on a corpus, for students with any tokenizer.
 
     vocagnolm score --teacher T --dataset D --output_dir S
     accelerate launch -m vocagnolm score --teacher T --dataset D --output_dir S
