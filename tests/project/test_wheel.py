@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_SOURCE = (".*", "build", "dist", "runs", "wandb", "*.egg-info", "__pycache__")
+# MANIFEST.in leaves these out: megabytes that only an experiment reads.
+LEFT_OUT = {"benchmarks/experiments/real_losses.tar.xz"}
 BUILD = "import sys; from setuptools import build_meta as b; b.build_{}(sys.argv[1])"
 
 
@@ -57,7 +59,7 @@ def test_sdist_holds_every_tracked_file(source: Path) -> None:
     if listed.returncode:
         pytest.skip("not a git checkout")
     tracked = {name for name in listed.stdout.splitlines() if not name.startswith(".")}
-    assert {name for name in tracked if not (source / name).exists()} == set()
+    assert {name for name in tracked if not (source / name).exists()} == LEFT_OUT
 
 
 @pytest.mark.parametrize("name", ["recipes", "accelerate_configs"])
