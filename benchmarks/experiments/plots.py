@@ -34,7 +34,7 @@ LABELS = {
     "share70f3": "share, top 70 %, weight .3",
     "paper": "the paper's: max, top 40 %",
     "rho1-accept": "acceptance, student's tokenizer",
-    "rho1": "Rho-1, top 40 %, the same",
+    "rho1": "Rho-1, top 40 %, the same tokenizer",
     "shuffled": "acceptance, shuffled",
     "random": "a random 40 %",
     "cpt": "CPT, packed without a teacher",

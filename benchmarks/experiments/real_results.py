@@ -106,18 +106,19 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def read_results(path: Path = RESULTS) -> dict[tuple[Any, ...], Results]:
-    """Return finished runs by what the runs of a table have in common; the most runs first."""
+    """Return finished runs by what the runs of a table have in common."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in read_rows(path):
         if row["rule"] in RULES:
             groups.setdefault(tuple(row[name] for name in GROUP), []).append(row)
-    by_size = sorted(groups.items(), key=lambda group: -len(group[1]))
-    return {key: Results(rows) for key, rows in by_size}
+    return {key: Results(rows) for key, rows in groups.items()}
 
 
-def largest() -> Results:
-    """Return the runs of the largest table."""
-    return next(iter(read_results().values()))
+def picked() -> Results:
+    """Return the runs at the learning rate at which equal weights have the lowest loss, seed 0."""
+    pick = ("noisy", "const", 0)
+    tables = [results for results in read_results().values() if pick in results.rows]
+    return min(tables, key=lambda results: nats(results.rows[pick]))
 
 
 def rules_table(results: Results) -> str:
@@ -161,6 +162,20 @@ def page_tables(results: Results) -> str:
         if results.runs(world, "const"):
             tables.append(f"Pages with {title}:\n\n{kinds_table(results, world)}")
     return "\n\n".join(tables)
+
+
+def rates_table() -> str:
+    """Return the mean of all kinds of text at each learning rate, for pages with wrong solutions.
+
+    Equal weights have the losses of seed 0; the others have the differences from equal weights.
+    """
+    rules = ("accept", "shuffled", "paper", "random")
+    rows = []
+    for (*_, rate), results in sorted(read_results().items(), key=lambda group: group[0][-1]):
+        equal = nats(results.rows["noisy", "const", 0])
+        rows.append([f"{rate:g}", f"{equal:.3f}", *(results.cell("noisy", rule) for rule in rules)])
+    heads = ["learning rate", "equal weights", *(LABELS[rule] for rule in rules)]
+    return plots.markdown_table(heads, rows)
 
 
 def losses_table(path: Path = RESULTS) -> str:
@@ -220,10 +235,11 @@ def main() -> None:
         sys.stdout.write(f"\n{student} <- {teacher}, {tokens:,} tokens, learning rate {rate:g}\n\n")
         sys.stdout.write(f"{rules_table(results)}\n")
         sys.stdout.write(f"\n{page_tables(results)}\n")
-    sys.stdout.write(f"\n{losses_table()}\n")
+    sys.stdout.write(f"\n{rates_table()}\n\n{losses_table()}\n")
     if arguments.write:
         for page in (Path("README.md"), plots.PAGE):
-            plots.write_between("real", page, page_tables(largest()))
+            plots.write_between("real", page, page_tables(picked()))
+        plots.write_between("rates", plots.PAGE, rates_table())
 
 
 if __name__ == "__main__":

@@ -128,13 +128,13 @@ def main() -> None:
             "acceptance": lambda: plots.draw_evidence(plots.Results()),
             "weights": lambda: plots.draw_weights(plots.Results()),
             "curves": lambda: plots.draw_curves(plots.Results()),
-            "real": lambda: real_results.draw_rules(real_results.largest()),
-            "real-losses": lambda: real_results.draw_losses(real_results.largest()),
+            "real": lambda: real_results.draw_rules(real_results.picked()),
+            "real-losses": lambda: real_results.draw_losses(real_results.picked()),
             "gpus": gpus,
             "store": store,
         }
         for name, plot in plotted.items():
-            if name == "real-losses" and not real_results.has_curves(real_results.largest()):
+            if name == "real-losses" and not real_results.has_curves(real_results.picked()):
                 continue  # runs on a CPU log no held-out loss
             if name in chosen:
                 draw(name, partial(themed, plot))
