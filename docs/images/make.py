@@ -56,6 +56,7 @@ from vocagnolm.report.view import TokenView
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+DEMO = "vocagnolm demo --seeds 0 1 2 3 --methods all"
 # What `vocagnolm demo --wrong_share SHARE` wrote, by the share.
 RESULTS = ROOT / "benchmarks/experiments/demo.json"
 SHARE = "0.4"  # the demo's own
@@ -328,8 +329,8 @@ def bars(results: dict[str, dict[str, list[float]]], theme: Theme) -> str:
 
 
 def terminal(results: dict[str, dict[str, list[float]]], theme: Theme) -> str:
-    """Draw what `vocagnolm demo` prints: the runs of the first seed, and the table."""
-    lines = ["$ vocagnolm demo", "logs of the runs: runs/demo/seed*/train.log"]
+    """Draw what the whole demo prints: the runs of the first seed, and the table."""
+    lines = [f"$ {DEMO}", "logs of the runs: runs/demo/seed*/train.log"]
     for method, values in results.items():
         found = (f"{name} {each[0]:.3f}" for name, each in values.items() if name != "seconds")
         lines.append(f"seed 0  {method:9}  {', '.join(found)}")
@@ -346,7 +347,7 @@ def terminal(results: dict[str, dict[str, list[float]]], theme: Theme) -> str:
 
     width = 2 * left + letter * max(map(len, lines))
     height = 26 + len(lines) * high
-    return svg(width, height, "What vocagnolm demo prints", parts())
+    return svg(width, height, f"What {DEMO} prints", parts())
 
 
 def wrong() -> Any:
