@@ -21,6 +21,10 @@ import pandas as pd
 from benchmarks.experiments import plots
 from benchmarks.experiments.real import MODELS, RESULTS, RULES
 from vocagnolm.report.plots import COLORS, draw_curves, new_plot
+from vocagnolm.report.statistics import RESAMPLES, percentile_interval, resampled_differences
+
+# Evaluations of some of the models, which the runs on a CPU kept.
+ANSWERS = RESULTS.with_name("real_answers.json")
 
 # What the runs of a table have in common.
 GROUP = ("student", "teacher", "tokens", "learning_rate")
@@ -178,6 +182,38 @@ def rates_table() -> str:
     return plots.markdown_table(heads, rows)
 
 
+def answers_table() -> str:
+    """Return the right answers in percent, and the paired differences from equal weights in points.
+
+    Seed 0 at the picked learning rate. `ANSWERS` has a 1 for each right answer and a 0 for each
+    other, in the order of a benchmark's items.
+    """
+    answers = json.loads(ANSWERS.read_text(encoding="utf-8"))
+    rows = []
+    for rule, by_benchmark in answers.items():
+        cells = []
+        for name, right in by_benchmark.items():
+            cell = f"{100 * right.count('1') / len(right):.1f}"
+            if rule != "const":
+                equal = by_item(answers["const"][name])
+                gains = {-1: 0, 1: 0, 0: 0}
+                for ours, others in zip(by_item(right), equal, strict=True):
+                    gains[ours - others] += 1
+                points = 100 * (gains[1] - gains[-1]) / len(right)
+                draws = resampled_differences(gains, RESAMPLES, [0, *name.encode()])
+                low, high = percentile_interval(draws)
+                cell += f" ({points:+.1f}: {low:+.1f} to {high:+.1f})"
+            cells.append(cell)
+        label = {"start": "before", "const": "equal weights"} | LABELS
+        rows.append([label[rule], *cells])
+    return plots.markdown_table(["rule", "SVAMP", "ASDiv", "MAWPS"], rows)
+
+
+def by_item(right: str) -> list[int]:
+    """Return 1 or 0 for each item."""
+    return [int(digit) for digit in right]
+
+
 def losses_table(path: Path = RESULTS) -> str:
     """Return nats per character of the models as they are, and of runs with equal weights."""
     rows = []
@@ -235,11 +271,13 @@ def main() -> None:
         sys.stdout.write(f"\n{student} <- {teacher}, {tokens:,} tokens, learning rate {rate:g}\n\n")
         sys.stdout.write(f"{rules_table(results)}\n")
         sys.stdout.write(f"\n{page_tables(results)}\n")
-    sys.stdout.write(f"\n{rates_table()}\n\n{losses_table()}\n")
+    for table in (rates_table(), answers_table(), losses_table()):
+        sys.stdout.write(f"\n{table}\n")
     if arguments.write:
         for page in (Path("README.md"), plots.PAGE):
             plots.write_between("real", page, page_tables(picked()))
         plots.write_between("rates", plots.PAGE, rates_table())
+        plots.write_between("answers", plots.PAGE, answers_table())
 
 
 if __name__ == "__main__":

@@ -99,4 +99,6 @@ def test_pages_show_the_results_as_they_are() -> None:
     assert "| acceptance (" in tables
     for page in ("README.md", "docs/results.md"):
         assert tables in (ROOT / page).read_text(encoding="utf-8")
-    assert real_results.rates_table() in (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    results = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    assert real_results.rates_table() in results
+    assert real_results.answers_table() in results

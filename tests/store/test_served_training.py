@@ -305,7 +305,7 @@ def test_plan_asks_nothing_and_names_the_server(
     options = {**asked_of(place, server), "dry_run": "True", "teacher_dtype": "float32"}
     assert main.main(place.argv(tmp_path / "new", **options)) == 0
     printed, warned = capsys.readouterr()
-    assert f"teacher    {MODEL} at {server.url}, asked as the run goes\n" in printed
+    assert f"teacher    {MODEL} at {server.url}, asked during the run\n" in printed
     assert "100.00% of the text tokens mapped" in printed
     assert "--teacher_dtype has no effect with --teacher_server" in printed + warned
     assert not server.bodies

@@ -83,7 +83,7 @@ class Server:
         """Return how the teacher's tokens are mapped."""
         about = self.scorer.about
         return LateReader(
-            self.reader, f"{about['served_model']} at {about['server']}, asked as the run goes"
+            self.reader, f"{about['served_model']} at {about['server']}, asked during the run"
         )
 
     def find(self, directory: Path) -> None:
