@@ -25,6 +25,8 @@ from vocagnolm.report.statistics import RESAMPLES, percentile_interval, resample
 
 # Evaluations of some of the models, which the runs on a CPU kept.
 ANSWERS = RESULTS.with_name("real_answers.json")
+# The run by which the learning rate is picked: its world, rule and seed.
+TUNED = ("noisy", "const", 0)
 
 # What the runs of a table have in common.
 GROUP = ("student", "teacher", "tokens", "learning_rate")
@@ -120,9 +122,8 @@ def read_results(path: Path = RESULTS) -> dict[tuple[Any, ...], Results]:
 
 def picked() -> Results:
     """Return the runs at the learning rate at which equal weights have the lowest loss, seed 0."""
-    pick = ("noisy", "const", 0)
-    tables = [results for results in read_results().values() if pick in results.rows]
-    return min(tables, key=lambda results: nats(results.rows[pick]))
+    tables = [results for results in read_results().values() if TUNED in results.rows]
+    return min(tables, key=lambda results: nats(results.rows[TUNED]))
 
 
 def rules_table(results: Results) -> str:
@@ -176,8 +177,9 @@ def rates_table() -> str:
     rules = ("accept", "shuffled", "paper", "random")
     rows = []
     for (*_, rate), results in sorted(read_results().items(), key=lambda group: group[0][-1]):
-        equal = nats(results.rows["noisy", "const", 0])
-        rows.append([f"{rate:g}", f"{equal:.3f}", *(results.cell("noisy", rule) for rule in rules)])
+        if TUNED in results.rows:
+            cells = [results.cell("noisy", rule) for rule in rules]
+            rows.append([f"{rate:g}", f"{nats(results.rows[TUNED]):.3f}", *cells])
     heads = ["learning rate", "equal weights", *(LABELS[rule] for rule in rules)]
     return plots.markdown_table(heads, rows)
 
