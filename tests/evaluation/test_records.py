@@ -207,3 +207,13 @@ def test_items_are_rejected_when_their_settings_are_gone(directory: RunDirectory
     (directory.path / "settings.json").unlink()
     with pytest.raises(ValueError, match="engine was None, now hf"):
         directory.write_settings(SETTINGS)
+
+
+@pytest.mark.parametrize("name", ["settings.json", "results.json", "row.md"])
+def test_files_of_another_program_are_not_replaced(tmp_path: Path, name: str) -> None:
+    # Another program's settings, such as an editor's, are JSON, too.
+    (tmp_path / name).write_text('{"theme": "dark"}')
+    with pytest.raises(ValueError, match=f"holds {name}, which no evaluation wrote"):
+        RunDirectory(tmp_path).write_settings(SETTINGS)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == '{"theme": "dark"}'

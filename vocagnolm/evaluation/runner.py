@@ -52,6 +52,7 @@ class RunDirectory:
         Rejects settings that differ from those of existing items.
         """
         earlier_settings = self.settings()
+        self._refuse_other_files(earlier_settings)
         earlier = earlier_settings.get("benchmarks", {})
         benchmarks = settings["benchmarks"]
         # A benchmark without a record has nothing that new settings could contradict.
@@ -71,6 +72,15 @@ class RunDirectory:
                 raise ValueError(f"{holder} ({'; '.join(changed)}): give another --output_dir")
         # Benchmarks that are not run now keep their settings, because their items stay.
         write_json(self.path / _SETTINGS_FILE, settings | {"benchmarks": with_records | benchmarks})
+
+    def _refuse_other_files(self, earlier_settings: JsonObject) -> None:
+        """Reject a directory whose files another program wrote, because they would be replaced."""
+        if "benchmarks" in earlier_settings:
+            return
+        for name in (_SETTINGS_FILE, "results.json", "row.md"):
+            if (self.path / name).exists():
+                found = f"{self.path} holds {name}, which no evaluation wrote"
+                raise ValueError(f"{found}: give another --output_dir, or move it away")
 
     def finished(self, benchmark: str) -> dict[tuple[int, int], JsonObject]:
         """Read the records so far by `idx` and `sample`; see `read_records`."""
