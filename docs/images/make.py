@@ -2,7 +2,10 @@
 
     python -m docs.images.make                       # all but the photograph, in 20 s on a CPU core
     python -m docs.images.make --only bars           # from benchmarks/experiments/demo.json
-    python -m docs.images.make --only photograph     # inspect.png, which needs Chromium
+    VOCAGNOLM_TEST_MODELS=DIR python -m docs.images.make --only photograph
+
+The last one makes inspect.png. It needs Chromium, and in DIR the directories smollm2-135m and
+qwen2.5-coder-1.5b.
 
 alignment-*.svg and strip-*.svg show what the demo's first student, which has read questions but no
 answer, and the demo's teacher make of a page with a wrong solution. bars-*.svg, terminal-*.svg and
@@ -17,6 +20,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -62,13 +66,20 @@ RESULTS = ROOT / "benchmarks/experiments/demo.json"
 SHARE = "0.4"  # the demo's own
 QUESTION = "Q: Zoe fills 4 bags. Each one holds 12 shells. How many shells does Zoe need?\nA:"
 WRONG = " 4 + 12 = 47. #### 47"
-PAGE = (
+WRONG_PAGE = (
     "Home | Login | Archive | Reply\nQ: Zoe fills 4 bags. Each one holds 9 shells. How many shells"
-    " does Zoe need?\nA: {}\nPosted by eli6157 on 1992-10-01 at 07:08"
+    " does Zoe need?\nA: 4 + 9 = 32. #### 32\nPosted by eli6157 on 1992-10-01 at 07:08"
 )
-SOLUTIONS = ("4 * 9 = 36. #### 36", "4 + 9 = 32. #### 32")
-SHOWN = "␣32"  # the token whose details are open: the wrong result
-WIDTH, HEIGHT = 1200, 1060
+# The first problem of GSM8K's training split, with its solution and with a wrong one.
+PROBLEM = (
+    "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
+    " How many clips did Natalia sell altogether in April and May?\n"
+    "Natalia sold 48/2 = {0} clips in May.\n"
+    "Natalia sold 48+{0} = {1} clips altogether in April and May.\nThe answer is {1}."
+)
+RESULTS_OF_PROBLEM = ((24, 72), (26, 85))
+SHOWN = "6"  # the token whose details are open: of the first wrong result
+WIDTH, HEIGHT = 1200, 1130
 
 # Colours of a theme; a colour is never the only sign.
 THEMES = {
@@ -110,13 +121,13 @@ def main() -> None:
     chosen = parser.parse_args().only or [*PICTURES[:-1]]
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
-        if {"alignment", "strip", "photograph"} & {*chosen}:
+        if {"alignment", "strip"} & {*chosen}:
             make_base(scratch, 0)
         if {"alignment", "strip"} & {*chosen}:
             tokens = look(scratch, QUESTION + WRONG)
             answer = [each for each in tokens if each.start >= len(QUESTION)]
             draw("alignment", lambda theme: alignment(answer, theme))
-            page = look(scratch, PAGE.format(SOLUTIONS[1]))
+            page = look(scratch, WRONG_PAGE)
             draw("strip", lambda theme: strip(page, theme))
         if "bars" in chosen:
             draw("bars", lambda theme: bars(json.loads(RESULTS.read_text())[SHARE], theme))
@@ -522,15 +533,17 @@ def halves(question: str) -> tuple[str, str]:
 
 def photograph(scratch: Path) -> None:
     """Let Chromium draw the guidance of a right and a wrong page, as inspect.png."""
+    models = Path(os.environ["VOCAGNOLM_TEST_MODELS"])
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         sys.exit("docs/images: Chromium is needed, found none: install it")
     pages = scratch / "pages.jsonl"
-    write_jsonl(pages, (PAGE.format(solution) for solution in SOLUTIONS))
+    write_jsonl(pages, (PROBLEM.format(*results) for results in RESULTS_OF_PROBLEM))
     status = inspect.main(
         [
-            *("--dataset", str(pages), "--document", *map(str, range(len(SOLUTIONS)))),
-            *("--student", str(scratch / BASE), "--teacher", str(ASSETS / TEACHER)),
+            *("--dataset", str(pages), "--document", "0", "1", "--selection", "accept"),
+            *("--student", str(models / "smollm2-135m")),
+            *("--teacher", str(models / "qwen2.5-coder-1.5b")),
             *("--output_dir", str(scratch)),
         ]
     )
