@@ -1,5 +1,5 @@
-"""Claims that are checked, experiments that are described, and the first report of speed on a GPU.
+"""Claims that are checked, experiments that are described, and a first report of a GPU's speed.
 
-`python -m benchmarks` measures the claims and fails where one does not hold. An experiment is run
-by its name: `python -m benchmarks.experiments.NAME`. `NOTEBOOK.md` has what was learned on the way.
+`python -m benchmarks` measures the claims and fails if one does not hold. An experiment runs by its
+name: `python -m benchmarks.experiments.NAME`. `NOTEBOOK.md` records the lessons.
 """

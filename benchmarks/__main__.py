@@ -1,4 +1,4 @@
-"""Measure the claims, and fail where one does not hold.
+"""Measure the claims, and fail if one does not hold.
 
     python -m benchmarks                        # all, in ten minutes on two cores
     python -m benchmarks alignment steps        # some
@@ -6,8 +6,9 @@
     python -m benchmarks --page benchmarks/CLAIMS.md    # what `make bench` does
     python -m benchmarks --tiny                 # the smallest size: does it run?
 
-Prints one table: claim, limit, measured, command. The exit status is 1 where a claim does not hold.
-A measurement that needs what is not here (a GPU, TRL, pretrained models) is skipped with a line.
+Prints one table: claim, limit, measured value, whether it holds, command. The exit status is 1 if a
+claim does not hold or a measurement fails. A measurement that needs something that is missing here
+(a GPU, TRL, pretrained models) is skipped, and a line says so.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from benchmarks.page import Page
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure from the command line and return the exit status."""
+    """Measure from the command line, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Check the claims.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {' '.join(claims.NAMES)}")
     parser.add_argument("--tiny", action="store_true", help="the smallest size: does it run?")
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"--set of {name}: {error}")
     for name, size in sizes.items():
         _measure(name, known[name], size, page)
-        page.write()  # at once: the next one may fail
+        page.write()  # at once, because the next one may fail
     sys.stdout.write(page.text() + "\n")
     return int(page.failed)
 
@@ -59,7 +60,7 @@ def _measure(name: str, module: ModuleType, size: object, page: Page) -> None:
     except Skipped as reason:
         page.lines.append(f"{name} skipped: {reason}")
         return
-    except Exception as error:  # noqa: BLE001 - the others are measured all the same
+    except Exception as error:  # noqa: BLE001 - the other measurements still run
         page.failed = True
         traceback.print_exc()
         page.lines.append(f"{name} failed: {type(error).__name__}: {error}")
@@ -72,7 +73,7 @@ def resize(size: object, given: Sequence[str]) -> object:
     """Return a size with other values.
 
     Raises:
-        ValueError: a name that the size does not have, or a value of another type.
+        ValueError: the size has no such name, or the value has another type.
     """
     types = {item.name: type(getattr(size, item.name)) for item in fields(size)}
     changes = {}

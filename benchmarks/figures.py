@@ -1,11 +1,11 @@
-"""Draw figures 1, 5, 6 and 7 of the paper from runs of ours.
+"""Draw figures 1, 5, 6 and 7 of the paper from our runs.
 
     vocagnolm compare runs/paper/table1/* evaluations/* --reported "Table 1" --output_dir comparison
     python benchmarks/figures.py --comparison comparison/comparison.json \
         --audit audits/math/audit.json --figure 1 5 --output_dir figures
 
-Two settings never share a mark, and runs that were asked or graded differently no figure. Figure 3
-is the audit's audit.png, figure 4 the comparison's comparison.png.
+Two settings never share a mark. Runs that were asked or graded differently never share a figure.
+Figure 3 is the audit's audit.png, figure 4 the comparison's comparison.png.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ Runs = Sequence[dict[str, Any]]
 
 
 class Numbers:
-    """All numbers that are drawn."""
+    """The numbers that the figures show."""
 
     def __init__(self, comparison: dict[str, Any], audits: list[dict[str, Any]]):
         self.trained: Runs = comparison["trained"]
         self.audited = [teacher for audit in audits for teacher in audit["teachers"]]
         self.conditions: dict[str, Any] = {}
         self.models: dict[str, str] = {}
-        # Of numbers that were drawn.
+        # What is not as published about the numbers that were drawn.
         self.marked = set[str]()
         self.scores = {(row["run"], row["column"]): row for row in comparison["scores"]}
         for run in comparison["runs"]:
             self.conditions[run["label"]] = run["conditions"]
-            # Who may be a teacher, by model or by run.
+            # The label of each run that may be a teacher, by its model and by its own label.
             model = teacher_name(run["model"].rsplit(", revision ", 1)[0])
             if run["prompts"] != "chat":
                 self.models |= {model: run["label"], run["label"]: run["label"]}
@@ -52,7 +52,7 @@ class Numbers:
         return [run for run in self.trained if run["method"] == method]
 
     def score(self, run: str, metric: str) -> dict[str, Any]:
-        """Return a number of a run, with its interval."""
+        """Return a run's score with its interval."""
         if (run, metric) not in self.scores:
             raise ValueError(f"{run} has no {metric}: evaluate it, or give another --metric")
         self.marked |= set(self.scores[run, metric]["marked"])
@@ -61,7 +61,7 @@ class Numbers:
     def marks(
         self, runs: Runs, metric: str, places: Sequence[float]
     ) -> list[tuple[float, float, float, float]]:
-        """Average runs by setting: its place on the x axis, mean, and its bar."""
+        """Average runs by setting; return each one's x position, mean, and bar below and above."""
         self.check_alike([run["run"] for run in runs], metric)
         place_of = {run["setting"]: x for run, x in zip(runs, places, strict=True)}
         if len(set(place_of.values())) < len(place_of):
@@ -92,7 +92,7 @@ class Numbers:
             raise ValueError(f"asked or graded differently: {', '.join(runs)}")
 
     def quality(self, teacher: str, metric: str) -> float:
-        """Return the quality of a teacher: ours, or else the paper's."""
+        """Return a teacher's quality: ours or, if there is none, the paper's."""
         if teacher in self.models:
             return float(self.score(self.models[teacher], metric)["value"])
         if metric in self.reported.get(teacher, {}):
@@ -101,26 +101,26 @@ class Numbers:
 
 
 def draw_marks(axes: Any, marks: Sequence[tuple[float, ...]], style: int, line: str) -> Any:
-    """Draw averaged settings with their bars."""
+    """Draw the averages of settings with their bars."""
     x, y, *errors = map(list, zip(*marks, strict=True))
     return axes.errorbar(x, y, yerr=errors, linestyle=line, capsize=2.5, **series_style(style))
 
 
 def draw_reported(axes: Any, points: Sequence[tuple[float, float]], style: int) -> Any:
-    """Draw numbers of the paper, hollow."""
+    """Draw the paper's numbers as hollow marks."""
     look = {"markerfacecolor": "white", "linestyle": "none", **series_style(style)}
     return axes.plot(*zip(*points, strict=True), **look)[0]
 
 
 def draw_level(axes: Any, numbers: Numbers, metric: str, handles: dict[str, Any]) -> None:
-    """Draw the level of continual pretraining, if there is such a run."""
+    """Draw a line for continual pretraining, if there is such a run."""
     runs = numbers.of("CPT")
     for _, mean, _, _ in numbers.marks(runs, metric, [0.0] * len(runs)):
         handles["CPT"] = axes.axhline(mean, color="gray", linestyle=":")
 
 
 def vocabulary(numbers: Numbers, metric: str) -> Any:
-    """Figure 1: vocabulary overlap and quality of the teachers."""
+    """Draw figure 1: vocabulary overlap and quality of the teachers."""
     figure, places = new_plot(10, 4, columns=2)
     for axes, kind in zip(places, ("raw", "bytes"), strict=True):
         for index, teacher in enumerate(numbers.audited):
@@ -137,7 +137,7 @@ def vocabulary(numbers: Numbers, metric: str) -> Any:
 
 
 def teachers(numbers: Numbers, metric: str) -> Any:
-    """Figure 5: students and their teachers."""
+    """Draw figure 5: students and their teachers."""
     figure, (axes,) = new_plot(6.5, 4.8)
     guided = [run for run in numbers.trained if run["teacher"]]
     asked = [numbers.models.get(run[who], "") for run in guided for who in ("run", "teacher")]
@@ -145,7 +145,7 @@ def teachers(numbers: Numbers, metric: str) -> Any:
     qualities = {run["teacher"]: numbers.quality(run["teacher"], metric) for run in guided}
     points: dict[str, list[tuple[float, float]]] = {}
     for name, row in numbers.reported.items():
-        # A reported student is named by its teacher and its method.
+        # The name of a reported student is its teacher and its method.
         teacher, _, method = name.rpartition(" ")
         if teacher and method in STYLES and metric in row:
             qualities.setdefault(teacher, numbers.quality(teacher, metric))
@@ -167,7 +167,7 @@ def teachers(numbers: Numbers, metric: str) -> Any:
 
 
 def alignment(numbers: Numbers, metric: str) -> Any:
-    """Figure 6: quality by number of chunks against their overlap."""
+    """Draw figure 6: quality by number of chunks, against the overlap of chunks."""
     tokens = numbers.of("VocAgnoLM")
     lines: dict[str, list[Any]] = {"teacher": [], "random": [], "token level": [*tokens]}
     for run in numbers.of("chunks"):
@@ -180,7 +180,7 @@ def alignment(numbers: Numbers, metric: str) -> Any:
     figure, places = new_plot(10, 4, columns=2, sharey=True)
     handles: dict[str, Any] = {}
     for axes, key, name in zip(places, ("iou", "ios"), ("IoU", "IoS"), strict=True):
-        # By number of chunks, 0 for the token level; random chunks lie as the teacher's do.
+        # By number of chunks; 0 is the token level. Random chunks lie where the teacher's do.
         overlap = {point["chunks"]: 100 * point[key] for point in audited[0]["chunks"]}
         overlap[0] = 100 * audited[0]["token_level"][key]
         for style, (label, runs) in enumerate(lines.items()):
@@ -191,7 +191,7 @@ def alignment(numbers: Numbers, metric: str) -> Any:
                 handles[label] = draw_marks(axes, marks, style, line)
             points = []
             for row, values in numbers.reported.items():
-                # As "8 chunks, teacher", "8 chunks, random", and "token level, teacher".
+                # Names are "8 chunks, teacher", "8 chunks, random", and "token level, teacher".
                 count, _, how = row.partition(" chunks, ")
                 if how == label:
                     points.append((overlap[int(count)], values[metric]))
@@ -206,7 +206,7 @@ def alignment(numbers: Numbers, metric: str) -> Any:
 
 
 def sweeps(numbers: Numbers, metric: str) -> Any:
-    """Figure 7: sweeps of top_k and lambda."""
+    """Draw figure 7: sweeps of top_k and lambda."""
     figure, both = new_plot(10, 4, columns=2)
     handles: dict[str, Any] = {}
     options = {"VocAgnoLM": "top_k", "ULD": "uld_weight"}
@@ -223,7 +223,7 @@ def sweeps(numbers: Numbers, metric: str) -> Any:
 
 
 FIGURES = {1: vocabulary, 5: teachers, 6: alignment, 7: sweeps}
-# The columns that the paper draws; Table 4 has no other average than AVG.
+# The columns that the paper draws. Table 4 has no average but AVG.
 METRICS = {1: "AVG", 5: "AVG", 6: "AVG w/o SAT", 7: "AVG w/o SAT"}
 
 

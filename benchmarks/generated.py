@@ -1,6 +1,6 @@
-"""Generated inputs: mathematical prose, tokenizers that learn it, and packed blocks of random ids.
+"""Generate inputs: mathematical prose, tokenizers trained on it, and packed blocks of random ids.
 
-Everything follows from a seed, so that a clone needs nothing beside it.
+Everything follows from a seed, so that a clone needs no other files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vocagnolm.packing import pack
 
 TOKEN_RATIO = 0.943  # Qwen2.5's tokens per token of TinyLlama's (NOTEBOOK.md)
 DOCUMENT_TOKENS = 2333  # 14.7 B tokens in 6.3 M documents (OpenWebMath, arXiv 2310.06786)
-DOCUMENT_SIGMA = 1.0  # of the lengths' logarithm: an assumption
+DOCUMENT_SIGMA = 1.0  # standard deviation of the logarithm of the lengths: an assumption
 
 # -- Texts ---------------------------------------------------------------------------------------
 
@@ -40,13 +40,13 @@ _RELATIONS = (" + ", " = ", r" \leq ", ", ")
 
 
 class _Writer:
-    """Writes sentences of invented words, as frequent as Zipf's law has them, and of formulas."""
+    """Writes sentences of formulas and of invented words, whose frequencies follow Zipf's law."""
 
     def __init__(self, seed: str):
         words = random.Random("words")
         syllables = words.choices((1, 2, 3, 4), (2, 5, 4, 2), k=_WORDS)
         found = ["".join(self._syllable(words) for _ in range(count)) for count in syllables]
-        # Short ones are frequent, by and large.
+        # Short words tend to be frequent.
         self._words = sorted(dict.fromkeys(found), key=lambda word: len(word) + 6 * words.random())
         self._weights = list(accumulate(1 / (rank + 3) for rank in range(len(self._words))))
         self._rng = random.Random(seed)
@@ -56,7 +56,7 @@ class _Writer:
         return rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS)
 
     def text(self, characters: float) -> str:
-        """Write paragraphs of at least so many characters in all."""
+        """Write paragraphs with at least this many characters in all."""
         paragraphs, written = [], 0
         while written < characters:
             sentences = " ".join(self._sentence() for _ in range(self._rng.randint(1, 5)))
@@ -83,13 +83,13 @@ class _Writer:
 
 
 def make_texts(count: int, characters: int = 1500, seed: str = "texts") -> list[str]:
-    """Write documents of so many characters in the median; most have half to twice that."""
+    """Write documents with a median of `characters`; most have half to twice as many."""
     writer, rng = _Writer(seed), random.Random(f"lengths of {seed}")
     return [writer.text(characters * rng.lognormvariate(0, 0.7)) for _ in range(count)]
 
 
 def read_texts(corpus: str, count: int) -> list[str]:
-    """Read the first documents of a JSON lines file with a `text`, or write as many."""
+    """Read the first `text` fields of a JSON Lines file, or write as many texts without a file."""
     if not corpus:
         return make_texts(count)
     with Path(corpus).open(encoding="utf-8") as lines:
@@ -100,9 +100,9 @@ def read_texts(corpus: str, count: int) -> list[str]:
 
 
 class _Kind(NamedTuple):
-    """How a tokenizer cuts; tokens that it learns of the text, and those of its vocabulary.
+    """How a tokenizer splits text, how many tokens it learns, and the size of its vocabulary.
 
-    The others are of other languages, so to speak: no text here is cut into them.
+    The other tokens fill up the vocabulary, like those of other languages: no text here has them.
     """
 
     like: str
@@ -118,7 +118,7 @@ KINDS = {
     "tiny-gpt2": _Kind("gpt2", 1200, 1200),
     "tiny-qwen": _Kind("qwen", 2000, 2000),
 }
-# Qwen2.5's pattern: a digit is a token, and so is a word with what is before it.
+# Qwen2.5's pattern: each digit is a token. A word takes the character before it.
 _QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -133,7 +133,7 @@ def tokenizer(name: str) -> Any:
 
 @cache
 def _trained(name: str) -> str:
-    """Train a tokenizer, once for each process and those that it forks."""
+    """Train a tokenizer once. Processes that are forked later share it."""
     kind, path = KINDS[name], f"{_kept().name}/{name}"
     count = _LEARNED_FROM if kind.learned > 2000 else 100
     learned = _learn(kind, make_texts(count, seed="what tokenizers learn"))
@@ -157,7 +157,7 @@ def _learn(kind: _Kind, texts: Sequence[str]) -> Tokenizer:
     trainer = {"vocab_size": kind.learned, "show_progress": False}
     trained = Tokenizer(models.BPE())
     if kind.like == "llama":
-        # As its `byte_fallback`, with which a character that was never seen is bytes.
+        # With Llama's `byte_fallback`, a character that was never seen becomes bytes.
         by_bytes = [f"<0x{byte:02X}>" for byte in range(256)]
         trainer["special_tokens"] = ["<unk>", "<s>", "</s>", *by_bytes]
         trained.pre_tokenizer = pre_tokenizers.Sequence(
@@ -180,7 +180,7 @@ def _learn(kind: _Kind, texts: Sequence[str]) -> Tokenizer:
 
 
 def _as_published(kind: _Kind, trained: Tokenizer) -> Tokenizer:
-    """Fill the vocabulary up; a Llama's reads a whole text as one word, without a pre-tokenizer."""
+    """Fill up the vocabulary. As published, a Llama tokenizer reads a whole text as one word."""
     state = json.loads(trained.to_str())
     words = state["model"]["vocab"]
     words |= {f"\u2581other{index}": index for index in range(len(words), kind.vocabulary)}
@@ -198,7 +198,7 @@ def _as_published(kind: _Kind, trained: Tokenizer) -> Tokenizer:
 
 
 def llama_decoder() -> Any:
-    """Return what makes text of a Llama's tokens."""
+    """Return the decoder of a Llama tokenizer."""
     return decoders.Sequence(
         [
             decoders.Replace("\u2581", " "),
@@ -215,7 +215,7 @@ def llama_decoder() -> Any:
 def make_segment(
     rng: np.random.Generator, length: int, vocabularies: tuple[int, int]
 ) -> dict[str, Any]:
-    """A segment's columns: the teacher's tokens spread evenly over `length` of the student's."""
+    """Make a segment, with the teacher's tokens spread evenly over `length` student tokens."""
     theirs = max(1, round(length * TOKEN_RATIO))
     at = np.arange(length)
     shares = np.ones(3 * length, np.float32)
@@ -234,12 +234,13 @@ def make_segment(
 
 
 def make_blocks(count: int, max_length: int, vocabularies: tuple[int, int]) -> list[dict[str, Any]]:
-    """Blocks drawn from those that some documents fill, cut and packed as in training.
+    """Make a random sample of blocks, cut and packed from random documents as in training.
 
     Args:
-        count: how many.
-        max_length: tokens of a block; documents are shorter in proportion, if it is below 2,048.
-        vocabularies: of the student and the teacher.
+        count: number of blocks.
+        max_length: tokens of a block. Document lengths are proportional to it: 2,333 tokens on
+            average at 2,048.
+        vocabularies: vocabulary sizes of the student and the teacher.
     """
     rng = np.random.default_rng(0)
     mean = DOCUMENT_TOKENS * max_length / 2048
@@ -262,7 +263,7 @@ def make_blocks(count: int, max_length: int, vocabularies: tuple[int, int]) -> l
 def make_batches(
     blocks: Sequence[dict[str, Any]], max_length: int, batch_size: int, stored: bool
 ) -> list[dict[str, Any]]:
-    """Micro-batches of blocks, with the teacher's ids or, as from a store, with its losses."""
+    """Make micro-batches of blocks with the teacher's ids or, if `stored`, with its losses."""
     dropped = "teacher_ids" if stored else "teacher_losses"
     blocks = [{**block, dropped: [[] for _ in block[dropped]]} for block in blocks]
     collate = PackedCollator(max_length, teacher_max_length=max_length)

@@ -1,4 +1,4 @@
-"""The harness of every benchmark: claims, ways that take turns, and the memory of a process."""
+"""The harness of all benchmarks: claims, ways that take turns, and the memory of a process."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from typing import ParamSpec, TypeVar
 import torch
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc
-LEAN_BYTES, USUAL_BYTES = 2**20, 2**25  # the second is where its own rule ends
-WARM_UP_TURNS = 2  # they allocate what stays, and compile
+LEAN_BYTES, USUAL_BYTES = 2**20, 2**25  # the second is the largest threshold that glibc itself sets
+WARM_UP_TURNS = 2  # they compile, and allocate memory that stays
 PRELOADED = ["benchmarks.harness", "benchmarks.models"]
 
 P = ParamSpec("P")
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Skipped(Exception):  # noqa: N818
-    """A claim that cannot be measured here; the message says what is missing."""
+    """Raised if a claim cannot be measured here. The message says what is missing."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Claim:
     """A sentence with a number that a measurement can contradict.
 
     Attributes:
-        name: of the number, among those that one command measures.
+        name: name of the number, unique within a measurement.
         says: the claim, in a short sentence.
-        at_most: the largest value with which it holds.
-        at_least: the smallest one, where more is better.
-        unit: printed behind the numbers; "%" prints a share as per cent.
+        at_most: the largest value for which the claim holds.
+        at_least: the smallest such value, if more is better.
+        unit: printed after the numbers; "%" prints a fraction as a percentage.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Claim:
 
     @property
     def limit(self) -> str:
-        """The limit, as it is printed."""
+        """The limit as text."""
         if self.at_most is not None:
             return f"at most {self.show(self.at_most)}"
         assert self.at_least is not None, "a claim has a limit"
@@ -67,7 +67,7 @@ class Claim:
         return f"{value:.3g} {self.unit}" if value < 1000 else f"{value:,.0f} {self.unit}"
 
     def holds(self, value: float) -> bool:
-        """Compare a measured value with the limit; NaN holds none."""
+        """Return whether a measured value is within the limit; NaN never is."""
         if self.at_most is not None:
             return value <= self.at_most
         return self.at_least is not None and value >= self.at_least
@@ -75,13 +75,13 @@ class Claim:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one measurement found.
+    """The results of one measurement.
 
     Attributes:
-        values: of each claim, by its name.
-        details: lines that explain them.
-        note: what they are about, a line of the page.
-        broken: why no claim holds whatever the values are; empty where nothing is wrong.
+        values: the value of each claim, by its name.
+        details: lines that explain the values.
+        note: a line of the page that says what the values are about.
+        broken: why no claim holds, whatever the values are; empty if nothing is wrong.
     """
 
     values: dict[str, float]
@@ -92,13 +92,13 @@ class Measured:
 
 @dataclass
 class Way:
-    """One of several ways to do the same, and what its turns took.
+    """One of several ways to do the same thing, and the cost of its turns.
 
     Attributes:
         run: what is measured; receives what `prepare` returns.
-        prepare: makes it from the number of the turn; its time does not count.
-        seconds: processor time of one thread; of several, and on a GPU, the clock's.
-        added_bytes: the most that turns added to the memory; empty where it is not tracked.
+        prepare: makes the input of `run` from the number of the turn; its time does not count.
+        seconds: processor time with one thread; wall-clock time with several or on a GPU.
+        added_bytes: peak memory that each turn added; empty if memory is not tracked.
     """
 
     run: Callable[[object], object]
@@ -108,22 +108,22 @@ class Way:
 
     @property
     def median_s(self) -> float:
-        """The median of the turns."""
+        """The median time of the turns."""
         return statistics.median(self.seconds)
 
     @property
     def spread(self) -> str:
-        """Median and quartiles, or the extremes of two turns, or one."""
+        """The median and quartiles, or the extremes of two turns; of one turn, only its time."""
         return quartiles(self.seconds, " s")
 
     @property
     def added(self) -> str:
-        """The median of what turns added to the memory."""
+        """The median of the memory that turns added."""
         return f"{statistics.median(self.added_bytes) / 2**20:8,.0f} MiB"
 
 
 def quartiles(values: Sequence[float], unit: str = "") -> str:
-    """Median and quartiles, or the extremes of two values, or one."""
+    """Format the median and quartiles, or the extremes of two values; of one, only the value."""
     low, high = min(values), max(values)
     if len(values) > 2:
         low, _, high = statistics.quantiles(values, n=4)
@@ -139,9 +139,9 @@ def take_turns(
     memory: bool = False,
     seed: int = 0,
 ) -> None:
-    """Run the ways in turns, in an order that is drawn anew for each turn, with one thread.
+    """Run the ways in turns with one thread, in a new random order for each turn.
 
-    Other work on the machine then disturbs all of them alike: ratios hold better than times.
+    Other work on the machine then slows all of them alike, so ratios are more reliable than times.
     """
     one_thread()
     rng = random.Random(seed)
@@ -159,12 +159,13 @@ def take_turns(
 def take_turns_apart(
     makers: Mapping[str, Callable[[], Way]], repetitions: int, memory: int = 0, seed: int = 0
 ) -> dict[str, Way]:
-    """Let ways take turns, each made and run in a process of its own, so that memory is its own.
+    """Let ways take turns, each in its own process, so that each has its own memory.
 
-    First come `memory` turns, in which what is freed is given back at once, so that the memory is
-    what is in use; then those of time, with a heap as it always is. Before both is one that does
-    not count. The processes are forked from this one, and have imported what it has; beside a GPU
-    it must not have run a backward pass, which PyTorch then rejects in them.
+    First come `memory` turns, in which freed memory is returned at once, so that only memory in use
+    counts. Then come `repetitions` timed turns, with the usual heap. Each of the two series begins
+    with a turn that does not count. The processes are forked from this one and share its imports.
+    On a machine with a GPU, this process must not have run a backward pass: PyTorch would reject
+    one in a forked process.
     """
     one_thread()
     rng, context = random.Random(seed), multiprocessing.get_context("fork")
@@ -173,7 +174,7 @@ def take_turns_apart(
     for name, make in makers.items():
         pipes[name], theirs = context.Pipe()
         context.Process(target=_serve_turns, args=(make, theirs), daemon=True).start()
-        theirs.close()  # so that one that is killed is the end of what can be read
+        theirs.close()  # so that reading ends if the process is killed
     kinds = {True: memory, False: repetitions}
     turns = [(is_lean, turn) for is_lean, last in kinds.items() if last for turn in range(last + 1)]
     for is_lean, turn in turns:
@@ -191,11 +192,12 @@ def take_turns_apart(
 def take_turns_alone(
     makers: Mapping[str, Callable[[], Way]], rounds: int, threads: int, memory: bool, seed: int = 0
 ) -> dict[str, Way]:
-    """Let ways take turns where the memory does not hold all of them at once.
+    """Let ways take turns if memory cannot hold all of them at once.
 
-    In each round every way is made anew, in a process that ends before the next one begins. It
-    takes a turn that does not count, which is turn 0, then with `memory` and in the first round one
-    of memory, as `take_turns_apart` does, and one of time. What this process has loaded is shared.
+    In each round, every way is made again, in a process that ends before the next one starts. Its
+    first turn, turn 0, does not count. In the first round, a memory turn follows if `memory` is
+    set, as in `take_turns_apart`. The last turn is timed. The processes share what this one has
+    loaded.
     """
     one_thread()
     rng, context = random.Random(seed), multiprocessing.get_context("fork")
@@ -221,8 +223,8 @@ def take_turns_alone(
 
 
 def _ask(name: str, pipe: Connection, is_lean: bool, turn: int) -> tuple[float, int]:
-    """Let the process behind a pipe take a turn, and wait for what it took."""
-    with suppress(BrokenPipeError):  # what ended it was sent before
+    """Let the process at the other end of a pipe take a turn, and return its result."""
+    with suppress(BrokenPipeError):  # it has ended, and has sent the reason before
         pipe.send((is_lean, turn))
     try:
         taken: tuple[float, int] | str = pipe.recv()
@@ -245,21 +247,21 @@ def _serve_turns(make: Callable[[], Way], pipe: Connection, threads: int = 1) ->
             if not is_lean:
                 _map_blocks(libc, USUAL_BYTES)
             elif hasattr(libc, "malloc_trim"):
-                libc.malloc_trim(0)  # what is free already would hide what this turn takes
+                libc.malloc_trim(0)  # free memory would hide what this turn allocates
             pipe.send(_turn(way, given, "cpu", memory=is_lean))
-    except BaseException:  # noqa: BLE001 - whatever it is, the other side reports it
+    except BaseException:  # noqa: BLE001 - the other side reports any failure
         pipe.send(traceback.format_exc())
 
 
 def _map_blocks(libc: ctypes.CDLL, least_bytes: int) -> None:
-    """Let glibc map larger blocks on their own: they neither stay when freed nor lie in pieces."""
+    """Let glibc map larger blocks separately, so that they are unmapped when they are freed."""
     if hasattr(libc, "mallopt"):
         libc.mallopt(M_MMAP_THRESHOLD, least_bytes)
         libc.mallopt(M_TRIM_THRESHOLD, 2 * least_bytes)
 
 
 def _turn(way: Way, given: object, device: str, memory: bool) -> tuple[float, int]:
-    """Run a way once: its seconds, and the most that it added to the memory."""
+    """Run a way once; return its seconds, and the peak memory that it added in bytes."""
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -270,7 +272,7 @@ def _turn(way: Way, given: object, device: str, memory: bool) -> tuple[float, in
         return seconds, torch.cuda.max_memory_allocated() - before
     before = 0
     if memory:
-        # The kernel forgets the maximum.
+        # Reset the recorded maximum.
         Path("/proc/self/clear_refs").write_text("5")
         before = resident_bytes("VmRSS")
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -281,14 +283,14 @@ def _turn(way: Way, given: object, device: str, memory: bool) -> tuple[float, in
 
 
 def one_thread() -> None:
-    """Let PyTorch and the tokenizers compute with one thread."""
+    """Let PyTorch and the tokenizers use one thread."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_num_threads(1)
 
 
 def alone(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function in a process of its own, which has computed nothing before."""
-    # Forked from a process that has imported and done nothing else.
+    """Call a function in a process of its own that has computed nothing before."""
+    # The server that forks it has only imported modules.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     with ProcessPoolExecutor(1, mp_context=context, initializer=one_thread) as pool:
@@ -296,10 +298,10 @@ def alone(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def resident_bytes(name: str) -> int:
-    """Return this process's memory: `VmRSS` is what it holds, `VmHWM` the most it has held."""
+    """Return this process's memory: `VmRSS` is what it holds now, `VmHWM` the most it has held."""
     status = Path("/proc/self/status")
     if not status.exists():  # not Linux: only the maximum is known, in bytes on macOS
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # Not ru_maxrss: Linux lets a process inherit it from the one that started it.
+    # Not ru_maxrss: on Linux, a process inherits it from its parent.
     lines = (line.split() for line in status.read_text().splitlines())
     return next(int(line[1]) * 1024 for line in lines if line[0] == f"{name}:")

@@ -2,9 +2,9 @@
 
     python -m benchmarks.make_demo_teacher --output_dir vocagnolm/assets
 
-About three minutes on one CPU core. The teacher reads problems on noisy pages first and problems
-alone afterwards, so that, as a mathematics model, it is good at solutions and poor at web noise.
-Its last line is its accuracy on the held-out problems, after rounding to float16.
+Takes about three minutes on one CPU core. The teacher first reads problems on noisy pages, then
+problems alone. Like a mathematics model, it is good at solutions and poor at web noise. The last
+line is its accuracy and loss on the held-out problems, after rounding to float16.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from vocagnolm.demo.run import STUDENT_TOKENIZER, judge, student_config, train
 from vocagnolm.io import ASSETS
 
 SEED = 1
-# Stage: steps, learning rate. A step is 8 blocks of 192 tokens.
+# Steps and learning rate of each stage. A step has 8 blocks of 192 tokens.
 STAGES = {"pages": (800, 3e-3), "problems": (500, 2e-3)}
 BLOCK_TOKENS, BLOCKS_PER_STEP = 192, 8
 TOKENIZER_TEXTS = 4000
 TEACHER_VOCABULARY_TOKENS = 2048
-TEXTS = 30_000  # an epoch is never finished: no text is read twice
+TEXTS = 30_000  # enough that no epoch ends, so no text is read twice
 
 
 def make(output_dir: Path, scratch: Path) -> dict[str, float]:
-    """Train the teacher, and judge it as it is shipped, by the held-out problems.
+    """Train the teacher, and judge the shipped model on the held-out problems.
 
     `output_dir` gets `demo_teacher/` (weights, configuration, tokenizer) and `demo_student/`
     (tokenizer), `scratch` the lessons and the stages.
@@ -90,7 +90,7 @@ def make(output_dir: Path, scratch: Path) -> dict[str, float]:
 
 
 def _lessons(stage: str, scratch: Path) -> Path:
-    """Write the texts of a stage."""
+    """Write the texts of a stage, and return their path."""
     excluded = demo_world.held_out_questions()
     texts = lessons(TEXTS, SEED, 0.0, excluded)
     if stage == "pages":
@@ -102,11 +102,11 @@ def _lessons(stage: str, scratch: Path) -> Path:
 
 
 def student_tokenizer() -> PreTrainedTokenizerFast:
-    """Metaspace BPE with byte fallback, as Llama's: numbers of several digits are one token."""
+    """Train a Metaspace BPE with byte fallback like Llama's, but with multi-digit tokens."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            # A number keeps its token at the end of a sentence.
+            # Split punctuation off, so that a number has the same token at the end of a sentence.
             pre_tokenizers.Split(Regex(r"[.?]|\n"), "isolated"),
             pre_tokenizers.Metaspace(prepend_scheme="first"),
         ]
@@ -119,7 +119,7 @@ def student_tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_tokenizer_texts(), trainer)
-    # The trainer can only reserve byte tokens as special ones, which a decoder would then drop.
+    # The trainer can reserve byte tokens only as special tokens, which decoding would drop.
     state = json.loads(tokenizer.to_str())
     state["added_tokens"] = state["added_tokens"][: len(special)]
     return PreTrainedTokenizerFast(
@@ -132,7 +132,7 @@ def student_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def teacher_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE with single digits, as Qwen2.5's."""
+    """Train a byte-level BPE with single digits, like Qwen2.5's."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -159,7 +159,7 @@ def _tokenizer_texts() -> Iterator[str]:
 
 
 def lessons(count: int, seed: int, page_share: float, excluded: Collection[str]) -> Iterator[str]:
-    """What the teacher learns from: problems with right solutions, some of them on noisy pages."""
+    """Yield the teacher's texts: problems with right solutions, some of them on noisy pages."""
     rng = random.Random(f"lessons {seed}")
     for _ in range(count):
         if rng.random() < page_share:

@@ -1,4 +1,4 @@
-"""Random models, packed sequences and trainers: what a run has, without files and tokenizers."""
+"""Random models, packed sequences and trainers, which need no files and no tokenizers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIZE_NAMES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "vocab_size"),
 )
-# In the order of the names. "full": TinyLlama 1.1B and Qwen2.5-Math-7B.
+# In the order of SIZE_NAMES. "full": TinyLlama 1.1B and Qwen2.5-Math-7B.
 SIZES: dict[tuple[ModelRole, str], tuple[int, ...]] = {
     ("student", "full"): (2048, 5632, 22, 32, 4, 32000),
     ("student", "medium"): (1024, 2816, 12, 16, 4, 32000),
@@ -46,7 +46,7 @@ SIZES: dict[tuple[ModelRole, str], tuple[int, ...]] = {
 
 
 def has_cuda() -> bool:
-    """Test whether there is a GPU."""
+    """Return whether there is a GPU."""
     return torch.cuda.is_available()
 
 
@@ -65,7 +65,7 @@ def make_model(
     dtype: torch.dtype = torch.float32,
     attention: str = "sdpa",
 ) -> PreTrainedModel:
-    """Make a model with random weights where it will run."""
+    """Make a model with random weights on its device."""
     with torch.device(device):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation=attention
@@ -74,7 +74,7 @@ def make_model(
 
 
 def llama(vocabulary: int, hidden: int, layers: int, heads: int, **options: Any) -> Any:
-    """Make a random Llama, whose MLP is three times as wide unless options say otherwise."""
+    """Make a random Llama; its MLP is three times as wide, unless `options` say otherwise."""
     options = {"intermediate_size": 3 * hidden, "num_key_value_heads": heads, **options}
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -112,7 +112,7 @@ def make_trainer(
     more: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> VocAgnoTrainer:
-    """Make a trainer as train.py does, with options and `more` of its own."""
+    """Make a trainer as train.py does; `options` change its configuration, `more` its arguments."""
     given = {"max_length": length, "bf16": True, "disable_tqdm": True}
     given |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
     options = {**given, **options}
@@ -133,7 +133,7 @@ def make_trainer(
 
 
 def allow_fsdp_on_cpu() -> None:
-    """Let Accelerate shard where there is no GPU; it would fall back to DDP."""
+    """Let Accelerate shard without a GPU. It would otherwise fall back to DDP."""
     if has_cuda():
         return
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
@@ -144,7 +144,7 @@ def allow_fsdp_on_cpu() -> None:
 
 
 def prepare(trainer: VocAgnoTrainer) -> VocAgnoTrainer:
-    """Bring a trainer into the state that it has as its first step begins."""
+    """Bring a trainer into its state at the beginning of its first step."""
     trainer.create_optimizer()
     model, optimizer = trainer.accelerator.prepare(trainer.model, trainer.optimizer)
     trainer.model_wrapped, trainer.optimizer = model, optimizer
@@ -152,14 +152,14 @@ def prepare(trainer: VocAgnoTrainer) -> VocAgnoTrainer:
 
 
 def backward(trainer: VocAgnoTrainer, batches: Sequence[Any]) -> Any:
-    """Run forward and backward of the micro-batches of a step; return the loss."""
+    """Run the forward and backward passes of a step's micro-batches, and return the loss."""
     tokens = sum(map(trainer.objective.divisor_tokens, batches))
-    count = torch.full((), tokens, device=trainer.args.device)  # a copy would wait
+    count = torch.full((), tokens, device=trainer.args.device)  # a copy would synchronize
     return sum(trainer.training_step(trainer.model_wrapped, batch, count) for batch in batches)
 
 
 def count_tokens(batches: Sequence[Mapping[str, Any]], prefix: str = "") -> tuple[int, int]:
-    """Count the tokens with a loss, and the keys that they are predicted from."""
+    """Count the tokens with a loss, and the keys from which they are predicted."""
     tokens = keys = 0
     for batch in batches:
         is_valid = batch[f"{prefix}labels"] != IGNORED_LABEL

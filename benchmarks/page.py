@@ -1,4 +1,4 @@
-"""The results of the claims: a table, on the terminal and in `benchmarks/CLAIMS.md`."""
+"""Write the results of the claims as a table, to the terminal and to `benchmarks/CLAIMS.md`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PACKAGES = "python torch transformers tokenizers datasets numpy trl math-verify 
 
 @dataclass
 class Page:
-    """What was measured, in its order, and the page that has it between its marks, if any.
+    """The measurements in order, and the page that shows them between its marks, if there is one.
 
     Attributes:
-        lines: one for each measurement that could not be made here, or has a note.
-        failed: a claim does not hold.
+        lines: one for each measurement that has a note, or that could not be made here.
+        failed: whether a claim does not hold.
     """
 
     path: Path | None = None
@@ -34,7 +34,7 @@ class Page:
     _begun: float = field(default_factory=time.monotonic)
 
     def add(self, command: str, claims: Sequence[Claim], measured: Measured) -> None:
-        """Add a row for each claim of a measurement, and its note."""
+        """Add a row for each claim of a measurement, and the measurement's note."""
         if measured.note:
             self.lines.append(f"{command}: {measured.note}")
         for claim in claims:
@@ -45,7 +45,7 @@ class Page:
             self.rows.append([claim.says, claim.limit, claim.show(value), verdict, command])
 
     def text(self) -> str:
-        """The table, the lines, and where this was measured."""
+        """Return the table, the lines, and where this was measured."""
         minutes = (time.monotonic() - self._begun) / 60
         packages = ", ".join(map(" ".join, versions(PACKAGES).items()))
         where = (
@@ -58,7 +58,7 @@ class Page:
         return "\n\n".join(filter(None, parts))
 
     def write(self) -> None:
-        """Replace what stands between the marks of the page."""
+        """Replace the text between the marks of the page."""
         if self.path:
             before, _, rest = self.path.read_text(encoding="utf-8").partition(BEGIN)
             after = rest.partition(END)[2]
@@ -67,7 +67,7 @@ class Page:
 
 
 def processor() -> str:
-    """The name of the processor."""
+    """Return the name of the processor."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

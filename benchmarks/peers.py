@@ -1,4 +1,4 @@
-"""TRL's trainers, as the claims compare with them, and a step of any trainer."""
+"""TRL's trainers as the claims use them, and a training step for any trainer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.harness import Skipped
 from vocagnolm.conventions import IGNORED_LABEL
 
 SFT = "TRL SFT"
-# GOLD is an experimental trainer of TRL's, which compares whole distributions.
+# GOLD is an experimental trainer of TRL that compares whole distributions.
 GOLD_ULD, GOLD_JSD = "GOLD ULD", "GOLD JSD"
 GOLD: dict[str, dict[str, Any]] = {
     GOLD_ULD: {
@@ -31,7 +31,7 @@ GOLD: dict[str, dict[str, Any]] = {
 
 
 def require_trl() -> None:
-    """Import TRL, for the processes that are forked from this one.
+    """Import TRL for the processes that are forked from this one.
 
     Raises:
         Skipped: TRL is not installed.
@@ -41,7 +41,7 @@ def require_trl() -> None:
     transformers_logging.set_verbosity_error()
     try:
         importlib.import_module("trl.experimental.gold")
-        importlib.import_module("trl").SFTTrainer  # noqa: B018 - imported where it is asked for
+        importlib.import_module("trl").SFTTrainer  # noqa: B018 - TRL imports it on first access
     except ImportError:
         raise Skipped("it needs TRL: pip install -e '.[bench]'") from None
 
@@ -51,7 +51,7 @@ def arguments_of_steps(output_dir: str) -> dict[str, Any]:
     return {
         "output_dir": output_dir,
         "use_cpu": True,
-        # TRL's default on any machine is bfloat16, and ours depends on the processor.
+        # TRL defaults to bfloat16 on any machine. Our default depends on the processor.
         "bf16": False,
         "report_to": "none",
         "disable_tqdm": True,
@@ -62,7 +62,7 @@ def arguments_of_steps(output_dir: str) -> dict[str, Any]:
 def make_sft(
     model: Any, texts: Sequence[str], tokenizer: Any, arguments: dict[str, Any], padding_free: bool
 ) -> Any:
-    """Make TRL's SFT trainer, with a row for each text, or with `padding_free` one for all."""
+    """Make TRL's SFT trainer, with one row per text or, if `padding_free`, one row for all."""
     import trl
 
     config = trl.SFTConfig(
@@ -84,10 +84,10 @@ def make_gold(
     max_length: int,
     arguments: dict[str, Any],
 ) -> Any:
-    """Make TRL's GOLD trainer, with a row for each text, whose first word is the prompt.
+    """Make TRL's GOLD trainer, with one row per text. The first word of a text is the prompt.
 
-    `teacher_tokenizer` is a directory, where the teacher has another vocabulary. GOLD aligns the
-    tokens of byte-level tokenizers alone; for others it compares those of the same number.
+    `teacher_tokenizer` is a directory, or None if both models have one vocabulary. GOLD aligns
+    tokens only if the tokenizer is byte-level. Otherwise it compares tokens with the same index.
     """
     from trl.experimental import gold
     from trl.experimental.utils import is_byte_level_tokenizer
@@ -118,8 +118,8 @@ def _trainer(make: Any, config: Any, model: Any, columns: dict[str, list[str]], 
 
 
 def take_step(trainer: Any, batch: Any) -> None:
-    """Take an optimizer step of one micro-batch, as `train` does, without clipping."""
-    trainer.current_gradient_accumulation_steps = 1  # set by `train`
+    """Take an optimizer step on one micro-batch, as `train` does, but without clipping."""
+    trainer.current_gradient_accumulation_steps = 1  # `train` sets it
     trainer.training_step(trainer.model, batch, (batch["labels"] != IGNORED_LABEL).sum())
     trainer.optimizer.step()
     trainer.optimizer.zero_grad()

@@ -1,10 +1,10 @@
 """Training steps on one device: seconds, tokens per second, MFU, memory.
 
-The ways are steps of plain continual pretraining (CPT), with a store's losses and with the teacher
-beside the student, and the teacher's forward pass alone. They run through `VocAgnoTrainer`; all
-models stay on the device. Models and losses are random. Documents have the lengths of
-OpenWebMath's, packed as in training; batches are made beforehand and moved within a step. MFU is
-that of `vocagnolm.models.flops`.
+The ways are a step of plain continual pretraining (CPT), a step with stored losses, a step with the
+teacher in memory, and the teacher's forward pass alone. They run through `VocAgnoTrainer`, and all
+models stay on the device. Models and losses are random. Documents have OpenWebMath's average length
+and are packed as in training. Batches are made in advance and moved to the device within a step.
+`vocagnolm.models.flops` defines MFU.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class Size:
-    """Models, batches and how both are computed.
+    """Models and batches, and how they are computed.
 
     Attributes:
-        scale: of `benchmarks.models.SIZES`.
-        max_length: tokens of a packed sequence.
-        batch_size: sequences of a micro-batch; 4 fit into 80 GB.
-        accumulation: micro-batches of a step.
-        attn_implementation: by default, what runs have: torch_varlen on a GPU, sdpa on a CPU.
+        scale: a scale of `benchmarks.models.SIZES`.
+        max_length: tokens per packed sequence.
+        batch_size: sequences per micro-batch; 4 fit into 80 GB.
+        accumulation: micro-batches per step.
+        attn_implementation: by default that of runs: torch_varlen on a GPU, sdpa on a CPU.
         top_k: 1 trains all tokens, as CPT does.
-        peak_tflops: of the GPU in dense bfloat16; 0 looks it up by the GPU's name.
+        peak_tflops: the GPU's dense bfloat16 peak; 0 looks it up by the GPU's name.
     """
 
     device: str = "cuda"
@@ -71,18 +71,18 @@ class Size:
 
     @staticmethod
     def tiny() -> Size:
-        """The same code with nothing to learn from it."""
+        """Return a size that only shows that the code runs."""
         device = "cuda" if has_cuda() else "cpu"
         return Size(device, "tiny", max_length=128, batch_size=2, accumulation=2, repetitions=2)
 
     @property
     def attention(self) -> str:
-        """The attention of both models."""
+        """The attention implementation of both models."""
         return self.attn_implementation or ("torch_varlen" if self.device == "cuda" else "sdpa")
 
     @property
     def peak(self) -> float | None:
-        """FLOP/s that the device could reach, if known."""
+        """The device's peak in FLOP/s, or None if it is unknown."""
         name = torch.cuda.get_device_name() if self.device == "cuda" else "CPU"
         tflops = self.peak_tflops or peak_tflops(name)
         return tflops * 1e12 if tflops else None
@@ -93,8 +93,8 @@ class Work:
     """What one run of a way computes and holds.
 
     Attributes:
-        flops: as far as the losses need them.
-        tokens: the student's, or the teacher's if it is alone; those with a loss.
+        flops: those that the losses need.
+        tokens: with a loss; the student's, or the teacher's if it runs alone.
         held_bytes: weights and optimizer state.
         planned_bytes: what `train.py --dry_run` plans for a device.
     """
@@ -144,7 +144,7 @@ class Steps:
         assert isinstance(self.guided.teacher, OnlineTeacher)
         self.online_teachers: OnlineTeacher = self.guided.teacher
         from_store = replace(self.guided, teacher=StoredTeacher())
-        # The batches are looked up in every turn, so that others can be put in their place.
+        # The batches are looked up in every turn, so that others can replace them.
         self.ways = {
             CPT: Way(lambda _: self.step(self.cpt, self.batches)),
             STORED: Way(lambda _: self.step(from_store, self.stored)),
@@ -157,7 +157,7 @@ class Steps:
         student, teacher = model_work(self.student), model_work(self.teacher)
         ours, theirs = count_tokens(self.batches), count_tokens(self.batches, "teacher_")
         forward = teacher.forward_flops(*theirs, theirs[0])
-        # AdamW keeps two more of each weight.
+        # AdamW keeps two more numbers per weight.
         held, frozen = 3 * _bytes(self.student), _bytes(self.teacher)
         plan, their_plan = self._plan()
 
@@ -195,12 +195,12 @@ class Steps:
         trainer.optimizer.zero_grad()
 
     def forward(self) -> None:
-        """Compute the teacher's losses of a step."""
+        """Compute the teacher's losses for a step."""
         for batch in self.batches:
             self.online_teachers.losses(self.trainer._prepare_inputs(batch))
 
     def measures(self, name: str) -> dict[str, float]:
-        """Return what the turns of a way say: seconds, tokens/s, MFU and memory, where known."""
+        """Return seconds, tokens/s and planned memory of a way and, if known, MFU and memory."""
         way, work, peak = self.ways[name], self.work[name], self.size.peak
         found = {"median_s": way.median_s, "least_s": min(way.seconds), "most_s": max(way.seconds)}
         found["tokens_per_s"] = work.tokens / way.median_s
@@ -212,7 +212,7 @@ class Steps:
         return found
 
     def ratios(self) -> dict[str, float]:
-        """Return how long the ways take beside one another."""
+        """Return the ratios of the ways' median times."""
         seconds = {name: way.median_s for name, way in self.ways.items()}
         return {
             "stored / CPT": seconds[STORED] / seconds[CPT],
@@ -221,7 +221,7 @@ class Steps:
         }
 
     def table(self) -> list[str]:
-        """Return a line for each way, and for each ratio."""
+        """Return a line for each way and each ratio."""
         lines = [
             ", ".join(f"{key} {value:.4g}" for key, value in self.measures(way).items())
             for way in self.ways

@@ -1,7 +1,7 @@
 """The claims, by the measurement that gives their numbers.
 
-A module is a measurement: `CLAIMS`, the size `FULL` that they are about, the size `TINY` at which
-it only shows that it runs, and `measure(size)`, which returns a value for each claim.
+A module is a measurement. It has the `CLAIMS`, the size `FULL` that they are about, the size `TINY`
+that only shows that the code runs, and `measure(size)`, which returns a value for each claim.
 """
 
 from __future__ import annotations
@@ -16,5 +16,5 @@ NAMES = (
 
 
 def load() -> dict[str, ModuleType]:
-    """Import every measurement, by its name."""
+    """Import all measurements, and return them by name."""
     return {name: importlib.import_module(f"{__name__}.{name}") for name in NAMES}

@@ -1,12 +1,12 @@
-"""Compare alignment with dynamic programming, and with a comparison of every pair of tokens.
+"""Compare alignment with dynamic programming, and check it against every pair of tokens.
 
-One text, tokenized by three tokenizers, each of which is student and teacher of the two others.
-Both aligners get tokens with their characters; neither pays for tokenizing. A student token is
+Three tokenizers split one text. Every ordered pair of them is a student and a teacher. Both
+aligners get the tokens with their characters, and tokenization is not timed. A student token is
 right if it is mapped to exactly the teacher tokens that share a character with it.
 
-Dynamic programming is Needleman and Wunsch (1970) over the texts of tokens: equal 1, unequal -1,
-left out -1, as NeMo-RL's aligner has it between anchors (`token_aligner.py`). Here it computes
-whole diagonals in NumPy; what is published is a loop.
+The dynamic programming is that of Needleman and Wunsch (1970) on the texts of tokens. Equal tokens
+score 1, unequal ones -1 and gaps -1, as in NeMo-RL's aligner between anchors (`token_aligner.py`).
+This version computes whole diagonals in NumPy. The published one is a loop.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OUTSIDE = 2**30
 
 @dataclass(frozen=True)
 class Size:
-    """Tokenizers (directories, or `generated.KINDS`), and the text, by default a generated one."""
+    """Tokenizers (directories or `generated.KINDS`), and the text (by default generated)."""
 
     tokenizers: str = "llama gpt2 qwen"
     corpus: str = ""
@@ -48,7 +48,7 @@ FULL, TINY = Size(), Size("tiny-llama tiny-qwen", characters=1500, turns=1)
 
 
 def measure(size: Size) -> Measured:
-    """Return the least factor by which dynamic programming is slower, and what is mapped wrong."""
+    """Return the smallest speedup over dynamic programming, and the number of wrong tokens."""
     one_thread()
     text = "\n\n".join(read_texts(size.corpus, 100))[: size.characters]
     spans = {name: encode(tokenizer(name), text).spans for name in size.tokenizers.split()}
@@ -74,7 +74,7 @@ def measure(size: Size) -> Measured:
 
 
 def timed(run: Callable[[], Any], turns: int) -> tuple[Any, float]:
-    """Return the last result, and the median of the processor seconds."""
+    """Return the last result, and the median processor time in seconds."""
     seconds = []
     for _ in range(turns):
         start = time.process_time()
@@ -84,12 +84,12 @@ def timed(run: Callable[[], Any], turns: int) -> tuple[Any, float]:
 
 
 def count_wrong(found: Sequence[list[int]], truth: Sequence[list[int]]) -> int:
-    """Count the student tokens that are mapped otherwise."""
+    """Count the student tokens that are not mapped to the right teacher tokens."""
     return sum(one != other for one, other in zip(found, truth, strict=True))
 
 
 def dynamic_programming(student: Sequence[str], teacher: Sequence[str]) -> list[int | None]:
-    """Map each student token to the teacher token that it stands over, if any."""
+    """Map each student token to its teacher token in the cheapest alignment, or to None."""
     numbers = {text: index for index, text in enumerate(sorted({*student, *teacher}))}
     a, b = (np.array([numbers[text] for text in side], np.int32) for side in (student, teacher))
     mapped: list[int | None] = [None] * len(a)
@@ -104,8 +104,8 @@ def dynamic_programming(student: Sequence[str], teacher: Sequence[str]) -> list[
 
 
 def diagonals(a: Integers, b: Integers) -> list[npt.NDArray[np.int8]]:
-    """Compute how each cell of the table is entered at the least cost, diagonal by diagonal."""
-    # Entry i is cell (i, d - i) of diagonal d; row and column 0 stand before the first token:
+    """Find the cheapest move into each cell of the table, diagonal by diagonal."""
+    # Entry i is cell (i, d - i) of diagonal d. Row and column 0 come before the first tokens:
     #
     #       0 1 2 3
     #     0 . 1 2 3         a cell of diagonal 3 needs 2 (left and above) and 1 (across)

@@ -1,9 +1,9 @@
-"""Compare few-shot completions by the evaluator's engine with what one would use instead.
+"""Compare few-shot completions by the evaluator's engine with the usual alternatives.
 
-A random Llama completes few-shot prompts, in batches of the same size: by the engine of
-`evaluate_math.py`; by `generate` in left-padded batches, longest first, with stop strings; and by
-lm-evaluation-harness, where it is installed. Processor time of one thread. The prompts are
-questions behind the same eight solved ones, about 800 shared and 66 own tokens, as GSM8K's are.
+A random Llama completes few-shot prompts in batches of the same size, with the engine of
+`evaluate_math.py`; with `generate` in left-padded batches, longest first, with stop strings; and
+with lm-evaluation-harness, if it is installed. Time is processor time of one thread. As in GSM8K,
+every prompt has the same eight solved questions, about 800 tokens, and 66 tokens of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OURS, PADDED = "the engine", "left-padded batches"
 
 @dataclass(frozen=True)
 class Size:
-    """Prompts and the model; the tokenizer is a directory or a kind."""
+    """Prompts and model; the tokenizer is a directory or a kind."""
 
     prompts: int = 64
     new_tokens: int = 32
@@ -50,12 +50,12 @@ FULL, TINY = Size(), Size(prompts=2, new_tokens=4, tokenizer="tiny-llama", layer
 
 
 def measure(size: Size) -> Measured:
-    """Return time and tokens of the engine, as shares of those of left-padded batches."""
+    """Return time and prompt tokens of the engine, as shares of those of left-padded batches."""
     one_thread()
     reader = tokenizer(size.tokenizer)
     prompts = make_prompts(reader, size)
     torch.manual_seed(0)
-    # Weights far from zero, so that completions differ.
+    # The weights are large, so that completions differ.
     options = {"num_key_value_heads": max(1, size.hidden // 256), "initializer_range": 0.1}
     heads = size.hidden // 32
     model = llama(len(reader), size.hidden, size.layers, heads, **options).eval()
@@ -72,7 +72,7 @@ def measure(size: Size) -> Measured:
         read.clear()
         start_s = time.process_time()
         texts = way(model, reader, prompts, size)
-        # A step reads the token that the one before has written.
+        # Each step after the first reads a written token, not a token of the prompt.
         written = size.prompts * (size.new_tokens - 1)
         turns[name] = (texts, time.process_time() - start_s, sum(read) - written)
     details = []
@@ -89,7 +89,7 @@ def measure(size: Size) -> Measured:
 
 
 def make_prompts(reader: Any, size: Size) -> list[str]:
-    """Make questions behind eight solved ones."""
+    """Make questions that follow eight solved ones."""
     rng = random.Random(0)
 
     def grow(tokens: int) -> str:
@@ -105,7 +105,7 @@ def make_prompts(reader: Any, size: Size) -> list[str]:
 
 @torch.inference_mode()
 def left_padded(model: Any, reader: Any, prompts: list[str], size: Size) -> dict[int, str]:
-    """Use `generate`: longest first, padded in front, whole prompts, its stop strings."""
+    """Use `generate` with its stop strings on whole, left-padded prompts, longest first."""
     eos_ids = Engine(reader, NO_LIMIT, model.generation_config, None).eos_ids
     ids = reader(prompts)["input_ids"]
     order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
@@ -125,7 +125,7 @@ def left_padded(model: Any, reader: Any, prompts: list[str], size: Size) -> dict
             tokenizer=reader,
         )[:, width:].tolist()
         for index, row in zip(batch, rows, strict=True):
-            # Cut at the end of the text and at the stop strings.
+            # Cut at the end token and at the stop strings.
             ends = (n for n, token in enumerate(row, 1) if token in eos_ids)
             written = row[: next(ends, len(row))]
             texts[index] = cut(reader.decode(written, skip_special_tokens=True), STOPS)
@@ -140,8 +140,8 @@ def shared_prefix(model: Any, reader: Any, prompts: list[str], size: Size) -> di
 
 
 def harness(model: Any, reader: Any, prompts: list[str], size: Size) -> dict[int, str]:
-    """Use lm-evaluation-harness's model of transformers."""
-    # Optional, and without types.
+    """Use lm-evaluation-harness's class for transformers models."""
+    # Optional dependencies without types.
     peers: Any = importlib.import_module("lm_eval.models.huggingface")
     instance: Any = importlib.import_module("lm_eval.api.instance")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)

@@ -1,7 +1,7 @@
-"""Measure the shares of a GPU's peak (MFU) that the student's step and the teacher's pass reach.
+"""Measure the share of a GPU's peak (MFU) that a student's step and a teacher's pass reach.
 
 A step is forward, backward, clipping and AdamW of TinyLlama 1.1B; the teacher is Qwen2.5-Math-7B.
-`benchmarks.gpu_first` also shows where the missing time goes.
+`benchmarks.gpu_first` also shows where the rest of the time goes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ FULL, TINY = Size(), Size.tiny()
 
 
 def measure(size: Size) -> Measured:
-    """Return the MFU of the medians.
+    """Return the MFU at the median times.
 
     Raises:
-        Skipped: there is no GPU, or its peak is not known.
+        Skipped: there is no GPU, or its peak is unknown.
     """
     if not has_cuda():
         raise Skipped("it needs a GPU, and there is none")

@@ -1,13 +1,15 @@
 """Compare the speed of grading with that of the published harness's algorithm.
 
-Worked solutions of word problems as a weak model writes them, one in ten with a formula to compare;
-others in every turn, so that no cache knows them. Processor time, each way in a process of its own.
+The outputs are solved word problems in the style of a weak model; one in ten has a formula to
+compare. Every turn has different outputs, so that no cache helps. Time is processor time, and each
+way has its own process.
 
-The algorithm is written from ZubinGou/math-evaluation-harness at db77bc6 (`strip_string` twice,
-with every unit word as a regular expression twice over; `math_equal`, which reads by `parse_latex`,
-`parse_expr`, `latex2sympy`, in that order), without the pool and the time limit around it. Ours is
-what a worker does for a verdict. math-verify's second opinion on the whole output, which is
-recorded beside it, is shown, and not in the claim.
+The harness's algorithm is written after ZubinGou/math-evaluation-harness at db77bc6, without the
+pool and the time limit around it. It calls `strip_string` twice, which searches twice for every
+unit word with a regular expression, and `math_equal`, which tries `parse_latex`, `parse_expr` and
+`latex2sympy` in that order. Ours is what a worker does for a verdict. The details also show
+math-verify's second opinion on the whole output, which workers record next to the verdict. It is
+not in the claim.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Size:
-    """Outputs of a turn."""
+    """Outputs per turn, and turns."""
 
     outputs: int = 300
     turns: int = 3
@@ -45,7 +47,7 @@ FULL, TINY = Size(), Size(outputs=20, turns=1)
 
 
 def measure(size: Size) -> Measured:
-    """Return how many times as many outputs a second have a verdict, and how many differ."""
+    """Return the speedup of our verdicts, and how many differ."""
     makers = {
         name: partial(Way, run, partial(make_pairs, size.outputs)) for name, run in WAYS.items()
     }
@@ -62,7 +64,7 @@ def measure(size: Size) -> Measured:
 
 
 def make_pairs(count: int, seed: int) -> list[Pair]:
-    """Write solutions as a weak model does, with golds; one in ten needs algebra."""
+    """Write solutions in the style of a weak model, and golds; one in ten needs algebra."""
     rng = random.Random(seed)
     pairs = []
     for _ in range(count):
@@ -72,13 +74,13 @@ def make_pairs(count: int, seed: int) -> list[Pair]:
         if rng.random() < 0.1:
             gold, answer = make_formula(rng)
         written = f"{solution}\nThe answer is {answer}. $\\boxed{{{answer}}}$"
-        # A weak model says the last sentence again and again.
+        # A weak model sometimes repeats the last sentence again and again.
         pairs.append((written + f"\nThe answer is {answer}." * rng.choice((0, 0, 0, 60)), gold))
     return pairs
 
 
 def make_formula(rng: random.Random) -> Pair:
-    """Write an answer of algebra, and another, or the same one in another form."""
+    """Write a gold formula, and either the same formula in another form or a changed one."""
     a, b, c = (rng.randint(2, 60) for _ in range(3))
     gold, same = rng.choice(
         (
@@ -94,12 +96,12 @@ def make_formula(rng: random.Random) -> Pair:
 
 
 def ours(pairs: Any) -> list[bool]:
-    """Our verdicts."""
+    """Return our verdicts."""
     return [worker._judge("free", extract("free", text), gold)[0] for text, gold in pairs]
 
 
 def harness(pairs: Any) -> list[bool]:
-    """The verdicts of the published algorithm."""
+    """Return the verdicts of the published algorithm."""
     units = mock.patch.object(extraction, "_remove_units", remove_units)
     reading = mock.patch.object(symbolic, "read_answer", read_answer)
     with units, reading:
@@ -107,7 +109,7 @@ def harness(pairs: Any) -> list[bool]:
 
 
 def opinions(pairs: Any) -> list[bool | None]:
-    """What math-verify says of the whole output."""
+    """Return math-verify's opinions on the whole outputs."""
     return [worker._opinion("free", text, gold) for text, gold in pairs]
 
 
@@ -120,7 +122,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 
 def remove_units(string: str) -> str:
-    """Delete unit words, each by a search of its own."""
+    """Delete unit words with a search for each word, twice."""
     for _ in range(2):
         for unit in extraction._UNITS:
             string = re.sub(r"(^|\W)" + unit + r"($|\W)", r"\1\2", string) or string
@@ -128,7 +130,7 @@ def remove_units(string: str) -> str:
 
 
 def read_answer(text: str) -> Any:
-    """Read by the first of three that succeeds."""
+    """Read a text with the first of three parsers that succeeds, or return it unread."""
     from latex2sympy2_extended import latex2sympy
     from sympy.parsing.latex import parse_latex
     from sympy.parsing.sympy_parser import parse_expr
@@ -137,6 +139,6 @@ def read_answer(text: str) -> Any:
         for candidate in (text.replace(r"\\", "\\"), text):
             try:
                 return read(candidate)
-            except Exception:  # noqa: BLE001, PERF203 - any failure, as there
+            except Exception:  # noqa: BLE001, PERF203 - any failure, as in the harness
                 continue
     return text

@@ -1,11 +1,11 @@
-"""Compare the output head with all tokens weighed, forward and backward, with PyTorch's own ways.
+"""Compare the output head with PyTorch's own ways, forward and backward, with all tokens weighted.
 
-Ours weighs each token by acceptance. The others are PyTorch's `linear_cross_entropy`, in chunks of
-as many rows as our tiles have (its own choice, of 16 rows and fewer here, is slower), and full
-logits with `cross_entropy`. Hidden states and heads are random; the first size is SmolLM2-135M's.
-Each way is a process of its own. Time is processor time of one thread, the least of the turns;
-memory is what a turn adds, the gradients included. The time is that of all heads together, the
-memory's ratio that of the worst head. `--set model=DIR` measures a model's real head instead.
+Our head weights each token by acceptance. PyTorch's ways are full logits with `cross_entropy`, and
+`linear_cross_entropy` in chunks of as many rows as our tiles. PyTorch's own chunks, at most 16 rows
+here, are slower. Hidden states and heads are random; the first size is SmolLM2-135M's. Each way has
+its own process. Time is the shortest turn in processor time of one thread, summed over all heads.
+Memory is what a turn adds, gradients included; its ratio is that of the worst head.
+`--set model=DIR` measures a model's real head instead.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ WAYS = OURS, CHUNKED, FULL_LOGITS = "ours", "chunked", "full"
 
 @dataclass(frozen=True)
 class Size:
-    """Tokens with a label, and heads: words and hidden sizes, in pairs.
+    """Labelled tokens, and heads as pairs of vocabulary and hidden size.
 
     Attributes:
-        model: a directory of a model, whose head is measured in place of random ones.
+        model: a directory of a model, whose head is measured instead of random ones.
     """
 
     tokens: int = 1024
@@ -55,7 +55,7 @@ FULL, TINY = Size(), Size(tokens=64, heads="300x8 1000x16", turns=1)
 
 
 def measure(size: Size) -> Measured:
-    """Return the ratios of the time of all heads, and the largest of their memory."""
+    """Return the ratios of total time, and the largest ratios of memory."""
     if not hasattr(F, "linear_cross_entropy"):
         raise Skipped("this PyTorch has no linear_cross_entropy")
     total_s = dict.fromkeys(WAYS, 0.0)
@@ -65,7 +65,7 @@ def measure(size: Size) -> Measured:
         makers = {way: partial(_way, way, make, size.tokens) for way in WAYS}
         found = take_turns_apart(makers, size.turns, memory=2)
         seconds = {way: min(turns.seconds) for way, turns in found.items()}
-        # At the tiniest size a turn may add no page.
+        # At the tiny size, a turn may not even add a page of memory.
         added = {way: max(1, min(turns.added_bytes)) for way, turns in found.items()}
         for way in WAYS:
             total_s[way] += seconds[way]
@@ -85,7 +85,7 @@ def measure(size: Size) -> Measured:
 
 
 def _weights(size: Size) -> dict[str, Callable[[], Tensor]]:
-    """Return what makes the weight [V, D] of each head, by its name."""
+    """Return a function for each head, by name, that makes its weight [V, D]."""
     if size.model:
         return {"real": partial(_real_weight, size.model)}
     makers: dict[str, Callable[[], Tensor]] = {}
@@ -104,11 +104,11 @@ def _real_weight(directory: str) -> Tensor:
 
 
 def _way(name: str, make: Callable[[], Tensor], tokens: int) -> Way:
-    """Make the head, hidden states and targets, and one way to their loss and its gradients."""
+    """Make random inputs, and one way to compute their loss and its gradients."""
     torch.manual_seed(0)
     weight_VD = nn.Parameter(make())
     words, hidden = weight_VD.shape
-    # One place more, which predicts nothing.
+    # One extra position, which predicts nothing.
     hidden_ND = nn.Parameter(torch.randn(tokens + 1, hidden) / hidden**0.5)
     targets_N = torch.randint(words, (tokens + 1,))
     targets_N[-1] = -100

@@ -1,8 +1,8 @@
-"""Compare the preparation of a corpus with the two tokenizations alone; count its bytes a token.
+"""Compare the time to prepare a corpus with both tokenizations alone; count bytes per token.
 
-Both tokenizers are called as one does without alignment, 256 texts at a time. Preparation also
-finds spans, cuts long documents, counts what is mapped, and writes the rows to the disk. Processor
-time of one thread, in turns.
+The tokenizations alone read 256 texts at a time, as one would without alignment. Preparation also
+finds spans, cuts long documents, counts mapped tokens, and writes the rows to disk. The ways take
+turns. Time is processor time of one thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BATCH = 256
 
 @dataclass(frozen=True)
 class Size:
-    """Documents; contexts of student and teacher; tokenizers (directories, or kinds)."""
+    """Documents, contexts of student and teacher, and tokenizers (directories or kinds)."""
 
     documents: int = 3000
     turns: int = 2
@@ -42,7 +42,7 @@ FULL, TINY = Size(), Size(20, 1, student="tiny-llama", teacher="tiny-qwen")
 
 
 def measure(size: Size) -> Measured:
-    """Return the ratio of processor times, and the bytes of all columns for each token."""
+    """Return the ratio of processor times, and the bytes of all columns per student token."""
     datasets.disable_progress_bars()
     texts = read_texts(size.corpus, size.documents)
     contexts = [int(context) for context in size.contexts.split()]
@@ -61,7 +61,7 @@ def measure(size: Size) -> Measured:
         numbers = count()
 
         def fresh(_: int) -> datasets.Dataset:
-            """Write the corpus again, so that nothing is cached beside it."""
+            """Write a new copy of the corpus, so that no cache file is next to it."""
             path = Path(name) / str(next(numbers))
             datasets.Dataset.from_dict({"text": texts}).save_to_disk(path)
             return datasets.load_from_disk(str(path))

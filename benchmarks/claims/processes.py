@@ -1,9 +1,9 @@
 """Train, score and evaluate with eight gloo processes and with one, and compare what they write.
 
-Processes of this machine play two machines of half of them each. A tiny student is trained beside
-its teacher under DDP, DDP with a teacher that is sharded in each machine, FSDP2, and HSDP (sharded
-within a machine, replicated between them); with SGD, as Adam would hide a loss that is scaled
-wrongly. The processes are forked from one that has imported everything.
+The processes play two machines, each with half of them. A tiny student trains with its teacher in
+memory under DDP, DDP with the teacher sharded within each machine, FSDP2, and HSDP (sharded within
+a machine, replicated across machines). The optimizer is SGD, because Adam would hide a wrongly
+scaled loss. The processes are forked from one that has imported everything.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LAYOUTS = ("DDP", "DDP, teacher sharded", "FSDP2", "HSDP")
 
 @dataclass(frozen=True)
 class Size:
-    """Processes, an even number, and what they train."""
+    """The number of processes, which must be even, and what they train."""
 
     processes: int = 8
     steps: int = 2
@@ -54,7 +54,7 @@ FULL, TINY = Size(), Size(processes=2, hidden=64)
 
 @dataclass
 class World:
-    """What all processes read, made once."""
+    """Inputs of all processes, which are made once."""
 
     directory: Path
     size: Size
@@ -63,12 +63,12 @@ class World:
 
 
 def measure(size: Size) -> Measured:
-    """Return how far weights are apart, and how many files differ."""
-    return alone(compare, size)  # a process that has computed something cannot be forked
+    """Return how far the weights differ, and how many files do."""
+    return alone(compare, size)  # a process that has computed anything cannot be forked
 
 
 def compare(size: Size) -> Measured:
-    """Run everything with one process and with several."""
+    """Run everything with one process and with several, and compare the results."""
     one_thread()
     transformers.utils.logging.set_verbosity_error()
     datasets.disable_progress_bars()
@@ -83,7 +83,7 @@ def compare(size: Size) -> Measured:
 
 
 def make_world(directory: Path, size: Size) -> World:
-    """Write the model and the corpus of scoring and evaluation, and pack what is trained on."""
+    """Write the model and the corpus for scoring and evaluation, and pack the training data."""
     texts = make_texts(60, characters=1000)
     tokenizers = tokenizer("tiny-llama"), tokenizer("tiny-qwen")
     blocks = prepare_dataset(
@@ -100,14 +100,14 @@ def make_world(directory: Path, size: Size) -> World:
 
 
 def make_model(vocabulary: int, hidden: int, context: int = 2 * CONTEXT) -> Any:
-    """Make a random model of two layers."""
+    """Make a random model with two layers."""
     torch.manual_seed(0)
     options = {"max_position_embeddings": context, "initializer_range": 0.1}
     return llama(-(-vocabulary // 64) * 64, hidden, 2, hidden // 32, **options)
 
 
 def compare_weights(world: World) -> dict[str, float]:
-    """Train in every layout; return the largest difference from one process's weights."""
+    """Train in every layout, and return its largest difference from one process's weights."""
     processes = world.size.processes
     one = launch(partial(train, world, "alone", ACCUMULATION * processes), world, 1)
     reference = torch.load(one / "weights.pt")
@@ -169,11 +169,11 @@ def train(world: World, layout: str, accumulation: int, out: Path) -> None:
 
 
 def compare_files(world: World) -> dict[str, int]:
-    """Score and evaluate; return how many files differ from one process's."""
+    """Score and evaluate, and return how many files differ from one process's."""
     model, corpus = str(world.directory / "model"), str(world.directory / "corpus.jsonl")
     scoring = ["score", "--teacher", model, "--dataset", corpus, "--context", "256"]
     scoring += ["--min_context", "32", "--shard_documents", "4"]
-    # In bfloat16, rounding and so some texts depend on how many rows a process has.
+    # In bfloat16, rounding depends on how many rows a process has, and so do some texts.
     evaluation = ["evaluate", "--model", model, "--benchmarks", "demo", "--limit", "24"]
     evaluation += ["--dtype", "float32"]
     found = {}
@@ -196,7 +196,7 @@ def run_command(argv: list[str], out: Path) -> None:
 
 
 def launch(work: Callable[[Path], None], world: World, processes: int) -> Path:
-    """Do some work in so many processes of a gloo job, to its end; the directory they wrote to."""
+    """Run some work in several gloo processes, and return the directory that they wrote to."""
     out = Path(tempfile.mkdtemp(dir=world.directory))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -216,5 +216,5 @@ def _be(rank: int, work: Callable[[Path], None], out: Path, job: dict[str, str])
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
     sys.stdout.flush()
-    # Gloo's threads sometimes abort at an orderly exit.
+    # Gloo's threads sometimes abort when a process exits normally.
     os._exit(0)

@@ -1,23 +1,24 @@
-"""Compare training steps of pretrained models with TRL's, on the same texts, with the same teacher.
+"""Compare training steps of pretrained models with TRL's, on the same texts with the same teacher.
 
     python -m benchmarks real --set teacher=qwen2.5-coder-1.5b
 
-The student is SmolLM2-135M; teacher, texts and sizes are those of `Size`. The models are read from
-the directory that VOCAGNOLM_TEST_MODELS names, and GSM8K's solved training problems from the one in
-VOCAGNOLM_TEST_DATA. A step is all of it: collating, forward passes, backward, AdamW, in float32,
-without clipping or checkpointing. Every way gets the same rows, as full as whole words make them:
-there is next to no padding, and no way reads more tokens than another. The losses in the store are
-random, and only their number counts.
+The student is SmolLM2-135M; `Size` gives the teacher, texts and sizes. The models come from the
+directory in VOCAGNOLM_TEST_MODELS, and GSM8K's solved training problems from the one in
+VOCAGNOLM_TEST_DATA. A step includes collating, forward passes, backward pass and AdamW, in float32,
+without clipping or checkpointing. Every way gets the same rows, which are as full as whole words
+allow. So there is almost no padding, and no way reads more tokens than another. The stored losses
+are random, because only their number matters.
 
-Ways take turns, each time in a process of its own, in an order that is drawn anew. Ratios are of
-the least times. With one thread that is processor time; with two it is the clock's, and needs a
-machine that does nothing else. Memory is the most that a step adds to weights and AdamW's state.
+Ways take turns in a random order, and in every round each has a new process. Ratios compare the
+shortest times. With one thread, time is processor time. With two threads it is wall-clock time,
+which needs an otherwise idle machine. Memory is the most that a step adds to the weights and
+AdamW's state.
 
-GOLD is TRL's experimental trainer, with cross-entropy and ULD's loss. It compares whole
-distributions where an online step needs one number of each teacher token, so that ratio compares
-methods; our ULD is its method. GOLD aligns the tokens of byte-level tokenizers alone, and Gemma's
-is none: beside Gemma it compares tokens of the same number, as our ULD does, and beside Qwen those
-that it aligns.
+GOLD is TRL's experimental trainer, here with cross-entropy and the ULD loss. It compares whole
+distributions, while an online step needs one number per teacher token, so that ratio compares
+methods. Our ULD is the same method as GOLD's. GOLD aligns tokens only if the tokenizers are
+byte-level, and Gemma's is not. With Gemma it compares tokens with the same index, as our ULD does;
+with Qwen it compares aligned tokens.
 """
 
 from __future__ import annotations
@@ -50,7 +51,6 @@ from vocagnolm import Blocks, Method, VocAgnoConfig, VocAgnoTrainer, prepare_dat
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.objective import Objective, StoredTeacher
 
-# The last is the ratio of times with two threads.
 TIME, MEMORY, TWO_THREADS = "time", "memory", "time, two threads"
 CPT, STORED, ONLINE, ACCEPT, ULD = "CPT", "stored", "online", "accept", "ULD"
 METHODS = {
@@ -62,7 +62,7 @@ METHODS = {
 }
 WAYS = (*METHODS, SFT, GOLD_ULD)
 WITHOUT_TEACHER = (CPT, STORED, SFT)
-# Ours, what it is compared with, and the largest ratios of time and of memory.
+# Our way, its peer, and the largest ratios of time and of memory.
 PEERS = (
     (ONLINE, GOLD_ULD, 0.6, 0.4),
     (ACCEPT, GOLD_ULD, 0.7, 0.4),
@@ -89,10 +89,10 @@ class Size:
 
     Attributes:
         models: the directory of both; by default VOCAGNOLM_TEST_MODELS.
-        corpus: JSON lines with a `text`; by default GSM8K's in VOCAGNOLM_TEST_DATA.
-        rows: of a step.
-        max_length: student tokens of a row.
-        rounds: with one thread and, as many, with two.
+        corpus: JSON Lines with a `text`; by default GSM8K's in VOCAGNOLM_TEST_DATA.
+        rows: rows per step.
+        max_length: student tokens per row.
+        rounds: rounds with one thread; there are as many with two.
     """
 
     models: str = ""
@@ -108,10 +108,10 @@ FULL, TINY = Size(), Size(rows=1, max_length=64, rounds=1)
 
 
 def measure(size: Size) -> Measured:
-    """Return the ratios of the least times, and of memory.
+    """Return the ratios of the shortest times, and of memory.
 
     Raises:
-        Skipped: TRL, the models or the texts are not here.
+        Skipped: TRL, the models or the texts are missing.
     """
     directories = [find_model(size.models, name) for name in (size.student, size.teacher)]
     corpus = find_corpus(size.corpus)
@@ -146,7 +146,7 @@ def find_model(directory: str, name: str) -> Path:
     """Return the directory of a pretrained model.
 
     Raises:
-        Skipped: it is not there.
+        Skipped: the model is missing.
     """
     place = directory or os.environ.get("VOCAGNOLM_TEST_MODELS", "")
     path = Path(place, name)
@@ -159,7 +159,7 @@ def find_corpus(file: str) -> Path:
     """Return the file of the texts.
 
     Raises:
-        Skipped: it is not there.
+        Skipped: the file is missing.
     """
     place = os.environ.get("VOCAGNOLM_TEST_DATA", "")
     path = Path(file) if file else Path(place, "data", "corpora", "gsm8k_train.jsonl")
@@ -169,7 +169,7 @@ def find_corpus(file: str) -> Path:
 
 
 class Pair:
-    """Both models, loaded once for the processes that are forked, and the texts of each turn."""
+    """Both models, loaded once for all forked processes, and the texts of each turn."""
 
     def __init__(self, size: Size, directories: Sequence[Path], corpus: Path, output: Path):
         self.size, self.directories, self.output = size, directories, output
@@ -194,16 +194,16 @@ class Pair:
 
 
 def make_turns(texts: Sequence[str], tokenizer: Any, size: Size) -> list[list[str]]:
-    """Make rows of whole words that are as long as fits: a short one to warm up, `rows` a round."""
+    """Make the longest rows of whole words that fit: one short warm-up row, `rows` per round."""
     rest = "\n\n".join(texts)
-    # Tokens of each row of each turn.
+    # The number of tokens of each row of each turn.
     lengths = [[size.max_length // 4]] + [[size.max_length] * size.rows] * size.rounds
     turns: list[list[str]] = []
     for turn in lengths:
         turns.append([])
         for length in turn:
             spans = tokenizer(rest[: 20 * length], return_offsets_mapping=True)["offset_mapping"]
-            # A start and an end are added to the tokens of the text.
+            # Leave room for a start token and an end token.
             end = spans[length - 3][1]
             row = rest[:end].rpartition(" ")[0]
             turns[-1].append(row)
@@ -212,7 +212,7 @@ def make_turns(texts: Sequence[str], tokenizer: Any, size: Size) -> list[list[st
 
 
 def make_way(way: str, pair: Pair) -> Way:
-    """Make one way, in its process."""
+    """Make one way in its own process."""
     trainer, rows = (ours if way in METHODS else theirs)(way, pair)
     trainer.create_optimizer()
     read = [sum(map(len, pair.tokenizers[0](texts)["input_ids"])) for texts in pair.turns]
@@ -220,7 +220,7 @@ def make_way(way: str, pair: Pair) -> Way:
     def step(given: Any) -> None:
         rows, expected = given
         batch = trainer.data_collator(rows)
-        # The first token of a row has no loss, and of GOLD's none in its prompt, which is a word.
+        # A row's first token has no loss. GOLD's prompt has none either; it is one word.
         trained = int((batch["labels"][:, 1:] != IGNORED_LABEL).sum())
         assert abs(trained - expected) <= 8 * len(rows), "all ways train the same tokens"
         assert batch["input_ids"].shape[1] <= pair.size.max_length, "no way pads more"
@@ -253,7 +253,7 @@ def ours(way: str, pair: Pair) -> tuple[VocAgnoTrainer, list[Any]]:
 
 
 def stored(block: dict[str, Any]) -> dict[str, Any]:
-    """Give a packed sequence losses, as from a store, in place of the teacher's tokens."""
+    """Replace the teacher tokens of a packed sequence by random losses, as from a store."""
     rng, losses = np.random.default_rng(0), []
     for ids in block["teacher_ids"]:
         losses.append(rng.exponential(2, len(ids)).astype(np.float32))

@@ -1,10 +1,10 @@
 """Compare `vocagnolm evaluate` with lm-evaluation-harness, on a pretrained model and GSM8K.
 
-SmolLM2-135M, of the directory that VOCAGNOLM_TEST_MODELS names, answers the first questions of
-GSM8K's test split in VOCAGNOLM_TEST_DATA, behind the same eight solved ones, about 960 tokens in
-all. Both get the same prompts, batches, stop strings and limits, greedily and in float32: ours is
-the engine of `vocagnolm evaluate`, theirs `HFLM.generate_until`. Processor time of one thread, and
-the texts, which must be the same. Grading is the claim of `grading`.
+SmolLM2-135M comes from the directory in VOCAGNOLM_TEST_MODELS. It answers the first questions of
+GSM8K's test split in VOCAGNOLM_TEST_DATA, each after the same eight solved ones, about 960 tokens
+in all. Both ways get the same prompts, batches, stop strings and limits, and decode greedily in
+float32. Ours is the engine of `vocagnolm evaluate`, theirs is `HFLM.generate_until`. Time is
+processor time of one thread. The texts must be the same. The claim `grading` covers grading.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OURS, THEIRS = "vocagnolm evaluate", "lm-evaluation-harness"
 
 @dataclass(frozen=True)
 class Size:
-    """The model, and what it is asked; directories are by default those of the tests."""
+    """The model and its questions; directories default to those of the tests."""
 
     models: str = ""
     model: str = "smollm2-135m"
@@ -50,7 +50,7 @@ def measure(size: Size) -> Measured:
     """Return the share of the harness's time, and how many texts differ.
 
     Raises:
-        Skipped: the harness, the model or the questions are not here.
+        Skipped: the harness, the model or the questions are missing.
     """
     directory = find_model(size.models, size.model)
     if not importlib.util.find_spec("lm_eval"):
@@ -78,7 +78,7 @@ def read_prompts(size: Size) -> list[str]:
     """Return the first prompts of GSM8K.
 
     Raises:
-        Skipped: its file is not here.
+        Skipped: its file is missing.
     """
     place = os.environ.get("VOCAGNOLM_TEST_DATA", "")
     directory = Path(size.data_dir) if size.data_dir else Path(place, "data", "benchmarks")

@@ -1,8 +1,8 @@
-"""Compare steps with stored losses and with a teacher beside the student with CPT's, on a CPU.
+"""Compare steps with stored losses, and steps with a teacher in memory, to CPT steps on a CPU.
 
-A guided step computes no gradient of the losses that it does not select, which CPT has to, and the
-head dominates such small models: `--set top_k=1` shows what guidance costs without that. Memory is
-what a way holds (weights, optimizer) and the most that a step adds to it.
+Unlike CPT, a guided step computes no gradient of the losses that it does not select. That saves
+time, because the head dominates such small models. `--set top_k=1` shows what guidance costs
+without that saving. Memory is what a way holds (weights, optimizer) plus the most that a step adds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TINY = replace(FULL, scale="tiny", max_length=64, repetitions=2)
 
 
 def measure(size: Size) -> Measured:
-    """Return the ratios of medians."""
+    """Return the ratios of median times, and of memory."""
     with tempfile.TemporaryDirectory() as directory:
         steps = Steps(size, directory)
         makers = {name: lambda way=way: way for name, way in steps.ways.items()}

@@ -1,8 +1,8 @@
-"""Compare a teacher's token losses with its float32 logits: memory, and time.
+"""Compare a teacher's token losses with its float32 logits: memory and time.
 
-A model of random weights and one layer, so that the head is what is measured; each way in a process
-of its own, which scores the tokens once. Extra memory at the peak; time of the clock, the median of
-the turns. Full logits are those of the same model with `F.cross_entropy`.
+The model has random weights and one layer, so that the head dominates. Each way has its own
+process, which scores the tokens once. Memory is the extra memory at the peak, and time the median
+wall-clock time of the turns. The full logits are the same model's, with `F.cross_entropy`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WAYS = OURS, FULL_LOGITS = "token losses", "full logits"
 
 @dataclass(frozen=True)
 class Size:
-    """Tokens to score, in rows of at most 2,048; no `tile_logits` is the library's own."""
+    """Tokens to score, in rows of at most 2,048; `tile_logits` 0 is the library's default."""
 
     tokens: int = 4096
     vocabulary: int = 152_064
@@ -40,7 +40,7 @@ FULL, TINY = Size(), Size(tokens=256, vocabulary=8192, tile_logits=50_000, turns
 
 
 def measure(size: Size) -> Measured:
-    """Return shares of the logits' memory, and of the time of full logits."""
+    """Return the share of the logits' memory, and of the time with full logits."""
     logits_bytes = size.tokens * size.vocabulary * 4
     found: dict[str, list[tuple[int, float]]] = {way: [] for way in WAYS}
     for _ in range(size.turns):
@@ -82,7 +82,7 @@ def score(way: str, size: Size) -> tuple[int, float]:
         return F.cross_entropy(logits.flatten(0, 1), ids_BT[:, 1:].flatten(), reduction="none")
 
     with torch.no_grad():
-        run(ids_BT[:1, :16])  # what is allocated once, for any number of tokens
+        run(ids_BT[:1, :16])  # allocates what does not depend on the number of tokens
         before = resident_bytes("VmRSS")
         start_s = time.perf_counter()
         run(ids_BT)[0].sum().item()

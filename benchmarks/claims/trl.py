@@ -1,17 +1,17 @@
 """Compare training steps with TRL's, on the same documents, models and student tokens.
 
-A step is all of it: collating, both models' forward passes, backward, AdamW. Every way is a process
-of its own; one runs at a time, on other documents in each turn. Time is processor time of one
-thread; memory is the most that a step adds to what is resident before it, in a turn of its own.
-Models are random, float32, with no clipping and no checkpointing.
+A step includes collating, both models' forward passes, backward pass and AdamW. Every way has its
+own process; one runs at a time, with different documents in each turn. Time is processor time of
+one thread. Memory is the most that a step adds to resident memory, in a turn of its own. Models are
+random, in float32, without clipping or checkpointing.
 
-TRL's GOLD takes byte-level tokenizers alone (it rejects those of Llama-2, TinyLlama and Mistral
-v0.1: `NotImplementedError`), at least one word of prompt, and one document a row; ours and TRL's
-SFT take the same documents as one packed row. ULD there is `cross-entropy + 0.5 ULD` as ours (Eq.
-6), with `uld_token_merge_strategy="bayesian"`, whose logits predict the tokens that are compared;
-its JSD is `beta=1`, the reverse KL of ours, without the cross-entropy that ours has. An online step
-needs one number per teacher token, GOLD whole distributions: that ratio compares methods rather
-than code. The models are mostly head, as small ones are: with real sizes ratios are nearer 1.
+TRL's GOLD aligns only byte-level tokenizers: those of Llama-2, TinyLlama and Mistral v0.1 raise
+`NotImplementedError`. It also needs at least one word of prompt and one document per row, while
+ours and TRL's SFT put the same documents into one packed row. Its ULD is `cross-entropy + 0.5 ULD`,
+as ours (Eq. 6), with `uld_token_merge_strategy="bayesian"`, so that its logits predict the tokens
+that are compared. Its JSD is `beta=1`, the reverse KL of ours, but without our cross-entropy. An
+online step needs one number per teacher token, and GOLD whole distributions, so that ratio compares
+methods rather than code. Small models are mostly head. At real sizes, ratios are closer to 1.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class Size:
 
     Attributes:
         student: a kind of tokenizer, or a directory of a byte-level one.
-        teacher_vocabulary: of the teacher's head.
-        document: student tokens of a document, about.
+        teacher_vocabulary: size of the teacher's head.
+        document: approximate student tokens of a document.
         max_length: student tokens of a step.
-        hidden: of the student; the teacher is twice as wide.
+        hidden: width of the student; the teacher is twice as wide.
     """
 
     student: str = "gpt2"
@@ -89,7 +89,7 @@ TINY = Size("tiny-gpt2", "tiny-qwen", 2048, 40, max_length=96, hidden=64, layers
 
 
 def measure(size: Size) -> Measured:
-    """Return the medians of all ratios.
+    """Return the median of each claimed ratio.
 
     Raises:
         Skipped: TRL is not installed.
@@ -128,12 +128,12 @@ def prepare(size: Size, directory: Path) -> None:
         while left > 1.06 * size.document + 2:
             text, tokens = next(fitting)
             turns[-1].append(text)
-            left -= tokens + 2  # and its start and end
+            left -= tokens + 2  # with its start and end token
     (directory / "turns.json").write_text(json.dumps(turns))
 
 
 def make_way(way: str, size: Size, directory: Path) -> Way:
-    """Make one way, in its process."""
+    """Make one way in its own process."""
     datasets.disable_progress_bars()
     job = Job(way, size, directory)
     trainer: Any = job.ours() if way in OURS else job.theirs()
@@ -160,7 +160,7 @@ class Job:
         self.arguments = arguments_of_steps(str(directory / "runs" / way))
 
     def model(self, vocabulary: int, scale: int) -> Any:
-        """Make a random model, `scale` times as wide, with heads of 64."""
+        """Make a random model, `scale` times as wide as the student, with heads of size 64."""
         torch.manual_seed(scale)
         hidden = self.size.hidden * scale
         context = 8 * self.size.max_length
@@ -169,7 +169,7 @@ class Job:
         )
 
     def models(self) -> tuple[Any, Any]:
-        """Make the student and, if there is one in the step, the teacher."""
+        """Make the student and, if the step has one, the teacher."""
         vocabulary = len(self.tokenizers[0])
         student = self.model(vocabulary, 1)
         if self.way in ("CPT", SFT):
@@ -178,7 +178,7 @@ class Job:
         return student, self.model(vocabulary if is_one else self.size.teacher_vocabulary, 2)
 
     def ours(self) -> VocAgnoTrainer:
-        """Make our trainer, with a packed sequence for each turn."""
+        """Make our trainer, with one packed sequence per turn."""
         width = self.size.max_length
         tokenizers = self.tokenizers if self.way in ("online", "ULD") else self.tokenizers[:1]
         packed = [
@@ -208,11 +208,11 @@ class Job:
         return trainer
 
     def theirs(self) -> Any:
-        """Make TRL's trainer, with a row for each document."""
+        """Make TRL's trainer, with one row per document."""
         model, teacher = self.models()
         texts = list(chain(*self.turns))
         if self.way == SFT:
-            # The documents of a step in one row, as ours; positions tell attention where they end.
+            # One row has all documents of a step, as ours. Positions tell attention where they end.
             return make_sft(model, texts, self.tokenizers[0], self.arguments, padding_free=True)
         directory = None if self.way in ONE_VOCABULARY else str(self.directory / "teacher")
         return make_gold(

@@ -1,1 +1,1 @@
-"""Measurements without a limit to hold: their tables are read, and stand in docs/."""
+"""Measurements without limits. docs/ and `NOTEBOOK.md` show their tables."""

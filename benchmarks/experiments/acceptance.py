@@ -1,16 +1,16 @@
-"""`--selection accept` beside constant weights, controls and the other rules.
+"""Compare `--selection accept` with constant weights, controls and the other rules.
 
     python -m benchmarks.experiments.acceptance --output_dir runs/acceptance \
         --corpora gsm8k_train.jsonl math_train.jsonl planetmath.jsonl
 
 Run in the repository's root, with OMP_NUM_THREADS=1. A finished run is a line of
-`benchmarks/experiments/acceptance.jsonl` and is not repeated. `const` weighs all tokens 1, on the
-packed sequences of the guided runs; `shuffled` has the weights of `accept` in a random order within
-each micro-batch. Worlds are those of `worlds`, the demo's with 40 % wrong pages and with none, and
-`KINDS` of the former: older students, documents of a line, source code. `RULE@TEACHER` has another
-teacher than that of the pages, such as one that should not help. `RULE-curve` is evaluated ten
-times as it trains. `--table` prints what there is,
-less `const`, seed by seed.
+`benchmarks/experiments/acceptance.jsonl` and is not repeated. `const` weights all tokens 1, on the
+packed sequences of the guided runs. `shuffled` has the weights of `accept` in a random order within
+each micro-batch. The worlds are the text worlds of `worlds`, the demo's with 40 % wrong pages and
+with none, and `KINDS` of the text worlds: older students, pages of one line, source code.
+`RULE@TEACHER` has another teacher than that of the pages, such as one that should not help.
+`RULE-curve` is evaluated ten times during training. `--table` prints the results so far, minus
+those of `const`, seed by seed.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from vocagnolm.objective import Objective
 from vocagnolm.run import train as run_train
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
-# Beside those of `methods`: the student as it begins; one that has read spoilt pages, or source
-# code; the pages' own, with losses in 16 bits.
+# In addition to those of `methods`: the student as it begins; one that has read spoilt pages, or
+# source code; the pages' own, with losses in 16 bits.
 TEACHERS = (*methods.TEACHERS, "start", "junk", "code", "half")
 STORED = "--teacher_losses={losses}"
 ACCEPT = f"--selection=accept {STORED}"
@@ -61,13 +61,13 @@ RULES = {
     "rho1-accept": "--method=rho1 --selection=accept --teacher_losses={reference_losses}",
 }
 MORE = {
-    # Half and twice the rate.
+    # Half and twice the learning rate.
     **{
         f"{rule}-lr{rate}": f"{RULES[rule]} --learning_rate={rate}"
         for rate in (0.0015, 0.006)
         for rule in ("const", "accept")
     },
-    # Held-out loss ten times in a run.
+    # The held-out loss, ten times in a run.
     **{
         f"{rule}-curve": f"{RULES[rule]} --eval_strategy=steps --eval_steps=0.1"
         for rule in ("cpt", "paper", "accept")
@@ -78,7 +78,7 @@ MORE = {
         for rule, options in (("accept", ACCEPT), ("share40", SHARE_40), ("paper", STORED))
     },
 }
-PARTS = 5  # of a run, and of the tokens by their frequency, for which weights are averaged
+PARTS = 5  # of a run, and of the tokens by frequency; weights are averaged over each
 DEMOS = ("demo", "demo-right")
 METRICS = ("nats_per_character", "top1")
 DEMO_METRICS = ("clean_loss", "accuracy")
@@ -100,30 +100,30 @@ class MoreWorld(TextWorld):
             super().make(name, path, seed)
 
     def make_start(self, path: Path, seed: int) -> None:
-        """The student as it begins."""
+        """Link the student as it begins."""
         path.symlink_to(self.student(seed))
 
     def make_junk(self, path: Path, _: int) -> None:
-        """A teacher that has read documents spoilt as the pages are."""
+        """Train a teacher on documents that are spoilt like the pages."""
         self._pretrain("teacher", "large", path, self.longer_steps, 1000, texts="junk_texts")
 
     def make_junk_texts(self, path: Path, _: int) -> None:
-        """What it has read."""
+        """Write the texts that the teacher of `make_junk` reads."""
         rng = Random("junk")
         spoilt = (self.spoil(text, rng) for text in self.documents[2])
         write_corpus(path, [" ".join(piece for piece, _ in pieces) for pieces in spoilt])
 
     def make_code(self, path: Path, _: int) -> None:
-        """A teacher that has read source code."""
+        """Train a teacher on source code."""
         self._pretrain("teacher", "large", path, self.longer_steps, 1000, texts="code_texts")
 
     def make_code_texts(self, path: Path, _: int) -> None:
-        """What it has read."""
+        """Write the texts that the teacher of `make_code` reads."""
         write_corpus(path, source_code())
 
 
 class OldWorld(MoreWorld):
-    """Students that have read four times as much before."""
+    """Students with four times as much first pretraining."""
 
     first_steps = 400
 
@@ -139,19 +139,19 @@ class ConvergedWorld(OldWorld):
 
 
 class ShortWorld(MoreWorld):
-    """Pages of eight words. Students are judged by such lines, since they forget longer texts."""
+    """Pages of eight words. Such lines also judge students, because they forget longer texts."""
 
     page_documents, held_out_lines = 20_000, 1000
 
     @cached_property
     def documents(self) -> tuple[list[str], list[str], list[str]]:
-        """As in other worlds, but for the pages and what is held out."""
+        """The usual documents, with the held-out ones and the pages split into lines."""
         held_out, others, rest = super().documents
         return _lines(held_out)[: self.held_out_lines], _lines(others), rest
 
 
 def _lines(texts: Sequence[str]) -> list[str]:
-    """Eight words each, every line once."""
+    """Split texts into lines of eight words, without repetitions."""
     found: dict[str, None] = {}
     for text in texts:
         words = text.split(" ")
@@ -171,7 +171,7 @@ class CodeWorld(MoreWorld):
 
 
 def source_code() -> list[str]:
-    """The standard library of Python, in pieces of 40 lines."""
+    """Return Python's standard library in pieces of 40 lines."""
     found = []
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-z]*/*.py")):
         if path.parent.name not in ("site-packages", "test", "idlelib"):
@@ -181,10 +181,10 @@ def source_code() -> list[str]:
 
 
 class RightWorld(DemoWorld):
-    """The demo's, without wrong solutions."""
+    """The demo's world, without wrong solutions."""
 
     def make_pages(self, path: Path, seed: int) -> None:
-        """Problems among noise."""
+        """Write problems among noise."""
         self._write_pages(path, seed, wrong_share=0.0)
 
 
@@ -193,7 +193,7 @@ WORLDS = [*SPOILS, *(f"{spoilt}-{kind}" for spoilt in SPOILS for kind in KINDS),
 
 
 def make_world(name: str, root: Path, corpora: Sequence[Path]) -> World:
-    """Return a world of this page."""
+    """Return a world of `WORLDS`."""
     if name in DEMOS:
         return (DemoWorld if name == "demo" else RightWorld)(root / name)
     spoilt, _, kind = name.rpartition("-")
@@ -203,20 +203,20 @@ def make_world(name: str, root: Path, corpora: Sequence[Path]) -> World:
 
 
 class Weights:
-    """Sums of the weights of a run, and of its tokens that are as they were or spoilt."""
+    """Sums of the weights of a run, for all tokens and for unchanged and spoilt ones."""
 
     def __init__(self, world: World, *, shuffled: bool):
         self.world, self.shuffled = world, shuffled
-        # By what is averaged, and the number of a part: a sum and a count.
+        # For each quantity and each part: a sum and a count.
         self.parts: dict[str, list[list[float]]] = defaultdict(
             lambda: [[0.0, 0.0] for _ in range(PARTS)]
         )
-        self.all: list[list[float]] = []  # of a micro-batch: sums of W, W^2 and 1
+        self.all: list[list[float]] = []  # of each micro-batch: sums of W, W^2 and 1
         self.kinds: dict[int, np.ndarray[Any, Any]] = {}
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Look at, and shuffle, what a run selects."""
+        """Record the weights that a run selects, after shuffling them if `shuffled`."""
         make, select = run_train.VocAgnoTrainer, Objective.select
 
         def made(assembled: Any) -> Any:
@@ -240,7 +240,7 @@ class Weights:
         self.all.append([*map(float, totals)])
         step = self.trainer.state.global_step * PARTS // self.trainer.state.max_steps
         self._average("weights", step, weight_BS, valid_BS)
-        # Where the teacher knows better.
+        # The teacher is ahead where its loss is lower.
         is_ahead_BS = found.teacher_loss_BS < found.student_loss_BS
         self._average("ahead", step, is_ahead_BS.float(), mapped_BS)
         for block, weight_S, valid_S, ids_S in zip(
@@ -261,7 +261,7 @@ class Weights:
 
     @cached_property
     def _fifths(self) -> torch.Tensor:
-        """Of every student token, rarest in the pages first: about as many tokens of them each."""
+        """The fifth of each vocabulary entry, rarest first; all have about as many tokens."""
         ids = np.concatenate(self.documents.segments.rows["student_ids"])
         counts = np.bincount(ids, minlength=self.trainer.model.config.vocab_size)
         order = counts.argsort(kind="stable")
@@ -271,7 +271,7 @@ class Weights:
         return torch.from_numpy(fifths.clip(max=PARTS - 1))
 
     def _kinds(self, block: int, length: int) -> np.ndarray[Any, Any]:
-        """1 for the tokens of a sequence that are as they were, 0 for spoilt, -1 for others."""
+        """Return 1 for the unchanged tokens of a sequence, 0 for spoilt ones, -1 for others."""
         if not isinstance(self.world, TextWorld):
             return np.full(length, -1)
         if block not in self.kinds:
@@ -281,13 +281,13 @@ class Weights:
                 spans = row["start"] + widen_spans(row["student_codes"], row["student_exceptions"])
                 spoilt = np.append(0, np.cumsum(~self.world.pages[row["document"]][1]))
                 is_good = spoilt[spans[:, 1]] == spoilt[spans[:, 0]]
-                kind[at + 1 : at + 1 + len(spans)] = is_good  # behind the start token
+                kind[at + 1 : at + 1 + len(spans)] = is_good  # after the start token
                 at += len(row["student_ids"])
             self.kinds[block] = kind
         return self.kinds[block]
 
     def read(self) -> dict[str, Any]:
-        """Return the mean weight, the effective share of the tokens, and weights by parts."""
+        """Return the mean weight, the effective share of the tokens, and averages by parts."""
         weight, squares, tokens = (np.array(each) for each in zip(*self.all, strict=True))
         effective = (weight**2 / np.maximum(tokens * squares, 1e-9)).mean()
         found: dict[str, Any] = {"mean_weight": weight.sum() / tokens.sum(), "ess": effective}
@@ -303,11 +303,11 @@ class Weights:
 
 @contextmanager
 def selecting(select: Callable[..., TokenGuidance]) -> Iterator[None]:
-    """Let runs select tokens by another function, on the losses of whole batches."""
+    """Let runs select tokens by another function, which gets the losses of whole batches."""
     with (
         mock.patch.object(Objective, "select", select),
-        # Weights that follow from the token's own losses would be made in the head, and not asked
-        # of `select`.
+        # Otherwise the head would compute weights that depend only on a token's own losses,
+        # without `select`.
         mock.patch.object(Objective, "own_weights", return_value=None),
     ):
         yield
@@ -323,7 +323,7 @@ def shuffle_weights(found: TokenGuidance, block_B: torch.Tensor) -> TokenGuidanc
 
 
 def read_results() -> dict[tuple[str, int, str], dict[str, Any]]:
-    """All finished runs by world, seed and rule."""
+    """Return all finished runs by world, seed and rule."""
     rows = map(json.loads, RESULTS.read_text().splitlines() if RESULTS.exists() else ())
     return {(row["world"], row["seed"], row["rule"]): row for row in rows}
 
@@ -331,7 +331,7 @@ def read_results() -> dict[tuple[str, int, str], dict[str, Any]]:
 def do(world: World, name: str, seed: int, rule: str) -> None:
     """Make a run, and keep its results."""
     options, weights = (RULES | MORE)[rule], Weights(world, shuffled=rule == "shuffled")
-    # Their training is not watched.
+    # Make these first, so that their training is not recorded.
     for need in {"base", "clean", "pages", *re.findall(r"{(.*?)}", options)}:
         world.need(need, seed)
     with weights.watched():
@@ -347,7 +347,7 @@ def do(world: World, name: str, seed: int, rule: str) -> None:
 
 
 def table(worlds: Sequence[str], seeds: Sequence[int]) -> str:
-    """Loss less that of `const`, mean and seed by seed; top-1 or accuracy; mean weight."""
+    """Return tables of loss and top-1 or accuracy, minus those of `const`, and mean weights."""
     rows, lines = read_results(), []
     for world in worlds:
         loss, right = DEMO_METRICS if world in DEMOS else METRICS

@@ -1,15 +1,15 @@
-r"""Guided fine-tuning on conversations beside plain one: equal students, conversations and order.
+r"""Compare guided and plain fine-tuning, with equal students, conversations and order.
 
     python -m benchmarks.experiments.conversations --output_dir runs/conversations
     python -m benchmarks.experiments.conversations --output_dir runs/gsm8k \
         --problems gsm8k_train.jsonl --texts math_train.jsonl --tokenizers TINYLLAMA GPT2
 
-Run in the repository's root, with OMP_NUM_THREADS=1. A question is the user's turn, its solution
-the assistant's, and the student is trained on that alone. Problems, students, teacher and
+Run in the repository's root, with OMP_NUM_THREADS=1. A question is the user's turn, and its
+solution the assistant's. The student is trained only on solutions. Problems, students, teacher and
 tokenizers are those of `make demo`, or GSM8K's problems, real tokenizers and models that are made
-first. In the case `spoilt` 40 % of the solutions are wrong, in `neutral` none. Runs are made,
-resumed and shown as those of `methods`, and `cpt` is plain fine-tuning here: there are
-`results.json` and `results.md` for each case.
+first. In the case `spoilt`, 40 % of the solutions are wrong, in `neutral` none. Runs are made,
+resumed and shown as in `methods`, with `results.json` and `results.md` for each case. Here, `cpt`
+is plain fine-tuning.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ RUNS = {
     "accept": f"--selection=accept {STORED}",
 }
 CASES = {"spoilt": 0.4, "neutral": 0.0}
-# As the demo's teacher has read problems; it ends no answer.
+# The demo's teacher has read problems in this form, without ends of answers.
 _QUESTIONS = (
     "{{ eos_token }}{% for m in messages %}{{ 'Q: ' if m.role == 'user' else '\nA: ' }}"
     "{{ m.content }}{% endfor %}{% if add_generation_prompt %}{{ '\nA:' }}{% endif %}"
 )
 _ANSWER_TOKENS = 48  # more than any right answer has
-_TALK_TOKENS = 40  # fewer than a conversation has on average
+_TALK_TOKENS = 40  # fewer than the average conversation has
 Talk = tuple[str, str]  # a question, and its answer
 
 
 class TalkWorld(World):
-    """Conversations instead of pages, a share of them with wrong solutions."""
+    """Conversations instead of pages; a share of them has wrong solutions."""
 
-    form = "plain"  # the teacher's chat template, as the student's
+    form = "plain"  # the teacher's chat template; `plain` is the student's
     held_out: list[Talk]
     per_seed = frozenset({"base"})  # needs that differ between seeds
 
@@ -69,28 +69,28 @@ class TalkWorld(World):
         self.share = share
 
     def place(self, name: str, seed: int) -> Path:  # noqa: D102
-        # Students, and all that is the same for both cases, are beside the runs of either.
+        # Students, and everything else that both cases share, are next to the cases.
         root = self.root if name in ("pages", "losses") else self.root.parent
         return root / "needs" / (f"{name}-{seed}" if name in self.per_seed else name)
 
     @abstractmethod
     def talks(self, seed: int) -> list[Talk]:
-        """What students are trained on."""
+        """Return the conversations that students are trained on."""
 
     def make_pages(self, path: Path, seed: int) -> None:
-        """The students' conversations."""
+        """Write the students' conversations."""
         write_talks(path, self.talks(seed))
 
     def make_clean(self, path: Path, _: int) -> None:
-        """What is read at the end of each run."""
+        """Write the conversations that are evaluated at the end of each run."""
         write_talks(path, self.held_out)
 
     def make_losses(self, path: Path, seed: int) -> None:
-        """The teacher's losses, in its own template."""
+        """Store the teacher's losses, with its own template."""
         self.score("teacher", path, seed, f"--teacher_chat_template={self.form}")
 
     def load(self, model: Path) -> tuple[Any, Reader]:
-        """Load a student or the teacher, and how it reads conversations."""
+        """Load a student or the teacher, and its reader of conversations."""
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         form = self.form if model == self.need("teacher", 0) else "plain"
         tokenizer = AutoTokenizer.from_pretrained(model)
@@ -101,7 +101,7 @@ class TalkWorld(World):
 
 
 class DemoTalks(TalkWorld, DemoWorld):
-    """The demo's problems; the teacher reads them as in the demo's pages."""
+    """The demo's problems, which the teacher reads as on the demo's pages."""
 
     per_seed = frozenset({"base", "pages", "losses"})
 
@@ -112,7 +112,7 @@ class DemoTalks(TalkWorld, DemoWorld):
         self.form = str(self.need("form", 0))
 
     def make_form(self, path: Path, _: int) -> None:
-        """The teacher's chat template."""
+        """Write the teacher's chat template."""
         path.write_text(_QUESTIONS)
 
     def talks(self, seed: int) -> list[Talk]:  # noqa: D102
@@ -126,7 +126,7 @@ class DemoTalks(TalkWorld, DemoWorld):
         return talks
 
     def judge(self, model: Path) -> dict[str, float]:
-        """Let a model answer: the final number must be right. Then read it the right answers."""
+        """Measure how often a model's final number is right, and its loss on the right answers."""
         loaded, reader = self.load(model)
         assert reader.template
         chat = Chat(reader.tokenizer, reader.template.source)
@@ -141,10 +141,11 @@ class DemoTalks(TalkWorld, DemoWorld):
 
 
 class ProblemTalks(TalkWorld):
-    """GSM8K's problems, and young students.
+    """GSM8K's problems, and students with little pretraining.
 
-    A problem is held out, or for the students, or for the teacher, which reads it as it is. Files
-    are .jsonl with the field `text`: of a problem the question, a line break and the solution.
+    A problem is held out, or is for the students, or for the teacher, which reads it unchanged.
+    Files are .jsonl with the field `text`. A problem has the question, a line break and the
+    solution.
     """
 
     options = (
@@ -181,14 +182,14 @@ class ProblemTalks(TalkWorld):
         return talks
 
     def make_teacher(self, path: Path, seed: int) -> None:
-        """A model of width 96 that has read problems."""
+        """Train a model of width 96 on problems."""
         lessons = self.need("lessons", seed)
         options = ("--train_on=all", "--student_chat_template=plain")
         steps = f"--max_steps={self.teacher_steps}"
         self._pretrain(path, self.tokenizers[1], 96, lessons, 1000, steps, *options)
 
     def make_base(self, path: Path, seed: int) -> None:
-        """A student of width 64 that has read a little."""
+        """Train a student of width 64 on a little text."""
         texts = self.need("texts", seed)
         steps = f"--max_steps={self.first_steps}"
         self._pretrain(path, self.tokenizers[0], 64, texts, seed, steps)
@@ -209,11 +210,11 @@ class ProblemTalks(TalkWorld):
         train(untrained, corpus, path, "--method=cpt", f"--seed={seed}", *sizes, *options)
 
     def make_lessons(self, path: Path, _: int) -> None:
-        """The teacher's problems."""
+        """Write the teacher's problems."""
         write_talks(path, self._lessons)
 
     def make_texts(self, path: Path, _: int) -> None:
-        """What students read first."""
+        """Write the texts that students read first."""
         write_corpus(path, read_texts(self.texts))
 
 
@@ -223,9 +224,9 @@ def read_texts(path: Path) -> list[str]:
 
 
 def _spoilt(answer: str, rng: Random, lines: Sequence[str], numbers: Sequence[str]) -> str:
-    """Put other numbers for all of an answer, or other steps for its own and another last number.
+    """Replace all numbers of an answer, or replace its steps and the numbers of its last line.
 
-    Numbers and steps are those of the corpus, as often as they are in it.
+    New numbers and steps are drawn from those of the corpus, as often as they are in it.
     """
 
     def other_numbers(text: str) -> str:
@@ -257,10 +258,10 @@ def write_talks(path: Path, talks: Sequence[Talk]) -> None:
 def judge_answers(
     model: PreTrainedModel, reader: Reader, talks: Sequence[Talk]
 ) -> dict[str, float]:
-    """Measure a model on answers, their ends included.
+    """Measure a model on answers, including their ends.
 
     Returns:
-        nats per character, of tokens with digits per digit, and the share of likeliest tokens.
+        nats per character, nats per digit of tokens with digits, and the share of likeliest tokens.
     """
     model.eval()
     nats = number_nats = 0.0
@@ -308,7 +309,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             worlds.append(ProblemTalks(root / case, share, *own))
         else:
             worlds.append(DemoTalks(root / case, share))
-    # Seed by seed, so that what is interrupted has whole seeds.
+    # Seeds are the outer loop, so that an interrupted command has complete seeds.
     for seed in arguments.seeds:
         for world in worlds:
             for name in arguments.runs:

@@ -1,4 +1,4 @@
-r"""All methods of `train.py` side by side, through `train.py`: equal students, text and order.
+r"""Compare all methods of `train.py`, with equal students, text and order.
 
     python -m benchmarks.experiments.methods --output_dir runs/methods
     python -m benchmarks.experiments.methods --output_dir runs/methods \
@@ -6,14 +6,16 @@ r"""All methods of `train.py` side by side, through `train.py`: equal students, 
     python -m benchmarks.experiments.methods --output_dir runs/methods \
         --world noisy --corpora A.jsonl B.jsonl
 
-Run in the repository's root, with OMP_NUM_THREADS=1. Worlds: `demo` is the embedded one with 40 %
-wrong pages; the others continue with real documents, as they are or spoilt (`worlds`). A seed has
-its own student, first pretraining and order, which all its runs share. A finished run is not
-repeated, so the command may be interrupted, or given again with other runs. Writes
-`WORLD/results.json` and `results.md`: a row per run over the seeds that have finished it, and the
-same less CPT's, seed by seed. The `oracle` knows which tokens of the pages are as they were, and
-selects as many; where it is not ahead of CPT, or `random-kept` not behind, no selection can show
-anything. Seconds are processor time of `train.py`: loading, alignment, training, one evaluation.
+Run in the repository's root, with OMP_NUM_THREADS=1. The world `demo` is the embedded one with 40 %
+wrong pages. The others continue with real documents, unchanged or spoilt (`worlds`). A seed has its
+own student, first pretraining and order, which all its runs share. A finished run is not repeated,
+so you can interrupt the command, or give it again with other runs.
+
+Writes `WORLD/results.json` and `results.md`. The table has a row per run, over the seeds that have
+finished it. A second table shows the same minus CPT's numbers, seed by seed. The `oracle` knows
+which tokens of the pages are unchanged, and selects that many. If it is not better than CPT, or if
+`random-kept` is not worse, no selection can show anything. Seconds are processor time of
+`train.py`: loading, alignment, training, one evaluation.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ RESULT_FILE, RESULTS_FILE, TABLE_FILE = "result.json", "results.json", "results.
 BASELINE = "cpt"
 
 # Options of train.py by the name of a run; {names} are needs of a world.
-MODELS = dict.fromkeys(("student", "reference", "teacher"), "")  # are judged as they are
+MODELS = dict.fromkeys(("student", "reference", "teacher"), "")  # judged as they are
 METHODS = {
     "cpt": "--method=cpt",
     "random": "--method=random",
@@ -75,7 +77,7 @@ METHODS = {
     "uld": "--method=uld --uld_pairing=last --teacher={teacher}",
     "uld-position": "--method=uld --uld_pairing=position --teacher={teacher}",
 }
-SHARE = {  # beyond the paper
+SHARE = {  # not in the paper
     f"aggregation-share__top_k-{share}__floor-{floor}": (
         f"--aggregation=share --top_k={share} --unselected_weight={floor}"
         " --teacher_losses={losses}"
@@ -90,7 +92,7 @@ ABLATIONS = {
         )
         for unmapped in ("include", "mean", "exclude")
         for aggregation in ("max", "mean", "sum")
-        if (unmapped, aggregation) != ("include", "max")  # the defaults, vocagnolm-stored
+        if (unmapped, aggregation) != ("include", "max")  # the defaults are vocagnolm-stored
     },
     **{
         f"top_k-{share}": f"--top_k={share} --teacher_losses={{losses}}"
@@ -116,7 +118,7 @@ TEXT_RUNS = {
     "random-kept": "--method=random --top_k={kept_share}",
     "rho1-stored": "--method=rho1 --teacher_losses={reference_losses}",
     "chunk-32-stored": "--method=chunk --chunks=32 --teacher_losses={losses}",
-    # A teacher of each tokenizer and size, by the paper's rule and with share.
+    # Teachers of each tokenizer and size, with the paper's aggregation and with share.
     **{
         f"{teacher}__{rule}": f"--aggregation={rule} --teacher_losses={{losses-{teacher}}}"
         for teacher in TEACHERS
@@ -132,7 +134,7 @@ Results = dict[str, dict[int, dict[str, float]]]  # by run and seed
 
 
 class _Needs(dict[str, Path | str]):
-    """The needs of a seed that options name, made when they are looked up."""
+    """The needs that options name, which are made when they are looked up."""
 
     def __init__(self, world: World, seed: int):
         super().__init__()
@@ -148,10 +150,10 @@ def do(world: World, name: str, run: str, seed: int) -> None:
     """Train and judge a student, unless that is done.
 
     Args:
-        world: where.
-        name: of the run.
+        world: the world of the run.
+        name: the name of the run.
         run: its options.
-        seed: of the student, its first pretraining and its order.
+        seed: the seed of the student, of its first pretraining and of its order.
     """
     directory = world.seed_dir(seed) / name
     if _finished(directory, run):
@@ -168,7 +170,7 @@ def do(world: World, name: str, run: str, seed: int) -> None:
 
 
 def _train(world: World, directory: Path, run: str, seed: int) -> float:
-    """Run `train.py`, and return how long it took."""
+    """Run `train.py`, and return its processor time in seconds."""
     needs = _Needs(world, seed)
     options = [f"--seed={seed}", "--eval_strategy=no", f"--eval_dataset={needs['clean']}"]
     options += [option.format_map(needs) for option in run.split()]
@@ -179,14 +181,14 @@ def _train(world: World, directory: Path, run: str, seed: int) -> float:
 
 
 def _finished(directory: Path, run: str) -> dict[str, float]:
-    """What a run was judged as; nothing if it is not finished, or had other options."""
+    """Return a run's results, or nothing if it is not finished or had other options."""
     file = directory / RESULT_FILE
     result: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"run": None}
     return result if result.pop("run") == run else {}
 
 
 def collect(world: World, runs: Mapping[str, str]) -> Results:
-    """All that is finished."""
+    """Return all finished results."""
     seeds = sorted(int(path.name.removeprefix("seed")) for path in world.root.glob("seed*"))
     results: Results = {}
     for name, run in runs.items():
@@ -197,7 +199,7 @@ def collect(world: World, runs: Mapping[str, str]) -> Results:
 
 
 def table(results: Results) -> str:
-    """Mean and standard deviation over the seeds, as a Markdown table."""
+    """Return a Markdown table of means and standard deviations over the seeds."""
     first, *others = next(iter(next(iter(results.values())).values()))
     lines = [f"| run | seeds | {' | '.join([first, 'each seed', *others])} |"]
     lines.append("|---" * (len(others) + 4) + "|")
@@ -211,7 +213,7 @@ def table(results: Results) -> str:
 
 
 def paired(results: Results) -> Results:
-    """Each run less plain pretraining, seed by seed."""
+    """Return each run's results minus those of plain pretraining, seed by seed."""
     base = results.get(BASELINE, {})
     found: Results = {}
     for name, rows in results.items():
@@ -228,7 +230,7 @@ def _spread(values: Sequence[float], digits: int) -> str:
 
 
 def write(world: World, runs: Mapping[str, str]) -> str:
-    """Write all that is finished, and return it as Markdown."""
+    """Write all finished results, and return them as Markdown."""
     results = collect(world, runs)
     (world.root / RESULTS_FILE).write_text(json.dumps({"runs": results}, indent=1) + "\n")
     lines = [table(results), ""]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.experiments.plots
 
-Run in the repository's root. Everything comes from `acceptance.jsonl`; nothing is run.
+Run in the repository's root. All numbers come from `acceptance.jsonl`, and nothing is trained.
 `docs/images/make.py` draws the figures, light and dark.
 """
 
@@ -39,9 +39,10 @@ LABELS = {
     "random": "a random 40 %",
     "cpt": "CPT, packed without a teacher",
 }
-# Teachers' tokenizers beside that of the pages' teacher.
+# The teachers' tokenizers, compared with that of the pages' teacher.
 CUTS = {"fine": "finer tokens", "coarse": "coarser tokens", "teacher": "the same tokens"}
-# What might break acceptance, as a world and the ending of the rules: another teacher, or rate.
+# What might break acceptance. A key is a world, and the suffix of the rules with another teacher or
+# learning rate.
 TRIALS = {
     ("clean", "@start"): "teacher: the student's first state; clean pages",
     ("noisy", "@start"): "the same, noisy pages",
@@ -74,7 +75,7 @@ TRIALS = {
 }
 CURVES = {"cpt": "plain", "paper": "the paper's: max, top 40 %", "accept": "acceptance"}
 STEP_TOKENS = 1024
-# Less those of `const` with the same seed.
+# Minus those of `const` with the same seed.
 Differences = list[float]
 
 
@@ -85,19 +86,19 @@ class Results:
         self.rows = read_results()
 
     def of(self, world: str, rule: str) -> list[dict[str, Any]]:
-        """The runs of a rule, by seed."""
+        """Return the runs of a rule, by seed."""
         seeds = sorted(seed for name, seed, of in self.rows if (name, of) == (world, rule))
         return [self.rows[world, seed, rule] for seed in seeds]
 
     def differences(self, world: str, rule: str, metric: str) -> Differences:
-        """What a rule changes, seed by seed."""
-        # All tokens alike, at the same rate.
+        """Return what a rule changes, seed by seed."""
+        # The baseline has equal weights, and the same learning rate.
         than = f"const{rule[rule.index('-lr') :]}" if "-lr" in rule else "const"
         rows = [(row, self.rows.get((world, row["seed"], than))) for row in self.of(world, rule)]
         return [row[metric] - const[metric] for row, const in rows if const]
 
     def cell(self, world: str, rule: str, metric: str) -> str:
-        """The mean, and all of a few or the ends of many."""
+        """Return the mean, with all values if they are few, or with the extremes."""
         found = [_signed(value) for value in sorted(self.differences(world, rule, metric))]
         if not found:
             return ""
@@ -111,13 +112,13 @@ def _signed(value: float) -> str:
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown, without rows that have no cells but the first."""
+    """Return a Markdown table, without rows that are empty after the first cell."""
     lines = [head, ["---"] * len(head), *(row for row in rows if any(row[1:]))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def evidence(results: Results) -> str:
-    """All rules beside all tokens alike."""
+    """Return a table of all rules, compared with equal weights."""
     worlds = {name: DEMO_METRICS[1] if name in DEMOS else METRICS[0] for name in WORLDS}
     counts = {world: len(results.differences(world, "accept", worlds[world])) for world in worlds}
     shown = [world for world, count in counts.items() if count]
@@ -129,7 +130,11 @@ def evidence(results: Results) -> str:
 
 
 def trials(results: Results) -> str:
-    """What may break acceptance; the mean weight, and the share of tokens that the teacher led."""
+    """Return a table of what may break acceptance.
+
+    The last columns are the mean weight, and the share of tokens on which the teacher is ahead in
+    the last fifth of training.
+    """
     rows, rules = [], ("accept", "share40", "paper")
     for (world, ending), label in TRIALS.items():
         names = [f"{rule}{ending}" for rule in rules]
@@ -148,7 +153,7 @@ def trials(results: Results) -> str:
 
 
 def draw_evidence(results: Results) -> Any:
-    """A dot for each seed of each rule."""
+    """Draw a dot for each seed of each rule."""
     worlds = [name for name in WORLDS if name not in DEMOS]
     rules = [rule for rule in LABELS if results.of("noisy", rule)]
     figure, panels = new_plot(7, 0.3 * len(rules) + 1, columns=len(worlds), sharey=True)
@@ -167,7 +172,7 @@ def draw_evidence(results: Results) -> Any:
 
 
 def draw_weights(results: Results) -> Any:
-    """Mean weights of good and of spoilt tokens, over training and by frequency."""
+    """Draw the mean weights of good and of spoilt tokens, over training and by frequency."""
     worlds = ("noisy", "inserted-40")
     figure, panels = new_plot(7, 4.6, len(worlds), 2, sharex="col", sharey=True)
     looks = {"accept": ("acceptance", COLORS[0], "o"), "paper": ("the paper's", COLORS[1], "s")}
@@ -181,7 +186,7 @@ def draw_weights(results: Results) -> Any:
                     if not found:
                         continue
                     parts = zip(*(run[kind + ending] for run in found), strict=True)
-                    # 0 where there is no such token.
+                    # 0 means that there is no such token.
                     means = [statistics.mean(part) or math.nan for part in parts]
                     look = {"color": color, "marker": marker, "linestyle": dash, "markersize": 4}
                     (line,) = axes.plot(range(1, PARTS + 1), means, **look)
@@ -201,7 +206,7 @@ def draw_weights(results: Results) -> Any:
 
 
 def draw_curves(results: Results) -> Any:
-    """Held-out loss against tokens: the mean of the seeds, and their range."""
+    """Draw the held-out loss against tokens: the mean of the seeds, and their range."""
     curves: dict[str, dict[str, pd.DataFrame]] = {}
     for world in ("noisy", "clean"):
         title = f"held-out loss, {WORLDS[world]}"
@@ -215,7 +220,7 @@ def draw_curves(results: Results) -> Any:
 
 
 def write_between(name: str, path: Path, table: str) -> None:
-    """Write a table between the marks of its name and the next end."""
+    """Write a table between the mark with its name and the next end mark."""
     begin, end = f"<!-- {name} -->\n", "\n<!-- end -->"
     before, _, rest = path.read_text(encoding="utf-8").partition(begin)
     path.write_text(f"{before}{begin}\n{table}\n{rest[rest.index(end) :]}", encoding="utf-8")

@@ -1,15 +1,15 @@
-"""How well the scores of `vocagnolm rank` tell wrong solutions from right ones.
+"""Measure how well the scores of `vocagnolm rank` separate wrong solutions from right ones.
 
     python -m benchmarks.experiments.rank --output_dir runs/rank --seeds 0 1 2
     python -m benchmarks.experiments.rank --output_dir runs/rank \
         --problems gsm8k_train.jsonl --student SMOLLM2 --teacher GEMMA3
 
-Run with OMP_NUM_THREADS=1. The first has the demo's pages, 40 % of them wrong, as they are and as
-problems alone without the noise lines around them. Their student is the one that all runs begin
-with, one that has read such pages (`cpt`), or one that has read right ones only (`reference`). The
-second exchanges the solutions of half of some problems. Every number is an area under the curve:
-the chance that a right document has the better score than a wrong one, and 0.5 says nothing. Below
-the command's scores are `TRIALS`, which it does not have.
+Run with OMP_NUM_THREADS=1. The first command ranks the demo's pages, 40 % of them wrong, as they
+are and as problems alone, without the noise lines around them. The student is the one that all runs
+start from, one that has read such pages (`cpt`), or one that has read only right ones
+(`reference`). The second command exchanges the solutions of half of 200 problems. Every number is
+an area under the curve: the chance that a right document scores better than a wrong one. 0.5 means
+no information. The last rows are `TRIALS`, scores that `vocagnolm rank` does not have.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ PAGES, WRONG_SHARE = 2000, 0.4
 STUDENTS = ("base", "cpt", "reference")
 PROBLEMS, EXCHANGED = 200, 100
 FloatArray = npt.NDArray[np.float64]
-# A token that a model expects at least this much, in nats, is one that it is sure of.
+# A model is sure of a token if its loss is below this.
 SURE_NATS = 1.0
-# Of a document's tokens: what else one might rank by.
+# Other scores of a document, computed from its tokens.
 TRIALS = (
     "least excess",
     "excess, lowest 5 %",
@@ -56,15 +56,15 @@ TRIALS = (
 
 
 class RankWorld(DemoWorld):
-    """The demo's world with a student that has read the pages, too."""
+    """The demo's world, with one more student that has read the pages."""
 
     def make_cpt(self, path: Path, seed: int) -> None:
-        """The student after the pages, wrong ones too."""
+        """Train the student on the pages, wrong ones included."""
         pages = self.need("pages", seed)
         train(self.student(seed), pages, path, *self.options, "--method=cpt", f"--seed={seed}")
 
     def model(self, name: str, seed: int) -> Path:
-        """Where a student lies."""
+        """Return the path of a student."""
         return self.student(seed) if name == "base" else self.need(name, seed)
 
 
@@ -72,8 +72,8 @@ def pages_with_truth(count: int, seed: int) -> Iterator[tuple[str, str, bool]]:
     """Draw the demo's pages; yield each, its problem without noise, and whether it is right."""
     rng, excluded = Random(f"pages {seed}"), demo_world.held_out_questions()
     for _ in range(count):
-        # The twin draws the same problem with its right solution. Its lines may come in another
-        # order, as a corruption takes numbers off the stream before the problem is placed.
+        # The twin draws the same problem with its right solution. Its lines may have another order,
+        # because a corruption draws random numbers before the problem is placed.
         twin = Random()
         twin.setstate(rng.getstate())
         page = demo_world.page(rng, WRONG_SHARE, excluded)
@@ -82,16 +82,16 @@ def pages_with_truth(count: int, seed: int) -> Iterator[tuple[str, str, bool]]:
 
 
 def problem_in(page: str) -> str:
-    """Return a page's problem: the line that begins with the question, and its answer below."""
+    """Return a page's problem: the line with the question, and the line below with the answer."""
     lines = page.split("\n")
     at = next(number for number, line in enumerate(lines) if line.startswith("Q: "))
     return "\n".join(lines[at : at + 2])
 
 
 def exchanged(texts: Sequence[str], count: int, rng: Random) -> tuple[list[str], BoolArray]:
-    """Give some problems each the solution of the next of them; return which are as they were.
+    """Give each of some problems the solution of the next one; return which are unchanged.
 
-    The solution is what follows the first line.
+    The solution is everything after the first line.
     """
     chosen = sorted(rng.sample(range(len(texts)), count))
     changed, is_right = list(texts), np.ones(len(texts), bool)
@@ -104,14 +104,14 @@ def exchanged(texts: Sequence[str], count: int, rng: Random) -> tuple[list[str],
 
 def area_under_curve(scores: FloatArray, is_right: BoolArray) -> float:
     """Return the chance that a right document's score is above a wrong one's; ties count half."""
-    # The sum of ranks less its smallest value counts the pairs (Mann and Whitney 1947).
+    # The rank sum minus its smallest value counts the pairs (Mann and Whitney 1947).
     ranks = pd.Series(scores).rank().to_numpy()
     right, wrong = int(is_right.sum()), int((~is_right).sum())
     return float((ranks[is_right].sum() - right * (right + 1) / 2) / (right * wrong))
 
 
 def trial_scores(text: str, student: Store, teacher: Store) -> dict[str, float]:
-    """Score a document by `TRIALS`, the larger the better."""
+    """Score a document by `TRIALS`; larger is better."""
     own, other = student.document(text), teacher.document(text)
     assert own is not None
     assert other is not None
@@ -146,9 +146,9 @@ def run(*words: str) -> None:
 def measure(
     directory: Path, student: Path, teacher: Path, texts: Sequence[str], is_right: BoolArray
 ) -> dict[str, float]:
-    """Rank texts by the command, and return the area under the curve of every score and trial.
+    """Rank texts with the command, and return the area under the curve of every score and trial.
 
-    The texts and the teacher's store lie beside `directory`, for the next student.
+    The texts and the teacher's store are written next to `directory`, for the next student.
     """
     pages = directory.parent / "texts"
     losses = directory.parent / "teacher"
@@ -173,7 +173,7 @@ def measure(
 
 
 def measure_demo(root: Path, seed: int, count: int) -> dict[str, dict[str, float]]:
-    """Return the areas of pages and of problems alone, with each of `STUDENTS`, by their names."""
+    """Return the areas of pages and of problems alone for each of `STUDENTS`, by name."""
     world = RankWorld(root)
     teacher = world.need("teacher", seed).resolve()
     pages, problems, right = zip(*pages_with_truth(count, seed), strict=True)
@@ -188,7 +188,7 @@ def measure_demo(root: Path, seed: int, count: int) -> dict[str, dict[str, float
 
 
 def table(columns: dict[str, list[dict[str, float]]]) -> str:
-    """Lay out the areas: a row a score, a column a corpus with its student; means over seeds."""
+    """Return a table with a row per score and a column per corpus and student; means over seeds."""
     rows = [["score", *columns]]
     for name in (*SCORES, *TRIALS):
         row = [name]

@@ -1,22 +1,22 @@
-r"""The rules beside each other on pretrained models, on pages of mathematics.
+r"""Compare the rules on pretrained models and pages of mathematics.
 
     python -m benchmarks.experiments.real --output_dir runs/real --student SmolLM2-135M \
         --teacher Qwen2.5-Coder-1.5B --corpora DIRECTORY
 
-Run in the repository's root. The student, which is pretrained, continues its pretraining on the
-pages of `real_pages`. All runs of a seed have the same pages in the same order, and the teacher
-reads every page once, whatever worlds have it. A finished run is a line of
-`benchmarks/experiments/real.jsonl` and is not repeated; an interrupted one, of the teacher too,
-goes on with the same command. Processes with different seeds, worlds or rules may run side by side.
+Run in the repository's root. A pretrained student continues its pretraining on the pages of
+`real_pages`. All runs of a seed have the same pages in the same order. The teacher reads every page
+only once, even if several worlds have it. A finished run is a line of
+`benchmarks/experiments/real.jsonl` and is not repeated. The same command resumes an interrupted
+run, also of the teacher. Processes with different seeds, worlds or rules may run side by side.
 `real_results` makes the tables.
 
-Models are judged by nats per character on clean text that is held out, and, with `--answers N`, by
-their answers to the first N items of benchmarks (`--data_dir` as for vocagnolm evaluate). With
-`--keep_models`, answers can be asked for later without training again.
+Models are judged by nats per character on held-out clean text and, with `--answers N`, by their
+answers to the first N items of benchmarks (`--data_dir` as for vocagnolm evaluate). With
+`--keep_models`, you can ask for answers later without training again.
 
-    const     weighs all tokens alike, on the packed sequences of the guided runs
+    const     weights all tokens equally, on the packed sequences of the guided runs
     shuffled  has the weights of `accept` in a random order within each micro-batch
-    rho1      has the student itself as its reference, trained on as many tokens of clean pages
+    rho1      its reference is the student, trained on as many tokens of clean pages
     start, teacher, reference    are judged as they are
 """
 
@@ -61,7 +61,7 @@ RULES = {
 MODELS = ("start", "teacher", "reference")
 BENCHMARKS = ("svamp", "asdiv", "mawps", "tabmwp", "gsm8k")
 HELD_OUT_CHARACTERS, JUDGED_TOGETHER = 600, 8
-# What is kept of a run's log: the number of the first step, and the mean of all.
+# These numbers of a run's log are kept: the value of the first step, and the mean of all steps.
 LOGGED = ("teacher_ahead_fraction", "mean_weight", "student_loss_nats", "teacher_loss_nats")
 
 
@@ -69,7 +69,7 @@ class Experiment:
     """Everything that runs share.
 
     Args:
-        arguments: of the command line.
+        arguments: the parsed command line.
     """
 
     def __init__(self, arguments: argparse.Namespace):
@@ -86,7 +86,7 @@ class Experiment:
         self.held_out = real_pages.held_out_texts(self.documents)
 
     def pages(self, world: str) -> Path:
-        """Return the corpus of a world, which is written when it is first asked for."""
+        """Return the corpus of a world, and write it when it is first asked for."""
 
         def make() -> list[str]:
             tokenizer = AutoTokenizer.from_pretrained(self.student)
@@ -99,7 +99,7 @@ class Experiment:
         return self._corpus(f"{world}/pages", make)
 
     def pages_of_all_worlds(self) -> Path:
-        """Return the corpus that models score: each page of any world once."""
+        """Return the corpus that models score. It has each page of any world once."""
 
         def make() -> list[str]:
             pages: dict[str, None] = {}
@@ -112,13 +112,13 @@ class Experiment:
         return self._corpus("all/pages", make)
 
     def held_out_pages(self) -> Path:
-        """Return the held-out text as a corpus, whose loss a run logs as it goes."""
+        """Return the held-out text as a corpus, whose loss a run logs during training."""
         return self._corpus(
             "held-out", lambda: [text for kind in self.held_out.values() for text in cut(kind)]
         )
 
     def _corpus(self, name: str, make: Callable[[], list[str]]) -> Path:
-        """Return a corpus, which the first process that asks for it writes."""
+        """Return a corpus. The first process that asks for it writes it."""
         directory = self.root / name
         directory.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{directory}.lock"):
@@ -145,7 +145,7 @@ class Experiment:
 
     def _score(self, model: Path, name: str) -> Path:
         store = self.root / name
-        # A finished store does not need its model, and an unfinished one goes on.
+        # A finished store does not need its model. An unfinished one is resumed.
         if SHARDS not in read_manifest(store):
             options = [f"--teacher={model}", f"--dataset={self.pages_of_all_worlds()}"]
             options += ["--shard_documents=32", f"--output_dir={store}", f"--dtype={self.dtype}"]
@@ -155,7 +155,7 @@ class Experiment:
 
     def _train(self, rule: str, pages: Path, directory: Path, seed: int) -> None:
         options = [f"--student={self.student}", f"--dataset={pages}", f"--output_dir={directory}"]
-        # A GPU takes a whole step at once.
+        # A GPU computes a whole step at once.
         rows = 8 if torch.cuda.is_available() else 4
         options += ["--max_length=512", f"--per_device_train_batch_size={rows}", f"--seed={seed}"]
         options += ["--global_batch_tokens=4096", f"--learning_rate={self.learning_rate}"]
@@ -163,7 +163,7 @@ class Experiment:
         options += ["--logging_steps=1"]
         options += [f"--bf16={str(self.dtype == 'bfloat16').lower()}"]
         if torch.cuda.is_available():
-            # A run takes less than a minute, and an evaluation a second.
+            # A run takes less than a minute, so save no checkpoints. An evaluation takes a second.
             options += ["--save_strategy=no", "--eval_strategy=steps", "--eval_steps=0.25"]
             options += [f"--eval_dataset={self.held_out_pages()}"]
         else:
@@ -186,7 +186,7 @@ class Experiment:
         return directory
 
     def model(self, world: str, rule: str, seed: int) -> Path:
-        """Return the directory of the model that a line of results is of."""
+        """Return the directory of the model that a line of results is about."""
         if rule == "start":
             return self.student
         if rule == "teacher":
@@ -207,7 +207,7 @@ class Experiment:
 
 @contextmanager
 def shuffled_weights() -> Iterator[None]:
-    """Let runs weigh the tokens of a micro-batch in a random order."""
+    """Let runs shuffle the weights of the tokens within each micro-batch."""
     select = Objective.select
 
     def selected(objective: Objective, student: Any, batch: Any, teacher: Any = None) -> Any:
@@ -230,7 +230,7 @@ def cut(texts: list[str]) -> list[str]:
 
 @torch.no_grad()
 def nats_per_character(directory: Path, texts: dict[str, list[str]]) -> dict[str, float]:
-    """Return the loss of texts, by kind, in float32 and without any packing."""
+    """Return the loss of texts per character, by kind, in float32 and without packing."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).to(device)
     tokenizer = AutoTokenizer.from_pretrained(directory)
@@ -243,7 +243,7 @@ def nats_per_character(directory: Path, texts: dict[str, list[str]]) -> dict[str
                 torch.tensor([start, *tokenizer.encode(text, add_special_tokens=False)])
                 for text in cut(documents[first : first + JUDGED_TOGETHER])
             ]
-            # Nothing that is padded comes before a token, and none of it is a label.
+            # Padding comes after all tokens, and is never a label.
             ids_BS = pad_sequence(ids, batch_first=True).to(device)
             labels_BS = pad_sequence(ids, batch_first=True, padding_value=-100).to(device)
             logits_BSV = model(ids_BS).logits[:, :-1]
@@ -254,13 +254,13 @@ def nats_per_character(directory: Path, texts: dict[str, list[str]]) -> dict[str
 
 
 def right_answers(evaluation: Path, benchmark: str) -> str:
-    """Return a 1 for each item that was answered rightly and a 0 for each other, in their order."""
+    """Return a 1 for each right answer and a 0 for each other one, in the order of the items."""
     lines = (evaluation / f"{benchmark}.jsonl").read_text(encoding="utf-8").splitlines()
     return "".join(str(int(json.loads(line)["correct"])) for line in lines)
 
 
 def logged(directory: Path) -> dict[str, Any]:
-    """Return what a run logged: its first step and its mean, and the held-out loss by step."""
+    """Return a run's logged numbers, first and mean, and its held-out loss by step."""
     entries = [json.loads(line) for line in (directory / "log.jsonl").read_text().splitlines()]
     numbers: dict[str, Any] = {}
     for name in LOGGED:
@@ -280,7 +280,7 @@ def read_results() -> list[dict[str, Any]]:
 
 
 def finish(experiment: Experiment, world: str, rule: str, seed: int) -> None:
-    """Make a run and judge its model, unless that is done, and keep the results."""
+    """Make a run, judge its model and keep the results, unless that is done."""
     row: dict[str, Any] = {
         "student": experiment.student.name,
         "teacher": experiment.teacher.name,
@@ -305,7 +305,7 @@ def finish(experiment: Experiment, world: str, rule: str, seed: int) -> None:
     with RESULTS.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
     if rule in RULES and not experiment.keep_models:
-        # Half a gigabyte that nothing reads any more.
+        # It takes half a gigabyte, and nothing reads it any more.
         shutil.rmtree(model)
 
 
@@ -334,7 +334,7 @@ def main() -> None:
     for seed in arguments.seeds:
         for rule in arguments.rules:
             for world in arguments.worlds:
-                # Models that no run trains are judged once.
+                # Models that no rule trains are judged once.
                 if rule in RULES or (seed, world) == (0, arguments.worlds[0]):
                     finish(experiment, world, rule, seed)
 

@@ -1,14 +1,14 @@
-"""The pages that `real` trains pretrained models on, and the clean text that judges them.
+"""The pages on which `real` trains pretrained models, and the clean text that judges them.
 
 Documents come from four corpora of mathematics: GSM8K's and MATH's training problems, PlanetMath,
 and textbooks. Three worlds share them, so that a teacher reads most documents once:
 
     clean   problems and passages as they are
     noisy   40 % of the problems carry the solution of another problem
-    mixed   half of the documents are clean; a quarter are source code, and a quarter have what
-            web pages put between the words
+    mixed   half of the documents are clean; a quarter are source code, and a quarter have
+            boilerplate of web pages between the words
 
-`reference` is other clean pages, for Rho-1's reference.
+`reference` has other clean pages, for Rho-1's reference model.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from benchmarks.experiments.worlds import insert
 
 WORLDS = ("noisy", "clean", "mixed")
 WRONG_SHARE = 0.4
-# Of a page, so that one long article does not fill a run.
+# A page is cut to this length, so that one long article does not fill a run.
 PAGE_CHARACTERS = 1500
 HELD_OUT = 60  # documents of each kind
-# Where the reference's documents begin: behind those of every page.
+# The reference's documents begin here, after those of every page.
 REFERENCE_START = 600
-# What separates a problem from its solution.
+# The file, and what separates a problem from its solution.
 PROBLEMS = {"gsm8k": ("gsm8k_train.jsonl", "\n"), "math": ("math_train.jsonl", "\n\n")}
 ARTICLES = {
     "planetmath": ("planetmath.jsonl",),
     "textbooks": ("openlogic.jsonl", "statistics_textbook.jsonl"),
 }
 KINDS = (*PROBLEMS, *ARTICLES)
-# Of every ten pages: GSM8K has the shortest ones.
+# The kinds of nine consecutive pages. GSM8K has the most, because its pages are the shortest.
 TURNS = ("gsm8k", "gsm8k", "math", "gsm8k", "planetmath", "gsm8k", "math", "gsm8k", "textbooks")
 
 
@@ -53,8 +53,8 @@ def read_documents(corpora: Path) -> dict[str, list[str]]:
             for line in (corpora / name).read_text(encoding="utf-8").splitlines():
                 page = json.loads(line)["text"][:PAGE_CHARACTERS]
                 if kind in PROBLEMS and PROBLEMS[kind][1] not in page:
-                    continue  # a problem longer than a page
-                # A dictionary keeps the first of equal texts, in the order of the file.
+                    continue  # the problem alone fills a page
+                # A dictionary drops repeated texts and keeps the order of the file.
                 texts[page] = None
         documents[kind] = list(texts)
         Random(kind).shuffle(documents[kind])
@@ -62,7 +62,7 @@ def read_documents(corpora: Path) -> dict[str, list[str]]:
 
 
 def held_out_texts(documents: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Return the clean text of every kind that no page has."""
+    """Return the held-out clean text of every kind, which no page has."""
     return {kind: texts[:HELD_OUT] for kind, texts in documents.items()}
 
 
@@ -74,13 +74,13 @@ def make_pages(
     Args:
         world: one of `WORLDS`, or `reference`.
         documents: by kind, as `read_documents` returns them.
-        tokens: of a run.
-        count: the student's tokens of a text.
+        tokens: the tokens of a run.
+        count: a function that counts the student's tokens of a text.
     """
     rng = Random(world)
     start = REFERENCE_START if world == "reference" else HELD_OUT
     queues = {kind: iter(texts[start:]) for kind, texts in documents.items()}
-    # Wrong solutions come from the end, where no page does.
+    # Wrong solutions come from the end of the list, which no page reaches.
     others = {kind: iter(reversed(documents[kind])) for kind in PROBLEMS}
     codes = iter(source_code())
     pages: list[str] = []
@@ -90,13 +90,14 @@ def make_pages(
         page = next(queues[kind])
         if world == "noisy" and kind in PROBLEMS and rng.random() < WRONG_SHARE:
             page = with_solution_of(page, next(others[kind]), PROBLEMS[kind][1])
-        # Of four pages two are clean, whatever their kind: nine turns and four share no factor.
+        # Two of every four pages are clean. Four and nine have no common factor, so this holds for
+        # every kind.
         if world == "mixed" and len(pages) % 4 == 1:
             page = next(codes)
         if world == "mixed" and len(pages) % 4 == 3:
             page = between_boilerplate(page, rng)
         pages.append(page)
-        total += count(page) + 1  # the end of the document
+        total += count(page) + 1  # the token that ends the document
     return pages
 
 
@@ -108,7 +109,7 @@ def with_solution_of(problem: str, other: str, separator: str) -> str:
 
 
 def between_boilerplate(text: str, rng: Random) -> str:
-    """Put what web pages have before 40 % of the words."""
+    """Insert boilerplate of web pages before 40 % of the words."""
     return " ".join(piece for piece, _ in insert(text, rng))[:PAGE_CHARACTERS]
 
 

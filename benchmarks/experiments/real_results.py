@@ -1,10 +1,10 @@
-"""The tables and figures of `real`, from `real.jsonl`.
+"""Make the tables and figures of `real` from `real.jsonl`.
 
     python -m benchmarks.experiments.real_results            # print the tables
     python -m benchmarks.experiments.real_results --write    # into README and docs/results.md, too
 
-Run in the repository's root; nothing is trained. A table has one student, teacher, number of tokens
-and learning rate. `docs/images/make.py` draws the figures.
+Run in the repository's root. Nothing is trained. The runs of a table have the same student,
+teacher, number of tokens and learning rate. `docs/images/make.py` draws the figures.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from benchmarks.experiments.real import MODELS, RESULTS, RULES
 from vocagnolm.report.plots import COLORS, draw_curves, new_plot
 from vocagnolm.report.statistics import RESAMPLES, percentile_interval, resampled_differences
 
-# Evaluations of some of the models, which the runs on a CPU kept.
+# The answers of some models that runs on a CPU kept.
 ANSWERS = RESULTS.with_name("real_answers.json")
-# The run by which the learning rate is picked: its world, rule and seed.
+# The world, rule and seed of the run that picks the learning rate.
 TUNED = ("noisy", "const", 0)
 
 # What the runs of a table have in common.
@@ -71,12 +71,12 @@ class Results:
         return [self.rows[key] for key in keys]
 
     def differences(self, world: str, rule: str, kind: str | None = None) -> list[float]:
-        """Return nats per character less those of equal weights, for each seed that has both.
+        """Return nats per character minus those of equal weights, for each seed that has both.
 
         Args:
-            world: of the pages.
-            rule: of the runs.
-            kind: of held-out text; None for the mean of all kinds.
+            world: the world of the pages.
+            rule: the rule of the runs.
+            kind: a kind of held-out text; None for the mean of all kinds.
         """
         differences = []
         for row in self.runs(world, rule):
@@ -86,7 +86,7 @@ class Results:
         return differences
 
     def cell(self, world: str, rule: str, kind: str | None = None) -> str:
-        """Return the mean of the differences and, of several, the least and the largest."""
+        """Return the mean difference and, if there are several, the smallest and the largest."""
         values = self.differences(world, rule, kind)
         if not values:
             return ""
@@ -101,7 +101,7 @@ def nats(row: Row, kind: str | None = None) -> float:
 
 def signed(value: float) -> str:
     """Return a difference with three digits and without the zero before the point."""
-    # Zero is added so that no rounded value is a negative zero.
+    # Adding zero removes the sign of a negative zero.
     return f"{round(value, 3) + 0.0:+.3f}".replace("0.", ".", 1)
 
 
@@ -112,7 +112,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def read_results(path: Path = RESULTS) -> dict[tuple[Any, ...], Results]:
-    """Return finished runs by what the runs of a table have in common."""
+    """Return finished runs, grouped by `GROUP`."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in read_rows(path):
         if row["rule"] in RULES:
@@ -121,7 +121,7 @@ def read_results(path: Path = RESULTS) -> dict[tuple[Any, ...], Results]:
 
 
 def picked() -> Results:
-    """Return the runs at the learning rate at which equal weights have the lowest loss, seed 0."""
+    """Return the runs at the learning rate that gives equal weights the lowest loss in `TUNED`."""
     tables = [results for results in read_results().values() if TUNED in results.rows]
     return min(tables, key=lambda results: nats(results.rows[TUNED]))
 
@@ -138,10 +138,10 @@ def rules_table(results: Results) -> str:
 
 
 def kinds_table(results: Results, world: str) -> str:
-    """Return nats per character of each kind of held-out text, of all rules in a world.
+    """Return nats per character of each kind of held-out text, for all rules in a world.
 
-    The student as it was and equal weights have their losses; the others have the differences from
-    equal weights of the same seed.
+    The student as it was and equal weights are shown with their losses. The other rows are the
+    differences from equal weights with the same seed.
     """
     rows = []
     student = results.runs(world, "const")[0]["student"]
@@ -172,7 +172,8 @@ def page_tables(results: Results) -> str:
 def rates_table() -> str:
     """Return the mean of all kinds of text at each learning rate, for pages with wrong solutions.
 
-    Equal weights have the losses of seed 0; the others have the differences from equal weights.
+    Equal weights are shown with the loss of seed 0. The other columns are the differences from
+    equal weights.
     """
     rules = ("accept", "shuffled", "paper", "random")
     rows = []
@@ -185,10 +186,10 @@ def rates_table() -> str:
 
 
 def answers_table() -> str:
-    """Return the right answers in percent, and the paired differences from equal weights in points.
+    """Return the right answers in percent, and paired differences from equal weights in points.
 
-    Seed 0 at the picked learning rate. `ANSWERS` has a 1 for each right answer and a 0 for each
-    other, in the order of a benchmark's items.
+    The models are those of seed 0 at the picked learning rate. `ANSWERS` has a 1 for each right
+    answer and a 0 for each other one, in the order of a benchmark's items.
     """
     answers = json.loads(ANSWERS.read_text(encoding="utf-8"))
     rows = []
@@ -217,7 +218,7 @@ def by_item(right: str) -> list[int]:
 
 
 def losses_table(path: Path = RESULTS) -> str:
-    """Return nats per character of the models as they are, and of runs with equal weights."""
+    """Return nats per character of models that are judged as they are, and with equal weights."""
     rows = []
     for row in read_rows(path):
         if row["rule"] in (*MODELS, "const"):
@@ -245,7 +246,7 @@ def draw_rules(results: Results) -> Any:
 
 
 def has_curves(results: Results) -> bool:
-    """True if the runs have logged their held-out loss as they went."""
+    """Return whether a run has logged its held-out loss during training."""
     return any(row.get("held_out_loss") for row in results.rows.values())
 
 
@@ -264,7 +265,7 @@ def draw_losses(results: Results) -> Any:
 
 
 def main() -> None:
-    """Print the tables, and write the main one."""
+    """Print the tables and, with --write, write them into the pages."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--write", action="store_true", help="into README and docs/results.md")
     arguments = parser.parse_args()

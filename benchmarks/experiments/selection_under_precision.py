@@ -1,14 +1,14 @@
-"""Which tokens are selected otherwise when student or teacher compute with fewer bits.
+"""Measure how the token selection changes if student or teacher compute with fewer bits.
 
     python -m benchmarks.experiments.selection_under_precision --seeds 3
 
-The reference is float32 for both models. Of the tokens that it selects (40 % of each packed
-sequence), the share that is not selected any more is shown, over several seeds, and beside it by
-how much the teacher's losses move. bf16 is real; float8, int8 and 4 bits are simulated on the CPU:
-numbers are rounded as the kernels round them, products and sums are of another hardware. Two pairs:
-the demo's student, pretrained here with `seed`, and its teacher; and random Llamas, whose losses
-say nothing, so that little stands between one token and the next. Pairs as deep as those of the
-paper differ more than the demo's, because rounding adds up over layers.
+The reference is float32 for both models. It selects 40 % of the tokens of each packed sequence. The
+table shows the share of these tokens that is no longer selected, over several seeds, and how much
+the teacher's losses move. bf16 is real. float8, int8 and 4 bits are simulated on the CPU: numbers
+are rounded as in the kernels, but the hardware that multiplies and adds is another. One pair is the
+demo's student, pretrained here with `seed`, and its teacher. The other pair is two random Llamas.
+Their losses carry no information and are close to each other, so small errors change the selection.
+Pairs as deep as the paper's differ more than the demo's, because rounding adds up over layers.
 """
 
 from __future__ import annotations
@@ -51,32 +51,32 @@ NF4 = (
 
 
 class Way(NamedTuple):
-    """How a pair computes."""
+    """The precision of a pair."""
 
     teacher: Callable[[Any], Any] = lambda model: model
     student_bf16: bool = False
 
 
 def by_row(x: Tensor, largest: float, to: Callable[[Tensor], Tensor]) -> Tensor:
-    """Numbers rounded by `to` after scaling each row to `largest`, and scaled back."""
+    """Scale each row to the maximum `largest`, round it by `to`, and scale it back."""
     scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / largest
     return to(x / scale) * scale
 
 
 def float8(x: Tensor) -> Tensor:
-    """Rows rounded to 8-bit floats."""
+    """Round rows to 8-bit floats."""
     limit = torch.finfo(torch.float8_e4m3fn).max
     return by_row(x.float(), limit, lambda y: y.to(torch.float8_e4m3fn).float())
 
 
 def float8_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
-    """Weights and activations in 8-bit floats, sums in float32, the result in the layer's dtype."""
+    """Return a layer with float8 weights and activations, float32 sums and the input's dtype."""
     weight = float8(layer.weight)
     return lambda x: F.linear(float8(x), weight, _float(layer.bias)).to(x.dtype)
 
 
 def int8_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
-    """LLM.int8(): weights and activations in 8 bits, but columns with an outlier in 16."""
+    """Return an LLM.int8() layer: 8-bit weights and activations, but outlier columns in 16 bits."""
     original, weight = layer.weight.float(), by_row(layer.weight.float(), 127.0, torch.round)
 
     def forward(x: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def int8_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
 
 
 def nf4_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
-    """Weights in 4 bits, by blocks of 64; activations and products as they are."""
+    """Return a layer with 4-bit weights in blocks of 64; activations and products are unchanged."""
     levels = torch.tensor(NF4)
     blocks = layer.weight.float().reshape(-1, NF4_BLOCK)
     nearest = by_row(blocks, 1.0, lambda y: levels[(y[..., None] - levels).abs().argmin(-1)])
@@ -102,12 +102,12 @@ def _float(bias: Tensor | None) -> Tensor | None:
 
 
 def bf16(model: Any) -> Any:
-    """As a teacher is loaded on a GPU."""
+    """Convert a model to bfloat16, as teachers are loaded on a GPU."""
     return model.bfloat16()
 
 
 def simulated(linear: Callable[[nn.Linear], Callable[[Tensor], Tensor]]) -> Callable[[Any], Any]:
-    """A model in bfloat16 whose linear layers, except the head, compute otherwise."""
+    """Return a function that makes a model bfloat16 and simulates its layers, except the head."""
 
     def change(model: Any) -> Any:
         model = bf16(model)
@@ -130,7 +130,7 @@ WAYS = {
 
 
 def select(student: Any, teacher: Any, batches: list[Any], way: Way) -> tuple[Tensor, Tensor]:
-    """Return the teacher's losses of all tokens, and which are selected: Eq. 1 to 4."""
+    """Return the teacher's losses of all tokens, and which tokens are selected (Eq. 1 to 4)."""
     student, teacher = copy.deepcopy(student), way.teacher(copy.deepcopy(teacher))
     losses, selected = [], []
     with tempfile.TemporaryDirectory() as scratch:
@@ -144,7 +144,7 @@ def select(student: Any, teacher: Any, batches: list[Any], way: Way) -> tuple[Te
 
 
 def make_batches(seed: int, pages: int) -> list[Any]:
-    """Pages of the embedded world that no student of the demo has read."""
+    """Make batches of pages of the embedded world that no student of the demo has read."""
     texts = demo_world.corpus(pages, 1000 + seed, 0.4)
     blocks = prepare_dataset(
         datasets.Dataset.from_dict({"text": list(texts)}),
@@ -157,7 +157,7 @@ def make_batches(seed: int, pages: int) -> list[Any]:
 
 
 def demo_pair(seed: int, directory: Path) -> tuple[Any, Any]:
-    """The demo's student after its first pretraining, and its teacher."""
+    """Make the demo's student after its first pretraining; return it with the demo's teacher."""
     own = directory / f"seed{seed}"
     own.mkdir()
     with redirect_stdout(sys.stderr):
@@ -167,7 +167,7 @@ def demo_pair(seed: int, directory: Path) -> tuple[Any, Any]:
 
 
 def random_pair(seed: int, _: Path) -> tuple[Any, Any]:
-    """Llamas of 4 and 8 layers that have learned nothing."""
+    """Make untrained Llamas of 4 and 8 layers."""
     torch.manual_seed(seed)
     options = {"num_key_value_heads": 4, "initializer_range": 0.08, "max_position_embeddings": 2048}
     return llama(1024, 128, 4, 8, **options), llama(2048, 256, 8, 8, **options)
@@ -177,7 +177,7 @@ PAIRS = {"demo": demo_pair, "random": random_pair}
 
 
 def measure(seeds: int, pages: int, scratch: Path) -> list[str]:
-    """The lines of a table."""
+    """Return the lines of the table."""
     changed: dict[tuple[str, str], list[float]] = {}
     moved: dict[tuple[str, str], list[float]] = {}
     tokens = 0

@@ -1,8 +1,8 @@
-"""Where methods are compared: students, text, teachers, and what a student is judged by.
+"""Where methods are compared: students, texts, teachers, and how a student is judged.
 
-`DemoWorld` is that of `make demo`; `TextWorld` has real documents, as they are or spoilt. What is
-spoilt is known by character, so that an oracle can be made that knows it: a world where the oracle
-is not ahead of plain pretraining says nothing about the selection of tokens.
+`DemoWorld` is the world of `make demo`. `TextWorld` has real documents, unchanged or spoilt. It
+knows which characters are spoilt, so that there can be an oracle. Where the oracle does not beat
+plain pretraining, a world says nothing about the selection of tokens.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ from vocagnolm.store import format as store
 from vocagnolm.tokenizer import start_id
 
 BoolArray = npt.NDArray[np.bool_]
-Pieces = list[tuple[str, bool]]  # of a text, cut at spaces; and whether each is as it was
+Pieces = list[tuple[str, bool]]  # parts of a text, split at spaces, and whether each is unchanged
 Spoil = Callable[[str, Random], Pieces]
 
 
 class World(ABC):
     """What runs have in common, and what they need.
 
-    Needs are made once, when first asked for, whatever other processes ask: `need("losses", seed)`
-    is the path of what `make_losses(path, seed)` makes. Every world has the needs `pages`, the text
-    of the continual pretraining; `clean`, what is read at the end; `teacher`; `reference`, which
-    has the student's tokenizer; and the `losses` and `reference_losses` of both on the pages.
+    A need is made once, when it is first asked for, even if several processes ask.
+    `need("losses", seed)` is the path of what `make_losses(path, seed)` makes. Every world has
+    these needs: `pages`, the text of the continual pretraining; `clean`, the text that is evaluated
+    at the end; `teacher`; `reference`, which has the student's tokenizer; and `losses` and
+    `reference_losses`, the losses of these two models on the pages.
 
     Attributes:
-        options: of `train.py`, of every continual pretraining.
-        root: where the runs lie.
+        options: options of `train.py` for every continual pretraining.
+        root: the directory of the runs.
     """
 
     options: tuple[str, ...]
@@ -58,15 +59,15 @@ class World(ABC):
         self.root = root
 
     def seed_dir(self, seed: int) -> Path:
-        """Where the runs of a seed lie."""
+        """Return the directory of a seed's runs."""
         return self.root / f"seed{seed}"
 
     @abstractmethod
     def place(self, name: str, seed: int) -> Path:
-        """Where a need of a seed lies, or of all seeds."""
+        """Return the path of a need, which is one seed's or shared by all."""
 
     def need(self, name: str, seed: int) -> Path:
-        """The path of something that runs need."""
+        """Return the path of something that runs need; make it if it is missing."""
         path = self.place(name, seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{name}.lock")):
@@ -78,19 +79,19 @@ class World(ABC):
         return path
 
     def make(self, name: str, path: Path, seed: int) -> None:
-        """Make what runs need."""
+        """Make something that runs need."""
         getattr(self, f"make_{name}")(path, seed)
 
     def make_losses(self, path: Path, seed: int) -> None:
-        """The teacher's losses on the pages, as a store."""
+        """Store the teacher's losses on the pages."""
         self.score("teacher", path, seed)
 
     def make_reference_losses(self, path: Path, seed: int) -> None:
-        """The reference's losses on the pages, as a store."""
+        """Store the reference's losses on the pages."""
         self.score("reference", path, seed)
 
     def score(self, teacher: str, path: Path, seed: int, *more: str) -> None:
-        """Store the losses of a need on the pages."""
+        """Store the losses of a model on the pages."""
         model, pages = self.need(teacher, seed).resolve(), self.need("pages", seed)
         options = (f"--teacher={model}", f"--dataset={pages}", f"--output_dir={path}")
         if status := vocagnolm(["score", *options, "--loss_dtype=float32", *more]):
@@ -98,11 +99,11 @@ class World(ABC):
 
     @abstractmethod
     def student(self, seed: int) -> Path:
-        """The student that all runs of a seed begin with."""
+        """Return the student that all runs of a seed start from."""
 
     @abstractmethod
     def judge(self, model: Path) -> dict[str, float]:
-        """What a saved model is judged by; the first number is shown seed by seed."""
+        """Return the measures of a saved model; the first one is shown seed by seed."""
 
 
 def write_corpus(path: Path, texts: Sequence[str]) -> None:
@@ -115,7 +116,7 @@ def write_corpus(path: Path, texts: Sequence[str]) -> None:
 
 
 class DemoWorld(World):
-    """The embedded world as in `make demo`."""
+    """The embedded world, as in `make demo`."""
 
     steps, step_tokens = 650, 512  # as in recipes/demo.yaml
     options: tuple[str, ...] = (f"--max_steps={steps}", f"--global_batch_tokens={step_tokens}")
@@ -125,25 +126,25 @@ class DemoWorld(World):
         return (self.root if is_shared else self.seed_dir(seed)) / "needs" / name
 
     def make_teacher(self, path: Path, _: int) -> None:
-        """The teacher that is shipped."""
+        """Link the teacher that is shipped."""
         path.symlink_to(ASSETS / TEACHER)
 
     def make_clean(self, path: Path, _: int) -> None:
-        """Problems that are read at the end of each run."""
+        """Write the problems that are evaluated at the end of each run."""
         problems = demo_world.held_out_problems()[:100]
         write_corpus(path, ["".join(demo_world.render(problem)) for problem in problems])
 
     def make_base(self, path: Path, seed: int) -> None:
-        """A student that has read noise, prose and questions."""
+        """Train a student on noise, prose and questions."""
         path.mkdir()
         make_base(path, seed)
 
     def make_pages(self, path: Path, seed: int) -> None:
-        """Problems among noise, many with wrong solutions."""
+        """Write problems among noise, 40 % of them with wrong solutions."""
         self._write_pages(path, seed, wrong_share=0.4)
 
     def make_right_pages(self, path: Path, seed: int) -> None:
-        """Other pages, without wrong solutions."""
+        """Write other pages, without wrong solutions."""
         self._write_pages(path, seed + 1000, wrong_share=0.0)
 
     def _write_pages(self, path: Path, seed: int, wrong_share: float) -> None:
@@ -151,7 +152,7 @@ class DemoWorld(World):
         write_corpus(path, list(demo_world.corpus(count, seed, wrong_share)))
 
     def make_reference(self, path: Path, seed: int) -> None:
-        """The student after as many pages without wrong solutions."""
+        """Train the student on as many pages without wrong solutions."""
         pages = self.need("right_pages", seed)
         train(self.student(seed), pages, path, *self.options, "--method=cpt", f"--seed={seed}")
 
@@ -165,40 +166,40 @@ class DemoWorld(World):
 # -- Real documents ------------------------------------------------------------------------------
 
 _STUDENT, _SMALL, _LARGE = "student", "small", "large"
-# Name, kind and size of each tokenizer; the first two are the student's and the teacher's.
+# The model of each tokenizer, and its size. The first two are the student's and the teacher's.
 VOCABULARIES = {
     _STUDENT: (STUDENT_TOKENIZER, 4096),  # Metaspace
-    "teacher": (TEACHER, 6000),  # byte-level, with single digits, like the next
+    "teacher": (TEACHER, 6000),  # byte-level, with single digits, like the next two
     "coarse": (TEACHER, 12000),
     "fine": (TEACHER, 1500),
 }
 WIDTHS_AND_LAYERS = {_SMALL: (96, 2), _LARGE: (192, 3)}
-# The oracle's loss of a token that is not as it was. All get a random number of nats besides, large
-# against any student's loss: where there are more good tokens than are selected, those left out are
-# no easier than the others.
+# The oracle's loss of a spoilt token. Every token also gets a random loss that is large against any
+# student's loss. If there are more good tokens than are selected, those left out are then no easier
+# than the others.
 _SPOILT_NATS, _RANDOM_NATS = 1e6, 1e5
 _FIFTHS = 5
 
 
 class TextWorld(World):
-    """Real documents; the beginnings of some that are held out judge all models.
+    """Real documents. The beginnings of some held-out ones judge all models.
 
-    Every second one of the others is for the students' pages, the rest for teachers, tokenizers and
-    the students' first pretraining: no document is in both. Beside the needs of every world there
-    are those named `TOKENIZER-SIZE`, a teacher of each of `VOCABULARIES` and `WIDTHS_AND_LAYERS`,
+    Every second one of the others is for the students' pages. The rest is for teachers, tokenizers
+    and the students' first pretraining. No document is in both. In addition to the needs of every
+    world, there are `TOKENIZER-SIZE`, a teacher for each of `VOCABULARIES` and `WIDTHS_AND_LAYERS`,
     `losses-TOKENIZER-SIZE`, and `oracle_losses`, which are far larger where a page is spoilt.
 
     Args:
-        root: where the runs lie; what all such worlds share is beside it.
+        root: the directory of the runs; what all such worlds share is next to it.
         corpora: .jsonl files with the fields `text` and, for problems with answers, `source`.
-        spoil: how the pages are made from documents.
+        spoil: makes a page from a document.
     """
 
     steps, first_steps, longer_steps = 250, 100, 600
     options = ("--max_length=256", "--global_batch_tokens=1024", f"--max_steps={steps}")
     held_out_documents, held_out_characters = 200, 500
     page_documents = 1000  # enough that no document is read twice
-    shared = "text"  # the directory of what all such worlds have in common
+    shared = "text"  # the directory that all such worlds share
 
     def __init__(self, root: Path, corpora: Sequence[Path], spoil: Spoil):
         super().__init__(root)
@@ -225,7 +226,7 @@ class TextWorld(World):
 
     @cached_property
     def _sources(self) -> dict[str, str]:
-        """Where each document comes from."""
+        """The source of each document."""
         found = {}
         for file in self.corpora:
             for line in file.open(encoding="utf-8"):
@@ -235,7 +236,7 @@ class TextWorld(World):
 
     @cached_property
     def documents(self) -> tuple[list[str], list[str], list[str]]:
-        """Held-out documents; those for the students' pages; the rest."""
+        """The held-out documents, those for the students' pages, and the rest."""
         texts = list(self._sources)
         Random("documents").shuffle(texts)
         held_out, others = texts[: self.held_out_documents], texts[self.held_out_documents :]
@@ -243,44 +244,44 @@ class TextWorld(World):
 
     @cached_property
     def pages(self) -> list[tuple[str, BoolArray]]:
-        """The students' pages, and which of their characters are as they were."""
+        """The students' pages, and which of their characters are unchanged."""
         rng, found = Random("pages"), []
         for text in self.documents[1][: self.page_documents]:
             pieces = self.spoil(text, rng)
-            # Joined by spaces, each of which belongs to the piece behind it.
+            # Spaces join the pieces. Each space belongs to the piece after it.
             lengths = [len(piece) + (index > 0) for index, (piece, _) in enumerate(pieces)]
             is_kept = np.repeat([kept for _, kept in pieces], lengths)
             found.append((" ".join(piece for piece, _ in pieces), is_kept))
         return found
 
     def make_clean(self, path: Path, _: int) -> None:
-        """What is read at the end of each run."""
+        """Write the texts that are evaluated at the end of each run."""
         write_corpus(path, [text[: self.held_out_characters] for text in self.documents[0]])
 
     def make_pages(self, path: Path, _: int) -> None:
-        """Documents, spoilt or not."""
+        """Write the pages, spoilt or not."""
         write_corpus(path, [text for text, _ in self.pages])
 
     def make_rest(self, path: Path, _: int) -> None:
-        """What all models are pretrained on."""
+        """Write the texts that all models are pretrained on."""
         write_corpus(path, self.documents[2])
 
     def make_teacher(self, path: Path, _: int) -> None:
-        """A model that is larger than the student and has read six times its first text."""
+        """Train a model larger than the student, on six times the text of its first pretraining."""
         self._pretrain("teacher", _LARGE, path, self.longer_steps, seed=1000)
 
     def make_reference(self, path: Path, _: int) -> None:
-        """A model like the student that has read six times its first text."""
+        """Train a model like the student, on six times the text of its first pretraining."""
         self._pretrain(_STUDENT, _SMALL, path, self.longer_steps, seed=1001)
 
     def make_base(self, path: Path, seed: int) -> None:
-        """A student that has read a little."""
+        """Train a student on a little text."""
         self._pretrain(_STUDENT, _SMALL, path, self.first_steps, seed)
 
     def _pretrain(
         self, tokenizer: str, size: str, path: Path, steps: int, seed: int, texts: str = "rest"
     ) -> None:
-        """Train a model on documents, as they are by default, in an order of its own."""
+        """Train a new model on a need's texts; `seed` determines its weights and the order."""
         torch.manual_seed(seed)
         untrained = path.with_name(f"{path.name}.untrained")
         model = make_model(VOCABULARIES[tokenizer][1], *WIDTHS_AND_LAYERS[size])
@@ -291,7 +292,7 @@ class TextWorld(World):
         train(untrained, self.need(texts, seed), path, *options)
 
     def make_oracle_losses(self, path: Path, _: int) -> None:
-        """Losses of the student's own tokens that say which are as they were, and nothing else."""
+        """Store losses of the student's own tokens that say only which are spoilt."""
         path.mkdir()
         documents = [
             (store.document_key(text), store.StoredDocument(len(text), spans, losses))
@@ -303,7 +304,7 @@ class TextWorld(World):
 
     @property
     def kept_share(self) -> float:
-        """The share of the pages' tokens that are as they were."""
+        """The share of the pages' tokens that are unchanged."""
         return float(np.mean(np.concatenate([losses for _, losses in self._oracle]) < _SPOILT_NATS))
 
     @cached_property
@@ -346,15 +347,16 @@ _BOILERPLATE = (
 
 
 def keep(text: str, _: Random) -> Pieces:
-    """Leave a document as it is."""
+    """Keep a document unchanged."""
     return [(text, True)]
 
 
 def spoil(text: str, rng: Random) -> Pieces:
-    """Make a document like a bad web page, by pieces of about 200 characters.
+    """Make a document like a bad web page, in pieces of about 200 characters.
 
-    Half of them stay as they are, a quarter have their words in random order, and a quarter give
-    way to as much of menus, dates, hashes, digits and garbled letters, in lines of their own.
+    Half of the pieces are unchanged. A quarter have their words in random order. A quarter are
+    replaced by as much text of menus, dates, hashes, digits and garbled letters, in lines of its
+    own.
     """
     words, pieces = text.split(" "), []
     while words:
@@ -376,7 +378,7 @@ def spoil(text: str, rng: Random) -> Pieces:
 
 
 def insert(text: str, rng: Random) -> Pieces:
-    """Put what pages have besides their text before 40 % of the words."""
+    """Insert boilerplate of web pages before 40 % of the words."""
     pieces: Pieces = []
     for word in text.split(" "):
         if rng.random() < 0.4:
@@ -395,17 +397,17 @@ SPOILS: dict[str, Spoil] = {"clean": keep, "noisy": spoil, "inserted-40": insert
 def judge_text(
     path: Path, texts: Sequence[str], problems: Sequence[str], pages: Sequence[str]
 ) -> dict[str, float]:
-    """Measure a saved model on texts, and on what follows the questions of problems.
+    """Measure a saved model on texts, and on the answers of problems.
 
     Args:
-        path: of the model.
-        texts: all of which counts.
-        problems: a question each, a line break (or an empty line, where there is one), the answer.
-        pages: by which tokens are rare or frequent.
+        path: the model.
+        texts: texts that count as a whole.
+        problems: each is a question, a line break (or an empty line, if there is one), the answer.
+        pages: texts that determine which tokens are rare or frequent.
 
     Returns:
-        nats per character and per token, the share of tokens that are the likeliest, nats per
-        character of answers, and nats per token by fifths of the tokens, rarest first.
+        nats per character and per token, the share of tokens that the model finds likeliest, nats
+        per character of answers, and nats per token by fifths of the tokens, rarest first.
     """
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(path)

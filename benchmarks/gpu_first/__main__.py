@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu_first [--scale tiny] [--stages machine,speed] [--minutes 9]
 
-What fails is printed, and the next thing runs. Nothing begins after --minutes; what hangs is ended
-soon after them, with the stacks of all threads.
+A failure is printed, and the next part runs. Nothing starts after --minutes. If the run hangs, it
+is killed soon after that, and the stacks of all threads are printed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _at_true_size(report: Report) -> None:
     kernels.measure_kernels(report, steps)
 
 
-# What may be cut off comes last.
+# The stage that may be cut off comes last.
 STAGES: dict[str, Callable[[Report], None]] = {
     "machine": machine.look_at_machine,
     "evaluation": serving.evaluate,
@@ -42,7 +42,7 @@ STAGES: dict[str, Callable[[Report], None]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the stages that are asked for, and return the exit status."""
+    """Run the requested stages, and return the exit status."""
     arguments = _parse(argv)
     arguments.output_dir.mkdir(parents=True, exist_ok=True)
     faulthandler.dump_traceback_later(60 * arguments.minutes + _GRACE_S, exit=True)

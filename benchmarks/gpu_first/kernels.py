@@ -1,4 +1,4 @@
-"""Each kernel as a ratio: with and without it in turns, and how far it moves the numbers."""
+"""Compare times with and without each kernel, and show how much it changes the numbers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from vocagnolm import output_head
 from vocagnolm.attention import TORCH_VARLEN, check_attention
 from vocagnolm.models.quantization import fp8_products
 
-_TURNS = 3  # of which the first warms up
+_TURNS = 3  # the first one warms up
 _KEPT_MINUTES = 1.5
 _FLASH = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
 Switch = Callable[[bool], object]
 
 
 def measure_kernels(report: Report, steps: Steps) -> None:
-    """Compare every kernel with the plain way, while there is time."""
+    """Compare every kernel with the plain way, while time is left."""
     for name, make, ways in KERNELS:
         if report.minutes_left < (0.0 if report.is_tiny else _KEPT_MINUTES):
             report.say(f"{name}: skipped", "the time left is for the stages behind")
@@ -82,7 +82,7 @@ def _compare(report: Report, steps: Steps, name: str, ways: Sequence[str], switc
 
 
 def _numbers(steps: Steps) -> tuple[torch.Tensor, float, float]:
-    """Return the teacher's losses, and loss and norm of the gradient of a CPT micro-batch."""
+    """Return the teacher's losses, and the loss and gradient norm of a CPT micro-batch."""
     trainer = steps.trainer
     trainer.objective = steps.cpt
     batch: Any = trainer._prepare_inputs(steps.first)
@@ -143,7 +143,7 @@ def _micro_batch(factor: int, steps: Steps) -> Switch:
 
 def _compiled(steps: Steps) -> Switch:
     model: Any = steps.student
-    # As Trainer's --torch_compile; inductor takes minutes on a CPU.
+    # As with Trainer's --torch_compile, except on a CPU, where inductor takes minutes.
     model.compile(backend="inductor" if has_cuda() else "aot_eager")
     compiled = model._compiled_call_impl
     return lambda is_on: setattr(model, "_compiled_call_impl", compiled if is_on else None)
@@ -169,7 +169,7 @@ def _fp8(steps: Steps) -> Switch:
     return switch
 
 
-# Those that need minutes to be compiled come last.
+# Kernels that take minutes to compile come last.
 _EVERY = (TEACHER, CPT, ONLINE)
 KERNELS: Sequence[tuple[str, Callable[[Steps], Switch], Sequence[str]]] = (
     *((f"tiles of the losses x {x:g}", partial(_tiles, x), _EVERY) for x in (0.25, 4.0)),

@@ -1,4 +1,4 @@
-"""The machine: versions, and what this very GPU reaches."""
+"""Report the machine: its versions, and the speed that its GPU reaches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of a run: each is printed, and appended to a file as JSON, as soon as it is known."""
+"""Print each line of a run, and append it to a file as JSON, as soon as it is known."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _GIB = 2**30
 
 @dataclass
 class Report:
-    """Where lines go, what all stages share, and the time that is left.
+    """The output of a run, what all stages share, and the time that is left.
 
     Attributes:
-        is_tiny: the smallest models, which a CPU can run.
-        minutes: no stage and no kernel begins after them.
-        temporary: a directory that the run removes.
+        is_tiny: whether models are small enough for a CPU.
+        minutes: no stage and no kernel starts after them.
+        temporary: a directory that the run deletes at its end.
     """
 
     output_dir: Path
@@ -40,16 +40,16 @@ class Report:
 
     @property
     def device(self) -> torch.device:
-        """The device that is looked at."""
+        """The device that is measured."""
         return torch.device("cpu" if self.is_tiny and not has_cuda() else "cuda")
 
     @property
     def minutes_left(self) -> float:
-        """Minutes until nothing new begins."""
+        """The minutes until nothing new starts."""
         return self.minutes - (time.monotonic() - self.began_s) / 60
 
     def say(self, what: str, value: object = "", **more: object) -> None:
-        """Print one thing, and append it to the file."""
+        """Print one line, and append it to the file."""
         at = round(time.monotonic() - self.began_s, 1)
         shown = " ".join([_short(value), *(f"{key}={_short(x)}" for key, x in more.items())])
         sys.stdout.write(f"[{at:6.1f}] {self.stage} | {what}: {shown}\n")
@@ -59,17 +59,17 @@ class Report:
             file.write(json.dumps(line, default=str) + "\n")
 
     def scratch(self) -> str:
-        """Make a directory that goes with the run."""
+        """Make a directory that is deleted with the run."""
         return tempfile.mkdtemp(dir=self.temporary)
 
     @contextmanager
     def trial(self, name: str) -> Iterator[None]:
-        """Print what goes wrong, so that the next thing can run."""
+        """Print any failure, so that the next part can run."""
         try:
             yield
         except torch.OutOfMemoryError as error:
             self.say(f"{name}: out of memory", str(error)[:160])
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other ways are to run
+        except Exception as error:  # noqa: BLE001 - any failure, so that the other parts still run
             where = "".join(traceback.format_exception(error)[-4:])[-1200:]
             self.say(f"{name}: FAILED", f"{type(error).__name__}: {error}"[:600], where=where)
 
@@ -79,7 +79,7 @@ def _short(value: object) -> str:
 
 
 def timed(run: Callable[[], object]) -> tuple[float, float]:
-    """Return the seconds that something takes, and the most memory of the GPU in GiB."""
+    """Return the seconds that a function takes, and the GPU's peak memory in GiB."""
     if has_cuda():
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -92,7 +92,7 @@ def timed(run: Callable[[], object]) -> tuple[float, float]:
 
 
 def free_memory() -> None:
-    """Give back what nobody holds."""
+    """Free unused memory."""
     gc.collect()
     if has_cuda():
         torch.cuda.empty_cache()

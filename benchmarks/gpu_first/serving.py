@@ -1,4 +1,4 @@
-"""Rates of all that reads a model without training it: evaluation, and the scoring of a corpus."""
+"""Measure what reads a model without training it: evaluation, and scoring of a corpus."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BATCH_TOKENS = 16384  # the default of `vocagnolm score`
 
 
 class _Numbers:
-    """A tokenizer that writes ids out as text, so that an engine can be given random ids."""
+    """A tokenizer whose texts are numbers, so that an engine can be given random ids."""
 
     eos_token_id = None
 
@@ -30,7 +30,7 @@ class _Numbers:
 
 
 def evaluate(report: Report) -> None:
-    """Complete prompts with a shared few-shot prefix; no answer ends by itself."""
+    """Measure completions of prompts with a shared few-shot prefix; no answer ends early."""
     sizes = ("tiny", 4, 64, 16) if report.is_tiny else ("full", 64, 1024, 128)
     scale, rows, shared, new = sizes
     model = make_model(make_config("student", scale), report.device, torch.bfloat16)
@@ -41,8 +41,8 @@ def evaluate(report: Report) -> None:
     texts = [" ".join(map(str, [*prefix, *rng.choices(words, k=n)])) for n in lengths]
     tokenizer: Any = _Numbers()
     engine = HFEngine(model, tokenizer, rows)
-    # The first call warms up. cuDNN may plan its attention anew for each number of keys, which
-    # grows with every token.
+    # The first call warms up. cuDNN may plan attention again for each number of keys, which grows
+    # with every token.
     for attention, tokens in (("any", 8), ("any", new), ("without cuDNN's", new)):
         made: list[Completion] = []
 
@@ -58,7 +58,7 @@ def evaluate(report: Report) -> None:
 
 
 def score(report: Report) -> None:
-    """Score windows of a corpus with the teacher, as `vocagnolm score` does."""
+    """Measure the scoring of windows of a corpus with the teacher, as in `vocagnolm score`."""
     scale, count, context = ("tiny", 16, 128) if report.is_tiny else ("full", 64, 4095)
     model = make_model(make_config("teacher", scale), report.device, torch.bfloat16)
     rng, words = random.Random(0), range(SIZES["teacher", scale][-1])

@@ -1,4 +1,4 @@
-"""The paper's models at true size: speed, memory against the plan, and where the time goes."""
+"""Measure the paper's models at full size: speed, planned and real memory, and where time goes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.models import has_cuda
 from benchmarks.steps import CPT, ONLINE, TEACHER, Size, Steps
 
 _TURNS, _SHOWN = 4, 12
-# Parts of a profile: words in the names of kernels and operators, the first part that has one.
+# Words in the names of kernels and operators. A name belongs to the first part with a match.
 _PARTS = {
     "attention": ("attention", "flash", "varlen", "fmha"),
     "matrix products": ("::mm", "addmm", "bmm", "scaled_mm", "linear", "gemm", "cutlass", "nvjet"),
@@ -37,12 +37,12 @@ def make_steps(report: Report) -> Steps:
 
 
 def measure_steps(report: Report, steps: Steps) -> None:
-    """Print tokens per second, MFU, memory and ratios of all ways, and what a step consists of."""
+    """Print speed, MFU, memory and ratios of all ways, and profiles of two of them."""
     ways, device = steps.ways, report.device.type
     for turn in range(WARM_UP_TURNS + _TURNS):
         is_warm = turn >= WARM_UP_TURNS
         start_s = time.perf_counter()
-        # One turn at a time, so that each is printed.
+        # Run one turn at a time, so that each is printed at once.
         take_turns(ways, int(is_warm), device, int(not is_warm), has_cuda(), seed=turn)
         seconds = time.perf_counter() - start_s
         last = {name: round(way.seconds[-1], 4) for name, way in ways.items() if way.seconds}
@@ -60,7 +60,7 @@ def measure_steps(report: Report, steps: Steps) -> None:
 
 
 def _profile(report: Report, steps: Steps, name: str) -> None:
-    """Print the kernels that take most of the time, and how long the device has nothing to do."""
+    """Print the kernels that take the most time, and how long the device is idle."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if has_cuda() else [])]
     with profile(activities=activities) as profiler:
         took, _ = timed(lambda: steps.ways[name].run(0))
@@ -69,7 +69,7 @@ def _profile(report: Report, steps: Steps, name: str) -> None:
     kernels = [
         (getattr(event, kind) / 1e6, event)
         for event in profiler.key_averages()
-        # A range that a tool annotates has its operators' time, too.
+        # An annotated range would count the time of its operators again.
         if event.device_type == device and not getattr(event, "is_user_annotation", False)
     ]
     busy = sum(seconds for seconds, _ in kernels)
