@@ -37,9 +37,9 @@ class Read(NamedTuple):
     """A conversation as a model reads it, and the same by walking over the rendered text."""
 
     reading: TurnTokens
-    # Characters of the conversation of every token behind the first.
+    # For every token after the first, its characters in the conversation.
     characters: list[set[int]]
-    # Rendered characters of the same tokens.
+    # The same tokens' characters in the rendered text.
     rendered_spans: list[tuple[int, int]]
     text: str
     # For each message, [begin of the content, end of the content, end of the turn) in the text.
@@ -98,7 +98,7 @@ def read(name: str, asked: Conversation, train_on: TrainOn, *, student: bool) ->
 
 
 def check_labels(asked: Conversation, read: Read, train_on: TrainOn, *, student: bool) -> None:
-    """Labels are on the answers with their ends, or on all; a teacher's on contents alone."""
+    """Check that labels are on answers with their ends, or on all; a teacher's only on contents."""
     labelled = {n for a, b in read.reading.labelled.tolist() for n in range(a, b)}
     expected = set()
     for number, ((begin, end, close), role) in enumerate(
@@ -118,7 +118,7 @@ def check_labels(asked: Conversation, read: Read, train_on: TrainOn, *, student:
 
 
 def check_pair(ours: Read, theirs: Read) -> int:
-    """Ranges and shares are those of a walk over all characters; counts the mapped."""
+    """Check ranges and shares by a walk over all characters; count the mapped tokens."""
     spans, other = ours.reading.spans, theirs.reading.spans
     for both in (spans, other):
         assert np.array_equal(widen_spans(*narrow_spans(both)[:2]), both)

@@ -14,11 +14,11 @@ from fake_cuda import in_fork, start, stop
 
 @pytest.fixture(scope="session")
 def on_fake_cuda() -> Iterator[Callable[..., Any]]:
-    """`on_fake_cuda(function, *args)`: call it in a process of its own that has the device.
+    """`on_fake_cuda(function, *args)`: call a function in a process of its own with the device.
 
-    The function is one of a file's own, as the process runs the file again; it returns what can
-    be pickled. All processes are forked from one that has imported everything. `keep=True` takes
-    one that others take, too, which is faster, as PyTorch has seen most shapes there.
+    The process runs the function's file again, so the function must be at its top level, and its
+    result must be picklable. All processes are forked from one that has imported everything.
+    Calls with `keep=True` share a process, which is faster, as PyTorch has seen most shapes there.
     """
     if not shutil.which("g++"):
         pytest.skip("the device is compiled with g++, which is not here")

@@ -53,7 +53,7 @@ aten = torch.ops.aten
 
 
 class Stream:
-    """The only one."""
+    """The only stream."""
 
     device, device_index, stream_id, device_type = torch.device("cuda", 0), 0, 0, 2
 
@@ -76,7 +76,7 @@ class Stream:
 
 
 class Event(Stream):
-    """What has happened already."""
+    """An event that has happened already."""
 
     def record(self, stream: Any = None) -> None:
         pass
@@ -107,11 +107,11 @@ def install() -> None:
     accelerator.is_available = _always(True)
     accelerator.current_accelerator = _always(torch.device("cuda"))
     accelerator.current_stream = _always(only)
-    # Fakes ask the driver for nothing.
+    # Keep fake tensors from asking the driver.
     fake_tensor.init_gpu_context = _always(None)
     torch._C._ensureCUDADeviceGuardSet = _always(None)
     FakeTensorMode.avoid_device_init = property(_always(True))  # type: ignore[assignment]
-    # What is in C++, and would look at memory.
+    # These are in C++ and would look at memory.
     tensor: Any = Tensor
     tensor.record_stream = _always(None)
     tensor.pin_memory, tensor.is_pinned = _pinned, lambda tensor: hasattr(tensor, "pinned")
@@ -134,7 +134,7 @@ def _compiled() -> Path:
         flags = ["-shared", "-fPIC", "-std=c++20", f"-I{torch_home}/include", f"-L{torch_home}/lib"]
         command = ["g++", *flags, str(source), "-lc10", "-ltorch_cpu", "-o", str(aside)]
         subprocess.run(command, check=True)
-        aside.replace(library)  # whole or not at all, whoever else compiles it
+        aside.replace(library)  # atomic, as other processes may compile it, too
     return library
 
 
@@ -153,7 +153,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """The kernel that CUDA chooses: flash attention, or the memory-efficient one for a mask."""
+    """Choose a kernel as CUDA does: flash attention, or the memory-efficient one for a mask."""
     dtype = query.dtype
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
@@ -163,7 +163,7 @@ def _attention(
         return attend(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
     bias = None
     if attn_mask is not None:
-        # The kernel adds a mask, which each call makes of the booleans.
+        # The kernel adds a mask of numbers, which each call makes from the booleans.
         bias = torch.zeros_like(attn_mask, dtype=dtype)
         bias.masked_fill_(attn_mask.logical_not(), -torch.inf)
         bias = bias.expand(*query.shape[:3], key.shape[2])
@@ -175,7 +175,7 @@ def _attention(
 
 
 class Seen(NamedTuple):
-    """What happened, where: a part of the step, an operation, and the function that called it."""
+    """What happened where: a part of the step, an operation, and the function that called it."""
 
     phase: str
     what: str
@@ -187,15 +187,15 @@ class Watch(TorchDispatchMode):
 
     Attributes:
         waits: what the host waits for: values, sizes that depend on values, copies that block.
-        copies: those between host and device that do not.
-        mixed: operations that read tensors of both.
+        copies: copies between host and device that do not block.
+        mixed: operations that mix tensors of both.
         cpu: operations that make a tensor on the host.
         sent: bytes of messages between processes, by operation and dtype: all that is gathered or
             reduced, of which each process has a share.
-        traces: of everything seen, the innermost lines that led to it.
+        traces: for everything seen, the innermost lines that led to it.
         now, peaks: bytes of all storages on the device, and the most in each phase.
-        phase: what follows belongs to.
-        values: what is read of a tensor of a dtype and shape; zeros else.
+        phase: the part of the step that records belong to.
+        values: what the host reads, by dtype and shape; zeros by default.
     """
 
     active: Any = None
@@ -209,7 +209,7 @@ class Watch(TorchDispatchMode):
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was seen, but for what is alive."""
+        """Forget what was seen, except the storages that are alive."""
         self.waits, self.copies = Counter[Seen](), Counter[Seen]()
         self.mixed, self.cpu = Counter[Seen](), Counter[Seen]()
         self.sent = Counter[tuple[str, torch.dtype]]()
@@ -228,7 +228,7 @@ class Watch(TorchDispatchMode):
 
     @contextlib.contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Name what follows."""
+        """Name the phase of what follows."""
         before, self.phase = self.phase, phase
         self._count(0)
         yield
@@ -236,14 +236,14 @@ class Watch(TorchDispatchMode):
         self._count(0)
 
     def fakes(self, values: Any) -> Any:
-        """Turn the real tensors in a structure into fake ones, on the host as they are."""
+        """Turn the real tensors in a structure into fake ones on the same device."""
         return tree_map_only(
             Tensor, lambda real: self.fake.from_tensor(real, static_shapes=True), values
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__name__ == "DTensor" for kind in types):
-            return NotImplemented  # its parts come back here
+            return NotImplemented  # its local tensors come back here
         kwargs = kwargs or {}
         read = _tensors((args, list(kwargs.values())))
         made = self._make(func, args, kwargs, read)
@@ -285,7 +285,7 @@ class Watch(TorchDispatchMode):
             return read[0].new_empty(read[0].numel(), read[0].dim(), dtype=torch.int64)
 
     def record(self, seen: Counter[Seen], what: str) -> None:
-        """Count what happens now."""
+        """Count what happens now, with the place in the code."""
         where, trace = _caller()
         key = Seen(self.phase, what, where)
         seen[key] += 1
@@ -311,7 +311,7 @@ class Watch(TorchDispatchMode):
         weakref.finalize(storage, self._gone, key)
 
     def forget(self, tensor: Tensor) -> None:
-        """Count a storage no longer, as its memory was given back."""
+        """Stop counting a storage whose memory was freed."""
         self._gone(tensor.untyped_storage()._cdata)
 
     def _gone(self, key: int) -> None:
@@ -340,11 +340,11 @@ _PUTS = (aten.index_put.default, aten.index_put_.default)
 
 
 def _has_mask(func: Any, args: Any) -> bool:
-    """Test for indices by a mask, whose places are counted on the host first."""
+    """Test for indexing by a mask, whose places the host must count first."""
     if func is not aten.index.Tensor and func not in _PUTS:
         return False
     masks = [x for x in args[1] if x is not None and x.dtype in (torch.bool, torch.uint8)]
-    is_fill = func in _PUTS and args[2].numel() == 1  # PyTorch fills instead
+    is_fill = func in _PUTS and args[2].numel() == 1  # PyTorch fills without counting
     return not is_fill and any(mask.is_cuda for mask in masks)
 
 
@@ -368,7 +368,7 @@ def _waits(what: str) -> None:
 
 
 def _caller() -> tuple[str, str]:
-    """Return the function outside of PyTorch that runs, and the lines that led there."""
+    """Return the innermost function outside of PyTorch, and the lines that led there."""
     frame, names, lines = sys._getframe(1), [], []
     while frame is not None and len(lines) < 4:
         module = frame.f_globals.get("__name__", "")
@@ -401,13 +401,13 @@ def start() -> None:
     install()  # after TorchDynamo, which lists the functions of torch.cuda
     fake_run.take_out_probes()
     gc.collect()
-    gc.freeze()  # what is imported stays as it is: forks share it
+    gc.freeze()  # forks share the memory of what is imported
 
 
 def in_fork(path: str, name: str, args: tuple[Any, ...], keep: bool) -> Any:
-    """Call a function of a file in a copy of this process, which stays as it is.
+    """Call a function of a file in a copy of this process, which itself does not change.
 
-    The copy is of this call alone, or the one of all calls that `keep` it.
+    Each call has its own copy; calls with `keep` share one.
     """
     if keep:
         return _kept().submit(_call, path, name, args).result()
@@ -421,7 +421,7 @@ def _kept() -> ProcessPoolExecutor:
 
 
 def stop() -> None:
-    """End the process that was kept."""
+    """End the kept process."""
     _kept().shutdown()
 
 

@@ -1,7 +1,7 @@
 """The first of many processes on the fake device, as a file of `accelerate_configs/` starts it.
 
-The others are not there: PyTorch's fake process group takes every message and brings none. DDP
-cannot be had so, as its reducer reads memory.
+The others do not exist: PyTorch's fake process group takes every message and brings none. DDP does
+not work so, as its reducer reads memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def start_first(config: str) -> None:
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
     state: Any = PartialState
     state._prepare_backend = lambda *_, **__: ("fake", DistributedType.MULTI_GPU)
-    # Of what the first process decides it needs no copy.
+    # The first process needs no copy of what it decides.
     dist._patient_group = lambda group: group
     torch.distributed.broadcast_object_list = lambda *_, **__: None
     _compute_places()
@@ -58,7 +58,7 @@ def _compute_places() -> None:
 
 
 def _count_gathered() -> None:
-    """Tell the watch of the memory that FSDP2 takes from a tensor; what is given, it sees."""
+    """Tell the watch when FSDP2 frees a tensor's memory; it sees allocations by itself."""
     fake: Any = FakeTensor
     fake.data_ptr = lambda tensor: tensor.untyped_storage()._cdata
     take = _fsdp_param.free_storage

@@ -1,8 +1,8 @@
 """Training steps of any method on the device of `fake_cuda`, by the real Trainer.
 
-`trainer.train()` runs whole: its data loader, pinned memory and copies to the device, micro-batches
-under autocast, clipping, the guard, the fused optimizer. Left out is what compares numbers before a
-run begins: the probe of the output head.
+All of `trainer.train()` runs: its data loader, pinned memory and copies to the device,
+micro-batches under autocast, clipping, the guard, the fused optimizer. Only the probe of the output
+head, before a run begins, is left out, as it compares numbers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from vocagnolm.training.metrics import NO_BLOCK
 from vocagnolm.training.sampler import StepSampler
 
 CUDA = torch.device("cuda", 0)
-# Tokens of a packed sequence, and what differs from `benchmarks.models.SIZES`.
+# Tokens per packed sequence, and differences from `benchmarks.models.SIZES`.
 SCALES: dict[str, tuple[int, dict[str, int]]] = {
     "tiny": (64, {"num_hidden_layers": 1}),
     "full": (2048, {}),
@@ -66,19 +66,19 @@ class Step(NamedTuple):
 
 
 def take_out_probes() -> None:
-    """Leave out what asks for numbers, or make it with real ones."""
+    """Remove what needs numbers, or let it compute with real ones."""
     token_loss._check_head = lambda *_: None
-    # It asks for the type of the weight, which is the fake's.
+    # The original checks the type of the weight, which is that of fakes.
     for module in (output_head, token_loss):
         module.output_embeddings = lambda model: model.get_output_embeddings()
-    # To transformers, fakes mean that it is traced.
+    # transformers takes fakes for a sign of tracing.
     masking_utils.is_tracing = lambda *_: False
-    # It has looked for a GPU, and flash attention, already.
+    # transformers has already looked for a GPU and flash attention.
     for look in (import_utils.is_torch_cuda_available, import_utils.is_flash_attn_2_available):
         look.cache_clear()
-    # Computed on the host, from characters that random tokens lack.
+    # The host computes these from characters, which random tokens lack.
     collator.segment_shares = lambda _, ranges: np.ones((*ranges.shape[:2], 3), np.float32)
-    # Fake weights cannot be exchanged for others; they are on the device.
+    # Fake weights cannot be swapped for others; they are on the device already.
     torch.nn.Module.to = lambda module, *_, **__: module  # type: ignore[method-assign]
     sampler: Any = StepSampler
     sampler.__iter__ = outside(sampler.__iter__)
@@ -149,7 +149,7 @@ def make_run(
         "disable_tqdm": True,
     }
     if lora:
-        # Fake weights have no values that a checksum could be of.
+        # Fake weights have no values for a checksum.
         with CUDA, mock.patch.object(adapters, "_checksum", return_value=None):
             config = LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear")
             student = adapt(student, config, 0)
@@ -169,7 +169,7 @@ def make_run(
 
 
 def _set_teachers(block: dict[str, Any], teachers: int, conversations: bool) -> None:
-    """Repeat the one teacher of a packed sequence, or take it out."""
+    """Repeat the one teacher of a packed sequence, or remove it."""
     if conversations:
         for name in ("student", "teacher"):
             lengths = [len(ids) for ids in block[f"{name}_ids"]]
@@ -183,7 +183,7 @@ def _set_teachers(block: dict[str, Any], teachers: int, conversations: bool) -> 
 
 
 class _AtStep(TrainerCallback):
-    """Makes AdamW's state before the step, as fake weights are never updated; forgets what was."""
+    """Makes AdamW's state before the step, as fake weights are never updated; clears the watch."""
 
     def __init__(self, watch: Watch):
         self.watch = watch
@@ -206,7 +206,7 @@ class _AtStep(TrainerCallback):
 
 def one_step(watch: Watch, trainer: VocAgnoTrainer) -> Step:
     """Train; return what the step did."""
-    # What the guard reads where all is well: no bad sequence or gradient, no signal.
+    # What the guard reads if all is well: no bad sequence or gradient, no signal.
     watch.values[torch.int64, (4,)] = [NO_BLOCK] * 3 + [0]
     phases = {"get_batch_samples": "fetch", "training_step": "micro-batch"}
     for name, phase in phases.items():
@@ -219,7 +219,7 @@ def one_step(watch: Watch, trainer: VocAgnoTrainer) -> Step:
 
 
 def run(*args: Any, **options: Any) -> Step:
-    """Make a run, and take its step."""
+    """Make a run and take its step."""
     with Watch() as watch:
         return one_step(watch, make_run(*args, **options))
 
@@ -237,7 +237,7 @@ def planned(trainer: VocAgnoTrainer) -> float:
 
 
 def check_step(step: Step, attention: str) -> None:
-    """See that a step mixes no devices, and waits once."""
+    """Check that a step mixes no devices and waits once."""
     assert not step.mixed, step.mixed
     assert not [seen for seen in step.cpu if seen.phase == "micro-batch"], step.cpu
     waits = {

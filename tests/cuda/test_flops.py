@@ -1,4 +1,4 @@
-"""FLOPs of the logged MFU beside those that torch counts in a step on the fake device."""
+"""FLOPs of the logged MFU against those that torch counts in a step on the fake device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)
 
 
 def counted_and_computed() -> tuple[int, float]:
-    """Count the products of a step; compute them of the tokens that were read."""
+    """Count a step's FLOPs of products, and compute them from the tokens that were read."""
     batches: list[Any] = []
     own = PackedCollator.__call__
 
@@ -43,7 +43,7 @@ def counted_and_computed() -> tuple[int, float]:
         computed += teacher.forward_flops(tokens, 0, tokens)
         computed += 2 * teacher.body * (batch["teacher_labels"].numel() - tokens)
     found = counter.get_flop_counts()["Global"]
-    # The kernel of attention is not counted, and the formula is asked for no keys.
+    # The attention kernel is not counted, so the formula gets no keys.
     return sum(found[product] for product in PRODUCTS), computed
 
 

@@ -1,4 +1,4 @@
-"""The plan of a run on one GPU beside the most that its tensors take, at the paper's sizes.
+"""The plan of a run on one GPU against the peak of its tensors, at the paper's sizes.
 
 TinyLlama 1.1B with AdamW, and Qwen2.5-Math-7B in 16 bits; two micro-batches of 8 rows of 2,048
 tokens. Several GPUs: test_sharded.py.
@@ -18,7 +18,7 @@ from vocagnolm.method import Method
 
 
 def peak_and_plan(method: str, attention: str, options: dict[str, Any]) -> tuple[float, float]:
-    """Bytes that a step takes at its fullest, and what is planned for it."""
+    """Return the peak bytes of a step, and the bytes planned for it."""
     start_first("single_gpu")
     with Watch() as watch:
         trainer = make_run(Method(method), attention, "full", 8, **options)

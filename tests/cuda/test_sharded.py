@@ -1,7 +1,7 @@
 """Steps of as many processes as the files of `accelerate_configs/` start: waits, messages, memory.
 
-Models and micro-batches are those of test_memory.py. Rank 0 runs, beside processes that are not
-there. DDP is left to arithmetic, as its reducer reads memory: 4 bytes a parameter are reduced
+Models and micro-batches are those of test_memory.py. Only rank 0 runs; the other processes do
+not exist. DDP is left to arithmetic, as its reducer reads memory: it reduces 4 bytes a parameter
 once a step, in buckets that take as much memory.
 """
 
@@ -24,7 +24,7 @@ Sharded = tuple[Step, float, Messages]
 
 
 def take_step(config: str, scale: str, attention: str, options: Mapping[str, Any]) -> Sharded:
-    """Take a step as the first process; return it, its plan, and what it has to send."""
+    """Take a step as the first process; return it, its plan, and what it must send."""
     start_first(config)
     with Watch() as watch:
         trainer = make_run(Method(), attention, scale, 8, **options)

@@ -41,7 +41,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "checkpointing": {"gradient_checkpointing": True},
     "conversations": {"conversations": True},
 }
-# Of them, some make a step in `make test` already.
+# Methods that make a step in `make test` already.
 QUICK = ("cpt", "vocagnolm", "kld", "uld")
 VARLEN = "torch_varlen"
 
@@ -56,7 +56,7 @@ def step_of(settings: dict[str, Any], attention: str, options: dict[str, Any]) -
 
 
 def cases(names: Iterable[str]) -> list[Any]:
-    """Names with the attention of the paper's runs; but for some they are slow."""
+    """Mark all names as slow, except the quick ones."""
     slow = pytest.mark.slow
     return [pytest.param(name, marks=[] if name in QUICK else slow) for name in names]
 
@@ -74,7 +74,7 @@ def test_ways_of_training_wait_once(way: str, on_fake_cuda: Callable[..., Step])
     check_step(on_fake_cuda(step_of, {}, VARLEN, WAYS[way], keep=True), VARLEN)
 
 
-# Models attend; methods see losses. Those that pair distributions read states of both models.
+# Attention is inside models. Methods see losses; kld and uld read the states of both models.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["vocagnolm", "kld", "uld"])
 @pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2"])
@@ -87,7 +87,7 @@ def test_other_attentions_wait_once(
 
 
 def faulty_step() -> Step:
-    """Do, where tokens are selected, what should not be done there."""
+    """Take a step that does what it should not while it selects tokens."""
     own = Objective.select
 
     def select(*args: Any, **options: Any) -> Any:

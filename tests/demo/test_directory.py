@@ -1,4 +1,4 @@
-"""The directory of the demo: whose its files are, and what becomes of them."""
+"""The directory of the demo: who owns its files, and what happens to them."""
 
 from __future__ import annotations
 

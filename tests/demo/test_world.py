@@ -133,9 +133,9 @@ def test_shipped_teacher_solves_held_out_problems() -> None:
     teacher = ASSETS / TEACHER
     verdict = judge(teacher, limit=100)
     assert verdict["accuracy"] >= 0.97
-    # Of the solutions alone: with the token before each of them it is 6 % lower.
+    # For the solutions alone; with the token before each it is 6 % lower.
     assert verdict["answer_loss"] == pytest.approx(0.001152, rel=0.01)
-    # Of all tokens but the padding.
+    # For all tokens but the padding.
     assert verdict["clean_loss"] == pytest.approx(0.3036, rel=0.01)
 
 
@@ -163,7 +163,7 @@ def test_wrong_answers_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def environment() -> Iterator[None]:
-    """The demo's settings of its processes end with the test."""
+    """Undo what the demo sets for its processes after the test."""
     before = dict(os.environ)
     yield
     os.environ.clear()
@@ -180,7 +180,7 @@ def test_demo_sums_up_its_seeds(tmp_path, capsys, monkeypatch) -> None:
     results = json.loads((tmp_path / "results.json").read_text())
     assert results == {"cpt": values, "random": values}
     assert capsys.readouterr().out.count("| 1.500 +- 0.707 ") == 2 * 3
-    # The docs are about the first seed that was asked for.
+    # The docs use the first seed that was asked for.
     assert (tmp_path / "student").resolve() == tmp_path / "seed2" / "base"
 
 
@@ -248,7 +248,7 @@ def test_demo_refuses_an_option_before_any_run(option, tmp_path, capsys) -> None
 def test_demo_leaves_no_process_when_it_is_ended(number, tmp_path) -> None:
     words = [sys.executable, "-m", "demo_worker", "--output_dir", str(tmp_path), "--seeds", "0"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    # A job in the background of a script ignores Ctrl-C, and so would all that it starts.
+    # A background job of a script ignores Ctrl-C, and so would all that it starts.
     ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
     demo = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE)
     signal.signal(signal.SIGINT, ignored)

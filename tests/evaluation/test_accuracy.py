@@ -23,7 +23,7 @@ from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, PAPER_BENCHMARKS
 
 
 def solve_score_equation(share: float, n: int, low: float, high: float) -> float:
-    """Where (share - p)^2 = z^2 p (1 - p) / n between two shares, by bisection."""
+    """Solve (share - p)^2 = z^2 p (1 - p) / n for p between two shares, by bisection."""
 
     def excess(p: float) -> float:
         return (share - p) ** 2 - Z_95**2 * p * (1 - p) / n

@@ -218,7 +218,7 @@ def test_answers_get_the_harness_verdict(
 
 
 def check_cases(cases: list[dict[str, Any]], every: int) -> None:
-    """Compare all predictions, and all verdicts but a part of those that need algebra."""
+    """Compare predictions and verdicts; of those that need algebra, only one in `every`."""
     algebra = []
     for case in cases:
         prediction, gold = case["prediction"], case["gold"]
@@ -286,7 +286,7 @@ def test_python_beyond_arithmetic_is_not_read(text: str) -> None:
 
 
 def test_text_that_is_not_read_meets_no_function_of_sympy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without what restricts sympy in a worker: some of its functions evaluate a text."""
+    """Even without a worker's restrictions; some functions of sympy evaluate a text."""
     evaluate, evaluated = sympy_parser.eval_expr, []
 
     def record(code: str, *names: object) -> object:

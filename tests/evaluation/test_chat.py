@@ -40,7 +40,7 @@ def argv(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[list[str]]:
-    """A command line that asks a model, which has no template, five questions of GSM8K."""
+    """A command line that asks a model without a template five questions of GSM8K."""
     model = tmp_path / "model"
     tiny_llama(len(student_tokenizer), initializer_range=0.5).save_pretrained(model)
     student_tokenizer.save_pretrained(model)
@@ -126,7 +126,7 @@ def test_every_output_is_marked_and_resumes(
     for text in (said, (out / "row.md").read_text()):
         assert mark in text
         assert f"{column['rounded']:.1f}*" in text
-    # Interrupted, and asked again: the items are verified by their prompts.
+    # Interrupted and asked again, it verifies the items by their prompts.
     lines = (out / "gsm8k.jsonl").read_text().splitlines(keepends=True)
     assert all('"protocol": "zero-shot chat"' in line for line in lines)
     (out / "gsm8k.jsonl").unlink()
@@ -154,7 +154,7 @@ def test_card_has_the_papers_protocol(
     assert heads == ["## Evaluation", "## Mine"]
     assert "old" not in card.text
     assert card.text.startswith("A student.")
-    # The card of another's model stays as it is.
+    # The card of somebody else's model does not change.
     theirs = "---\ntags: [theirs]\n---\nA model.\n"
     path.write_text(theirs)
     assert evaluate_math.main(few_shot) == 0

@@ -1,4 +1,4 @@
-"""What an output answers: a table of cases by rule, and that any text is answered."""
+"""Extracting answers: a table of cases by rule, and any text at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 
 Case = tuple[str, str, str | None]  # benchmark, output, prediction
 
-# Wrong as an answer, and kept: marked "quirk".
+# Wrong answers that are kept are marked "quirk".
 CASES: dict[str, list[Case]] = {
     "no output": [
         ("gsm8k", "", None),
@@ -86,7 +86,7 @@ CASES: dict[str, list[Case]] = {
     "first letter wins": [("mathqa", "The answer is (A). The answer is (B).", "A")],
     "choice is stands for answer is": [
         ("sat", "The correct choice is (D).", "D"),
-        ("sat", "The Choice is (D).", "placeholder"),  # quirk: replaced before the lower case
+        ("sat", "The Choice is (D).", "placeholder"),  # quirk: replaced before lower-casing
     ],
     "letters are sought before the next problem": [
         ("mathqa", "Problem: The answer is (A)", "placeholder"),

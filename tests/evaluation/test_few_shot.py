@@ -1,4 +1,4 @@
-"""The exemplars: right by the evaluator's own rules, and nobody else's."""
+"""The exemplars are right by the evaluator's own rules, and not copied."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vocagnolm.evaluation.tasks.tasks import build_prompt, load_prompt_set
 
 SEPARATOR = "\n\n\n"
 CHOOSE = "What of the following is the right choice? Explain your answer."
-# Each solution worked out again, by other means than its text.
+# Each answer, worked out again by other means than the solution's text.
 ANSWERS = {
     "gsm8k": (
         str(7 * 24 + 10),
@@ -37,7 +37,7 @@ ANSWERS = {
     "mathqa": ("B", "C", "E", "A"),
     "mmlu_stem": ("C", "A", "D", "B"),
 }
-# What the right option says, for the sets with letters.
+# The text of the right option, for the sets with letters.
 CHOSEN = {
     "mathqa": (
         str((18 * 35 + 12 * 50) // 30),
@@ -104,7 +104,7 @@ def test_prompt_holds_its_shots_when_built(name: str) -> None:
     assert len(shots) == benchmark.shots == len(exemplars(benchmark.prompt_set))
     assert asked == benchmark.template.replace("{question}", "Why {not}?")
     assert not any(stop in shot for stop in benchmark.stops for shot in shots)
-    # A model that goes on in the exemplars' way runs into a stop.
+    # A model that goes on like the exemplars writes a stop string.
     assert any(stop in SEPARATOR + shots[0] for stop in benchmark.stops)
 
 
@@ -135,7 +135,7 @@ def test_prompt_set_is_anothers_when_its_bytes_are(tmp_path: Path) -> None:
     assert source["sha256"] == hashlib.sha256(b"Question: A?\r\nAnswer: B.").hexdigest()
 
 
-# Nobody else's
+# Not copied
 
 
 def eight_grams(text: str) -> set[tuple[str, ...]]:

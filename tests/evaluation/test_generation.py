@@ -67,7 +67,7 @@ LONGROPE = {
 
 
 def engine_of(tokenizer: Any, context: int = NO_LIMIT) -> Engine:
-    """An engine whose texts no token ends."""
+    """An engine without end tokens."""
     engine = Engine(tokenizer, context, GenerationConfig(), None)
     engine.eos_ids = frozenset()
     return engine
@@ -118,7 +118,7 @@ def test_finish_reason_is_the_rule_that_ended_it(
 
 
 def first_stop(engine: Engine, stops: Sequence[str], ids: list[int]) -> int | None:
-    """After how many tokens the text contains a stop string: decodes everything every time."""
+    """Count tokens until the text contains a stop string, decoding all of them every time."""
     for n in range(1, len(ids) + 1):
         text = engine.decode(ids[:n])
         if any(stop in text for stop in stops):
@@ -127,7 +127,7 @@ def first_stop(engine: Engine, stops: Sequence[str], ids: list[int]) -> int | No
 
 
 def watched(engine: Engine, stops: Sequence[str], ids: list[int]) -> int | None:
-    """The same, from the stream."""
+    """Count the same from the stream."""
     row = Row(0, [], engine, stops, len(ids) + 1)
     for n, token in enumerate(ids, 1):
         row.append(token)
@@ -138,7 +138,7 @@ def watched(engine: Engine, stops: Sequence[str], ids: list[int]) -> int | None:
 
 def streams(tokenizer: Any, rng: random.Random, count: int) -> Iterator[list[int]]:
     """Ids of any kind, of bytes only, of text, and of text in which characters are broken."""
-    # A vocabulary has no order of its own.
+    # The order of a vocabulary is not fixed.
     vocabulary = dict(sorted(tokenizer.get_vocab().items()))
     short = [id_ for token, id_ in vocabulary.items() if len(token) == 1 or token.startswith("<0x")]
     text = "Ben: 12 数学 and 日本語.\n\nQuestion: 😀😀 \n\n\nProblem: naïve é\n\n"
@@ -225,9 +225,9 @@ Expected = list[tuple[str, int, int, str]]
 def plain(
     model: Any, tokenizer: Any, prompts: Sequence[str], max_new_tokens: int = NEW_TOKENS
 ) -> Callable[[Sequence[str]], Expected]:
-    """Generate the slow way, every whole prompt alone; a function of the stop strings.
+    """Generate the slow way, every whole prompt alone; return a function of the stop strings.
 
-    It gives text, prompt tokens, new tokens and finish reason of each prompt.
+    It returns text, prompt tokens, new tokens and finish reason of each prompt.
     """
     context = getattr(model.config, "max_position_embeddings", None) or 10**9
     own = model.generation_config.eos_token_id
@@ -265,7 +265,7 @@ def plain(
 def completions_of(
     engine: HFEngine, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int = NEW_TOKENS
 ) -> Expected:
-    """What an engine gives, in the order of the prompts; each exactly once."""
+    """Return what an engine gives, in the order of the prompts; check that each comes once."""
     groups = list(engine.generate(prompts, stops, max_new_tokens))
     assert all(groups)
     found = sorted((c for group in groups for c in group), key=lambda c: c.index)
@@ -312,7 +312,7 @@ def model(tokenizer: Tokenizer, lively_llama: Callable[..., Any]) -> Any:
 def slow(
     tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
 ) -> Callable[[int, Sequence[str]], Expected]:
-    """`slow(count, stops)`: what `model` writes after so many prompts, one alone at a time."""
+    """`slow(count, stops)`: what a model writes after `count` prompts, one at a time."""
     tokenizer = tokenizers_by_family["byte_level"]
     ends = plain(lively_llama(tokenizer), tokenizer, prompts_of(32))
     return lambda count, stops: ends(stops)[:count]
@@ -327,7 +327,7 @@ def test_completions_equal_plain_generation(
     tokenizer = tokenizers_by_family[family]
     prompts = prompts_of(18)
     longest = max(len(tokenizer(prompt)["input_ids"]) for prompt in prompts)
-    # The longest prompts meet the context before the limit.
+    # The longest prompts reach the end of the context before the limit.
     model = lively_llama(tokenizer, max_position_embeddings=longest + NEW_TOKENS - 8)
     model.generation_config.eos_token_id = [frequent_token(model, tokenizer, prompts)]
     slow = plain(model, tokenizer, prompts)
@@ -381,7 +381,7 @@ def test_completions_equal_plain_generation_when_positions_work_differently(
 ) -> None:
     tokenizer, config = tokenizers_by_family["nfc_digits"], SERVED[name]
     prompts = prompts_of(6)
-    # Rows meet the end of the context one after the other, while the rest of their batch goes on.
+    # Rows reach the end of the context one by one, while the rest of their batch goes on.
     context = max(len(tokenizer(prompt)["input_ids"]) for prompt in prompts) + 12
     if hasattr(config, "max_position_embeddings"):
         config.max_position_embeddings = context
@@ -471,7 +471,7 @@ def test_prompt_may_be_the_beginning_of_another(tokenizer: Tokenizer, model: Any
     assert completions_of(HFEngine(model, tokenizer, 4), prompts, ()) == expected
 
 
-# What is not done
+# Work that is avoided
 
 
 @pytest.mark.parametrize("n_prefix", [0, 5])
@@ -494,7 +494,7 @@ def test_growing_layer_copies_no_key_at_most_steps(n_prefix: int) -> None:
 
 
 class Calls:
-    """The shapes and positions of every forward pass of a model; logits are for one token each."""
+    """Records shapes and positions of a model's forward passes; logits must be for one token."""
 
     def __init__(self, model: Any):
         self.shapes: list[tuple[int, int]] = []
@@ -527,7 +527,7 @@ def test_shared_prefix_is_read_once(
     assert all(row[:shared] == ids[0][:shared] for row in ids)
     assert len({tuple(row[: shared + 1]) for row in ids}) > 1 or shared == min(map(len, ids)) - 1
     assert max(width for _, width in calls.shapes[1:]) <= max(map(len, ids)) - shared
-    # Padding moves nothing: every row's last own token has the position that it has alone.
+    # Padding shifts no position: every row's last own token has the position that it has alone.
     first = calls.positions[0]
     order = sorted(ids, key=len, reverse=True)
     assert first[:, -1].tolist() == [len(row) - 1 for row in order[:4]]
@@ -565,7 +565,7 @@ def test_rows_decoded_are_few(
 
 
 def limit_rows(model: Any, limit: int, after: int = 0) -> Any:
-    """Let a model run out of memory above a batch size, in every forward pass after some."""
+    """Make a model run out of memory above a batch size, except the first `after` times."""
     passes = iter(range(10**9))
 
     def check(module: Any, args: Any, kwargs: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Workers that are given anything: a verdict in seconds, nothing executed, the next one right."""
+"""Workers given any text: a verdict in seconds, nothing executed, the next verdict right."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vocagnolm.evaluation.grading.grading import Grader, Verdict
 
 pytestmark = pytest.mark.processes
 
-BUSY_LIMIT_S = 30.0  # five seconds on an idle machine; the limits are of processor time
+BUSY_LIMIT_S = 30.0  # five seconds on an idle machine; workers limit processor time
 MB = 1_000_000
 MKDIR = "__import__('os').mkdir('CANARY')"
 
@@ -103,7 +103,7 @@ def grader() -> Iterator[Grader]:
 
 @pytest.fixture
 def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty directory, which must stay empty, as must the one that workers run in."""
+    """An empty directory that must stay empty; the workers' directory must get no canary."""
     monkeypatch.chdir(tmp_path)
     yield
     assert list(tmp_path.iterdir()) == []
@@ -117,7 +117,7 @@ def timed(grader: Grader, kind: AnswerKind | None, pair: tuple[str, str]) -> tup
 
 
 def timed_all(grader: Grader, jobs: Sequence[Job]) -> list[tuple[Verdict, float]]:
-    """All of them, as many at a time as there are workers."""
+    """Grade all jobs, as many at a time as there are workers."""
     with ThreadPoolExecutor(grader.workers) as threads:
         return list(threads.map(lambda job: timed(grader, *job), jobs))
 
@@ -139,7 +139,7 @@ def processes_with_parent(parent: int) -> list[int]:
 
 @pytest.mark.usefixtures("canary")
 def test_grader_executes_nothing_when_the_answer_is_code() -> None:
-    # Of other tests.
+    # Processes of other tests.
     others = processes_with_parent(os.getpid())
     with Grader(workers=2) as grader:
         for kind in (None, "free"):
@@ -165,7 +165,7 @@ def test_restricted_sympy_rejects_code(code: str, evaluate: bool) -> None:
 
 
 def test_worker_restricts_itself_and_times_each_grader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program of a worker in this process, with one request."""
+    """Run a worker's program in this process, with one request."""
     requests = [["free", "The answer is 7.", "7"]]
     limits: dict[int, tuple[int, int]] = {}
     events: list[object] = []
@@ -188,7 +188,7 @@ def test_worker_restricts_itself_and_times_each_grader(monkeypatch: pytest.Monke
     monkeypatch.setattr(worker, "Connection", Connection)
     monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
     monkeypatch.setattr(signal, "setitimer", set_timer)
-    monkeypatch.setattr(sympy_parser, "eval_expr", sympy_parser.eval_expr)  # put back at the end
+    monkeypatch.setattr(sympy_parser, "eval_expr", sympy_parser.eval_expr)  # restored at the end
     worker.main()
     with pytest.raises(ValueError, match="found code"):
         sympy.sympify("().__class__", evaluate=False)
@@ -253,7 +253,7 @@ def test_grader_says_timeout_when_algebra_takes_forever(grader: Grader) -> None:
 
 
 def test_grader_keeps_the_verdict(grader: Grader) -> None:
-    """The first of two answers for the harness, the last one for math-verify."""
+    """The harness takes the first of two answers, math-verify the last."""
     output = "final answer is $7$. I hope. The final answer is $9^{9^{9^9}}$. I hope."
     verdict, _ = timed(grader, "free", (output, "7"))
     assert verdict == Verdict("7", correct=True, decided_by="string", math_verify=None)
@@ -275,7 +275,7 @@ def test_grader_grades_right() -> None:
     with Grader(workers=1) as grader:
         assert_alive(grader)
         (process,) = processes_with_parent(os.getpid())[-1:]
-        # It has no keyboard, whose interrupt would end it, and what a library prints is lost.
+        # Ctrl-C of the terminal does not reach it, and what a library prints is lost.
         assert os.getsid(process) == process
         for stream in (1, 2):
             assert Path(f"/proc/{process}/fd/{stream}").readlink() == Path(os.devnull)
@@ -285,7 +285,7 @@ def test_grader_grades_right() -> None:
 
 
 def test_worker_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no verdict on any output."""
+    """It is not a verdict on an output."""
     monkeypatch.setattr(sys, "executable", "false")
     with Grader(workers=1) as grader, pytest.raises(ValueError, match="worker does not start: run"):
         next(grader.grade("free", [("8", "8")]))

@@ -28,7 +28,7 @@ N_ITEMS = 16
 
 @pytest.fixture(scope="module", autouse=True)
 def grader() -> Iterator[None]:
-    """Grading in this process: workers take seconds to start."""
+    """Grade in this process, as workers take seconds to start."""
     with graded_inline(evaluate):
         yield
 
@@ -39,7 +39,7 @@ def model(
     tiny_llama: Callable[..., Any],
     student_tokenizer: Tokenizer,
 ) -> Path:
-    """A tiny model that says something else every time; tests must not change it."""
+    """A tiny model that answers every prompt differently; tests must not change it."""
     path = tmp_path_factory.mktemp("models") / "student"
     tiny_llama(len(student_tokenizer), initializer_range=0.5).save_pretrained(path)
     student_tokenizer.save_pretrained(path)
@@ -127,12 +127,12 @@ def test_drawn_outputs_are_summed_up_and_resume(
         assert mark in text
         assert f"| {own_model}, avg@3 | {column['rounded']:.1f}* |" in text
         assert f"| pass@3 | {column['pass_at']['3']['rounded']:.1f}* |" in text
-    # Killed, and asked again in other batches: the same texts.
+    # Killed and asked again in other batches, it gives the same texts.
     (out / "demo.jsonl").unlink()
     (out / "demo.part0.jsonl").write_text("".join(lines[1:3] + lines[7:8]))
     assert evaluate_math.main([*drawn, "--batch_size", "2"]) == 0
     assert (out / "demo.jsonl").read_text().splitlines(keepends=True) == lines
-    # Neither greedy nor other outputs go among these.
+    # Neither greedy outputs nor those of other settings go among these.
     for other in ([], [*drawn[6:8], "--temperature", "0.7"]):
         capsys.readouterr()
         assert evaluate_math.main([*argv, *other, "--output_dir", str(out)]) == 2
@@ -204,7 +204,7 @@ def test_wrong_arguments_are_named(argv: list[str], message: str, tmp_path: Path
 
 
 def test_options_are_of_a_model_or_of_outputs(tmp_path: Path) -> None:
-    """Every option but these is of one of the two alone."""
+    """Every option but these belongs to only one of the two."""
     of_both = {"help", "model", "regrade", "benchmarks_file", "chat"}
     file = str(tmp_path / "outputs.jsonl")
     Path(file).touch()
@@ -251,7 +251,7 @@ def test_option_without_effect_is_told(
 def test_place_that_cannot_be_written_to_is_rejected(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before the weights are loaded, which are not there."""
+    """Before the weights are loaded, as there are none."""
     bare = tmp_path / "bare"
     shutil.copytree(model, bare, ignore=shutil.ignore_patterns("*.safetensors"))
     assert evaluate_math.main(arguments(bare, bare / "config.json")) == 2

@@ -103,7 +103,7 @@ CASES: dict[str, list[tuple[object, str]]] = {
     "the empty set": [(r"\emptyset", "{}")],
     "the real line": [
         (r"(-\infty,\infty)", r"\mathbb{R}"),
-        (r"(-\infty, \infty)", r"(-\infty,\infty)"),  # quirk: spaces go later
+        (r"(-\infty, \infty)", r"(-\infty,\infty)"),  # quirk: spaces are removed later
     ],
     "percent": [("50%", "50"), (r"50\%", "50"), ("50 percent", "50")],
     "points that lead": [(".5", "0.5"), ("-.5", "-.5"), ("{.5}", "{0.5}"), ("1, .5", "1,0.5")],
@@ -238,7 +238,7 @@ def test_normalization_needs_another_pass() -> None:
     ],
 )
 def test_normalization_takes_linear_time(fragment: str) -> None:
-    """200,000 characters; the slowest takes 0.15 s, what is quadratic takes minutes."""
+    """200,000 characters take 0.15 s at most; in quadratic time they would take minutes."""
     start = time.process_time()
     strip_string((fragment * 200_000)[:200_000])
     assert time.process_time() - start < 2

@@ -20,7 +20,7 @@ Write = Callable[..., Benchmark]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """`write(rows, **fields)`: the benchmark m of these rows, read from its file."""
+    """`write(*rows, **fields)`: the benchmark m of these rows, read from its file."""
 
     def write_and_read(*rows: dict[str, Any], **fields: object) -> Benchmark:
         record = {"file": "a.jsonl", "question": "{ask}", "answer": "{gold}", **fields}
@@ -31,7 +31,7 @@ def write(tmp_path: Path) -> Write:
     return write_and_read
 
 
-# Files that are no benchmarks
+# Files that are not benchmarks
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ WRONG_FIELDS: dict[str, tuple[object, ...]] = {
     "template": (3, "no place", "{question.x}"),
     "stops": ([""], ["a", ""], [3], [None], "a", "", 3, None, {"a": 1}),
     "answer_kind": ("d", 3, ["free"], None),
-    # Nobody but this package sets these.
+    # Only this package sets these.
     "id": ("x",),
     "directory": ("/", 3),
     "protocol": ("x", None),

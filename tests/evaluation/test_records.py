@@ -47,7 +47,7 @@ def outputs(*indices: int) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
-    """With settings and two items of gsm8k."""
+    """A directory with settings and two items of gsm8k."""
     directory = RunDirectory(tmp_path / "evaluation")
     directory.path.mkdir()
     directory.write_settings(SETTINGS)

@@ -41,7 +41,7 @@ def read(text: str) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def inline() -> Iterator[None]:
-    """Grading in this process: workers take seconds to start."""
+    """Grade in this process, as workers take seconds to start."""
     with graded_inline(evaluate):
         yield
 
@@ -133,7 +133,7 @@ def test_regrade_gives_the_same(tmp_path: Path) -> None:
 def test_regrade_sums_up_several_outputs_of_an_item(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By hand: 2 and 1 of 2 are right, so 75 %, and one of two in every item."""
+    """By hand: 2 and 1 of 2 are right, so 75 %, and every item has a right one."""
     texts = [("8", "8"), ("8", "9")]
     drawn = []
     for idx, pair in enumerate(texts):

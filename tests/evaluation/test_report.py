@@ -1,4 +1,4 @@
-"""Results as data and as rows: every number carries what marks it."""
+"""Results as data and as rows: every number carries its marks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_task(
 
 
 def build(path: Path, *tasks: Task) -> dict[str, Any]:
-    """Results in which the first item of each benchmark is right; math-verify likes none."""
+    """Results in which the first item of each benchmark is right; math-verify accepts none."""
     directory = RunDirectory(path)
     for task in tasks:
         with directory.appending(task.benchmark.id, 0) as file:
@@ -46,7 +46,7 @@ def build(path: Path, *tasks: Task) -> dict[str, Any]:
 
 
 def outputs(results: Mapping[str, Any], path: Path) -> dict[str, str]:
-    """Everything that carries a number out of the evaluation, as text."""
+    """All outputs of an evaluation that show numbers, as text."""
     report.write_results(results, RunDirectory(path))
     texts = {name: (path / name).read_text() for name in ("results.json", "row.md")}
     return texts | {"printed": report.to_markdown(results)}

@@ -38,7 +38,7 @@ def make_task(name: str = "gsm8k", n: int = N_ITEMS, sampling: Sampling | None =
 class ScriptedEngine:
     """Answers every prompt with its length, in shuffled groups; remembers what it was asked.
 
-    A prompt whose answer is drawn ends with its seed.
+    A prompt whose answer is drawn gets its seed at the end.
     """
 
     seed: int = 0
@@ -214,7 +214,7 @@ def test_processes_share_long_and_short_prompts_evenly(tmp_path: Path) -> None:
 
 
 def states_with(barrier: threading.Barrier) -> list[FakeState]:
-    """States of threads that are processes to `run`."""
+    """States for threads that `run` takes for processes."""
 
     class WaitingState(FakeState):
         def wait_for_everyone(self) -> None:
@@ -266,7 +266,7 @@ def arguments(
     tiny_llama: Callable[..., Any],
     student_tokenizer: PreTrainedTokenizerBase,
 ) -> list[str]:
-    """A tiny model that says something else every time, and is asked 40 items."""
+    """Arguments that ask 40 items of a tiny model that answers each differently."""
     model = tmp_path_factory.mktemp("model")
     vocabulary = len(student_tokenizer)
     tiny_llama(vocabulary, initializer_range=0.5).save_pretrained(model)
@@ -296,7 +296,7 @@ def size_of_items(path: Path) -> int:
 
 
 def kill_when_written(process: int, path: Path, size: int, delay: float) -> None:
-    """SIGKILL a process a moment after there are so many bytes of items, or all of them."""
+    """SIGKILL a process a moment after `size` bytes of items are written, or all items."""
     deadline = time.monotonic() + 60
     while size_of_items(path) < size and not (path / "demo.jsonl").exists():
         assert time.monotonic() < deadline, "the process does not come on"

@@ -31,7 +31,7 @@ NEW_TOKENS = 12
 
 
 def test_seeds_are_those_of_earlier_versions() -> None:
-    """Else a resumed evaluation would mix outputs of two rules."""
+    """Otherwise a resumed evaluation would mix outputs of two rules."""
     assert seed_of("aime24", 3, 1) == 840059799
     assert uniform(840059799, 5) == 0.0004904476070635155
 
@@ -56,7 +56,7 @@ def test_numbers_are_uniform() -> None:
 
 
 def drawn_token(logits: Sequence[float], number: float, sampling: Sampling) -> int:
-    """Walk down the tokens from the likeliest, to the one at which a number's share is reached."""
+    """Walk down the tokens from the likeliest to the one that reaches a number's share."""
     weights = [math.exp((x - max(logits)) / sampling.temperature) for x in logits]
     order = sorted(range(len(logits)), key=lambda token: (-weights[token], token))
     kept: list[int] = []
@@ -139,7 +139,7 @@ def texts_of(engine: HFEngine, places: Sequence[int], stops: Sequence[str] = ())
 
 @torch.no_grad()
 def slow_text(model: Any, tokenizer: Tokenizer, place: int) -> str:
-    """Each token from the logits of the whole text so far, alone, by the seed's own number."""
+    """Draw each token alone, from the logits of the whole text so far, by the seed's number."""
     ids = tokenizer(PROMPTS[place])["input_ids"]
     new: list[int] = []
     for step in range(NEW_TOKENS):
@@ -159,7 +159,7 @@ def test_outputs_equal_drawing_token_by_token_in_any_batch(
     for batch_size in (1, 4, 16):
         engine = HFEngine(model, tokenizer, batch_size)
         assert texts_of(engine, range(9), [stop]) == expected
-    # What is left when an evaluation is resumed, in another order.
+    # What a resumed evaluation still asks, in another order.
     assert texts_of(HFEngine(model, tokenizer, 4), [7, 2, 5], [stop]) == {
         place: expected[place] for place in (7, 2, 5)
     }
@@ -190,7 +190,7 @@ def test_pass_at_k_equals_enumeration() -> None:
 
 
 def outputs(*rights: str) -> list[dict[str, Any]]:
-    """Graded outputs: of each item, a mark for each output."""
+    """Graded outputs from a string of marks for each item."""
     records = []
     for idx, marks in enumerate(rights):
         for sample, mark in enumerate(marks):
@@ -201,7 +201,7 @@ def outputs(*rights: str) -> list[dict[str, Any]]:
 
 
 def test_summary_equals_a_count_by_hand() -> None:
-    """Of 12 outputs 5 are right: 4, 1 and none of an item; math-verify likes one more."""
+    """5 of 12 outputs are right: 4, 1 and 0 of an item; math-verify accepts one more."""
     records = outputs("++++", "-+--", "---o")
     random.Random(0).shuffle(records)
     found = summarize(records)
@@ -252,7 +252,7 @@ def test_interval_is_wilsons_for_as_many_independent_outputs() -> None:
     assert interval_over_items([1 / 4, 1 / 2, 1 / 2, 3 / 4], 4) == pytest.approx(
         wilson_interval(8, 16)
     )
-    # None right: the items alone count, as all might be alike.
+    # If none is right, only the items count, as an item's outputs might all be alike.
     assert interval_over_items([0, 0, 0], 64) == wilson_interval(0, 3)
     assert interval_over_items([1, 1, 1], 64) == wilson_interval(3, 3)
 

@@ -129,7 +129,7 @@ Hub = dict[tuple[str, str | None, str], list[dict[str, Any]]]
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """What stands on the hub, by name, configuration and split; to be filled by the test."""
+    """Rows on the hub by name, configuration and split, which the test fills in."""
     parts: Hub = {}
 
     def load_dataset(path: str, *, name: str | None, split: str, revision: str) -> datasets.Dataset:
@@ -179,7 +179,7 @@ def test_load_reads_subjects_in_the_harnesss_order(hub: Hub) -> None:
 
 @pytest.mark.parametrize("name", [name for name in PAPER_BENCHMARKS if not BENCHMARKS[name].hub])
 def test_load_reads_the_harnesss_file(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The real loader, with a local directory in the place of the address."""
+    """The real loader, with a local directory in place of the address."""
     assert tasks._HARNESS_DATA.startswith("https://raw.githubusercontent.com/ZubinGou/")
     monkeypatch.setattr(tasks, "_HARNESS_DATA", str(SAMPLES))
     benchmark = replace(BENCHMARKS[name], item_count=3)
@@ -218,7 +218,7 @@ def test_aime_and_math500_are_read_from_their_columns(hub: Hub) -> None:
             of_math, _ = load_items(replace(BENCHMARKS["math"], item_count=3), SAMPLES)
             assert items == of_math
         else:
-            # Without the zeros in front that the hub has.
+            # Without the hub's leading zeros.
             assert golds == {str(int(row["answer"])) for row in rows}
             assert any(row["answer"].startswith("0") for row in rows) == (name == "aime24")
 

@@ -70,7 +70,7 @@ class LLM:
         model = AutoModelForCausalLM.from_pretrained(self.model)
         tokenizer = AutoTokenizer.from_pretrained(self.tokenizer)
         words = model.config.vocab_size
-        # As vLLM does from 0.33 on.
+        # vLLM does so from 0.33 on.
         if any(end >= words for params in sampling_params for end in params.stop_token_ids or ()):
             raise ValueError(f"stop_token_ids beyond a vocabulary of {words}")
         outputs = []
@@ -96,7 +96,7 @@ class LLM:
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> list[LLM]:
-    """Puts the stand-in in vLLM's place; the list of the LLMs that are made."""
+    """Put the stand-in in vLLM's place; return the list of LLMs that are made."""
     made: list[LLM] = []
 
     def make(model: str, **options: Any) -> LLM:
@@ -113,7 +113,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> list[LLM]:
 def saved(
     tokenizer_dirs: dict[str, Path], tiny_llama: Callable[..., Any], tmp_path: Path
 ) -> tuple[Any, Any]:
-    """A model and its tokenizer, saved in one directory, with one that samples among its files."""
+    """A model and its tokenizer, saved in one directory with a generation config that samples."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_dirs["metaspace"])
     lengths = sorted(len(tokenizer(prompt)["input_ids"]) for prompt in PROMPTS)
     context = lengths[3] + NEW_TOKENS  # too little for the longest prompts
@@ -149,7 +149,7 @@ def test_both_engines_give_the_same_completions(saved: tuple[Any, Any], vllm: li
 
 def test_both_engines_ask_a_chat_alike(saved: tuple[Any, Any], vllm: list[LLM]) -> None:
     model, tokenizer = saved
-    # One that puts a start token before a text, as the template has.
+    # This tokenizer puts a start token before a text, as the template does.
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)]
     )
@@ -198,7 +198,7 @@ def test_vllm_is_greedy_within_the_context(
         calls=vllm[0].calls,
     )
     assert vllm == [expected]
-    # Room that the engine reserves, and settings tell.
+    # The context that the engine reserves and that settings record.
     long = LlamaConfig(max_position_embeddings=131_072)
     assert longest_context(long, 2048) == 8192
     assert longest_context(long, 32_768) == 36_864

@@ -1,8 +1,8 @@
 """`make test-gpu`: the numbers, waits, memory and messages of a GPU.
 
-It needs one of Ampere's generation or newer with 16 GB. Without a GPU the tests of numbers compare
-bfloat16 and every attention with float32 and sdpa on the CPU, on tiny models, so that only the
-device is new to them. What only a device has is not collected then: waits, memory, NCCL.
+It needs an Ampere GPU or a newer one, with 16 GB. Without a GPU the tests of numbers compare
+bfloat16 and every attention with float32 and sdpa on the CPU, on tiny models, so that on a GPU only
+the device is new. Tests of waits, memory and NCCL are not collected then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ collect_ignore = [] if GPUS else ["test_memory.py", "test_processes.py", "test_w
 
 @pytest.fixture(scope="session", autouse=True)
 def one_gpu() -> Iterator[None]:
-    """Let Trainer use one GPU, where it would spread a batch over all."""
+    """Let Trainer use one GPU, as it would spread a batch over all."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrainingArguments, "n_gpu", 1)
         yield
@@ -28,7 +28,7 @@ def one_gpu() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """A GPU, else the CPU."""
+    """A GPU if there is one, else the CPU."""
     return torch.device("cuda" if GPUS else "cpu")
 
 
@@ -39,11 +39,11 @@ def world(
     teacher_tokenizer: Any,
     tiny_llama: Callable[..., Any],
 ) -> Any:
-    """Packed sequences that take several blocks of a kernel of a GPU; tiny ones on the CPU."""
+    """Packed sequences that span several blocks of a GPU kernel; tiny ones on the CPU."""
     from methods_world import World
 
     sizes = {"hidden_size": 128, "intermediate_size": 352} if GPUS else {"hidden_size": 64}
-    # Else all losses are near the logarithm of the vocabulary.
+    # Otherwise all losses would be near log(vocabulary).
     sizes |= {"initializer_range": 0.1, "max_position_embeddings": 1024}
     ours, theirs = student_tokenizer, teacher_tokenizer
     models = [
@@ -70,7 +70,7 @@ def make(world: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., 
         for teacher in trainer.online_teachers:
             teacher.to(torch.bfloat16 if bf16 else torch.float32)
         blocks = trainer.train_dataset
-        # Conversations fill two blocks of a GPU's size.
+        # Conversations fill only two blocks of a GPU's size, so blocks repeat.
         return trainer, trainer.data_collator([blocks[n % len(blocks)] for n in range(4)])
 
     return build

@@ -1,6 +1,6 @@
-"""What training steps take of a GPU's memory, beside the plan of `vocagnolm.run.plan`.
+"""The memory that training steps take on a GPU, against the plan of `vocagnolm.run.plan`.
 
-9 GiB at a size for any GPU of 16 GB, and the paper's models, 52 GiB, where they fit.
+They take 9 GiB at a size for any GPU of 16 GB, and 52 GiB with the paper's models, where these fit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One micro-batch of every method, on the device: its losses, selected tokens and gradients.
 
-Expected is what the CPU computes in float32 with sdpa. In float32 the device is `FLOAT32` off at
-most: sums in another order, which differs from run to run on a GPU, are 1e-6 off, TensorFloat-32
-1e-3, so that is switched off. In bfloat16 it is off at most twice as far as the CPU in bfloat16.
+The reference is the CPU in float32 with sdpa. In float32 the device is at most `FLOAT32` off: sums
+in another order, which changes from run to run on a GPU, are 1e-6 off. TensorFloat-32 is 1e-3 off,
+so it is disabled. In bfloat16 the device is at most twice as far off as the CPU in bfloat16.
 
 A selection is discrete, so it is compared in two parts: the losses that it reads are near those
 expected, and from these very losses the CPU selects the same tokens. Gradients are compared for the
@@ -28,20 +28,20 @@ from vocagnolm.objective import Objective
 
 pytestmark = pytest.mark.gpu
 
-# Root mean square of a token's difference in nats; of the gradient, the norm beside its own.
+# For losses, the root mean square in nats; for the gradient, the norm relative to its own.
 FLOAT32 = 1e-4
 # ULD's gradient has the sign of the difference of two probabilities, and the smallest differences
-# have another sign on another device. A GPU was 3e-4 off.
+# change sign between devices. A GPU was 3e-4 off.
 ULD_GRADIENT = 1e-3
 CPU = torch.device("cpu")
 EVERY = ("cpt", "random", *VARIANTS, *METHODS, "turns", "stored turns")
-# Without a GPU it is the comparison itself that is tried.
+# Without a GPU this tests the comparison itself.
 TRIED = EVERY if torch.cuda.is_available() else ("uld", "rho1 entropy", "several mean", "turns")
 WAYS = [("eager", "float32"), *((how, "bf16") for how in ("sdpa", "eager", "torch_varlen"))]
 if not torch.cuda.is_available():
     WAYS.append(("torch_varlen", "float32"))  # on a GPU it computes in 16 bits only
 else:
-    WAYS.append(("sdpa", "float32"))  # on a CPU it is what is expected
+    WAYS.append(("sdpa", "float32"))  # on a CPU it is the reference
     if importlib.util.find_spec("flash_attn"):
         WAYS.append(("flash_attention_2", "bf16"))
 Step = Callable[..., dict[str, Any]]
@@ -49,7 +49,7 @@ Step = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="module", autouse=True)
 def exact() -> Iterator[None]:
-    """Multiply float32 as such, whatever the environment says; several tiles of logits."""
+    """Multiply in full float32, whatever the environment says; use several tiles of logits."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     with pytest.MonkeyPatch.context() as patch:
@@ -61,7 +61,7 @@ def exact() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def step(make: Callable[..., Any]) -> Iterator[Step]:
-    """`step(method, device, bf16, attention, chosen)`: what it computes, on the CPU in float32."""
+    """`step(method, device, bf16, attention, chosen)`: its results, on the CPU in float32."""
     own, seen, forced = Objective.select, {}, []
 
     def select(objective: Objective, loss_BS: Tensor, batch: Any, teacher: Any = None) -> Any:

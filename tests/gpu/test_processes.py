@@ -1,6 +1,6 @@
 """Processes over NCCL, each with a GPU, make the update of one process alone.
 
-On one GPU it is FSDP2 in a single process: its messages go nowhere, but through NCCL.
+On one GPU it is FSDP2 in a single process, which sends messages to itself through NCCL.
 """
 
 from __future__ import annotations

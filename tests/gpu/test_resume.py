@@ -1,8 +1,8 @@
 """A run goes on where its checkpoint ends, and skips a step whose gradient is a NaN.
 
-A GPU adds in any order, so a run differs from itself by a little. The resumed run may differ by
-four times as much, or by 5 % of the distance that the weights moved. Random numbers, an optimizer
-or data that start afresh are 17 to 59 % off (seen on a CPU).
+A GPU adds in any order, so two equal runs differ a little. The resumed run may differ by four times
+as much, or by 5 % of the distance that the weights moved. If random numbers, the optimizer or the
+data start afresh, it is 17 to 59 % off (seen on a CPU).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SCATTER, OF_THE_WAY = 4, 0.05
 def test_resumed_run_ends_where_an_uninterrupted_one_does(
     tmp_path: Path, device: torch.device
 ) -> None:
-    # Dropout uses the device's random numbers. What is discrete would make a run differ from
-    # itself: a selection, and with Adam's usual epsilon the signs of tiny gradients.
+    # Dropout uses the device's random numbers. Discrete choices would make equal runs
+    # differ: a selection, and with Adam's usual epsilon the signs of tiny gradients.
     options = {
         "dropout": 0.1,
         "method": Method(top_k=1.0),
@@ -44,7 +44,7 @@ def test_resumed_run_ends_where_an_uninterrupted_one_does(
 
 
 class Spoiler(TrainerCallback):
-    """Puts a NaN into one gradient of the third step, before it is looked at."""
+    """Puts a NaN into one gradient of the third step, before the guard looks at it."""
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 2:

@@ -1,4 +1,4 @@
-"""A micro-batch whose tensors are on the GPU waits for nothing: there it would be an error.
+"""A micro-batch whose tensors are on the GPU waits for nothing: here a wait is an error.
 
 `torch.cuda.set_sync_debug_mode` finds copies to the host, and results whose size it must know.
 """
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture
 def waits_are_errors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """But for the one of transformers with sdpa: once per forward pass, whether rows are packed."""
+    """Except that of transformers with sdpa, which asks once per forward pass for packed rows."""
     asks = masking_utils.find_packed_sequence_indices
 
     def known(position_ids: torch.Tensor) -> torch.Tensor | None:

@@ -29,7 +29,7 @@ from vocagnolm.tokenizer import load_tokenizer
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
 CORPORA = ("gsm8k_train", "math_train", "planetmath", "stacks_project")
 TEACHERS = ("mistral-7b-v0.1", "deepseek-math-7b", "qwen2.5")
-# More of them prove more: VOCAGNOLM_FUZZ=20000.
+# VOCAGNOLM_FUZZ=20000 tests more.
 FUZZ_COUNT, BATCH = int(os.environ.get("VOCAGNOLM_FUZZ", "4000")), 500
 
 
@@ -42,8 +42,11 @@ def _outermost(hit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def paper_oracle(student: np.ndarray, teacher: np.ndarray) -> np.ndarray:
-    """Algorithm 1: from the earliest teacher token whose end offset exceeds the student token's
-    start to the latest whose start offset remains below its end."""
+    """Algorithm 1, with offsets.
+
+    A range goes from the earliest teacher token whose end exceeds the student token's start to the
+    latest whose start is below its end.
+    """
     ends_after = teacher[..., None, :, 1] > student[..., :, None, 0]
     starts_before = teacher[..., None, :, 0] < student[..., :, None, 1]
     low, _ = _outermost(ends_after)
@@ -74,7 +77,7 @@ def fuzz_encodings(
     tokenizers_by_family: dict[str, PreTrainedTokenizerFast],
     fuzz_texts: Callable[..., list[str]],
 ) -> dict[str, list[Encoding]]:
-    """20,000 different texts, by length, in all families."""
+    """Encodings of `FUZZ_COUNT` different texts, by length, in all families."""
     texts = list(dict.fromkeys(fuzz_texts(FUZZ_COUNT * 5 // 4, seed=1)))[:FUZZ_COUNT]
     assert len(texts) == FUZZ_COUNT
     texts.sort(key=len)
@@ -198,7 +201,7 @@ def test_align_spans_covers_every_character() -> None:
 
 @st.composite
 def spans_with_shared_characters(draw: st.DrawFn, length: int) -> Spans:
-    """Tokens of a text without gaps; some are bytes of the character before, and may go beyond."""
+    """Tokens of a text without gaps; some share the last character before them, or go beyond it."""
     spans, end = [], 0
     while end < length:
         start, end = end, min(length, end + draw(st.integers(1, 3)))
@@ -211,7 +214,7 @@ def spans_with_shared_characters(draw: st.DrawFn, length: int) -> Spans:
 
 
 def slow_share(student: Spans, token: int, first: int, last: int) -> Fraction:
-    """Characters of [first, last) in a token, shared out evenly among the tokens that have them."""
+    """Share of [first, last) that a token has; tokens split a common character evenly."""
     begin, end = student[token].tolist()
     shared = range(max(first, begin), min(last, end))
     counts = (sum(a <= c < b for a, b in student.tolist()) for c in shared)
@@ -249,16 +252,16 @@ def test_shares_keep_the_nats_of_a_text() -> None:
 
 
 def test_shares_lose_nats_when_tokens_between_have_unequal_ones() -> None:
-    """Decision 39: those between the ends of a range have one share, of their characters."""
+    """The tokens between a range's ends get one share, that of all their characters."""
     student = np.array([[0, 1], [0, 3]])
     teacher = np.array([[0, 1], [0, 1], [0, 1], [1, 2], [2, 3]])
     shares = covered_shares(student, teacher, align_spans(student, teacher))
-    # Of [0, 1) [0, 1) [1, 2): 1.5 characters of 2, where the definition has 0.5, 0.5 and 1.
+    # [0, 1) [0, 1) [1, 2) have 1.5 characters of 2; by the definition, 0.5, 0.5 and 1.
     assert shares.tolist() == [[0.5, 0.5, 0.5], [0.5, 0.75, 1.0]]
 
 
 def test_shares_of_tokens_without_characters_are_whole() -> None:
-    # A chat template's tokens have none.
+    # A chat template's tokens have no characters.
     student, teacher = np.array([[0, 2], [2, 4]]), np.array([[1, 1], [1, 3], [3, 3], [3, 4]])
     ranges = align_spans(student, teacher)
     assert ranges.tolist() == [[0, 2], [1, 4]]

@@ -27,7 +27,7 @@ def method_of(recipe: str) -> Method:
 
 
 def guided(tokens: int) -> dict[str, Any]:
-    """A row whose tokens are each guided by the teacher's token of their number."""
+    """A row in which the teacher's token i guides token i."""
     first = torch.arange(tokens)
     ranges = torch.stack([first, first + 1], -1)[None]
     return {"labels": torch.zeros(1, tokens).long(), "teacher_ranges": ranges}
@@ -36,9 +36,9 @@ def guided(tokens: int) -> dict[str, Any]:
 def test_rho1_recipe_trains_the_intersection_of_lin_et_al() -> None:
     """Lin et al. (2024), Equation 3, Appendix H and the last row of their Table 4.
 
-    "Ranks in the top k%" of the excess loss, and of the reference's entropy from below: "we do not
-    hope that the language model to learn" a token that the reference is uncertain of. 70 % and 70 %
-    are 60 % of their tokens, as of these ten: those out by excess are 3, 4, 9; by entropy 1, 4, 9.
+    "Ranks in the top k%" of the excess loss, and of the reference's lowest entropies: "we do not
+    hope that the language model to learn" a token that the reference is uncertain of. 70 % by each
+    leave 60 % of their tokens, and of these ten: excess drops 3, 4, 9, and entropy 1, 4, 9.
     """
     student = torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0, 6.0, 2.5, 1.5, 3.5, 0.5]])
     reference = torch.tensor([[1.0, 3.5, 0.5, 1.9, 1.2, 5.0, 2.3, 0.5, 1.0, 0.6]])
@@ -62,9 +62,9 @@ def test_chunk_recipe_trains_the_chunks_that_lag_most() -> None:
     """Section 6.1: Eq. 2 to 4 on chunks, which are "selected"; 40 % of nine label tokens are four.
 
     Mean losses of the student's chunks are 3, 2 and 5, of the teacher's 1, 0.5 and 4.5: excess 2,
-    1.5 and 0.5. The first chunk has three label tokens, so one is taken of the second, from its
-    start. By tokens, maxima or the teacher alone the second chunk, or its 6 nats, would lead, and
-    with the teacher's last token, which has no loss, the third.
+    1.5 and 0.5. The first chunk has three label tokens, so the fourth is the first of the second
+    chunk. By tokens, by maxima or by the teacher alone, the second chunk or its 6 nats would lead;
+    if the teacher's last token, which has no loss, counted, the third would.
     """
     labels = [-100, 1, 1, 1, 1, 1, 1, 1, 1, 1]
     student = torch.tensor([[0.0, 1.0, 3.0, 5.0, 0.0, 0.0, 6.0, 5.2, 4.9, 4.9]])
@@ -98,7 +98,7 @@ class Fixed(OnlineTeacher):
 
 
 def head_of(probabilities: list[list[float]]) -> HeadStates:
-    """Positions whose distributions are these; the logits of zeros do not matter."""
+    """Positions with these distributions; the logits of zeros do not matter."""
     rows = torch.tensor(probabilities).clamp(min=1e-30).log()
     return HeadStates(rows, Head(torch.eye(rows.shape[1]), None, 1.0, None, torch.float32))
 
@@ -106,7 +106,7 @@ def head_of(probabilities: list[list[float]]) -> HeadStates:
 def distances(
     recipe: str, student: list[list[float]], teacher: list[list[float]], batch: dict[str, Any]
 ) -> list[float]:
-    """All that a recipe adds to the cross-entropy of each token that has a counterpart."""
+    """What a recipe adds to the cross-entropy of each token that has a counterpart."""
     method = method_of(recipe)
     assert method.distance is not None
     tokens = len(student)
@@ -124,8 +124,8 @@ def distances(
 def test_kld_recipe_adds_the_reverse_divergence(recipe: str) -> None:
     """Eq. 5: KL(p_S || p_T) per token with an equal weight, over the words that both have.
 
-    1/2 ln 2 + 1/4 ln 1 + 1/4 ln 1/2 = 1/4 ln 2, and 0 where both are alike. The fourth word, as
-    Llemma's 16, is the teacher's alone: dropped, and the rest divided by what remains.
+    1/2 ln 2 + 1/4 ln 1 + 1/4 ln 1/2 = 1/4 ln 2, and 0 where both are alike. Only the teacher
+    has the fourth word, as Llemma has 16: it is dropped, and the rest divided by what remains.
     """
     student = [[0.5, 0.25, 0.25], [0.25, 0.25, 0.5], [1.0, 0.0, 0.0]]
     teacher = [[0.125, 0.125, 0.25, 0.5]] * 3

@@ -37,7 +37,7 @@ def slow_row(segments: list[Any], size: int, attend_across_documents: bool) -> l
 
 
 def slow_edges(rows: list[list[Any]], size: int, attend_across_documents: bool) -> list[int]:
-    """Where attention may not cross, in the rows laid out one behind the other."""
+    """Edges that attention may not cross, with the rows laid end to end."""
     edges = {0}
     longest = max(len(segment) for segments in rows for segment in segments)
     for number, segments in enumerate(rows):
@@ -55,7 +55,7 @@ def slow_edges(rows: list[list[Any]], size: int, attend_across_documents: bool) 
 
 
 def slow_ranges(block: dict[str, Any], length: int) -> tuple[list[list[int]], int, int]:
-    """Ranges of a row, and how many of its label tokens have one and have none."""
+    """Ranges of a row, and how many of its label tokens have one and how many none."""
     ranges = [[-1, -1] for _ in range(length)]
     mapped = unmapped = at = teacher_at = 0
     for number, segment in enumerate(block["student_ids"]):
@@ -151,7 +151,7 @@ def test_worked_example_of_two_segments() -> None:
         "student_ids": [[1, 10, 11], [1, 12, 2]],
         "teacher_ids": [[90, 20, 21], [90, 23]],
         "teacher_losses": [[], []],
-        # "abcd" and "e" beside "abc" and "de"; "x" beside "xy".
+        # The student has "abcd" "e" and "x", the teacher "abc" "de" and "xy".
         "student_codes": [[8, 2], [2]],
         "teacher_codes": [[6, 4], [4]],
         "student_exceptions": [[], []],
@@ -220,7 +220,7 @@ def test_worked_example_of_two_stored_teachers(limits: list[int] | None, widths:
             *(none, [w + 1, w + 2], none, none, [w + 3, w + 4], none, none, none),
         ]
     ]
-    # Tokens are mapped that every teacher has.
+    # A token counts as mapped if every teacher has it.
     assert (batch["mapped_tokens"], batch["unmapped_tokens"]) == ([2], [2])
 
 
@@ -320,7 +320,7 @@ def test_collator_maps_chunks_to_chunks_when_asked(
 
 
 def block_of(tokens: int) -> Any:
-    """A block whose teacher has so many tokens, none of which guides any."""
+    """A block whose teacher has `tokens` tokens, none of which guides any."""
     ids, none = np.arange(tokens), np.full((1, 3, 2), -1)
     block = {"block": 0, "student_ids": [ids[:3]], "teacher_ids": [ids], "teacher_losses": [[]]}
     block |= {"student_labelled": [[]], "teacher_labelled": [[]]}
@@ -332,7 +332,7 @@ def block_of(tokens: int) -> Any:
 def test_collator_stops_padding_at_the_teachers_limit(
     tokens: int, limit: int, width: int, attend_across_documents: bool
 ) -> None:
-    """A learned table of positions ends there: one more position would be read outside of it."""
+    """A learned table of positions ends there: one more position would be out of bounds."""
     block = block_of(tokens)
     batch = PackedCollator(8, attend_across_documents, teacher_max_length=limit)([block])
     for name in ("input_ids", "labels", "position_ids"):

@@ -45,12 +45,12 @@ def texts_of(path: Path, **options: Any) -> list[Any]:
 
 
 def documents(*numbers: int) -> bytes:
-    """JSON lines, or rows of another format, of so many documents."""
+    """JSON lines of documents with these numbers."""
     return lines_of(*({"text": f"document {number}"} for number in numbers))
 
 
 def faults_of(path: Path, **options: Any) -> dict[int, str]:
-    """The reasons why rows are no documents, by their indices."""
+    """Why rows are not documents, by index."""
     corpus = load_corpus(str(path), **options)
     if "fault" not in corpus.column_names:
         return {}
@@ -180,7 +180,7 @@ def test_empty_txt_file_is_a_document(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "read", "left_out"),
     [
-        # Names of splits: of files, of shards, of folders.
+        # Files, shards and folders that name a split.
         (["train.jsonl", "test.jsonl"], ["train.jsonl"], ["test.jsonl"]),
         (["data/train-00000-of-00001.jsonl", "data/test-00000-of-00001.jsonl"],
          ["data/train-00000-of-00001.jsonl"], ["data/test-00000-of-00001.jsonl"]),
@@ -188,10 +188,10 @@ def test_empty_txt_file_is_a_document(tmp_path: Path) -> None:
          ["validation/a.jsonl", "dev/b.jsonl"]),
         (["my_train_file.jsonl", "my-eval-file.jsonl"], ["my_train_file.jsonl"],
          ["my-eval-file.jsonl"]),
-        # None of these is a name of a split.
+        # None of these names a split.
         (["contest.jsonl", "latest.jsonl", "protest/devote.jsonl"],
          ["contest.jsonl", "latest.jsonl", "protest/devote.jsonl"], []),
-        # Hidden, of notebooks, of macOS; endings in any case; texts beside data.
+        # Hidden files, those of notebooks and of macOS; endings in any case; texts next to data.
         (["a.jsonl", ".ipynb_checkpoints/a.jsonl", "._a.jsonl", "__pycache__/b.jsonl", "_c.jsonl"],
          ["a.jsonl"], [".ipynb_checkpoints/a.jsonl", "._a.jsonl", "_c.jsonl"]),
         (["a.jsonl", "b.JSONL", "c.ndjson", "LICENSE.txt", "notes/TODO.txt", "d.zip", "e.parq"],
@@ -244,7 +244,7 @@ def test_split_is_chosen_and_a_missing_one_is_told(tmp_path: Path) -> None:
     assert len(texts_of(tmp_path, split="train+test")) == 20
     assert "train (train.jsonl), test (test.jsonl)" in error_of(tmp_path, split="validation")
     (tmp_path / "train.jsonl").unlink()
-    # What is held out is never trained on by accident.
+    # Nobody trains on a held-out split by accident.
     assert "no split train" in error_of(tmp_path)
 
 
@@ -317,7 +317,7 @@ def test_bytes_are_text_when_they_are_utf8(tmp_path: Path, kind: pa.DataType) ->
 
 
 def test_other_columns_may_be_what_they_like_when_the_file_is_large(tmp_path: Path) -> None:
-    # Past the first ten megabytes, by which a reader of Arrow fixes all types.
+    # Past the first ten megabytes, from which Arrow's reader infers all types.
     text = "a" * 20_000
     rows = [{"text": text, "note": None, "meta": {"pile": "x"}}] * 600
     rows += [{"text": text, "note": "late", "meta": {"pile": "x", "url": "u"}, "lang": "en"}] * 3

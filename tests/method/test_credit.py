@@ -24,7 +24,7 @@ Credit = Callable[[list[float], list[float], Spans], Sequence[float]]
 
 @dataclass(frozen=True)
 class Toy:
-    """All texts of `length` letters, which both models cut at the same places in every text."""
+    """All texts of `length` letters; each model cuts every text at the same places."""
 
     letters: int
     length: int
@@ -38,12 +38,12 @@ class Toy:
         return np.array(list(zip((0, *ends[:-1]), ends, strict=True)))
 
     def log_probabilities(self, joint: torch.Tensor, ends: tuple[int, ...]) -> torch.Tensor:
-        """Cut the log-probabilities of all texts into those of tokens, given what is before."""
+        """Split the log-probabilities of all texts into those of tokens, given what is before."""
         rows = []
         for text in self.texts():
             tokens = []
             for start, end in zip((0, *ends[:-1]), ends, strict=True):
-                # A beginning is as likely as all texts together that begin so.
+                # A prefix is as likely as all texts that begin with it.
                 through = joint[text[:end]].flatten().logsumexp(0)
                 before = joint[text[:start]].flatten().logsumexp(0)
                 tokens.append(through - before)
@@ -139,7 +139,7 @@ def spans_of(ends: Sequence[int]) -> Spans:
 def slow_credit(
     student: list[float], teacher: list[float], student_spans: Spans, teacher_spans: Spans
 ) -> list[float]:
-    """Go through the characters: a chunk ends where a token of either model ends."""
+    """Sum up to the end of the chunk, which is where tokens of both models end."""
     shared = {int(end) for end in student_spans[:, 1]} & {int(end) for end in teacher_spans[:, 1]}
     credit = []
     for start, _ in student_spans.tolist():
@@ -168,7 +168,7 @@ def test_credit_equals_a_walk_over_the_characters(
     ranges = align_spans(student_spans, teacher_spans)
     expected = slow_credit(student, teacher, student_spans, teacher_spans)
     np.testing.assert_allclose(chunk_credit(student, teacher, ranges), expected, atol=1e-12)
-    # A batch of two rows of one text, of which the second is longer by a token without a teacher.
+    # A batch of two equal rows, with one more token that has no teacher.
     padded_ranges = np.append(ranges, [[UNMAPPED, UNMAPPED]], axis=0)
     credit_BS = batch_chunk_credit(
         torch.tensor([[*student, 3.0]] * 2),

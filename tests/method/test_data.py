@@ -49,7 +49,7 @@ PAIRS = [
 ]
 Row = dict[str, Any]
 Tokenizers = dict[str, PreTrainedTokenizerFast]
-# Without a place to cut, or with many; in characters of several tokens.
+# Texts with no place to cut or with many, and with characters of several tokens.
 LONG_TEXTS = [
     *("x" * 300, "0123456789" * 30, "😀" * 70, "👩\u200d👩\u200d👧\u200d👦" * 15, "数学" * 90),
     *("word " * 60, "a\n\n" * 70, "e\u0301" * 80, "<s></s><|endoftext|>" * 8),
@@ -124,7 +124,7 @@ def slow_row(
     }
 
 
-# Columns in which a document has nothing.
+# What a document has in the columns of conversations.
 NO_CONVERSATION = {
     **{"student_labelled": [], "teacher_labelled": []},
     **{"left_out_messages": 0, "trimmed_characters": 0},
@@ -132,7 +132,7 @@ NO_CONVERSATION = {
 
 
 def mapped(row: Row) -> Row:
-    """A row with what its spans say, instead of the spans."""
+    """A row with ranges and shares in place of its spans."""
     ranges = align_segment(row)
     spans = ("student_codes", "student_exceptions", "teacher_codes", "teacher_exceptions")
     return {name: row[name] for name in row if name not in spans} | {
@@ -142,7 +142,7 @@ def mapped(row: Row) -> Row:
 
 
 def assert_tiles(text: str, rows: list[Row]) -> None:
-    """The segments of a document follow each other and are the whole document."""
+    """Check that the segments follow each other and make up the whole document."""
     assert rows[0]["start"] == 0
     assert rows[-1]["end"] == len(text)
     assert all(a["end"] == b["start"] for a, b in pairwise(rows))
@@ -406,7 +406,7 @@ def test_parts_make_the_whole(
     pages = pages.select(range(len(pages))[::step])  # in another order: indices over the same table
     assert (pages._indices is None) == (step == 1)
     expected = align_corpus(pages, *pair)
-    monkeypatch.setattr(vocagnolm.data, "_PART", 8)  # the last one smaller than the processes
+    monkeypatch.setattr(vocagnolm.data, "_PART", 8)  # the last part has one document
     assert len(pages) % 8 == 1
     found = align_corpus(pages, *pair, num_proc=num_proc)
     assert len(found.rows.cache_files) > len(expected.rows.cache_files) == 1
@@ -421,7 +421,7 @@ def test_finished_parts_survive_a_kill(
     monkeypatch.setattr(vocagnolm.data, "_PART", 9)
 
     def killed(tokenizer: Any, texts: list[str]) -> Any:
-        if "Page 19 of it." in texts:  # of the last part
+        if "Page 19 of it." in texts:  # in the last part
             raise KeyboardInterrupt
         return encode_texts(tokenizer, texts)
 
@@ -466,7 +466,7 @@ def test_part_of_another_process_is_waited_for(
 def test_skipped_documents_are_read_in_columns(
     tokenizers_by_family: Tokenizers, tmp_path: Path
 ) -> None:
-    """A million of them took half a minute at every start, when they were read row by row."""
+    """Read row by row, a million of them took half a minute at every start."""
     pair, calls = readers(tokenizers_by_family), []
     for number in (100, 1100):
         path = write_corpus(tmp_path / f"{number}.jsonl", [""] * number)

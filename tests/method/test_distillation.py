@@ -66,7 +66,7 @@ def distill(
     factor: float = 1.0,
     theirs: Tensor | None = None,
 ) -> Any:
-    """What is trained, the losses [B, S] and the distances [R], by default from the same tokens."""
+    """The trained sum, the losses [B, S] and the distances [R]; `theirs` defaults to `tokens`."""
     labels = (torch.arange(ids.numel()) % ids.shape[1] > 0).nonzero()[:, 0]
     alone = labels[~torch.isin(labels, tokens)]
     pairs = Pairs(teacher, tokens, tokens if theirs is None else theirs, alone, distance, factor)
@@ -81,7 +81,7 @@ def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several tiles, the last of them ragged, in every test."""
+    """Use several tiles, the last one ragged, in every test."""
     monkeypatch.setattr(output_head, "TILE_LOGITS", 5 * (STUDENT_WORDS + 50) + 1)
 
 
@@ -186,7 +186,7 @@ def distill_one(logits: Tensor, teacher_logits: Tensor, distance: Any = "sorted_
 
 
 def test_float16_gradients_survive_until_loss_scaling() -> None:
-    """Probabilities of e^-20, where float16 ends at 6e-8; its loss scaling comes backward only."""
+    """Probabilities of e^-20 are below float16's 6e-8, and loss scaling acts only backward."""
     found = []
     for dtype in (torch.float32, torch.float16):
         logits = torch.tensor([0.0, *[-20.0] * 40], dtype=dtype).requires_grad_()
@@ -284,7 +284,7 @@ def test_sorted_distance_orders_many_rows_at_a_time_on_a_gpu() -> None:
     with torch.device("meta"), Sorts():
         log_p, log_q = torch.empty(1024, 32_000), torch.empty(1024, 32_768)
         distillation._sorted_l1(log_p, torch.empty_like(log_p), log_q)
-    # Each is of 2**24 probabilities at most.
+    # Each sorts at most 2**24 probabilities.
     assert sorts == [(512, 32_768), (512, 32_768), (524, 32_000), (500, 32_000)]
 
 
@@ -321,7 +321,7 @@ def test_entropies_equal_those_of_full_logits(
     torch.testing.assert_close(found, F.pad(entropy * has_label, (1, 0)), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(losses, plain, rtol=1e-5, atol=1e-6)
     assert sum(rows) == 3 * has_label.sum() + 3 - 1
-    # Told of too many, it is right; of too few, it is not silently wrong.
+    # Too high a count of labels does no harm; too low a one is not silently wrong.
     torch.testing.assert_close(more, plain, rtol=1e-5, atol=1e-6)
     assert fewer.isnan().sum() == 1
     with torch.no_grad():
@@ -337,7 +337,7 @@ def test_entropies_equal_those_of_full_logits(
 
 
 def extra_bytes(distance: Any) -> int:
-    """Return the memory of a distance of 512 pairs, forward and backward, beyond what two take."""
+    """Return the memory of a distance of 512 pairs, forward and backward, beyond that of two."""
     output_head.TILE_LOGITS = 200_000
     torch.manual_seed(0)
     student, teacher = (torch.randn(513, 16) for _ in range(2))

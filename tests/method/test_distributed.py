@@ -1,4 +1,4 @@
-"""The real Trainer and Accelerate on two and four processes: what one process leads to."""
+"""The real Trainer and Accelerate on two and four processes give the result of one process."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ CHECKPOINTED = {"gradient_checkpointing": True}
 CLIPPED = {"optim": "adamw_torch", "max_grad_norm": 1.0}
 # 59 blocks: 3 are left over.
 EPOCH = {"max_steps": -1, "num_train_epochs": 1}
-# Random numbers are those of "chunk random", and shares those of "turns".
+# "chunk random" covers random numbers, and "turns", below, shares.
 METHODS = ("accept", "kld", "uld", "rho1 entropy", "chunk", "chunk random", "several weighted")
-# What is trained, how it is spread over the processes, and over how many.
+# What is trained, how it is distributed, and over how many processes.
 JOBS: list[dict[str, Any]] = [
     {"processes": 2, "models": "tied", "fsdp": False, "training": CHECKPOINTED},
     {"processes": 2, "models": "plain", "fsdp": True, "training": CHECKPOINTED},
@@ -78,7 +78,7 @@ def test_parameters_do_not_depend_on_the_processes(
     jobs = [
         {"method": "vocagnolm", **common, **job}
         | {"training": {"max_steps": STEPS} | job.get("training", {})}
-        # A worker's last jobs are sharded.
+        # A worker runs sharded jobs last.
         for job in sorted(JOBS, key=lambda job: job["fsdp"])
         if job["processes"] == processes
     ]

@@ -24,7 +24,7 @@ from vocagnolm.method import Aggregation
 
 
 def least(loss_BSW, held_BSW):
-    """A function of a user's own."""
+    """A user's own aggregation."""
     return loss_BSW.masked_fill(~held_BSW, math.inf).amin(-1)
 
 
@@ -70,7 +70,7 @@ def test_aggregation_equals_a_loop_over_tokens(batch, aggregation):
             present = [losses[row][t] for t in range(first, last) if first >= 0 and valid[row][t]]
             assert mapped[row, token] == bool(present)
             if aggregation == "share":
-                counts = {first: 0, last - 1: 2} | {first: 0}  # a range of one has a first alone
+                counts = {first: 0, last - 1: 2} | {first: 0}  # a range of one has only a first
                 expected = sum(
                     losses[row][t] * shares[row][token][counts.get(t, 1)]
                     for t in range(first, last)
@@ -179,7 +179,7 @@ def student_batches(draw):
 )
 def test_selection_equals_a_sorted_list(batch, top_k, unmapped, scope):
     student, teacher, valid, mapped = batch
-    if unmapped == "mean":  # a float32 mean of thirds could order what exact arithmetic ties
+    if unmapped == "mean":  # rounding a mean of thirds to float32 could break exact ties
         teacher = [[1.0] * len(row) for row in teacher]
     tensors = [torch.tensor(x) for x in (student, teacher, valid, mapped)]
     found = select_tokens(*tensors, top_k=top_k, unmapped=unmapped, scope=scope)

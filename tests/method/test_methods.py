@@ -44,7 +44,7 @@ def logits_of(model: Any, ids: torch.Tensor, positions: torch.Tensor) -> torch.T
         starts = [t for t in range(len(row)) if places[t] == 0]
         parts = [
             model(row[None, a:b], use_cache=False).logits[0]
-            if b - a > 1  # no padding
+            if b - a > 1  # not padding
             else torch.zeros(1, model.config.vocab_size, dtype=model.dtype)
             for a, b in itertools.pairwise([*starts, len(row)])
         ]
@@ -53,7 +53,7 @@ def logits_of(model: Any, ids: torch.Tensor, positions: torch.Tensor) -> torch.T
 
 
 def assert_same(trainer: Any, batch: dict[str, Any], expected: torch.Tensor) -> None:
-    """The trainer's loss and its gradients are those of a sum of losses."""
+    """Check that the trainer's loss and gradients are those of a sum of losses."""
     divided = torch.tensor(100)
     loss = trainer.compute_loss(trainer.model, batch, num_items_in_batch=divided)
     expected = expected / 100
@@ -104,7 +104,7 @@ def test_distilled_loss_equals_full_logits_pair_by_pair(
 def slow_selection(
     trainer: Any, batch: dict[str, Any], criteria: list[list[dict[int, Any]]]
 ) -> torch.Tensor:
-    """Weight 1 for a row's largest scores by every criterion, and for label tokens without one."""
+    """Weight 1 for a row's largest scores by every criterion, and for labels without a score."""
     weights = torch.zeros(batch["labels"].shape)
     for row, scores in enumerate(criteria):
         for t in range(weights.shape[1]):
@@ -173,7 +173,7 @@ def slow_scores(
             }
             guide = reduce.get(method.split()[-1], lambda x: sum(x) / len(x))(guides)
             mine = float(student[row, t])
-            if method == "chunk":  # a whole one: the mean of its label tokens
+            if method == "chunk":  # the mean of the chunk's label tokens
                 chunk, labels = batch["chunk"][row], batch["labels"][row]
                 own = (chunk == chunk[t]) & (labels != IGNORED_LABEL)
                 mine = mean(student[row, own].tolist())
@@ -204,7 +204,7 @@ def slow_random_chunks(trainer: Any, batch: dict[str, Any]) -> torch.Tensor:
     return weights
 
 
-# Not those that differ in the numbers that they compare alone.
+# Without methods that differ from these only in the numbers that they compare.
 SPLIT = (
     *("vocagnolm", "random", "share", "floor", "selected", "accept"),
     *("kld", "uld", "rho1 entropy", "chunk", "chunk random", "several weighted"),

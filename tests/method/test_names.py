@@ -1,4 +1,4 @@
-"""Names that are no path: what is told in seconds where the hub cannot have them, or is away."""
+"""Names that are not paths: quick errors if the hub cannot have them or is unreachable."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from huggingface_hub import constants
 from vocagnolm import hub
 from vocagnolm.hub import check_name
 
-NOWHERE = "http://127.0.0.1:9"  # the port to which nobody answers
+NOWHERE = "http://127.0.0.1:9"  # a port on which nobody answers
 
 
 @pytest.fixture(autouse=True)
 def online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As outside of the tests, with a cache that is empty and a hub that is away."""
+    """Go online as outside of the tests, with an empty cache and an unreachable hub."""
     for name, value in {"OFFLINE": False, "CACHE": str(tmp_path / "hub")}.items():
         monkeypatch.setattr(constants, f"HF_HUB_{name}", value)
     monkeypatch.setattr(constants, "ENDPOINT", NOWHERE)
@@ -92,7 +92,7 @@ def test_nothing_is_told_where_the_hub_answers_or_is_not_asked(
         monkeypatch.setattr(constants, "ENDPOINT", stand_in.url)
         check_name("--student", "org/model")
         check_name("--teacher", "org/model")
-        # Once, even where it answers that there is nothing.
+        # Once, even if the answer is that there is nothing.
         assert len(stand_in.requests) == 1
     assert not caplog.messages
 

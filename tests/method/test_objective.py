@@ -207,7 +207,7 @@ def test_own_method_without_a_teacher_weighs_by_its_select() -> None:
     assert weights.sum(-1).tolist() == [-(-3 * int(row.sum()) // 10) for row in valid]
     for loss_S, weight_S, valid_S in zip(student, weights, valid, strict=True):
         assert loss_S[weight_S].min() > loss_S[valid_S & ~weight_S].max()
-    # An upper bound, as nobody knows what a `select` weighs.
+    # An upper bound, as it is unknown which tokens a `select` weighs.
     assert mine.weighted_tokens(batch) == mine.divisor_tokens(batch) == valid.sum()
 
 

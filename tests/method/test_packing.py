@@ -31,8 +31,10 @@ segment_lengths = st.lists(
 
 
 def slow_best_fit(lengths: list[tuple[int, int]], room: int, teacher_room: int) -> list[list[int]]:
-    """Longest segment first, into the fullest block with room for it; of those that are equally
-    full, the one filled last. Lengths are shares of the tighter limit, in student tokens."""
+    """Put the longest segment first into the fullest block with room, on ties the last filled.
+
+    Lengths are shares of the tighter limit, in student tokens.
+    """
     share = Fraction(room, teacher_room)
     needs = [max(ours, math.ceil(theirs * share)) for ours, theirs in lengths]
     blocks: list[dict[str, Any]] = []

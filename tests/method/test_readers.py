@@ -1,4 +1,4 @@
-"""The tokens that open and close a text, and what a reader is known by."""
+"""The tokens that open and close a text, and the fingerprint of a reader."""
 
 from __future__ import annotations
 

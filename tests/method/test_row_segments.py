@@ -1,4 +1,4 @@
-"""Places where packed documents end, and attention that has to know them."""
+"""Ends of packed documents, and attention that needs them."""
 
 from __future__ import annotations
 

@@ -70,12 +70,12 @@ def test_bytes_give_the_spans_of_offsets(
     for text, one, same in zip(texts, found, expected, strict=True):
         np.testing.assert_array_equal(one.ids, same.ids)
         filled = fill_gaps(same.spans, text)
-        # Of a composed letter, offsets give its first bytes the first character alone.
+        # Offsets give the first bytes of a composed letter only its first character.
         assert (one.spans[:, 0] <= filled[:, 0]).all()
         assert (one.spans[:, 1] >= filled[:, 1]).all()
         if family not in ("nfc_digits", "unigram") or unicodedata.is_normalized("NFC", text):
             np.testing.assert_array_equal(one.spans, filled)
-    # The others drop or trim white space.
+    # trimmed and unigram drop or trim white space.
     asked = sum(len(call.args[1]) for call in raw.call_args_list)
     assert asked < 500 if family not in ("trimmed", "unigram") else asked == 1000
 
@@ -130,7 +130,7 @@ def test_special_strings_stay_text(tokenizers_by_family: Tokenizers, family: str
     encoding = encode(tokenizer, text)
     assert not set(encoding.ids.tolist()) & set(tokenizer.all_special_ids)
     assert_spans_hold(encoding.spans, text)
-    # The test is one: by default the tokenizer does find them.
+    # By default the tokenizer does find them, so the test can fail.
     assert set(tokenizer(text).input_ids) & set(tokenizer.all_special_ids)
 
 
@@ -238,7 +238,7 @@ def test_fill_gaps_follows_the_rule(case: tuple[str, Spans]) -> None:
     filled = fill_gaps(spans, text)
     assert [set(range(start, end)) for start, end in filled.tolist()] == gap_oracle(spans, text)
     assert_spans_hold(filled, text)
-    np.testing.assert_array_equal(spans, before)  # the argument is left alone
+    np.testing.assert_array_equal(spans, before)  # the argument is unchanged
 
 
 @given(texts_and_spans(smallest=0))
@@ -275,7 +275,7 @@ def test_fill_gaps_gives_the_worked_example(
 
 
 def test_tokenizer_is_left_as_it_was(tokenizers_by_family: Tokenizers) -> None:
-    """What a call leaves behind neither changes spans, nor is it changed, nor is it in a key."""
+    """Settings that a call left on a tokenizer stay, and change neither spans nor its key."""
     for tokenizer in tokenizers_by_family.values():
         text = "Let x = 2, then x + x = 4."
         expected, key = encode(tokenizer, text), tokenizer_sha256(tokenizer)
@@ -299,7 +299,7 @@ def test_tokenizer_is_left_as_it_was(tokenizers_by_family: Tokenizers) -> None:
 def test_token_of_a_composed_letter_has_all_its_characters(
     tokenizers_by_family: Tokenizers, family: str
 ) -> None:
-    """Of every character of which the token has a byte, as of all other texts."""
+    """It has every character of which it has a byte, as in all other texts."""
     tokenizer = tokenizers_by_family[family]
     text = unicodedata.normalize("NFD", "é ṩ ạ́b 한국 Poincaré ệ. q\u0323\u0307 e\u0301\u0316x")
     spans = encode(tokenizer, text).spans

@@ -34,7 +34,7 @@ def batch(rows=2, length=LENGTH, seed=0, ignored=0.2):
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(VOCABULARY, (rows, length), generator=generator)
     labels = ids.masked_fill(torch.rand(ids.shape, generator=generator) < ignored, -100)
-    # Methods of users may weigh a token negatively.
+    # A user's own method may give a token a negative weight.
     weights = torch.rand(ids.shape, generator=generator) - 0.3
     weights = weights.masked_fill(torch.rand(ids.shape, generator=generator) < 0.6, 0.0)
     return ids, labels, weights * (labels != -100)
@@ -48,7 +48,7 @@ def reference_losses(model, ids, labels, **kwargs):
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """Several tiles, the last of them ragged, in every test."""
+    """Use several tiles, the last one ragged, in every test."""
     monkeypatch.setattr(output_head, "TILE_LOGITS", 4 * VOCABULARY + 1)
 
 
@@ -73,7 +73,7 @@ def test_losses_and_gradients_equal_full_logits(name):
     used = int((weights[:, 1:] != 0).sum())
     assert 0 < used < 13
     count = int((labels[:, 1:] != -100).sum())
-    # Told of too many, it is right too.
+    # Counts that are too high do no harm.
     for bound, told in ((None, None), (used, None), (used + 1, count), (None, count), (99, 99)):
         options = {"weighted_tokens": bound, "label_tokens": told}
         losses = model(input_ids=ids, labels=labels, token_losses=True, **options)
@@ -346,7 +346,7 @@ def test_gradients_of_a_wrapped_model_equal_the_bare(tmp_path):
 
 
 def compare_wrapped(wrapper):
-    """Compare a model in a process group of one with the same model bare."""
+    """Compare a model in a process group of one with the bare model."""
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 
@@ -358,7 +358,7 @@ def compare_wrapped(wrapper):
         wrapped = torch.nn.parallel.DistributedDataParallel(model)
     else:
         mesh = distributed.init_device_mesh("cpu", (1,))
-        # Apart from the norm before it, as adapters have it: nothing else gathers the head.
+        # The head is apart from the norm before it, as with adapters: nothing else gathers it.
         for unit in (*model.model.layers, model.lm_head):
             fully_shard(unit, mesh=mesh)
         wrapped = fully_shard(model, mesh=mesh)

@@ -109,7 +109,7 @@ def test_self_guided_full_selection_is_plain_language_modelling(
     plain = make_trainer(tmp_path, blocks, copy.deepcopy(student), options={"method": "cpt"})
     for trainer in (guided, plain):
         trainer.train()
-    # The one makes the head's gradient backward, the other forward: the last places differ.
+    # One makes the head's gradient backward, the other forward, so the last digits differ.
     ours = parameters(guided)
     assert largest_difference(ours, parameters(plain)) < 1e-8
 
@@ -153,7 +153,7 @@ def test_teacher_is_neither_trained_nor_saved(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
     student, teacher = pair
-    # It comes so from `from_config`, and would score with dropout.
+    # `from_config` returns it so, and it would score with dropout.
     teacher.train()
     before = copy.deepcopy(teacher.state_dict())
     names = set(student.state_dict())
@@ -370,7 +370,7 @@ def test_log_reports_what_a_slow_count_finds(
     ahead = sum(value > 0 for value in excess) / len(excess)
     assert log["teacher_ahead_fraction"] == pytest.approx(ahead)
     for quantile in (0.1, 0.5, 0.9):
-        # So few tokens are all in the sample.
+        # The sample holds all of so few tokens.
         expected = float(torch.tensor(excess).quantile(quantile))
         name = f"excess_loss_p{round(100 * quantile)}_nats"
         assert log[name] == pytest.approx(expected, abs=1e-5)

@@ -45,7 +45,7 @@ def corpus_of(*conversations: object) -> datasets.Dataset:
 def pair(
     tokenizers: Tokenizers, student_limit: int = 200, teacher_limit: int = 200
 ) -> list[Reader]:
-    # A copy: the tokenizer gets the template, and the session has but one of it.
+    # A copy, as the template is set on the tokenizer, which all tests share.
     student = student_reader(deepcopy(tokenizers["metaspace"]), student_limit, "plain")
     return [student, teacher_reader(tokenizers["nfc_digits"], teacher_limit, "chatml")]
 
@@ -111,7 +111,7 @@ def test_every_labelled_token_of_an_answer_is_guided(tokenizers_by_family: Token
     answers = np.reshape(row["student_labelled"], (-1, 2))
     guiding = {n for a, b in np.reshape(row["teacher_labelled"], (-1, 2)) for n in range(a, b)}
     for first, last in answers:
-        # The last one ends the turn.
+        # The last label ends the turn.
         assert (ranges[first : last - 1, 0] != -1).all()
         assert ranges[last - 1].tolist() == [-1, -1]
         assert {n for a, b in ranges[first : last - 1] for n in range(a, b)} <= guiding
@@ -153,7 +153,7 @@ def test_long_conversation_ends_behind_an_answer(
     assert (cut["student_labelled"], cut["student_ids"]) == (
         whole["student_labelled"], whole["student_ids"]
     )  # fmt: skip
-    # What follows an answer's content is not needed of the teacher, as it guides nothing.
+    # The teacher needs nothing after an answer's content, as it guides nothing.
     assert cut["teacher_ids"] == whole["teacher_ids"][: cut["teacher_tokens"]]
     assert cut["teacher_labelled"] == whole["teacher_labelled"]
     assert segments.reasons == [
@@ -213,7 +213,7 @@ def test_several_teachers_have_their_labels_in_their_columns(
     assert parts == [TALK[1], TALK[3]]
     at = row["teacher_counts"][0]
     ranges = np.array(row["teacher_labelled"][4:]) - at
-    # Its tokens take a space before them.
+    # Its tokens include the space before them.
     found = [part.strip() for part in said(second, row["teacher_ids"][at:], ranges)]
     assert found == [TALK[1], TALK[3]]
 
@@ -256,7 +256,7 @@ def test_template_of_documents_is_not_asked_for(tokenizers_by_family: Tokenizers
     student = student_reader(tokenizers_by_family["metaspace"], 50)
     pages = datasets.Dataset.from_dict({"text": ["a page"]})
     assert len(align_corpus(pages, student, None).rows) == 1
-    # All that lack one are named at once, each option once.
+    # All options that lack a template are named at once, each only once.
     teacher = teacher_reader(tokenizers_by_family["nfc_digits"], 50)
     several = TeacherReaders(
         (teacher, replace(teacher, template=pair(tokenizers_by_family)[1].template), teacher)

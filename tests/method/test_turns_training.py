@@ -1,4 +1,4 @@
-"""Training on conversations: packed and alone, beside a teacher and from a store, and shown."""
+"""Training on conversations: packed and alone, with a teacher and from a store, and shown."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_packed_conversations_are_guided_as_alone(world: World, tmp_path: Path) 
         labels += int(is_label.sum())
         packed += len(blocks.segments(number)) > 1
     assert packed > 3
-    # Answers alone: fewer than all tokens but the first of each.
+    # Only answers have labels, so there are fewer than tokens.
     assert 0 < labels < 0.8 * blocks.student_tokens
 
 
@@ -84,10 +84,10 @@ def test_stored_conversations_train_as_the_teacher_does(
 
 
 class Nothing(Store):
-    """A store that has no document."""
+    """A store without documents."""
 
     def document(self, text: str) -> None:
-        """Nothing."""
+        """Find nothing."""
 
 
 def test_store_without_a_conversation_leaves_it_to_others(world: World, store: Store) -> None:

@@ -21,16 +21,16 @@ LENGTH = 13
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several tiles, the last of them ragged, in every test."""
+    """Use several tiles, the last one ragged, in every test."""
     monkeypatch.setattr(output_head, "TILE_LOGITS", 4 * VOCABULARY + 1)
 
 
 def rows() -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, labels of which some are ignored, and another model's losses of the tokens."""
+    """Ids, labels of which some are ignored, and another model's token losses."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(VOCABULARY, (2, LENGTH), generator=generator)
     labels = ids.masked_fill(torch.rand(ids.shape, generator=generator) < 0.2, -100)
-    # The first token of a row is predicted by none.
+    # Nothing predicts the first token of a row.
     labels[:, 0] = -100
     return ids, labels, 8 * torch.rand(ids.shape, generator=generator)
 
@@ -72,7 +72,7 @@ def test_sum_and_gradients_equal_full_logits_in_float64(name: str) -> None:
     assert not losses.requires_grad
     torch.testing.assert_close(total.double(), expected, rtol=1e-6, atol=0)
     torch.testing.assert_close(losses, expected_losses.float(), rtol=1e-6, atol=0)
-    # The gradient that comes in is a number that float32 holds exactly.
+    # The incoming gradient is exact in float32.
     found = gradients(model, -0.75 * total)
     assert_same_gradients(found, gradients(model, -0.75 * expected), relative=1e-10)
 
@@ -80,12 +80,12 @@ def test_sum_and_gradients_equal_full_logits_in_float64(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama_tied", "gemma2", "phi"])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_one_pass_equals_two(name: str, autocast: bool) -> None:
-    """In float32 but for the last places of gradients, and in bfloat16 but for its rounding."""
+    """In float32 up to the last digits of gradients, and in bfloat16 up to its rounding."""
     model = add_token_losses(build(name))
     ids, labels, other = rows()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         total, losses = one_pass(model, ids, labels, weigh_by(labels, other))
-        # Told of the labels, both make the same tiles.
+        # Given the number of labels, both make the same tiles.
         count = len(places(labels))
         plain = model(input_ids=ids, labels=labels, token_losses=True, label_tokens=count)
     assert torch.equal(losses, plain)
@@ -152,7 +152,7 @@ def test_batch_without_a_label_has_gradients_of_zero() -> None:
 def test_only_gradients_that_are_needed_are_made(
     frozen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As under adapters, where the head's would be as large as the head."""
+    """As with adapters, where the head's gradient would be as large as the head."""
     model = add_token_losses(build("phi"))
     ids, labels, other = rows()
     getattr(model, frozen).requires_grad_(False)
@@ -184,7 +184,7 @@ def sum_of_one(logits: Tensor, dtype: torch.dtype, target: int = 0) -> Tensor:
 
 
 def test_float16_gradients_survive_until_loss_scaling() -> None:
-    """Probabilities of e^-20, where float16 ends at 6e-8; its loss scaling comes backward only."""
+    """Probabilities of e^-20 are below float16's 6e-8, and loss scaling acts only backward."""
     found = []
     for dtype in (torch.float32, torch.float16):
         logits = torch.tensor([0.0, *[-20.0] * 40], dtype=dtype).requires_grad_()
@@ -211,7 +211,7 @@ def test_gradients_of_a_bfloat16_head_sum_in_float32() -> None:
 
 
 def test_second_backward_pass_is_an_error() -> None:
-    """The first one has scaled in place what the forward pass has made."""
+    """The first one scales in place what the forward pass has made."""
     logits = torch.randn(41).requires_grad_()
     total = sum_of_one(logits, torch.float32)
     total.backward(retain_graph=True)
@@ -241,7 +241,7 @@ def test_tiles_of_a_large_head_are_an_eighth_of_it_on_a_cpu(
 
 
 def extra_bytes(words: int, hidden: int) -> int:
-    """Return what forward and backward add to the memory, beyond what a small head takes."""
+    """Return the memory of forward and backward, beyond that of a small head."""
     output_head.TILE_LOGITS = 2**18
 
     def step(words: int) -> None:

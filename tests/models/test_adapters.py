@@ -104,7 +104,7 @@ def test_only_named_layers_are_trained_whole(tiny_llama: Callable[..., Any]) -> 
         f"layers.{n}.{part}_layernorm" for n in range(2) for part in ("input", "post_attention")
     ]
     for names, expected in (
-        (["norm"], ["norm"]),  # PEFT alone would train all that end so, without a dot before
+        (["norm"], ["norm"]),  # PEFT alone would match names without the dot, too
         (["1.input_layernorm", "norm"], ["layers.1.input_layernorm", "norm"]),
         (["input_layernorm"], ["layers.0.input_layernorm", "layers.1.input_layernorm"]),
         ([name.rpartition(".")[2] for name in norms], norms),
@@ -184,7 +184,7 @@ def test_adapters_that_are_taken_merge_into_the_same_model(
     if is_refused:
         with pytest.raises(ValueError, match=r"peft_config: the (output head|embeddings)"):
             adapt(model, config, seed=0)
-        # Nor when they are put around the model before.
+        # They are refused, too, if they are put around the model before.
         adapted = peft.get_peft_model(tiny_llama(VOCABULARY, tie_word_embeddings=tied), config)
         with pytest.raises(ValueError, match=r"peft_config: the (output head|embeddings)"):
             check_adapted(adapted)
@@ -255,7 +255,7 @@ def test_merged_model_that_is_saved_has_the_logits_of_the_adapted_one(
     expected = logits_of(adapted.eval(), ids)
     assert (expected - plain).abs().max() > 1e-3, "the adapters do nothing"
     torch.testing.assert_close(logits_of(loaded.eval(), ids), expected, rtol=1e-4, atol=2e-5)
-    # Weights that were one stay one, unless the adapters made them differ.
+    # Tied weights stay tied, unless the adapters made them differ.
     alone = ("embeddings", "dora of embeddings", "head", "both", "whole embeddings", "whole head")
     is_untied = not tied or kind in (*alone, "tokens of the head")
     assert loaded.config.tie_word_embeddings is not is_untied

@@ -1,6 +1,6 @@
-"""The probe by the configuration: how it makes a model small, and what it hands to the probe.
+"""The probe from the configuration: how it makes a small model, and which one it probes.
 
-Which architectures it refuses is in test_probes.py.
+test_probes.py tests which architectures it refuses.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def test_small_model_is_the_same_whatever_was_drawn_before(probed: list[Any]) ->
     assert first.config._attn_implementation == "eager"
     assert first.dtype == torch.float32
     assert not first.training
-    # Spread, but for the scales of norms.
+    # Weights are spread, except the scales of norms.
     assert first.lm_head.weight.std().item() == pytest.approx(4 * config.initializer_range, rel=0.1)
     assert torch.equal(first.model.norm.weight, torch.ones(32))
 

@@ -1,4 +1,4 @@
-"""Liger's kernels in the student: token losses stay, and so does the teacher."""
+"""Liger's kernels in the student change neither token losses nor the teacher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `auto` stands for on each kind of device, and the words that say why."""
+"""What `auto` means on each kind of device, and the words that say why."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_unit_is_not_used_when_pytorch_computes_with_narrower_kernels(
 
 
 def test_environment_can_hide_the_unit_from_another_process() -> None:
-    """Tests rely on it, on processors that have one."""
+    """Tests rely on this where a processor has the unit."""
     code = "from vocagnolm.models.precision import bfloat16_unit; print(bfloat16_unit())"
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
     command = [sys.executable, "-c", code]

@@ -68,7 +68,7 @@ def test_check_packing_accepts_harmless_crossing(monkeypatch):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_probes_run_on_the_models_future_device(fails, monkeypatch):
-    """There is no second device here: moves are counted, and what runs between them."""
+    """Without a second device, count the moves and what runs between them."""
     model, places, ran_at = build(), ["cpu"], []
     monkeypatch.setattr(model, "to", lambda device: places.append(device.type))
     model.set_attn_implementation("torch_varlen")
@@ -92,7 +92,7 @@ def test_probes_run_on_the_models_future_device(fails, monkeypatch):
 
 
 def test_check_packing_accepts_rounding_by_batch(monkeypatch):
-    """As int8 and float8 products of activations do, whatever the dtype of the model."""
+    """Products of activations in int8 and float8 round so, whatever the model's dtype."""
 
     def rounding(module, args):
         scale = args[0].abs().max() / 127
@@ -117,7 +117,7 @@ def test_configuration_alone_refuses_no_model_that_isolates_documents(name, atte
     check_kind(build(name).config, attention)
 
 
-# Small enough for Mamba's slow path with the chunks of 256 tokens that are its default.
+# Small enough for Mamba's slow path with its default chunks of 256 tokens.
 MAMBA = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16}
 
 
@@ -139,7 +139,7 @@ def test_configuration_alone_refuses_models_that_let_documents_meet(name, option
     for check in (lambda: check_kind(model.config, attention), lambda: check_packing(model)):
         with pytest.raises(PackingError, match="--attend_across_documents") as caught:
             check()
-        # Who uses the attention that isolates best is not told to use it.
+        # Users of the attention that isolates best are not told to use it.
         assert "sdpa or eager" not in str(caught.value)
 
 

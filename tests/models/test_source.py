@@ -106,7 +106,7 @@ def test_load_accepts_when_tied_weights_are_stored_once(
 
 
 def shards(model: Path, whole: str) -> list[Path]:
-    """Two files, which the index of the whole one names, in its place."""
+    """Replace the whole file by two that an index names."""
     ours = (model / "model.safetensors").read_bytes()
     stem, kind = whole.split(".")
     files = [model / f"{stem}-1.{kind}", model / f"{stem}-2.{kind}"]
@@ -122,7 +122,7 @@ def shards(model: Path, whole: str) -> list[Path]:
 
 def test_checkpoint_without_all_weights_is_rejected(copied: Path) -> None:
     source = ModelSource(str(copied), "student")
-    # Of files that transformers does not read, and that a download often leaves out.
+    # An index of files that transformers does not read and that downloads often leave out.
     index = json.dumps({"weight_map": {"a": "pytorch_model-1.bin"}})
     (copied / "pytorch_model.bin.index.json").write_text(index)
     source.check_weights()
@@ -141,7 +141,7 @@ def test_index_that_is_damaged_is_rejected(copied: Path, content: str) -> None:
         ModelSource(str(copied), "student").check_weights()
 
 
-# All but the last byte, not even the header, nothing, and what git leaves without its LFS.
+# All but the last byte, not even the header, nothing, and what git leaves without LFS.
 @pytest.mark.parametrize("kept", [slice(-1), slice(20), slice(0), None])
 @pytest.mark.parametrize("whole", ["model.safetensors", "pytorch_model.bin"])
 def test_weights_that_are_cut_off_are_rejected(
@@ -190,7 +190,7 @@ def test_weights_in_the_cache_of_the_hub_are_checked(
 
 
 class _Evil:
-    """Makes a directory where it is unpickled."""
+    """Makes a directory when it is unpickled."""
 
     def __init__(self, canary: Path):
         self._canary = canary

@@ -1,16 +1,16 @@
-"""A newcomer's first hour: what the pages tell one to type is taken out of them and run.
+"""A newcomer's first hour: run what the pages tell one to type.
 
     python3 tests/project/first_hour.py                         # in a new environment
     python3 tests/project/first_hour.py --torch torch==2.13.0   # with this PyTorch in it
     python3 tests/project/first_hour.py --lowest                # with the lowest versions allowed
 
-The last commit is cloned, and README's own install line makes an environment: the newest versions
-that the bounds allow, no constraints and no extras. All commands of README, of the landing page and
-of the quickstart are run, and those of the first block of every other page, in `runs/demo` as the
-quickstart says; so are README's example and the notebook. Where a page shows what a command prints,
-its words are compared.
-A command that is neither run nor listed as left out is an error, and so is anything in the clone
-that git would see. Needs nothing but Python.
+It clones the last commit and makes an environment with README's own install line: the newest
+versions that the bounds allow, without constraints and extras. In `runs/demo`, as the quickstart
+says, it runs all commands of README, the landing page and the quickstart, and those in the first
+block of commands of every other page. It also runs README's example and the notebook. Where a page
+shows what a command prints, it compares the words.
+A command that is neither run nor listed as left out is an error, and so is any file in the clone
+that git would see. It needs nothing but Python.
 """
 
 import argparse
@@ -29,24 +29,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Commands of these need what the quickstart's have made.
+# Their commands need what the quickstart's have made.
 AFTER_QUICKSTART = ("docs/quickstart.md", "README.md", "docs/evaluation.md")
 WHOLE_PAGES = ("README.md", "docs/index.md", "docs/quickstart.md")
 PROGRAMS = "vocagnolm python accelerate pip make export sbatch cd ln git".split()
 
 # Documents that README's example is run on.
 EXAMPLE_DOCUMENTS = 1000
-# Where the demo leaves models and texts, and where the pages tell one to go.
+# Where the demo writes models and texts, and where the pages tell one to go.
 DEMO = Path("runs/demo")
-# What stands in for placeholders, and for names on the hub: there may be no network.
+# Replacements for placeholders and for names on the hub, as there may be no network.
 STAND_INS = {
     "S": "student",
     "T": "teacher",
     "HuggingFaceTB/SmolLM2-135M": "student",
     "Qwen/Qwen2.5-0.5B": "teacher",
 }
-# Options that a small run needs are added to a command, by how it begins: few steps, in a context
-# that the stand-ins have, and items that need no network.
+# Options to add to commands that begin so: few steps, a context that the stand-ins have, and items
+# that need no network.
 _SHORT = "--max_length 256 --global_batch_tokens 1024 --max_steps 5 --use_cpu"
 _OWN_PAIR = f"--student student --dataset pages.jsonl {_SHORT}"
 _PAPER = "paper/table1/vocagnolm__qwen2.5-math-instruct"
@@ -66,7 +66,7 @@ ADDED = {
     f"vocagnolm train --config {_PAPER} --dry_run": (f"--teacher teacher {_OWN_PAIR}"),
     f"vocagnolm prepare --config {_PAPER}": (f"--teacher teacher {_OWN_PAIR}"),
 }
-# Commands that are not run, by how they begin, and why.
+# Why commands that begin so are not run.
 _GPUS = "it needs GPUs"
 LEFT_OUT = {
     "pip install": "it has made the environment",
@@ -86,12 +86,12 @@ LEFT_OUT = {
     "vocagnolm train --use_uld_loss": "it shows what is refused",
     "export HF_DATASETS_CACHE": "there is no /data",
 }
-# Pages whose numbers are those of any machine.
+# Pages whose numbers are the same on every machine.
 EXACT_PAGES = ("docs/audit.md",)
 
 
 class FaultError(Exception):
-    """A page and what it promises that does not hold."""
+    """A page promises something that does not hold."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,12 @@ class Command:
     line: int
     text: str
     shown: str = ""
-    # Commands of its block, of which it is the last, that print what is shown.
+    # How many commands of its block, this one last, print what is shown.
     of_block: int = 1
 
     @property
     def place(self) -> str:
-        """Where the command stands."""
+        """Where the command is."""
         return f"{self.page}:{self.line}"
 
 
@@ -138,7 +138,7 @@ def commands_of(page: str) -> list[Command]:
             continue
         for line, words in typed:
             commands.append(Command(page, line, shlex.join(words)))
-        # What is shown may be of several commands: together they print it.
+        # Several commands together may print what is shown.
         following, _, shown = blocks[index + 1] if index + 1 < len(blocks) else ("", 0, "")
         if following == "text":
             commands[-1] = replace(commands[-1], shown=shown, of_block=len(typed))
@@ -148,7 +148,7 @@ def commands_of(page: str) -> list[Command]:
 
 
 def typed_lines(block: str, first_line: int) -> list[tuple[int, list[str]]]:
-    """Return number and words of each line that starts one of `PROGRAMS`; some lines go on."""
+    """Return number and words of each line that starts one of `PROGRAMS`, with continuations."""
     typed = []
     lines = block.splitlines()
     for index, line in enumerate(lines):
@@ -164,13 +164,13 @@ def typed_lines(block: str, first_line: int) -> list[tuple[int, list[str]]]:
 
 
 def entry(table: dict[str, str], command: Command) -> str | None:
-    """Return the entry for a command: that of the longest beginning."""
+    """Return the entry with the longest beginning that fits a command."""
     begins = [begin for begin in table if f"{command.text} ".startswith(f"{begin} ")]
     return table[max(begins, key=len)] if begins else None
 
 
 def as_run(command: Command) -> str:
-    """Put stand-ins into a command, and add what makes it short."""
+    """Put stand-ins into a command, and add the options that keep it short."""
     words = [STAND_INS.get(word, word) for word in shlex.split(command.text)]
     return f"{shlex.join(words)} {entry(ADDED, command) or ''}".strip()
 
@@ -189,7 +189,7 @@ class Clone:
             "HF_DATASETS_CACHE": str(scratch / "cache"),
         }
         self.started = time.monotonic()
-        # A command has failed: no other one is begun.
+        # A command has failed: start no other.
         self.is_over = False
 
     def run(self, words: str | Sequence[str | Path], *, cwd: Path | None = None) -> str:
@@ -215,13 +215,13 @@ class Clone:
         return run.stdout
 
     def say(self, text: str, since: float | None = None) -> None:
-        """Print a line with the time since the beginning, and what it took."""
+        """Print a line with the time since the start, and the time it took."""
         now = time.monotonic()
         took = f"{now - since:5.0f} s" if since else " " * 7
         print(f"{now - self.started:5.0f} s {took}  {text}", flush=True)
 
     def install(self, python: str, torch: str, lowest: bool) -> None:
-        """Clone, make an environment, put a PyTorch into it, and type README's install line."""
+        """Clone, make an environment, put a PyTorch into it, and run README's install line."""
         begun = time.monotonic()
         self.run(["git", "clone", "--quiet", ROOT, self.directory], cwd=self.scratch)
         self.run([python, "-m", "venv", self.scratch / "venv"])
@@ -254,7 +254,7 @@ class Clone:
         """Run the commands of pages one after another.
 
         Raises:
-            FaultError: one fails, or prints something else than its page shows.
+            FaultError: one fails, or does not print what its page shows.
         """
         printed: list[str] = []
         for command in commands:
@@ -285,7 +285,7 @@ class Clone:
             self.say(f"{command.place}: {line}", begun)
 
     def run_example(self) -> None:
-        """Run README's Python on a thousand documents, with stand-ins for the names of models."""
+        """Run README's Python on a thousand documents, with stand-ins for its models."""
         begun = time.monotonic()
         text = (ROOT / "README.md").read_text(encoding="utf-8")
         (code,) = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
@@ -314,7 +314,7 @@ class Clone:
         self.say(f"{path.relative_to(ROOT)}: {printed.count(chr(10))} lines", begun)
 
     def check_clean(self) -> None:
-        """Raise a FaultError if git sees anything that the pages' commands have left."""
+        """Raise a FaultError if git sees files that the pages' commands leave."""
         if left := self.run(["git", "status", "--porcelain"]):
             raise FaultError(f"the pages' commands leave files in the checkout:\n{left}")
 
@@ -352,7 +352,7 @@ def pages() -> Iterator[str]:
 
 
 def check_tables(commands: Sequence[Command]) -> None:
-    """Raise a FaultError for an entry of the tables that no command needs any more."""
+    """Raise a FaultError for an entry of the tables that no command needs."""
     for begin in (*ADDED, *LEFT_OUT):
         if not any(command.text.startswith(begin) for command in commands):
             raise FaultError(f"no page has a command that begins with {begin!r}: leave it out here")
@@ -373,11 +373,11 @@ def main() -> int:
         try:
             check_tables(every)
             clone.install(arguments.python, arguments.torch, arguments.lowest)
-            # The first command that is not of the set-up makes what the others need.
+            # The demo makes what all other commands need.
             demo = next(command for command in every if command.text.startswith("vocagnolm demo"))
             clone.type_all([demo])
             typed = {demo.text}
-            # Two cores: pages that build on the quickstart, beside those that need the demo alone.
+            # Two lanes: pages that build on the quickstart, and those that need only the demo.
             lanes: dict[bool, list[Command]] = {True: [], False: []}
             for page, commands in all_commands.items():
                 lanes[page in AFTER_QUICKSTART] += [c for c in commands if c.text not in typed]
@@ -385,7 +385,7 @@ def main() -> int:
             with ThreadPoolExecutor(2) as pool:
                 works = [pool.submit(clone.type_all, lane) for lane in lanes.values()]
                 works += [pool.submit(clone.run_notebook), pool.submit(clone.run_example)]
-                # The first that fails is told at once.
+                # Report the first failure at once.
                 for work in as_completed(works):
                     if work.exception():
                         clone.is_over = True

@@ -1,4 +1,4 @@
-"""The example of docs/alignment.md runs, and the library runs without what it does not need."""
+"""The example of docs/alignment.md runs, and the library does without what it does not need."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_example_of_the_page_trains_the_student(
     monkeypatch.chdir(tmp_path)
 
     def generate(_: object, prompt: torch.Tensor, **options: object) -> torch.Tensor:
-        """Sample letters, which are not the usual tokens of their text, and the end."""
+        """Sample single letters, which are not the text's usual tokens, and the end."""
         tokenizer: Any = AutoTokenizer.from_pretrained(world.student)
         letters = [tokenizer.convert_tokens_to_ids(letter) for letter in "answer7"]
         sampled = torch.tensor([[*letters, tokenizer.eos_token_id]])
@@ -43,7 +43,7 @@ def test_example_of_the_page_trains_the_student(
     assert all(parameter.grad is not None for parameter in names["student"].parameters())
 
 
-# Runs in a Python where only NumPy and `tokenizers` can be imported of what is not built in.
+# Runs in a Python that can import only NumPy and `tokenizers` besides the standard library.
 BARE = """
 import sys
 

@@ -39,8 +39,8 @@ def check_tiny(name: str) -> None:
 
 
 @pytest.mark.slow
-# What processes write is compared by tests of their own: test_distributed.py, test_runner.py.
-# Pretrained models have a test of their own, too, with random ones in their place.
+# Other tests cover several processes: test_distributed.py, test_runner.py. The claims about
+# pretrained models have a test below, with random models in their place.
 @pytest.mark.parametrize(
     "name",
     sorted({*claims.NAMES} - {"trl", "gpu", "processes", "real", "real_evaluation"}),
@@ -58,7 +58,7 @@ def test_steps_are_measured_beside_trl() -> None:
 
 @pytest.fixture(scope="module")
 def random_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a directory of models, of a size at which nothing is learned, and `texts.jsonl`."""
+    """Make a directory of models too small to learn anything, and `texts.jsonl`."""
     path = tmp_path_factory.mktemp("models")
     for name, kind in (("student", "tiny-gpt2"), ("teacher", "tiny-qwen")):
         reader = generated.tokenizer(kind)
@@ -92,12 +92,12 @@ def test_real_rows_are_nearly_full_and_never_longer(random_models: Path) -> None
     turns = real.make_turns(texts, reader, size)
     assert [len(turn) for turn in turns] == [1, 2, 2]
     rows = [row for turn in turns for row in turn]
-    # With a start and an end they fill the row but for the rest of a word; the first is short.
+    # With a start and an end token they fill rows up to a word's rest; the first is short.
     lengths = [len(reader(row)["input_ids"]) + 2 for row in rows]
     assert max(lengths) <= 64
     assert min(lengths[1:]) > 50
     assert 4 < lengths[0] <= 16
-    # Each row goes on where the one before has ended.
+    # Each row continues where the one before ends.
     read = "".join("".join(rows).split())
     assert "".join("".join(texts).split()).startswith(read)
 

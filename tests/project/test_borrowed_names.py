@@ -1,10 +1,10 @@
-"""Names of other libraries that the package overrides, calls or reads and that may change.
+"""Names of other libraries that the package overrides, calls or reads, and that may change.
 
-Public functions that are called as their documentation has them are left out. Listed are private
-names, methods that are overridden, attributes that are read with a default (a new name would pass
-unseen), and arguments and files that are known by their names. A version that lacks one fails here.
+Public functions that we call as documented are left out. The lists have private names, methods that
+we override, attributes that we read with a default (which would hide a new name), and arguments and
+files that we know by name. A version that lacks one fails here.
 
-These versions were tried with all unit tests, beside constraints.txt, which every run of CI takes:
+All unit tests were run with these versions; every run of CI takes those of constraints.txt:
 
     Python   torch    transformers   accelerate   datasets   peft
     3.10     2.11.0   5.5.4          1.13.0       5.2.0      0.18.0    the lowest
@@ -58,7 +58,7 @@ CONFIG = LlamaConfig(
     vocab_size=32, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
 )
 
-# Methods that ours replace, by class.
+# Methods that ours override, by class.
 OVERRIDDEN: list[tuple[type, type, str]] = [
     (
         VocAgnoTrainer,
@@ -80,7 +80,7 @@ OVERRIDDEN: list[tuple[type, type, str]] = [
     ),
 ]
 
-# Attributes that are read or set; of instances where a class has none.
+# Attributes that we read or set; of an instance where the class lacks them.
 READ: list[tuple[Callable[[], Any], str]] = [
     (lambda: Trainer, "_get_train_sampler add_callback pop_callback remove_callback"),
     (lambda: Trainer, "compute_loss_context_manager save_model save_state"),
@@ -116,14 +116,14 @@ READ: list[tuple[Callable[[], Any], str]] = [
     (lambda: FullyShardedDataParallelPlugin, "mixed_precision_policy set_state_dict_type"),
     (lambda: ParallelismConfig(), "tp_size cp_size sp_size"),
     (lambda: launch_command_parser().parse_args(["x.py"]), "config_file"),
-    # Accelerate hands it on to torchrun.
+    # Accelerate passes it on to torchrun.
     (lambda: get_args_parser().parse_args(["x.py"]), "signals_to_handle"),
     (lambda: peft.PeftModel, "get_base_model create_or_update_model_card"),
     (lambda: peft.LoraModel, "merge_and_unload"),
     (lambda: peft.LoraConfig(), "is_prompt_learning is_adaption_prompt layer_replication"),
 ]
 
-# Arguments that are given by name, or looked for, where documentation does not promise them.
+# Arguments that we pass by name or look for, although the documentation does not promise them.
 TAKEN: list[tuple[Callable[..., Any], str]] = [
     (LlamaForCausalLM.forward, "input_ids position_ids attention_mask labels use_cache"),
     (LlamaForCausalLM.generate, "inputs stopping_criteria"),
@@ -181,20 +181,20 @@ def test_fields_of_training_arguments_are_found_in_their_source() -> None:
     """`vocagnolm train` knows their names before it imports transformers."""
     known = {each.name for each in fields(Arguments)}
     assert known <= {*parser.trainer_fields()}
-    # Where they have moved to another file.
+    # As if they had moved to another file.
     assert known == {*parser.trainer_fields(Path(__file__))}
-    # The class is run from its file, and so another one than that of the package.
+    # The class is run from its file, so it is not the package's own.
     assert (parser._TRANSFORMERS / "hf_argparser.py").exists()
 
 
 def test_settings_that_must_not_change_are_fields_of_some_version() -> None:
     known = {each.name for each in fields(Arguments)}
-    # It came with a later version than the lowest.
+    # It came after the lowest version.
     assert _ONE_VALUE.keys() - known <= {"dataloader_in_order"}
 
 
 def test_every_private_name_of_a_library_is_listed() -> None:
-    """A name with an underscore that the package does not define is somebody else's."""
+    """A name with an underscore that the package does not define belongs to a library."""
     own, used = set[str](), dict[str, str]()
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -205,6 +205,6 @@ def test_every_private_name_of_a_library_is_listed() -> None:
             elif isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr):
                 used[node.attr] = f"{path.name}:{node.lineno}"
     listed = {name for *_, names in (*OVERRIDDEN, *READ, *TAKEN) for name in names.split()}
-    # Documented in spite of their underscore.
+    # Documented despite their underscore.
     listed |= {"_exit", "_replace"}
     assert {name: place for name, place in used.items() if name not in own | listed} == {}

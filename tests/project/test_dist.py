@@ -1,4 +1,4 @@
-"""What rank 0 decides for all processes, and what one of a machine does first."""
+"""What rank 0 decides for all processes, and what one process per machine does first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command to type, in the README and the pages, is one that its program takes."""
+"""Programs accept every command that the README and the pages tell one to type."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGES = [
     path for place in (".", "docs", "benchmarks") for path in sorted(ROOT.glob(f"{place}/*.md"))
 ]
 SCRIPTS = {"train.py": "train", "evaluate_math.py": "evaluate"}
-# A page shows how the name of another library's option is answered.
+# A page shows the answer to another library's option.
 REFUSED = ["--use_uld_loss"]
 
 
@@ -60,7 +60,7 @@ def blocks_without_language(text: str) -> list[str]:
 
 
 def words_of(line: str) -> list[str]:
-    """Split a line into words, without a prompt, a comment and the environment."""
+    """Split a line into words, without prompt, comment and environment variables."""
     try:
         words = shlex.split(line.replace("RANK", "0"), comments=True)
     except ValueError:  # prose with an apostrophe
@@ -71,7 +71,7 @@ def words_of(line: str) -> list[str]:
 
 
 def program_of(words: list[str]) -> tuple[str, list[str]]:
-    """Return the command of `vocagnolm` or the module that a line starts, and its arguments."""
+    """Return the `vocagnolm` command or the module that a line runs, and its arguments."""
     first, *rest = words
     if first == "vocagnolm":
         return rest[0], rest[1:]
@@ -92,12 +92,12 @@ def program_of(words: list[str]) -> tuple[str, list[str]]:
 
 
 class Read(BaseException):
-    """Raised where a command has read its options."""
+    """Raised when a command has read its options."""
 
 
 @pytest.fixture(autouse=True)
 def _stand_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand in a place like the checkout, with the directories and files that pages name."""
+    """Work in a copy of the checkout that also has the directories and files that pages name."""
     for path in ROOT.iterdir():
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "DATA").mkdir()

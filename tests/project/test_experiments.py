@@ -33,7 +33,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """Documents with a number each, of which every second one is a problem."""
+    """Numbered documents, of which every second one is a problem."""
     path, rng = tmp_path / "corpus.jsonl", Random(0)
     words = "one two three four five six seven eight nine ten".split()
     with path.open("w") as file:
@@ -45,7 +45,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 class TinyWorld(worlds.TextWorld):
-    """The same code with nothing to learn from it."""
+    """The same code, at a size that teaches nothing."""
 
     longer_steps = first_steps = 1
     options = ("--max_length=64", "--global_batch_tokens=256", "--max_steps=2")
@@ -66,7 +66,7 @@ def test_pages_know_what_is_as_it_was(name: str, corpus: Path, tmp_path: Path) -
         left = iter(original.split(" "))
         assert name == "noisy" or all(word in left for word in words)
     share = np.mean(np.concatenate([kept for _, kept in world.pages]))
-    # Of an inserted phrase and a word's share of what is inserted: 9.7 and 4.6 characters.
+    # An inserted phrase has about 9.7 characters, and a word 4.6.
     expected = {"clean": 1, "noisy": 0.5, "inserted-40": 4.6 / (4.6 + 0.4 * 9.7)}
     assert share == pytest.approx(expected[name], abs=0.12)
 
@@ -100,7 +100,7 @@ def test_oracle_and_judge_run_in_a_tiny_world(corpus: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("problem", "at"), [("How?\nb", 4), ("How\nb?\n\nc d", 6)])
 def test_answers_are_what_follows_the_question(problem: str, at: int, tmp_path: Path) -> None:
-    """Of a model without preferences every token costs the same."""
+    """For a model without preferences every token costs the same."""
     tokenizer = AutoTokenizer.from_pretrained(ASSETS / demo_run.STUDENT_TOKENIZER)
     model = worlds.make_model(len(tokenizer), 8, 1)
     torch.nn.init.zeros_(model.model.embed_tokens.weight)
@@ -128,10 +128,10 @@ def test_acceptance_is_compared_at_its_tiniest_size(
         acceptance.do(world, "noisy", 10, rule)
     rows = {rule: row for (_, _, rule), row in acceptance.read_results().items()}
     assert rows["const"]["weights"][0] == rows["const"]["ess"] == 1
-    # The first step's weights are the same in another order.
+    # The first step has the same weights in another order.
     assert rows["shuffled"]["weights"][0] == rows["accept"]["weights"][0] < 1
     assert rows["shuffled"]["good"][0] != rows["accept"]["good"][0]
-    assert rows["accept@start"]["mean_weight"] > 0.95  # what it judges has hardly changed
+    assert rows["accept@start"]["mean_weight"] > 0.95  # the student has hardly changed
     results = plots.Results()
     expected = rows["accept"]["nats_per_character"] - rows["const"]["nats_per_character"]
     assert results.differences("noisy", "accept", "nats_per_character") == [expected]
@@ -164,7 +164,7 @@ def test_conversations_are_compared_at_their_tiniest_size(
             log, *_ = (log for log in state["log_history"] if "selected_fraction" in log)
             assert (log["selected_fraction"] == 1) == (name == "cpt")
             read.add((case, log["student_loss_nats"]))
-    # All methods of a case have read the same.
+    # All methods of a case read the same text.
     assert len(read) == 2
 
 
@@ -214,7 +214,7 @@ def test_pages_to_rank_are_the_demos_and_know_which_are_right() -> None:
         if not is_right:
             wrong.append(is_true)
     assert len(wrong) == pytest.approx(0.4 * 400, abs=25)
-    # A wrong solution may be a true equation by chance, of another operator.
+    # A wrong solution may be true by chance, with another operator.
     assert sum(wrong) < 0.1 * len(wrong)
 
 

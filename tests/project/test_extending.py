@@ -1,4 +1,4 @@
-"""The files of docs/library.md, as they stand there, work with the commands beside them."""
+"""The files of docs/library.md, copied as they are, work with the commands next to them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def place(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def run(start: str, *more: str) -> None:
-    """Run the command of the page that begins so, as a user does, in this process."""
+    """Run the page's command that begins with `vocagnolm START`, in this process."""
     (line,) = (line for line in COMMANDS if line.startswith(f"vocagnolm {start}"))
     assert __main__.main([*shlex.split(line)[1:], *more]) == 0
 

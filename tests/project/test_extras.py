@@ -1,4 +1,4 @@
-"""An option whose package is not installed is one line that names the extra, before any work."""
+"""Without its package, an option fails before any work, in one line that names the extra."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCORE = ["--teacher", "t", "--dataset", "d", "--output_dir", "o"]
 
 
 def launched(**given: Any) -> None:
-    """The checks of both doors, of the command and of the trainer."""
+    """Run the checks that the command and the trainer share."""
     args = VocAgnoConfig(output_dir="o", use_cpu=True, method="cpt", **given)
     requirements.check_launch(settings.Job(ModelOptions(), DataOptions(), args))
 

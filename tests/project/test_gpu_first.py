@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.slow
 @pytest.mark.processes
 def test_gpu_first_passes_on_a_cpu(tmp_path: Path) -> None:
-    # Where `datasets` is not installed.
+    # As if `datasets` were not installed.
     without = "import sys, runpy; sys.modules['datasets'] = None; sys.argv[0] = 'gpu_first'; "
     without += "runpy.run_module('benchmarks.gpu_first', run_name='__main__')"
     done = subprocess.run(

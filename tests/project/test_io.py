@@ -1,4 +1,4 @@
-"""What is on the disk, and when: nothing has a name before its bytes are there for good."""
+"""What is on the disk, and when: no file gets its name before its bytes are safe."""
 
 from __future__ import annotations
 

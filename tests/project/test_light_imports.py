@@ -1,4 +1,4 @@
-"""Heavy packages that an import leaves to those who need them."""
+"""Imports that must not load heavy packages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import pytest
 
 TEXT = "vocagnolm.spans, vocagnolm.readers, vocagnolm.alignment"
-# What the commands' pages of help need is imported at the top of these, and no more.
+# These import at the top only what their commands' help needs.
 COMMANDS = (
     "vocagnolm.launch, vocagnolm.evaluation.main, vocagnolm.report.audit, vocagnolm.demo.main, "
     "vocagnolm.store.score, vocagnolm.store.rank, vocagnolm.run.prepare"

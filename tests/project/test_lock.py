@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def declared(section: str) -> list[Requirement]:
-    """The requirements in a list of pyproject.toml, and those of extras that it names."""
+    """The requirements in a list of pyproject.toml, and those of the extras that it names."""
     text = (ROOT / "pyproject.toml").read_text()
     (block,) = re.findall(rf"^{section} = (\[.*?\])(?: +#.*)?$", text, re.MULTILINE | re.DOTALL)
     found = []

@@ -1,4 +1,4 @@
-"""The examples of the README and of the pages run, and what the README links to exists."""
+"""The examples of the README and of the pages run, and the files that they link to exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def first_example(page: str) -> str:
-    """The first Python of a page; `test_extending` runs the rest."""
+    """The first Python example of a page; `test_extending` runs the rest."""
     text = (ROOT / page).read_text(encoding="utf-8")
     found = re.search(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     assert found
@@ -47,7 +47,7 @@ def test_library_example_of_the_documents_runs(
 
 
 def test_links_of_pages_exist() -> None:
-    # As GitHub follows them; mkdocs checks those of the site.
+    # Links as GitHub resolves them; mkdocs checks those of the site.
     for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
         text = page.read_text(encoding="utf-8")
         links = re.findall(r"\]\(((?!http)[^)#\s]+)", text)

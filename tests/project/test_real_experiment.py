@@ -1,4 +1,4 @@
-"""The experiment on pretrained models: its pages, and its runs with models of nothing."""
+"""The experiment on pretrained models: its pages, and its runs with untrained models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vocagnolm.io import ASSETS
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS = 3 * 4096
-WORDS = 50  # of a document
+WORDS = 50  # in a document
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_worlds_share_their_clean_pages_and_none_is_held_out(corpora: Path) -> N
     assert not held_out & set().union(*pages.values())
     kinds = [page.split()[2] in dict(real_pages.PROBLEMS.values()) for page in pages["clean"]]
     changed = [noisy != clean for noisy, clean in zip(pages["noisy"], pages["clean"], strict=True)]
-    # Only problems have another solution, about two of five.
+    # Only problems get another solution, and only about two in five.
     assert not any(
         change for change, is_problem in zip(changed, kinds, strict=True) if not is_problem
     )
@@ -81,10 +81,10 @@ def test_rules_are_compared_at_their_tiniest_size(
     real.main()
     rows = {row["rule"]: row for row in real.read_results()}
     assert list(rows) == ["const", "accept", "shuffled"]
-    # The first step has the same weights in another order, and the others a changed student.
+    # The first step has the same weights in another order; later ones have another student.
     assert rows["shuffled"]["mean_weight"][0] == rows["accept"]["mean_weight"][0]
     assert rows["shuffled"]["nats"] != rows["accept"]["nats"]
-    # Nothing is left of the models, and nothing is run again.
+    # No models are left over, and nothing runs again.
     assert not list((tmp_path / "runs").rglob("model.safetensors"))
     real.main()
     assert len(real.read_results()) == 3
@@ -95,10 +95,11 @@ def test_rules_are_compared_at_their_tiniest_size(
 
 
 def test_pages_show_the_results_as_they_are() -> None:
-    tables = real_results.page_tables(real_results.picked())
-    assert "| acceptance (" in tables
+    table = real_results.page_table(real_results.picked())
+    assert "| acceptance (" in table
     for page in ("README.md", "docs/results.md"):
-        assert tables in (ROOT / page).read_text(encoding="utf-8")
+        assert table in (ROOT / page).read_text(encoding="utf-8")
     results = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    assert real_results.guidance_table() in results
     assert real_results.rates_table() in results
     assert real_results.answers_table() in results

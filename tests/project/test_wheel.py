@@ -1,4 +1,4 @@
-"""The sdist holds what its tests need, and the page of the wheel made of it has no dead links."""
+"""The sdist has what its tests need, and the page of its wheel has no dead links."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_SOURCE = (".*", "build", "dist", "runs", "wandb", "*.egg-info", "__pycache__")
-# MANIFEST.in leaves these out: megabytes that only an experiment reads.
+# MANIFEST.in leaves out these megabytes, which only an experiment reads.
 LEFT_OUT = {"benchmarks/experiments/real_losses.tar.xz"}
 BUILD = "import sys; from setuptools import build_meta as b; b.build_{}(sys.argv[1])"
 

@@ -102,14 +102,14 @@ def test_store_training_resume_export_and_evaluation(
     settings: dict[str, object] = {"teacher_losses": store, "selection": "accept", "max_steps": 3}
     run(*training(student, pages, guided, **settings))
     trained = weights_of(guided)
-    # What a run leaves that is killed after its first step; the same command goes on from there.
+    # Keep what a run killed after its first step leaves; the same command goes on from there.
     for name in ("checkpoint-2", "checkpoint-3"):
         shutil.rmtree(guided / name)
     (guided / "model.safetensors").unlink()
     (guided / "README.md").unlink()
     run(*training(student, pages, guided, **settings))
     assert_equal_weights(weights_of(guided), trained)
-    # The teacher itself gives the first step that its stored losses gave, but for their float16.
+    # The teacher itself gives the same first step as its stored losses, up to their float16.
     online = tmp_path / "online"
     run(*training(student, pages, online, teacher=teacher, selection="accept", max_steps=1))
     first_losses = [log_of(directory)[0]["student_loss_nats"] for directory in (guided, online)]
@@ -166,7 +166,7 @@ def test_conversations_are_read_in_both_templates(pair: tuple[Path, Path], tmp_p
                 {"role": "assistant", "content": answer},
             ]
             file.write(json.dumps({"messages": messages}) + "\n")
-    # Gemma's directory is that of a base model, which has no template.
+    # Gemma is a base model here, and has no template.
     options: dict[str, object] = {"max_length": 160, "global_batch_tokens": 320, "max_steps": 1}
     if student.name == GEMMA:
         options["student_chat_template"] = "chatml"

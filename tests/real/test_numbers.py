@@ -88,7 +88,7 @@ def test_gradients_equal_those_of_full_logits(name: str) -> None:
     model: Any = ModelSource(str(directory), "student").load(torch.float32).double().eval()
     ids = ids_of(directory, 1)
     weights = torch.linspace(-0.5, 1, ids.shape[1] - 1)[None]
-    # These are the embeddings, with which the head is tied, the last norm and a first layer.
+    # The embeddings, which are tied to the head, the last norm and a first layer.
     watched = [
         model.get_input_embeddings().weight,
         model.model.norm.weight,
@@ -122,7 +122,7 @@ def test_packed_documents_do_not_see_each_other(model: Any, model_directory: Pat
         )
         alone = model(input_ids=ids, labels=ids, token_losses=True)
     bound = 1e-3 if model.dtype == torch.float32 else 0.25
-    # The second document's first token has no loss that counts: nothing comes before it.
+    # The loss of the second document's first token does not count: nothing comes before it.
     first = slice(1, ids.shape[1])
     second = slice(ids.shape[1] + 1, None)
     torch.testing.assert_close(together[:, first], alone[:, first], rtol=0, atol=bound)

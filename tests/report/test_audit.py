@@ -83,7 +83,7 @@ def test_equal_tokenizers_fit_perfectly(content: dict[str, Any]) -> None:
 
 
 def sequences(student: Tokenizer, texts: list[str]) -> list[tuple[str, Any]]:
-    """All texts of 64 tokens, of documents in an order of their own."""
+    """The first five texts of 64 tokens, from shuffled documents."""
     order = list(range(len(texts)))
     random.Random(0).shuffle(order)
     return list(mapping._sequences(corpus_of(texts).select(order), student, 64))[:5]

@@ -43,7 +43,7 @@ from vocagnolm.run import parser
 from vocagnolm.training.settings import settings_of
 
 ROW = "Qwen2.5-Math-Instruct VocAgnoLM"
-# Eight items: only the first right on 1, only the other on 3, both on 2, none on 2.
+# Eight items: only the first is right on 1, only the other on 3, both on 2, neither on 2.
 FIRST = [True, False, False, False, True, True, False, False]
 OTHER = [False, True, True, True, True, True, False, False]
 
@@ -77,7 +77,7 @@ def rejected(comparison: Comparison) -> dict[str, str]:
 
 
 def cells(text: str, start: str) -> list[str]:
-    """The cells of the first row that starts so."""
+    """The cells of the first row that begins with `start`."""
     line = next(line for line in text.splitlines() if line.startswith(f"| {start} "))
     return [cell.strip() for cell in line.strip("|").split("|")]
 
@@ -111,7 +111,7 @@ def test_average_difference_is_narrower_than_its_columns(paper_runs: list[Path])
         assert rows[average].points == pytest.approx(25.0)
         assert rows[average].p is None
     widths = [rows[name].high - rows[name].low for name in ("AVG", "gsm8k")]
-    assert widths[0] == pytest.approx(widths[1] / 3, rel=0.2)  # nine: a third
+    assert widths[0] == pytest.approx(widths[1] / 3, rel=0.2)  # of nine columns, so a third
 
 
 Change = Callable[[dict[str, Any]], object]
@@ -141,7 +141,7 @@ SETTINGS = {"max_new_tokens": 1024, "stops": ["\n\n"], "answer_kind": "free"}
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_nothing_is_paired_when_settings_of_a_benchmark_differ(runs: list[Path], name: str) -> None:
-    """They are in the results, or, of a benchmark that was evaluated before, in the settings."""
+    """They are in the results, or in the settings if a benchmark was evaluated before."""
     for run in runs:
         write_json(run / "settings.json", {"benchmarks": {"gsm8k": SETTINGS, "math": SETTINGS}})
     assert rejected(compare(runs)) == {}
@@ -231,7 +231,7 @@ def test_chat_stands_beside_few_shot_unmixed(tmp_path: Path) -> None:
     )
 
 
-# Three items of four outputs, the right ones of each: 1, 2, 0 of the first, 4, 2, 1 of the other.
+# Three items of four outputs. The first run has 1, 2 and 0 right ones, the other 4, 2 and 1.
 DRAWN_FIRST, DRAWN_OTHER = ["+---", "++--", "----"], ["++++", "--++", "---+"]
 
 
@@ -257,7 +257,7 @@ def write_drawn(directory: Path, rights: list[str], temperature: float = 0.6) ->
 
 
 def test_drawn_outputs_are_paired_by_item(tmp_path: Path) -> None:
-    """By hand: 7 - 3 of 12 outputs more; of the flips of 3, 0 and 1, a half reach the 4."""
+    """By hand: 7 - 3 of 12 outputs more; half of the sign flips of 3, 0 and 1 reach 4."""
     first = write_drawn(tmp_path / "first", DRAWN_FIRST)
     other = write_drawn(tmp_path / "other", DRAWN_OTHER)
     comparison = compare([first, other])
@@ -281,7 +281,7 @@ def test_drawn_outputs_stand_beside_greedy_ones_unmixed(tmp_path: Path) -> None:
         ("a-sampled", "b-sampled", None),
         ("a-chat-sampled", "b-chat-sampled", None),
     ]
-    # Beside the paper's row, which was asked greedily, the number is marked and told.
+    # Next to the paper's greedy row, the number is marked and explained.
     text = comparison_markdown(comparison)
     assert cells(text, "a-sampled")[2].startswith("25.0* (")
     assert "sampled: 4 (GSM8K)" in text
@@ -301,7 +301,7 @@ def test_outputs_drawn_otherwise_are_not_paired(tmp_path: Path, temperature: flo
 
 
 def test_drawn_output_that_is_missing_is_an_error(tmp_path: Path) -> None:
-    """A wrong one, so that the count of right ones is that of the results."""
+    """The missing one is wrong, so that the count of right ones still fits the results."""
     paths = [write_drawn(tmp_path / name, DRAWN_FIRST) for name in ("first", "other")]
     path = paths[1] / "gsm8k.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
@@ -467,7 +467,7 @@ def trained(tmp_path: Path) -> list[Path]:
     """Two methods with a seed each, evaluated, and a third that is not."""
     excess = {f"excess_loss_p{n}_nats": value for n, value in ((10, -1.0), (50, 0.5), (90, 2.0))}
     guided = [entry(n, 3 - n / 10, tokens_per_s=100.0 + n, **excess) for n in range(1, 10)]
-    # It was extended, and ended twice.
+    # The run was extended, so it ended twice.
     guided.insert(4, {"step": 4, "train_runtime": 60.0})
     guided.append({"step": 9, "train_runtime": 7200.0, "eval_loss": 2.5})
     paths = [
@@ -494,7 +494,7 @@ def test_curves_are_means_over_the_seeds_of_a_setting(tmp_path: Path) -> None:
         for seed, steps in ((0, (1, 2, 3)), (2, (1, 2)))
     ]
     (curve,) = read_curves(compare(paths).settings)["loss on all tokens (nats)"].values()
-    # The third step has one run only.
+    # Only one run has the third step.
     assert curve.to_numpy().tolist() == [[1000, 2, 1, 3], [2000, 3, 2, 4]]
 
 
@@ -518,7 +518,7 @@ def test_bars_are_means_over_the_seeds_of_a_setting(tmp_path: Path) -> None:
         return {label: tuple(bar.loc["gsm8k"]) for label, bar in series.items()}
 
     assert bars() == {"VocAgnoLM, T": (21.0, 20.0, 22.0, False)}
-    # Asked differently, they are not averaged, although the first one does not say how it was.
+    # Runs asked differently are not averaged, although the first does not say how it was asked.
     for path, limit in zip(paths[1:], (1, 2), strict=True):
         settings = {"benchmarks": {"gsm8k": {"max_new_tokens": limit}}}
         write_json(path / "evaluation" / "settings.json", settings)
@@ -572,14 +572,14 @@ def test_findings_hold_guided_runs_against_controls(tmp_path: Path) -> None:
     assert "VocAgnoLM, T, top_k 0.6 is ahead of CPT by 0.197 nats" in wide
     assert "--method random" in missing
     assert "--method cpt" not in missing
-    # Without a control, others are held against the first.
+    # Without a control, the others are compared with the first.
     pair, _ = findings(compare(paths[:2]))
     assert "top_k 0.6 is ahead of VocAgnoLM, T, top_k 0.4 by 0.683 nats" in pair
 
 
 def test_findings_pair_seeds(tmp_path: Path) -> None:
     paths = []
-    # The last seed decides for neither.
+    # The last seed favors neither.
     losses = ((2.0, 2.2), (2.1, 2.4), (2.3, 2.2), (2.5, 2.5))
     for seed, (ours, theirs) in enumerate(losses):
         paths.append(held_out(tmp_path / f"g{seed}", ours, seed=seed))
@@ -590,7 +590,7 @@ def test_findings_pair_seeds(tmp_path: Path) -> None:
 
 
 def test_findings_are_of_common_seeds_alone(tmp_path: Path) -> None:
-    """A seed that one of two settings lacks may be of other texts."""
+    """A seed that one of two settings lacks may have held out other texts."""
     losses = [("g", 2.0, 2.1), ("h", 2.0, 2.1)]
     paths = [held_out(tmp_path / "late", 9.0, 98, seed=2)]
     for seed, (name, ours, theirs) in enumerate(losses):
@@ -626,7 +626,7 @@ def test_findings_compare_no_losses_of_other_texts(tmp_path: Path) -> None:
     paths = [held_out(tmp_path / "plain", 2.0, **PLAIN), held_out(tmp_path / "guided", 1.0, 98)]
     finding, _ = findings(compare(paths))
     assert finding == "VocAgnoLM, T and CPT were not evaluated on the same texts."
-    # Seeds that only one of them has may have held out others.
+    # Seeds that only one of them has may have held out other texts.
     paths += [held_out(tmp_path / f"{seed}", 1.0, 99 - seed, seed=seed) for seed in (0, 1)]
     finding, _ = findings(compare([paths[0], *paths[2:]]))
     assert "is ahead of CPT by 1.000 nats" in finding
@@ -647,7 +647,7 @@ def test_difference_is_undecided_when_no_item_differs(tmp_path: Path) -> None:
 def test_difference_has_a_sign_and_an_interval() -> None:
     row = {"points": -0.04, "low": -1.26, "high": 1.0}
     assert difference(row) == ("+0.0", "-1.3 to +1.0")
-    # Items that decide may balance.
+    # Discordant items may balance.
     assert difference(row | {"points": 0.0}) == ("+0.0", "-1.3 to +1.0")
 
 
@@ -691,8 +691,8 @@ def test_held_out_loss_is_that_of_the_last_step(tmp_path: Path) -> None:
     assert [run.eval_loss for run in compare([write_run(tmp_path, log)]).trained] == [None]
 
 
-# What two seeds of one setting may have: a server gives whole numbers, the models of a seed have it
-# in their path, and its corpus is its own.
+# What may differ between seeds of one setting: a server turns 1.0 into 1, paths of models contain
+# the seed, and each seed has its own corpus.
 OF_SEEDS: dict[str, tuple[object, object]] = {
     "rate": (1.0, 1),
     "student": ("/x/seed0/student", "/x/seed1/student"),

@@ -92,7 +92,7 @@ def test_students_stand_above_their_teachers(figures: Any, tmp_path: Path) -> No
     del theirs
     hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
     assert [[*map(float, x)] for x in hollow[0].get_data()] == [[17.2], [5.2]]
-    # Graded differently, they have no figure.
+    # Evaluations graded differently have no figure.
     edit_results(paths[0] / "evaluation", lambda results: results.update(grader="other"))
     with pytest.raises(ValueError, match="asked or graded differently"):
         figures.teachers(numbers(figures, paths, reported), "math")

@@ -1,4 +1,4 @@
-"""Evaluations of lm-evaluation-harness and lighteval beside ours: reading, pairing, what differs.
+"""Evaluations of lm-evaluation-harness and lighteval next to ours: reading, pairing, differences.
 
 The files in tests/data/evaluators were written by the two libraries; README.md there has the
 commands.
@@ -171,7 +171,7 @@ def test_newest_date_is_taken_of_each_task(lm_eval: Path) -> None:
     assert run.counts["sums (strict-match)"] == (12, 0)
     assert run.counts["sums_choice (acc)"] == (12, 8)
     assert "the newest of 3, of 2026-11-28T01-02-03 (sums)" in run.notes
-    # The results of a date stand for its items.
+    # The results file of a date selects its items.
     old_run = read_foreign_run("run", old.parent / f"results_{old_date}.json")
     assert old_run.counts["sums (strict-match)"] == (12, 8)
 
@@ -327,7 +327,7 @@ def test_pairing_of_two_evaluations_of_lm_eval_equals_a_hand_count() -> None:
 
 
 def test_ours_is_paired_with_others_by_question(tmp_path: Path, lighteval: Path) -> None:
-    """Ours has the questions backwards, with other white space, and two of its own."""
+    """Ours has the questions in reverse, with other white space, and two more."""
     records = [json.loads(line) for line in (DATA / "tasks" / "items.jsonl").open()]
     questions = ["What is one and one?", "And three?"]
     for record in records:
@@ -336,7 +336,7 @@ def test_ours_is_paired_with_others_by_question(tmp_path: Path, lighteval: Path)
     own = own_evaluation(tmp_path / "own", questions, right)
     row = rows_of(own, GREEDY)["demo", "sums (strict-match)"]
     strict = [bool(record["exact_match"]) for record in lines(GREEDY)[:12]]
-    # The item with number n of the file is the last but n of ours.
+    # Item n of the file is item 11 - n of ours.
     pairs = [(right[11 - number], strict[number]) for number in range(12)]
     assert row["items"] == 12
     assert (row["only_first"], row["only_other"]) == (
@@ -409,7 +409,7 @@ def test_prompts_and_answers_that_differ_are_counted(lm_eval: Path) -> None:
             record["prompt_hash"] = "other"
         if record["doc_id"] < 2:
             record["target"] = "other"
-        # Where the row of the data set has changed, the question is still there.
+        # If the row of the data set has changed, the question still identifies it.
         record["doc_hash"] = f"new{record['doc_id']}"
 
     rewrite(lm_eval, change)
@@ -450,7 +450,7 @@ def test_question_that_comes_twice_is_left_out() -> None:
     matched = match(first, other)
     assert matched.pairs == [(4, 3)]
     assert matched.repeated == (3, 3)
-    # It is not found in a template either.
+    # A repeated question is not found in a template either.
     once, thrice = task("a", ["q q q"]), task("a", ["q q q", "q q q", "Say q q q"])
     assert match(once, thrice).pairs == match(thrice, once).pairs == []
     templated = task("a", ["Say q q q", "Say q q q"])
@@ -468,7 +468,7 @@ def test_row_of_a_data_set_tells_items_of_one_question_apart() -> None:
 
 @pytest.mark.parametrize(("evaluator", "expected"), [("lm-eval 2", True), ("lighteval", False)])
 def test_right_answers_are_compared_within_one_evaluator(evaluator: str, expected: bool) -> None:
-    """Two evaluators spell them in two ways."""
+    """Two evaluators may spell them differently."""
     run = read_foreign_run("run", GREEDY)
     runs = []
     for name, gold in (("lm-eval 1", "5"), (evaluator, "#### 5")):
@@ -480,7 +480,7 @@ def test_right_answers_are_compared_within_one_evaluator(evaluator: str, expecte
 
 
 def test_question_is_found_in_its_template_when_it_begins_another() -> None:
-    """The shortest question begins that of another item, whose own one is not there."""
+    """The shortest question begins that of an item whose own question is missing."""
     questions = ["What is 2 + 2", "What is 3 - 1 ?", "How many apples are left ?"]
     templated = ["What is 2 + 2 + 5", *questions[1:]]
     first = task("a", questions)
@@ -491,7 +491,7 @@ def test_question_is_found_in_its_template_when_it_begins_another() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_matching_equals_the_truth_on_made_up_questions(seed: int) -> None:
-    """Questions are drawn, put into a template, shuffled, and some are left out on either side."""
+    """Questions are drawn, put into a template and shuffled; each side lacks some."""
     rng = random.Random(seed)
     words = [letter * 2 for letter in string.ascii_lowercase]
     questions = list({" ".join(rng.choices(words, k=rng.randint(3, 9))) for _ in range(60)})
@@ -526,7 +526,7 @@ def test_page_says_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_many_tasks_are_summed_up(tmp_path: Path) -> None:
-    """Fifty-seven subjects that differ in the same way are one line, and one short sentence."""
+    """Fifty-seven subjects that differ in the same way take one line and one short sentence."""
     run = read_foreign_run("run", GREEDY)
     runs = []
     for shots in ("0", "5"):
@@ -563,7 +563,7 @@ def test_files_of_the_installed_lm_eval_are_read(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--model_args", model]
     command += ["--device", "cpu", "--tasks", "sums,sums_choice", "--include_path", "."]
     command += ["--log_samples", "--output_path", str(tmp_path / "out")]
-    # Its copy of the items goes where the test's other files do.
+    # Its copy of the items goes to the test's own directory.
     environment = {**os.environ, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     subprocess.run(
         command, cwd=tmp_path / "tasks", env=environment, check=True, capture_output=True
@@ -576,7 +576,7 @@ def test_files_of_the_installed_lm_eval_are_read(tmp_path: Path) -> None:
     results = json.loads(path.read_text())["results"]
     expected = 12 * results["sums"]["exact_match,strict-match"]
     assert run.counts["sums (strict-match)"] == (12, pytest.approx(expected))
-    # A model and its recorded answers differ in nothing but what another machine rounds.
+    # The model and its recorded answers differ only by another machine's rounding.
     rows = rows_of(GREEDY, tmp_path / "out")
     assert [row["items"] for row in rows.values()] == [12] * 4
     assert all(row["differences"] == [] for row in rows.values())

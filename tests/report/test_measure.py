@@ -1,4 +1,4 @@
-"""Measuring a text: the trainer's choice, for every method that inspects."""
+"""Measuring a text selects the tokens that the trainer selects."""
 
 from __future__ import annotations
 

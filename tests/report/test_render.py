@@ -29,7 +29,7 @@ HOSTILE = (
 
 
 def make_view(*texts: str, width: int = 3) -> GuidanceView:
-    """Texts cut into tokens of so many characters; a piece for each character of a token."""
+    """Cut texts into tokens of `width` characters, with a piece for each character of a token."""
     return replace(VIEW, texts=tuple(make_text(text, width) for text in texts))
 
 

@@ -19,7 +19,7 @@ from vocagnolm.report.statistics import (
 
 
 def enumerated_p(only_first: int, only_other: int) -> Fraction:
-    """Of all ways in which the discordant items could fall, those at least as uneven."""
+    """The share of the ways in which discordant items could fall that are at least as uneven."""
     n = only_first + only_other
     uneven = sum(
         abs(2 * sum(sides) - n) >= abs(only_first - only_other)

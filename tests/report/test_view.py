@@ -137,7 +137,7 @@ def test_special_tokens_are_named_and_have_a_status(readers: tuple[Reader, Reade
     assert (last.start, last.end) == (10, 10)
     assert first.is_special
     assert not view.tokens[1].is_special
-    # Half a weight is enough.
+    # A token with half a weight is kept.
     trained = guidance._replace(weight_BS=torch.full_like(guidance.weight_BS, 0.5))
     ((view,),) = views_of(sample, trained)
     assert view.tokens[-1].weight
@@ -170,7 +170,7 @@ def test_pieces_are_the_first_teachers(
     (views,) = views_of(both, guidance)
     place = 1
     for view in views:
-        # Behind the loss of a start token.
+        # They follow the loss of a start token.
         losses = list({id(p): p[1] for token in view.tokens for p in token.pieces}.values())
         assert losses == guidance.teacher_loss_BT[0, place : place + len(losses)].tolist()
         place += len(losses) + 1

@@ -1,4 +1,4 @@
-"""What can be known is reported before the corpus is aligned, and by a dry run as by the run."""
+"""What can be known early is reported before alignment, by a dry run as by the run."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_small_corpus_is_read_whole_when_its_part_is_too_small(
 def test_attention_for_16_bits_is_not_launched_in_32(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attention: str
 ) -> None:
-    """On a GPU the first step would say so, after the corpus is aligned."""
+    """Otherwise the first step on a GPU would fail, after the corpus is aligned."""
     argv = argv_of(world, tmp_path / "out", use_cpu="True", attn_implementation=attention)
     monkeypatch.setattr(requirements, "is_installed", lambda package: True)
     asked = parser.parse(argv)

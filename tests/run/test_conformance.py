@@ -1,7 +1,7 @@
 """Plain pretraining against `transformers.Trainer`, one row for each field or behaviour.
 
-The same model, blocks and arguments through both: parameters, losses, steps and callback events at
-the end are the same. float64 and SGD, so that an error of scale shows.
+Both get the same model, blocks and arguments, and end with the same parameters, losses, steps and
+callback events. In float64 and with SGD an error of scale shows.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ TOLERANCES = {"weight_decay": 1e-5, "adafactor": 1e-5}
 
 
 class Events(TrainerCallback):
-    """Names of all events of a run, in their order."""
+    """Names of all events of a run, in order."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -71,7 +71,7 @@ class Events(TrainerCallback):
 
 
 class Plain:
-    """What a Trainer that knows nothing of blocks reads of a batch."""
+    """Collates what a Trainer that knows nothing of blocks reads."""
 
     def __call__(self, items: list[Any]) -> dict[str, Any]:
         batch: Any = PackedCollator(MAX_LENGTH)(items)

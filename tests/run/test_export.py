@@ -1,4 +1,4 @@
-"""What runs leave behind, with adapters or sharded or neither: resumed, or exported."""
+"""What runs save, with adapters, sharded or neither, and how it is resumed or exported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LORA = {
     "lora_alpha": "16",
     "lora_modules_to_save": "norm",
 }
-# Adam would make much of rounding where a gradient is next to nothing.
+# Adam would magnify rounding where a gradient is tiny.
 SGD = {"optim": "sgd", "learning_rate": "1"}
 ADAPTERS = "adapter_model.safetensors"
 CONFIGS = Path(__file__).parents[2] / "accelerate_configs"
@@ -70,7 +70,7 @@ def several(world: World) -> World:
         fsdp("sharded_stored", **SGD, **stored),
     ]
     recomputed = LORA | {"gradient_checkpointing": "True"}
-    two = [  # a worker's last jobs are sharded
+    two = [  # a worker runs sharded jobs last
         ddp("ddp", **LORA),
         ddp("ddp_recomputed", **recomputed),
         ddp("stored", **SGD, **stored),
@@ -107,7 +107,7 @@ def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -
     return max((a[name] - b[name]).abs().max().item() for name in a)
 
 
-# What a run leaves behind
+# What a run saves
 
 
 def test_run_saves_adapters_only_when_it_trains_them(world: World) -> None:
@@ -258,7 +258,7 @@ def test_shards_that_lack_a_weight_are_rejected(ties: bool, tiny_llama: Callable
 
 
 def trained_in_python(world: World, directory: Path, model: Any, **options: Any) -> VocAgnoTrainer:
-    """A trainer that has made one step, and saved it."""
+    """A trainer that has made one step and saved it."""
     args = VocAgnoConfig(
         output_dir=str(directory),
         max_length=64,
@@ -289,7 +289,7 @@ def test_what_a_trainer_in_python_saves_is_exported(
     if kind == "saved":
         place = tmp_path / "saved"
         trainer.save_model(str(place))
-    # Beside the name that was typed, if it is a link.
+    # If the typed name is a link, the export is next to the link.
     link = tmp_path / "links/here"
     link.parent.mkdir()
     link.symlink_to(place, target_is_directory=True)

@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def run(hub: Hub, cwd: Path, *words: str) -> str:
-    """A process that knows no hub but the stand-in."""
+    """Run a process whose only hub is the stand-in; return what it prints."""
     online = {"HF_HUB_OFFLINE": "0", "HF_HOME": str(cwd / "hf"), "HF_HUB_DISABLE_XET": "1"}
     environment = {**os.environ, **online, "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_stand_in"}
     done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True)
@@ -95,7 +95,7 @@ def test_pushed_student_has_our_card_and_loads(
         assert files.keys() >= {"README.md", "config.json", "model.safetensors", "tokenizer.json"}
         assert all((written / name).read_bytes() == content for name, content in files.items())
         assert "# mine" in ModelCard(files["README.md"].decode()).text
-        # Nothing but what was meant to be seen: no settings with paths, no optimizer.
+        # Only what others may see: no settings with paths, no optimizer.
         assert not [name for name in files if str(tmp_path).encode() in files[name]]
         assert len(hub.commits) == 1
     pulled = tmp_path / "pulled"

@@ -13,8 +13,8 @@ import pytest
 
 from vocagnolm.cli import Exit
 
-# Notes the signals that it gets in half a second. None ends before all have counted theirs, as
-# torchrun then sends SIGTERM to the others.
+# Counts the signals that it gets in half a second. None ends before all have counted theirs,
+# because torchrun then sends SIGTERM to the others.
 WORKER = f"""
 import os, signal, sys, time
 from pathlib import Path

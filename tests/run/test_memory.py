@@ -1,6 +1,6 @@
-"""The memory that a plan tells, against hand counts.
+"""The memory that a plan shows, against hand counts.
 
-Beside what steps take, in one process or sharded: tests/cuda.
+tests/cuda compares it with what steps take, in one process or sharded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STUDENT, HEAD, VARLEN = "student with AdamW", "output head", "torch_varlen"
 
 
 def layers_keep(width: int, inner: int, dtype: torch.dtype, tokens: int = 64) -> float:
-    """Bytes that a layer's backward pass keeps of a token, as autograd says."""
+    """Bytes per token that autograd keeps for a layer's backward pass."""
     found = []
     for layers in (1, 2):
         heads = {"num_attention_heads": width // 64, "num_key_value_heads": width // 256}
@@ -152,7 +152,7 @@ def test_sizes_are_those_of_a_hand_count(tied: bool, tiny_llama: Callable[..., A
     assert sizes_of(model) == expected
     model.model.layers = model.model.layers[:1]
     assert sizes_of(model).gathered == sizes_of(model).parameters
-    model._no_split_modules = None  # what cannot be told apart is all outside
+    model._no_split_modules = None  # no blocks are known, so all is outside of them
     assert sizes_of(model).gathered == sizes_of(model).parameters
 
 

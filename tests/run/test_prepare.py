@@ -1,4 +1,4 @@
-"""`vocagnolm prepare`: what a run would do first, done ahead of it, and found by it."""
+"""`vocagnolm prepare` does the first work of a run ahead of it, and the run finds it."""
 
 from __future__ import annotations
 

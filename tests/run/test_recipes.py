@@ -26,7 +26,7 @@ ABLATIONS = sorted((RECIPES / "ablations").rglob("*.yaml"))
 BEYOND = sorted((RECIPES / "beyond_the_paper").rglob("*.yaml"))
 ALL = [*PAPER, *ABLATIONS, *BEYOND]
 WORLD_SIZE = 32
-# Section 4.3, and the project's defaults of what the paper does not say.
+# Section 4.3, and the project's defaults where the paper says nothing.
 SETTINGS = {
     "student": "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T",
     "dataset": ["open-web-math/open-web-math"],
@@ -137,7 +137,7 @@ def test_recipe_has_the_papers_guidance(path: Path) -> None:
 
 
 def rows(table: str) -> list[tuple[str, str, str]]:
-    """What the first lines of a table's recipes call them, their method, and their tokens."""
+    """Names from the first lines of a table's recipes, with methods and tokens."""
     found = []
     for path in sorted((RECIPES / "paper" / table).glob("*.yaml")):
         line = path.read_text(encoding="utf-8").splitlines()[0]

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def torchrun(*argv: object) -> subprocess.CompletedProcess[str]:
-    """A command in two processes, as users start it; no option says that there is no GPU."""
+    """Run a command in two processes, as users do; no option says that there is no GPU."""
     return subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"),

@@ -1,4 +1,4 @@
-"""The Slurm script, with stand-ins for what is not here: srun, scontrol, pkill and accelerate."""
+"""The Slurm script, with stand-ins for srun, scontrol, pkill and vocagnolm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STAND_INS = {
     "srun": 'while [[ "$1" == --* ]]; do echo "$1" >> srun; shift; done; exec "$@"',
     "scontrol": 'if [[ "$1" == show ]]; then echo first; else echo "$@" >> "$LOG"; fi',
     "pkill": 'echo "pkill $*" >> "$LOG"; touch stop',
-    # Says what it was given, then runs until it is asked to stop, and fails as the launcher does.
+    # Records its arguments, runs until it is asked to stop, and fails as the launcher does.
     "vocagnolm": (
         'printf "%s\\n" "$@" > given; echo started >> "$LOG"\n'
         'if [[ "${DONE:-}" ]]; then exit 0; fi\n'
@@ -69,5 +69,5 @@ def test_slurm_script_ends_with_the_job(environment: dict[str, str], tmp_path: P
     done = subprocess.run(["bash", SCRIPT], env=environment | {"DONE": "1"}, timeout=30)
     assert done.returncode == 0
     assert Path(environment["LOG"]).read_text() == "started\n"
-    # All the cores of a machine, which srun does not inherit.
+    # All cores of a machine, as srun does not inherit their number.
     assert "--cpus-per-task=64" in (tmp_path / "srun").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""What happens to a run when something happens to it: it ends as if nothing had."""
+"""Whatever happens to a run, it ends as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from vocagnolm.training.checkpoints import checkpoint_fault, newest_checkpoint
 
 pytestmark = pytest.mark.processes
 
-# More of them prove more: with VOCAGNOLM_KILLS=30 every killed run ended like an unharmed one.
+# VOCAGNOLM_KILLS=30 tests more; every killed run ended like an unharmed one.
 KILLS = int(os.environ.get("VOCAGNOLM_KILLS", "4"))
 STEPS, SAVE_STEPS = 8, 3
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where runs are made, with a corpus and two models on disk."""
+    """A directory for runs, with a corpus and two models."""
 
     root: Path
     server: ForkServer
@@ -61,13 +61,13 @@ class Place:
         ]
 
     def run(self, out: Path, changes: dict[str, Any] | None = None, **request: Any) -> int:
-        """One process; its exit status."""
+        """Run one process; return its exit status."""
         place = {"log": str(out.with_suffix(".log")), "events": str(out.with_suffix(".events"))}
         argv = self.argv(out, **changes or {})
         return self.server.wait(self.server.start({"argv": argv, **place, **request}))
 
     def run_two(self, out: Path, *requests: dict[str, Any], **changes: Any) -> list[int]:
-        """Two processes, each with what is to happen to it; their exit statuses."""
+        """Run two processes, each with its own request; return their exit statuses."""
         argv, asked = self.argv(out, **changes), []
         for rank, request in enumerate(requests or ({}, {})):
             place = {"log": f"{out}-{rank}.log", "events": f"{out}-{rank}.events"}
@@ -111,7 +111,7 @@ def timed_events(out: Path) -> list[tuple[float, str]]:
 
 
 def events(out: Path) -> list[str]:
-    """What happens again in a run like this one: the aligned documents are written once."""
+    """The events that happen again in a like run: aligned documents are written only once."""
     names = [name for _, name in timed_events(out)]
     loading = [n for n, name in enumerate(names) if name.startswith("load_documents")]
     return names[: loading[0] + 1] + names[loading[-1] :]
@@ -129,7 +129,7 @@ def assert_same_run(ours: Path, theirs: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole(place: Place) -> Path:
-    """A run that nothing happened to."""
+    """An undisturbed run."""
     out = place.root / "whole"
     assert place.run(out) == 0
     return out
@@ -149,7 +149,7 @@ def test_run_ends_alike_when_it_is_killed_anywhere(whole: Path, place: Place) ->
             out, signal="SIGKILL", **({"at": [at]} if number % 4 else {"after_s": after_s})
         )
         assert status == -signal.SIGKILL or (status == 0 and number % 4 == 0), log(out)
-        if status:  # a quick one was over before its time
+        if status:  # otherwise it ended before the kill
             assert place.run(out) == 0, log(out)
         assert_same_run(out, whole)
         assert "Traceback" not in log(out)
@@ -160,14 +160,14 @@ def test_run_ends_alike_when_it_is_killed_anywhere(whole: Path, place: Place) ->
 
 @pytest.fixture(scope="module")
 def whole_two(place: Place) -> Path:
-    """A run of two processes that nothing happened to."""
+    """An undisturbed run of two processes."""
     out = place.root / "whole_two"
     assert place.run_two(out) == [0, 0], log(out)
     return out
 
 
 def steps_at(happened: list[str]) -> list[int]:
-    """The numbers of the events with which the optimizer steps begin."""
+    """The numbers of the events that begin the optimizer steps."""
     losses = [n for n, name in enumerate(happened) if name == "compute_loss begins"]
     return losses[:: len(losses) // STEPS]
 
@@ -216,7 +216,7 @@ def test_run_ends_alike_when_stopped_at_epoch_end(place: Place) -> None:
     assert place.run(whole, changes) == 0
     assert [entry["step"] for entry in history(whole) if "loss" in entry] == [1, 2, 4, 6, 8]
     losses = [n for n, name in enumerate(events(whole)) if name == "compute_loss begins"]
-    # The second of two steps of the second epoch, of four micro-batches each.
+    # The second of two steps of the second epoch; each has four micro-batches.
     assert place.run(out, changes, signal="SIGTERM", at=[losses[3 * 4]]) == 75, log(out)
     assert newest_checkpoint(out) == str(out / "checkpoint-4")
     assert place.run(out, changes) == 0, log(out)
@@ -256,7 +256,7 @@ def test_run_resumes_with_another_number_of_processes(whole_two: Path, place: Pl
     assert [entry["step"] for entry in ours] == [entry["step"] for entry in theirs]
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.get("loss", 0) == pytest.approx(other.get("loss", 0), rel=0.05)  # dropout
-    # The step before the checkpoint, which no log has, has not been forgotten.
+    # The step before the checkpoint, not yet logged, is not lost.
     mine, other = (next(e for e in run if e["step"] == 6) for run in (ours, theirs))
     assert mine["selected_fraction"] == other["selected_fraction"]
     assert mine["teacher_loss_nats"] == pytest.approx(other["teacher_loss_nats"], rel=1e-6)
@@ -302,7 +302,7 @@ def test_run_stops_after_too_many_bad_steps(whole: Path, place: Place) -> None:
         rf"made, the state before it is in {out}/checkpoint-4; ",
         log(out),
     )
-    assert place.run(out, {"max_bad_steps": 1}, **broken) == 3  # it remembers the first
+    assert place.run(out, {"max_bad_steps": 1}, **broken) == 3  # it still counts the first
     assert place.run(out, {"max_bad_steps": 2}, **broken) == 0, log(out)
     entries = [entry for entry in history(out) if "loss" in entry]
     assert [entry.get("skipped_steps") for entry in entries] == [None, None, 1.0, 1.0, None]

@@ -55,7 +55,7 @@ def test_trackers_hold_all_that_was_logged(
     assert config["parameters"] == config["trained_parameters"] > 0
     assert config["corpus"]["student_tokens"] > config["corpus"]["blocks"] > 0
     assert config["lr_scheduler_type"] == "cosine_with_min_lr"
-    # What an evaluation goes on with: test_wandb_evaluations.py.
+    # What an evaluation continues from: test_wandb_evaluations.py.
     place = json.loads((out / "wandb_run.json").read_text())
     assert place.items() >= {"id": run.name.rpartition("-")[2], "name": "table1/a"}.items()
     assert place.keys() >= PLACE.keys()
@@ -136,7 +136,7 @@ def test_place_follows_options_environment_and_recipe(
 def test_run_that_cannot_be_online_begins_offline(
     offline: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Hours of alignment lie behind it, and no training is lost for a missing key."""
+    """After hours of alignment, a missing key must not cost the training."""
     with tracking.begin_run({"project": "p"}) as run:
         assert run.offline
     assert re.search(

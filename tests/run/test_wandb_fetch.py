@@ -1,4 +1,4 @@
-"""Runs of Weights & Biases, compared as those in directories are."""
+"""Runs of Weights & Biases are compared as those in directories are."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class File:
 
 
 class RemoteRun:
-    """As much of `wandb.apis.public.Run` as is read."""
+    """The part of `wandb.apis.public.Run` that is read."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ def test_server_is_compared_as_directories(
     expected = comparison_markdown(compare(runs))
     assert comparison_markdown(compare(fetched)) == expected
     assert "3.2500" in expected
-    # One of them from its directory, the other from the server.
+    # One from its directory, the other from the server.
     del server["lab/students"][0]
     page = tmp_path / "page"
     argv = ["compare", str(runs[0]), "--wandb", "lab/students", "--output_dir", str(page)]

@@ -86,7 +86,7 @@ def test_wrong_launch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="parallelism_config_cp_size is not supported"):
         parse([*T, "--use_cpu"])
     monkeypatch.undo()
-    # The version that accelerate launch takes by default.
+    # `accelerate launch` takes this version by default.
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ValueError, match="FSDP1 is not supported"):
         parse([*T, "--use_cpu"])
@@ -200,7 +200,7 @@ def test_wrong_run_leaves_no_trace(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     if "global_batch_tokens" not in options or "max_length" in options:
-        # No corpus is aligned before.
+        # The error comes before any corpus is aligned.
         monkeypatch.setattr("vocagnolm.training.documents.align_corpus", None)
     given = {"output_dir": str(tmp_path / "out"), "eval_fraction": None, "use_cpu": "true"}
     assert __main__.main(["train", *world.argv("", **given | options)]) == cli.Exit.WRONG
@@ -291,7 +291,7 @@ def run_as_audit(directory: Path, **environ: str) -> subprocess.CompletedProcess
 @pytest.mark.parametrize("where", ["in an import", "in the command"])
 def test_interrupt_is_one_line(where: str, tmp_path: Path) -> None:
     send = "os.kill(os.getpid(), signal.SIGINT)"
-    # As C++ may do with it.
+    # C++ may swallow the interrupt so.
     swallow = (
         f"from tempfile import TemporaryDirectory\nscratch = TemporaryDirectory(dir='{tmp_path}')\n"
         f"try:\n    {send}\nexcept KeyboardInterrupt:\n    raise RuntimeError from None\n"
@@ -329,7 +329,7 @@ def test_ended_command_leaves_nothing_behind_when_it_is_alone(
     (tmp_path / "mine.py").write_text(HOLDING.format(place, send))
     done = run_as_audit(tmp_path, **({"RANK": "0"} if several else {}))
     if several:
-        # To clean up it might wait for the others.
+        # Cleaning up might wait for the other processes.
         assert done.returncode == -getattr(signal, name)
         return
     assert (done.returncode, done.stderr) == (cli.Exit.INTERRUPTED, "mine: interrupted\n")
@@ -340,7 +340,7 @@ def test_ended_command_leaves_nothing_behind_when_it_is_alone(
 def test_ended_process_of_a_pool_leaves_alone_what_is_its_parents(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
-    # The child says when it is there, as Python drops the signals of the moment of a fork.
+    # The child reports that it runs, because Python drops signals that arrive during a fork.
     fork = (
         "ready, there = os.pipe(); child = os.fork(); "
         "child or (os.write(there, b'.'), time.sleep(60), os._exit(0)); "
@@ -349,5 +349,5 @@ def test_ended_process_of_a_pool_leaves_alone_what_is_its_parents(tmp_path: Path
     )
     (tmp_path / "mine.py").write_text(HOLDING.format(place, fork))
     done = run_as_audit(tmp_path)
-    # The status of a process that a signal has ended is its number.
+    # The status of a process that a signal has ended is the signal's number.
     assert done.stdout == f"{signal.SIGTERM:d} 1\n", done.stderr

@@ -25,7 +25,7 @@ def teacher(
     tiny_llama: Callable[..., Any],
     teacher_tokenizer: PreTrainedTokenizerBase,
 ) -> Path:
-    """A tiny teacher; read-only by agreement."""
+    """A tiny teacher; read-only by convention."""
     path = tmp_path_factory.mktemp("models") / "teacher"
     tiny_llama(len(teacher_tokenizer), initializer_range=0.3).save_pretrained(path)
     teacher_tokenizer.save_pretrained(path)
@@ -47,7 +47,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
 
 @pytest.fixture(scope="session")
 def scored(teacher: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished store of the corpus; read-only by agreement."""
+    """A finished store of the corpus; read-only by convention."""
     path = tmp_path_factory.mktemp("scored") / "S"
     assert __main__.main(arguments(teacher, corpus, path)) == 0
     return path
@@ -55,7 +55,7 @@ def scored(teacher: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="session")
 def answering(teacher: Path) -> tuple[Any, dict[Any, Any]]:
-    """The teacher's model, and what it has said to any server's clients."""
+    """The teacher's model, and its answers, which all servers share."""
     return AutoModelForCausalLM.from_pretrained(teacher), {}
 
 
@@ -65,7 +65,7 @@ def server(
     teacher_tokenizer: PreTrainedTokenizerBase,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[ServedTeacher]:
-    """The teacher behind a server; nobody waits for it."""
+    """The teacher behind a server; requests are repeated without a wait."""
     monkeypatch.setattr(serving, "WAITS_S", (0.0,) * 8)
     (model, known), start = answering, start_id(teacher_tokenizer, "teacher")
     with served(model, teacher_tokenizer, start, known=known) as found:

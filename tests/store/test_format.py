@@ -68,7 +68,7 @@ def test_token_takes_about_three_bytes(tmp_path: Path) -> None:
 
 
 def stored_of(text: str, seed: int) -> tuple[bytes, StoredDocument]:
-    """A document, a token per character, with made-up losses that float16 holds."""
+    """A document with a token per character and made-up losses that float16 holds."""
     rng = np.random.default_rng([seed, len(text)])
     ends = np.arange(1, len(text) + 1)
     spans = np.stack([ends - 1, ends], axis=-1)
@@ -77,7 +77,7 @@ def stored_of(text: str, seed: int) -> tuple[bytes, StoredDocument]:
 
 
 def about(seed: int) -> dict[str, Any]:
-    """The least that the manifest of a store says."""
+    """The minimum that a store's manifest says."""
     return {"teacher": f"teacher {seed}", "tokenizer_sha256": "", "context": 99}
 
 
@@ -100,7 +100,7 @@ def as_lists(document: StoredDocument | None) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished store; read-only by agreement."""
+    """A finished store; read-only by convention."""
     return make_store(tmp_path_factory.mktemp("store") / "S")
 
 
@@ -120,7 +120,7 @@ def test_store_gives_back_what_was_written(finished: Path) -> None:
 
 
 def test_key_that_ends_in_zero_is_found(tmp_path: Path) -> None:
-    """NumPy takes zeros at the end of a string for none."""
+    """NumPy drops zeros at the end of a string."""
     opened = Store(make_store(tmp_path / "S", [TRAILING_ZERO, "another"]))
     assert as_lists(opened.document(TRAILING_ZERO))
 
@@ -135,7 +135,7 @@ def test_document_stored_in_part_is_damage(tmp_path: Path) -> None:
 
 
 def test_row_that_begins_within_its_document_is_damage(finished: Path) -> None:
-    """A store of several rows for a document, which nothing writes, is not read in part."""
+    """A store with several rows for a document, which nothing writes, is not read in part."""
     opened = Store(finished)
     assert opened.document(TEXTS[1])
     starts = pa.array([1] * len(opened._table), pa.int32())
@@ -244,7 +244,7 @@ def test_shard_is_written_if_of_the_same_texts(tmp_path: Path) -> None:
 
 
 class Killed(BaseException):
-    """Ends what runs as SIGKILL would: nobody catches it, and no code of the package ends it."""
+    """Ends what runs as SIGKILL would: no code of the package catches it."""
 
 
 class Killer:
@@ -260,7 +260,7 @@ class Killer:
             self._wrap(Path, name)
 
     def _wrap(self, owner: Any, name: str) -> None:
-        original = getattr(owner, name) if name != "fsync" else int  # which would take long
+        original = getattr(owner, name) if name != "fsync" else int  # a real one would take long
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             if name == "open" and "w" not in str(args[1:]):
@@ -278,7 +278,7 @@ class Killer:
 
 
 def score_all(directory: Path) -> list[int]:
-    """What a scoring job does with the store; gives the shards that it wrote."""
+    """Do what a scoring job does with the store; return the shards that it wrote."""
     begin_store(directory, about(0))
     wrote = []
     for number in range(3):

@@ -111,7 +111,7 @@ def test_scores_equal_a_loop_over_characters(
 
 
 def test_best_comes_first_and_of_equal_ones_the_first() -> None:
-    # Sorts that are not stable keep the order of a few values, so there are many.
+    # Unstable sorts keep the order of few values, so there are many.
     values = np.tile([1.0, 3.0, 2.0], 40)
     lowest, highest, middle = (list(range(first, 120, 3)) for first in range(3))
     for name in ("excess", "ahead", "weight"):
@@ -140,7 +140,7 @@ def stores(tmp_path: Path, tokenizers_by_family: Tokenizers) -> tuple[Store, Sto
 
 
 def rank(tmp_path: Path, *options: str, texts: Sequence[Any] = TEXTS) -> list[str]:
-    """The words of the command on a corpus of these texts; output goes to `out`."""
+    """The command line for a corpus of these texts; output goes to `out`."""
     corpus = write_corpus(tmp_path / "pages.jsonl", list(texts))
     losses = [f"--{role}_losses={tmp_path / role}" for role in ("student", "teacher")]
     return ["rank", *losses, f"--dataset={corpus}", f"--output_dir={tmp_path / 'out'}", *options]
@@ -153,7 +153,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def test_rank_writes_the_scores_of_each_document_in_the_corpus_order(
     stores: tuple[Store, Store], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # A row that is no document keeps its place, and one that comes twice has its scores twice.
+    # A row that is not a document keeps its place, and a repeated one has its scores twice.
     assert __main__.main(rank(tmp_path, texts=[*TEXTS, "", None, TEXTS[0]])) == 0
     expected = []
     for index, text in [*enumerate(TEXTS), (9, TEXTS[0])]:
@@ -183,7 +183,7 @@ def test_rank_sorts_and_keeps_the_best(
     kept = sorted(row["document"] for row in found[:3])
     rows = lines(tmp_path / "out/kept.jsonl")
     assert rows == [{"document": index, "text": TEXTS[index]} for index in kept]
-    # Training reads what is kept with the stores that there are.
+    # Training reads what is kept with the existing stores.
     corpus = load_corpus(str(tmp_path / "out/kept.jsonl"))
     assert all(text in stores[1] for text in corpus["text"])
 
@@ -355,7 +355,7 @@ def test_store_of_another_corpus_has_no_document(
 
 
 class SameDocument:
-    """Stands for a store that has one document for every text."""
+    """A stand-in for a store, with one document for every text."""
 
     directory = Path("same")
 
@@ -366,7 +366,7 @@ class SameDocument:
 def test_memory_grows_by_a_few_bytes_for_each_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What is computed of a document is the same for each, and takes long under tracemalloc.
+    # All documents have the same scores, and computing them takes long under tracemalloc.
     scores = score_document(document([[0, 20]], [1.5]), document([[0, 20]], [1.5]))
     monkeypatch.setattr(ranking, "score_document", lambda *_: scores.copy())
     store: Any = SameDocument()

@@ -1,4 +1,4 @@
-"""Alignment with stored teachers equals alignment with teachers that are online."""
+"""Alignment with stored teachers equals alignment with online teachers."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def test_reader_is_small_for_another_process(
 ) -> None:
     store = random_store(tmp_path / "store", PAGES, tokenizers_by_family["byte_level"])
     reader = StoredReader([store, store])
-    assert not reader.read([LONG])[1]  # mapped
+    assert not reader.read([LONG])[1]  # the file is now memory-mapped
     sent = pickle.dumps(reader)
     assert len(sent) < 1000
     assert len(sent) < sum(path.stat().st_size for path in store.directory.iterdir()) / 10

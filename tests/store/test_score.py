@@ -123,7 +123,7 @@ def test_unreadable_document_has_no_tokens(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is there all the same: training skips it with a reason, and --verify does not miss it."""
+    """It is stored all the same: training skips it with a reason, and --verify does not miss it."""
     original = scoring.encode_batch
 
     def some(tokenizer: Any, texts: list[str]) -> Any:
@@ -241,7 +241,7 @@ def test_deleted_shards_are_scored_again(
     assert lines[1].startswith(f"{cut} has ")
     assert lines[2] == f"{gone} is missing"
     assert "3 of 9 shards are damaged: delete them" in lines[3]
-    # Those that are bad must not get new checksums.
+    # Bad shards must not get new checksums.
     cut.unlink()
     complained = error(arguments(teacher, corpus, path), capsys)
     assert "shard-00001.arrow damaged: delete them, too" in complained
@@ -285,7 +285,7 @@ def test_losses_in_bfloat16_are_near_those_in_float32(
         np.concatenate([store.document(text).losses for text in texts])
         for store in (Store(path), Store(scored))
     )
-    # Seen: a root mean square of .043, and at most .31; losses differ by 1.7 among each other.
+    # Seen: a root mean square of .043, and at most .31, where losses have a spread of 1.7.
     errors = np.abs(found - expected)
     assert 0 < np.sqrt(np.square(errors).mean()) < 0.06
     assert errors.max() < 0.5
@@ -330,7 +330,7 @@ def test_score_names_what_differs_in_another_store(
     ):
         complained = error(arguments(teacher, corpus, path, name, value), capsys)
         assert f"holds another store ({name[2:]} was {was}, now {value})" in complained
-    # Another corpus of as many documents; and the same under another name.
+    # Another corpus of as many documents, and the same corpus under another name.
     other = write_corpus(tmp_path / "other.jsonl", [*texts[:-1], "new"])
     assert "made from other documents" in error(arguments(teacher, other, path), capsys)
     same = write_corpus(tmp_path / "same.jsonl", texts)
@@ -342,7 +342,7 @@ def test_score_names_what_differs_in_another_store(
 
 @pytest.mark.parametrize("revision", ["0a1b2c", "unknown", None])
 def test_teacher_is_known_by_its_revision(revision: str | None, tmp_path: Path) -> None:
-    """A directory may be moved; without a revision its name is all that tells teachers apart."""
+    """A directory may be moved; without a revision only its name tells teachers apart."""
     plan = {"dataset": "pages", "teacher": "org/teacher", "teacher_revision": revision}
     write_json(tmp_path / MANIFEST_FILE, plan | {"format": 1})
     check_plan(tmp_path, plan | {"dataset": "copies"})
@@ -382,7 +382,7 @@ def test_context_without_room_is_named(
 def test_progress_counts_the_tokens_of_all_documents(
     teacher: Path, corpus: Path, scored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The total is extrapolated from the shards so far, and right with the last one."""
+    """The total is extrapolated from the shards so far, and exact with the last one."""
     totals, counts = [], []
 
     class Watched(scoring.Progress):

@@ -54,14 +54,14 @@ def score_with_kills(
     """Kill both processes of a job at random moments, one after the other, and start it again.
 
     Returns:
-        The exit statuses of each job, the last of which is left alone.
+        The exit statuses of each job, of which the last is not killed.
     """
     rng = random.Random(kills)
     statuses = []
     for _ in range(kills):
         began = len(lines_of(scored))
         job = processes.start_two(*[asked(argv, log, scored)] * 2)
-        if rng.random() < 0.15:  # anywhere in the start
+        if rng.random() < 0.15:  # at any moment of the start
             time.sleep(rng.uniform(0, 1))
         else:  # after some lines, or at the end
             deadline, wanted = time.monotonic() + 20, began + rng.randint(0, 4)
@@ -81,7 +81,7 @@ def score_with_kills(
 
 
 def check_scored_once(scored: Path, shards: int) -> None:
-    """No shard is begun again once it is written, and a process loses the last one at most."""
+    """Check that no written shard is begun again, and that a process loses at most its last one."""
     lines, written = lines_of(scored), set()
     for what, _, shard in lines:
         assert what == "end" or shard not in written, f"shard {shard} was scored twice"
@@ -134,7 +134,7 @@ def test_two_processes_share_the_work_of_a_server(
     job = processes.start_two(*[asked(both, log, tmp_path / "scored")] * 2)
     assert [processes.wait(process) for process in job] == [0, 0], log.read_text()
     check_scored_once(tmp_path / "scored", DOCUMENTS // 4)
-    # Every second shard each.
+    # Each process scores every second shard.
     begun = {(process, int(shard) % 2) for _, process, shard in lines_of(tmp_path / "scored")}
     assert len(begun) == len(dict(begun)) == 2
     assert contents(paths[0]) == contents(paths[1])
@@ -157,7 +157,7 @@ def test_killed_process_has_kept_every_answer_of_a_server(
     server.bodies.clear()
     server.plan = lambda number: None
     assert run("whole") == 0
-    # Asked for again at each of two kills: three in flight, and twice the prompt of the search.
+    # Each of two kills repeats three requests in flight, and twice the prompt of the search.
     again = first - Counter(tuple(body["prompt"]) for body in server.bodies)
     assert again.total() <= 2 * (3 + 2)
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")

@@ -28,7 +28,7 @@ Command = Callable[..., list[str]]
 
 @pytest.fixture
 def command(server: ServedTeacher, teacher: Path, corpus: Path, tmp_path: Path) -> Command:
-    """The command line that scores a corpus, or texts, by the server into a directory."""
+    """A command line that scores a corpus, or texts, with the server into a directory."""
 
     def build(*more: str, texts: list[str] | None = None, to: str = "S") -> list[str]:
         given = corpus if texts is None else write_corpus(tmp_path / "texts.jsonl", texts)
@@ -39,13 +39,13 @@ def command(server: ServedTeacher, teacher: Path, corpus: Path, tmp_path: Path) 
 
 @pytest.fixture
 def rejected(command: Command, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """The one line in which that command fails."""
+    """The one line with which that command fails."""
     return lambda *more, **given: error(command(*more, **given), capsys)
 
 
 @pytest.fixture
 def few(texts: list[str]) -> list[str]:
-    """Some of the documents that are scored here."""
+    """A few of the documents."""
     return [*texts[:7], *texts[-3:]]
 
 
@@ -208,7 +208,7 @@ def test_interrupt_keeps_finished_shards(
             os.kill(os.getpid(), signal.SIGINT)
 
     server.plan = interrupt
-    # A job in the background is started without one.
+    # A background job is started without a handler.
     given = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         assert __main__.main(argv) == Exit.INTERRUPTED

@@ -1,4 +1,4 @@
-"""`vocagnolm train --teacher_server`: a run from a server is the run from a finished store."""
+"""`vocagnolm train --teacher_server`: a run from a server equals one from a finished store."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from vocagnolm.training.assembly import assemble
 
 @pytest.fixture(scope="module")
 def teacher(place: Place) -> tuple[Any, Any, dict[Any, Any]]:
-    """The teacher's model and tokenizer, and what it has said to anyone."""
+    """The teacher's model and tokenizer, and its answers, which all servers share."""
     path = place.root / "teacher"
     return AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path), {}
 
@@ -48,7 +48,7 @@ def teacher(place: Place) -> tuple[Any, Any, dict[Any, Any]]:
 def server(
     teacher: tuple[Any, Any, dict[Any, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ServedTeacher]:
-    """The teacher behind a server that is asked again for two seconds."""
+    """The teacher behind a server; requests are repeated for two seconds."""
     monkeypatch.setattr(serving, "WAITS_S", (0.1,) * 20)
     model, tokenizer, known = teacher
     with served(model, tokenizer, start_id(tokenizer, "teacher"), known=known) as found:
@@ -70,7 +70,7 @@ def pages(place: Place, training_texts: list[str]) -> Path:
 def stored(
     place: Place, pages: Path, teacher: tuple[Any, Any, dict[Any, Any]]
 ) -> Callable[..., Path]:
-    """A store that the same teacher, behind a server, has filled before."""
+    """A finished store from the same teacher behind a server."""
 
     def score(dataset: Path = pages, **more: str) -> Path:
         model, tokenizer, known = teacher
@@ -88,7 +88,7 @@ def asked_of(place: Place, server: ServedTeacher) -> dict[str, str]:
 
 
 def prompts(server: ServedTeacher) -> list[tuple[int, ...]]:
-    """What was answered of documents: the probe, which comes first, is left out."""
+    """The answered prompts of documents, without the probe, which comes first."""
     found = [tuple(body["prompt"]) for body in server.answered]
     return [prompt for prompt in found if prompt != found[0]]
 
@@ -131,7 +131,7 @@ def test_served_run_equals_stored_run(
                 threading.Timer(1.0, back.set).start()
             back.wait()
             return None
-        # Connections that are open outlive a server that listens no more.
+        # Open connections outlive a server that no longer listens.
         if number == 12:
             threading.Timer(0.5, restart).start()
         return "kill"
@@ -144,7 +144,7 @@ def test_served_run_equals_stored_run(
         assert len(prompts(server)) < 12
         assert other.answered
         again.__exit__(None, None, None)
-    # What is left is a store that a run can be given.
+    # What is left is a store that a run can read.
     kept, whole = Store(tmp_path / "served" / "served_losses"), Store(stored())
     texts = [json.loads(line)["text"] for line in pages.read_text().splitlines()]
     for text in texts:
@@ -171,7 +171,7 @@ def test_run_whose_server_stays_away_ends_after_a_checkpoint(
     options |= asked_of(place, server)
     run = tmp_path / "run"
     log = run / "log.jsonl"
-    # It is away as soon as a step has been made.
+    # The server is away as soon as a step has been made.
     server.plan = lambda number: "kill" if log.exists() and log.stat().st_size else None
     capfd.readouterr()
     assert main.main(place.argv(run, **options)) == Exit.STOPPED
@@ -253,7 +253,7 @@ def test_document_without_losses_ends_the_run_or_is_read_without_a_teacher(
     assert f"no losses for the document that begins {refused[:60]!r}" in complained
     assert "--missing_losses plain; " in complained
     assert complained.count("\n") == 1
-    # The run goes on from where it was, and asks for nothing twice, an answer or not.
+    # The run goes on from where it was, and repeats no request, answered or not.
     asked = len(server.bodies)
     place.train(run, **options, missing_losses="plain")
     ids = encode(server.tokenizer, refused).ids.tolist()
@@ -383,7 +383,7 @@ def opened(
     is_plain: bool = False,
     stops: bool = False,
 ) -> tuple[Late, Blocks, Callable[[int], set[str]]]:
-    """Sequences whose losses come from a server, and what texts are in each."""
+    """Sequences whose losses come from a server, and the texts in each."""
     texts = [json.loads(line)["text"] for line in pages.read_text().splitlines()]
     corpus = in_memory(texts)
     tokenizers = [
@@ -406,7 +406,7 @@ def test_documents_of_the_next_sequences_are_asked_for_and_no_others(
 ) -> None:
     late, blocks, texts_in = opened(place, place.root / "pages.jsonl", server, tmp_path / "S")
     late.expect([7, 2, 9, 4, 0, 11, 3, 5])
-    # Of an order [7, 9, 0, 3] of this process, two sequences are asked for ahead of the one read.
+    # This process has the order [7, 9, 0, 3]; two sequences are asked for ahead of the one read.
     for number, block in enumerate([7, 9, 0, 3]):
         filled = blocks[block]
         sent = [7, 9, 0, 3][: number + 3]
@@ -533,7 +533,7 @@ def test_answers_of_a_killed_process_are_kept_up_to_a_cut_one(tmp_path: Path) ->
             assert document.spans.tolist() == a_document(len(text), 0).spans.tolist()
         assert opened.document("klmno") is None
     assert Store(tmp_path).manifest["documents"] == 4
-    # What comes after an opening is read as soon as somebody looks again.
+    # What is written after an opening is read with the next refresh.
     assert other_again.document("ghij") is None
     other_again.refresh()
     assert other_again.document("ghij") is not None

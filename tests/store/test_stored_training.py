@@ -1,4 +1,4 @@
-"""Training from stores of teacher losses is training beside the teacher, without the teacher."""
+"""Training from stores of teacher losses equals training with the teacher online."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def in_float16(store: Store, texts: list[str], directory: Path) -> Store:
 
 
 def selected(trainer: Any) -> torch.Tensor:
-    """Which label tokens of all blocks are trained on, one after the other."""
+    """Which label tokens of all blocks, in order, are trained on."""
     chosen = []
     with torch.no_grad():
         for number in range(len(trainer.train_dataset)):
@@ -82,7 +82,7 @@ class World:
         return align_corpus(in_memory(self.texts), student, reader).rows
 
     def trainer(self, out: Path, *stores: Store, options: Any = None, **training: Any) -> Any:
-        """Train from stores, by the first of which documents need no other; or online."""
+        """Make a trainer from stores, or online; by "first", a document needs only one store."""
         teacher = copy.deepcopy(self.teacher)
         if stores:
             teacher = StoredTeacher(len(stores))
@@ -121,7 +121,7 @@ def whole(world: World) -> World:
 
 @pytest.fixture(scope="module")
 def store(whole: World, tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """What the online teacher would say of every document."""
+    """The online teacher's losses on every document."""
     directory = tmp_path_factory.mktemp("stores") / "float32"
     reader = teacher_reader(whole.tokenizers[1], TEACHER_CONTEXT)
     return scored_store(directory, whole.texts, reader, whole.teacher)
@@ -190,7 +190,7 @@ def test_stores_of_some_documents_train_as_one_of_all(
 ) -> None:
     ours, theirs = world.texts[::2], world.texts[1::2]
     math = random_store(tmp_path / "math", ours, tokenizers_by_family["nfc_digits"], seed=1)
-    # Of the first five the other store speaks.
+    # Both stores have the first five texts, and the first store counts.
     code = random_store(
         tmp_path / "code", ours[:5] + theirs, tokenizers_by_family["byte_level"], seed=2
     )
@@ -262,7 +262,7 @@ def test_loss_of_several_stores_equals_slow_reference(
     is_first = reduction[0] == "first"
     stores = []
     for n, f in enumerate(("nfc_digits", "byte_level", "prepend")):
-        # The first store has few documents, each one more than the one before, and none has all.
+        # By "first", each store has more documents than the one before, and none has all.
         texts = [t for i, t in enumerate(world.texts) if i % 4 <= n or not is_first]
         stores.append(random_store(tmp_path / f, texts, tokenizers_by_family[f], seed=n))
     weights = reduction[1] if len(reduction) > 1 else (1.0, 1.0, 1.0)
@@ -382,7 +382,7 @@ def test_each_domain_has_a_teacher_and_the_rest_none(
     math, code = place.score(), tmp_path / "code"
     place.score(str(code), teacher=str(place.root / "teacher2"), dataset=f"{code}.jsonl")
     given = {"teacher_losses": f"{code} {math}", "teacher_reduction": "first"}
-    # Of pages that the second store alone has.
+    # Pages that only the second store has.
     alone = place.train(tmp_path / "alone", teacher_losses=str(math))
     assert_equal(place.train(tmp_path / "both", **given), alone)
     given["dataset"] = f"{place.root / 'pages.jsonl'} {code}.jsonl"
@@ -400,7 +400,7 @@ def test_each_domain_has_a_teacher_and_the_rest_none(
 def test_evaluation_of_stored_run_equals_online_run(
     place: Place, training_texts: list[str], tmp_path: Path
 ) -> None:
-    write_pages(tmp_path / "eval.jsonl", training_texts[50:60])  # of no store
+    write_pages(tmp_path / "eval.jsonl", training_texts[50:60])  # in no store
     changes = {"eval_dataset": str(tmp_path / "eval.jsonl"), "eval_steps": "1"}
     runs = {"online": {}, "stored": {"teacher_losses": str(place.score())}}
     logs = []
@@ -408,7 +408,7 @@ def test_evaluation_of_stored_run_equals_online_run(
         place.train(tmp_path / name, **changes, **options)
         state = json.loads((tmp_path / name / "trainer_state.json").read_text())
         logs.append([entry["eval_loss"] for entry in state["log_history"] if "eval_loss" in entry])
-    # Documents of no store are packed without regard to a teacher, into other blocks.
+    # Documents in no store are packed without regard to a teacher, so into other blocks.
     assert logs[1] == pytest.approx(logs[0], rel=1e-6)
     assert len(set(logs[0])) == 3
 

@@ -40,7 +40,7 @@ def test_windows_score_every_token_once_with_enough_context(
         assert before >= min_context or text[0] == ids[0]
         scored += text[before:]
     assert scored == ids
-    # Not more than needed: each but the last one is full.
+    # No more windows than needed: each but the last one is full.
     assert all(len(window.ids) == context for window in found[:-1])
 
 
@@ -54,7 +54,7 @@ def test_windows_end_when_the_context_leaves_no_room() -> None:
 
 @pytest.fixture(scope="module")
 def model(tiny_llama: Callable[..., Any]) -> Any:
-    """Surprised differently by every token; read-only by agreement."""
+    """A model with another loss for every token; read-only by convention."""
     return tiny_llama(VOCABULARY, initializer_range=0.3)
 
 
@@ -71,7 +71,7 @@ def asked() -> list[Window]:
 
 
 def slow_losses(model: Any, window: Window) -> np.ndarray[Any, Any]:
-    """From the full logits of a window that is alone."""
+    """Losses from the full logits of a single window."""
     ids = torch.tensor(window.ids)
     with torch.no_grad():
         logits = model(ids[None]).logits[0].double()

@@ -20,7 +20,7 @@ class World(NamedTuple):
     pages: Path
 
     def argv(self, name: str, **changes: str | None) -> list[str]:
-        """A command line of 5 steps with checkpoints of the second and the fourth."""
+        """A command line for 5 steps, with checkpoints at the second and the fourth."""
         options: dict[str, str | None] = {
             "student": str(self.student),
             "teacher": str(self.teacher),

@@ -1,7 +1,7 @@
-"""Chat templates in the published forms of five families, and what each makes of a conversation.
+"""The published chat templates of five families, and what each makes of a conversation.
 
-`FORMS` says the same as `TEMPLATES` in Python, for references that render without Jinja: pieces of
-text, and the number of a message where its content stands.
+`FORMS` is `TEMPLATES` in Python, for references that render without Jinja: pieces of text, and a
+message's number in place of its content.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ TURN_ENDS = {
 }
 
 
-# The tiny tokenizer that stands for each family's, and its special tokens: of a text, and others.
+# For each family: a tiny tokenizer in place of its own, its named special tokens, and others.
 _TOKENIZERS = {
     "qwen2.5": ("nfc_digits", {"eos_token": "<|im_end|>"}, ["<|im_start|>"]),
     "llama-3-8b": (

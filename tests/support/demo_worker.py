@@ -1,4 +1,4 @@
-"""Run the demo with a worker that only says who it is, and works for long."""
+"""Run the demo with a worker that only writes its process id and then sleeps."""
 
 import os
 import sys
@@ -19,6 +19,6 @@ def work(sender: object, arguments: Namespace, seed: int) -> None:
 if __name__ == "__main__":
     from demo_worker import work as work_by_name
 
-    # By a name that the worker's process finds, too.
+    # The worker's process must find the function by its name, too.
     demo._work = work_by_name
     sys.exit(demo.main(sys.argv[1:]))

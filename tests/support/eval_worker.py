@@ -1,4 +1,4 @@
-"""Processes of evaluate_math.py for `ForkServer`, by `argv`, without processes that grade."""
+"""Runs evaluate_math.py with the `argv` of a `ForkServer` request, grading in this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vocagnolm.evaluation import main as evaluate_math
 
 
 def run(request: dict[str, Any]) -> int:
-    """Be the script."""
+    """Run the script."""
     with graded_inline(evaluate):
         status = evaluate_math.main(request["argv"])
     if torch.distributed.is_initialized():

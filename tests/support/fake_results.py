@@ -31,7 +31,7 @@ def record(idx: int, correct: bool) -> dict[str, Any]:
 def write_evaluation(
     directory: Path, verdicts: Mapping[str, Sequence[bool]], partial: Sequence[str] = ()
 ) -> Path:
-    """Write results with their items; every interval is 10 points to either side."""
+    """Write results with their items; every interval is +-10 points."""
 
     def numbers(value: float, is_partial: bool) -> dict[str, Any]:
         shown = {"exact": value, "rounded": round(value, 1), "interval": [value - 10, value + 10]}

@@ -34,7 +34,7 @@ SINGLE_DIGITS = (
 
 @pytest.fixture(scope="session")
 def fuzz_texts() -> Callable[..., list[str]]:
-    """`fuzz_texts(count, seed=0, pieces=12)`: texts of up to so many pieces."""
+    """`fuzz_texts(count, seed=0, pieces=12)`: texts of at most `pieces` pieces."""
 
     def generate(count: int, seed: int = 0, pieces: int = 12) -> list[str]:
         rng = random.Random(seed)
@@ -183,7 +183,7 @@ def tiny_tokenizers() -> dict[str, PreTrainedTokenizerFast]:
 def tokenizers_by_family() -> dict[str, PreTrainedTokenizerFast]:
     """Tiny tokenizers: metaspace, prepend, byte_level, nfc_digits, trimmed, unigram.
 
-    Do not change them: they are shared by the session. `tokenizer_dirs` gives fresh copies.
+    Do not change them: all tests share them. Load fresh copies from `tokenizer_dirs`.
     """
     return tiny_tokenizers()
 
@@ -193,7 +193,7 @@ def tokenizer_dirs(
     tokenizers_by_family: dict[str, PreTrainedTokenizerFast],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Path]:
-    """The tiny tokenizers saved, one directory each; read-only by agreement."""
+    """The tiny tokenizers saved, one directory each; read-only by convention."""
     root = tmp_path_factory.mktemp("tokenizers")
     for family, tokenizer in tokenizers_by_family.items():
         tokenizer.save_pretrained(root / family)

@@ -1,6 +1,6 @@
-"""A process that imports once and forks for every request: each child is a script, started fast.
+"""A process that imports once and forks for every request, so that scripts start fast.
 
-A request names its log, to which all output goes, and what to add to the environment.
+A request names the log that takes all output, and variables to add to the environment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 
 class ForkServer:
-    """Starts a script of this directory that serves, and gives it requests."""
+    """Starts a script of this directory that calls `serve`, and sends it requests."""
 
     def __init__(self, script: str, **environ: str) -> None:
         environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
@@ -38,7 +38,7 @@ class ForkServer:
         return int(self._process.stdout.readline())
 
     def start(self, request: dict[str, Any]) -> int:
-        """Start a process; its number."""
+        """Start a process and return its id."""
         return self._ask({"environ": {}, **request})
 
     def start_two(self, *requests: dict[str, Any]) -> list[int]:
@@ -54,7 +54,7 @@ class ForkServer:
         ]
 
     def wait(self, process: int) -> int:
-        """Its exit status, negative for a signal."""
+        """Return a process's exit status, negative for a signal."""
         return self._ask({"wait": process})
 
     def stop(self) -> None:
@@ -63,7 +63,7 @@ class ForkServer:
 
 
 def serve(run: Callable[[dict[str, Any]], int]) -> None:
-    """Answer JSON lines: what to run with the child's number, `{"wait": n}` with its status."""
+    """Answer JSON lines: a request to run with the child's id, `{"wait": id}` with its status."""
     for line in sys.stdin:
         request = json.loads(line)
         if "wait" in request:
@@ -78,7 +78,7 @@ def serve(run: Callable[[dict[str, Any]], int]) -> None:
 
 
 def _be(run: Callable[[dict[str, Any]], int], request: dict[str, Any]) -> None:
-    """Be a process of its own, never back in the loop."""
+    """Run a request in the child, which never returns to the loop."""
     status = 99
     try:
         log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -88,5 +88,5 @@ def _be(run: Callable[[dict[str, Any]], int], request: dict[str, Any]) -> None:
         status = run(request)
         sys.stdout.flush()
     finally:
-        # One exit in about twenty would abort in gloo's threads, with all the work done.
+        # About one normal exit in twenty would abort in gloo's threads, after all work is done.
         os._exit(status)

@@ -1,8 +1,8 @@
-"""The processes of one gloo job, forked from one that has imported what takes long.
+"""Starts the processes of a gloo job by forking one that has done the slow imports.
 
 python tests/support/forked_job.py SCRIPT DIRECTORY PROCESSES
 
-Each is what `torchrun` would start; if one fails, the others are ended.
+Each is what `torchrun` would start; if one fails, the others are killed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from transformers import LlamaForCausalLM, Trainer  # noqa: F401 - for all, before they are forked
+from transformers import LlamaForCausalLM, Trainer  # noqa: F401 - imported before forking
 
 import vocagnolm.run.train
 import vocagnolm.trainer  # noqa: F401
@@ -45,13 +45,13 @@ def main() -> int:
 
 
 def run(script: str, directory: str, rank: int) -> None:
-    """Be one process of the job, to its end."""
+    """Run one process of the job to its end."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     sys.argv = [script, directory]
     sys.path.insert(0, str(Path(script).parent))
     try:
         runpy.run_path(script, run_name="__main__")
-    except BaseException:  # noqa: BLE001 - told, and the process ends
+    except BaseException:  # noqa: BLE001 - printed, and the process ends
         traceback.print_exc()
         os._exit(1)
     os._exit(0)

@@ -1,7 +1,7 @@
 """Strings that have gone wrong somewhere in a tokenizer."""
 
-# Strings that have gone wrong somewhere: what tokenizers treat in a special way, what changes its
-# length when it is normalised, what Python and Rust might count differently.
+# What tokenizers treat specially, what changes its length when it is normalised, and what Python
+# and Rust might count differently.
 FUZZ_PIECES = (
     *("Let", " the", "number", " of", "apples ", "Solve", "x", " y", "n", "A", "é", "ß", "naïve"),
     *("1", "12", " 2025", "3.14", "1,000", "007", "½", "²", "٣", "१"),

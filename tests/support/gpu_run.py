@@ -1,4 +1,4 @@
-"""A run of some steps, on a GPU where there is one; alone, or one process of several over NCCL.
+"""A short run, on a GPU if there is one: alone, or as one of several processes over NCCL.
 
 python -m torch.distributed.run --nproc_per_node 2 tests/support/gpu_run.py DIRECTORY fsdp|ddp
 """
@@ -17,14 +17,14 @@ from transformers import TrainerCallback
 from benchmarks.models import make_config, make_model, make_trainer, some_blocks
 
 STEPS = 8
-# Of a log: what depends neither on the clock nor on the machine.
+# Values of a log that depend neither on the clock nor on the machine.
 REPEATED = "step loss grad_norm learning_rate student_loss_nats selected_fraction skipped_steps"
-# Adam would hide a gradient that is scaled wrongly; float32, so that only mistakes are large.
+# Adam would hide a wrongly scaled gradient. In float32 only mistakes are large.
 PLAIN = {"optim": "sgd", "learning_rate": 0.5, "bf16": False}
 
 
 class Run(NamedTuple):
-    """Whole weights at the end, the log, and the norm of the way that the weights went."""
+    """The unsharded weights at the end, the log, and the distance that the weights moved."""
 
     weights: dict[str, torch.Tensor]
     log: list[dict[str, float]]
@@ -39,7 +39,7 @@ def train(
     fsdp: bool = False,
     **options: Any,
 ) -> Run:
-    """Train a student beside a teacher, from the beginning or a checkpoint."""
+    """Train a student with a teacher, from the beginning or from a checkpoint."""
     has_gpu = torch.cuda.is_available()
     scale, length = ("small", 1024) if has_gpu else ("tiny", 64)
     blocks = [
@@ -48,7 +48,7 @@ def train(
     ]
     torch.manual_seed(0)
     cpu = torch.device("cpu")
-    wide = {"initializer_range": 0.08}  # else all losses are log(vocabulary)
+    wide = {"initializer_range": 0.08}  # or all losses would be log(vocabulary)
     student = make_model(make_config("student", scale, attention_dropout=dropout, **wide), cpu)
     teacher = make_model(make_config("teacher", scale, **wide), cpu, torch.bfloat16)
     settings = {
@@ -80,7 +80,7 @@ def train(
     for name, parameter in trainer.model.named_parameters():
         whole: Any = parameter.full_tensor() if fsdp else parameter
         weights[name] = whole.detach().cpu()
-    # The last entry is of the whole run.
+    # The last entry sums up the whole run.
     entries = trainer.state.log_history[:-1]
     log = [{key: entry[key] for key in REPEATED.split() if key in entry} for entry in entries]
     return Run(weights, log, distance(weights, start))
@@ -93,7 +93,7 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
 
 
 def main() -> None:
-    """Train as one process of several, and save what rank 0 has."""
+    """Train as one of several processes, and let rank 0 save the outcome."""
     directory, layout = Path(sys.argv[1]), sys.argv[2]
     share = 4 // int(os.environ["WORLD_SIZE"])
     options = {"gradient_accumulation_steps": share, "fsdp": layout == "fsdp", **PLAIN}

@@ -1,7 +1,7 @@
 """A stand-in for the hub's HTTP API, with repositories in memory.
 
-It knows what a push asks for: making a repository, announcing and committing files. Requests are
-logged, so that a test sees what was asked.
+It answers what a push asks for: to create a repository, to announce files and to commit them. It
+logs requests, so that a test sees them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Hub:
 
 @contextmanager
 def serving() -> Iterator[Hub]:
-    """A hub on this machine; HF_ENDPOINT=hub.url leads to it."""
+    """Serve a hub on this machine; HF_ENDPOINT=hub.url leads to it."""
     hub = Hub()
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Grading without processes, for tests of what is around it: nothing here bounds time or memory."""
+"""Grading in this process, for tests of its callers: nothing limits time or memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vocagnolm.evaluation.grading.grading import Verdict
 
 
 class InlineGrader:
-    """Says what a worker says."""
+    """Gives the verdicts of a worker."""
 
     def grade(
         self, kind: AnswerKind | None, answers: Iterable[tuple[str, str]]
@@ -28,14 +28,14 @@ class InlineGrader:
 
 @contextmanager
 def graded_inline(*modules: Any) -> Iterator[InlineGrader]:
-    """Let modules grade in this process, with sympy as restricted as in a worker."""
+    """Let modules grade in this process, with sympy restricted as in a worker."""
     grader = InlineGrader()
 
     def start(workers: int | None = None) -> AbstractContextManager[InlineGrader]:
         return nullcontext(grader)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sympy_parser, "eval_expr", sympy_parser.eval_expr)  # put back at the end
+        patch.setattr(sympy_parser, "eval_expr", sympy_parser.eval_expr)  # restored at the end
         worker.restrict_sympy()
         for module in modules:
             patch.setattr(module, "Grader", start)

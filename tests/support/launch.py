@@ -16,7 +16,7 @@ _HERE = Path(__file__).parent
 
 
 def launch(script: Path | str, directory: Path, processes: int) -> None:
-    """Run `SCRIPT DIRECTORY` in so many processes, to their end."""
+    """Run `SCRIPT DIRECTORY` in several processes, and wait for them."""
     path = os.pathsep.join(filter(None, [str(_HERE.parents[1]), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [
@@ -34,7 +34,7 @@ def launch(script: Path | str, directory: Path, processes: int) -> None:
 def run_jobs(
     directory: Path, jobs: Sequence[dict[str, Any]], processes: int = 2
 ) -> list[dict[str, Any]]:
-    """Run jobs of `trainer_worker.py` one after the other; the parameters that they save."""
+    """Run jobs of `trainer_worker.py` in turn; return the parameters that they save."""
     (directory / "jobs.json").write_text(json.dumps(jobs))
     launch("trainer_worker.py", directory, processes)
     saved = [directory / f"{i}.pt" for i, job in enumerate(jobs) if "argv" not in job]

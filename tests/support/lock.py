@@ -2,8 +2,8 @@
 
     python tests/support/lock.py > constraints.txt
 
-Versions without hashes and without the builds of a machine (torch 2.13.0+cpu is 2.13.0), so that
-the same file serves every machine. Where the oldest Python cannot have a version, pip chooses one.
+Versions have no hashes and no suffix of a machine's build (torch 2.13.0+cpu is 2.13.0), so that one
+file serves every machine. Where the oldest Python cannot use a version, pip chooses another.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def marker(requires: str | None) -> str:
-    """The Pythons that a version is for, where they are not all that the package is for."""
+    """Limit a version to the Pythons that can use it, unless our oldest can."""
     accepted = SpecifierSet(requires or "")
     minors = (minor for minor in range(OLDEST, NEWEST) if accepted.contains(f"3.{minor}.99"))
     first = next(minors)

@@ -1,4 +1,4 @@
-"""One trainer for every method of `train.py`, made the same anywhere."""
+"""A trainer for every method of `train.py`, the same in every process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ METHODS = (
     *("chunk", "chunk tokens", "chunk random"),
     *("several min", "several mean", "several max", "several weighted"),
 )
-# `vocagnolm`, the paper's and with one setting changed.
+# The paper's `vocagnolm`, and the same with settings changed.
 VARIANTS: dict[str, dict[str, Any]] = {
     "vocagnolm": {},
     **{how: {"aggregation": how} for how in ("mean", "sum", "share")},
@@ -80,14 +80,14 @@ class World:
         return Blocks(self.segments[key].rows, self.max_length, [self.context] * len(teachers))
 
     def conversations(self) -> tuple[datasets.Dataset, Reader, Reader]:
-        """The texts as questions and answers, and how both models read them."""
+        """The texts as questions and answers, and the readers of both models."""
         turns = [(text[:6].strip() or "?", text[6:20]) for text in self.texts]
         rows = ({"prompt": question, "completion": answer} for question, answer in turns)
         corpus = datasets.Dataset.from_list([*map(read_row, rows)])
-        # A copy: the tokenizer gets the template, and the session has but one of it.
+        # A copy, as the template is set on the tokenizer, which all tests share.
         student = student_reader(copy.deepcopy(self.ours), self.max_length, "plain")
         assert student.template
-        # Shorter than any that is built in, as blocks are.
+        # Shorter than the built-in templates, as blocks are short.
         source = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
         student = replace(student, template=replace(student.template, source=source))
         return corpus, student, teacher_reader(self.theirs, self.context, "chatml")
@@ -104,7 +104,7 @@ class World:
         return Store(directory)
 
     def guided(self, out: Path, method: str) -> tuple[Any, Any]:
-        """A teacher, and blocks of the conversations, or of the texts too."""
+        """Return a teacher and blocks of the conversations, mixed with the texts or not."""
         corpus, student, guide = self.conversations()
         if method == "stored turns":
             stored = StoredReader([self.store(out / "store")])
@@ -122,7 +122,7 @@ class World:
         return self.teacher, blocks
 
     def trainer(self, out: Path, method: str, **training: Any) -> Any:
-        """A trainer of any method, named as in `METHODS`."""
+        """Make a trainer for a method of `METHODS`."""
         settings: dict[str, Any] = {"method": method.split()[0]}
         collating: dict[str, Any] = {}
         teacher: Any

@@ -1,4 +1,4 @@
-"""Rows of packed segments, in the form that a model is called with."""
+"""Rows of packed segments, as arguments of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processors that multiply in bfloat16, and one that does not, on whatever processor tests run."""
+"""Stand-ins for processors with and without bfloat16 units, whatever the tests run on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def pretend(patch: pytest.MonkeyPatch, unit: str | None) -> None:
-    """Let PyTorch answer as on a processor with AMX, with AVX512_BF16, or with neither (None)."""
+    """Make PyTorch answer as on a processor with AMX, with AVX512_BF16, or with neither (None)."""
     kernels = "AVX512" if unit else "AVX2"
     patch.setattr("torch.backends.cpu.get_cpu_capability", lambda: kernels)
     patch.setattr("torch.cpu._is_amx_tile_supported", lambda: unit == "AMX")

@@ -10,7 +10,7 @@ METRICS = ("accuracy", "clean_loss", "answer_loss", "seconds")
 
 
 def work(sender: Connection, arguments: Namespace, seed: int) -> None:
-    """Make what a seed leaves, wait for the other seeds, and send results."""
+    """Make a seed's directory, wait for the other seeds, and send results."""
     (arguments.output_dir / f"seed{seed}" / "base").mkdir(parents=True)
     homes = [arguments.output_dir / f"seed{other}" for other in arguments.seeds]
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""Real tokenizers and corpora, for the few tests that need them: where VOCAGNOLM_TEST_DATA says."""
+"""Real tokenizers and corpora from VOCAGNOLM_TEST_DATA, for the few tests that need them."""
 
 from __future__ import annotations
 

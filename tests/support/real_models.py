@@ -11,7 +11,7 @@ _PLACE = os.environ.get("VOCAGNOLM_TEST_MODELS", "")
 SMOLLM2 = "smollm2-135m"
 GEMMA = "gemma-3-270m"
 QWEN = "qwen2.5-coder-1.5b"
-# The student, and then the teacher.
+# Student and teacher.
 PAIRS = [(SMOLLM2, GEMMA), (SMOLLM2, QWEN), (GEMMA, QWEN)]
 
 

@@ -13,7 +13,7 @@ REFERENCE_IDS = {"minerva_math": "math", "sat_math": "sat"}
 
 
 def read_cases(path: Path) -> list[dict[str, Any]]:
-    """The reference's cases, their benchmarks under our names."""
+    """Read the reference's cases, with our names for benchmarks."""
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         cases = [json.loads(line) for line in lines]
     for case in cases:
@@ -22,7 +22,7 @@ def read_cases(path: Path) -> list[dict[str, Any]]:
 
 
 def grade_cases(grader: Grader, cases: list[dict[str, Any]]) -> Iterator[tuple[Any, Verdict]]:
-    """Every case with its verdict, those of one kind of answer together."""
+    """Yield every case with its verdict, grouped by kind of answer."""
     for kind in ("free", "letter"):
         chosen = [case for case in cases if BENCHMARKS[case["benchmark"]].answer_kind == kind]
         answers = [(case["raw_output"], case["gold"]) for case in chosen]

@@ -28,7 +28,7 @@ def full_losses(model: Any, ids: torch.Tensor, positions: torch.Tensor, labels: 
         starts = [t for t in range(ids.shape[1]) if positions[row, t] == 0]
         for start, end in zip(starts, [*starts[1:], ids.shape[1]], strict=True):
             told = labels[row, start + 1 : end]
-            if (told != IGNORED_LABEL).any():  # no padding
+            if (told != IGNORED_LABEL).any():  # not padding
                 logits = model(ids[row : row + 1, start:end], use_cache=False).logits[0, :-1]
                 losses[row, start + 1 : end] = F.cross_entropy(logits, told, reduction="none")
     return losses

@@ -1,4 +1,4 @@
-"""Packed sequences to look at, again and again."""
+"""Packed sequences to inspect."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Processes of `vocagnolm score` for `ForkServer`, by `argv`, to be killed.
+"""Runs `vocagnolm score` with the `argv` of a `ForkServer` request, to be killed.
 
-A process writes to the file `scored` a line "begin PROCESS SHARD" before it scores a shard, and a
-line "end PROCESS SHARD" when it is written.
+A process writes the line "begin PROCESS SHARD" to the file `scored` before it scores a shard, and
+"end PROCESS SHARD" once the shard is written.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from transformers import LlamaForCausalLM  # noqa: F401 - imported before proces
 
 from vocagnolm.store import score, scoring
 
-_SHARD_S = 0.02  # a shard takes so long at least, so that kills meet some
+_SHARD_S = 0.02  # a shard takes at least this long, so that kills hit some
 
 
 def run(request: dict[str, Any]) -> int:
-    """Be the command."""
+    """Run the command."""
     scored = os.open(request["scored"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     original = scoring.score_shard
 

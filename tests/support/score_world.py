@@ -1,4 +1,4 @@
-"""Commands of `vocagnolm score` for tests, with a corpus, a scorer and a job made up."""
+"""Commands of `vocagnolm score` for tests, with a made-up corpus, scorer and job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vocagnolm.store.windows import Window
 
 CONTEXT, MIN_CONTEXT = 48, 8
 DOCUMENTS = 36
-# The least that a store says of itself.
+# The minimum that a store says about itself.
 ABOUT = {"teacher": "T", "tokenizer_sha256": "", "context": CONTEXT}
 
 
@@ -40,7 +40,7 @@ def served_arguments(
     server: ServedTeacher, teacher: Path, corpus: Path, path: Path, *more: str
 ) -> list[str]:
     argv = arguments(teacher, corpus, path, "--server", server.url, "--served_model", MODEL, *more)
-    # Weights are not here.
+    # The option is for local weights.
     at = argv.index("--batch_tokens")
     return argv[:at] + argv[at + 2 :]
 
@@ -52,7 +52,7 @@ def contents(path: Path) -> dict[str, bytes]:
 
 
 def error(argv: list[str], capsys: pytest.CaptureFixture[str], status: int = 2) -> str:
-    """The one line that the command prints when it rejects."""
+    """Return the one line with which the command rejects its arguments."""
     capsys.readouterr()
     assert __main__.main(argv) == status
     printed, complained = capsys.readouterr()
@@ -63,7 +63,7 @@ def error(argv: list[str], capsys: pytest.CaptureFixture[str], status: int = 2) 
 
 
 class FakeScorer:
-    """Losses made up of the ids; a token in `bad` has a loss that no store holds."""
+    """Makes up losses from ids; a token in `bad` has a loss that no store can hold."""
 
     def __init__(self, bad: dict[int, float] | None = None):
         self.bad = bad or {}

@@ -1,6 +1,6 @@
-"""A small model behind a server that has every API, and fails on demand.
+"""A small model behind a server that has every API and fails on demand.
 
-It answers with losses of one forward pass per prompt, so equal prompts have equal answers.
+It runs one forward pass per prompt, so equal prompts have equal answers.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MODEL = "a-teacher"
 FAULTS = ("kill", "busy", "error", "half", "garbled", "html", "nan", "minus", "short", "lie")
-# Of a request that has its number: the fault to answer with, None for none.
+# Takes the number of a request; returns the fault to answer with, or None.
 Plan = Callable[[int], "str | None"]
 
 
 class ServedTeacher(ThreadingHTTPServer):
-    """A server, with what it is asked for in `bodies` and `headers`; `answered` met no fault.
+    """A server that keeps requests in `bodies` and `headers`, and the answered ones in `answered`.
 
     Attributes:
-        apis: those that it has; llama.cpp takes a text only, leaves the start token out, and hides
-            the loss of the first one.
+        apis: those that it has; llama.cpp takes only text, leaves out the start token, and hides
+            the first token's loss.
         echoes: how its completions echo ids: with the texts of tokens, or their ids, or as
             Together does.
-        noise: is added to the losses of a request that has this number.
+        noise: what to add to the losses of the request of this number.
         start: its start token.
         known_as: the model's name.
-        is_late: give each token the next one's loss, as llama.cpp with another start token.
-        known: what the model says of prompts, which servers of one model may share.
+        is_late: gives each token the next one's loss, as llama.cpp with another start token does.
+        known: log-probabilities by prompt, which servers of one model may share.
     """
 
     daemon_threads = True
@@ -72,7 +72,7 @@ class ServedTeacher(ThreadingHTTPServer):
 
     @contextmanager
     def one(self, body: dict[str, Any], headers: dict[str, str]) -> Iterator[str | None]:
-        """Take a request; yields the fault that it meets."""
+        """Take a request; yield the fault that it meets."""
         with self._lock:
             self._now += 1
             self.busiest = max(self.busiest, self._now)
@@ -89,7 +89,7 @@ class ServedTeacher(ThreadingHTTPServer):
                 self._now -= 1
 
     def ids(self, prompt: str | list[int]) -> list[int]:
-        """Read a prompt; the text of the start token at its beginning is that token."""
+        """Encode a prompt; the start token's text at its beginning becomes that token."""
         if not isinstance(prompt, str):
             return prompt
         typed = str(self.tokenizer.decode([self.start]))
@@ -110,7 +110,7 @@ class ServedTeacher(ThreadingHTTPServer):
 
     @torch.no_grad()
     def followers(self) -> dict[str, float]:
-        """Every token that may follow the start token, by its text, of which parts have none."""
+        """Log-probabilities of the first token by its text, empty for partial characters."""
         logits_V = self.model(torch.tensor([[self.start]])).logits[0, -1].float().log_softmax(-1)
         return {
             self.token(token).replace("\ufffd", ""): value
@@ -125,7 +125,7 @@ class ServedTeacher(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: ServedTeacher
     protocol_version = "HTTP/1.1"
-    # Or each answer waits for the receipt of its headers.
+    # Otherwise each answer waits until its headers are acknowledged.
     disable_nagle_algorithm = True
 
     def log_message(self, format: str, *args: object) -> None:
@@ -187,7 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._say(200, content, half=fault == "half")
 
     def _kind(self, body: dict[str, Any]) -> str:
-        """Which API is asked."""
+        """Tell which API a request is for."""
         if self.path == "/generate":
             return "sglang"
         if "prompt_logprobs" in body and "vllm" in self.server.apis:
@@ -198,7 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _completion(
         self, body: dict[str, Any], ids: list[int], told: list[int], values: list[float | None]
     ) -> dict[str, Any]:
-        """What llama-cpp-python answers."""
+        """Answer as llama-cpp-python does."""
         server = self.server
         usage = {"prompt_tokens": len(ids), "completion_tokens": 1}
         choice: dict[str, Any] = {"index": 0, "text": "x", "logprobs": None}
@@ -213,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _echo(
         self, body: dict[str, Any], told: list[int], values: list[float | None]
     ) -> dict[str, Any]:
-        """What hosts answer to ids: the prompt and one new token."""
+        """Answer ids as hosts do: with the prompt and one new token."""
         server = self.server
         usage = {"prompt_tokens": len(told), "completion_tokens": 1}
         choice: dict[str, Any] = {"index": 0, "text": "x", "logprobs": None}
@@ -247,7 +247,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _spoilt(ids: list[int], fault: str | None) -> list[int]:
-    """The tokens to tell: with a lie, another last one."""
+    """Return the tokens to send; a lie changes the last one."""
     return [*ids[:-1], (ids[-1] + 7) % 300] if fault == "lie" else ids
 
 

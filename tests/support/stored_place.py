@@ -1,4 +1,4 @@
-"""A directory with two teachers, a student and pages, and the commands that are given there."""
+"""A directory with two teachers, a student and pages, and the commands to run there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Place:
-    """What `train.py` and `vocagnolm score` are given, all documents short enough for both."""
+    """Inputs for `train.py` and `vocagnolm score`; all documents fit both."""
 
     root: Path
 

@@ -1,4 +1,4 @@
-"""Teacher-loss stores for tests: of random losses, or of what a model says of whole documents."""
+"""Teacher-loss stores for tests: of random losses, or of a model's losses on whole documents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vocagnolm.store.format import (
 )
 from vocagnolm.store.windows import HFScorer, Window
 
-CONTEXT = 100_000  # no document of a test is longer
+CONTEXT = 100_000  # more than any document of the tests has
 
 
 def write_store(
@@ -46,7 +46,7 @@ def write_store(
 def random_store(
     directory: Path, texts: Sequence[str], tokenizer: Any, *, seed: int = 0, **options: Any
 ) -> Store:
-    """A store of whole documents with random losses; none of texts without a token."""
+    """A store of whole documents with random losses, without texts that have no token."""
     rng = np.random.default_rng(seed)
     documents = []
     for text in dict.fromkeys(texts):
@@ -60,7 +60,7 @@ def random_store(
 def scored_store(
     directory: Path, texts: Sequence[str], reader: Reader, model: Any, **options: Any
 ) -> Store:
-    """A store of what an online teacher says of documents that it reads whole."""
+    """A store of an online teacher's losses on documents that it reads whole."""
     encodings = [encode(reader.tokenizer, text) for text in texts]
     asked = [
         Window(number, [reader.start, *encoding.ids], len(encoding.ids))

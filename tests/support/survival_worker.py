@@ -1,4 +1,4 @@
-"""Training runs for `ForkServer`, by `argv`, that meet a signal at a chosen moment.
+"""Training runs for `ForkServer` that get a signal at a chosen moment.
 
 The process writes a line to the file `events` at each event of training and saving: the time in
 seconds, and what happens. With `"signal": NAME` it sends itself that signal at the events numbered
@@ -29,7 +29,7 @@ from vocagnolm.run import main
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import assembly, documents, resumable
 
-_SAVE_S = 0.01  # each operation of a save takes so long at least, so that signals meet some
+_SAVE_S = 0.01  # each operation of a save takes at least this long, so that signals hit some
 
 
 class Moment:
@@ -55,7 +55,7 @@ class Moment:
 
 
 def watch(moment: Moment) -> None:
-    """Make training and saving tell what they do, and saving slow."""
+    """Make training and saving report their events, and slow saving down."""
 
     def told(owner: Any, name: str, slow: bool = True) -> None:
         original: Callable[..., Any] = getattr(owner, name)
@@ -85,7 +85,7 @@ def watch(moment: Moment) -> None:
 
 
 def _nan_loss(step: int, rank: str) -> None:
-    """The teacher's losses of one step are NaN in one process."""
+    """Make the teacher's losses of one step NaN in one process."""
     original = VocAgnoTrainer.compute_loss
 
     def compute_loss(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -108,7 +108,7 @@ def _nan_loss(step: int, rank: str) -> None:
 
 
 def _shard(version: int) -> None:
-    """The real FSDP2 path of Accelerate, on CPU: it would fall back to DDP by itself."""
+    """Force Accelerate's real FSDP path on a CPU, where it would fall back to DDP."""
     os.environ |= {"ACCELERATE_TORCH_DEVICE": "cpu", "ACCELERATE_USE_FSDP": "true"}
     os.environ |= {"FSDP_VERSION": str(version), "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}
     os.environ |= {"FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
@@ -116,7 +116,7 @@ def _shard(version: int) -> None:
 
 
 def _slow_alignment(seconds: float) -> None:
-    """The first process needs long to align the corpus, while the others wait."""
+    """Let the first process take long to align the corpus, while the others wait."""
     original = documents.align_corpus
 
     def align_corpus(*args: Any, **kwargs: Any) -> Any:
@@ -135,7 +135,7 @@ BREAKS = {
 
 
 def run(request: dict[str, Any]) -> int:
-    """Be the script."""
+    """Run the script."""
     for name, *where in request.get("break", ()):
         BREAKS[name](*where)
     watch(Moment(request))

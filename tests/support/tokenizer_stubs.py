@@ -1,4 +1,4 @@
-"""A tokenizer with given offsets, the promise of spans, and the tokens of a segment."""
+"""A tokenizer with given offsets, a check of spans, and the tokens of a segment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vocagnolm.spans import Encoding, encode
 
 
 def assert_spans_hold(spans: Spans, text: str) -> None:
-    """The promise of `Encoding.spans`, character by character."""
+    """Check the promise of `Encoding.spans`, character by character."""
     assert (np.diff(spans, axis=0) >= 0).all()
     owners = dict.fromkeys(range(len(text)), 0)
     for start, end in spans.tolist():
@@ -26,14 +26,14 @@ _whole = lru_cache(encode)
 
 
 def tokens_between(tokenizer: Any, text: str, start: int, end: int) -> Encoding:
-    """The tokens of the text that have a character in a segment, with their spans there."""
+    """The text's tokens that have a character in a segment, with their spans in it."""
     whole = _whole(tokenizer, text)
     kept = [number for number, (a, b) in enumerate(whole.spans.tolist()) if a < end and b > start]
     return Encoding(whole.ids[kept], whole.spans[kept].clip(start, end) - start)
 
 
 class StubTokenizer:
-    """A tokenizer that returns what it is given."""
+    """A tokenizer that returns the offsets it was given."""
 
     is_fast = True
     name_or_path = "stub"

@@ -73,13 +73,13 @@ def run_job(directory: Path, number: int, job: dict) -> None:
 
 
 def check_sharded_teacher(trainer: Any, machines: int) -> None:
-    """A teacher that is sharded inside each machine says what a whole one says, bit for bit."""
+    """Check that a teacher sharded inside each machine gives a whole one's losses, bit for bit."""
     world_size, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     (whole,), cpu = trainer.online_teachers, torch.device("cpu")
     os.environ["LOCAL_WORLD_SIZE"] = str(world_size // machines)
     sharded = shard_inside_machine(copy.deepcopy(whole), cpu)
     os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
-    # Every process has rows of its own shape.
+    # Each process has rows of another shape.
     batch = trainer.data_collator([trainer.train_dataset[n] for n in range(rank + 1)])
     expected, found = (OnlineTeacher([each], cpu).losses(batch)[0] for each in (whole, sharded))
     assert torch.equal(expected, found)
@@ -91,7 +91,7 @@ def check_sharded_teacher(trainer: Any, machines: int) -> None:
 
 
 def fsdp_environment(path: str) -> dict[str, str]:
-    """What `accelerate launch --config_file` tells its processes."""
+    """Return the environment that `accelerate launch --config_file` gives its processes."""
     settings = yaml.safe_load(Path(path).read_text())["fsdp_config"]
     environment = {name.upper(): str(value) for name, value in settings.items()}
     return {"ACCELERATE_USE_FSDP": "true", **environment}
@@ -102,7 +102,7 @@ def main() -> None:
     jobs = json.loads((directory / "jobs.json").read_text())
     for number, job in enumerate(jobs):
         if job["fsdp"]:
-            # The real FSDP2 path of Accelerate, on CPU: it would fall back to DDP by itself.
+            # Force Accelerate's real FSDP2 path on a CPU, where it would fall back to DDP.
             os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
             PartialState._reset_state()
             transformers.training_args.is_torch_bf16_gpu_available = lambda: True
@@ -117,7 +117,7 @@ def main() -> None:
         else:
             run_job(directory, number, job)
     torch.distributed.destroy_process_group()
-    # One exit in about twenty would abort in gloo's threads, with all the work done.
+    # About one normal exit in twenty would abort in gloo's threads, after all work is done.
     sys.stdout.flush()
     os._exit(0)
 

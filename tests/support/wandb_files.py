@@ -1,4 +1,4 @@
-"""What a run has left in the files of Weights & Biases, as its own tool prints them."""
+"""What a run leaves in the files of Weights & Biases, read with its own tool."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-# What a user's environment may say, and a test may not hear.
+# Variables that users may have set and that tests must not see.
 _NAMES = "MODE PROJECT API_KEY ENTITY NAME RUN_GROUP TAGS BASE_URL IDENTITY_TOKEN_FILE WATCH"
 # What a training run leaves for its evaluations.
 PLACE: dict[str, Any] = {
@@ -28,7 +28,7 @@ PLACE: dict[str, Any] = {
 
 @pytest.fixture
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that holds the runs of this test, which nothing leaves: no key, no settings."""
+    """The folder of this test's offline runs, without a user's key and settings."""
     for name in _NAMES.split():
         monkeypatch.delenv(f"WANDB_{name}", raising=False)
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
@@ -38,13 +38,13 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
     import wandb
 
-    # It remembers the environment that it has met first.
+    # wandb remembers the first environment that it sees.
     wandb.teardown()
     return tmp_path / "wandb"
 
 
 def stored(run: Path) -> dict[str, Any]:
-    """Config, summary, history and the record of the start of a run that has ended."""
+    """Config, summary, history and start record of a run that has ended."""
     (file,) = run.glob("*.wandb")
     deadline = time.monotonic() + 60
     # wandb's own process may still be writing.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-# Every test loads this file. What takes seconds to import is imported where it is used, so that a
-# single test starts at once.
+# Every test loads this file. Slow imports are where they are used, so that a single test starts at
+# once.
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 MAX_LENGTH = 48
 TEACHER_CONTEXT = 128
-# Entries of a log that depend on the clock and the machine, and differ from run to run.
+# Values of a log that depend on the clock and the machine.
 TIMING_KEYS = (
     "tokens_per_s student_mfu teacher_mfu teacher_time_fraction memory_allocated_gib "
     "memory_reserved_gib memory_resident_gib train_runtime train_samples_per_second "
     "train_steps_per_second eval_runtime eval_samples_per_second eval_steps_per_second "
     "eval_model_preparation_time"
 ).split()
-# The tokenizers of transformers, of the student and of the teacher.
+# The student's tokenizer and the teacher's, as transformers has them.
 Tokenizers = tuple[Any, Any]
 
 
 def make_segments(
     texts: list[str], student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase
 ) -> Segments:
-    """Align texts, long ones cut."""
+    """Align texts, and cut long ones."""
     import datasets
 
     from vocagnolm.data import align_corpus
@@ -111,7 +111,7 @@ def make_trainer(
         "per_device_train_batch_size": 8,
         "gradient_accumulation_steps": 1,
         "max_steps": 3,
-        # Adam would hide a loss that is scaled wrongly, and so would clipping.
+        # Adam and clipping would hide a wrongly scaled loss.
         "optim": "sgd",
         "learning_rate": 3e-3,
         "max_grad_norm": 0.0,
@@ -150,7 +150,7 @@ def outcome(trainer: Any) -> tuple[dict[str, torch.Tensor], list[dict[str, float
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Two outcomes are equal, bit for bit."""
+    """Check that two outcomes are equal, bit for bit."""
     import torch
 
     assert one[1] == other[1]

@@ -12,7 +12,7 @@ from vocagnolm.cutting import EMPTY, cut_text
 
 def test_no_cut_goes_through_a_token() -> None:
     ours = np.array([[at, at + 1] for at in range(12)])
-    # Where six of twelve characters end, so does a token of which the next one has a part.
+    # After six of twelve characters a token ends, but the next one begins before that.
     theirs = np.insert(ours, 6, [5, 7], axis=0)
     assert cut_text("x" * 12, [ours, theirs], [8, 100]) == [0, 5, 12]
 

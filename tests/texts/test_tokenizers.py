@@ -101,7 +101,7 @@ def test_saved_truncation_and_padding_are_ignored(
 
 
 class SlowTokenizer:
-    """Rejects return_offsets_mapping by itself, as the one of mistral-common does."""
+    """Rejects return_offsets_mapping itself, as mistral-common's does."""
 
     is_fast = False
     name_or_path = ""

@@ -37,7 +37,7 @@ FILES = ("model.safetensors", "optimizer.pt", "pytorch_model_fsdp_0/.metadata")
 
 
 def stage(run: Path, step: int) -> tuple[Path, Path]:
-    """What all processes have written, and the place where it is going to be."""
+    """Write what all processes save; return its place and the place it will be moved to."""
     name = f"checkpoint-{step}"
     staged = run / ".saving" / name
     for file in FILES:
@@ -115,7 +115,7 @@ def test_path_that_is_not_there_is_told(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def test_checkpoints_of_an_earlier_run_are_set_aside(tmp_path: Path) -> None:
-    """Those of later steps would outlive the checkpoints of the new run."""
+    """Otherwise those of later steps would outlive the new run's."""
     assert set_aside(tmp_path) is None
     make_checkpoint(tmp_path, 500)
     assert set_aside(tmp_path) == tmp_path / "earlier-1"
@@ -130,7 +130,7 @@ def test_checkpoints_of_an_earlier_run_are_set_aside(tmp_path: Path) -> None:
 
 def test_checkpoint_of_other_settings_is_skipped_or_rejected(tmp_path: Path) -> None:
     own = make_checkpoint(tmp_path, 5, top_k=0.6, seed=1)
-    # It may be of any run.
+    # Without settings it may belong to any run.
     nameless = make_checkpoint(tmp_path, 6)
     assert checkpoint_fault(nameless) is None
     foreign = make_checkpoint(tmp_path, 7, top_k=0.4, seed=1)
@@ -252,7 +252,7 @@ def test_directory_takes_runs_of_its_settings_only(tmp_path: Path) -> None:
     before = {"top_k": 0.4, "seed": 1, "old": "x", "kwargs": {"a": (1, 2)}}
     check_settings(tmp_path / "run", before)
     write_json(tmp_path / RUN_FILE, before)
-    check_settings(tmp_path, {"top_k": 0.5})  # nothing has been saved that could be lost
+    check_settings(tmp_path, {"top_k": 0.5})  # nothing is saved that could be lost
     make_checkpoint(tmp_path, 1)
     check_settings(tmp_path, before)
     expected = (

@@ -142,7 +142,7 @@ def test_batch_is_derived(options: dict[str, Any], expected: tuple[int, ...]) ->
         run.gradient_accumulation_steps,
         run.per_device_eval_batch_size,
     )
-    # A checkpoint keeps them, and the trainer's arguments are made from these again.
+    # The trainer's arguments are made again from those that a checkpoint keeps.
     again = VocAgnoConfig(**run.to_dict())
     assert again.to_dict() == run.to_dict()
     shown = run.batch_arithmetic()

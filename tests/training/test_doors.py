@@ -1,4 +1,4 @@
-"""What `vocagnolm train` promises, a trainer in Python keeps."""
+"""A trainer in Python keeps the promises of `vocagnolm train`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def trainer_of(world: World, directory: Path, **changes: Any) -> VocAgnoTrainer:
 
 @pytest.fixture(scope="module")
 def run(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run that Python has begun, on documents of which two are empty."""
+    """The directory of a run in Python, on documents of which two are empty."""
     directory = tmp_path_factory.mktemp("python") / "run"
     rows = [*pages(world), {"text": ""}, {"text": " "}]
     trainer_of(world, directory, train_dataset=rows).train()

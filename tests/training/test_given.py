@@ -1,4 +1,4 @@
-"""A trainer that is given names and documents is the run of the command line."""
+"""A trainer made from names and documents trains as the command line does."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_all_forms_of_a_model_and_of_documents_are_one(world: World, tmp_path: P
     nameless.name_or_path = nameless.config.name_or_path = ""
     given = {"processing_class": tokenizers[0]}
     assert_weights(run(nameless, world.teacher, rows, **given), expected)
-    # A store's directory, and what is evaluated on without its losses.
+    # A store's directory, and evaluation data that does not use its losses.
     store = tmp_path / "store"
     argv = f"score --teacher {world.teacher} --dataset {world.pages} --output_dir {store}"
     assert __main__.main([*argv.split(), "--loss_dtype=float32"]) == 0
@@ -173,7 +173,7 @@ def test_init_kwargs_reach_the_models(world: World, tmp_path: Path) -> None:
     assert trainer.online_teachers[0].config.attention_dropout == 0.5
 
 
-# What Trainer's and TRL's users write in Python, and the word of the answer.
+# What users of Trainer and TRL write in Python, and words of the answer.
 WRONG_CONFIG: list[tuple[dict[str, Any], str]] = [
     ({"top_k": 2}, "^top_k must be in"),
     ({"top_k": "0.4"}, "^top_k must be a number in .* got '0.4'"),
@@ -214,7 +214,7 @@ def test_names_of_trl_and_transformers_work_at_both_doors(world: World, tmp_path
     assert (job.model.student, job.model.teacher, job.model.use_peft) == ("s", ["t"], True)
     assert (job.data.dataset, job.args.max_length) == (["d.jsonl"], 64)
     assert (job.args.per_device_train_batch_size, job.args.learning_rate) == (3, 1e-3)
-    # A recipe's option overrides that of its base, whatever either calls it.
+    # A recipe's option overrides its base's, whichever name either uses.
     (tmp_path / "base.yaml").write_text("max_length: 128\nteacher: t\n")
     (tmp_path / "middle.yaml").write_text("base: base.yaml\nblock_size: 64\n")
     (tmp_path / "top.yaml").write_text("base: middle.yaml\nmax_length: 32\n")
@@ -277,7 +277,7 @@ def test_resuming_with_other_settings_is_refused(
             run(**options).train(resume_from_checkpoint=True)
     run(top_k=0.4).train(resume_from_checkpoint=True)
     assert "overwrites" not in caplog.text
-    # Begun anew, with a word.
+    # The run starts anew, with a warning.
     run(top_k=0.4).train()
     assert "resume_from_checkpoint=True" in caplog.text
 
@@ -372,7 +372,7 @@ def test_full_disk_is_one_line_that_says_what_is_safe(
     ) as caught:
         trainer.train()
     assert str(tmp_path) in str(caught.value)
-    # What was not finished makes room.
+    # The unfinished save is removed.
     assert sorted(path.name for path in tmp_path.glob("*/*")) == sorted(
         path.name for path in (tmp_path / "checkpoint-1").iterdir()
     )

@@ -35,7 +35,7 @@ def test_epoch_reads_all_corpora_in_shares_of_their_weights(corpora: list[tuple[
     counts, order = mixed_counts(sizes, weights), mixed_order(sizes, weights, 3, 0)
     assert len(order) == counts.sum()
     assert (counts >= sizes).all()
-    # The corpus that is largest for its share is read once. The counts are rounded from there, each
+    # The corpus that is largest for its share is read once. The counts follow from it, each rounded
     # by itself, so their sum may differ from the total by a few.
     total = max(
         math.ceil(Fraction(size * sum(weights), weight))
@@ -62,7 +62,7 @@ def test_order_depends_on_seed_and_epoch_alone() -> None:
     assert len(first) == 800
     assert [first, second] == epochs(*corpora, 8, 2)
     assert first != second != epochs(*corpora, 8, 1, seed=1)[0]
-    # The first rows of a batch, and so the first processes, do not hold one corpus.
+    # The first row of a batch, and so the first process, is not always of one corpus.
     assert min(Counter(index < 400 for index in first[::8]).values()) > 25
 
 
@@ -70,7 +70,7 @@ def test_order_depends_on_seed_and_epoch_alone() -> None:
 def make(
     training_texts: list[str], tokenizers: Tokenizers, pair: tuple[Any, Any], tmp_path: Path
 ) -> Callable[..., Any]:
-    """`make(**training)`: a trainer of two corpora, 2 to 3, with blocks of each held out."""
+    """`make(**training)`: a trainer of two corpora, weighted 2 to 3, each with held-out blocks."""
     rows = make_segments(training_texts[:30], *tokenizers).rows
     parts = {"web": len(rows) // 3, "code": len(rows) - len(rows) // 3}
     blocks = Blocks(rows, 48, 128, parts)

@@ -1,4 +1,4 @@
-"""The Trainer that survives, in one's own script: what it saves, when, and in which order."""
+"""The resumable Trainer in one's own script: what it saves, when, and in which order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vocagnolm.training.checkpoints import newest_checkpoint
 def make(
     training_texts: list[str], tokenizers: Tokenizers, pair: tuple[Any, Any], tmp_path: Path
 ) -> Callable[..., Any]:
-    """`make(**training)`: a trainer of 3 steps that saves each."""
+    """`make(**training)`: a trainer of 3 steps that saves after each."""
     blocks = make_blocks(training_texts[:40], *tokenizers)
 
     def trainer(max_bad_steps: int = 0, **training: Any) -> Any:
@@ -85,7 +85,7 @@ def test_trainer_resumes_from_the_newest_good_checkpoint(
 def test_newest_and_best_checkpoints_stay(make: Callable[..., Any], tmp_path: Path) -> None:
     best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}
     trainer = make(save_total_limit=1, **best)
-    # With a loss that falls, the first is the one with the greatest.
+    # The loss falls, so the first checkpoint has the greatest.
     trainer.args.greater_is_better = True
     trainer.train()
     assert {path.name for path in tmp_path.glob("*-*")} == {"checkpoint-1", "checkpoint-3"}
@@ -105,7 +105,7 @@ def test_remains_of_a_killed_save_do_not_get_into_the_next(
 
 
 class AskToStop(TrainerCallback):
-    """A signal that comes in a step."""
+    """Acts as if a signal came in a step."""
 
     def __init__(self, trainer: Any, step: int):
         self.trainer, self.step = trainer, step
@@ -115,7 +115,7 @@ class AskToStop(TrainerCallback):
 
 
 def saves_of(trainer: Any) -> list[int]:
-    """The steps at which it saves, to be filled."""
+    """Return a list that collects the steps at which it saves."""
     saved, save = [], trainer._save_checkpoint
 
     def told(*args: Any) -> None:
@@ -217,7 +217,7 @@ def test_skipped_step_changes_nothing(make: Callable[..., Any]) -> None:
     changed = [not all(map(torch.equal, before, after)) for before, after in pairwise(seen)]
     assert changed == [False, True, False, True]
     assert all(tensor.isfinite().all() for tensor in seen[-1])
-    # No loss of a step that was dropped is logged or counted.
+    # The loss of a dropped step is neither logged nor counted.
     logged = [log for log in trainer.state.log_history if "selected_fraction" in log]
     assert ["student_loss_nats" in log for log in logged] == [True, False, True, False, True]
     mean = sum(log["loss"] for log in logged if "loss" in log) / 3

@@ -1,4 +1,4 @@
-"""The precision of a run on a CPU: chosen, told, kept when it resumes, and how near to float32."""
+"""The precision of a run on a CPU: chosen, reported, kept on resuming, and near to float32."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_processor_decides_when_no_precision_is_asked_for(
     pretend(monkeypatch, unit)
     assert door(tmp_path).bf16 is (unit is not None)
     assert door(tmp_path, use_cpu=True).bf16 is (unit is not None)
-    # Trainer takes bfloat16 on a CPU only so.
+    # Trainer accepts bfloat16 on a CPU only with `use_cpu`.
     assert door(tmp_path, bf16=True).use_cpu
     assert door(tmp_path, bf16=True).bf16 is True
     assert door(tmp_path, bf16=False).bf16 is False
@@ -104,7 +104,7 @@ def test_teacher_on_a_cpu_has_the_students_precision_unless_asked_otherwise(
 def test_plan_for_this_processor_has_its_attention(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A plan in bfloat16 that was asked for may be for a GPU, which has torch_varlen."""
+    """A plan for which bfloat16 was asked may be for a GPU, which has torch_varlen."""
     pretend(monkeypatch, "AMX")
     for option, expected in (("--bf16=true", "torch_varlen"), ("--use_cpu", None)):
         job = parse([*world.argv("out"), "--dry_run", option])
@@ -167,8 +167,8 @@ def error(found: torch.Tensor, exact: torch.Tensor) -> float:
 def test_losses_in_bfloat16_are_as_near_as_those_of_logits(
     tiny_llama: Callable[..., Any],
 ) -> None:
-    """Beside the logits of transformers under autocast, whose loss is computed in float32."""
-    # Else all losses are near the logarithm of the vocabulary.
+    """Compared with transformers' logits under autocast, whose loss is computed in float32."""
+    # Otherwise all losses would be near log(vocabulary).
     model = tiny_llama(700, hidden_size=64, initializer_range=0.15).eval()
     ids = torch.randint(700, (4, 48), generator=torch.Generator().manual_seed(0))
 
@@ -197,7 +197,7 @@ def test_step_in_bfloat16_moves_float32_weights_as_float32_does(
     for is_bfloat16 in (False, True):
         if is_bfloat16:
             teacher.bfloat16()
-        # Its weights follow the losses smoothly, and no selection can flip.
+        # Its weights change smoothly with the losses, so no selection can flip.
         method = Method(selection="accept")
         # A model that was prepared for one precision keeps it.
         copied = copy.deepcopy(student)
@@ -213,7 +213,7 @@ def test_step_in_bfloat16_moves_float32_weights_as_float32_does(
         whole = torch.cat([gradient.flatten() for gradient in found])
         gradients[is_bfloat16] = torch.cat([loss.reshape(1), whole])
     exact, rounded = gradients[False], gradients[True]
-    # Seen: 1.3e-3 and .117, of which the teacher has .023. These models are random, with losses
+    # Seen: 1.3e-3 and .117, of which the teacher adds .023. These models are random, with losses
     # far above those of trained ones.
     assert float(rounded[0]) == pytest.approx(float(exact[0]), rel=3e-3)
     assert 0.05 < (rounded - exact).norm() / exact.norm() < 0.15

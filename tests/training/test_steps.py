@@ -37,7 +37,7 @@ def steps_of(numbers: list[int]) -> list[list[int]]:
 
 
 def drawn_by_accelerate(blocks: Any, epoch: int, seed: int) -> list[list[int]]:
-    """What Accelerate makes of transformers' sampler: it decides which blocks a step has."""
+    """Draw as Accelerate does with transformers' sampler, which decides a step's blocks."""
     kept = len(blocks) - len(blocks) % PER_STEP
     sampler = SeedableRandomSampler(blocks, num_samples=kept, data_seed=seed)
     sampler.set_epoch(epoch)
@@ -50,11 +50,11 @@ def test_steps_have_the_blocks_that_were_drawn(
     make: Make, blocks: Blocks, processes: int, resumed: int, data_seed: int | None
 ) -> None:
     trainer = make(data_seed=data_seed)
-    torch.manual_seed(99)  # as another trainer would, or a script by its process
+    torch.manual_seed(99)  # as another trainer might, or a script that seeds each process
     loader = trainer.get_train_dataloader()
     trainer.state.global_step = resumed
     epoch, skipped = divmod(resumed, len(blocks) // PER_STEP)
-    # Each process's micro-batches, as Accelerate deals them out, after those of the steps made.
+    # Each process's micro-batches, as Accelerate deals them out, without the steps made.
     found: list[list[int]] = []
     for process in range(processes):
         shard = BatchSamplerShard(loader.batch_sampler, processes, process)
@@ -70,7 +70,7 @@ def test_steps_have_the_blocks_that_were_drawn(
 
 
 def padding(blocks: Blocks, numbers: list[int], rows: int) -> int:
-    """Teacher positions of micro-batches that hold no token, before rounding."""
+    """Teacher positions without a token in micro-batches, before rounding."""
     widths = blocks.teacher_tokens[numbers].reshape(-1, rows)
     return int((widths.max(1, keepdims=True) - widths).sum())
 
@@ -89,7 +89,7 @@ def test_order_never_adds_padding(
     assert sum(found[0]) < sum(found[1]) or rows == PER_STEP
     whole = make(per_device_train_batch_size=PER_STEP, gradient_accumulation_steps=1)
     assert steps_of(list(whole._get_train_sampler())) == drawn_by_accelerate(blocks, 0, 3)
-    # The same micro-batch in each of several processes.
+    # Two processes with one micro-batch each.
     monkeypatch.setattr(type(whole), "blocks_per_step", 2 * PER_STEP)
     first = list(whole._get_train_sampler())[: 2 * PER_STEP]
     assert first == sorted(first, key=lambda block: -blocks.teacher_tokens[block])
@@ -125,12 +125,12 @@ def test_order_stays_where_updates_depend_on_it(
     # A data set without widths.
     plain = [blocks[number] for number in range(len(blocks))]
     assert steps_of(list(make(method, data=plain)._get_train_sampler())) == drawn
-    # Fewer than a step takes.
+    # Fewer blocks than a step takes.
     assert sorted(make(method, data=plain[:5])._get_train_sampler()) == [*range(5)]
 
 
 class ManyBlocks(Dataset[Any]):
-    """As many blocks as the paper's corpus has, of which each is one of a few."""
+    """As many blocks as the paper's corpus has, all repeats of a few."""
 
     def __init__(self, blocks: Blocks):
         self._blocks, self.read = blocks, 0

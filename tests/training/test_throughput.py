@@ -99,7 +99,7 @@ def test_work_is_near_torchs_count_with_adapters() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.float8_e4m3fn])
 def test_work_is_rejected_when_weights_are_in_buffers(dtype: torch.dtype) -> None:
-    """As those of GPTQ, AWQ and others are."""
+    """As with GPTQ, AWQ and others."""
     model = build(CONFIGS["llama"])
     layer = torch.nn.Module()
     layer.register_buffer("qweight", torch.zeros(8, 160).to(dtype))
@@ -118,7 +118,7 @@ def test_work_is_rejected_when_weights_are_in_buffers(dtype: torch.dtype) -> Non
 
 
 def test_work_counts_the_heads_backward_for_used_tokens() -> None:
-    """The token losses make the used logits once more, which no MFU counts."""
+    """Token losses compute the used logits once more, which no MFU counts."""
     model = add_token_losses(build(CONFIGS["llama"]))
     ids = torch.randint(120, (2, 48))
     with FlopCounterMode(display=False) as counted:
@@ -176,14 +176,14 @@ def keys_by_hand(batch: dict[str, Any], prefix: str = "") -> int:
 
 @pytest.fixture
 def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every look at the clock is a second after the last one."""
+    """Each reading of the clock is a second after the last."""
     seconds = itertools.count()
     clock = SimpleNamespace(monotonic=time.monotonic, perf_counter=lambda: float(next(seconds)))
     monkeypatch.setattr(throughput, "time", clock)
 
 
 def batches_of(trainer: Any) -> list[dict[str, Any]]:
-    """The micro-batches that it trains on, to be filled."""
+    """Return a list that collects the micro-batches it trains on."""
     batches, step = [], trainer.training_step
 
     def training_step(model: Any, inputs: Any, *args: Any) -> Any:
@@ -214,7 +214,7 @@ def test_report_equals_a_hand_count(
     trainer.train()
     report = trainer.state.log_history[0]
     assert len(batches) == 6
-    # The clock is looked at as a run begins, twice for each pass of a teacher, and at the log.
+    # The clock is read as a run begins, twice for each pass of a teacher, and at the log.
     teacher_s, elapsed_s = 6, 2 * 6 + 1
     assert report["teacher_time_fraction"] == pytest.approx(teacher_s / elapsed_s)
     assert report["tokens_per_s"] == pytest.approx(tokens_of(batches) / elapsed_s)
