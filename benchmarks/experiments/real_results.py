@@ -160,13 +160,33 @@ def kinds_table(results: Results, world: str) -> str:
     return plots.markdown_table(["rule (seeds)", *KINDS.values()], rows)
 
 
-def page_tables(results: Results) -> str:
-    """Return a table for each world that has runs."""
-    tables = []
-    for world, title in WORLDS.items():
-        if results.runs(world, "const"):
-            tables.append(f"Pages with {title}:\n\n{kinds_table(results, world)}")
-    return "\n\n".join(tables)
+def page_table(results: Results) -> str:
+    """Return the table of README and of the results page: the pages with wrong solutions."""
+    return kinds_table(results, "noisy")
+
+
+def guidance_table() -> str:
+    """Return what a teacher said of the pages, and the mean gain over all kinds of text.
+
+    One row for each world and teacher, at the picked learning rate. The share of tokens on which
+    the teacher is ahead and the mean weight are means over the runs with acceptance.
+    """
+    shared = {name: picked().rows[TUNED][name] for name in GROUP}
+    rules = ("accept", "paper", "random")
+    rows = []
+    for world, label in WORLDS.items():
+        for key, results in read_results().items():
+            setting = dict(zip(GROUP, key, strict=True))
+            teacher = setting["teacher"]
+            runs = results.runs(world, "accept")
+            if not runs or setting != shared | {"teacher": teacher}:
+                continue
+            ahead = statistics.mean(row["teacher_ahead_fraction"][1] for row in runs)
+            weight = statistics.mean(row["mean_weight"][1] for row in runs)
+            cells = [results.cell(world, rule) for rule in rules]
+            rows.append([label, teacher, f"{100 * ahead:.0f} %", f"{weight:.2f}", *cells])
+    heads = ["pages with", "teacher", "ahead", "mean weight", *(LABELS[rule] for rule in rules)]
+    return plots.markdown_table(heads, rows)
 
 
 def rates_table() -> str:
@@ -273,12 +293,15 @@ def main() -> None:
     for (student, teacher, tokens, rate), results in groups.items():
         sys.stdout.write(f"\n{student} <- {teacher}, {tokens:,} tokens, learning rate {rate:g}\n\n")
         sys.stdout.write(f"{rules_table(results)}\n")
-        sys.stdout.write(f"\n{page_tables(results)}\n")
-    for table in (rates_table(), answers_table(), losses_table()):
+        for world in WORLDS:
+            if results.runs(world, "const"):
+                sys.stdout.write(f"\n{world}\n\n{kinds_table(results, world)}\n")
+    for table in (guidance_table(), rates_table(), answers_table(), losses_table()):
         sys.stdout.write(f"\n{table}\n")
     if arguments.write:
         for page in (Path("README.md"), plots.PAGE):
-            plots.write_between("real", page, page_tables(picked()))
+            plots.write_between("real", page, page_table(picked()))
+        plots.write_between("guidance", plots.PAGE, guidance_table())
         plots.write_between("rates", plots.PAGE, rates_table())
         plots.write_between("answers", plots.PAGE, answers_table())
 
