@@ -120,10 +120,20 @@ def read_results(path: Path = RESULTS) -> dict[tuple[Any, ...], Results]:
     return {key: Results(rows) for key, rows in groups.items()}
 
 
+def tuning() -> list[Results]:
+    """Return the runs at each learning rate, of the teacher that has the first run of `RESULTS`."""
+    groups = read_results()
+    teacher = next(iter(groups))[GROUP.index("teacher")]
+    return [
+        results
+        for key, results in groups.items()
+        if TUNED in results.rows and key[GROUP.index("teacher")] == teacher
+    ]
+
+
 def picked() -> Results:
-    """Return the runs at the learning rate that gives equal weights the lowest loss in `TUNED`."""
-    tables = [results for results in read_results().values() if TUNED in results.rows]
-    return min(tables, key=lambda results: nats(results.rows[TUNED]))
+    """Return the runs at the learning rate at which equal weights have the lowest loss, seed 0."""
+    return min(tuning(), key=lambda results: nats(results.rows[TUNED]))
 
 
 def rules_table(results: Results) -> str:
@@ -197,10 +207,10 @@ def rates_table() -> str:
     """
     rules = ("accept", "shuffled", "paper", "random")
     rows = []
-    for (*_, rate), results in sorted(read_results().items(), key=lambda group: group[0][-1]):
-        if TUNED in results.rows:
-            cells = [results.cell("noisy", rule) for rule in rules]
-            rows.append([f"{rate:g}", f"{nats(results.rows[TUNED]):.3f}", *cells])
+    for results in sorted(tuning(), key=lambda results: results.rows[TUNED]["learning_rate"]):
+        equal = results.rows[TUNED]
+        cells = [results.cell("noisy", rule) for rule in rules]
+        rows.append([f"{equal['learning_rate']:g}", f"{nats(equal):.3f}", *cells])
     heads = ["learning rate", "equal weights", *(LABELS[rule] for rule in rules)]
     return plots.markdown_table(heads, rows)
 
