@@ -79,8 +79,8 @@ class RunDirectory:
             return
         for name in (_SETTINGS_FILE, "results.json", "row.md"):
             if (self.path / name).exists():
-                found = f"{self.path} holds {name}, which no evaluation wrote"
-                raise ValueError(f"{found}: give another --output_dir, or move it away")
+                fault = f"{self.path} holds {name}, which no evaluation wrote"
+                raise ValueError(f"{fault}: give another --output_dir, or move it away")
 
     def finished(self, benchmark: str) -> dict[tuple[int, int], JsonObject]:
         """Read the records so far by `idx` and `sample`; see `read_records`."""
