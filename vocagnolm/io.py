@@ -243,7 +243,7 @@ def check_writable(output_dir: Path, option: str = "--output_dir") -> None:
 def claim_names(
     directory: Path, names: Collection[str], command: str, links: Collection[str] = ()
 ) -> None:
-    """Note which names a command is about to make or replace in an existing directory.
+    """Note which names a command is about to make or replace in a directory, which is made.
 
     Raises:
         ValueError: one of the names is there, and the command did not make it; or one of `links` is
@@ -261,6 +261,7 @@ def claim_names(
                 "give another directory, or move it away"
             )
     made.update(names, links)
+    directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / MADE_FILE, made_by_command | {command: sorted(made)})
 
 

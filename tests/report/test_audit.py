@@ -193,6 +193,18 @@ def test_command_writes_table_json_and_figure(
         assert len(teacher["teacher_sha256"]) == 64
 
 
+def test_command_replaces_its_own_files_and_no_others(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "audit.md").write_text("mine")
+    argv = ["audit", *command, "--documents", "50", "--output_dir", str(tmp_path)]
+    assert __main__.main(argv) == 2
+    assert "holds audit.md, which vocagnolm audit did not write" in capsys.readouterr().err
+    assert (tmp_path / "audit.md").read_text() == "mine"
+    (tmp_path / "audit.md").unlink()
+    assert (__main__.main(argv), __main__.main(argv)) == (0, 0)
+
+
 @pytest.mark.parametrize("option", ["--sequences", "--chunks", "--documents"])
 def test_audit_needs_something_to_count(
     option: str, command: list[str], capsys: pytest.CaptureFixture[str]

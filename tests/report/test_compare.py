@@ -430,6 +430,22 @@ def test_files_hold_the_comparison(paper_runs: list[Path], tmp_path: Path) -> No
     assert (tmp_path / "out" / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("kind", ["html", "json", "md", "png"])
+def test_comparison_replaces_its_own_files_and_no_others(
+    kind: str, runs: list[Path], tmp_path: Path
+) -> None:
+    comparison = compare(runs)
+    path = tmp_path / f"comparison.{kind}"
+    path.write_text("mine")
+    with pytest.raises(ValueError, match=f"holds {path.name}, which vocagnolm compare did not"):
+        write_comparison(comparison, tmp_path)
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == [path.name]
+    assert path.read_text() == "mine"
+    path.unlink()
+    write_comparison(comparison, tmp_path)
+    write_comparison(comparison, tmp_path)
+
+
 def test_command_prints_tables(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__.main(["compare", *map(str, runs), "--reported", ROW]) == 0
     differences = capsys.readouterr().out.split("## Points above first, over the same items")[1]
@@ -759,7 +775,7 @@ def test_page_has_everything_and_loads_nothing(trained: list[Path], tmp_path: Pa
 def test_page_escapes_the_names_of_runs(tmp_path: Path) -> None:
     run = write_run(tmp_path / "<b>&$x$", [entry(1, 1.0)], teacher="<i>T $\\bad$")
     write_comparison(compare([run]), tmp_path / "out")
-    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    names = sorted(path.name for path in (tmp_path / "out").glob("comparison.*"))
     assert names == ["comparison.html", "comparison.json", "comparison.md"]
     html = (tmp_path / "out" / "comparison.html").read_text()
     assert "<i>" not in html

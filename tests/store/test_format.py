@@ -374,6 +374,7 @@ def test_unfinished_and_strange_manifests_are_no_store(tmp_path: Path) -> None:
     content = path.read_text()
     for old, new, message in (
         ('"format": 1', '"format": 2', "has format 2, not 1"),
+        ('"format": 1', '"about": 1', "is not the manifest of a teacher-loss store"),
         ("shard-00001", "../shard-00001", "names ../shard-00001.arrow, which is a path"),
         ("{", "", "is not JSON"),
     ):

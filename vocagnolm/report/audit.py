@@ -20,6 +20,7 @@ from vocagnolm.fields import corpora_of, listed
 from vocagnolm.io import (
     JsonObject,
     check_writable,
+    claim_names,
     count_reasons,
     markdown_table,
     write_json,
@@ -225,6 +226,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     load = partial(load_tokenizer, trust_remote_code=arguments.trust_remote_code)
     student = load(arguments.student, "student")
     teachers = {name: load(name, "teacher") for name in arguments.teacher}
+    if out:
+        claim_names(out, ["audit.json", "audit.md", "audit.png"], "vocagnolm audit")
     corpus, content = _read_corpus(arguments)
     sizes = {
         "sequence_length": arguments.sequence_length,

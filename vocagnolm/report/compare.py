@@ -20,7 +20,14 @@ from tempfile import TemporaryDirectory
 from vocagnolm.cli import Parser, shell
 from vocagnolm.extras import require
 from vocagnolm.hub import public_name
-from vocagnolm.io import JsonObject, check_writable, markdown_table, write_json, write_text
+from vocagnolm.io import (
+    JsonObject,
+    check_writable,
+    claim_names,
+    markdown_table,
+    write_json,
+    write_text,
+)
 from vocagnolm.printing import print_main
 from vocagnolm.report.findings import UNDECIDED, Comparison, compare, difference, findings
 from vocagnolm.report.paper import Row
@@ -34,6 +41,7 @@ from vocagnolm.report.runs import (
 )
 from vocagnolm.report.statistics import RESAMPLES
 
+_FILES = ("comparison.html", "comparison.json", "comparison.md", "comparison.png")
 # What a reader must know to understand the tables and pictures.
 _STAR = "*: may not be compared with a published number; the notes on its run say why."
 _ACCURACIES = f"In brackets: the 95 % interval. {_STAR}"
@@ -239,8 +247,12 @@ def to_json(comparison: Comparison) -> JsonObject:
 
 
 def write_comparison(comparison: Comparison, directory: Path) -> None:
-    """Write `comparison.html`, `.md`, `.json` and, if there are accuracies, `.png`."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """Write `comparison.html`, `.md`, `.json` and, if there are accuracies, `.png`.
+
+    Raises:
+        ValueError: the directory has a file of such a name that no comparison wrote.
+    """
+    claim_names(directory, _FILES, "vocagnolm compare")
     write_json(directory / "comparison.json", to_json(comparison))
     write_text(directory / "comparison.md", comparison_markdown(comparison))
     pictures = []

@@ -47,7 +47,6 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
             downloads.append((file, model / EVALUATION / path.name))
             if path.name == "results.json" and model not in places:
                 places.append(model)
-    directory.mkdir(parents=True, exist_ok=True)
     made = {home.name for home in trained}
     for _, place in downloads:
         made.add(place.relative_to(directory).parts[0])

@@ -96,7 +96,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(
             "--dataset has conversations: rank documents, for example by --text_column"
         )
-    out.mkdir(parents=True, exist_ok=True)
     claim_names(out, [RANKS] if arguments.keep is None else [RANKS, KEPT], "vocagnolm rank")
     student, teacher = _open_stores(arguments, corpus)
     # This file of scores has no name, and disappears when the command ends in any way.
