@@ -263,14 +263,18 @@ def test_directory_takes_runs_of_its_settings_only(tmp_path: Path) -> None:
         check_settings(tmp_path, {"top_k": 0.5, "seed": 1, "new": "y"})
 
 
-@pytest.mark.parametrize("name", ["a.safetensors", "config.json", MANIFEST_FILE, "README.md"])
-def test_run_has_a_conflict_when_no_run_made_the_model_there(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["a.safetensors", "config.json", MANIFEST_FILE, "README.md", RUN_FILE, "tokenizer.json"]
+    + ["log.jsonl", "training_args.bin"],
+)
+def test_run_has_a_conflict_when_no_run_made_a_file_there(name: str, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert find_start(tmp_path, {}, None).conflict is None
-    (tmp_path / name).write_text("{}")
+    (tmp_path / name).write_text('{"mine": 1}')
     assert name in str(find_start(tmp_path, {}, None).conflict)
-    describe_run(tmp_path, {"seed": 1}, {})
-    assert find_start(tmp_path, {"seed": 1}, None).conflict is None
+    describe_run(tmp_path, {"method": "cpt"}, {})
+    assert find_start(tmp_path, {"method": "cpt"}, None).conflict is None
 
 
 def test_directory_is_locked_until_released(

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vocagnolm.io import (
@@ -21,9 +21,25 @@ from vocagnolm.io import (
     write_json,
 )
 from vocagnolm.training.checkpoints import Settings, checkpoint_fault, newest_checkpoint, resolve
+from vocagnolm.training.log import LOG_FILE
 
 logger = logging.getLogger(__name__)
 
+# Checkpoints are not among them, because a run moves earlier ones away and overwrites none.
+_FILES_OF_A_RUN = (
+    RUN_FILE,
+    LOG_FILE,
+    MANIFEST_FILE,
+    "README.md",
+    "*.safetensors",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    TRAINER_STATE_NAME,
+    TRAINING_ARGS_NAME,
+)
 # A network file system may release the lock of a dead machine up to this many seconds late.
 _LOCK_S = 120
 
@@ -82,7 +98,7 @@ def find_start(directory: Path, settings: Settings, resume_from_checkpoint: str 
     except ValueError as error:
         # Return the conflict and do not raise it, because a dry run prints it and continues.
         return Start(conflict=str(error))
-    conflict = _foreign_model(directory)
+    conflict = _foreign_file(directory)
     if conflict:
         return Start(conflict=conflict)
     # This comes after the check of the settings, because a finished run with others is another run.
@@ -91,16 +107,16 @@ def find_start(directory: Path, settings: Settings, resume_from_checkpoint: str 
     return Start(checkpoint=resolve(resume_from_checkpoint, directory, settings))
 
 
-def _foreign_model(directory: Path) -> str | None:
-    """Return a file that a run would overwrite although no run has made it, or None."""
+def _foreign_file(directory: Path) -> str | None:
+    """Return why a run cannot start if it would overwrite a file that no run has made, or None."""
     # A run describes itself first. Without that, the model may be anybody's, even the student's
     # own, or the manifest a store's.
-    if not (directory / RUN_FILE).exists():
-        for pattern in ("*.safetensors", "config.json", MANIFEST_FILE, "README.md"):
+    if "method" not in json_or_empty(directory / RUN_FILE):
+        for pattern in _FILES_OF_A_RUN:
             for path in directory.glob(pattern):
                 return (
-                    f"--output_dir {directory} holds {path.name} and no {RUN_FILE}, so no run of "
-                    "vocagnolm train made it: give another"
+                    f"--output_dir {directory} holds {path.name}, which vocagnolm train did not "
+                    "write there: give another directory, or move it away"
                 )
     return None
 
