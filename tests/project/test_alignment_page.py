@@ -27,19 +27,31 @@ def test_example_of_the_page_trains_the_student(
     (tmp_path / "TEACHER").symlink_to(world.teacher)
     monkeypatch.chdir(tmp_path)
 
+    contexts: list[list[int]] = []
+    scored: list[list[int]] = []
+    forward = LlamaForCausalLM.forward
+
+    def record(model: LlamaForCausalLM, ids: torch.Tensor, **options: object) -> Any:
+        scored.append(ids[0].tolist())
+        return forward(model, ids, **options)
+
     def generate(_: object, prompt: torch.Tensor, **options: object) -> torch.Tensor:
         """Sample single letters, which are not the text's usual tokens, and the end."""
+        contexts.append(prompt[0].tolist())
         tokenizer: Any = AutoTokenizer.from_pretrained(world.student)
         letters = [tokenizer.convert_tokens_to_ids(letter) for letter in "answer7"]
         sampled = torch.tensor([[*letters, tokenizer.eos_token_id]])
         return torch.cat([prompt, sampled], dim=1)
 
     monkeypatch.setattr(LlamaForCausalLM, "generate", generate)
+    monkeypatch.setattr(LlamaForCausalLM, "forward", record)
     names = runpy.run_path(NAME)
     assert len(names["credit"]) == len(names["student_losses"])
     assert names["has_ended"]
     assert names["text"].endswith("answer7")
     assert names["answer"].abs().max() > 0
+    # The student's losses are those of the distribution that was sampled from.
+    assert scored[0][: len(contexts[0])] == contexts[0]
     assert all(parameter.grad is not None for parameter in names["student"].parameters())
 
 
