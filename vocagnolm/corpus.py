@@ -4,8 +4,10 @@ The input is a path or a hub name. The output is a `datasets.Dataset` with one c
 with the columns of `vocagnolm.chat.formats` for conversations. This module knows no tokenizer.
 """
 
+import csv
 import glob
 import hashlib
+import io
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -13,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets.arrow_writer import ArrowWriter
@@ -53,6 +54,11 @@ _HEAD_BYTES = 10 << 20
 # in memory as a whole.
 _TABLE_BYTES = 10 << 20
 _TABLE_ROWS = 10_000
+# The most characters of a field of a CSV file. Python's own limit is shorter than many documents.
+_MAX_FIELD = 1 << 30
+# What Python's reader says of a quoted field that the file does not end.
+_NO_END = "unexpected end of data"
+_NO_DATA = "it holds no documents, or is cut off"
 
 
 def load_corpus(
@@ -142,8 +148,7 @@ def load_sample(
         sample = corpus.select(range(min(count, len(corpus))))
         return sample, len(corpus)
     stream = _read_hub(dataset, "--dataset", name=config_name or None, split=split, streaming=True)
-    sample = datasets.Dataset.from_list(list(stream.take(count)))
-    sample = only_text(sample, text_column, dataset)
+    sample = read_list(list(stream.take(count)), text_column, dataset)
     # The card of a dataset may not say how many rows its splits have.
     split_info = (stream.info.splits or {}).get(split)
     total = split_info.num_examples if split_info else None
@@ -176,6 +181,24 @@ def _local_path(dataset: str, option: str) -> Path | None:
     return None
 
 
+def read_list(
+    rows: Sequence[Mapping[str, Any]], text_column: str | None, source: str
+) -> datasets.Dataset:
+    """Read the documents or conversations of a list of rows, as those of a JSON file are read.
+
+    Rows may have different columns, and values of any type. The dataset is in memory.
+
+    Raises:
+        ValueError: no row has a column to read. The message names `source`.
+    """
+    # Rows of files come with a line and a size, which those of a list do not have.
+    numbered_rows = ((0, 0, dict(row)) for row in rows)
+    head, columns = _head(numbered_rows)
+    names = columns_to_read(columns, text_column, source)
+    tables = _row_tables(source, head, names, _are_conversations(columns, text_column))
+    return without_faults(datasets.Dataset(pa.concat_tables(tables)))
+
+
 # -- Files -----------------------------------------------------------------------------------------
 
 
@@ -203,19 +226,37 @@ def _read_file(file: Path, text_column: str | None, source: str) -> datasets.Dat
     kind = kind_of(file)
     if kind == "json":
         return _read_json(file, text_column, source)
+    if kind == "csv":
+        return _read_csv(file, text_column, source)
     if kind == "text":
         columns_to_read([TEXT], text_column, source)
         return _cached(file, [TEXT], _text_table(file), source)
     if kind == "parquet":
+        metadata = _try(lambda: pq.read_metadata(file), source)
+        if not metadata.num_rows:
+            return _no_rows()
         names = _try(lambda: pq.read_schema(file).names, source)
         columns = columns_to_read(names, text_column, source)
-        corpus = _load("parquet", source, file, columns=columns)
-    elif kind == "arrow":
-        corpus = _load("arrow", source, file)
-        corpus = corpus.select_columns(columns_to_read(corpus.column_names, text_column, source))
+        # The library reads as many rows at once as the first row group has, which may be none.
+        batch_rows = None
+        if not metadata.row_group(0).num_rows:
+            batch_rows = _TABLE_ROWS
+        corpus = _load("parquet", source, file, columns=columns, batch_size=batch_rows)
     else:
-        corpus = _read_csv(file, text_column, source)
+        try:
+            corpus = _load("arrow", source, file)
+        except ValueError as error:
+            # The library refuses a whole file without rows.
+            if str(error).endswith(_NO_DATA):
+                return _no_rows()
+            raise
+        corpus = corpus.select_columns(columns_to_read(corpus.column_names, text_column, source))
     return only_text(corpus, text_column, str(file))
+
+
+def _no_rows() -> datasets.Dataset:
+    """Make the corpus of a file without rows, whose columns do not matter."""
+    return datasets.Dataset.from_dict({TEXT: []}, datasets.Features({TEXT: STRING}))
 
 
 def _read_csv(file: Path, text_column: str | None, source: str) -> datasets.Dataset:
@@ -223,28 +264,60 @@ def _read_csv(file: Path, text_column: str | None, source: str) -> datasets.Data
     # The name may also end in the suffix of a compression, as in pages.tsv.gz.
     suffixes = [suffix.lower() for suffix in file.suffixes]
     separator = "\t" if ".tsv" in suffixes else ","
-    names = _try(lambda: _header(file, separator), source)
-    columns = columns_to_read(names, text_column, source)
-    # Read every value as text, and no word as null. Otherwise pandas would make a number of 007,
-    # and null of NA.
-    features = datasets.Features(dict.fromkeys(columns, STRING))
-    return _load(
-        "csv",
-        source,
-        file,
-        sep=separator,
-        usecols=columns,
-        features=features,
-        keep_default_na=False,
-    )
+    records = _csv_records(file, separator)
+    line_number, columns = _try(lambda: next(records, (1, [])), source)
+    if isinstance(columns, str):
+        raise ValueError(f"{source} cannot be read: line {line_number}: {columns}")
+    if not columns:
+        return _no_rows()
+    return _read_rows(file, _csv_rows(records, columns, separator), columns, text_column, source)
 
 
-def _header(file: Path, separator: str) -> list[str]:
-    """Read the names of the columns. Duplicates are kept, so that they are noticed."""
+def _csv_rows(
+    records: Iterable[tuple[int, list[str] | str]], columns: Sequence[str], separator: str
+) -> Iterator[Row]:
+    """Make rows of the records of a table, or say why a record is no row."""
+    separator_name = "tabs" if separator == "\t" else "commas"
+    for line_number, fields in records:
+        if isinstance(fields, str):
+            yield line_number, len(fields), fields
+            continue
+        size = sum(map(len, fields))
+        # With other fields than the header, it is not known which of them is the text, or where it
+        # ends.
+        if len(fields) > len(columns):
+            reason = f"more fields than the header (quote texts with {separator_name})"
+            yield line_number, size, reason
+        elif len(fields) < len(columns):
+            yield line_number, size, "fewer fields than the header (quote texts with line breaks)"
+        else:
+            yield line_number, size, dict(zip(columns, fields, strict=True))
+
+
+def _csv_records(file: Path, separator: str) -> Iterator[tuple[int, list[str] | str]]:
+    """Yield the first line of each record of a table, and its fields or why it has none.
+
+    Every field is a text, because a number would lose the zeros of 007, and a null the text NA.
+    """
+    csv.field_size_limit(_MAX_FIELD)
     with open_file(file) as content:
-        # If pandas read this row as a header, it would rename the second of two equal names.
-        row = pd.read_csv(content, sep=separator, header=None, nrows=1, dtype=str)
-    return [str(name) for name in row.iloc[0]]
+        lines = io.TextIOWrapper(content, encoding="utf-8-sig", newline="")
+        # Without `strict`, text after a closing quote would lose its quotes.
+        records = csv.reader(lines, delimiter=separator, strict=True)
+        fields: list[str] | str | None = []
+        while fields is not None:
+            line_number = records.line_num + 1
+            try:
+                fields = next(records, None)
+            except csv.Error as error:
+                # This field has swallowed all rows after it, and nobody knows how many. The
+                # error gets no cause, because `_try` would report that instead.
+                if _NO_END in str(error):
+                    raise ValueError(f"line {line_number}: a quoted field has no end") from None
+                fields = f"not valid CSV: {error}"
+            # A blank line has no fields.
+            if fields:
+                yield line_number, fields
 
 
 def _try(read: Callable[[], Any], source: str) -> Any:
@@ -265,7 +338,7 @@ def _try(read: Callable[[], Any], source: str) -> Any:
         # The library wraps the error that has the helpful message.
         reason = " ".join(str(error.__cause__ or error).split())
         if not reason or "corresponds to no data" in reason:
-            reason = "it holds no documents, or is cut off"
+            reason = _NO_DATA
         # The message about a missing column is complete: it names the option and the dataset.
         if reason.startswith("--text_column"):
             raise ValueError(reason) from error
@@ -349,23 +422,34 @@ def _read_json(file: Path, text_column: str | None, source: str) -> datasets.Dat
     rows = read_rows(file)
     head, columns = _try(lambda: _head(rows), source)
     if not head:
-        return datasets.Dataset.from_dict({TEXT: []}, datasets.Features({TEXT: STRING}))
+        return _no_rows()
     if not columns:
         number, _, reason = head[0]
         raise ValueError(f"{source}: none of its lines is a JSON object (line {number}: {reason})")
-    names = columns_to_read(columns, text_column, source)
-    are_conversations = not text_column and bool(conversation_columns(columns))
     # The rows of the head were taken from the iterator, so put them back in front.
-    tables = _json_tables(file, chain(head, rows), names, are_conversations)
+    return _read_rows(file, chain(head, rows), columns, text_column, source)
+
+
+def _read_rows(
+    file: Path, rows: Iterable[Row], columns: Sequence[str], text_column: str | None, source: str
+) -> datasets.Dataset:
+    """Read the documents or conversations in the rows of a file, and cache them."""
+    names = columns_to_read(columns, text_column, source)
+    tables = _row_tables(file.name, rows, names, _are_conversations(columns, text_column))
     # The cache's key has the columns that are read, not the option. So --text_column text and no
     # option share a cache.
     return _cached(file, names, tables, source)
 
 
-def _json_tables(
-    file: Path, rows: Iterable[Row], names: Sequence[str], are_conversations: bool
+def _are_conversations(columns: Sequence[str], text_column: str | None) -> bool:
+    """Test whether rows with these columns are read as conversations."""
+    return not text_column and bool(conversation_columns(columns))
+
+
+def _row_tables(
+    file_name: str, rows: Iterable[Row], names: Sequence[str], are_conversations: bool
 ) -> Iterator[pa.Table]:
-    """Make tables of the documents or conversations of a JSON file."""
+    """Make tables of documents or conversations from rows, which a reason may replace."""
     features = CONVERSATION_FEATURES if are_conversations else DOCUMENT_FEATURES
     schema = features.arrow_schema
     documents: list[dict[str, Any]] = []
@@ -374,7 +458,7 @@ def _json_tables(
         if isinstance(row, str):
             # A line that is not an object keeps its place, so that document i is line i. A table of
             # documents takes its own columns from a conversation's.
-            documents.append(no_conversation(f"{file.name}:{line_number}: {row}"))
+            documents.append(no_conversation(f"{file_name}:{line_number}: {row}"))
         elif are_conversations:
             fields = {name: row.get(name) for name in names}
             documents.append(read_row(fields))

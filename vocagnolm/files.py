@@ -135,6 +135,9 @@ def find_files(
     for name in names:
         files_by_split[name] = []
         for file in splits[name]:
+            # Only the lists of `save_to_disk` have names that nobody has looked for.
+            if not file.exists():
+                raise ValueError(_damaged(file, "is listed, but not there", option))
             if _is_empty(file):
                 empty_files.append(file)
             else:
@@ -161,7 +164,7 @@ def _find_splits(
     path: Path, config_name: str | None, option: str
 ) -> tuple[dict[str, list[Path]], list[Path]]:
     """Return the files of a directory by split, and the files that belong to no split."""
-    saved_splits = _saved_splits(path)
+    saved_splits = _saved_splits(path, option)
     if saved_splits is not None:
         if config_name:
             raise ValueError(f"{option} {path}: a directory of save_to_disk has no configuration")
@@ -263,25 +266,45 @@ def _is_hidden(relative: Path) -> bool:
     return any(part.startswith((".", "_")) for part in relative.parts)
 
 
-def _saved_splits(path: Path) -> dict[str, list[Path]] | None:
+def _saved_splits(path: Path, option: str) -> dict[str, list[Path]] | None:
     """Return by split the files that `save_to_disk` wrote, or None for any other directory."""
     dict_file = path / "dataset_dict.json"
     if dict_file.is_file():
         # A DatasetDict is a directory with a directory for each split.
-        names = json.loads(dict_file.read_text(encoding="utf-8"))["splits"]
         splits = {}
-        for name in names:
-            split = _saved_splits(path / name)
+        for name in _saved_list(dict_file, "splits", option):
+            split = _saved_splits(path / str(name), option)
             # A split that was deleted, or saved incompletely, is left out.
             if split:
-                splits[name] = split[TRAIN]
+                splits[str(name)] = split[TRAIN]
         return splits
     state_file = path / "state.json"
     if state_file.is_file() and (path / "dataset_info.json").is_file():
         # A Dataset's state lists its files in the order of its rows.
-        state = json.loads(state_file.read_text(encoding="utf-8"))
-        return {TRAIN: [path / entry["filename"] for entry in state["_data_files"]]}
+        files = []
+        for entry in _saved_list(state_file, "_data_files", option):
+            if not isinstance(entry, dict) or not isinstance(entry.get("filename"), str):
+                raise ValueError(_damaged(state_file, f"names no file in {entry!r}", option))
+            files.append(path / entry["filename"])
+        return {TRAIN: files}
     return None
+
+
+def _saved_list(file: Path, key: str, option: str) -> list[Any]:
+    """Return a list from a JSON file of `save_to_disk`."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(_damaged(file, f"not valid JSON ({error})", option)) from error
+    items = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(items, list):
+        raise ValueError(_damaged(file, f"has no list {key}", option))
+    return items
+
+
+def _damaged(file: Path, reason: str, option: str) -> str:
+    """Say what is wrong with a file of `save_to_disk`, and what helps."""
+    return f"{option} {file}: {reason}: copy the directory again, or save the dataset again"
 
 
 def _splits_in(

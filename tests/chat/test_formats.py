@@ -36,6 +36,7 @@ def test_messages_come_back_from_the_text(pairs: list[tuple[str, str]]) -> None:
         ([ASK, {**SAY, "tool_calls": [1]}], "message 1 has tool_calls"),
         ([ASK, {**SAY, "thinking": "hm"}], "has thinking"),
         ([ASK, {**SAY, "weight": 0.5}], "message 1 has a weight of 0.5, where 0 and 1 are known"),
+        ([ASK, {**SAY, "weight": "0"}], "message 1 has a weight of '0', where 0 and 1 are known"),
         ([{**ASK, "content": "\ud83d"}], "lone surrogate in its content"),
         ([{**ASK, "name": "\ud83d"}], "lone surrogate outside its contents"),
     ],
@@ -139,6 +140,17 @@ def test_formats_of_others_make_turns(
 )
 def test_turns_of_others_without_text_are_told(row: dict[str, object], reason: str) -> None:
     assert reason in read_row(row)["fault"]
+
+
+@pytest.mark.parametrize("answer", ["", " \n"])
+def test_answers_without_text_are_told_unless_their_weight_is_nothing(answer: str) -> None:
+    empty = {**SAY, "content": answer}
+    system = {"role": "system", "content": ""}
+    reason = "message 2 is an answer without text"
+    assert read_row({"messages": [system, ASK, empty]})["fault"] == reason
+    assert read_row({"messages": [system, ASK, empty, ASK, SAY]})["fault"] == reason
+    messages = [system, ASK, {**empty, "weight": 0}, ASK, SAY]
+    assert read_row({"messages": messages})["fault"] is None
 
 
 TOOLS = [{"type": "function", "function": {"name": "add"}}, {"type": "function"}]

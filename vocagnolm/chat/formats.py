@@ -211,7 +211,7 @@ def _fault(message: object) -> str:
         if message.get(name):
             return f"has {name}, which is not trained on"
     if message.get("weight") not in (None, 0, 1):
-        return f"has a weight of {message['weight']}, where 0 and 1 are known"
+        return f"has a weight of {message['weight']!r}, where 0 and 1 are known"
     for name in ("role", "content"):
         value = message.get(name)
         # A list that could not be joined has a part that is not text.
@@ -279,6 +279,12 @@ def read_row(row: Mapping[str, Any]) -> dict[str, Any]:
     turns = conversation(messages, options)
     if isinstance(turns, str):
         return no_conversation(turns)
+    places = turns.places
+    for index in turns.answers:
+        start, end = places[index]
+        # The student would learn to stop at once.
+        if not turns.text[start:end].strip():
+            return no_conversation(f"message {index} is an answer without text")
     return vars(turns) | {"fault": None}
 
 
