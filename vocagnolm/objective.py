@@ -83,6 +83,11 @@ class OnlineTeacher:
         """Compute the losses of the teachers' tokens and, on request, the entropies."""
         # Columns of two teachers, split by `teacher_widths` and joined again:
         #     [ first teacher's T1 | second teacher's T2 ]
+        if "teacher_widths" not in batch:
+            raise ValueError(
+                "train_dataset was packed without a teacher: give prepare_dataset the teacher's "
+                "tokenizer"
+            )
         widths = batch["teacher_widths"]
         ids_by_teacher = torch.split(batch["teacher_input_ids"], widths, -1)
         labels_by_teacher = torch.split(batch["teacher_labels"], widths, -1)

@@ -220,6 +220,8 @@ class Blocks(Dataset[Block]):
         self.weights: Sequence[float] | None = None
         # Identifies each corpus in a run's settings, after whoever aligned it has set it.
         self.corpus_digest: list[str] | None = None
+        # The hashes of the tokenizers of the student and of each teacher, where they are known.
+        self.tokenizers_sha256: list[str] | None = None
         # Where the losses come from that a sequence lacks until it is read.
         self.late: LateLosses | None = None
         self.student_tokens = int(tokens.sum())

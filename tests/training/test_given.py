@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -25,6 +26,7 @@ from transformers import (
 from vocagnolm import VocAgnoConfig, VocAgnoTrainer, __main__, prepare_dataset
 from vocagnolm.run.parser import parse
 from vocagnolm.run.recipe import recipe_options
+from vocagnolm.training.requirements import check_evaluation, evaluation_losses
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = {"max_length": 64, "global_batch_tokens": 512, "max_steps": 3, "report_to": ["none"]}
@@ -176,9 +178,12 @@ def test_init_kwargs_reach_the_models(world: World, tmp_path: Path) -> None:
 # What users of Trainer and TRL write in Python, and words of the answer.
 WRONG_CONFIG: list[tuple[dict[str, Any], str]] = [
     ({"top_k": 2}, "^top_k must be in"),
-    ({"top_k": "0.4"}, "^top_k must be a number in .* got '0.4'"),
-    ({"max_length": "64"}, "^max_length must be a number"),
+    ({"top_k": "0.4"}, "^top_k must be a number, got '0.4'"),
+    ({"max_length": 64.0}, "^max_length must be a whole number, got 64.0"),
     ({"attend_across_documents": "false"}, "^attend_across_documents must be True or False"),
+    ({"train_on": "All"}, "^train_on must be one of completions, all, got All"),
+    ({"teacher_dtype": torch.int8}, "^teacher_dtype must be one of auto, .*, got int8"),
+    ({"lr_scheduler_kwargs": [1]}, r"lr_scheduler_kwargs \[1\]: TypeError"),
     ({"max_seq_length": 64, "block_size": 64}, "max_length is given twice"),
     ({"dtype": "bfloat16"}, "here it is teacher_dtype"),
     ({"dataset_text_field": "text"}, "text_column of prepare_dataset"),
@@ -198,6 +203,63 @@ def test_config_names_arguments(options: dict[str, Any], message: str, tmp_path:
     with pytest.raises((ValueError, TypeError), match=message) as caught:
         config(tmp_path, **options)
     assert "--" not in str(caught.value)
+
+
+WRONG_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
+    ({"model": 5}, "^model must be a name, a directory or a model, got int"),
+    ({"teacher": {"name": "t"}}, "^teacher must be a name, a directory or a model, got dict"),
+    ({"peft_config": {"r": 4}}, "^peft_config must be a config of PEFT, .* got dict"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), WRONG_ARGUMENTS, ids=[x for _, x in WRONG_ARGUMENTS])
+def test_trainer_names_arguments(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    with pytest.raises(ValueError, match=message):
+        VocAgnoTrainer(**{"args": config(tmp_path), "train_dataset": [{"text": "a"}], **given})
+
+
+def test_config_takes_a_dtype_and_one_name_for_a_list(tmp_path: Path) -> None:
+    args = config(tmp_path, teacher_dtype=torch.bfloat16, teacher_tokenizer="org/t")
+    assert (args.teacher_dtype, args.teacher_tokenizer) == ("bfloat16", ["org/t"])
+    args.check_teacher(1)
+
+
+ROWS = [{"text": "a"}]
+BEST = {"eval_strategy": "steps", "save_strategy": "best"}
+WRONG_EVALUATIONS: list[tuple[dict[str, Any], Any, str]] = [
+    ({"eval_on_start": True}, None, "^eval_on_start needs eval_dataset"),
+    ({"eval_strategy": "steps"}, None, "^eval_strategy needs eval_dataset"),
+    ({**BEST, "metric_for_best_model": "foo"}, ROWS, "foo is not among .*: give one of loss$"),
+    # Without a metric, it is the loss. Several sets have one each, and none together.
+    (BEST, {"a": ROWS, "b": ROWS}, "model loss is not .*: give one of a_loss, b_loss$"),
+]
+
+
+@pytest.mark.parametrize(("options", "eval_dataset", "message"), WRONG_EVALUATIONS)
+def test_evaluation_that_would_fail_is_rejected_before_the_alignment(
+    options: dict[str, Any],
+    eval_dataset: Any,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("vocagnolm.training.assembly.align", None)
+    args = config(tmp_path, method="cpt", **options)
+    with pytest.raises(ValueError, match=message):
+        VocAgnoTrainer("s", args, None, ROWS, eval_dataset=eval_dataset)
+
+
+def test_losses_that_an_evaluation_gives_may_choose_the_best_model(tmp_path: Path) -> None:
+    blocks = SimpleNamespace(parts={"web": 3, "math": 4})
+    for evaluated, metric in (
+        (ROWS, "loss"),
+        ({"a": ROWS, "b": ROWS}, "eval_b_loss"),
+        (blocks, "eval_math_loss"),
+        ({"a": blocks}, "a_web_loss"),
+    ):
+        args = config(tmp_path, eval_strategy="steps", metric_for_best_model=metric)
+        check_evaluation(args, evaluation_losses(evaluated))
 
 
 def test_names_of_trl_and_transformers_work_at_both_doors(world: World, tmp_path: Path) -> None:
@@ -297,6 +359,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"args": TrainingArguments("o", use_cpu=True)}, "must be a VocAgnoConfig, got Training"),
     ({"train_dataset": [{"text": " "}]}, "train_dataset has no usable document: 1 read"),
     (
+        {"train_dataset": [{"id": 1}, {"text": 5}]},
+        r"train_dataset has no usable document: 2 read, 2 skipped \(1 null, 1 not text but int\)",
+    ),
+    (
         {"train_dataset": datasets.Dataset.from_dict({"body": ["a"]})},
         "not a column of train_dataset",
     ),
@@ -348,6 +414,42 @@ def test_blocks_of_another_length_are_rejected(world: World, tmp_path: Path) -> 
     blocks = prepare_dataset(datasets.Dataset.from_list(pages(world)), tokenizer, max_length=32)
     with pytest.raises(ValueError, match="train_dataset has sequences of 32 tokens"):
         VocAgnoTrainer(str(world.student), config(tmp_path, method="cpt"), None, blocks)
+
+
+PACKED_FOR_OTHERS = {
+    "another student": ("teacher", "teacher"),
+    "another teacher": ("student", "student"),
+    "0 teachers": ("student",),
+}
+
+
+@pytest.mark.parametrize("fault", PACKED_FOR_OTHERS)
+def test_blocks_of_other_tokenizers_are_rejected(fault: str, world: World, tmp_path: Path) -> None:
+    tokenizers = [
+        AutoTokenizer.from_pretrained(getattr(world, role)) for role in PACKED_FOR_OTHERS[fault]
+    ]
+    data = datasets.Dataset.from_list(pages(world))
+    blocks = prepare_dataset(data, *tokenizers, max_length=64)
+    message = "packed for 0 teachers" if len(tokenizers) == 1 else "with another tokenizer"
+    with pytest.raises(ValueError, match=f"train_dataset was .*{message}"):
+        VocAgnoTrainer(
+            str(world.student), config(tmp_path), None, blocks, teacher=str(world.teacher)
+        )
+
+
+def test_blocks_without_a_teacher_are_rejected_by_loaded_models(
+    world: World, tmp_path: Path
+) -> None:
+    student, teacher = (
+        AutoModelForCausalLM.from_pretrained(place, dtype="float32")
+        for place in (world.student, world.teacher)
+    )
+    tokenizer = AutoTokenizer.from_pretrained(world.student)
+    data = datasets.Dataset.from_list(pages(world))
+    blocks = prepare_dataset(data, tokenizer, max_length=64)
+    trainer = VocAgnoTrainer(student, config(tmp_path), None, blocks, teacher=teacher)
+    with pytest.raises(ValueError, match="packed without a teacher"):
+        trainer.train()
 
 
 def test_full_disk_is_one_line_that_says_what_is_safe(

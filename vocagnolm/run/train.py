@@ -32,7 +32,11 @@ def train(job: Job) -> int:
     if start.conflict and not args.dry_run:
         raise ValueError(start.conflict)
     if start.is_finished:
-        print_main(f"{output_dir} holds the finished run: nothing to do")
+        # The corpus is not read again, so the user must know that nobody compared it.
+        print_main(
+            f"{output_dir} holds the finished run: nothing to do. If documents or models have "
+            "changed since then, give another --output_dir"
+        )
         return Exit.DONE
     if args.report_to:
         # One process asks for the key, because only it talks to the trackers.

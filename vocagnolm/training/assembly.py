@@ -11,6 +11,7 @@ import datasets
 from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.chat.reading import TrainOn
+from vocagnolm.corpus import read_list
 from vocagnolm.data import skipped_line
 from vocagnolm.dist import machine_first, rank0
 from vocagnolm.doors import python_door, worded
@@ -23,6 +24,7 @@ from vocagnolm.printing import log_main
 from vocagnolm.readers import TeacherReaders, student_reader, teacher_reader
 from vocagnolm.store.format import is_store
 from vocagnolm.texts import only_text
+from vocagnolm.tokenizer import tokenizer_sha256
 from vocagnolm.training.assembled import Assembled, assembled_of_loaded, settings_of_blocks
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.documents import Documents, align, load_documents
@@ -57,10 +59,10 @@ def prepare_dataset(
     Raises:
         ValueError: the column is missing, or no document in it can be used.
     """
-    dataset = _as_dataset(dataset, "dataset")
-    if not isinstance(dataset, datasets.Dataset):
+    dataset = _checked(dataset, "dataset")
+    if not _is_documents(dataset):
         raise ValueError(f"dataset must be a datasets.Dataset, got {type(dataset).__name__}")
-    texts = only_text(dataset, text_column, "dataset")
+    texts = _read_documents(dataset, text_column, "dataset")
     teacher_tokenizers = listed(teacher_tokenizer or [])
     readers = [teacher_reader(tokenizer, teacher_context) for tokenizer in teacher_tokenizers]
     teachers = TeacherReaders(readers) if readers else None
@@ -72,28 +74,29 @@ def prepare_dataset(
     limits = teachers.limits() if teachers else [sys.maxsize]
     blocks = Blocks(segments.rows, max_length, limits)
     blocks.corpus_digest = [segments.digest()]
+    tokenizers = [student_tokenizer, *teacher_tokenizers]
+    blocks.tokenizers_sha256 = [tokenizer_sha256(tokenizer) for tokenizer in tokenizers]
     return blocks
 
 
-def _as_dataset(data: Any, name: str) -> Any:
-    """Make a dataset from a list of dicts. Packed sequences stay as they are.
+def _checked(data: Any, name: str) -> Any:
+    """Return data that is a dataset, a list of dicts, or packed sequences.
 
     Raises:
-        ValueError: it is neither, or it is empty.
+        ValueError: it is none of them, or it is empty.
     """
     if isinstance(data, datasets.DatasetDict):
         raise ValueError(
             f"{name} has several splits ({', '.join(data)}): give one, such as dataset['train']"
         )
     if isinstance(data, dict) and name == "eval_dataset":
-        return {key: _as_dataset(part, name) for key, part in data.items()}
+        return {key: _checked(part, name) for key, part in data.items()}
     if isinstance(data, datasets.IterableDataset):
         raise ValueError(
             f"{name} is a stream, and a run on it could not resume: load it without streaming=True"
         )
     if isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
-        is_packed = "student_ids" in data[0] or "input_ids" in data[0]
-        return data if is_packed else datasets.Dataset.from_list(data)
+        return data
     if isinstance(data, list | datasets.Dataset) and not len(data):
         raise ValueError(f"{name} is empty: it needs at least one document")
     if isinstance(data, str | Path | list | dict | Generator):
@@ -105,6 +108,20 @@ def _as_dataset(data: Any, name: str) -> Any:
             f"Blocks of prepare_dataset, got {kind}"
         )
     return data
+
+
+def _is_documents(data: Any) -> bool:
+    """Test whether data of `_checked` is documents to align, instead of packed sequences."""
+    if isinstance(data, list):
+        return "student_ids" not in data[0] and "input_ids" not in data[0]
+    return isinstance(data, datasets.Dataset)
+
+
+def _read_documents(data: Any, text_column: str | None, name: str) -> datasets.Dataset:
+    """Read the texts or conversations of documents that `_is_documents` finds."""
+    if isinstance(data, list):
+        return read_list(data, text_column, name)
+    return only_text(data, text_column, name)
 
 
 def assemble(
@@ -208,11 +225,11 @@ def assemble_in_python(
             stores.append(guide)
         else:
             teachers.append(guide)
-    train_dataset = _as_dataset(kwargs.get("train_dataset"), "train_dataset")
-    eval_dataset = _as_dataset(kwargs.get("eval_dataset"), "eval_dataset")
+    train_dataset = _checked(kwargs.get("train_dataset"), "train_dataset")
+    eval_dataset = _checked(kwargs.get("eval_dataset"), "eval_dataset")
     if args.push_to_hub:
         rank0(lambda: check_login(args.hub_token))
-    if args.teacher_server and not isinstance(train_dataset, datasets.Dataset):
+    if args.teacher_server and not _is_documents(train_dataset):
         raise ValueError(
             "train_dataset is packed, and --teacher_server needs documents: give those"
         )
@@ -222,7 +239,7 @@ def assemble_in_python(
     # sequences are ready, and may be of kinds that no tokenizer reads.
     data = [train_dataset]
     data += eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
-    has_documents = any(isinstance(dataset, datasets.Dataset) for dataset in data)
+    has_documents = any(_is_documents(dataset) for dataset in data)
     has_names = any(isinstance(model, str) for model in [student] + teachers + stores)
     processing_class = kwargs.get("processing_class")
     if not (has_names or has_documents):
@@ -255,6 +272,31 @@ def check_places(job: Job, models: Models) -> None:
         check_login(job.args.hub_token)
 
 
+def _check_tokenizers(blocks: Any, models: Models, name: str) -> None:
+    """Reject sequences of `prepare_dataset` that were packed with the tokenizers of other models.
+
+    The ids of another tokenizer would be trained on as if they were the models' own.
+    """
+    hashes = getattr(blocks, "tokenizers_sha256", None)
+    if hashes is None:
+        return
+    read = [models.student]
+    # An evaluation needs no teacher, and with KLD the teacher reads the student's tokens.
+    if name == "train_dataset" and models.guide:
+        read += models.teachers
+    if len(hashes) < len(read):
+        raise ValueError(
+            f"{name} was packed for {len(hashes) - 1} teachers, and this run has "
+            f"{len(read) - 1}: give their tokenizers to prepare_dataset"
+        )
+    for model, sha256 in zip(read, hashes, strict=False):
+        if tokenizer_sha256(model.tokenizer) != sha256:
+            raise ValueError(
+                f"{name} was packed with another tokenizer than that of {model.source.name}: give "
+                "prepare_dataset the tokenizers of model and teacher"
+            )
+
+
 @dataclass(frozen=True)
 class _Packed:
     """Packed sequences, what they add to the settings, and the documents that were left out."""
@@ -266,16 +308,17 @@ class _Packed:
 
 def _packed(job: Job, models: Models, dataset: Any, name: str) -> _Packed:
     """Align and pack documents from Python: a dataset, or one for each name of a dict."""
-    dataset = _as_dataset(dataset, name)
+    dataset = _checked(dataset, name)
     if isinstance(dataset, dict):
         parts = {key: _packed(job, models, part, name).blocks for key, part in dataset.items()}
         return _Packed(parts, {}, [])
-    if not isinstance(dataset, datasets.Dataset):
+    if not _is_documents(dataset):
+        _check_tokenizers(dataset, models, name)
         return _Packed(dataset, settings_of_blocks(dataset), [])
     is_trained = name == "train_dataset"
     # A store has only the documents on which it was scored, and an evaluation needs no teacher.
     guide = models.guide if is_trained or job.loads_teacher else None
-    texts = only_text(dataset, None, name)
+    texts = _read_documents(dataset, None, name)
     segments = align(texts, models.reader, guide, job.args, name)
     left_out = []
     if segments.skipped:

@@ -65,10 +65,23 @@ def checkpoint_fault(checkpoint: str | Path, settings: Settings | None = None) -
     before = manifest.get("run")
     if not before:
         return "it lacks the settings of its run, so that it may be of another one"
-    changes = differences(before, settings, prefix="--")
+    changes = changed_settings(before, settings)
     if changes:
         return f"it is of a run with other settings ({'; '.join(changes)})"
     return None
+
+
+def changed_settings(before: Settings, settings: Settings) -> list[str]:
+    """List what differs between an earlier run and a run with these settings."""
+    options: dict[str, object] = {}
+    corpus: dict[str, object] = {}
+    for name, value in settings.items():
+        # These are no options, so their values say nothing to the user.
+        (corpus if name in ("corpus_digest", "blocks") else options)[name] = value
+    changes = differences(before, options, prefix="--")
+    if differences(before, corpus):
+        changes.append("the documents have changed")
+    return changes
 
 
 def newest_checkpoint(directory: Path, settings: Settings | None = None) -> str | None:

@@ -15,12 +15,17 @@ from vocagnolm.io import (
     MANIFEST_FILE,
     RUN_FILE,
     check_writable,
-    differences,
     json_or_empty,
     size_fault,
     write_json,
 )
-from vocagnolm.training.checkpoints import Settings, checkpoint_fault, newest_checkpoint, resolve
+from vocagnolm.training.checkpoints import (
+    Settings,
+    changed_settings,
+    checkpoint_fault,
+    newest_checkpoint,
+    resolve,
+)
 from vocagnolm.training.log import LOG_FILE
 
 logger = logging.getLogger(__name__)
@@ -60,7 +65,7 @@ def check_settings(directory: Path, settings: Settings, checkpoint: str | None =
     )
     changes = []
     if settings_there and any(saved_files):
-        changes = differences(settings_there, settings, prefix="--")
+        changes = changed_settings(settings_there, settings)
     if changes:
         raise ValueError(
             f"{directory} holds a run with other settings ({'; '.join(changes)}): give another "
