@@ -6,9 +6,12 @@ The module does not import torch.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import field, fields
-from typing import Any, TypeVar, cast, get_args, get_type_hints
+from inspect import get_annotations
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 _T = TypeVar("_T")
 
@@ -63,12 +66,45 @@ class Names(tuple[str, ...]):
         return ":" in str(name) or super().__contains__(name)
 
 
-def check_switches(options: object) -> None:
-    """Raise a ValueError for a switch that is not a bool, because the string "false" is true."""
-    for name, kind in get_type_hints(type(options)).items():
-        value = vars(options).get(name, False)
-        if kind is bool and not isinstance(value, bool):
-            raise ValueError(f"--{name} must be True or False, got {value!r}")
+def check_types(options: object) -> None:
+    """Raise a ValueError for the first switch, number or choice that is not of its field's type.
+
+    A command line is checked by its parser, but Python may give anything, such as the string
+    "false", which is true.
+    """
+    cls = type(options)
+    # transformers' own fields take more than their types say. Only their switches are checked.
+    own_names: set[str] = set()
+    for base in cls.__mro__:
+        if base.__module__.startswith("vocagnolm."):
+            own_names |= get_annotations(base).keys()
+    for name, hint in get_type_hints(cls).items():
+        kinds = list(get_args(hint)) if get_origin(hint) in (Union, UnionType) else [hint]
+        value = vars(options).get(name)
+        # A default may be None though its type is not. It is filled in later.
+        if value is None and (NoneType in kinds or getattr(cls, name, None) is None):
+            continue
+        kinds = [kind for kind in kinds if kind is not NoneType]
+        if len(kinds) == 1 and (name in own_names or kinds == [bool]):
+            _check_type(name, value, kinds[0])
+
+
+def _check_type(name: str, value: Any, kind: Any) -> None:
+    """Raise a ValueError for a switch, a number, a choice or a list of them of another type."""
+    if get_origin(kind) is list:
+        for item in listed(value):
+            _check_type(name, item, get_args(kind)[0])
+    elif get_origin(kind) is Literal:
+        check_choice(name, value, kind)
+    # Python treats True as the number 1, so a switch given by mistake would pass as a number.
+    elif kind is bool and not isinstance(value, bool):
+        raise ValueError(f"--{name} must be True or False, got {value!r}")
+    elif kind is int and (isinstance(value, bool) or not isinstance(value, int)):
+        raise ValueError(f"--{name} must be a whole number, got {value!r}")
+    elif kind is float and (
+        isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value)
+    ):
+        raise ValueError(f"--{name} must be a number, got {value!r}")
 
 
 def in_range(options: object, interval: str, *names: str) -> None:

@@ -6,10 +6,10 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args
 
 from vocagnolm.doors import python_door
-from vocagnolm.fields import Names, check_choice, in_range, option
+from vocagnolm.fields import Names, check_choice, check_types, in_range, option
 
 Aggregation = Literal["max", "mean", "sum", "share"]
 Unmapped = Literal["include", "exclude", "mean"]
@@ -163,9 +163,7 @@ class Method:
     @python_door
     def __post_init__(self) -> None:
         # The choices come first, because the other checks ask which method it is.
-        for name, kind in get_type_hints(Method).items():
-            if get_origin(kind) is Literal:
-                check_choice(name, vars(self)[name], kind)
+        check_types(self)
         self._check_own()
         in_range(self, "(0, 1]", "top_k")
         in_range(self, "[0, 1)", "unselected_weight")

@@ -218,6 +218,14 @@ def test_errors_of_transformers_name_the_model() -> None:
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("role", ["student", "teacher"])
+def test_unknown_argument_is_named_with_its_option(role: Any, saved: Path) -> None:
+    option = "--model_init_kwargs" if role == "student" else "--teacher_model_init_kwargs"
+    source = ModelSource(str(saved), role, init_kwargs={"foo": 1})
+    with pytest.raises(ValueError, match=rf"cannot be loaded with {option} .*argument 'foo'$"):
+        source.load(torch.float32)
+
+
 def test_a_revision_reaches_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     source, asked = ModelSource("some/model", "teacher", revision="v2"), []
 

@@ -38,6 +38,14 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     ((*T, "--eval_fraction", "1"), "--eval_fraction must be in [0, 1), got 1.0"),
     ((*T, "--use_peft", "--lora_r", "0"), "--lora_r must be in [1, inf), got 0"),
     ((*T, "--max_steps", "0"), "--max_steps 0 makes no update"),
+    ((*T, "--max_steps", "-2"), "--max_steps must be in [-1, inf), got -2"),
+    ((*T, "--warmup_steps", "nan"), "--warmup_steps must be in [0, inf), got nan"),
+    ((*T, "--max_grad_norm", "nan"), "--max_grad_norm must be in [0, inf], got nan"),
+    ((*T, "--max_grad_norm", "-1"), "--max_grad_norm must be in [0, inf], got -1.0"),
+    ((*T, "--weight_decay", "inf"), "--weight_decay must be in [0, inf), got inf"),
+    ((*T, "--adam_beta1", "2"), "--adam_beta1 must be in [0, 1), got 2.0"),
+    ((*T, "--neftune_noise_alpha", "nan"), "--neftune_noise_alpha must be in [0, inf), got nan"),
+    ((*T, "--fp16", "--bf16"), "--fp16 and --bf16 cannot be combined"),
     # Teachers.
     ((), "--method vocagnolm needs a teacher: give --teacher or"),
     ((*T, "--method", "cpt"), "--method cpt does not use a teacher"),
@@ -58,6 +66,24 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     ((*T, "--dataset", "a", "b", "--text_column", *"xyz"), "--text_column needs one value, or one"),
     ((*T, "--eval_dataset", "e", "--eval_fraction", ".1"), "cannot be combined"),
     ((*T, "--eval_strategy", "steps"), "--eval_strategy needs --eval_fraction or --eval_dataset"),
+    ((*T, "--eval_on_start"), "--eval_on_start needs --eval_fraction or --eval_dataset"),
+    (
+        (*T, "--eval_fraction", ".1", "--metric_for_best_model", "foo"),
+        "--metric_for_best_model foo is not among the losses of the evaluation: give one of loss",
+    ),
+    # Schedules, which are made when training begins.
+    ((*T, "--lr_scheduler_kwargs", "{"), "--lr_scheduler_kwargs: { is not JSON"),
+    ((*T, "--lr_scheduler_kwargs", "5"), "--lr_scheduler_kwargs '5': TypeError"),
+    (
+        (*T, "--lr_scheduler_type", "linear", "--lr_scheduler_kwargs", '{"min_lr_rate": 0.1}'),
+        "--lr_scheduler_type linear does not work with --lr_scheduler_kwargs {'min_lr_rate': 0.1}",
+    ),
+    # What YAML 1.1 makes of a number without a point.
+    ((*T, "--lr_scheduler_kwargs", '{"min_lr": "1e-5"}'), "{'min_lr': '1e-5'}: TypeError"),
+    (
+        (*T, "--lr_scheduler_type", "polynomial", "--lr_scheduler_kwargs", '{"lr_end": -1}'),
+        "the learning rate would become negative",
+    ),
     # Arguments of transformers that would change numbers, or lose data.
     ((*T, "--ignore_data_skip"), "--ignore_data_skip True trains on the same data again"),
     ((*T, "--label_smoothing_factor", ".1"), "--label_smoothing_factor 0.1 has no effect"),
@@ -134,6 +160,7 @@ def test_negative_integer_is_named_and_other_types_may_be_negative() -> None:
         ("- teacher", "must be a mapping of options to values"),
         ("teacher: [", "recipe.yaml cannot be read"),
         ("base: none.yaml", "none.yaml cannot be read"),
+        ("max_length: [1, 2]", "recipe.yaml: --max_length takes one value, got [1, 2]"),
     ],
 )
 def test_wrong_recipe_is_named(text: str, message: str, tmp_path: Path) -> None:

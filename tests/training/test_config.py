@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 from contextlib import nullcontext
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
+from transformers.trainer_utils import SchedulerType
 
 from vocagnolm import extras
 from vocagnolm.run.parser import OPTIONS, Parser, parse
 from vocagnolm.training.config import VocAgnoConfig, split_global_batch
+from vocagnolm.training.options import GuidanceOptions, RunOptions
 from vocagnolm.training.settings import settings_of
 
 T = ("--teacher", "t", "--use_cpu")
@@ -99,6 +102,46 @@ def test_liger_leaves_the_losses_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = parse([*T, "--use_liger_kernel", "--liger_kernel_config", '{"rope": false}']).args
     off = {"fused_linear_cross_entropy": False, "cross_entropy": False}
     assert kernels.liger_kernel_config == {**off, "rope": False}
+
+
+OWN_FIELDS = [*fields(GuidanceOptions), *fields(RunOptions)]
+
+
+@pytest.mark.parametrize("name", [field.name for field in OWN_FIELDS])
+def test_switch_number_or_choice_of_another_type_is_rejected(name: str) -> None:
+    hint = get_type_hints(VocAgnoConfig)[name]
+    kinds = {hint, *get_args(hint)}
+    wrong: list[Any] = []
+    if get_origin(hint) is Literal or any(get_origin(kind) is Literal for kind in kinds):
+        wrong = ["Skip", True]
+    elif bool in kinds:
+        wrong = ["no", 1]
+    elif int in kinds:
+        wrong = ["1", 128.0, True]
+    elif float in kinds:
+        wrong = ["1", float("nan"), True]
+    # Where the default is None, it is filled in.
+    if wrong and type(None) not in kinds and getattr(VocAgnoConfig, name) is not None:
+        wrong.append(None)
+    for value in wrong:
+        with pytest.raises(ValueError, match=rf"^{name} must be (one of|True or|a number|a whole)"):
+            VocAgnoConfig(use_cpu=True, **{name: value})
+
+
+@pytest.mark.parametrize("schedule", [schedule.value for schedule in SchedulerType])
+def test_schedule_that_needs_no_settings_is_accepted(schedule: str) -> None:
+    settings: dict[str, Any] = {}
+    if schedule.endswith("min_lr"):
+        settings = {"min_lr": 1e-6}
+    elif schedule == "warmup_stable_decay":
+        settings = {"num_decay_steps": 1000}
+    args = VocAgnoConfig(
+        use_cpu=True,
+        lr_scheduler_type=schedule,
+        lr_scheduler_kwargs=settings,
+        eval_strategy="steps",
+    )
+    assert args.lr_scheduler_kwargs == settings
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8, 32, 64])

@@ -245,14 +245,21 @@ class ModelSource:
     def _call(self, function: Callable[..., Any], *args: object, **options: object) -> Any:
         """Name the model in transformers' errors, and keep one of their many lines."""
         errors: tuple[type[Exception], ...] = (OSError, ValueError, ImportError, RuntimeError)
-        # The GGUF reader does not check what a file says, so a damaged one can raise anything.
-        if self._is_gguf:
+        # The GGUF reader does not check what a file says, so a damaged one can raise anything. So
+        # can the user's own arguments.
+        if self._is_gguf or self.init_kwargs:
             errors = (Exception,)
+        given = ""
+        if self.init_kwargs:
+            prefix = "teacher_" if self.role == "teacher" else ""
+            given = f" with --{prefix}model_init_kwargs {dict(self.init_kwargs)}"
         try:
             return function(*args, trust_remote_code=self.trust_remote_code, **options)
         except errors as error:
             why = str(error).strip().partition("\n")[0]
-            raise ValueError(f"{self._named} cannot be loaded: {why}{advice(error)}") from error
+            raise ValueError(
+                f"{self._named} cannot be loaded{given}: {why}{advice(error)}"
+            ) from error
 
 
 def _unpacked() -> dict[str, object]:

@@ -151,8 +151,13 @@ def _check(argv: Sequence[str]) -> tuple[str | None, list[str], list[Any]]:
         raise SystemExit(0)
     config = quick_parser.parse_known_args(argv)[0].config
     recipe = str(find_file("--config", config)) if config else None
+    given = recipe_options(recipe) if recipe else {}
+    for name, value in given.items():
+        action = quick_parser._option_string_actions.get(f"--{name}")
+        if isinstance(value, list) and action and action.nargs not in ("*", "+"):
+            raise ValueError(f"--config {recipe}: --{name} takes one value, got {value}")
     # The recipe becomes flags before the user's, because argparse takes the last one.
-    flags = as_flags(recipe_options(recipe)) if recipe else []
+    flags = as_flags(given)
     try:
         # Check the recipe by itself, so that the message names its file.
         _check_names(quick_parser, flags)
@@ -189,7 +194,8 @@ def _parse(argv: Sequence[str], *, on_hub: bool) -> Job:
     if on_hub:
         check_names(*options)
 
-    # Import it only now, because it imports torch.
+    # Import them only now, because they import torch.
+    from vocagnolm.training.requirements import check_evaluation
     from vocagnolm.training.settings import Job
 
     # These defaults depend on other options. They come first, so the user's flags win.
@@ -207,8 +213,9 @@ def _parse(argv: Sequence[str], *, on_hub: bool) -> Job:
         flags = [*flags, f"--output_dir={model.output_dir(method.method)}"]
     parsed: Any = _full_parser().parse_args_into_dataclasses(flags, look_for_args_file=False)
     model, data, args, _ = parsed
-    if args.eval_strategy != "no" and not evaluates:
-        raise ValueError("--eval_strategy needs --eval_fraction or --eval_dataset")
+    # Of several corpora, each has a loss, too.
+    losses = ["loss", "*_loss"] if data.eval_fraction and len(data.dataset) > 1 else ["loss"]
+    check_evaluation(args, losses if evaluates else [])
     job = Job(model, data, args, recipe)
     # The parser's last result is a namespace of the arguments that are in no dataclass.
     namespace = options[-1]

@@ -4,8 +4,10 @@ import copy
 import inspect
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel, Trainer
 
 from vocagnolm.collator import PackedCollator
@@ -18,6 +20,7 @@ from vocagnolm.packing import Blocks
 from vocagnolm.training.assembled import Assembled, assembled_of_loaded
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions
+from vocagnolm.training.requirements import check_evaluation, evaluation_losses
 from vocagnolm.training.settings import Job
 
 logger = logging.getLogger(__name__)
@@ -34,6 +37,13 @@ def own_copy(args: VocAgnoConfig | None, peft_config: object = None) -> VocAgnoC
         raise ValueError(f"args must be a VocAgnoConfig, got {type(args).__name__}")
     if peft_config is not None:
         require("peft", "peft_config")
+        from peft import PeftConfig
+
+        if not isinstance(peft_config, PeftConfig):
+            raise ValueError(
+                "peft_config must be a config of PEFT, such as LoraConfig, got "
+                f"{type(peft_config).__name__}"
+            )
     args_copy: VocAgnoConfig = copy.copy(args)
     args_copy.accelerator_config = copy.copy(args.accelerator_config)
     return args_copy
@@ -58,6 +68,14 @@ def assemble_arguments(
     args: VocAgnoConfig, model: Any, teacher: Any, kwargs: dict[str, Any], peft_config: Any
 ) -> Assembled:
     """Load what is given by name, and pack documents."""
+    # All of these would fail only after the alignment, or inside a library.
+    check_evaluation(args, evaluation_losses(kwargs.get("eval_dataset")))
+    guides = [] if isinstance(teacher, StoredTeacher) else listed(teacher or [])
+    for name, place in [("model", model), *(("teacher", guide) for guide in guides)]:
+        if place is not None and not isinstance(place, str | Path | nn.Module):
+            raise ValueError(
+                f"{name} must be a name, a directory or a model, got {type(place).__name__}"
+            )
     # A machine for timings may lack `datasets`. It has loaded models and packed sequences only.
     if not is_installed("datasets"):
         teachers = None if isinstance(teacher, StoredTeacher) else listed(teacher or [])

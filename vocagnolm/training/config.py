@@ -1,5 +1,6 @@
 """`VocAgnoConfig`: `TrainingArguments` with the paper's setup, and what a run cannot have."""
 
+import json
 import logging
 import os
 import sys
@@ -12,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
-from transformers import TrainingArguments
+from transformers import TrainingArguments, get_scheduler
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
 from transformers.training_args import OptimizerNames
@@ -20,7 +21,7 @@ from transformers.training_args import OptimizerNames
 from vocagnolm.dist import check_connected, is_on_cpu, launched_processes
 from vocagnolm.doors import near, own_arguments, python_door
 from vocagnolm.extras import require, require_optimizer
-from vocagnolm.fields import aliases_of
+from vocagnolm.fields import aliases_of, in_range
 from vocagnolm.io import RUN_FILE, json_or_empty
 from vocagnolm.models.precision import choose_dtype
 from vocagnolm.training.options import (
@@ -113,6 +114,7 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         if self.disable_tqdm is None:
             self.disable_tqdm = not sys.stderr.isatty()
         _check_library_names(self)
+        _check_library_values(self)
         # Decide the precision before the parent class compares it with the device.
         self._set_precision()
         self.dataloader_pin_memory = self.dataloader_pin_memory and torch.cuda.is_available()
@@ -126,6 +128,7 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
             timeout = timedelta(seconds=self.ddp_timeout)
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
         TrainingArguments.__post_init__(self)  # type: ignore[no-untyped-call]
+        _check_schedule(self)
         if self.use_liger_kernel:
             # The user's values win, so that `check_arguments` can reject a loss that was turned on.
             kernels: Any = self.liger_kernel_config or {}
@@ -243,6 +246,54 @@ def _check_library_names(args: VocAgnoConfig) -> None:
     _check_choices("optim", [args.optim], optimizers)
     _check_choices("lr_scheduler_type", [args.lr_scheduler_type], schedules)
     _check_choices("report_to", report_to, trackers)
+
+
+def _check_library_values(args: VocAgnoConfig) -> None:
+    """Raise a ValueError for values with which transformers would silently train otherwise."""
+    # Trainer clips only if the norm is above 0, so a negative one or NaN would turn clipping off.
+    # An infinite norm is measured, and never clipped.
+    in_range(args, "[0, inf]", "max_grad_norm")
+    in_range(args, "[0, 1)", "adam_beta1", "adam_beta2")
+    in_range(args, "[0, inf)", "adam_epsilon", "weight_decay", "neftune_noise_alpha")
+    in_range(args, "[1, inf)", "per_device_eval_batch_size")
+    if args.fp16 and args.bf16:
+        raise ValueError("--fp16 and --bf16 cannot be combined: give one")
+    for name in args._VALID_DICT_FIELDS:
+        text = getattr(args, name, None)
+        # transformers parses such a text as JSON, and its error names no option.
+        if isinstance(text, str) and text.startswith("{"):
+            try:
+                json.loads(text)
+            except ValueError as error:
+                raise ValueError(f"--{name}: {text} is not JSON: {error}") from error
+
+
+def _check_schedule(args: VocAgnoConfig) -> None:
+    """Raise a ValueError if the schedule cannot be made, or gives a rate below 0 or NaN.
+
+    Trainer makes it only when training begins, after the alignment.
+    """
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=args.learning_rate)
+    schedule = SchedulerType(args.lr_scheduler_type)
+    settings: Any = args.lr_scheduler_kwargs
+    steps = 10
+    fault = (
+        f"--lr_scheduler_type {schedule.value} does not work with --lr_scheduler_kwargs "
+        f"{settings!r}"
+    )
+    rates: list[float] = []
+    try:
+        made: Any = get_scheduler(schedule, optimizer, 0, steps, settings)
+        # Some settings are used only in later steps. Schedules that follow a metric have no
+        # function of the step.
+        for rate_at in getattr(made, "lr_lambdas", ()):
+            rates += [rate_at(step) for step in range(steps + 1)]
+    # The schedules do not check their settings, and raise whatever these cause.
+    except Exception as error:
+        raise ValueError(f"{fault}: {type(error).__name__}: {error}") from error
+    # NaN is not at least 0, so it is rejected, too.
+    if not all(rate >= 0 for rate in rates):
+        raise ValueError(f"{fault}: the learning rate would become negative or NaN")
 
 
 def _check_choices(option: str, values: list[Any], choices: list[str]) -> None:

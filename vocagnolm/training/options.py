@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from vocagnolm.doors import DTYPE_OPTIONS, python_door
 from vocagnolm.extras import require, require_trackers
-from vocagnolm.fields import check_switches, in_range, json_settings, one_for_each, option
+from vocagnolm.fields import check_types, in_range, json_settings, one_for_each, option
 from vocagnolm.method import Method
 
 # The paper's optimizer step has this many tokens (Section 4.3).
@@ -67,6 +67,7 @@ class ModelOptions:
     _argument_group_name = "models"
 
     def __post_init__(self) -> None:
+        check_types(self)
         in_range(self, "[1, inf)", "lora_r", "lora_alpha")
         in_range(self, "[0, 1)", "lora_dropout")
         if self.teacher and self.teacher_losses:
@@ -161,6 +162,14 @@ class LoadOptions:
     _argument_group_name = "loading of models"
 
     def __post_init__(self) -> None:
+        # Python may give a torch.dtype, whose text begins with "torch.".
+        dtype: Any = str(self.teacher_dtype).removeprefix("torch.")
+        self.teacher_dtype = dtype
+        # It may also give one value instead of a list, whose letters would count as values.
+        for name in ("teacher_tokenizer", "teacher_revision"):
+            if isinstance(getattr(self, name), str):
+                setattr(self, name, [getattr(self, name)])
+        check_types(self)
         self._check_server()
         for name in ("model_init_kwargs", "teacher_model_init_kwargs"):
             arguments = getattr(self, name)
@@ -229,6 +238,7 @@ class DataOptions:
     _argument_group_name = "data"
 
     def __post_init__(self) -> None:
+        check_types(self)
         in_range(self, "(0, inf)", "dataset_weights")
         in_range(self, "[0, 1)", "eval_fraction")
         count = len(self.dataset)
@@ -286,6 +296,7 @@ class PackOptions:
     _argument_group_name = "packing"
 
     def __post_init__(self) -> None:
+        check_types(self)
         in_range(self, "[4, 16777216]", "max_length")
         in_range(self, "[1, inf)", "dataset_num_proc")
 
@@ -297,7 +308,6 @@ class GuidanceOptions(Method, PackOptions, LoadOptions):
     @python_door
     def __post_init__(self) -> None:
         # Call the checks by name, because `super()` would find another class in a subclass.
-        check_switches(self)
         LoadOptions.__post_init__(self)
         PackOptions.__post_init__(self)
         Method.__post_init__(self)
@@ -415,7 +425,9 @@ class RunOptions:
         in_range(self, "[1, inf)", "gradient_accumulation_steps")
         in_range(self, "(0, inf)", "num_train_epochs", "device_peak_tflops")
         in_range(self, "[0, inf)", "learning_rate", "save_steps", "eval_steps", "logging_steps")
-        in_range(self, "[0, inf)", "max_bad_steps")
+        # Trainer takes a warm-up of NaN for none, and any negative number of steps for -1.
+        in_range(self, "[0, inf)", "max_bad_steps", "warmup_steps")
+        in_range(self, "[-1, inf)", "max_steps")
         in_range(self, "[0, 4294967295]", "seed")
         require_trackers(self.report_to)
         if self.max_steps == 0:

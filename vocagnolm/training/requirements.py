@@ -1,9 +1,12 @@
 """What options need from packages, processes, devices and documents, checked before training."""
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
 
 from accelerate.utils import parse_flag_from_env
 from transformers import Trainer
+from transformers.trainer_utils import IntervalStrategy
 from transformers.training_args import OptimizerNames
 
 from vocagnolm.extras import is_installed, require
@@ -51,6 +54,43 @@ def check_launch(job: Job) -> None:
             "fsdp_activation_checkpointing is not supported with --use_peft: PEFT would save no "
             "adapters: set it to false and use --activation_checkpointing"
         )
+
+
+def check_evaluation(args: VocAgnoConfig, losses: Sequence[str]) -> None:
+    """Raise a ValueError for options of an evaluation that it would not meet.
+
+    `losses` are the names of the losses that an evaluation gives. Those of unknown corpora are
+    `*_loss`. If nothing is evaluated, there are none.
+    """
+    evaluates = {"eval_strategy": args.eval_strategy != IntervalStrategy.NO}
+    evaluates["eval_on_start"] = args.eval_on_start
+    for name, is_requested in evaluates.items():
+        if is_requested and not losses:
+            raise ValueError(f"--{name} needs --eval_fraction or --eval_dataset")
+    metric = args.metric_for_best_model
+    if metric is None or not any(evaluates.values()):
+        return
+    # As in Trainer, the prefix may be left out. Other numbers of an evaluation, such as its speed,
+    # say nothing about a model.
+    if not any(fnmatchcase(metric.removeprefix("eval_"), loss) for loss in losses):
+        raise ValueError(
+            f"--metric_for_best_model {metric} is not among the losses of the evaluation: give one "
+            f"of {', '.join(losses)}"
+        )
+
+
+def evaluation_losses(eval_dataset: Any) -> list[str]:
+    """Return the names of the losses that an evaluation of these documents or sequences gives."""
+    if eval_dataset is None:
+        return []
+    if isinstance(eval_dataset, dict):
+        losses = []
+        for name, dataset in eval_dataset.items():
+            losses += [f"{name}_{loss}" for loss in evaluation_losses(dataset)]
+        return losses
+    # Packed sequences of several corpora also have a loss of each.
+    parts = getattr(eval_dataset, "parts", {})
+    return ["loss", *(f"{name}_loss" for name in parts if len(parts) > 1)]
 
 
 def _check_packages(args: VocAgnoConfig) -> None:
