@@ -147,11 +147,11 @@ def rules_table(results: Results) -> str:
     return plots.markdown_table(["rule", *heads], rows)
 
 
-def kinds_table(results: Results, world: str) -> str:
+def kinds_table(results: Results, world: str, *, with_ranges: bool = True) -> str:
     """Return nats per character of each kind of held-out text, for all rules in a world.
 
     The student as it was and equal weights are shown with their losses. The other rows are the
-    differences from equal weights with the same seed.
+    differences from equal weights with the same seed, with or without their range over seeds.
     """
     rows = []
     student = results.runs(world, "const")[0]["student"]
@@ -165,14 +165,19 @@ def kinds_table(results: Results, world: str) -> str:
             rows.append([f"{label} ({len(runs)})", *cells])
     for rule, label in LABELS.items():
         cells = [results.cell(world, rule, kind) for kind in KINDS]
+        if not with_ranges:
+            cells = [cell.partition(" ")[0] for cell in cells]
         if any(cells):
             rows.append([f"{label} ({len(results.differences(world, rule))})", *cells])
     return plots.markdown_table(["rule (seeds)", *KINDS.values()], rows)
 
 
-def page_table(results: Results) -> str:
-    """Return the table of README and of the results page: the pages with wrong solutions."""
-    return kinds_table(results, "noisy")
+def page_tables(results: Results) -> dict[Path, str]:
+    """Return the tables of README and of the results page: the pages with wrong solutions."""
+    return {
+        Path("README.md"): kinds_table(results, "noisy", with_ranges=False),
+        plots.PAGE: kinds_table(results, "noisy"),
+    }
 
 
 def guidance_table() -> str:
@@ -309,8 +314,8 @@ def main() -> None:
     for table in (guidance_table(), rates_table(), answers_table(), losses_table()):
         sys.stdout.write(f"\n{table}\n")
     if arguments.write:
-        for page in (Path("README.md"), plots.PAGE):
-            plots.write_between("real", page, page_table(picked()))
+        for page, table in page_tables(picked()).items():
+            plots.write_between("real", page, table)
         plots.write_between("guidance", plots.PAGE, guidance_table())
         plots.write_between("rates", plots.PAGE, rates_table())
         plots.write_between("answers", plots.PAGE, answers_table())
