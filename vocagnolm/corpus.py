@@ -4,10 +4,8 @@ The input is a path or a hub name. The output is a `datasets.Dataset` with one c
 with the columns of `vocagnolm.chat.formats` for conversations. This module knows no tokenizer.
 """
 
-import csv
 import glob
 import hashlib
-import io
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -27,6 +25,7 @@ from vocagnolm.chat.formats import (
     read_row,
 )
 from vocagnolm.conventions import TEXT
+from vocagnolm.csv_rows import csv_records, csv_rows
 from vocagnolm.files import Files, find_files, kind_of, splits_of
 from vocagnolm.hub import check_name
 from vocagnolm.io import FullDiskError, disk_fault
@@ -54,10 +53,7 @@ _HEAD_BYTES = 10 << 20
 # in memory as a whole.
 _TABLE_BYTES = 10 << 20
 _TABLE_ROWS = 10_000
-# The most characters of a field of a CSV file. Python's own limit is shorter than many documents.
-_MAX_FIELD = 1 << 30
-# What Python's reader says of a quoted field that the file does not end.
-_NO_END = "unexpected end of data"
+# What an error says about a file without rows, or without their end.
 _NO_DATA = "it holds no documents, or is cut off"
 
 
@@ -264,60 +260,13 @@ def _read_csv(file: Path, text_column: str | None, source: str) -> datasets.Data
     # The name may also end in the suffix of a compression, as in pages.tsv.gz.
     suffixes = [suffix.lower() for suffix in file.suffixes]
     separator = "\t" if ".tsv" in suffixes else ","
-    records = _csv_records(file, separator)
+    records = csv_records(file, separator)
     line_number, columns = _try(lambda: next(records, (1, [])), source)
     if isinstance(columns, str):
         raise ValueError(f"{source} cannot be read: line {line_number}: {columns}")
     if not columns:
         return _no_rows()
-    return _read_rows(file, _csv_rows(records, columns, separator), columns, text_column, source)
-
-
-def _csv_rows(
-    records: Iterable[tuple[int, list[str] | str]], columns: Sequence[str], separator: str
-) -> Iterator[Row]:
-    """Make rows of the records of a table, or say why a record is no row."""
-    separator_name = "tabs" if separator == "\t" else "commas"
-    for line_number, fields in records:
-        if isinstance(fields, str):
-            yield line_number, len(fields), fields
-            continue
-        size = sum(map(len, fields))
-        # With other fields than the header, it is not known which of them is the text, or where it
-        # ends.
-        if len(fields) > len(columns):
-            reason = f"more fields than the header (quote texts with {separator_name})"
-            yield line_number, size, reason
-        elif len(fields) < len(columns):
-            yield line_number, size, "fewer fields than the header (quote texts with line breaks)"
-        else:
-            yield line_number, size, dict(zip(columns, fields, strict=True))
-
-
-def _csv_records(file: Path, separator: str) -> Iterator[tuple[int, list[str] | str]]:
-    """Yield the first line of each record of a table, and its fields or why it has none.
-
-    Every field is a text, because a number would lose the zeros of 007, and a null the text NA.
-    """
-    csv.field_size_limit(_MAX_FIELD)
-    with open_file(file) as content:
-        lines = io.TextIOWrapper(content, encoding="utf-8-sig", newline="")
-        # Without `strict`, text after a closing quote would lose its quotes.
-        records = csv.reader(lines, delimiter=separator, strict=True)
-        fields: list[str] | str | None = []
-        while fields is not None:
-            line_number = records.line_num + 1
-            try:
-                fields = next(records, None)
-            except csv.Error as error:
-                # This field has swallowed all rows after it, and nobody knows how many. The
-                # error gets no cause, because `_try` would report that instead.
-                if _NO_END in str(error):
-                    raise ValueError(f"line {line_number}: a quoted field has no end") from None
-                fields = f"not valid CSV: {error}"
-            # A blank line has no fields.
-            if fields:
-                yield line_number, fields
+    return _read_rows(file, csv_rows(records, columns, separator), columns, text_column, source)
 
 
 def _try(read: Callable[[], Any], source: str) -> Any:
