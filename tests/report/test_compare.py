@@ -406,7 +406,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("place", ["run.json", "results.json", "evaluation/results.json"])
 def test_file_of_another_program_is_no_run(place: str, tmp_path: Path) -> None:
     """The demo, too, has results of its own, and runs two directories down."""
-    write_json(tmp_path / place, {"cpt": {"accuracy": [0.5]}})
+    write_json(tmp_path / place, {"cpt": {"accuracy": [0.5]}, "benchmarks": {}})
     with pytest.raises(ValueError, match="train or evaluate first"):
         find_places([tmp_path])
     write_run(tmp_path / "seed0" / "cpt", [entry(1, 1.0)])

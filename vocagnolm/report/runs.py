@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -151,7 +151,7 @@ def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | No
     entries: list[tuple[str, Path, Path | None, Path | None]] = []
     for path in paths:
         name = path.absolute().name
-        run = path if _holds(path / RUN_FILE, "method") else None
+        run = path if _holds(path / RUN_FILE, {"method"}) else None
         evaluation = None
         for directory in (path / EVALUATION_FOLDER, path):
             if evaluation is None and holds_evaluation(directory):
@@ -181,12 +181,12 @@ def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | No
 
 def holds_evaluation(directory: Path) -> bool:
     """Test for the directory of one of our evaluations."""
-    return _holds(directory / RESULTS_FILE, "benchmarks")
+    return _holds(directory / RESULTS_FILE, {"benchmarks", "averages"})
 
 
-def _holds(path: Path, key: str) -> bool:
-    """Test for a JSON file with the key that ours have, because others may have its name."""
-    return path.is_file() and key in read_json(path)
+def _holds(path: Path, keys: Set[str]) -> bool:
+    """Test for a JSON file with the keys that ours have, because others may have its name."""
+    return path.is_file() and keys <= read_json(path).keys()
 
 
 def _advice(path: Path) -> str:
