@@ -1,7 +1,7 @@
 # make demo         make an environment, then train and judge students in the embedded world (runs/demo)
 # make test         make an environment, then run all tests but the slow ones
 # make check-fast   lint, types and unit tests
-# make check        lint, types and all tests, the slow ones, too
+# make check        lint, types and all tests, including the slow ones
 # make test-real    what a user types with pretrained models, in the directory VOCAGNOLM_TEST_MODELS
 # make test-gpu     compare numbers, waits, memory and messages of a GPU with the CPU's
 # make hour         what the pages tell a newcomer to type, in a fresh clone and a fresh environment
