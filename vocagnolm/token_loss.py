@@ -2,8 +2,7 @@
 
 The logits of 4,096 tokens over a vocabulary of 152,064 take 2.3 GiB. So they are computed in tiles
 and reduced to one number per token. The backward pass recomputes those of the losses that are used.
-This is the only place that shifts by one: every loss has the index of the token that it predicts,
-Eq. (1).
+Every loss has the index of the token that it predicts, Eq. (1).
 
 Shapes: B sequences, T positions, N = B * T rows, K rows of a tile, D hidden size, V vocabulary.
 """

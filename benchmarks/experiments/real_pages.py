@@ -9,6 +9,15 @@ and textbooks. Three worlds share them, so that a teacher reads most documents o
             boilerplate of web pages between the words
 
 `reference` has other clean pages, for Rho-1's reference model.
+
+Each line of a corpus is a JSON object with the field `text`:
+
+    gsm8k_train.jsonl           openai/grade-school-math, train: question, newline, solution without
+                                calculator marks, with "The answer is N." in place of "#### N"
+    math_train.jsonl            hendrycks/math, train: problem, blank line, solution
+    planetmath.jsonl            the repositories of github.com/planetmath, one article a line, LaTeX
+    openlogic.jsonl             OpenLogicProject/OpenLogic, content/, one section a line, LaTeX
+    statistics_textbook.jsonl   OpenIntroStat/openintro-statistics, ch_*/TeX, one section a line
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--sequences",
         type=int,
         default=150,
-        help="Most sequences to cut into chunks; default: 150.",
+        help="Cut at most this many sequences; default: 150.",
     )
     add("--chunks", type=int, nargs="+", help="Chunks per sequence; default: 2 4 8 ... up to 512.")
     add("--seed", type=int, default=0, help="Seed of the order of documents; default: 0.")

@@ -48,7 +48,7 @@ def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add(
         "--context",
         type=int,
-        help="Most tokens per window; default: the model's context, at most 4096.",
+        help="Maximum tokens per window; default: the model's context, at most 4096.",
     )
     add(
         "--min_context",
