@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import pandas as pd
 from benchmarks.experiments import plots
 from benchmarks.experiments.real import MODELS, RESULTS, RULES
 from vocagnolm.report.plots import COLORS, draw_curves, new_plot
+from vocagnolm.report.runs import heading
 from vocagnolm.report.statistics import RESAMPLES, percentile_interval, resampled_differences
 
 # The answers of some models that runs on a CPU kept.
@@ -223,33 +225,41 @@ def rates_table() -> str:
 def answers_table() -> str:
     """Return the right answers in percent, and paired differences from equal weights in points.
 
-    The models are those of seed 0 at the picked learning rate. `ANSWERS` has a 1 for each right
-    answer and a 0 for each other one, in the order of a benchmark's items.
+    The models are those of the picked learning rate. `ANSWERS` has rules, benchmarks and seeds, and
+    for each a 1 for every right answer and a 0 for every other one, in the order of the items.
+    Numbers are means over seeds. A difference is from the same seeds with equal weights, and its
+    interval is over items.
     """
     answers = json.loads(ANSWERS.read_text(encoding="utf-8"))
+    columns = list(answers["const"])
     rows = []
     for rule, by_benchmark in answers.items():
         cells = []
-        for name, right in by_benchmark.items():
-            cell = f"{100 * right.count('1') / len(right):.1f}"
-            if rule != "const":
-                equal = by_item(answers["const"][name])
-                gains = {-1: 0, 1: 0, 0: 0}
-                for ours, others in zip(by_item(right), equal, strict=True):
-                    gains[ours - others] += 1
-                points = 100 * (gains[1] - gains[-1]) / len(right)
-                draws = resampled_differences(gains, RESAMPLES, [0, *name.encode()])
-                low, high = percentile_interval(draws)
-                cell += f" ({points:+.1f}: {low:+.1f} to {high:+.1f})"
-            cells.append(cell)
+        for name in columns:
+            by_seed = by_benchmark.get(name)
+            cells.append(answers_cell(by_seed, answers["const"][name], name) if by_seed else "")
         label = {"start": "before", "const": "equal weights"} | LABELS
         rows.append([label[rule], *cells])
-    return plots.markdown_table(["rule", "SVAMP", "ASDiv", "MAWPS"], rows)
+    return plots.markdown_table(["rule", *map(heading, columns)], rows)
 
 
-def by_item(right: str) -> list[int]:
-    """Return 1 or 0 for each item."""
-    return [int(digit) for digit in right]
+def answers_cell(by_seed: dict[str, str], equal_by_seed: dict[str, str], name: str) -> str:
+    """Return the right answers to a benchmark in percent and, for a rule, what it gains."""
+    right_by_item: Counter[int] = Counter()
+    gain_by_item: Counter[int] = Counter()
+    for seed, digits in by_seed.items():
+        for item, (ours, equal) in enumerate(zip(digits, equal_by_seed[seed], strict=True)):
+            right_by_item[item] += int(ours)
+            gain_by_item[item] += int(ours) - int(equal)
+    outputs = len(by_seed) * len(right_by_item)
+    cell = f"{100 * right_by_item.total() / outputs:.1f}"
+    if by_seed == equal_by_seed:
+        return cell
+    points = 100 * gain_by_item.total() / outputs
+    items_by_gain = dict(sorted(Counter(gain_by_item.values()).items()))
+    draws = resampled_differences(items_by_gain, RESAMPLES, [0, *name.encode()])
+    low, high = percentile_interval(draws / len(by_seed))
+    return f"{cell} ({points:+.1f}: {low:+.1f} to {high:+.1f})"
 
 
 def losses_table(path: Path = RESULTS) -> str:

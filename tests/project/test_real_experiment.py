@@ -103,3 +103,13 @@ def test_pages_show_the_results_as_they_are() -> None:
     assert real_results.guidance_table() in results
     assert real_results.rates_table() in results
     assert real_results.answers_table() in results
+
+
+def test_answers_are_compared_by_item_and_seed() -> None:
+    ours = {"0": "110", "1": "100"}
+    equal = {"0": "100", "1": "001"}
+    assert real_results.answers_cell(equal, equal, "svamp") == "33.3"
+    # Over both seeds, the items gain 1, 1 and -1 of 2 answers. A draw may have only the last item,
+    # or only the others.
+    cell = real_results.answers_cell(ours, equal, "svamp")
+    assert cell == "50.0 (+16.7: -50.0 to +50.0)"
