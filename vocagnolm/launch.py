@@ -70,15 +70,20 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _run(words: Sequence[str]) -> int:
-    """Start the processes with Accelerate, and wait for them."""
+    """Start the processes with Accelerate, and wait for them.
+
+    Raises:
+        KeyboardInterrupt: a signal ended the job.
+    """
     from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     arguments = launch_command_parser().parse_args(words)
     # After SIGINT or SIGTERM, torchrun kills every worker within 30 s, whether it has saved its
     # state or not. `_forward` handles these signals instead, and gives workers the time they need.
     arguments.signals_to_handle = "SIGHUP,SIGQUIT"
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, _forward)
     # The processes themselves say why they end.
     logging.disable(logging.ERROR)
@@ -90,9 +95,16 @@ def _run(words: Sequence[str]) -> int:
         status = max(failure.exitcode for failure in error.failures.values())
     except subprocess.CalledProcessError as error:
         status = error.returncode
+    except SignalException as error:
+        # A terminal was closed, for example, and torchrun has ended the processes.
+        raise KeyboardInterrupt from error
     else:
         return 0
-    # A negative status is the number of a signal. A shell reports 128 plus that number.
+    # A negative status is the number of a signal. Processes that do not train end with the signal
+    # that stops the job.
+    if -status in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        raise KeyboardInterrupt
+    # A shell reports 128 plus the number of a signal.
     if status < 0:
         name = signal.Signals(-status).name
         log_main(f"vocagnolm: error: {name} ended a process")

@@ -46,29 +46,61 @@ main_process_port: 0
 # One job after the other, in one process, as imports take seconds.
 START = """
 from vocagnolm.launch import _run
-print([_run([f"--config_file={name}", "--module", "worker"]) for name in ("1.yaml", "2.yaml")])
+def status(name):
+    try:
+        return _run([f"--config_file={name}", "--module", "worker"])
+    except KeyboardInterrupt:
+        return "interrupted"
+print([status(name) for name in ("1.yaml", "2.yaml")])
+"""
+# A worker that has not begun to train has no handlers of its own.
+IDLE_WORKER = """
+import os, time
+from pathlib import Path
+Path(os.environ.get("WORLD_SIZE", "1") + "-" + os.environ.get("RANK", "0")).touch()
+time.sleep(60)
 """
 
 
-@pytest.mark.processes
-def test_signal_reaches_each_process_once_and_status_comes_back(tmp_path: Path) -> None:
-    (tmp_path / "worker.py").write_text(WORKER)
+def start_jobs(directory: Path, worker: str) -> subprocess.Popen[str]:
+    """Start a job of one process and, when it has ended, one of two."""
+    (directory / "worker.py").write_text(worker)
     for processes, kind in ((1, "NO"), (2, "MULTI_GPU")):
         text = CONFIG.format(kind=kind, processes=processes)
-        (tmp_path / f"{processes}.yaml").write_text(text)
-    job = subprocess.Popen(
+        (directory / f"{processes}.yaml").write_text(text)
+    return subprocess.Popen(
         [sys.executable, "-c", START],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(directory), *sys.path])},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def wait_for_workers(directory: Path, job: subprocess.Popen[str], processes: int) -> None:
+    """Wait until all processes of a job have left their files."""
+    while len(list(directory.glob(f"{processes}-*"))) < processes:
+        assert job.poll() is None, job.communicate()
+        time.sleep(0.05)
+
+
+@pytest.mark.processes
+def test_signal_reaches_each_process_once_and_status_comes_back(tmp_path: Path) -> None:
+    job = start_jobs(tmp_path, WORKER)
     for processes in (1, 2):
-        while len(list(tmp_path.glob(f"{processes}-*"))) < processes:
-            assert job.poll() is None, job.communicate()
-            time.sleep(0.05)
+        wait_for_workers(tmp_path, job, processes)
         job.send_signal(signal.SIGTERM)
     assert job.communicate(timeout=60) == (f"{[int(Exit.STOPPED)] * 2}\n", "")
     for name in ("1-0", "2-0", "2-1"):
         assert (tmp_path / name).read_text() == f"{signal.SIGTERM:d}\n"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_before_training_interrupts_the_job(number: signal.Signals, tmp_path: Path) -> None:
+    job = start_jobs(tmp_path, IDLE_WORKER)
+    for processes in (1, 2):
+        wait_for_workers(tmp_path, job, processes)
+        job.send_signal(number)
+    assert job.communicate(timeout=60) == ("['interrupted', 'interrupted']\n", "")
