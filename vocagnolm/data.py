@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import math
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ from vocagnolm.texts import (
 )
 
 # Raise it when the columns or the segmentation change, so that old caches are not read.
-_FORMAT = 12
+_FORMAT = 13
 # Documents that are aligned and cached together: a few minutes of work.
 _PART = 100_000
 # The reason for skipping a document.
@@ -88,6 +89,7 @@ def _column_types(student: Reader, teachers: TeacherReaders) -> datasets.Feature
         features[name] = datasets.List(datasets.Value(dtype))
     for name in _INTEGERS:
         features[name] = datasets.Value("int32")
+    features["student_crc32"] = datasets.Value("uint32")
     features["skipped"] = datasets.Value("string")
     return datasets.Features(features)
 
@@ -158,11 +160,13 @@ class Segments:
         return Segments(remaining_rows, self.skipped), Segments(held_out_rows, [])
 
     def digest(self) -> str:
-        """Identify the corpus by the lengths of all segments in order."""
+        """Identify the corpus by the lengths and the student's tokens of all segments in order."""
         # The integer types are fixed, so the digest does not depend on the types in a cache.
         sha256 = hashlib.sha256(self._column("document").astype(np.int64).tobytes())
         sha256.update(self._column("student_tokens").astype(np.int32).tobytes())
         sha256.update(self._column("teacher_tokens").astype(np.int32).tobytes())
+        # Reading all tokens again would take minutes, so each segment has a checksum of its own.
+        sha256.update(self._column("student_crc32").astype(np.uint32).tobytes())
         return sha256.hexdigest()[:16]
 
     @property
@@ -430,6 +434,11 @@ class _Aligner:
             codes, exceptions, exception_edges = narrow_spans(spans, edges)
             columns[f"{side}_codes"] = edges, codes
             columns[f"{side}_exceptions"] = exception_edges, exceptions
+        edges, ids = columns["student_ids"]
+        # The integer type is fixed, so that a checksum does not depend on the type in the cache.
+        ids = ids.astype(np.int32)
+        checksums = [zlib.crc32(ids[start:end]) for start, end in pairwise(edges)]
+        columns["student_crc32"] = np.array(checksums, np.uint32)
         return _as_table(columns, self.schema)
 
 

@@ -240,6 +240,21 @@ def check_writable(output_dir: Path, option: str = "--output_dir") -> None:
         raise ValueError(f"{option} {output_dir}: {reason}") from error
 
 
+def check_outside(
+    output_dir: str | Path, datasets: Iterable[str], option: str = "--output_dir"
+) -> None:
+    """Reject a directory for results that is inside a directory of documents.
+
+    The next start of the same command would read the results as documents, and could not resume.
+    """
+    for name in datasets:
+        if Path(name).is_dir() and Path(output_dir).resolve().is_relative_to(Path(name).resolve()):
+            raise ValueError(
+                f"{option} {output_dir} is inside --dataset {name}, so its files would be read as "
+                "documents: give a directory elsewhere, or name the documents' files"
+            )
+
+
 def claim_names(
     directory: Path, names: Collection[str], command: str, links: Collection[str] = ()
 ) -> None:

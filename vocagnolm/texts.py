@@ -51,6 +51,11 @@ def only_text(corpus: datasets.Dataset, text_column: str | None, source: str) ->
     Raises:
         ValueError: the dataset, which the message calls `source`, has neither.
     """
+    if corpus.format["type"] == "custom":
+        raise ValueError(
+            f"{source} has a transform (set_transform), which would not be applied: apply it with "
+            "map"
+        )
     corpus = corpus.select_columns(columns_to_read(corpus.column_names, text_column, source))
     if text_column is None and TEXT not in corpus.column_names:
         return _mapped(corpus, _read_conversations, CONVERSATION_FEATURES, "Reading conversations")

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from vocagnolm.corpus import files_of, load_corpus, load_sample
-from vocagnolm.texts import is_conversations
+from vocagnolm.texts import is_conversations, only_text
 
 TEXTS = ["First  document.\r\n\n$x^2$ 😀 数学 e\u0301\x00", "second"]
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -444,3 +444,12 @@ def test_files_of_two_kinds_are_rejected(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", lines_of({"text": "x"}))
     write(tmp_path / "b.jsonl", lines_of({"messages": [ASK, SAY]}))
     assert "holds conversations and documents" in error_of(tmp_path)
+
+
+def test_transform_is_rejected() -> None:
+    corpus = datasets.Dataset.from_dict({"text": ["a"]})
+    changed = corpus.with_transform(lambda rows: {"text": [f"{text}b" for text in rows["text"]]})
+    with pytest.raises(ValueError, match=r"^mine has a transform .*: apply it with map$"):
+        only_text(changed, None, "mine")
+    # Other formats change no value.
+    assert only_text(corpus.with_format("numpy"), None, "mine")["text"][:] == ["a"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import cProfile
 import json
 import time
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from itertools import pairwise
@@ -115,6 +116,7 @@ def slow_row(
         "ranges": [list(map(list, ranges))],
         "shares": [shares],
         "student_tokens": len(ids),
+        "student_crc32": zlib.crc32(np.array(ids, np.int32).tobytes()),
         "teacher_tokens": len(teacher_ids),
         "teacher_counts": [len(teacher_ids)],
         "unmapped_text_tokens": ranges[1 : 1 + len(ours.ids)].count((-1, -1)),
@@ -318,6 +320,14 @@ def test_digest_tells_missing_or_reordered_documents(tokenizers_by_family: Token
     )
     assert same == again
     assert len({same, reversed_, shorter}) == 3
+
+
+def test_digest_tells_documents_of_equal_lengths(tokenizers_by_family: Tokenizers) -> None:
+    pair = readers(tokenizers_by_family)
+    one = align_corpus(in_memory(["the cat and the dog"]), *pair)
+    other = align_corpus(in_memory(["the dog and the cat"]), *pair)
+    assert one.total("student_tokens") == other.total("student_tokens")
+    assert one.digest() != other.digest()
 
 
 # Processes and cache

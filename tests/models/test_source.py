@@ -235,7 +235,12 @@ def test_a_revision_reaches_transformers(monkeypatch: pytest.MonkeyPatch) -> Non
 
     for kind in (AutoConfig, AutoModelForCausalLM, AutoTokenizer):
         monkeypatch.setattr(kind, "from_pretrained", refuse)
-    for call in (source.config, source.tokenizer, lambda: source.load(torch.float32)):
+    calls = (
+        source.config,
+        lambda: source.tokenizer(LlamaConfig()),
+        lambda: source.load(torch.float32),
+    )
+    for call in calls:
         with pytest.raises(ValueError, match="--teacher some/model cannot be loaded: not here"):
             call()
     assert asked == [("some/model", "v2")] * 3
@@ -378,6 +383,30 @@ def test_tokenizer_with_ids_beyond_the_embeddings_is_rejected(
     config = LlamaConfig(**SMALL | {"vocab_size": len(tokenizer) - 1})
     with pytest.raises(ValueError, match=r"has ids up to 600, .* with --teacher_tokenizer"):
         source.checked_tokenizer(config, "teacher", str(tmp_path))
+
+
+def test_tokenizer_of_an_evaluated_model_is_tested(
+    tokenizer_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(tokenizer_dirs["metaspace"], tmp_path, dirs_exist_ok=True)
+    config = LlamaConfig(**SMALL | {"vocab_size": 600})
+    config.save_pretrained(tmp_path)
+    source = ModelSource(str(tmp_path), "model")
+    tokenizer = source.tokenizer(config)
+    # No prompt has the padding token, so it needs no embedding.
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    tokenizer.save_pretrained(tmp_path)
+    source.tokenizer(config)
+    tokenizer.add_tokens(["<one-more>"])
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="ids up to 601, but the model has embeddings for 600"):
+        source.tokenizer(config)
+    # transformers then makes a tokenizer of the model's class without any token.
+    (tmp_path / "tokenizer.json").unlink()
+    settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match="knows no token of a text: copy all files"):
+        source.tokenizer(config)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

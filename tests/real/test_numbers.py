@@ -37,7 +37,8 @@ def model(model_directory: Path, dtype: torch.dtype) -> Any:
 
 
 def ids_of(directory: Path, repeats: int) -> torch.Tensor:
-    tokenizer: Any = ModelSource(str(directory), "teacher").tokenizer()
+    source = ModelSource(str(directory), "teacher")
+    tokenizer: Any = source.tokenizer(source.config())
     ids: torch.Tensor = tokenizer(TEXT * repeats, return_tensors="pt").input_ids
     return ids
 

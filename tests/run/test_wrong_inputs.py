@@ -206,6 +206,28 @@ def test_options_without_effect_are_warned_of(capsys: pytest.CaptureFixture[str]
     ]
 
 
+# The commands that write a directory, with options that they need.
+WRITING = {
+    "train": "--method cpt",
+    "score": "--teacher T",
+    "rank": "--student S --teacher T",
+    "audit": "--student S --teacher T",
+    "inspect": "--student S --teacher T --document 0",
+}
+
+
+@pytest.mark.parametrize("command", WRITING)
+def test_results_go_outside_the_documents(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    argv = [command, *WRITING[command].split(), "--dataset", str(tmp_path)]
+    argv += ["--output_dir", str(tmp_path / "new")]
+    assert __main__.main(argv) == cli.Exit.WRONG
+    assert f"--output_dir {tmp_path}/new is inside --dataset {tmp_path}" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 WRONG_RUNS: list[tuple[dict[str, str], str]] = [
     ({"student": "/no/model"}, "--student /no/model: no such directory"),
     ({"teacher": "no-model"}, "--teacher no-model cannot be loaded"),

@@ -338,6 +338,9 @@ def test_score_names_what_differs_in_another_store(
     assert contents(path) == contents(scored)
     (path / "manifest.json").unlink()
     assert "holds shards, but no manifest" in error(arguments(teacher, corpus, path), capsys)
+    # A directory with a model and a store would be one for a command and the other in Python.
+    complained = error(arguments(teacher, corpus, Path(teacher)), capsys)
+    assert "holds a model: give another directory" in complained
 
 
 @pytest.mark.parametrize("revision", ["0a1b2c", "unknown", None])

@@ -107,7 +107,7 @@ def _read_all_but_weights(
     # The first process of a machine downloads. The others read the result.
     with machine_first():
         config = source.config()
-        tokenizer = source.tokenizer()
+        tokenizer = source.tokenizer(config)
         chat = None
         if arguments.chat:
             if not tokenizer.chat_template:

@@ -139,9 +139,25 @@ class ModelSource:
             settings = settings if isinstance(settings, dict) else settings.to_dict()
             check_quantizer(settings, f"{self._named}, which is quantized,")
 
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Load its tokenizer, slow or fast, without any tests."""
+    def tokenizer(self, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
+        """Load its tokenizer, slow or fast, and test that it reads text and fits the model."""
         loaded: PreTrainedTokenizerBase = self._from_pretrained(AutoTokenizer)
+        # If files are missing, transformers makes an empty tokenizer without a word.
+        ids = loaded.encode("1 + 1 = 2", add_special_tokens=False)
+        if all(token_id == loaded.unk_token_id for token_id in ids):
+            raise ValueError(
+                f"{self._named}: its tokenizer knows no token of a text: copy all files of the "
+                "tokenizer, such as tokenizer.json"
+            )
+        # A padding token without an embedding is common, and no prompt has it.
+        used = set(loaded.get_vocab().values()) - set(loaded.all_special_ids)
+        rows, largest = config.get_text_config().vocab_size, max(used)
+        if largest >= rows:
+            raise ValueError(
+                f"{self._named}: its tokenizer has ids up to {largest}, but the model has "
+                f"embeddings for {rows}: if tokens were added to it, call "
+                "model.resize_token_embeddings(len(tokenizer)) and save the model"
+            )
         return loaded
 
     def load(

@@ -19,6 +19,7 @@ from vocagnolm.cli import Parser, shell
 from vocagnolm.fields import corpora_of, listed
 from vocagnolm.io import (
     JsonObject,
+    check_outside,
     check_writable,
     claim_names,
     count_reasons,
@@ -219,6 +220,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Check the directory before the work, which may take minutes.
     if out:
         check_writable(out)
+        check_outside(out, listed(arguments.dataset))
     most_chunks = max(arguments.chunks)
     if most_chunks > arguments.sequence_length:
         raise ValueError(f"--chunks {most_chunks} exceeds --sequence_length: a chunk needs a token")

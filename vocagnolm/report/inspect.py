@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from vocagnolm.chat.reading import TRAIN_ON, TrainOn
 from vocagnolm.cli import Parser, shell
 from vocagnolm.conventions import TEXT, NonFiniteLoss
-from vocagnolm.fields import corpora_of
-from vocagnolm.io import check_writable, claim_names, write_text
+from vocagnolm.fields import corpora_of, listed
+from vocagnolm.io import check_outside, check_writable, claim_names, write_text
 from vocagnolm.method import AGGREGATIONS, Selection, Unmapped
 from vocagnolm.report.view import GuidanceView, TextView, view_texts
 
@@ -98,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Check the directory before anything is loaded.
     if arguments.output_dir:
         check_writable(arguments.output_dir)
+        check_outside(arguments.output_dir, listed(arguments.dataset or []))
         claim_names(arguments.output_dir, [PAGE], "vocagnolm inspect")
     view = build_view(arguments)
     sys.stdout.write(render_text(view))

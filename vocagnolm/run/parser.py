@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vocagnolm.cli import OneLineErrors, check_names
 from vocagnolm.doors import ALWAYS_ON, OTHER_NAMES, near, shell_door
 from vocagnolm.fields import FirstHelp
+from vocagnolm.io import check_outside
 from vocagnolm.method import Method
 from vocagnolm.printing import log_main
 from vocagnolm.run.recipe import as_flags, find_file, recipe_options
@@ -216,6 +217,10 @@ def _parse(argv: Sequence[str], *, on_hub: bool) -> Job:
     # Of several corpora, each has a loss, too.
     losses = ["loss", "*_loss"] if data.eval_fraction and len(data.dataset) > 1 else ["loss"]
     check_evaluation(args, losses if evaluates else [])
+    sources = [*data.dataset, *([data.eval_dataset] if data.eval_dataset else [])]
+    check_outside(args.output_dir, sources)
+    if args.served_losses:
+        check_outside(args.served_losses, sources, "--served_losses")
     job = Job(model, data, args, recipe)
     # The parser's last result is a namespace of the arguments that are in no dataclass.
     namespace = options[-1]

@@ -73,6 +73,9 @@ def check_plan(directory: Path, plan: Mapping[str, object], option: str = "--out
         # Shards without a manifest may be any teacher's, so do not add to them.
         if any(directory.glob("shard-*")):
             raise ValueError(f"{option} {directory} holds shards, but no {store.MANIFEST_FILE}")
+        # Nobody could tell which of the two the name of such a directory means.
+        if (directory / "config.json").exists():
+            raise ValueError(f"{option} {directory} holds a model: give another directory")
         return
     # A corpus is identified by its texts, and a teacher by its revision if it has one. Their names,
     # and a server's address, do not matter.

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vocagnolm.cli import Parser, shell
-from vocagnolm.fields import corpora_of, in_range
-from vocagnolm.io import check_writable, claim_names
+from vocagnolm.fields import corpora_of, in_range, listed
+from vocagnolm.io import check_outside, check_writable, claim_names
 from vocagnolm.printing import print_main
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = _parse(argv)
     out: Path = arguments.output_dir
     check_writable(out)
+    check_outside(out, listed(arguments.dataset))
     # These imports bring datasets, which --help does not need.
     import numpy as np
 

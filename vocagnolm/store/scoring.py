@@ -21,7 +21,7 @@ from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import files_of, load_corpus
 from vocagnolm.dist import connect, rank0
 from vocagnolm.fields import corpora_of
-from vocagnolm.io import check_writable, count_reasons, versions
+from vocagnolm.io import check_outside, check_writable, count_reasons, versions
 from vocagnolm.models.load import (
     ModelSource,
     revision_of,
@@ -136,6 +136,7 @@ def load_corpora(options: Namespace) -> datasets.Dataset:
 
 def score(options: Namespace) -> None:
     """Score a corpus, or what is left of it."""
+    check_outside(options.output_dir, options.dataset)
     revision, attention = options.teacher_revision, options.attn_implementation
     source = ModelSource(options.teacher, "teacher", revision, attention, options.trust_remote_code)
     config = source.config()
