@@ -73,7 +73,8 @@ def check_types(options: object) -> None:
     "false", which is true.
     """
     cls = type(options)
-    # transformers' own fields take more than their types say. Only their switches are checked.
+    # transformers' own fields take more than their types say. Only their switches are checked, and
+    # that numbers are not None.
     own_names: set[str] = set()
     for base in cls.__mro__:
         if base.__module__.startswith("vocagnolm."):
@@ -87,6 +88,8 @@ def check_types(options: object) -> None:
         kinds = [kind for kind in kinds if kind is not NoneType]
         if len(kinds) == 1 and (name in own_names or kinds == [bool]):
             _check_type(name, value, kinds[0])
+        elif value is None and name in vars(options) and kinds[0] in (int, float):
+            raise ValueError(f"--{name} must be a number, got None")
 
 
 def _check_type(name: str, value: Any, kind: Any) -> None:

@@ -454,19 +454,21 @@ def _check_vocabulary(model: nn.Module, largest_id: int) -> None:
 
 
 def _check_student(model: PreTrainedModel, optimizer: torch.optim.Optimizer | None) -> None:
-    """Warn about weights in 16 bits, and reject an optimizer of another model's weights."""
+    """Warn about weights in 16 bits, and reject a frozen model or another model's optimizer."""
     if model.dtype in (torch.bfloat16, torch.float16):
         logger.warning(
             "the student's weights are %s, which loses small updates: load it in float32 and set "
             "bf16=True for bfloat16 compute",
             model.dtype,
         )
+    trained_ids = {id(weight) for weight in model.parameters() if weight.requires_grad}
+    if not trained_ids:
+        raise ValueError("model has no weights to train: set requires_grad of some to True")
     if optimizer is None:
         return
     optimized_ids = set()
     for group in optimizer.param_groups:
         optimized_ids |= {id(parameter) for parameter in group["params"]}
-    trained_ids = {id(weight) for weight in model.parameters() if weight.requires_grad}
     if optimized_ids.isdisjoint(trained_ids):
         raise ValueError(
             "optimizers: the optimizer has none of the student's trained weights: load the model "

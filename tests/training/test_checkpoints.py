@@ -201,6 +201,7 @@ def test_leftover_of_another_save_does_not_end_the_run(tmp_path: Path) -> None:
     [
         (None, None, [1, 2, 3, 4, 9]),
         (0, None, [1, 2, 3, 4, 9]),
+        (-1, None, [1, 2, 3, 4, 9]),
         (1, None, [4]),
         (3, None, [3, 4, 9]),
         (1, "checkpoint-2", [2, 4]),

@@ -387,6 +387,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"eval_dataset": [{"text": ""}]}, "eval_dataset has no usable document"),
     ({"model_init_kwargs": {"torch_dtype": "bfloat16"}}, "give torch_dtype as teacher_dtype"),
+    ({"max_grad_norm": None}, "max_grad_norm must be a number, got None"),
 ]
 
 
@@ -407,6 +408,13 @@ def test_what_is_wrong_is_named(
 
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_frozen_model_is_rejected(world: World, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(world.student)
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match="model has no weights to train"):
+        VocAgnoTrainer(model, config(tmp_path, method="cpt"), train_dataset=pages(world))
 
 
 def test_blocks_of_another_length_are_rejected(world: World, tmp_path: Path) -> None:

@@ -57,13 +57,21 @@ def prepare_dataset(
     tokens. Aligned documents are cached like those of `datasets.map`.
 
     Raises:
-        ValueError: the column is missing, or no document in it can be used.
+        ValueError: an argument is wrong, or no document can be used.
     """
+    teacher_tokenizers = listed(teacher_tokenizer or [])
+    tokenizers = [("student_tokenizer", student_tokenizer)]
+    tokenizers += [("teacher_tokenizer", tokenizer) for tokenizer in teacher_tokenizers]
+    for name, tokenizer in tokenizers:
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise ValueError(f"{name} must be a tokenizer, got {type(tokenizer).__name__}")
+    # A window has a start token, and must have at least one more.
+    if not isinstance(teacher_context, int) or teacher_context < 2:
+        raise ValueError(f"teacher_context must be an integer of at least 2, got {teacher_context}")
     dataset = _checked(dataset, "dataset")
     if not _is_documents(dataset):
         raise ValueError(f"dataset must be a datasets.Dataset, got {type(dataset).__name__}")
     texts = _read_documents(dataset, text_column, "dataset")
-    teacher_tokenizers = listed(teacher_tokenizer or [])
     readers = [teacher_reader(tokenizer, teacher_context) for tokenizer in teacher_tokenizers]
     teachers = TeacherReaders(readers) if readers else None
     options = PackOptions(max_length=max_length, train_on=train_on, dataset_num_proc=num_proc)
@@ -74,8 +82,7 @@ def prepare_dataset(
     limits = teachers.limits() if teachers else [sys.maxsize]
     blocks = Blocks(segments.rows, max_length, limits)
     blocks.corpus_digest = [segments.digest()]
-    tokenizers = [student_tokenizer, *teacher_tokenizers]
-    blocks.tokenizers_sha256 = [tokenizer_sha256(tokenizer) for tokenizer in tokenizers]
+    blocks.tokenizers_sha256 = [tokenizer_sha256(tokenizer) for _, tokenizer in tokenizers]
     return blocks
 
 

@@ -210,8 +210,8 @@ def _flush(directory: Path) -> None:
 
 
 def rotate(newest: Path, limit: int | None, best: str | None) -> None:
-    """Remove the oldest checkpoints beyond a limit, if there is one. The newest and best stay."""
-    if not limit:
+    """Remove the oldest checkpoints beyond a limit, if it is above 0. The newest and best stay."""
+    if limit is None or limit <= 0:
         return
     # Without a best checkpoint, the newest one takes its place, and the set has one name.
     protected = {newest.name, Path(best or newest).name}
