@@ -167,6 +167,9 @@ def files_of(
 
 def _local_path(dataset: str, option: str) -> Path | None:
     """Return the path of a local dataset, or None for a dataset of the hub."""
+    # An unset variable of a shell would stand for the current directory.
+    if not dataset:
+        raise ValueError(f"{option} is empty: give a file, a directory or a hub name")
     path = Path(dataset).expanduser()
     if path.exists():
         return path

@@ -446,6 +446,11 @@ def test_files_of_two_kinds_are_rejected(tmp_path: Path) -> None:
     assert "holds conversations and documents" in error_of(tmp_path)
 
 
+def test_empty_name_is_not_the_current_directory() -> None:
+    with pytest.raises(ValueError, match=r"^--dataset is empty: give a file"):
+        load_corpus("")
+
+
 def test_transform_is_rejected() -> None:
     corpus = datasets.Dataset.from_dict({"text": ["a"]})
     changed = corpus.with_transform(lambda rows: {"text": [f"{text}b" for text in rows["text"]]})

@@ -71,6 +71,10 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
         (*T, "--eval_fraction", ".1", "--metric_for_best_model", "foo"),
         "--metric_for_best_model foo is not among the losses of the evaluation: give one of loss",
     ),
+    (
+        (*T, *"--eval_fraction .1 --load_best_model_at_end --greater_is_better True".split()),
+        "--greater_is_better True keeps the worst model",
+    ),
     # Schedules, which are made when training begins.
     ((*T, "--lr_scheduler_kwargs", "{"), "--lr_scheduler_kwargs: { is not JSON"),
     ((*T, "--lr_scheduler_kwargs", "5"), "--lr_scheduler_kwargs '5': TypeError"),
@@ -226,6 +230,14 @@ def test_results_go_outside_the_documents(
     assert __main__.main(argv) == cli.Exit.WRONG
     assert f"--output_dir {tmp_path}/new is inside --dataset {tmp_path}" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_ranking_keeps_its_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text('{"text": "a"}\n')
+    argv = ["rank", *WRITING["rank"].split(), "--dataset", str(kept), "--output_dir", str(tmp_path)]
+    assert __main__.main(argv) == cli.Exit.WRONG
+    assert f"--dataset {kept} would be replaced" in capsys.readouterr().err
 
 
 WRONG_RUNS: list[tuple[dict[str, str], str]] = [

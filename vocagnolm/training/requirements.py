@@ -77,6 +77,8 @@ def check_evaluation(args: VocAgnoConfig, losses: Sequence[str]) -> None:
             f"--metric_for_best_model {metric} is not among the losses of the evaluation: give one "
             f"of {', '.join(losses)}"
         )
+    if args.greater_is_better:
+        raise ValueError("--greater_is_better True keeps the worst model: a lower loss is better")
 
 
 def evaluation_losses(eval_dataset: Any) -> list[str]:
