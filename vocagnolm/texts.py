@@ -22,14 +22,21 @@ from vocagnolm.conventions import TEXT
 FAULT = "fault"
 # The version of the cache's content. Raise it when files are read differently, so that older caches
 # are not used.
-FORMAT = 3
+FORMAT = 4
 # Documents are read from a corpus this many rows at a time, so that few are in memory.
 _BATCH_ROWS = 1000
 STRING = datasets.Value("string")
 _INTEGERS = datasets.List(datasets.Value("int32"))
-# The types of `COLUMNS`: text, roles, ends, untrained, extras, fault.
-_COLUMN_TYPES = (STRING, datasets.List(STRING), _INTEGERS, _INTEGERS, STRING, STRING)
-CONVERSATION_FEATURES = datasets.Features(dict(zip(COLUMNS, _COLUMN_TYPES, strict=True)))
+_CONVERSATION_TYPES = {
+    "text": STRING,
+    "roles": datasets.List(STRING),
+    "ends": _INTEGERS,
+    "untrained": _INTEGERS,
+    "prompt_messages": datasets.Value("int32"),
+    "extras": STRING,
+    "fault": STRING,
+}
+CONVERSATION_FEATURES = datasets.Features(_CONVERSATION_TYPES)
 DOCUMENT_FEATURES = datasets.Features({TEXT: STRING, FAULT: STRING})
 # Arrow's types of texts, and of bytes that may be texts.
 _TEXT_TYPES = ("string", "large_string", "binary", "large_binary", "null")
@@ -255,12 +262,12 @@ def conversations_of(
     columns = [column_values(batch[name]) for name in COLUMNS]
     rows = zip(*columns, strict=True)
     for index, row in zip(documents, rows, strict=True):
-        text, roles, ends, untrained, extras, fault = row
+        text, roles, ends, untrained, prompt_messages, extras, fault = row
         if fault is not None:
             faults[index] = fault
         else:
             conversations[index] = Conversation(
-                text, tuple(roles), tuple(ends), tuple(untrained), extras
+                text, tuple(roles), tuple(ends), tuple(untrained), prompt_messages, extras
             )
     return conversations, faults
 

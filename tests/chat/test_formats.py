@@ -107,6 +107,15 @@ def test_prompt_and_completion_make_turns(row: dict[str, object]) -> None:
     assert "message 0" in found["fault"]
 
 
+def test_answers_of_a_prompt_are_context() -> None:
+    # TRL masks the whole prompt, too.
+    row = {"prompt": [ASK, {**SAY, "content": ""}, ASK], "completion": [SAY, ASK, SAY]}
+    columns = read_row(row)
+    assert columns.pop("fault") is None
+    found = Conversation(**columns)
+    assert found.answers == [3, 5]
+
+
 @pytest.mark.parametrize(
     ("row", "roles", "text"),
     [

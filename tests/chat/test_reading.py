@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from functools import cache
 from itertools import chain
 from typing import NamedTuple
@@ -230,6 +231,20 @@ def test_conversation_ends_behind_an_answer() -> None:
     assert first.tolist() == whole.reading.labelled[0].tolist()
     assert last[0] == last[1]
     assert whole.reading.until(3).spans.shape < whole.reading.spans.shape
+
+
+def test_answers_of_a_prompt_have_labels_only_with_all() -> None:
+    asked = replace(turns(*MULTI[:4]), prompt_messages=3)
+    completion = read("qwen2.5", asked, "completions", student=True)
+    everything = read("qwen2.5", asked, "all", student=True)
+    assert isinstance(completion, Read)
+    assert isinstance(everything, Read)
+    whole = read("qwen2.5", turns(*MULTI[:4]), "completions", student=True)
+    assert isinstance(whole, Read)
+    assert completion.reading.labelled.tolist() == whole.reading.labelled[1:].tolist()
+    assert everything.reading.labelled.tolist() == [[0, len(everything.rendered_spans)]]
+    # The conversation cannot end inside its prompt.
+    assert [*completion.reading.stops] == [3]
 
 
 @pytest.mark.parametrize(

@@ -404,7 +404,7 @@ def test_load_corpus_reads_conversations(tmp_path: Path, row: dict[str, Any], ki
     first, second = corpus
     assert first == {
         "text": "1 + 1?\n2", "roles": ["user", "assistant"], "ends": [6, 8], "untrained": [],
-        "extras": "", "fault": None
+        "prompt_messages": int("prompt" in row), "extras": "", "fault": None
     }  # fmt: skip
     assert (second["text"], second["roles"]) == (None, [])
     assert "nothing" in second["fault"]

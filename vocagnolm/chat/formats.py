@@ -16,6 +16,7 @@ _EMPTY_FIELDS: dict[str, Any] = {
     "roles": [],
     "ends": [],
     "untrained": [],
+    "prompt_messages": 0,
     "extras": None,
 }
 COLUMNS = tuple(_EMPTY_FIELDS) + ("fault",)
@@ -50,8 +51,9 @@ _RENDERER_ARGUMENTS = {"chat_template", "conversations", "messages"}
 class Conversation:
     r"""Messages as one text: content i has the role `roles[i]` and ends at character `ends[i]`.
 
-    `untrained` has the indices of answers with weight 0. `extras` has everything else that a
-    template reads, such as names of speakers and tools: JSON of `messages` and `options`.
+    `untrained` has the indices of answers with weight 0. The first `prompt_messages` messages are a
+    prompt, whose answers are context. `extras` has everything else that a template reads, such as
+    names of speakers and tools: JSON of `messages` and `options`.
 
     >>> turns = conversation([{"role": "user", "content": "1 + 1?"},
     ...                       {"role": "assistant", "content": "2"}])
@@ -65,6 +67,7 @@ class Conversation:
     roles: tuple[str, ...]
     ends: tuple[int, ...]
     untrained: tuple[int, ...] = ()
+    prompt_messages: int = 0
     extras: str = ""
 
     @property
@@ -98,15 +101,17 @@ class Conversation:
 
     @property
     def answers(self) -> list[int]:
-        """The indices of the assistant messages that are trained on."""
+        """The indices of the assistant messages that `--train_on completions` trains on."""
         answers = []
-        for index, role in enumerate(self.roles):
-            if role == _ANSWERING and index not in self.untrained:
+        for index in range(self.prompt_messages, len(self.roles)):
+            if self.roles[index] == _ANSWERING and index not in self.untrained:
                 answers.append(index)
         return answers
 
 
-def conversation(messages: object, options: Mapping[str, object] = {}) -> Conversation | str:
+def conversation(
+    messages: object, options: Mapping[str, object] = {}, prompt_messages: int = 0
+) -> Conversation | str:
     """Join messages to a conversation, or return the reason why they are none."""
     if not isinstance(messages, list) or not messages:
         return f"expected a list of messages, found {_kind_of(messages)}"
@@ -143,7 +148,7 @@ def conversation(messages: object, options: Mapping[str, object] = {}) -> Conver
     if _SURROGATE.search(extras):
         return "has a lone surrogate outside its contents, which is not valid Unicode"
     text = _SEPARATOR.join(contents)
-    return Conversation(text, tuple(roles), tuple(ends), tuple(untrained), extras)
+    return Conversation(text, tuple(roles), tuple(ends), tuple(untrained), prompt_messages, extras)
 
 
 def is_unicode(text: str) -> bool:
@@ -275,8 +280,17 @@ def read_row(row: Mapping[str, Any]) -> dict[str, Any]:
     options = _options(row)
     if options is None:
         return no_conversation(_BAD_OPTIONS)
-    messages = row["messages"] if "messages" in row else _other_messages(row)
-    turns = conversation(messages, options)
+    prompt_messages = 0
+    if "messages" in row:
+        messages = row["messages"]
+    elif "completion" in row:
+        # As in TRL, only the completion is trained on, even if the prompt has answers.
+        prompt = _turns_of(row.get("prompt"), "user")
+        prompt_messages = len(prompt)
+        messages = prompt + _turns_of(row["completion"], "assistant")
+    else:
+        messages = _other_messages(row)
+    turns = conversation(messages, options, prompt_messages)
     if isinstance(turns, str):
         return no_conversation(turns)
     places = turns.places
@@ -293,8 +307,16 @@ def no_conversation(fault: str) -> dict[str, Any]:
     return _EMPTY_FIELDS | {"fault": fault}
 
 
+def _turns_of(column: object, role: str) -> list[Any]:
+    """Return the messages of a prompt or completion, which is a list of them or one text."""
+    if isinstance(column, list | None):
+        # If there is no message, `conversation` reports the None in its place.
+        return column or [None]
+    return [_make_message(role, column)]
+
+
 def _other_messages(row: Mapping[str, Any]) -> Any:
-    """Make messages from the columns of other formats."""
+    """Make messages from the columns of ShareGPT or Alpaca."""
     messages: list[Any] = []
     if row.get("system"):
         messages.append(_make_message("system", row["system"]))
@@ -307,29 +329,18 @@ def _other_messages(row: Mapping[str, Any]) -> Any:
         return messages + turns
     # Alpaca's history is a list of pairs, a question and an answer. Anything else is passed on, and
     # reported as a message that cannot be read.
-    if "instruction" in row:
-        for turn in row.get("history") or []:
-            if isinstance(turn, list) and len(turn) == 2:
-                question, answer = turn
-                messages.append(_make_message("user", question))
-                messages.append(_make_message("assistant", answer))
-            else:
-                messages.append(turn)
-        question = row["instruction"]
-        if isinstance(question, str) and row.get("input"):
-            question = f"{question}\n\n{row['input']}"
-        messages.append(_make_message("user", question))
-        messages.append(_make_message("assistant", row.get("output")))
-        return messages
-    # A column is a list of messages or one string, which is then the question or the answer. If it
-    # is neither, None takes the place of a message and is reported.
-    messages = []
-    for name, role in (("prompt", "user"), ("completion", "assistant")):
-        turns = row.get(name)
-        if isinstance(turns, list | None):
-            messages += turns or [None]
+    for turn in row.get("history") or []:
+        if isinstance(turn, list) and len(turn) == 2:
+            question, answer = turn
+            messages.append(_make_message("user", question))
+            messages.append(_make_message("assistant", answer))
         else:
-            messages.append(_make_message(role, turns))
+            messages.append(turn)
+    question = row.get("instruction")
+    if isinstance(question, str) and row.get("input"):
+        question = f"{question}\n\n{row['input']}"
+    messages.append(_make_message("user", question))
+    messages.append(_make_message("assistant", row.get("output")))
     return messages
 
 
