@@ -716,6 +716,8 @@ OF_SEEDS: dict[str, tuple[object, object]] = {
     "corpus_digest": ("a", "b"),
     "blocks": (7, 8),
     "teacher_losses_sha256": ("a", "b"),
+    "teacher_weights_sha256": (["a"], ["b"]),
+    "student_weights_sha256": (["a"], ["b"]),
 }
 
 

@@ -425,7 +425,7 @@ def test_run_is_resumed_from_the_same_content_only(
     shutil.rmtree(store)
     shutil.copytree(other, store)
     error = error_of(run, teacher_losses=str(store), save_steps="2")
-    assert f"{run} holds a run with other settings (--teacher_losses_sha256 was " in error
+    assert f"{run} holds a run with other settings (the losses in --teacher_losses have " in error
     assert "(--teacher_losses was " in error_of(run, teacher_losses=str(other), save_steps="2")
     shutil.rmtree(store)
     shutil.copytree(place.score(), store)

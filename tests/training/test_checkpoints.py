@@ -144,6 +144,16 @@ def test_checkpoint_of_other_settings_is_skipped_or_rejected(tmp_path: Path) -> 
         check_settings(tmp_path / "new", settings, str(foreign))
 
 
+def test_changes_of_no_option_are_told_in_words(tmp_path: Path) -> None:
+    before = {"corpus_digest": "a", "blocks": 1, "teacher_weights_sha256": ["a"]}
+    checkpoint = make_checkpoint(tmp_path, 5, **before)
+    # A finished run does not need its teacher any more.
+    assert checkpoint_fault(checkpoint, {"corpus_digest": "a"}) is None
+    settings = {"corpus_digest": "b", "blocks": 2, "teacher_weights_sha256": ["b"]}
+    fault = "the documents have changed; the weights of --teacher have changed"
+    assert checkpoint_fault(checkpoint, settings) == f"it is of a run with other settings ({fault})"
+
+
 # Writing
 
 

@@ -35,6 +35,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 # Patterns for the files of weights, and for all files of a model and its tokenizer. They are
 # matched in one directory, without its subdirectories.
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
+# `weights_sample` reads this much of a file.
+_SAMPLES_OF_A_FILE, _SAMPLE_BYTES = 128, 4096
 _MODEL_FILES = (
     "config.json",
     "generation_config.json",
@@ -334,6 +336,31 @@ def revision_of(model: str, config: PreTrainedConfig | None) -> str:
     for name in model_files(directory):
         digest.update(f"{name} {file_sha256(directory / name)}\n".encode())
     return f"sha256:{digest.hexdigest()}"
+
+
+def weights_sample(model: str) -> str | None:
+    """Identify the weights of a local model by a hash of samples of their files.
+
+    Training changes all of a weight, so samples of a few kilobytes show it, without reading
+    gigabytes. Returns None if the model is not on this machine's disk, or is named by the hub.
+    """
+    path = Path(model).expanduser()
+    if path.is_file():
+        files = [path]
+    else:
+        names = _names_in(path, ("config.json", ADAPTER_CONFIG, *_WEIGHT_FILES))
+        files = [path / name for name in sorted(names)]
+    if not files:
+        return None
+    digest = hashlib.sha256()
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as content:
+            for sample in range(_SAMPLES_OF_A_FILE):
+                content.seek(size * sample // _SAMPLES_OF_A_FILE)
+                digest.update(content.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 def model_files(directory: Path) -> list[str]:

@@ -39,8 +39,17 @@ METHODS = {
 # These settings of a benchmark are read from its results.
 _IN_RESULTS = {"version", "data_sha256", "prompts_sha256"}
 # These settings may differ between two seeds of the same setting. The demo and the experiments also
-# draw the corpus by the seed, so its digest and size are among them.
-_SEED_SETTINGS = {"seed", "data_seed", "corpus_digest", "blocks", "teacher_losses_sha256"}
+# draw the corpus by the seed, so its digest and size are among them. Each seed may have its own
+# models, whose paths tell them apart.
+_SEED_SETTINGS = {
+    "seed",
+    "data_seed",
+    "corpus_digest",
+    "blocks",
+    "teacher_losses_sha256",
+    "teacher_weights_sha256",
+    "student_weights_sha256",
+}
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,16 @@ _REPLACED = "-replaced"
 # A network file system may list the files of another machine up to this many seconds late.
 _VISIBLE_S = 60
 Settings = Mapping[str, object]
+# These settings are no options, so their values say nothing to the user. Here is what it means if
+# they differ.
+_CHANGES = {
+    "corpus_digest": "the documents have changed",
+    "blocks": "the documents have changed",
+    "chat_templates_sha256": "a chat template has changed",
+    "teacher_losses_sha256": "the losses in --teacher_losses have changed",
+    "teacher_weights_sha256": "the weights of --teacher have changed",
+    "student_weights_sha256": "the weights of --student have changed",
+}
 
 
 def checkpoints(directory: Path) -> list[Path]:
@@ -73,14 +83,12 @@ def checkpoint_fault(checkpoint: str | Path, settings: Settings | None = None) -
 
 def changed_settings(before: Settings, settings: Settings) -> list[str]:
     """List what differs between an earlier run and a run with these settings."""
-    options: dict[str, object] = {}
-    corpus: dict[str, object] = {}
-    for name, value in settings.items():
-        # These are no options, so their values say nothing to the user.
-        (corpus if name in ("corpus_digest", "blocks") else options)[name] = value
+    options = {name: value for name, value in settings.items() if name not in _CHANGES}
     changes = differences(before, options, prefix="--")
-    if differences(before, corpus):
-        changes.append("the documents have changed")
+    for name, change in _CHANGES.items():
+        # The documents have two of these settings.
+        if name in settings and before.get(name) != settings[name] and change not in changes:
+            changes.append(change)
     return changes
 
 

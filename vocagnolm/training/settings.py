@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vocagnolm.method import Method
+from vocagnolm.models.load import weights_sample
 from vocagnolm.store.format import manifest_of
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions
@@ -77,6 +78,7 @@ def settings_of(job: Job) -> dict[str, Any]:
     # A run that is started from another directory is the same run.
     for name in _PATH_OPTIONS:
         settings[name] = _absolute(settings[name])
+    settings |= _weights(job)
     if job.model.teacher_losses:
         settings["teacher_losses"] = _stores(job.model.teacher_losses)
     if job.peft_config is not None:
@@ -85,6 +87,23 @@ def settings_of(job: Job) -> dict[str, Any]:
     # Such a method ranks or averages tokens within a micro-batch, so its size matters.
     if not job.args.splits_alike:
         settings["per_device_train_batch_size"] = job.args.per_device_train_batch_size
+    return settings
+
+
+def _weights(job: Job) -> dict[str, list[str]]:
+    """Identify the weights that a run reads whenever it starts, as far as they are local files.
+
+    A checkpoint has all weights of a student, except if only adapters are trained.
+    """
+    models = {"teacher": job.model.teacher or []}
+    if job.model.use_peft or job.peft_config is not None:
+        models["student"] = [job.model.student]
+    settings = {}
+    for role, names in models.items():
+        samples = [weights_sample(name) for name in names if isinstance(name, str)]
+        present = [sample for sample in samples if sample]
+        if present:
+            settings[f"{role}_weights_sha256"] = present
     return settings
 
 
