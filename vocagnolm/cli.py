@@ -41,6 +41,9 @@ _ON_HUB: dict[str, Literal["model", "dataset"]] = {
 }
 
 
+# Options with these endings may have an empty value: the revision of a directory, given with those
+# of hub models, and a secret that is not set.
+_MAY_BE_EMPTY = ("revision", "token")
 # An error lists up to this many choices. If there are more, it names only the nearest.
 _MOST_CHOICES = 12
 
@@ -59,6 +62,25 @@ class Exit(IntEnum):
 
 class OneLineErrors(argparse.ArgumentParser):
     """A parser whose errors are ValueErrors that suggest the nearest option or choice."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse a command line, and reject an empty value, such as that of an unset variable.
+
+        Otherwise `--output_dir "$OUT"` could mean the current directory, and `--eval_dataset
+        "$HELD_OUT"` nothing at all.
+        """
+        option = ""
+        for word in sys.argv[1:] if args is None else args:
+            if word.startswith("--"):
+                option, equals, value = word.partition("=")
+                is_empty = bool(equals) and not value
+            else:
+                is_empty = not word
+            if is_empty and not option.endswith(_MAY_BE_EMPTY):
+                raise ValueError(f"{option or 'a word'} is empty: give a value, or leave it out")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Raise an error instead of printing the usage and exiting."""

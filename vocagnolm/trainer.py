@@ -37,6 +37,7 @@ from vocagnolm.token_loss import add_token_losses, inner_model
 from vocagnolm.training.arguments import (
     arguments_of_trainer,
     assemble_arguments,
+    check_packed,
     load_models,
     make_collator,
     own_copy,
@@ -115,13 +116,14 @@ class VocAgnoTrainer(ResumableTrainer):
                 raise ValueError(_NO_DATA)
             kwargs["train_dataset"] = train_dataset
             assembled = assemble_arguments(args, model, teacher, kwargs, peft_config)
+        # This checks the data, so it comes before gigabytes of weights are loaded.
+        collator = make_collator(method, args, data_collator, assembled)
         student, teachers = load_models(assembled, model, teacher, method, args)
         if peft_config is not None:
             student = adapt(student, peft_config, args.seed)
         elif isinstance(student, nn.Module):
             # A model may already have adapters, to which the same rules apply.
             check_adapted(student)
-        collator = make_collator(method, args, data_collator, assembled.train_dataset)
         kwargs |= {
             "train_dataset": assembled.train_dataset,
             "eval_dataset": assembled.eval_dataset,
@@ -222,7 +224,19 @@ class VocAgnoTrainer(ResumableTrainer):
         # This import needs `datasets`, which a machine that only measures speed may lack.
         from vocagnolm.training.assembly import pack_late
 
-        return pack_late(self._assembled, dataset, name)
+        if isinstance(dataset, str):
+            self._check_name(dataset)
+            return dataset
+        packed = pack_late(self._assembled, dataset, name)
+        check_packed(packed, self.data_collator, name)
+        return packed
+
+    def _check_name(self, name: str) -> None:
+        """Reject the name of an evaluation that the trainer does not have."""
+        evaluations = self.eval_dataset if isinstance(self.eval_dataset, dict) else {}
+        if name not in evaluations:
+            names = ", ".join(map(str, evaluations)) or "none with a name"
+            raise ValueError(f"eval_dataset {name!r}: the trainer has {names}")
 
     @property
     def _late(self) -> Any:

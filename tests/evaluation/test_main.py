@@ -175,7 +175,7 @@ REGRADE = ["--regrade", "FILE", "--benchmark", "gsm8k"]
         ([*REGRADE[:3], "gsm9k"], "--benchmark: gsm9k .did you mean gsm8k"),
         ([*DEMO, "--benchmarks", "gsm9k"], "--benchmarks: gsm9k .did you mean gsm8k"),
         ([*DEMO, "--benchmarks", ","], "--benchmarks: .* found none"),
-        ([*DEMO, "--benchmarks", ""], "--benchmarks: .* found none"),
+        ([*DEMO, "--benchmarks", ""], "--benchmarks is empty"),
         ([*DEMO, "--limit", "0"], "--limit must be at least 1"),
         ([*DEMO, "--batch_size", "0"], "--batch_size must be at least 1"),
         ([*DEMO, "--data_dir", "nowhere"], "--data_dir nowhere: no such"),
@@ -193,6 +193,7 @@ REGRADE = ["--regrade", "FILE", "--benchmark", "gsm8k"]
         ([*REGRADE[:3], "demo", "--chat"], "--chat: demo"),
         (["--regrade", ".", *REGRADE[2:]], "--regrade .: expected a file"),
         ([*REGRADE, "--output", "."], "--output .: expected a file"),
+        ([*REGRADE, "--output", "FILE"], "--output .*: --regrade has the same file"),
         ([*DEMO, "--benchmarks_file", "."], "--benchmarks_file .: expected a file"),
     ],
 )

@@ -27,6 +27,9 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     ((*T, "--method", "vocagnlm"), "invalid choice: 'vocagnlm'"),
     (("stray", *T), "not used by the HfArgumentParser: ['stray']"),
     (("--config", "paper/table1/cp"), "(did you mean paper/table1/cpt?)"),
+    (("--config", "", *T), "--config is empty: give a value, or leave it out"),
+    ((*T, "--eval_dataset="), "--eval_dataset is empty"),
+    ((*T, "--dataset", "a.jsonl", ""), "--dataset is empty"),
     # Names of other programs.
     ((*T, "--use_uld_loss"), "unknown option --use_uld_loss: here it is --method uld"),
     ((*T, "--load-in-4bit"), "--load_in_4bit: here it is --teacher_quantization nf4"),

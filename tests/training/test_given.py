@@ -114,6 +114,9 @@ def test_all_forms_of_a_model_and_of_documents_are_one(world: World, tmp_path: P
     trainer = run(str(world.student), str(store), rows, **given)
     assert_weights(trainer, expected)
     assert {"eval_own_loss", "eval_packed_loss"} <= trainer.evaluate().keys()
+    assert trainer.evaluate("own")["eval_loss"] > 0
+    with pytest.raises(ValueError, match="eval_dataset 'other': the trainer has own, packed"):
+        trainer.evaluate("other")
 
 
 def test_adapters_of_a_config_are_those_of_the_options(world: World, tmp_path: Path) -> None:
@@ -353,7 +356,18 @@ def test_documents_may_be_given_to_an_evaluation(world: World, tmp_path: Path) -
     assert trainer.evaluate(rows[:9])["eval_loss"] == expected
     assert trainer.evaluate(datasets.Dataset.from_list(rows[:9]))["eval_loss"] == expected
     assert trainer.predict(rows[:9]).metrics["test_loss"] == expected
+    with pytest.raises(ValueError, match="eval_dataset must be documents or the Blocks"):
+        trainer.evaluate(ROWS_OF_ANOTHER_KIND)
+    with pytest.raises(ValueError, match="eval_dataset 'long': the trainer has none with a name"):
+        trainer.evaluate("long")
 
+
+class RowsOfAnotherKind(torch.utils.data.Dataset[object]):
+    def __getitem__(self, index: int) -> object:
+        return {"input_ids": [index]}
+
+
+ROWS_OF_ANOTHER_KIND = RowsOfAnotherKind()
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"args": TrainingArguments("o", use_cpu=True)}, "must be a VocAgnoConfig, got Training"),
@@ -377,6 +391,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"eval_dataset": datasets.Dataset.from_dict({"text": ["a"]}).to_iterable_dataset()},
         "eval_dataset is a stream",
     ),
+    ({"train_dataset": ROWS_OF_ANOTHER_KIND}, "train_dataset must be documents or the Blocks"),
+    ({"eval_dataset": ROWS_OF_ANOTHER_KIND}, "eval_dataset must be documents or the Blocks"),
     (
         {"optimizers": (torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]), None)},
         "the optimizer has none of the student's trained weights",

@@ -118,6 +118,9 @@ def _check_values(arguments: Namespace) -> None:
         path = vars(arguments)[name]
         if path is not None and path.is_dir():
             raise ValueError(f"--{name} {path}: expected a file, found a directory")
+    output, regrade = arguments.output, arguments.regrade
+    if output and regrade and output.exists() and output.samefile(regrade):
+        raise ValueError(f"--output {output}: --regrade has the same file, which would be replaced")
 
 
 def _sampling(arguments: Namespace) -> Sampling | None:

@@ -170,5 +170,9 @@ def _score(arguments: argparse.Namespace, role: str) -> Path:
             argv.append(f"--{name}")
         elif value not in (None, False):
             argv += [f"--{name}", str(value)]
-    score_corpus(score.check(argv))
+    try:
+        score_corpus(score.check(argv))
+    except ValueError as error:
+        # There, any model that scores is a teacher.
+        raise ValueError(f"--{role} {getattr(arguments, role)}: {error}") from error
     return directory

@@ -3,11 +3,12 @@
 import copy
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.utils.data import IterableDataset
 from transformers import PreTrainedModel, Trainer
 
 from vocagnolm.collator import PackedCollator
@@ -145,9 +146,14 @@ def _keep_teacher_rope(student: Any, teachers: Sequence[Any], args: VocAgnoConfi
 
 
 def make_collator(
-    method: Method, args: VocAgnoConfig, collator: object, dataset: object
+    method: Method, args: VocAgnoConfig, collator: object, assembled: Assembled
 ) -> PackedCollator:
-    """Return the given collator if it suits the method, or else the dataset's."""
+    """Return the given collator if it suits the method, or else the dataset's.
+
+    Raises:
+        ValueError: the collator does not suit, or cannot read the training or evaluation data.
+    """
+    dataset = assembled.train_dataset
     chunks = method.chunks if method.method == "chunk" else None
     if isinstance(dataset, Blocks) and args.max_length != dataset.max_length:
         raise ValueError(
@@ -172,4 +178,25 @@ def make_collator(
             f"data_collator=PackedCollator(..., chunks={chunks}), got {str(collator)[:99]}"
         )
     method.check_chunks(collator.max_length)
+    check_packed(assembled.eval_dataset, collator, "eval_dataset")
     return collator
+
+
+def check_packed(dataset: Any, collator: Callable[[list[Any]], Any], name: str) -> None:
+    """Collate one item of a dataset, or of each in a dict, if it is not Blocks.
+
+    The first evaluation, which would fail, may come after hours of training.
+
+    Raises:
+        ValueError: it is neither documents, which would be Blocks by now, nor packed sequences.
+    """
+    for part in dataset.values() if isinstance(dataset, dict) else [dataset]:
+        if part is None or isinstance(part, Blocks | IterableDataset):
+            continue
+        try:
+            collator([part[0]])
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"{name} must be documents or the Blocks of prepare_dataset, got "
+                f"{type(part).__name__}"
+            ) from error

@@ -344,12 +344,7 @@ def _packed(job: Job, models: Models, dataset: Any, name: str) -> _Packed:
 
 
 def pack_late(assembled: Assembled, dataset: Any, name: str) -> Any:
-    """Align and pack documents for an evaluation. What is already packed stays.
-
-    A name stands for one of several datasets that the trainer has.
-    """
-    if isinstance(dataset, str):
-        return dataset
+    """Align and pack documents for an evaluation. What is already packed stays."""
     if assembled.models is None:
         return _only_packed(dataset, name)
     return _packed(assembled.job, assembled.models, dataset, name).blocks
