@@ -41,9 +41,9 @@ _ON_HUB: dict[str, Literal["model", "dataset"]] = {
 }
 
 
-# Options with these endings may have an empty value: the revision of a directory, given with those
-# of hub models, and a secret that is not set.
-_MAY_BE_EMPTY = ("revision", "token")
+# Options with these endings may have an empty value: the revision of a directory or the
+# configuration of a file, given with those of the hub, and a secret that is not set.
+_MAY_BE_EMPTY = ("revision", "token", "dataset_config")
 # An error lists up to this many choices. If there are more, it names only the nearest.
 _MOST_CHOICES = 12
 

@@ -341,7 +341,7 @@ def bars(results: dict[str, dict[str, list[float]]], theme: Theme) -> str:
 
 def terminal(results: dict[str, dict[str, list[float]]], theme: Theme) -> str:
     """Draw what the whole demo prints: the runs of the first seed, and the table."""
-    lines = [f"$ {DEMO}", "logs of the runs: runs/demo/seed*/train.log"]
+    lines = [f"$ {DEMO}", "logs: .../runs/demo/seed*/train.log"]
     for method, values in results.items():
         found = (f"{name} {each[0]:.3f}" for name, each in values.items() if name != "seconds")
         lines.append(f"seed 0  {method:9}  {', '.join(found)}")

@@ -201,6 +201,33 @@ def test_averages_are_those_of_both_runs(paper_runs: list[Path], tmp_path: Path)
     assert rejected(found) == {}
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("results.json", lambda content: content.pop("grader"), "'grader' is missing: it was ed"),
+        ("results.json", lambda content: content.update(averages=[]), "it was edited, or another"),
+        ("run.json", lambda content: content.pop("global_batch_tokens"), "'global_batch_tokens' is"),
+        ("trainer_state.json", lambda content: content.pop("max_steps"), "'max_steps' is missing"),
+    ],
+)
+def test_fields_that_are_missing_are_told_with_their_file(
+    name: str, change: Callable[[dict[str, Any]], object], message: str, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run", [entry(1, 1.0)])
+    write_evaluation(run / "evaluation", {"gsm8k": [True, False]})
+    content = json.loads((path := next(run.rglob(name))).read_text())
+    change(content)
+    write_json(path, content)
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: .*{message}"):
+        compare([run])
+
+
+def test_missing_items_are_told_with_their_file(runs: list[Path]) -> None:
+    (runs[0] / "gsm8k.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"gsm8k.jsonl is missing, and results.json has its"):
+        compare(runs)
+
+
 def test_items_that_contradict_their_results_are_an_error(runs: list[Path]) -> None:
     path = runs[1] / "gsm8k.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))

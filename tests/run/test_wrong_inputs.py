@@ -114,6 +114,14 @@ def test_wrong_option_is_named(argv: tuple[str, ...], message: str) -> None:
     assert message in str(caught.value)
 
 
+def test_empty_value_stands_for_a_directory_or_a_file_among_several() -> None:
+    argv = ["--teacher", "t", "a/b", "--teacher_revision", "", "main", "--hub_token="]
+    argv += ["--dataset", "d.jsonl", "c/d", "--dataset_config", "", "en", "--use_cpu"]
+    job = parse(argv)
+    assert job.args.teacher_revision == ["", "main"]
+    assert job.data.dataset_config == ["", "en"]
+
+
 def test_wrong_launch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")
     with pytest.raises(ValueError, match="parallelism_config_cp_size is not supported"):

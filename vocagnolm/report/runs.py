@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -83,14 +84,17 @@ class Run:
     def items(self, benchmark: str) -> Items:
         """Read the items of a benchmark, and compare their counts with `results.json`."""
         path = self.directory / f"{benchmark}.jsonl"
+        if not path.exists():
+            raise ValueError(f"{path} is missing, and {RESULTS_FILE} has its accuracy")
         items: Items = {}
         right = 0
         records = read_records(path)
-        for (idx, _), record in records.items():
-            is_right = record["correct"] is True
-            right_before = items[idx][0] if idx in items else 0
-            items[idx] = (right_before + is_right, record["prompt_sha256"], record["gold"])
-            right += is_right
+        with _expected_fields(path):
+            for (idx, _), record in records.items():
+                is_right = record["correct"] is True
+                right_before = items[idx][0] if idx in items else 0
+                items[idx] = (right_before + is_right, record["prompt_sha256"], record["gold"])
+                right += is_right
         # The two files are written one after the other, so a killed evaluation may leave a new one
         # next to an old one.
         expected_items, expected_right = self.counts[benchmark]
@@ -209,9 +213,28 @@ def _advice(path: Path) -> str:
     return f"give runs in it, as {max(runs)}" if runs else "run vocagnolm train or evaluate first"
 
 
+@contextmanager
+def _expected_fields(path: Path) -> Iterator[None]:
+    """Name the file if one of its fields is missing, or is not what vocagnolm writes there."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        fault = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ValueError(
+            f"{path}: {fault}: it was edited, or another version of vocagnolm wrote it"
+        ) from error
+
+
 def read_run(label: str, directory: Path) -> Run:
     """Read the results of an evaluation."""
-    results = read_json(directory / RESULTS_FILE)
+    path = directory / RESULTS_FILE
+    results = read_json(path)
+    with _expected_fields(path):
+        return _run_of(label, directory, results)
+
+
+def _run_of(label: str, directory: Path, results: JsonObject) -> Run:
+    """Make a run from the results of an evaluation."""
     columns = results["benchmarks"] | results["averages"]
     scores = []
     authors = []
@@ -306,14 +329,24 @@ def are_alike(first: Run, other: Run) -> bool:
 
 def read_training(label: str, directory: Path) -> TrainingRun:
     """Read the settings and the log of a run of vocagnolm train."""
-    settings = read_json(directory / RUN_FILE)
     path = directory / STATE_FILE
     state = read_json(path) if path.is_file() else {}
     # The evaluation after the last step. A resumed run may have logged it twice.
     evaluation: JsonObject = {}
-    for entry in state.get("log_history", []):
-        if entry["step"] == state["max_steps"] and "eval_loss" in entry:
-            evaluation = entry
+    with _expected_fields(path):
+        for entry in state.get("log_history", []):
+            if entry["step"] == state["max_steps"] and "eval_loss" in entry:
+                evaluation = entry
+    path = directory / RUN_FILE
+    settings = read_json(path)
+    with _expected_fields(path):
+        return _training_of(label, settings, state, evaluation)
+
+
+def _training_of(
+    label: str, settings: JsonObject, state: JsonObject, evaluation: JsonObject
+) -> TrainingRun:
+    """Make a run from its settings, its state and its last evaluation."""
     teachers: list[str] | str
     stores = settings.get("teacher_losses")
     if stores:
