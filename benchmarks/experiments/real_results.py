@@ -123,14 +123,20 @@ def read_results(path: Path = RESULTS) -> dict[tuple[Any, ...], Results]:
 
 
 def tuning() -> list[Results]:
-    """Return the runs at each learning rate, of the teacher that has the first run of `RESULTS`."""
-    groups = read_results()
-    teacher = next(iter(groups))[GROUP.index("teacher")]
-    return [
-        results
-        for key, results in groups.items()
-        if TUNED in results.rows and key[GROUP.index("teacher")] == teacher
-    ]
+    """Return the runs at each learning rate, as long and with the teacher as the first run."""
+    return like(next(iter(read_results().values())), "learning_rate")
+
+
+def like(results: Results, name: str) -> list[Results]:
+    """Return the runs that differ in nothing of `GROUP` but one name, in its order."""
+    example = next(iter(results.rows.values()))
+    found = {}
+    for key, others in read_results().items():
+        setting = dict(zip(GROUP, key, strict=True))
+        value = setting.pop(name)
+        if TUNED in others.rows and setting.items() <= example.items():
+            found[value] = others
+    return [found[value] for value in sorted(found)]
 
 
 def picked() -> Results:
@@ -210,15 +216,15 @@ def rates_table() -> str:
     """Return the mean of all kinds of text at each learning rate, for pages with wrong solutions.
 
     Equal weights are shown with the loss of seed 0. The other columns are the differences from
-    equal weights.
+    equal weights. Runs of other lengths were made only at the picked rate.
     """
     rules = ("accept", "shuffled", "paper", "random")
     rows = []
-    for results in sorted(tuning(), key=lambda results: results.rows[TUNED]["learning_rate"]):
+    for results in tuning() + like(picked(), "tokens")[1:]:
         equal = results.rows[TUNED]
-        cells = [results.cell("noisy", rule) for rule in rules]
-        rows.append([f"{equal['learning_rate']:g}", f"{nats(equal):.3f}", *cells])
-    heads = ["learning rate", "equal weights", *(LABELS[rule] for rule in rules)]
+        cells = [f"{equal['tokens']:,}", f"{equal['learning_rate']:g}", f"{nats(equal):.3f}"]
+        rows.append(cells + [results.cell("noisy", rule) for rule in rules])
+    heads = ["tokens", "learning rate", "equal weights", *(LABELS[rule] for rule in rules)]
     return plots.markdown_table(heads, rows)
 
 
