@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
+from vocagnolm.chat.formats import is_unicode
 from vocagnolm.evaluation.sampling import Sampling
 from vocagnolm.evaluation.tasks.benchmarks import (
     HARNESS,
@@ -147,19 +148,21 @@ def load_items(benchmark: Benchmark, data_dir: Path | None) -> tuple[list[Item],
 
 def _item(benchmark: Benchmark, index: int, row: RawRow, origin: str) -> Item:
     """Build an item of a row; a ValueError names the row's origin and its place there, from 0."""
-    # Build an item from a row. A ValueError names the row's origin and its number, from 0.
     idx = index if benchmark.directory else row.get("idx", index)
     place = f"{origin}: item {index} of {benchmark.id}"
     # Python treats True as an integer.
     if not isinstance(idx, int) or isinstance(idx, bool):
         raise ValueError(f"{place}: idx must be an integer, found {idx!r}")
     try:
-        return benchmark.item(idx, row)
+        item = benchmark.item(idx, row)
     # A reader expects the harness's fields, so for any other row it may raise anything.
     except Exception as error:
         reason = f"it lacks the field {error}" if isinstance(error, KeyError) else error
         fields = json.dumps(dict(row), default=str)[:_MAX_SHOWN]
         raise ValueError(f"{place}: {reason}; it is {fields}") from error
+    if not is_unicode(item.question):
+        raise ValueError(f"{place}: its question has a lone surrogate, which is not valid Unicode")
+    return item
 
 
 def _read_rows(benchmark: Benchmark, data_dir: Path | None) -> tuple[str, Iterable[RawRow]]:
