@@ -206,7 +206,11 @@ def test_averages_are_those_of_both_runs(paper_runs: list[Path], tmp_path: Path)
     [
         ("results.json", lambda content: content.pop("grader"), "'grader' is missing: it was ed"),
         ("results.json", lambda content: content.update(averages=[]), "it was edited, or another"),
-        ("run.json", lambda content: content.pop("global_batch_tokens"), "'global_batch_tokens' is"),
+        (
+            "run.json",
+            lambda content: content.pop("global_batch_tokens"),
+            "'global_batch_tokens' is",
+        ),
         ("trainer_state.json", lambda content: content.pop("max_steps"), "'max_steps' is missing"),
     ],
 )
@@ -744,7 +748,7 @@ OF_SEEDS: dict[str, tuple[object, object]] = {
     "blocks": (7, 8),
     "teacher_losses_sha256": ("a", "b"),
     "teacher_weights_sha256": (["a"], ["b"]),
-    "student_weights_sha256": (["a"], ["b"]),
+    "student_weights": ("a", "b"),
 }
 
 

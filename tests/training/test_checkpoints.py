@@ -272,6 +272,12 @@ def test_directory_takes_runs_of_its_settings_only(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
         check_settings(tmp_path, {"top_k": 0.5, "seed": 1, "new": "y"})
+    # Of a mapping, such as a PEFT config, only what differs is told.
+    expected = r"\(--kwargs.a was \[1, 2\], now 3; --kwargs.b was None, now 4\)"
+    with pytest.raises(ValueError, match=expected):
+        check_settings(tmp_path, {"kwargs": {"a": 3, "b": 4}})
+    with pytest.raises(ValueError, match=r"\(--kwargs.a was \[1, 2\], now None\)"):
+        check_settings(tmp_path, {"kwargs": {}})
 
 
 @pytest.mark.parametrize(

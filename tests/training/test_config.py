@@ -93,23 +93,22 @@ def test_settings_have_one_name_for_a_place(
 
 @pytest.mark.parametrize("name", ["model.safetensors", "adapter_model.safetensors", "m.gguf"])
 @pytest.mark.parametrize("changed", [0, 5_000_000, 9_800_000])
-def test_settings_have_the_weights_of_local_models(name: str, changed: int, tmp_path: Path) -> None:
+def test_settings_have_the_weights_of_local_teachers(
+    name: str, changed: int, tmp_path: Path
+) -> None:
     # A small part of a file is new: a tensor of two percent, as after training one layer.
     content = bytearray(10_000_000)
     (tmp_path / name).write_bytes(content)
     place = tmp_path / name if name.endswith(".gguf") else tmp_path
-    argv = [f"--student={place}", "--use_cpu", "--teacher", str(place), "a/hub-name"]
-    before = settings_of(parse([*argv, "--use_peft"]))
+    argv = ["--use_cpu", "--teacher", str(place), "a/hub-name"]
+    before = settings_of(parse(argv))
     (tmp_path / "README.md").touch()
-    assert settings_of(parse([*argv, "--use_peft"])) == before
+    assert settings_of(parse(argv)) == before
     content[changed : changed + 200_000] = b"1" * 200_000
     (tmp_path / name).write_bytes(content)
-    after = settings_of(parse([*argv, "--use_peft"]))
-    for role in ("teacher", "student"):
-        assert before.pop(f"{role}_weights_sha256") != after.pop(f"{role}_weights_sha256")
+    after = settings_of(parse(argv))
+    assert before.pop("teacher_weights_sha256") != after.pop("teacher_weights_sha256")
     assert after == before
-    # A checkpoint has all weights of a student.
-    assert "student_weights_sha256" not in settings_of(parse(argv))
 
 
 def test_settings_have_the_batch_of_a_process_where_tokens_compete_in_it() -> None:

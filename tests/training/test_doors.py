@@ -175,6 +175,19 @@ def test_used_directory_is_told(run: Path, world: World, caplog: pytest.LogCaptu
     assert "has moved its checkpoints to" in caplog.text
 
 
+def test_adapted_model_takes_no_other_adapters(world: World, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    adapters = peft.LoraConfig(target_modules=["q_proj"])
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(world.student), adapters)
+    with pytest.raises(ValueError, match="peft_config: the model has adapters already"):
+        VocAgnoTrainer(
+            model,
+            config(tmp_path, method="cpt"),
+            train_dataset=pages(world),
+            peft_config=adapters,
+        )
+
+
 def test_settings_hold_the_adapters_of_a_peft_config(world: World, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     adapters = peft.LoraConfig(r=3, lora_alpha=5, target_modules=["q_proj", "v_proj"])

@@ -33,8 +33,11 @@ def adapt(model: PreTrainedModel, config: PeftConfig, seed: int) -> PeftModel:
     model is changed in place, and may be on the meta device.
 
     Raises:
-        ValueError: the output head, or embeddings that share its weight, would get an adapter.
+        ValueError: the output head, or embeddings that share its weight, would get an adapter, or
+            the model has adapters already.
     """
+    if hasattr(model, "peft_config"):
+        raise ValueError("peft_config: the model has adapters already: give only one of the two")
     if config.is_prompt_learning:
         raise ValueError(
             f"peft_config: {type(config).__name__} adds virtual tokens, which have no loss: use "

@@ -49,7 +49,7 @@ _SEED_SETTINGS = {
     "blocks",
     "teacher_losses_sha256",
     "teacher_weights_sha256",
-    "student_weights_sha256",
+    "student_weights",
 }
 
 

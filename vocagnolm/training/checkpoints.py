@@ -29,7 +29,7 @@ _CHANGES = {
     "chat_templates_sha256": "a chat template has changed",
     "teacher_losses_sha256": "the losses in --teacher_losses have changed",
     "teacher_weights_sha256": "the weights of --teacher have changed",
-    "student_weights_sha256": "the weights of --student have changed",
+    "student_weights": "the weights of --student have changed",
 }
 
 

@@ -78,7 +78,7 @@ def settings_of(job: Job) -> dict[str, Any]:
     # A run that is started from another directory is the same run.
     for name in _PATH_OPTIONS:
         settings[name] = _absolute(settings[name])
-    settings |= _weights(job)
+    settings |= _teacher_weights(job)
     if job.model.teacher_losses:
         settings["teacher_losses"] = _stores(job.model.teacher_losses)
     if job.peft_config is not None:
@@ -90,21 +90,15 @@ def settings_of(job: Job) -> dict[str, Any]:
     return settings
 
 
-def _weights(job: Job) -> dict[str, list[str]]:
-    """Identify the weights that a run reads whenever it starts, as far as they are local files.
+def _teacher_weights(job: Job) -> dict[str, list[str]]:
+    """Identify the weights of teachers in local files, which may be replaced before a run resumes.
 
-    A checkpoint has all weights of a student, except if only adapters are trained.
+    A checkpoint has the student's weights, and the trainer adds a checksum of those under adapters.
     """
-    models = {"teacher": job.model.teacher or []}
-    if job.model.use_peft or job.peft_config is not None:
-        models["student"] = [job.model.student]
-    settings = {}
-    for role, names in models.items():
-        samples = [weights_sample(name) for name in names if isinstance(name, str)]
-        present = [sample for sample in samples if sample]
-        if present:
-            settings[f"{role}_weights_sha256"] = present
-    return settings
+    names = [teacher for teacher in job.model.teacher or [] if isinstance(teacher, str)]
+    samples = [sample for sample in map(weights_sample, names) if sample]
+    # A finished run does not need its teacher's files any more.
+    return {"teacher_weights_sha256": samples} if samples else {}
 
 
 def _stores(paths: Sequence[str]) -> list[dict[str, str]]:
@@ -135,8 +129,8 @@ def _described(peft_config: Any) -> dict[str, Any]:
     """Return a PEFT config's description of the adapters, with sets in a stable order."""
     settings = {}
     for name, value in peft_config.to_dict().items():
-        # The run's own settings name the model.
-        if name in ("base_model_name_or_path", "revision", "inference_mode"):
+        # The run's own settings name the model, and a newer PEFT may resume the run.
+        if name in ("base_model_name_or_path", "revision", "inference_mode", "peft_version"):
             continue
         # The order of a set differs between Python processes, and JSON has no sets.
         settings[name] = sorted(value) if isinstance(value, set | frozenset) else value
