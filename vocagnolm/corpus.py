@@ -317,13 +317,16 @@ def _read(builder: str, source: str, **options: Any) -> datasets.Dataset:
 
 
 def _cached(
-    file: Path, columns: Sequence[str], tables: Iterator[pa.Table], source: str
+    file: Path, content: Sequence[str], tables: Iterator[pa.Table], source: str
 ) -> datasets.Dataset:
-    """Write the tables of a file into the cache of `datasets`, unless they are there."""
+    """Write the tables of a file into the cache of `datasets`, unless they are there.
+
+    `content` says what is read of the file, such as the names of its columns.
+    """
     # A file with the same path, size and time counts as unchanged, because hashing terabytes takes
     # hours.
     status = file.stat()
-    key = (str(file.absolute()), status.st_size, status.st_mtime_ns) + tuple(columns) + (FORMAT,)
+    key = (str(file.absolute()), status.st_size, status.st_mtime_ns) + tuple(content) + (FORMAT,)
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
     directory = Path(datasets.config.HF_DATASETS_CACHE, "vocagnolm", name)
     directory.mkdir(parents=True, exist_ok=True)
@@ -387,10 +390,12 @@ def _read_rows(
 ) -> datasets.Dataset:
     """Read the documents or conversations in the rows of a file, and cache them."""
     names = columns_to_read(columns, text_column, source)
-    tables = _row_tables(file.name, rows, names, _are_conversations(columns, text_column))
-    # The cache's key has the columns that are read, not the option. So --text_column text and no
-    # option share a cache.
-    return _cached(file, names, tables, source)
+    are_conversations = _are_conversations(columns, text_column)
+    tables = _row_tables(file.name, rows, names, are_conversations)
+    # The cache's key has the columns that are read and as what, but not the option. So
+    # --text_column text and no option share a cache.
+    kind = "conversations" if are_conversations else "documents"
+    return _cached(file, [kind, *names], tables, source)
 
 
 def _are_conversations(columns: Sequence[str], text_column: str | None) -> bool:

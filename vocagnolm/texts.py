@@ -63,6 +63,9 @@ def only_text(corpus: datasets.Dataset, text_column: str | None, source: str) ->
             f"{source} has a transform (set_transform), which would not be applied: apply it with "
             "map"
         )
+    # A format, such as that of NumPy, would turn lists of messages into arrays.
+    if corpus.format["type"]:
+        corpus = corpus.with_format(None)
     corpus = corpus.select_columns(columns_to_read(corpus.column_names, text_column, source))
     if text_column is None and TEXT not in corpus.column_names:
         return _mapped(corpus, _read_conversations, CONVERSATION_FEATURES, "Reading conversations")

@@ -78,6 +78,14 @@ def test_format_is_found_by_the_columns(
     assert only_text(corpus, text_column, "a.jsonl")["text"][:] == [expected]
 
 
+@pytest.mark.parametrize("library", ["numpy", "pandas", "arrow"])
+def test_format_of_a_dataset_does_not_matter(library: str) -> None:
+    rows = [{"messages": [ASK, SAY]}]
+    corpus = datasets.Dataset.from_list(rows)
+    formatted = only_text(corpus.with_format(library), None, "rows")
+    assert formatted.to_list() == only_text(corpus, None, "rows").to_list()
+
+
 @pytest.mark.parametrize(
     ("columns", "text_column"), [(["prompt"], None), (["messages"], "text"), (["text"], "body")]
 )

@@ -384,6 +384,12 @@ def test_option_of_the_hub_is_rejected_for_files(tmp_path: Path, options: dict[s
 ASK, SAY = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
 
 
+def test_column_of_conversations_is_cached_apart_from_documents(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", lines_of({"messages": [ASK, SAY]}))
+    for text_column, kind in ((None, True), ("messages", False), (None, True)):
+        assert is_conversations(load_corpus(str(path), text_column=text_column)) == kind
+
+
 @pytest.mark.parametrize(
     "row",
     [

@@ -749,6 +749,7 @@ OF_SEEDS: dict[str, tuple[object, object]] = {
     "teacher_losses_sha256": ("a", "b"),
     "teacher_weights_sha256": (["a"], ["b"]),
     "student_weights": ("a", "b"),
+    "evaluation": ({"documents": {"": ["a"]}}, {"documents": {"": ["b"]}}),
 }
 
 

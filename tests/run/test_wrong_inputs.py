@@ -175,6 +175,8 @@ def test_negative_integer_is_named_and_other_types_may_be_negative() -> None:
         ("- teacher", "must be a mapping of options to values"),
         ("teacher: [", "recipe.yaml cannot be read"),
         ("base: none.yaml", "none.yaml cannot be read"),
+        ("base: [a.yaml, b.yaml]", "base must be the name of one file, got ['a.yaml', 'b.yaml']"),
+        ("dataset: [a.jsonl, null]", "recipe.yaml: --dataset has an empty item"),
         ("max_length: [1, 2]", "recipe.yaml: --max_length takes one value, got [1, 2]"),
     ],
 )

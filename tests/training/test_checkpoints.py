@@ -20,7 +20,6 @@ from vocagnolm.training.checkpoints import (
     newest_checkpoint,
     resolve,
     rotate,
-    set_aside,
     sizes,
 )
 from vocagnolm.training.run_directory import (
@@ -31,6 +30,7 @@ from vocagnolm.training.run_directory import (
     finish_run,
     is_finished,
     release,
+    set_aside,
 )
 
 FILES = ("model.safetensors", "optimizer.pt", "pytorch_model_fsdp_0/.metadata")
@@ -114,8 +114,8 @@ def test_path_that_is_not_there_is_told(tmp_path: Path, caplog: pytest.LogCaptur
     assert f"checkpiont-9: no such directory; resuming from {later}" in caplog.text
 
 
-def test_checkpoints_of_an_earlier_run_are_set_aside(tmp_path: Path) -> None:
-    """Otherwise those of later steps would outlive the new run's."""
+def test_earlier_run_is_set_aside(tmp_path: Path) -> None:
+    """Otherwise its later checkpoints would outlive the new run's."""
     assert set_aside(tmp_path) is None
     make_checkpoint(tmp_path, 500)
     assert set_aside(tmp_path) == tmp_path / "earlier-1"
@@ -126,6 +126,25 @@ def test_checkpoints_of_an_earlier_run_are_set_aside(tmp_path: Path) -> None:
     assert set_aside(tmp_path) == tmp_path / "earlier-2"
     earlier = tmp_path / "earlier-1"
     assert newest_checkpoint(earlier) == str(earlier / "checkpoint-500")
+
+
+def test_model_and_accuracy_of_an_earlier_run_are_set_aside(tmp_path: Path) -> None:
+    """Otherwise a comparison would show them as the new run's."""
+    files = {"log.jsonl", "trainer_state.json", "model.safetensors", "README.md"}
+    own = {"notes.txt", ".lock"}
+    for name in files | own:
+        (tmp_path / name).touch()
+    (tmp_path / "evaluation").mkdir()
+    # Without the settings of a run, the files are somebody's own.
+    assert set_aside(tmp_path) is None
+    write_json(tmp_path / RUN_FILE, {"method": "cpt"})
+    earlier = set_aside(tmp_path)
+    assert earlier
+    assert {path.name for path in earlier.iterdir()} == files | {RUN_FILE, "evaluation"}
+    assert {path.name for path in tmp_path.iterdir()} == own | {earlier.name}
+    # A run that saved nothing is begun again.
+    write_json(tmp_path / RUN_FILE, {"method": "cpt"})
+    assert set_aside(tmp_path) is None
 
 
 def test_checkpoint_of_other_settings_is_skipped_or_rejected(tmp_path: Path) -> None:

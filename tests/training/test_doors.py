@@ -172,7 +172,7 @@ def test_used_directory_is_told(run: Path, world: World, caplog: pytest.LogCaptu
     shutil.copytree(run, copied)
     with caplog.at_level(logging.WARNING):
         trainer_of(world, copied).train()
-    assert "has moved its checkpoints to" in caplog.text
+    assert "holds an earlier run, which was moved to" in caplog.text
 
 
 def test_adapted_model_takes_no_other_adapters(world: World, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from transformers import (
 from vocagnolm import VocAgnoConfig, VocAgnoTrainer, __main__, prepare_dataset
 from vocagnolm.run.parser import parse
 from vocagnolm.run.recipe import recipe_options
+from vocagnolm.training.checkpoints import changed_settings
 from vocagnolm.training.requirements import check_evaluation, evaluation_losses
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -341,10 +342,43 @@ def test_resuming_with_other_settings_is_refused(
         with pytest.raises(ValueError, match=r"other settings .(top_k|selection) was"):
             run(**options).train(resume_from_checkpoint=True)
     run(top_k=0.4).train(resume_from_checkpoint=True)
-    assert "overwrites" not in caplog.text
+    assert "earlier run" not in caplog.text
     # The run starts anew, with a warning.
     run(top_k=0.4).train()
     assert "resume_from_checkpoint=True" in caplog.text
+
+
+def test_evaluation_that_steers_a_run_belongs_to_its_settings(world: World, tmp_path: Path) -> None:
+    """The losses of other documents cannot be compared with those of the best checkpoint."""
+
+    def evaluation(held_out: Any, **options: Any) -> Any:
+        args = config(
+            tmp_path,
+            method="cpt",
+            eval_strategy="steps",
+            eval_steps=1,
+            save_strategy="steps",
+            save_steps=1,
+            **options,
+        )
+        settings = VocAgnoTrainer(
+            str(world.student), args, None, pages(world), eval_dataset=held_out
+        ).settings
+        return settings.get("evaluation")
+
+    rows = pages(world)
+    first = evaluation(rows[:3], load_best_model_at_end=True)
+    assert first
+    assert evaluation(rows[:3], load_best_model_at_end=True) == first
+    assert evaluation(rows[:4], load_best_model_at_end=True) != first
+    assert evaluation(rows[:3], lr_scheduler_type="reduce_lr_on_plateau") == first
+    named = {"a": rows[:3], "b": rows[:3]}
+    assert evaluation(named, load_best_model_at_end=True, metric_for_best_model="a_loss") != first
+    assert evaluation(rows[:3]) is None
+    saved, now = {"evaluation": first}, {"evaluation": {"metric": "loss", "documents": {}}}
+    assert changed_settings(saved, now) == ["the evaluation that steers the run has changed"]
+    # The earlier part of the run was not steered.
+    assert changed_settings({}, now) == []
 
 
 def test_documents_may_be_given_to_an_evaluation(world: World, tmp_path: Path) -> None:

@@ -93,6 +93,15 @@ def test_newest_and_best_checkpoints_stay(make: Callable[..., Any], tmp_path: Pa
     assert {state["best_model_checkpoint"] for state in states} == {str(tmp_path / "checkpoint-1")}
 
 
+def test_files_that_no_run_made_are_not_overwritten(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "log.jsonl").write_text("mine")
+    with pytest.raises(ValueError, match=r"holds log.jsonl, which vocagnolm train did not write"):
+        make().train()
+    assert (tmp_path / "log.jsonl").read_text() == "mine"
+
+
 def test_remains_of_a_killed_save_do_not_get_into_the_next(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:

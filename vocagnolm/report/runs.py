@@ -50,6 +50,7 @@ _SEED_SETTINGS = {
     "teacher_losses_sha256",
     "teacher_weights_sha256",
     "student_weights",
+    "evaluation",
 }
 
 

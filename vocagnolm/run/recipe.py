@@ -65,9 +65,14 @@ def recipe_options(path: str | Path) -> dict[str, Any]:
         options[name] = options.pop(alias)
     if "config" in options:
         raise ValueError(f"--config {path} has an option config: call it base")
+    for name, value in options.items():
+        if isinstance(value, list) and None in value:
+            raise ValueError(f"--config {path}: --{name} has an empty item")
     base = options.pop("base", None)
     if base is None:
         return options
+    if not isinstance(base, str):
+        raise ValueError(f"--config {path}: base must be the name of one file, got {base}")
     try:
         # The base may have its own base. On the right side of |, its values would win.
         return recipe_options(Path(path).parent / base) | options

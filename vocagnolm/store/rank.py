@@ -145,6 +145,8 @@ def _open_stores(arguments: argparse.Namespace, corpus: datasets.Dataset) -> lis
                     "or has another text of them: score this corpus, or leave them out with "
                     "--missing_losses skip"
                 )
+    if arguments.student and arguments.student == arguments.teacher:
+        raise ValueError(f"--student and --teacher are the same model, {arguments.student}")
     for role in ROLES:
         if role not in stores:
             stores[role] = Store(_score(arguments, role))

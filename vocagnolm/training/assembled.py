@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from transformers.trainer_utils import SaveStrategy, SchedulerType
+
 from vocagnolm.packing import Blocks
+from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.settings import Job, settings_of
 
 if TYPE_CHECKING:
@@ -47,7 +50,9 @@ def assembled_of_loaded(
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
         processing_class=processing_class,
-        settings=settings_of(job) | settings_of_blocks(train_dataset),
+        settings=settings_of(job)
+        | settings_of_blocks(train_dataset)
+        | settings_of_evaluation(job.args, eval_dataset),
         skipped={},
     )
 
@@ -58,3 +63,20 @@ def settings_of_blocks(dataset: Any) -> dict[str, Any]:
     if not isinstance(dataset, Blocks):
         return {}
     return {"blocks": len(dataset), "corpus_digest": dataset.corpus_digest}
+
+
+def settings_of_evaluation(args: VocAgnoConfig, eval_dataset: Any) -> dict[str, Any]:
+    """Return what an evaluation adds to a run's settings, if its losses steer the run.
+
+    A resumed run compares its losses with those before.
+    """
+    steers = (
+        args.load_best_model_at_end
+        or args.save_strategy == SaveStrategy.BEST
+        or args.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU
+    )
+    if not steers:
+        return {}
+    parts = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
+    digests = {name: getattr(part, "corpus_digest", None) for name, part in parts.items()}
+    return {"evaluation": {"metric": args.metric_for_best_model, "documents": digests}}

@@ -25,7 +25,12 @@ from vocagnolm.readers import TeacherReaders, student_reader, teacher_reader
 from vocagnolm.store.format import is_store
 from vocagnolm.texts import only_text
 from vocagnolm.tokenizer import tokenizer_sha256
-from vocagnolm.training.assembled import Assembled, assembled_of_loaded, settings_of_blocks
+from vocagnolm.training.assembled import (
+    Assembled,
+    assembled_of_loaded,
+    settings_of_blocks,
+    settings_of_evaluation,
+)
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.documents import Documents, align, load_documents
 from vocagnolm.training.models import Models, read_models
@@ -180,7 +185,7 @@ def assemble(
         train_dataset=packed.blocks,
         eval_dataset=evaluated,
         processing_class=models.reader.tokenizer,
-        settings=settings_of(job) | packed.settings,
+        settings=settings_of(job) | packed.settings | settings_of_evaluation(args, evaluated),
         skipped={"skipped.jsonl": packed.reasons} if packed.reasons else {},
     )
 
@@ -204,7 +209,9 @@ def _of_documents(job: Job, models: Models, documents: Documents) -> Assembled:
         eval_dataset=documents.eval_blocks,
         processing_class=models.reader.tokenizer,
         # A checkpoint's place in the corpus is the index of a packed sequence.
-        settings=settings_of(job) | documents.settings,
+        settings=settings_of(job)
+        | documents.settings
+        | settings_of_evaluation(job.args, documents.eval_blocks),
         skipped=documents.skipped,
     )
 

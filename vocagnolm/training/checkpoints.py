@@ -30,6 +30,7 @@ _CHANGES = {
     "teacher_losses_sha256": "the losses in --teacher_losses have changed",
     "teacher_weights_sha256": "the weights of --teacher have changed",
     "student_weights": "the weights of --student have changed",
+    "evaluation": "the evaluation that steers the run has changed",
 }
 
 
@@ -86,8 +87,11 @@ def changed_settings(before: Settings, settings: Settings) -> list[str]:
     options = {name: value for name, value in settings.items() if name not in _CHANGES}
     changes = differences(before, options, prefix="--")
     for name, change in _CHANGES.items():
+        # Only a run that has them, too, can be compared.
+        if name not in before or name not in settings:
+            continue
         # The documents have two of these settings.
-        if name in settings and before.get(name) != settings[name] and change not in changes:
+        if differences(before, {name: settings[name]}) and change not in changes:
             changes.append(change)
     return changes
 
@@ -131,25 +135,6 @@ def resolve(option: str | None, directory: Path, settings: Settings | None = Non
     if fault:
         raise ValueError(f"--resume_from_checkpoint {option}: {fault}")
     return option
-
-
-def set_aside(directory: Path) -> Path | None:
-    """Move the checkpoints of an earlier run, if any, into a new directory, and return it.
-
-    Otherwise a run that starts over would keep that run's later checkpoints instead of its own, and
-    resume from them.
-    """
-    earlier = checkpoints(directory)
-    if not earlier:
-        return None
-    number = 1
-    while (directory / f"earlier-{number}").exists():
-        number += 1
-    target = directory / f"earlier-{number}"
-    target.mkdir()
-    for path in earlier:
-        path.rename(target / path.name)
-    return target
 
 
 def sizes(directory: Path) -> dict[str, int]:

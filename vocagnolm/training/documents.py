@@ -139,6 +139,7 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
     eval_blocks = None
     if evaluated:
         _, eval_blocks = _pack(corpora, evaluated, args.max_length, limits)
+        eval_blocks.corpus_digest = [segments.digest() for segments in evaluated]
     texts = joined([corpus.texts for corpus in corpora])
     if models.server:
         is_plain = args.missing_losses == "plain"

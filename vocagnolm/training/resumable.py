@@ -39,7 +39,6 @@ from vocagnolm.training.checkpoints import (
     finish_checkpoint,
     newest_checkpoint,
     rotate,
-    set_aside,
     sizes,
 )
 from vocagnolm.training.config import VocAgnoConfig
@@ -50,7 +49,9 @@ from vocagnolm.training.run_directory import (
     check_settings,
     claim,
     describe_run,
+    foreign_file,
     release,
+    set_aside,
 )
 from vocagnolm.training.sampler import StepSampler
 
@@ -158,7 +159,8 @@ class ResumableTrainer(Trainer):
         After a signal it returns early, with everything saved and `preemption.is_agreed`.
 
         Raises:
-            ValueError: there is no good checkpoint, or it was saved with another sharding.
+            ValueError: there is no good checkpoint, it was saved with another sharding, or a file
+                that no run has made would be overwritten.
         """
         directory = Path(str(self.args.output_dir))
         evaluates_at_start = self.args.eval_on_start
@@ -198,12 +200,14 @@ class ResumableTrainer(Trainer):
             # have other settings.
             check_settings(directory, self.settings, checkpoint)
         else:
+            conflict = foreign_file(directory)
+            if conflict:
+                raise ValueError(conflict)
             earlier = set_aside(directory)
             if earlier:
                 logger.warning(
-                    "%s holds an earlier run. This one overwrites its log and model, and has moved "
-                    "its checkpoints to %s. To continue that run, move them back and call "
-                    "train(resume_from_checkpoint=True)",
+                    "%s holds an earlier run, which was moved to %s. To continue it, move its "
+                    "files back and call train(resume_from_checkpoint=True)",
                     directory,
                     earlier,
                 )

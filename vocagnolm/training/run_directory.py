@@ -23,6 +23,7 @@ from vocagnolm.training.checkpoints import (
     Settings,
     changed_settings,
     checkpoint_fault,
+    checkpoints,
     newest_checkpoint,
     resolve,
 )
@@ -30,7 +31,7 @@ from vocagnolm.training.log import LOG_FILE
 
 logger = logging.getLogger(__name__)
 
-# Checkpoints are not among them, because a run moves earlier ones away and overwrites none.
+# Checkpoints are not among them, because a run never overwrites one.
 _FILES_OF_A_RUN = (
     RUN_FILE,
     LOG_FILE,
@@ -38,6 +39,7 @@ _FILES_OF_A_RUN = (
     "README.md",
     "*.safetensors",
     "config.json",
+    "adapter_config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -103,7 +105,7 @@ def find_start(directory: Path, settings: Settings, resume_from_checkpoint: str 
     except ValueError as error:
         # Return the conflict and do not raise it, because a dry run prints it and continues.
         return Start(conflict=str(error))
-    conflict = _foreign_file(directory)
+    conflict = foreign_file(directory)
     if conflict:
         return Start(conflict=conflict)
     # This comes after the check of the settings, because a finished run with others is another run.
@@ -112,7 +114,31 @@ def find_start(directory: Path, settings: Settings, resume_from_checkpoint: str 
     return Start(checkpoint=resolve(resume_from_checkpoint, directory, settings))
 
 
-def _foreign_file(directory: Path) -> str | None:
+def set_aside(directory: Path) -> Path | None:
+    """Move what an earlier run has saved, if anything, into a new directory, and return it.
+
+    Otherwise a run that starts over would keep that run's later checkpoints instead of its own, and
+    resume from them. Its own log and the earlier run's model and accuracy would look like one run.
+    """
+    checkpoints_there = checkpoints(directory)
+    files: list[Path] = []
+    if "method" in json_or_empty(directory / RUN_FILE):
+        for pattern in (*_FILES_OF_A_RUN, "evaluation*"):
+            files += directory.glob(pattern)
+    # Settings and a log alone are of a run that has saved nothing.
+    if not checkpoints_there and not any(file.suffix == ".safetensors" for file in files):
+        return None
+    number = 1
+    while (directory / f"earlier-{number}").exists():
+        number += 1
+    target = directory / f"earlier-{number}"
+    target.mkdir()
+    for path in checkpoints_there + files:
+        path.rename(target / path.name)
+    return target
+
+
+def foreign_file(directory: Path) -> str | None:
     """Return why a run cannot start if it would overwrite a file that no run has made, or None."""
     # A run describes itself first. Without that, the model may be anybody's, even the student's
     # own, or the manifest a store's.
