@@ -292,9 +292,9 @@ def require_finite(model: nn.Module, *tensors: Tensor) -> None:
     if not all(bool(tensor.isfinite().all()) for tensor in tensors):
         inner = inner_model(model)
         raise NonFiniteLoss(
-            f"{type(model).__name__} ({inner.name_or_path or 'without a name'}) gives NaN or "
-            f"infinite losses on a short probe, in {inner.dtype}: check the checkpoint, or load it "
-            "in bfloat16 or float32"
+            f"{type(model).__name__} ({inner.name_or_path or 'without a name'}) computes NaN or "
+            f"infinite numbers on a short probe, in {inner.dtype}: check the checkpoint, or load "
+            "it in bfloat16 or float32"
         )
 
 

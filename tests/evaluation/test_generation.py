@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers import PreTrainedTokenizerFast as Tokenizer
 from transformers.cache_utils import DynamicLayer
 
+from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.evaluation.engines.generation import Completion, Engine, Row, cut
 from vocagnolm.evaluation.engines.hf_engine import GrowingLayer, HFEngine
 from vocagnolm.models.load import NO_LIMIT
@@ -420,6 +422,14 @@ def test_engine_rejects_a_model(
     config.vocab_size = 500
     with pytest.raises(ValueError, match=message):
         HFEngine(AutoModelForCausalLM.from_config(config), tokenizers_by_family["nfc_digits"], 4)
+
+
+def test_engine_rejects_a_model_that_computes_nan(tokenizer: Tokenizer, model: Any) -> None:
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        broken.get_input_embeddings().weight[0] = torch.nan
+    with pytest.raises(NonFiniteLoss, match="computes NaN or infinite numbers"):
+        HFEngine(broken, tokenizer, 4)
 
 
 def test_engine_names_the_version_when_its_models_take_no_cache(

@@ -314,7 +314,7 @@ def test_one_broken_tensor_is_enough(broken):
     tensors = [torch.ones(3), torch.ones(3)]
     require_finite(build(), *tensors)
     tensors[broken][2] = torch.inf
-    with pytest.raises(NonFiniteLoss, match="gives NaN or infinite losses"):
+    with pytest.raises(NonFiniteLoss, match="computes NaN or infinite numbers"):
         require_finite(build(), *tensors)
 
 

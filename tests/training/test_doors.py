@@ -175,6 +175,21 @@ def test_used_directory_is_told(run: Path, world: World, caplog: pytest.LogCaptu
     assert "holds an earlier run, which was moved to" in caplog.text
 
 
+def test_adapters_that_are_drawn_by_the_weights_are_checked_without_them(
+    world: World, tmp_path: Path
+) -> None:
+    peft = pytest.importorskip("peft")
+    adapters = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights="pissa")
+    trainer = VocAgnoTrainer(
+        str(world.student),
+        config(tmp_path, method="cpt"),
+        train_dataset=pages(world),
+        peft_config=adapters,
+    )
+    drawn = [weight for name, weight in trainer.model.named_parameters() if "lora_B" in name]
+    assert all(weight.any() for weight in drawn)
+
+
 def test_adapted_model_takes_no_other_adapters(world: World, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     adapters = peft.LoraConfig(target_modules=["q_proj"])

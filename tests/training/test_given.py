@@ -348,6 +348,18 @@ def test_resuming_with_other_settings_is_refused(
     assert "resume_from_checkpoint=True" in caplog.text
 
 
+def test_weights_of_a_loaded_teacher_belong_to_the_settings(world: World, tmp_path: Path) -> None:
+    def weights(change: float) -> Any:
+        teacher = AutoModelForCausalLM.from_pretrained(world.teacher, dtype="float32")
+        with torch.no_grad():
+            next(teacher.parameters()).add_(change)
+        args = config(tmp_path)
+        trainer = VocAgnoTrainer(str(world.student), args, None, pages(world), teacher=teacher)
+        return trainer.settings["teacher_weights_sha256"]
+
+    assert weights(0.0) == weights(0.0) != weights(0.1)
+
+
 def test_evaluation_that_steers_a_run_belongs_to_its_settings(world: World, tmp_path: Path) -> None:
     """The losses of other documents cannot be compared with those of the best checkpoint."""
 
@@ -437,6 +449,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"eval_dataset": [{"text": ""}]}, "eval_dataset has no usable document"),
     ({"model_init_kwargs": {"torch_dtype": "bfloat16"}}, "give torch_dtype as teacher_dtype"),
+    ({"model_init_kwargs": {"config": object()}}, "config must be a value of JSON, got object"),
+    ({"eval_do_concat_batches": False}, "eval_do_concat_batches False keeps apart the losses"),
     ({"max_grad_norm": None}, "max_grad_norm must be a number, got None"),
 ]
 

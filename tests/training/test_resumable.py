@@ -93,6 +93,29 @@ def test_newest_and_best_checkpoints_stay(make: Callable[..., Any], tmp_path: Pa
     assert {state["best_model_checkpoint"] for state in states} == {str(tmp_path / "checkpoint-1")}
 
 
+def test_best_model_is_found_in_a_directory_that_was_moved(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}
+
+    def trainer() -> Any:
+        made = make(**best)
+        # The loss falls, so the first checkpoint has the greatest.
+        made.args.greater_is_better = True
+        return made
+
+    whole = trainer()
+    whole.train()
+    moved = tmp_path.with_name(f"{tmp_path.name}-moved")
+    tmp_path.rename(moved)
+    resumed = trainer()
+    resumed.args.output_dir = str(moved)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.best_global_step == 1
+    for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_files_that_no_run_made_are_not_overwritten(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import torch
 import transformers
 from huggingface_hub import constants, try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -37,6 +38,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 # `weights_sample` reads this much of a file.
 _SAMPLES_OF_A_FILE, _SAMPLE_BYTES = 128, 4096
+# `loaded_sample` reads this many numbers.
+_NUMBERS_OF_A_WEIGHT = 64
 _MODEL_FILES = (
     "config.json",
     "generation_config.json",
@@ -360,6 +363,16 @@ def weights_sample(model: str) -> str | None:
             for sample in range(_SAMPLES_OF_A_FILE):
                 content.seek(size * sample // _SAMPLES_OF_A_FILE)
                 digest.update(content.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def loaded_sample(model: nn.Module) -> str:
+    """Identify the weights of a loaded model by a hash of a few numbers of each."""
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        values = weight.detach().flatten()
+        sample = values[:: len(values) // _NUMBERS_OF_A_WEIGHT + 1].float().cpu()
+        digest.update(name.encode() + sample.numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -170,7 +170,11 @@ def assemble(
         # Put the adapters on a skeleton without weights, so that a wrong config is found before
         # hours of alignment. Copy the config, because PEFT writes into it.
         skeleton = models.student.source.skeleton(models.student.config)
-        adapt(skeleton, copy.deepcopy(job.peft_config), args.seed)
+        config = copy.deepcopy(job.peft_config)
+        if hasattr(config, "init_lora_weights"):
+            # Some ways to draw them, such as PiSSA, compute with the weights.
+            config.init_lora_weights = False
+        adapt(skeleton, config, args.seed)
     # The first process of a machine fills the cache, and the others read from it.
     with machine_first():
         packed = _packed(job, models, train_dataset, "train_dataset")

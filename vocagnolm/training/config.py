@@ -56,6 +56,8 @@ _ONE_VALUE: dict[str, tuple[object, str]] = {
     "save_on_each_node": (False, "makes two directories of one run"),
     "bf16_full_eval": (False, "casts the student that is saved"),
     "fp16_full_eval": (False, "casts the student that is saved"),
+    "eval_do_concat_batches": (True, "keeps apart the losses that an evaluation sums"),
+    "batch_eval_metrics": (False, "keeps apart the losses that an evaluation sums"),
     "enable_jit_checkpoint": (False, "saves in the middle of a step: a signal saves already"),
 }
 # These Liger kernels replace the computation of the loss, which a guided run needs per token.

@@ -5,6 +5,7 @@ No torch: a wrong name, choice or range is an error before torch is imported, wh
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -180,6 +181,14 @@ class LoadOptions:
                 if argument in _RESERVED_ARGUMENTS:
                     option = _RESERVED_ARGUMENTS[argument]
                     raise ValueError(f"--{name}: give {argument} as {option}")
+                try:
+                    json.dumps(arguments[argument])
+                except TypeError as error:
+                    # They are kept in the run's directory, to be compared when it resumes.
+                    kind = type(arguments[argument]).__name__
+                    raise ValueError(
+                        f"--{name}: {argument} must be a value of JSON, got {kind}"
+                    ) from error
             # Replace the text by the parsed value, because a run's settings compare values.
             setattr(self, name, arguments)
 

@@ -24,7 +24,7 @@ from accelerate.utils import gather_object
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import RandomSampler, Sampler
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
@@ -64,6 +64,17 @@ _SAVING = ".saving"
 _OVERRIDDEN = "_get_output_dir _save_checkpoint _determine_best_metric _get_train_sampler".split()
 
 
+class _BestCheckpoint(TrainerCallback):
+    """Finds the best checkpoint of a run whose directory was moved since it was saved."""
+
+    def on_train_begin(self, args: Any, state: TrainerState, *_: object, **__: object) -> None:
+        """Point to where it is now."""
+        # Trainer drops the path of a checkpoint that is gone, and would end with the last model.
+        here = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}")
+        if state.best_model_checkpoint is None and here.is_dir():
+            state.best_model_checkpoint = str(here)
+
+
 class ResumableTrainer(Trainer):
     """A Trainer whose runs end the same, however often they are interrupted and resumed.
 
@@ -95,6 +106,7 @@ class ResumableTrainer(Trainer):
         self.metrics = GuidanceMetrics(self.accelerator)
         self.preemption = Preemption()
         self.add_callback(self.preemption)
+        self.add_callback(_BestCheckpoint())
         guard = StepGuard(
             self.accelerator,
             self.metrics,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vocagnolm.method import Method
-from vocagnolm.models.load import weights_sample
+from vocagnolm.models.load import loaded_sample, weights_sample
 from vocagnolm.store.format import manifest_of
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions
@@ -90,15 +90,19 @@ def settings_of(job: Job) -> dict[str, Any]:
     return settings
 
 
-def _teacher_weights(job: Job) -> dict[str, list[str]]:
-    """Identify the weights of teachers in local files, which may be replaced before a run resumes.
+def _teacher_weights(job: Job) -> dict[str, list[str | None]]:
+    """Identify the weights of local or loaded teachers, which may be others when a run resumes.
 
     A checkpoint has the student's weights, and the trainer adds a checksum of those under adapters.
     """
-    names = [teacher for teacher in job.model.teacher or [] if isinstance(teacher, str)]
-    samples = [sample for sample in map(weights_sample, names) if sample]
+    samples: list[str | None] = []
+    # In Python, a teacher may be a loaded model.
+    teachers: Sequence[Any] = job.model.teacher or []
+    for teacher in teachers:
+        is_name = isinstance(teacher, str)
+        samples.append(weights_sample(teacher) if is_name else loaded_sample(teacher))
     # A finished run does not need its teacher's files any more.
-    return {"teacher_weights_sha256": samples} if samples else {}
+    return {"teacher_weights_sha256": samples} if any(samples) else {}
 
 
 def _stores(paths: Sequence[str]) -> list[dict[str, str]]:

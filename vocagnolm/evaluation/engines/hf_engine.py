@@ -30,6 +30,7 @@ from vocagnolm.evaluation.engines.generation import Chat, Completion, Engine, Ro
 from vocagnolm.evaluation.sampling import Sampling
 from vocagnolm.extras import check_transformers, unsupported
 from vocagnolm.models.load import context_length
+from vocagnolm.token_loss import require_finite
 
 logger = logging.getLogger(__name__)
 # These models take no position ids, but are right with padding on the left, because they count
@@ -116,6 +117,7 @@ class HFEngine(Engine):
         check_transformers()
         self._model: Any = model.eval()  # type: ignore[no-untyped-call]
         _check_servable(model)
+        _check_finite(model)
         super().__init__(tokenizer, context_length(model.config), model.generation_config, chat)
         self.batch_size = batch_size
 
@@ -319,6 +321,15 @@ def _check_servable(model: PreTrainedModel) -> None:
     else:
         return
     raise ValueError(f"{name} {fault}: use --engine vllm")
+
+
+@torch.inference_mode()
+def _check_finite(model: Any) -> None:
+    """Raise `NonFiniteLoss` if a model's scores are NaN. All its answers would be wrong."""
+    ids = torch.arange(8, device=model.device)
+    scores = model(input_ids=ids[None]).logits
+    # Ids that a model never writes may have the score -inf, but not the best one.
+    require_finite(model, scores.amax(-1))
 
 
 def _can_pad_inside(model: PreTrainedModel, places: int) -> bool:
