@@ -41,9 +41,10 @@ _ON_HUB: dict[str, Literal["model", "dataset"]] = {
 }
 
 
-# Options with these endings may have an empty value: the revision of a directory or the
-# configuration of a file, given with those of the hub, and a secret that is not set.
-_MAY_BE_EMPTY = ("revision", "token", "dataset_config")
+# Options with these endings may have an empty value: a secret that is not set, or among several
+# models or corpora the revision of a directory, the configuration of a file, and the column of
+# conversations.
+_MAY_BE_EMPTY = ("revision", "token", "dataset_config", "text_column")
 # An error lists up to this many choices. If there are more, it names only the nearest.
 _MOST_CHOICES = 12
 

@@ -174,5 +174,7 @@ def corpora_of(options: object) -> list[tuple[str, dict[str, Any]]]:
     configs = one_for_each("dataset_config", values["dataset_config"], count, "corpora")
     corpora = []
     for name, split, column, config in zip(names, splits, columns, configs, strict=True):
-        corpora.append((name, {"split": split, "text_column": column, "config_name": config}))
+        # An empty column is that of no name, for a corpus among others with names.
+        options = {"split": split, "text_column": column or None, "config_name": config}
+        corpora.append((name, options))
     return corpora

@@ -449,8 +449,11 @@ class VocAgnoTrainer(ResumableTrainer):
                 first += size
         report: dict[str, float] = {}
         for name, part in rows_by_name.items():
-            loss = sums[part].sum(dtype=np.float64) / max(counts[part].sum(), 1)
-            report[name] = float(loss)
+            loss = sums[part].sum(dtype=np.float64)
+            tokens = counts[part].sum()
+            # Without tokens, there is no loss to report.
+            if tokens:
+                report[name] = float(loss / tokens)
         report["tokens"] = int(counts.sum())
         return report
 

@@ -34,8 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
     "evaluation": EVALUATED,
     "ragged accumulation": EPOCHS | TWO_HALVES | {"gradient_accumulation_steps": 4},
     "part of an epoch": EPOCHS | {"num_train_epochs": 1.5},
-    "dataloader_drop_last": EPOCHS
-    | {"per_device_train_batch_size": 5, "dataloader_drop_last": True},
+    "ragged batch": EPOCHS | {"per_device_train_batch_size": 5},
     "data_seed": EPOCHS | {"data_seed": 7},
     "dataloader_num_workers": {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
     "weight_decay": {"optim": "adamw_torch", "learning_rate": 1e-3, "weight_decay": 0.1},

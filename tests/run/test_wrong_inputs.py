@@ -29,6 +29,8 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("--config", "paper/table1/cp"), "(did you mean paper/table1/cpt?)"),
     (("--config", "", *T), "--config is empty: give a value, or leave it out"),
     ((*T, "--eval_dataset="), "--eval_dataset is empty"),
+    ((*T, "--dataset", "tests", "./tests"), "--dataset names a corpus twice"),
+    ((*T, "--dataloader_drop_last"), "--dataloader_drop_last True leaves texts out"),
     ((*T, "--dataset", "a.jsonl", ""), "--dataset is empty"),
     # Names of other programs.
     ((*T, "--use_uld_loss"), "unknown option --use_uld_loss: here it is --method uld"),

@@ -111,6 +111,22 @@ def test_settings_have_the_weights_of_local_teachers(
     assert after == before
 
 
+def test_settings_have_the_code_of_a_users_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name alone would let a run resume with other code."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def code(module: str, value: int) -> object:
+        text = f"import numpy as np\n\ndef mine(losses):\n    return losses.sum(-1) * {value}\n"
+        Path(f"{module}.py").write_text(text)
+        return settings_of(parse([*T, f"--aggregation={module}:mine"]))["own_code_sha256"]
+
+    assert code("first_code", 1) == code("equal_code", 1) != code("other_code", 2)
+    assert "own_code_sha256" not in settings_of(parse(T))
+
+
 def test_settings_have_the_batch_of_a_process_where_tokens_compete_in_it() -> None:
     name = "per_device_train_batch_size"
     assert name not in settings_of(parse(T))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -346,6 +347,16 @@ def test_resuming_with_other_settings_is_refused(
     # The run starts anew, with a warning.
     run(top_k=0.4).train()
     assert "resume_from_checkpoint=True" in caplog.text
+
+
+def test_model_of_a_run_is_not_overwritten(world: World, tmp_path: Path) -> None:
+    student = tmp_path / "student"
+    shutil.copytree(world.student, student)
+    trainer = VocAgnoTrainer(
+        str(student), config(student, method="cpt"), train_dataset=pages(world)
+    )
+    with pytest.raises(ValueError, match=r"output_dir .* has the student or a teacher of this run"):
+        trainer.train()
 
 
 def test_weights_of_a_loaded_teacher_belong_to_the_settings(world: World, tmp_path: Path) -> None:

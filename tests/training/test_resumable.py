@@ -116,6 +116,15 @@ def test_best_model_is_found_in_a_directory_that_was_moved(
         assert torch.equal(a, b)
 
 
+def test_run_may_begin_after_its_model_or_tokenizer_was_saved(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
+    trainer = make()
+    trainer.save_model()
+    trainer.train()
+    assert {path.name for path in tmp_path.glob("*-*")} >= {"checkpoint-1", "checkpoint-3"}
+
+
 def test_files_that_no_run_made_are_not_overwritten(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -115,9 +115,9 @@ def export(
 
 def _settings_of(checkpoint: Path) -> JsonObject:
     """Return the settings of a checkpoint's run if it is whole, or {} if no run wrote it."""
-    is_of_a_run = any((checkpoint / name).exists() for name in (MANIFEST_FILE, RUN_FILE))
-    # What `save_model` wrote has no list of sizes to compare with.
-    is_saved_model = not is_of_a_run and bool(model_files(checkpoint))
+    # What `save_model` wrote in Python has no list of sizes to compare with.
+    has_manifest = (checkpoint / MANIFEST_FILE).exists()
+    is_saved_model = not has_manifest and bool(model_files(checkpoint))
     fault = None if is_saved_model else checkpoint_fault(checkpoint)
     if fault:
         raise ValueError(f"{checkpoint}: {fault}")

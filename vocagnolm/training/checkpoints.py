@@ -29,6 +29,7 @@ _CHANGES = {
     "chat_templates_sha256": "a chat template has changed",
     "teacher_losses_sha256": "the losses in --teacher_losses have changed",
     "teacher_weights_sha256": "the weights of --teacher have changed",
+    "own_code_sha256": "your code of --method or --aggregation has changed",
     "student_weights": "the weights of --student have changed",
     "evaluation": "the evaluation that steers the run has changed",
 }

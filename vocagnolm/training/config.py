@@ -56,6 +56,7 @@ _ONE_VALUE: dict[str, tuple[object, str]] = {
     "save_on_each_node": (False, "makes two directories of one run"),
     "bf16_full_eval": (False, "casts the student that is saved"),
     "fp16_full_eval": (False, "casts the student that is saved"),
+    "dataloader_drop_last": (False, "leaves texts out of an evaluation"),
     "eval_do_concat_batches": (True, "keeps apart the losses that an evaluation sums"),
     "batch_eval_metrics": (False, "keeps apart the losses that an evaluation sums"),
     "enable_jit_checkpoint": (False, "saves in the middle of a step: a signal saves already"),

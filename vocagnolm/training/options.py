@@ -252,7 +252,7 @@ class DataOptions:
         in_range(self, "[0, 1)", "eval_fraction")
         count = len(self.dataset)
         # A corpus that is named twice would silently count twice. Weights say so openly.
-        if len(set(self.dataset)) < count:
+        if len({_one_spelling(name) for name in self.dataset}) < count:
             raise ValueError(
                 "--dataset names a corpus twice: name it once, and give --dataset_weights"
             )
@@ -267,6 +267,11 @@ class DataOptions:
             )
         if self.eval_dataset and self.eval_fraction:
             raise ValueError("--eval_dataset and --eval_fraction cannot be combined: give one")
+
+
+def _one_spelling(name: str) -> str:
+    """Return the path of a corpus in one of its spellings. Names on the hub have only one."""
+    return str(Path(name).resolve()) if Path(name).exists() else name
 
 
 @dataclass

@@ -46,10 +46,12 @@ from vocagnolm.training.guard import StepGuard
 from vocagnolm.training.metrics import GuidanceMetrics
 from vocagnolm.training.preemption import Preemption
 from vocagnolm.training.run_directory import (
+    LOGS_OF_A_RUN,
     check_settings,
     claim,
     describe_run,
     foreign_file,
+    model_of_the_run,
     release,
     set_aside,
 )
@@ -212,7 +214,8 @@ class ResumableTrainer(Trainer):
             # have other settings.
             check_settings(directory, self.settings, checkpoint)
         else:
-            conflict = foreign_file(directory)
+            conflict = model_of_the_run(directory, self.settings)
+            conflict = conflict or foreign_file(directory, LOGS_OF_A_RUN)
             if conflict:
                 raise ValueError(conflict)
             earlier = set_aside(directory)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
@@ -47,6 +48,8 @@ _FILES_OF_A_RUN = (
     TRAINER_STATE_NAME,
     TRAINING_ARGS_NAME,
 )
+# What only training writes. A script may have saved a model or a tokenizer there before it trains.
+LOGS_OF_A_RUN = (RUN_FILE, LOG_FILE, TRAINER_STATE_NAME)
 # A network file system may release the lock of a dead machine up to this many seconds late.
 _LOCK_S = 120
 
@@ -138,12 +141,19 @@ def set_aside(directory: Path) -> Path | None:
     return target
 
 
-def foreign_file(directory: Path) -> str | None:
+def model_of_the_run(directory: Path, settings: Mapping[str, Any]) -> str | None:
+    """Return why a run cannot start in a directory if it reads a model there, or None."""
+    if str(directory.resolve()) in [settings.get("student"), *(settings.get("teacher") or ())]:
+        return f"--output_dir {directory} has the student or a teacher of this run: give another"
+    return None
+
+
+def foreign_file(directory: Path, patterns: Collection[str] = _FILES_OF_A_RUN) -> str | None:
     """Return why a run cannot start if it would overwrite a file that no run has made, or None."""
     # A run describes itself first. Without that, the model may be anybody's, even the student's
     # own, or the manifest a store's.
     if "method" not in json_or_empty(directory / RUN_FILE):
-        for pattern in _FILES_OF_A_RUN:
+        for pattern in patterns:
             for path in directory.glob(pattern):
                 return (
                     f"--output_dir {directory} holds {path.name}, which vocagnolm train did not "

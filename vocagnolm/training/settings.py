@@ -1,11 +1,14 @@
 """The settings that define a run. A checkpoint resumes only under the same settings."""
 
+import hashlib
+import inspect
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from vocagnolm.method import Method
+from vocagnolm.method import Method, load_own
 from vocagnolm.models.load import loaded_sample, weights_sample
 from vocagnolm.store.format import manifest_of
 from vocagnolm.training.config import VocAgnoConfig
@@ -78,7 +81,7 @@ def settings_of(job: Job) -> dict[str, Any]:
     # A run that is started from another directory is the same run.
     for name in _PATH_OPTIONS:
         settings[name] = _absolute(settings[name])
-    settings |= _teacher_weights(job)
+    settings |= _teacher_weights(job) | _own_code(job.args)
     if job.model.teacher_losses:
         settings["teacher_losses"] = _stores(job.model.teacher_losses)
     if job.peft_config is not None:
@@ -103,6 +106,19 @@ def _teacher_weights(job: Job) -> dict[str, list[str | None]]:
         samples.append(weights_sample(teacher) if is_name else loaded_sample(teacher))
     # A finished run does not need its teacher's files any more.
     return {"teacher_weights_sha256": samples} if any(samples) else {}
+
+
+def _own_code(method: Method) -> dict[str, list[str]]:
+    """Return hashes of the code that a user wrote, which may be edited before a run resumes."""
+    hashes = []
+    for option in ("method", "aggregation"):
+        name = getattr(method, option)
+        if ":" in name:
+            # The code of some objects, such as those of compiled modules, cannot be read.
+            with suppress(OSError, TypeError):
+                code = inspect.getsource(load_own(option, name))
+                hashes.append(hashlib.sha256(code.encode()).hexdigest())
+    return {"own_code_sha256": hashes} if hashes else {}
 
 
 def _stores(paths: Sequence[str]) -> list[dict[str, str]]:
