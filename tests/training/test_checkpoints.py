@@ -130,7 +130,7 @@ def test_earlier_run_is_set_aside(tmp_path: Path) -> None:
 
 def test_model_and_accuracy_of_an_earlier_run_are_set_aside(tmp_path: Path) -> None:
     """Otherwise a comparison would show them as the new run's."""
-    files = {"log.jsonl", "trainer_state.json", "model.safetensors", "README.md"}
+    files = {"log.jsonl", "trainer_state.json", "model.safetensors", "README.md", "skipped.jsonl"}
     own = {"notes.txt", ".lock"}
     for name in files | own:
         (tmp_path / name).touch()

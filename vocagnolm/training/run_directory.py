@@ -126,7 +126,7 @@ def set_aside(directory: Path) -> Path | None:
     checkpoints_there = checkpoints(directory)
     files: list[Path] = []
     if "method" in json_or_empty(directory / RUN_FILE):
-        for pattern in (*_FILES_OF_A_RUN, "evaluation*"):
+        for pattern in (*_FILES_OF_A_RUN, "skipped*.jsonl", "evaluation*"):
             files += directory.glob(pattern)
     # Settings and a log alone are of a run that has saved nothing.
     if not checkpoints_there and not any(file.suffix == ".safetensors" for file in files):
