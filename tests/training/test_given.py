@@ -371,6 +371,14 @@ def test_weights_of_a_loaded_teacher_belong_to_the_settings(world: World, tmp_pa
     assert weights(0.0) == weights(0.0) != weights(0.1)
 
 
+def test_stores_and_models_are_not_mixed(world: World, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "manifest.json").write_text('{"format": 1}')
+    teachers = [str(tmp_path / "store"), str(world.teacher)]
+    with pytest.raises(ValueError, match="teacher has stores and models: give only one"):
+        VocAgnoTrainer(str(world.student), config(tmp_path), None, pages(world), teacher=teachers)
+
+
 def test_evaluation_that_steers_a_run_belongs_to_its_settings(world: World, tmp_path: Path) -> None:
     """The losses of other documents cannot be compared with those of the best checkpoint."""
 

@@ -243,6 +243,8 @@ def assemble_in_python(
             stores.append(guide)
         else:
             teachers.append(guide)
+    if teachers and stores:
+        raise ValueError("teacher has stores and models: give only one of the two kinds")
     train_dataset = _checked(kwargs.get("train_dataset"), "train_dataset")
     eval_dataset = _checked(kwargs.get("eval_dataset"), "eval_dataset")
     if args.push_to_hub:
@@ -263,7 +265,10 @@ def assemble_in_python(
     if not (has_names or has_documents):
         return assembled_of_loaded(job, train_dataset, eval_dataset, processing_class)
     if student is None:
-        raise ValueError("model must be a name, a directory or a model: it reads the documents")
+        raise ValueError(
+            "model must be a name, a directory or a model: it reads the documents; with "
+            "model_init, give the Blocks of prepare_dataset and a loaded teacher"
+        )
     if not isinstance(teacher, StoredTeacher):
         args.check_teacher(names.teachers, is_stored=bool(stores))
     args.output_dir = args.output_dir or names.output_dir(args.method)
