@@ -76,7 +76,7 @@ def test_eight_lines_the_command_and_a_recipe_give_the_same_weights(
     for ours, theirs in (
         ("HuggingFaceTB/SmolLM2-135M", str(world.student)),
         ("Qwen/Qwen2.5-0.5B", str(world.teacher)),
-        ("runs/smollm2", str(tmp_path / "mine")),
+        ("runs/python", str(tmp_path / "mine")),
         ("max_length=512, global_batch_tokens=8192", "**SHORT"),
     ):
         assert ours in code
