@@ -40,6 +40,10 @@ def aggregate_losses(
     aggregated = np.full(len(ranges), np.nan)
     mapped = np.flatnonzero(ranges[:, 0] != UNMAPPED)
     first, last = ranges[mapped].T
+    if last.max(initial=0) > len(losses):
+        raise ValueError(
+            f"ranges go up to teacher token {last.max() - 1}, and teacher_losses has {len(losses)}"
+        )
     # `reduceat` reduces from each index to the next, so every second result is a range's. The zero
     # at the end allows a range to end after the last loss.
     padded = np.append(losses, 0.0)

@@ -203,6 +203,9 @@ def test_losses_that_do_not_go_with_the_ranges_are_rejected() -> None:
         chunk_credit([1.0], [1.0, 1.0], ranges)
     with pytest.raises(ValueError, match="teacher"):
         chunk_credit([1.0, 1.0], [1.0], ranges)
+    with pytest.raises(ValueError, match="up to teacher token 1, and teacher_losses has 1"):
+        aggregate_losses([1.0], ranges)
+    assert np.isnan(aggregate_losses([], np.array([[-1, -1]]))).all()
 
 
 @pytest.mark.parametrize("aggregation", ["max", "mean", "sum", "share"])

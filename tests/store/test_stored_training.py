@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 import torch
 from built_trainer import build as build_trainer
@@ -411,6 +413,21 @@ def test_evaluation_of_stored_run_equals_online_run(
     # Documents in no store are packed without regard to a teacher, so into other blocks.
     assert logs[1] == pytest.approx(logs[0], rel=1e-6)
     assert len(set(logs[0])) == 3
+
+
+def test_document_that_a_teacher_could_not_score_has_no_teacher() -> None:
+    """It is stored without losses, as for a server that refused it."""
+
+    def store(tokens: int) -> Any:
+        document = SimpleNamespace(
+            spans=np.zeros((tokens, 2), np.int64), losses=np.ones(tokens, np.float32)
+        )
+        return SimpleNamespace(document=lambda text: document)
+
+    (tokens,), lacking = StoredReader([store(0), store(2)], first=True).read(["a text"])
+    assert (len(tokens.values), lacking) == (2, {})
+    assert StoredReader([store(0)], plain=True).read(["a text"])[1] == {0: None}
+    assert StoredReader([store(0)]).read(["a text"])[1] == {}
 
 
 def test_run_is_resumed_from_the_same_content_only(

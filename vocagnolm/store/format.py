@@ -208,7 +208,7 @@ def read_shard(path: Path) -> pa.Table:
     """Map a shard into memory: processes share its pages, which are read when they are needed."""
     try:
         return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
         raise ValueError(
             f"{path} is damaged ({error}): delete it, and run the same command again"
         ) from error

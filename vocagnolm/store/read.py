@@ -92,9 +92,11 @@ class StoredReader(TeacherReaders):
         documents = []
         for store in self.stores:
             document = store.document(text)
-            if self.first and document:
+            # The teacher could not score some documents, which are stored without losses.
+            is_scored = document is not None and len(document.losses) > 0
+            if self.first and is_scored:
                 return [document]
-            documents.append(document)
+            documents.append(document if is_scored or not self.plain else None)
         return documents[:1] if self.first else documents
 
     def check_templates(self, *more_readers: Reader) -> None:
@@ -122,18 +124,18 @@ class StoredReader(TeacherReaders):
         if self.plain:
             # If one teacher lacks a conversation, it is read without a teacher, like a document.
             for number, conversation in enumerate(conversations):
-                if any(teacher_reads[number] == MISSING for teacher_reads in reads):
+                if any(teacher_reads[number] in (MISSING, EMPTY) for teacher_reads in reads):
                     for teacher_reads in reads:
                         teacher_reads[number] = _no_turns(conversation)
         return reads
 
 
 def _first_of(turns: Sequence[TurnTokens | str]) -> TurnTokens | str:
-    """Return the first that is not missing."""
+    """Return the first that has losses, or else why one has none."""
     for turn in turns:
-        if turn != MISSING:
+        if turn not in (MISSING, EMPTY):
             return turn
-    return MISSING
+    return EMPTY if EMPTY in turns else MISSING
 
 
 def _no_turns(conversation: Conversation) -> TurnTokens:
