@@ -45,7 +45,7 @@ from vocagnolm.texts import (
 )
 
 # Raise it when the columns or the segmentation change, so that old caches are not read.
-_FORMAT = 14
+_FORMAT = 15
 # Documents that are aligned and cached together: a few minutes of work.
 _PART = 100_000
 # The reason for skipping a document.

@@ -113,6 +113,10 @@ def _by_function(
             f"--aggregation: expected one loss for each student token, {list(first_BS.shape)}, got "
             f"{list(found_BS.shape)}"
         )
+    # NaN would be less than any threshold, so such tokens would silently count as not selected.
+    is_sound_BS = held_BSW.any(-1) & (loss_BSW.isfinite() | ~held_BSW).all(-1)
+    if bool((found_BS.isnan() & is_sound_BS).any()):
+        raise ValueError("--aggregation: got NaN for a token whose teacher losses are finite")
     return found_BS
 
 

@@ -38,6 +38,7 @@ from vocagnolm.training.arguments import (
     arguments_of_trainer,
     assemble_arguments,
     check_packed,
+    check_stored,
     load_models,
     make_collator,
     own_copy,
@@ -175,7 +176,8 @@ class VocAgnoTrainer(ResumableTrainer):
         add_token_losses(self.model, self.args.device)
 
     def _check_packing(self, blocks: Blocks, crosses: bool) -> None:
-        """Reject attention that crosses packed documents, or is too short for a segment."""
+        """Reject missing losses, and attention that crosses documents or is too short for one."""
+        check_stored(self.objective.teacher, blocks, self.data_collator)
         lengths = blocks.longest_segments(crosses)
         student_length, teacher_lengths = lengths[0], lengths[1:]
         # A held-out document may be longer than all training documents.

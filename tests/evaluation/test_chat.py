@@ -72,6 +72,22 @@ def test_prompt_is_the_users_turn_with_the_instruction(student_tokenizer: Tokeni
     assert (benchmark.shots, benchmark.prompt_set, benchmark.stops) == (0, None, ())
 
 
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("hello", "leaves the question out"),
+        ("{% if false %}x{% endif %}", "leaves the question out"),
+        ("{{ raise_exception('system first') }}", "says: system first"),
+        ("{% for m in messages %}", "says: "),
+    ],
+)
+def test_template_that_cannot_ask_is_told(
+    template: str, message: str, student_tokenizer: Tokenizer
+) -> None:
+    with pytest.raises(ValueError, match=f"--chat: the tokenizer's chat template {message}"):
+        Chat(student_tokenizer, template)
+
+
 @pytest.mark.parametrize("name", ["plain", "chatml"])
 def test_built_in_templates_ask_as_they_are_trained(
     name: str, student_tokenizer: Tokenizer

@@ -221,6 +221,10 @@ def test_own_aggregation_is_kept_by_its_name() -> None:
     assert torch.equal(found.teacher_loss_BS, -negated[0])
     with pytest.raises(ValueError, match="expected one loss for each student token"):
         aggregate_teacher_losses(losses.loss_BT, batch["teacher_ranges"], lambda x, _: x)
+    with pytest.raises(ValueError, match="got NaN for a token whose teacher losses are finite"):
+        aggregate_teacher_losses(
+            losses.loss_BT, batch["teacher_ranges"], lambda x, _: x.amin(-1) * torch.nan
+        )
 
 
 CHOICES = [

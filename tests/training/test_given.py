@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from vocagnolm import VocAgnoConfig, VocAgnoTrainer, __main__, prepare_dataset
+from vocagnolm.objective import StoredTeacher
 from vocagnolm.run.parser import parse
 from vocagnolm.run.recipe import recipe_options
 from vocagnolm.training.checkpoints import changed_settings
@@ -369,6 +370,14 @@ def test_weights_of_a_loaded_teacher_belong_to_the_settings(world: World, tmp_pa
         return trainer.settings["teacher_weights_sha256"]
 
     assert weights(0.0) == weights(0.0) != weights(0.1)
+
+
+def test_blocks_without_losses_need_a_teacher_in_memory(world: World, tmp_path: Path) -> None:
+    tokenizers = [AutoTokenizer.from_pretrained(place) for place in (world.student, world.teacher)]
+    data = datasets.Dataset.from_list(pages(world))
+    blocks = prepare_dataset(data, *tokenizers, max_length=64)
+    with pytest.raises(ValueError, match="train_dataset has no losses of a teacher"):
+        VocAgnoTrainer(str(world.student), config(tmp_path), None, blocks, teacher=StoredTeacher())
 
 
 def test_stores_and_models_are_not_mixed(world: World, tmp_path: Path) -> None:

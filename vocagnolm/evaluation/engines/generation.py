@@ -32,19 +32,26 @@ class Chat:
 
     def __post_init__(self) -> None:
         check_date(self.source, "its tokenizer_config.json")
+        if self.prompt("1 + 1?") == self.prompt("2 + 2?"):
+            raise ValueError("--chat: the tokenizer's chat template leaves the question out")
 
     def prompt(self, *turns: str) -> str:
         """Render a question up to where the answer begins, or a question with its answer."""
         messages = []
         for role, turn in zip(("user", "assistant"), turns, strict=False):
             messages.append({"role": role, "content": turn})
-        text = self.tokenizer.apply_chat_template(
-            messages,
-            chat_template=self.source,
-            tokenize=False,
-            add_generation_prompt=len(turns) == 1,
-            date_string=DATE,  # Items may be asked on different days.
-        )
+        try:
+            text = self.tokenizer.apply_chat_template(
+                messages,
+                chat_template=self.source,
+                tokenize=False,
+                add_generation_prompt=len(turns) == 1,
+                date_string=DATE,  # Items may be asked on different days.
+            )
+        # A template can raise anything.
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"--chat: the tokenizer's chat template says: {reason}") from error
         return str(text)
 
     @cached_property
