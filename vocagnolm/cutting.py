@@ -12,7 +12,7 @@ import numpy.typing as npt
 from vocagnolm.conventions import Spans
 
 # The reason for skipping a document that cannot be cut.
-EMPTY = "a tokenizer finds no token in it"
+EMPTY = "a tokenizer finds no token in it, or a store has no losses of it"
 # Aim below the limit, because a good place to cut lies before it.
 _FILL = 0.95
 

@@ -179,7 +179,9 @@ def test_align_corpus_equals_the_slow_reference(
             assert row["teacher_tokens"] <= teacher.limit
     for document, reason in skipped.items():
         blank = not texts[document].strip()
-        assert reason == ("empty" if blank else "a tokenizer finds no token in it")
+        assert reason == (
+            "empty" if blank else "a tokenizer finds no token in it, or a store has no losses of it"
+        )
         assert blank or "unigram" in pair  # the only one that drops white space
     keys = [(row["document"], row["start"]) for row in segments.rows]
     assert keys == sorted(keys)
