@@ -133,10 +133,14 @@ def test_drawn_outputs_are_summed_up_and_resume(
     assert evaluate_math.main([*drawn, "--batch_size", "2"]) == 0
     assert (out / "demo.jsonl").read_text().splitlines(keepends=True) == lines
     # Neither greedy outputs nor those of other settings go among these.
-    for other in ([], [*drawn[6:8], "--temperature", "0.7"]):
+    warmer = [*drawn[6:8], "--temperature", "0.7"]
+    for other, change in (
+        ([], "sampling was {'samples': 3"),
+        (warmer, "sampling.temperature was 0.8, now 0.7"),
+    ):
         capsys.readouterr()
         assert evaluate_math.main([*argv, *other, "--output_dir", str(out)]) == 2
-        assert "sampling was {'samples': 3" in capsys.readouterr().err
+        assert change in capsys.readouterr().err
 
 
 def test_dry_run_prints_prompts_and_counts(
