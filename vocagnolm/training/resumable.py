@@ -50,8 +50,8 @@ from vocagnolm.training.run_directory import (
     check_settings,
     claim,
     describe_run,
-    foreign_file,
-    model_of_the_run,
+    foreign_file_fault,
+    own_model_fault,
     release,
     set_aside,
 )
@@ -214,8 +214,8 @@ class ResumableTrainer(Trainer):
             # have other settings.
             check_settings(directory, self.settings, checkpoint)
         else:
-            conflict = model_of_the_run(directory, self.settings)
-            conflict = conflict or foreign_file(directory, LOGS_OF_A_RUN)
+            conflict = own_model_fault(directory, self.settings)
+            conflict = conflict or foreign_file_fault(directory, LOGS_OF_A_RUN)
             if conflict:
                 raise ValueError(conflict)
             earlier = set_aside(directory)

@@ -108,7 +108,7 @@ def find_start(directory: Path, settings: Settings, resume_from_checkpoint: str 
     except ValueError as error:
         # Return the conflict and do not raise it, because a dry run prints it and continues.
         return Start(conflict=str(error))
-    conflict = foreign_file(directory)
+    conflict = foreign_file_fault(directory)
     if conflict:
         return Start(conflict=conflict)
     # This comes after the check of the settings, because a finished run with others is another run.
@@ -141,14 +141,14 @@ def set_aside(directory: Path) -> Path | None:
     return target
 
 
-def model_of_the_run(directory: Path, settings: Mapping[str, Any]) -> str | None:
+def own_model_fault(directory: Path, settings: Mapping[str, Any]) -> str | None:
     """Return why a run cannot start in a directory if it reads a model there, or None."""
     if str(directory.resolve()) in [settings.get("student"), *(settings.get("teacher") or ())]:
         return f"--output_dir {directory} has the student or a teacher of this run: give another"
     return None
 
 
-def foreign_file(directory: Path, patterns: Collection[str] = _FILES_OF_A_RUN) -> str | None:
+def foreign_file_fault(directory: Path, patterns: Collection[str] = _FILES_OF_A_RUN) -> str | None:
     """Return why a run cannot start if it would overwrite a file that no run has made, or None."""
     # A run describes itself first. Without that, the model may be anybody's, even the student's
     # own, or the manifest a store's.
