@@ -282,7 +282,11 @@ def test_document_without_an_answer_is_listed(
 
 
 def test_document_that_the_server_rejects_is_listed(
-    server: ServedTeacher, command: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    server: ServedTeacher,
+    command: Command,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     server.plan = lambda number: "too large" if number == 3 else None
     assert __main__.main(command(texts=["first", "last"])) == 0
@@ -290,6 +294,8 @@ def test_document_that_the_server_rejects_is_listed(
     assert "the server answers 413" in line
     assert Store(tmp_path / "S").manifest["unscored"] == 1
     assert server.failed == {"none": 3, "too large": 1}
+    assert __main__.main(["score", "--verify", str(tmp_path / "S")]) == 0
+    assert "none damaged, documents without losses: 1\n" in capsys.readouterr().out
 
 
 def test_window_that_ends_within_a_character_is_not_asked_for_as_text(

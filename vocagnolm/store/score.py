@@ -150,5 +150,11 @@ def _verify(arguments: argparse.Namespace) -> int:
                 "skip"
             )
             return Exit.FAULTS
-    print_main(f"{directory}: {len(shards)} shards, {manifest['tokens']:,} tokens, all good")
+    line = f"{directory}: {len(shards)} shards, {manifest['tokens']:,} tokens"
+    # An undamaged store may still have documents that a server could not score.
+    if manifest["unscored"]:
+        line += f", none damaged, documents without losses: {manifest['unscored']:,}"
+    else:
+        line += ", all good"
+    print_main(line)
     return Exit.DONE

@@ -4,6 +4,7 @@ Every process has the same job and its own scorer, and scores every n-th missing
 """
 
 import logging
+import random
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,6 +114,16 @@ class ScoringJob:
     def missing_shards(self) -> list[int]:
         """List the shards that are not written yet."""
         return [shard for shard in range(self.shards) if not self.is_written(shard)]
+
+    def shards_to_score(self) -> list[int]:
+        """List the missing shards, beginning at a random one.
+
+        Jobs that share the directory thus score different shards, until one meets those that
+        another has written.
+        """
+        missing = self.missing_shards()
+        start = random.randrange(len(missing)) if missing else 0
+        return missing[start:] + missing[:start]
 
 
 def load_corpora(options: Namespace) -> datasets.Dataset:
@@ -280,7 +291,7 @@ def score_corpus(
     ValueError is raised. A NonFiniteLoss comes from `score_shard`.
     """
     # One process looks for all, because another job may write a shard between two looks.
-    missing = rank0(job.missing_shards)
+    missing = rank0(job.shards_to_score)
     if state.is_main_process and len(missing) < job.shards:
         logger.info("%d of %d shards are written already", job.shards - len(missing), job.shards)
     # Every process takes every n-th shard, so that all end at about the same time.
