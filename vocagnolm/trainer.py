@@ -37,6 +37,7 @@ from vocagnolm.token_loss import add_token_losses, inner_model
 from vocagnolm.training.arguments import (
     arguments_of_trainer,
     assemble_arguments,
+    check_contexts,
     check_packed,
     check_stored,
     load_models,
@@ -178,6 +179,12 @@ class VocAgnoTrainer(ResumableTrainer):
     def _check_packing(self, blocks: Blocks, crosses: bool) -> None:
         """Reject missing losses, and attention that crosses documents or is too short for one."""
         check_stored(self.objective.teacher, blocks, self.data_collator)
+        models = [self.model, *self.online_teachers]
+        check_contexts(models, "train_dataset", blocks)
+        evaluated = self.eval_dataset
+        for data in evaluated.values() if isinstance(evaluated, dict) else [evaluated]:
+            if isinstance(data, Blocks):
+                check_contexts(models, "eval_dataset", data)
         lengths = blocks.longest_segments(crosses)
         student_length, teacher_lengths = lengths[0], lengths[1:]
         # A held-out document may be longer than all training documents.

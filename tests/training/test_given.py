@@ -537,6 +537,30 @@ def test_blocks_of_other_tokenizers_are_rejected(fault: str, world: World, tmp_p
         )
 
 
+@pytest.mark.parametrize("role", ["student", "teacher"])
+@pytest.mark.parametrize("name", ["train_dataset", "eval_dataset"])
+def test_blocks_fit_into_the_contexts_of_their_models(
+    name: str, role: str, world: World, tmp_path: Path
+) -> None:
+    tokenizers = [AutoTokenizer.from_pretrained(place) for place in (world.student, world.teacher)]
+    student, teacher = (
+        AutoModelForCausalLM.from_pretrained(place, dtype="float32")
+        for place in (world.student, world.teacher)
+    )
+    data = datasets.Dataset.from_list(pages(world))
+    blocks = prepare_dataset(data, *tokenizers, max_length=64)
+    tokens = blocks.longest_segments()[role == "teacher"]
+    short = datasets.Dataset.from_list([{"text": "1 + 1 = 2"}])
+    given = {"train_dataset": prepare_dataset(short, *tokenizers, max_length=64), name: blocks}
+    config_of = {"student": student.config, "teacher": teacher.config}
+    config_of[role].max_position_embeddings = tokens
+    VocAgnoTrainer(student, config(tmp_path, max_length=64), teacher=teacher, **given)
+    config_of[role].max_position_embeddings = tokens - 1
+    message = f"{name} has a segment of {tokens} {role} tokens, and the {role}'s context is"
+    with pytest.raises(ValueError, match=message):
+        VocAgnoTrainer(student, config(tmp_path, max_length=64), teacher=teacher, **given)
+
+
 def test_blocks_without_a_teacher_are_rejected_by_loaded_models(
     world: World, tmp_path: Path
 ) -> None:

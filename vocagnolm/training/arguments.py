@@ -16,6 +16,7 @@ from vocagnolm.doors import own_arguments
 from vocagnolm.extras import is_installed, require
 from vocagnolm.fields import listed
 from vocagnolm.method import Method, name_own
+from vocagnolm.models.load import context_length
 from vocagnolm.objective import Objective, StoredTeacher
 from vocagnolm.packing import Blocks
 from vocagnolm.training.assembled import Assembled, assembled_of_loaded
@@ -190,6 +191,25 @@ def check_stored(source: object, blocks: Blocks, collator: Callable[[list[Any]],
         raise ValueError(
             "train_dataset has no losses of a teacher: give documents with the store as teacher"
         )
+
+
+def check_contexts(models: Sequence[Any], name: str, blocks: Blocks) -> None:
+    """Raise a ValueError if a segment has more tokens than the model that reads it was made for.
+
+    `models` are the student and its loaded teachers. Documents are cut to fit, but the caller of
+    `prepare_dataset` chooses how long the segments of Blocks may be.
+    """
+    lengths = blocks.longest_segments()
+    for index, model in enumerate(models):
+        # A teacher with the student's tokens reads the student's segments.
+        length = lengths[index] if index < len(lengths) else lengths[0]
+        context = context_length(model.config)
+        if length > context:
+            role, option = ("teacher", "teacher_context") if index else ("student", "max_length")
+            raise ValueError(
+                f"{name} has a segment of {length} {role} tokens, and the {role}'s context is "
+                f"{context}: give prepare_dataset {option}={context}"
+            )
 
 
 def check_packed(dataset: Any, collator: Callable[[list[Any]], Any], name: str) -> None:
