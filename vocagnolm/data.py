@@ -215,11 +215,9 @@ def align_corpus(
     # Everything that determines the rows must be in the key, or a run would read another's cache.
     readers = f"{student.fingerprint()}|{teacher.fingerprint() if teacher else None}"
     key = f"{_FORMAT}|{corpus._fingerprint}|{readers}"
+    check_readable(corpus, student, teachers)
     is_turns = is_conversations(corpus)
     if is_turns:
-        if teachers.by_position:
-            raise ValueError("--uld_pairing position does not support conversations: use last")
-        teachers.check_templates(student)
         templates = []
         for reader in (student,) + teachers.readers:
             templates.append(reader.template)
@@ -236,6 +234,18 @@ def align_corpus(
     reasons = rows.data.column("skipped").filter(is_skipped).to_pylist()
     used_rows = np.flatnonzero(pc.invert(is_skipped))
     return Segments(rows.select(used_rows), list(zip(documents, reasons, strict=True)))
+
+
+def check_readable(
+    corpus: datasets.Dataset, student: Reader, teacher: TeacherReaders | None
+) -> None:
+    """Raise a ValueError if the readers cannot read a corpus because it has conversations."""
+    if not is_conversations(corpus):
+        return
+    teachers = teacher or TeacherReaders()
+    if teachers.by_position:
+        raise ValueError("--uld_pairing position does not support conversations: use last")
+    teachers.check_templates(student)
 
 
 def _align_parts(

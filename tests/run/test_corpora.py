@@ -97,6 +97,25 @@ def test_conversations_have_templates_and_losses_of_answers_alone(
         documents_of([*argv, "--method=chunk"])
 
 
+@pytest.mark.parametrize("option", ["dataset", "eval_dataset"])
+def test_missing_template_shows_before_anything_is_aligned(
+    option: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text((json.dumps({"messages": said}) + "\n") * 40)
+    argv = [
+        *world.argv("unused", dataset=None, eval_fraction=None),
+        "--use_cpu=True",
+        "--dataset",
+        str(world.pages),
+    ]
+    argv += [str(chats)] if option == "dataset" else [f"--eval_dataset={chats}"]
+    monkeypatch.setattr(data._Aligner, "align_batch", lambda *_: pytest.fail("aligned"))
+    with pytest.raises(ValueError, match="conversations need a chat template"):
+        documents_of(argv)
+
+
 def test_adding_a_corpus_does_not_align_the_first_again(
     argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: World
 ) -> None:

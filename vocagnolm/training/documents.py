@@ -22,6 +22,7 @@ from vocagnolm.data import (
     MISSING,
     Segments,
     align_corpus,
+    check_readable,
     skip_reasons,
     skipped_line,
 )
@@ -116,11 +117,13 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
     with machine_first():
         # Read the evaluation before anything is aligned, so that a wrong name shows in seconds.
         eval_texts = _read_evaluation(data)
+        # A store has only other documents, and an evaluation needs no teacher.
+        guide = models.guide if job.loads_teacher else None
+        if eval_texts is not None:
+            check_readable(eval_texts, models.reader, guide)
         corpora = _align_corpora(job, models, sample)
         evaluated = []
         if eval_texts is not None:
-            # A store has only other documents, and an evaluation needs no teacher.
-            guide = models.guide if job.loads_teacher else None
             eval_name = f"--eval_dataset {data.eval_dataset}"
             evaluated.append(align(eval_texts, models.reader, guide, args, eval_name))
     if data.eval_fraction:
@@ -179,6 +182,7 @@ def _align_corpora(job: Job, models: Models, sample: bool) -> list[Corpus]:
                 "--method chunk needs a loss of every token, and the questions of a conversation "
                 "have none"
             )
+        check_readable(texts, models.reader, models.guide)
     if job.args.teacher_server and len({is_conversations(texts) for _, texts, _ in readings}) > 1:
         raise ValueError(
             "--teacher_server: its answers are stored for documents or for conversations, and "
