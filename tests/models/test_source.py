@@ -429,3 +429,10 @@ def test_machines_of_unequal_size_are_rejected(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="3 processes are not 2 per machine"):
         shard_inside_machine(tiny_llama(64), torch.device("cpu"))
+
+
+def test_unfinished_run_names_a_checkpoint(tmp_path: Path) -> None:
+    for step in (20, 100):
+        AutoConfig.for_model("llama", **SMALL).save_pretrained(tmp_path / f"checkpoint-{step}")
+    with pytest.raises(ValueError, match=f"no model yet.*as in {tmp_path}/checkpoint-"):
+        ModelSource(str(tmp_path), "model").config()

@@ -72,6 +72,17 @@ def test_shards_without_the_settings_of_their_run_are_rejected(saved: Path) -> N
         export.export(saved)
 
 
+def test_adapters_name_the_place_of_a_model_that_is_gone(saved: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    # A whole model needs no other.
+    write(saved, run={"student": str(gone)})
+    export.export(saved)
+    write(saved, adapter_config={"base_model_name_or_path": str(gone)})
+    (saved / "config.json").unlink()
+    with pytest.raises(ValueError, match=f"is gone: put it back to {gone}"):
+        export.export(saved, tmp_path / "out")
+
+
 def test_student_is_that_of_the_run_or_else_of_the_adapters(tmp_path: Path) -> None:
     run = {"student": "s", "student_revision": "1"}
     assert export._student_of(tmp_path, run) == ("s", "student", "1")

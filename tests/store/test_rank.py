@@ -248,6 +248,26 @@ def test_model_scores_the_corpus_where_there_is_no_store(
     assert Store(tmp_path / "model/teacher_losses").manifest["documents"] == len(set(texts))
 
 
+@pytest.mark.parametrize("fault", ["truncated", "absent"])
+def test_second_model_is_looked_at_before_the_first_scores(
+    fault: str,
+    teacher: Path,
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    student, other = shutil.copytree(teacher, tmp_path / "student"), tmp_path / "half"
+    if fault == "truncated":
+        shutil.copytree(teacher, other)
+        weights = other / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-8])
+    argv = ["rank", f"--student={student}", f"--teacher={other}", f"--dataset={corpus}"]
+    assert __main__.main([*argv, f"--output_dir={tmp_path / 'out'}"]) == 2
+    complained = capsys.readouterr().err
+    assert complained.count(f"--teacher {other}") == complained.count("\n") == 1
+    assert not (tmp_path / "out/student_losses").exists()
+
+
 WRONG = {
     "--keep=0": "--keep must be in (0, 1], got 0.0",
     "--keep=1.5": "--keep must be in (0, 1], got 1.5",

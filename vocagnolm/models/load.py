@@ -98,6 +98,13 @@ class ModelSource:
                     f"{self._named} holds GGUF files and no config.json: name one of them, as in "
                     f"{directory / candidates[0]}"
                 )
+            # A run that has not finished.
+            checkpoints = sorted(directory.glob("checkpoint-*/config.json"))
+            if checkpoints:
+                raise ValueError(
+                    f"{self._named} holds no model yet, only checkpoints: name one of them, as in "
+                    f"{checkpoints[0].parent}"
+                )
         options = {"attn_implementation": self.attn_implementation}
         config: PreTrainedConfig = self._from_pretrained(AutoConfig, **options)
         return config

@@ -90,6 +90,12 @@ def export(
         raise ValueError(f"--output_dir {target} is not empty: give another")
     trusted: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     name, role, revision = _student_of(checkpoint, settings)
+    # A moved model, which transformers would look for on the hub.
+    if (is_sharded or is_adapted) and Path(name).is_absolute() and not Path(name).exists():
+        raise ValueError(
+            f"{checkpoint} holds no whole model, and the one that its run began with is gone: put "
+            f"it back to {name}"
+        )
     init_kwargs = settings.get("model_init_kwargs") or {}
     student = ModelSource(name, role, revision, init_kwargs=init_kwargs, **trusted)
     tokenizer = _tokenizer_of(checkpoint, settings, student)

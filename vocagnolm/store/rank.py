@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,6 +130,8 @@ def _open_stores(arguments: argparse.Namespace, corpus: datasets.Dataset) -> lis
     """Open the store of each role. If there is none, score with the role's model."""
     from vocagnolm.store.format import Store
     from vocagnolm.store.ranking import count_missing
+    from vocagnolm.store.scoring import check_model
+    from vocagnolm.store.scoring import score as score_corpus
 
     stores = {}
     for role in ROLES:
@@ -147,9 +150,16 @@ def _open_stores(arguments: argparse.Namespace, corpus: datasets.Dataset) -> lis
                 )
     if arguments.student and arguments.student == arguments.teacher:
         raise ValueError(f"--student and --teacher are the same model, {arguments.student}")
-    for role in ROLES:
-        if role not in stores:
-            stores[role] = Store(_score(arguments, role))
+    models = [role for role in ROLES if role not in stores]
+    # Look at both models before the first one scores for hours.
+    for role in models:
+        with _named_as(role, arguments):
+            check_model(_scoring_options(arguments, role))
+    for role in models:
+        options = _scoring_options(arguments, role)
+        with _named_as(role, arguments):
+            score_corpus(options)
+        stores[role] = Store(options.output_dir)
     student, teacher = (stores[role] for role in ROLES)
     if student.fingerprint() == teacher.fingerprint():
         raise ValueError(
@@ -159,10 +169,9 @@ def _open_stores(arguments: argparse.Namespace, corpus: datasets.Dataset) -> lis
     return [student, teacher]
 
 
-def _score(arguments: argparse.Namespace, role: str) -> Path:
-    """Score the rest of the corpus with the model of a role, and return the store."""
+def _scoring_options(arguments: argparse.Namespace, role: str) -> argparse.Namespace:
+    """Return the options of `vocagnolm score` that score the corpus with the model of a role."""
     from vocagnolm.store import score
-    from vocagnolm.store.scoring import score as score_corpus
 
     directory: Path = arguments.output_dir / f"{role}_losses"
     argv = ["--teacher", getattr(arguments, role), "--output_dir", str(directory)]
@@ -172,9 +181,17 @@ def _score(arguments: argparse.Namespace, role: str) -> Path:
             argv.append(f"--{name}")
         elif value not in (None, False):
             argv += [f"--{name}", str(value)]
+    return score.check(argv)
+
+
+@contextmanager
+def _named_as(role: str, arguments: argparse.Namespace) -> Iterator[None]:
+    """Let errors name the model of a role. For `vocagnolm score`, any model is a teacher."""
+    name = f"--{role} {getattr(arguments, role)}"
     try:
-        score_corpus(score.check(argv))
+        yield
     except ValueError as error:
-        # There, any model that scores is a teacher.
-        raise ValueError(f"--{role} {getattr(arguments, role)}: {error}") from error
-    return directory
+        message = str(error).replace(f"--teacher {getattr(arguments, role)}", name)
+        if not message.startswith(name):
+            message = f"{name}: {message}"
+        raise ValueError(message) from error

@@ -148,8 +148,7 @@ def load_corpora(options: Namespace) -> datasets.Dataset:
 def score(options: Namespace) -> None:
     """Score a corpus, or what is left of it."""
     check_outside(options.output_dir, options.dataset)
-    revision, attention = options.teacher_revision, options.attn_implementation
-    source = ModelSource(options.teacher, "teacher", revision, attention, options.trust_remote_code)
+    source = source_of(options)
     config = source.config()
     if options.quantization:
         check_quantizer(options.quantization, "--quantization")
@@ -204,6 +203,19 @@ def score(options: Namespace) -> None:
         if manifest["unscored"]:
             line += f", documents without losses: {manifest['unscored']:,}"
         print_main(line)
+
+
+def source_of(options: Namespace) -> ModelSource:
+    """Return where the teacher comes from."""
+    revision, attention = options.teacher_revision, options.attn_implementation
+    return ModelSource(options.teacher, "teacher", revision, attention, options.trust_remote_code)
+
+
+def check_model(options: Namespace) -> None:
+    """Reject a teacher that cannot be loaded, without its weights."""
+    source = source_of(options)
+    source.checked_tokenizer(source.config(), "teacher", options.teacher_tokenizer)
+    source.check_weights()
 
 
 def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig) -> ScoringJob:
