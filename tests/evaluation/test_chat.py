@@ -170,6 +170,11 @@ def test_card_has_the_papers_protocol(
     assert heads == ["## Evaluation", "## Mine"]
     assert "old" not in card.text
     assert card.text.startswith("A student.")
+    # Results that go elsewhere leave the card as it is.
+    before = path.read_text()
+    elsewhere = [*few_shot, "--limit", "1", "--output_dir", str(tmp_path / "elsewhere")]
+    assert evaluate_math.main(elsewhere) == 0
+    assert path.read_text() == before
     # The card of somebody else's model does not change.
     theirs = "---\ntags: [theirs]\n---\nA model.\n"
     path.write_text(theirs)

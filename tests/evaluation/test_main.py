@@ -22,6 +22,7 @@ from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import load_tasks
 from vocagnolm.models.load import revision_of
+from vocagnolm.report.runs import find_places
 
 N_ITEMS = 16
 
@@ -102,6 +103,74 @@ def test_results_lie_in_the_model(own_model: Path) -> None:
     assert evaluate_math.main(argv) == 0  # its own files do not make it another model
     asked = Namespace(model="org/name", output_dir=None, chat=False, sampling=None)
     assert evaluate.output_dir(asked) == Path("runs/name/evaluation")
+
+
+@pytest.mark.parametrize(
+    ("run_file", "name", "expected"),
+    [
+        ({"method": "cpt"}, "checkpoint-155", "evaluation-checkpoint-155"),
+        ({"method": "cpt"}, "checkpoint-best", "checkpoint-best/evaluation"),
+        ({}, "checkpoint-155", "checkpoint-155/evaluation"),
+        (None, "checkpoint-155", "checkpoint-155/evaluation"),
+    ],
+)
+def test_results_of_a_checkpoint_outlive_it(
+    run_file: dict[str, str] | None,
+    name: str,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checkpoint = tmp_path / "run" / name
+    checkpoint.mkdir(parents=True)
+    if run_file is not None:
+        (tmp_path / "run" / "run.json").write_text(json.dumps(run_file))
+    monkeypatch.chdir(checkpoint)
+    for model in (str(checkpoint), f"{checkpoint}/", "."):
+        asked = Namespace(model=model, output_dir=None, chat=False, sampling=None)
+        found = evaluate.output_dir(asked)
+        assert found.absolute() == tmp_path / "run" / expected
+    # The run has another evaluation, with which this one is not confused.
+    found.mkdir()
+    (found / "results.json").write_text('{"benchmarks": {}, "averages": {}}')
+    if run_file and name == "checkpoint-155":
+        assert find_places([tmp_path / "run"]) == {"run": (tmp_path / "run", None)}
+        assert find_places([found]) == {expected: (None, found)}
+
+
+OWN_CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+class OwnConfig(LlamaConfig):
+    model_type = "own_llama_of_the_tests"
+
+
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_own_code_of_a_model_is_run_when_it_is_trusted(
+    own_model: Path, evaluated: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((own_model / "config.json").read_text())
+    auto_map = {
+        "AutoConfig": "modeling_own.OwnConfig",
+        "AutoModelForCausalLM": "modeling_own.OwnModel",
+    }
+    config |= {"model_type": "own_llama_of_the_tests", "auto_map": auto_map}
+    (own_model / "config.json").write_text(json.dumps(config))
+    (own_model / "modeling_own.py").write_text(OWN_CODE)
+    argv = arguments(own_model, tmp_path / "out")
+    assert evaluate_math.main(argv) == 2
+    error = capsys.readouterr().err
+    assert f"--model {own_model} cannot be loaded" in error
+    assert error.count("\n") == 1
+    assert evaluate_math.main([*argv, "--trust_remote_code"]) == 0
+    # The same network answers alike.
+    items = (tmp_path / "out" / "demo.jsonl").read_bytes()
+    assert items == (evaluated.path / "demo.jsonl").read_bytes()
 
 
 def test_drawn_outputs_are_summed_up_and_resume(

@@ -209,6 +209,31 @@ def test_wrong_item_is_named(
         load_items(mine, None)
 
 
+@pytest.mark.parametrize(
+    ("template", "stop"),
+    [
+        ("Question: {question}\nAnswer:", None),
+        ("Problem:\n{question}\nSolution:", None),
+        ("{question}", None),
+        ("Q: 1 + 1?\nA: 2\n\nQ: {question}\nA:", "\n\nQ:"),
+        ("Q: Is {question} 3?\nA:", "\n\nQ: Is"),
+        ("Solve it.\nQ: {question}\nA: {question} is", "\n\nQ:"),
+        ("Exercise:\n{question}\nSolution:", "\n\nExercise:"),
+        ("A: 2\n\n{question}\nA:", None),
+        ("- {question}\nA:", None),
+        ("1. ${question}$\nA:", None),
+    ],
+)
+def test_answer_ends_where_the_template_begins_again(
+    template: str, stop: str | None, write: Write
+) -> None:
+    defaults = list(Benchmark("m", "m", 0, 0).stops)
+    mine = write(template=template)
+    assert list(mine.stops) == defaults + ([stop] if stop else [])
+    assert write(template=template, stops=["\n"]).stops == ["\n"]
+    assert write(template=template, stops=[]).stops == []
+
+
 @pytest.mark.parametrize("kind", ["letter", "boxed_letter"])
 def test_own_gold_of_multiple_choice_is_a_letter(kind: str, write: Write) -> None:
     golds = ["b", "(b)", "B", " e. "]

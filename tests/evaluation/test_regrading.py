@@ -213,6 +213,23 @@ def test_file_of_no_outputs_is_one_line(
     assert (name in error, reason in error, error.count("\n")) == (True, True, 1)
 
 
+@pytest.mark.usefixtures("inline")
+@pytest.mark.parametrize("name", ["graded.jsonl", "graded.jsonl.gz"])
+def test_only_regraded_outputs_are_replaced(tmp_path: Path, name: str) -> None:
+    file, output = write(tmp_path / "outputs.jsonl", OUTPUTS), tmp_path / name
+    output.touch()
+    for _ in range(2):
+        regrade(file, BENCHMARKS["gsm8k"], output)
+    contents = [b"a page", b"\n{}"]
+    for records in (OUTPUTS, [{"text": "a page"}]):
+        contents.append(write(output, records).read_bytes())
+    for content in contents:
+        output.write_bytes(content)
+        with pytest.raises(ValueError, match=f"^--output {output}: expected a new file or"):
+            regrade(file, BENCHMARKS["gsm8k"], output)
+        assert output.read_bytes() == content
+
+
 def test_output_that_cannot_be_written_costs_no_grading(tmp_path: Path) -> None:
     """No grader is started."""
     file = write(tmp_path / "outputs.jsonl", OUTPUTS)

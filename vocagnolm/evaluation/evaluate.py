@@ -4,12 +4,13 @@ import gzip
 import json
 import math
 import os
+import re
 import sys
 import zlib
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from accelerate import PartialState
 from transformers import PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vocagnolm import printing
 from vocagnolm.dist import connect, machine_first, rank0
@@ -26,11 +28,11 @@ from vocagnolm.evaluation.engines.generation import Chat, Engine, shared_length
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine, longest_context
 from vocagnolm.evaluation.extraction import normalise_gold
-from vocagnolm.evaluation.grading.grading import Grader
+from vocagnolm.evaluation.grading.grading import Grader, Verdict
 from vocagnolm.evaluation.tasks.benchmarks import HARNESS, Benchmark
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks, numbered_lines, to_line
 from vocagnolm.evaluation.tracking import log_evaluation
-from vocagnolm.io import JsonObject, check_writable, write_text
+from vocagnolm.io import RUN_FILE, JsonObject, check_writable, json_or_empty, write_text
 from vocagnolm.models.load import (
     NO_LIMIT,
     ModelSource,
@@ -42,6 +44,8 @@ from vocagnolm.training.tracking import check_trackers
 
 # Every stored output has these fields, whoever wrote it.
 _OUTPUT_FIELDS = ("idx", "gold", "raw_output")
+# Regraded outputs have a verdict, too.
+_REGRADED_FIELDS = {*_OUTPUT_FIELDS, *(field.name for field in fields(Verdict))}
 _FILES = "results.json, row.md and an item file per benchmark"
 
 
@@ -58,7 +62,8 @@ def evaluate(arguments: Namespace) -> None:
         # Processes on different kinds of machines need one answer.
         choice = arguments.dtype
         arguments.dtype, why = rank0(lambda: choose_dtype(choice, state.device, begun))
-    source = ModelSource(arguments.model, "model", arguments.revision)
+    trust = arguments.trust_remote_code
+    source = ModelSource(arguments.model, "model", arguments.revision, trust_remote_code=trust)
     config, tokenizer, chat, tasks = _read_all_but_weights(arguments, source)
     new_tokens = max(task.benchmark.max_new_tokens for task in tasks)
     if arguments.engine == "vllm":
@@ -178,6 +183,9 @@ def _write_report(
     }
     results = report.build_results(columns, directory, settings, environment)
     report.write_results(results, directory)
+    # Results that the user puts elsewhere, such as those of a test, are not for the model's card.
+    if directory.path.resolve() == _default_dir(arguments).resolve():
+        report.write_card(results)
     printing.print_main(f"{report.to_markdown(results)}\nwritten: {directory.path}/{_FILES}")
     if arguments.report_to == "wandb":
         log_evaluation(results, directory.path)
@@ -210,16 +218,27 @@ def _preview(task: Task, tokenizer: Tokenizer, context: int) -> str:
 
 
 def output_dir(arguments: Namespace) -> Path:
-    """Return the directory for results: inside the model's, if that is local."""
-    if arguments.output_dir:
-        return Path(arguments.output_dir)
-    model = Path(arguments.model)
+    """Return the directory for results."""
+    return Path(arguments.output_dir) if arguments.output_dir else _default_dir(arguments)
+
+
+def _default_dir(arguments: Namespace) -> Path:
+    """Return where results go by default: inside the model's directory, if that is local."""
     name = "evaluation"
     if arguments.chat:
         name += "-chat"
     if arguments.sampling:
         name += "-sampled"
-    return (model if model.is_dir() else Path("runs") / model.name) / name
+    model = Path(arguments.model)
+    if not model.is_dir():
+        return Path("runs") / model.name / name
+    # Make the path absolute, because "." has no name.
+    checkpoint = Path(os.path.abspath(model))
+    is_checkpoint = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-[0-9]+", checkpoint.name)
+    # A run removes its older checkpoints, with everything in them.
+    if is_checkpoint and "method" in json_or_empty(checkpoint.parent / RUN_FILE):
+        return checkpoint.with_name(f"{name}-{checkpoint.name}")
+    return model / name
 
 
 def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
@@ -230,6 +249,7 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
     """
     if output:
         check_writable(output.parent, f"--output {output}: its directory")
+        _check_replaceable(output)
     # Read the whole file first, so that a wrong line is found before any grading.
     records = _read_outputs(file, benchmark)
     answers = []
@@ -253,6 +273,27 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
     # If the lines go to stdout, another program may read them, so the summary goes to stderr.
     line = f"{file} as {benchmark.id}: {report.one_line_summary(summarize(judged))}"
     print(line, file=sys.stdout if output else sys.stderr)
+
+
+def _check_replaceable(output: Path) -> None:
+    """Reject an existing file that no regrading wrote, because it would be replaced."""
+    # Nothing is lost with an empty file, or with a device.
+    if not output.is_file() or output.stat().st_size == 0:
+        return
+    first: JsonObject = {}
+    try:
+        with gzip.open(output) if output.suffix == ".gz" else output.open("rb") as file:
+            line = file.readline()
+        for _, record in numbered_lines(line, str(output)):
+            first = record
+    except (OSError, EOFError, zlib.error, ValueError):
+        # The message below is for any other file.
+        pass
+    if not first.keys() >= _REGRADED_FIELDS:
+        raise ValueError(
+            f"--output {output}: expected a new file or regraded outputs, found another file: "
+            "give another name, or move it away"
+        )
 
 
 def _read_outputs(file: Path, benchmark: Benchmark) -> list[JsonObject]:

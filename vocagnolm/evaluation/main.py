@@ -30,7 +30,7 @@ _NAME = "vocagnolm evaluate"
 # Options for asking a model, and for grading stored outputs. All others are for both.
 _OF_MODEL = (
     "revision benchmarks data_dir prompts_dir samples temperature top_p output_dir limit engine "
-    "batch_size dtype report_to dry_run"
+    "batch_size dtype trust_remote_code report_to dry_run"
 ).split()
 _OF_REGRADE = ["benchmark", "output"]
 _NO_MEMORY = "give a smaller --batch_size, a narrower --dtype, or --engine vllm"
@@ -59,11 +59,13 @@ def _parser() -> command.Parser:
         type=float,
         help="Sample from the most likely tokens of this total probability; default: 1.",
     )
-    add("--output_dir", type=Path, help="Default: MODEL/evaluation or runs/NAME/evaluation.")
+    place = "MODEL/evaluation, RUN/evaluation-checkpoint-N or runs/NAME/evaluation"
+    add("--output_dir", type=Path, help=f"Default: {place}.")
     add("--limit", type=int, help="Ask only the first N items of each benchmark.")
     add("--engine", choices=("hf", "vllm"), default="hf")
     add("--batch_size", type=int, help="For --engine hf; default: 64 on a GPU, 16 on a CPU.")
     parser.add_dtype()
+    add("--trust_remote_code", action="store_true", help="Allow the model to run its own code.")
     add("--report_to", choices=("none", "wandb"), default="none")
     add("--dry_run", action="store_true", help="Print one prompt per benchmark, and token counts.")
     add("--regrade", type=Path, metavar="FILE", help="Grade stored outputs; needs --benchmark.")

@@ -132,10 +132,13 @@ def one_line_summary(summary: JsonObject) -> str:
 
 
 def write_results(results: JsonObject, directory: RunDirectory) -> None:
-    """Write `results.json` and `row.md`, and add the table to the card of a model trained here."""
-    table = to_markdown(results)
+    """Write `results.json` and `row.md`."""
     write_json(directory.path / "results.json", results)
-    write_text(directory.path / "row.md", table)
+    write_text(directory.path / "row.md", to_markdown(results))
+
+
+def write_card(results: JsonObject) -> None:
+    """Add the table to the card of a model trained here."""
     # A hub name is no directory here, and has no card to write. The table on the card is for the
     # paper's protocol, which a chat or sampled outputs do not follow.
     path = Path(results["model"]["name"]) / "README.md"
@@ -150,5 +153,5 @@ def write_results(results: JsonObject, directory: RunDirectory) -> None:
         # Replace the section of earlier results, but keep sections that somebody has added after
         # it.
         _, next_heading, after = section.partition("\n## ")
-        card.text = f"{before.rstrip()}\n\n{heading}\n{table}{next_heading}{after}"
+        card.text = f"{before.rstrip()}\n\n{heading}\n{to_markdown(results)}{next_heading}{after}"
         write_text(path, str(card))

@@ -5,6 +5,7 @@ line in the order of `idx` and `sample`. Until it is complete, each process appe
 `ID.part0.jsonl` and so on.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -85,7 +86,21 @@ class RunDirectory:
     def finished(self, benchmark: str) -> dict[tuple[int, int], JsonObject]:
         """Read the records so far by `idx` and `sample`; see `read_records`."""
         # There may be the whole file, parts, or both after a kill in between.
-        return read_records(*sorted(self.path.glob(f"{benchmark}.*jsonl")))
+        paths = self._parts(benchmark)
+        whole = self.path / f"{benchmark}.jsonl"
+        if whole.exists():
+            paths.insert(0, whole)
+        return read_records(*paths)
+
+    def _parts(self, benchmark: str) -> list[Path]:
+        """List the files to which processes have appended records of a benchmark."""
+        pattern = rf"{re.escape(benchmark)}\.part[0-9]+\.jsonl"
+        parts = []
+        for path in sorted(self.path.glob(f"{benchmark}.part*.jsonl")):
+            # A user may keep copies next to these, such as gsm8k.part0.old.jsonl.
+            if re.fullmatch(pattern, path.name):
+                parts.append(path)
+        return parts
 
     @contextmanager
     def appending(self, benchmark: str, process: int) -> Iterator[IO[str]]:
@@ -112,7 +127,7 @@ class RunDirectory:
         lines = "".join(to_line(records[output]) for output in outputs)
         # Write the whole file before parts are removed, so that a kill in between loses nothing.
         write_text(self.path / f"{benchmark}.jsonl", lines)
-        for part in sorted(self.path.glob(f"{benchmark}.part*.jsonl")):
+        for part in self._parts(benchmark):
             part.unlink()
 
 

@@ -216,6 +216,7 @@ class Benchmark:
     prompt_set: str | None = None
     template: str = "Question: {question}\nAnswer:"
     # A text is cut at the first of these: an end-of-text token written as text, or another example.
+    # Without its own, a user's benchmark adds the words before the question in its template.
     stops: Sequence[str] = ("</s>", "\n\nQuestion:", "\n\nProblem:")
     max_new_tokens: int = 1024
     # Chains of thought are longer in a chat. Qwen2.5-Math's evaluation allows this many tokens.

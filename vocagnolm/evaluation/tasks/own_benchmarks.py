@@ -1,7 +1,8 @@
 """A user's own benchmarks, from a YAML file. All fields are checked before a model is loaded."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -99,6 +100,8 @@ def read_benchmarks(path: Path) -> dict[str, Benchmark]:
         # A count of 0 takes all items.
         defaults = {"column": name, "item_count": 0, "shots": 0, "directory": path.parent}
         benchmark = Benchmark(name, **defaults | record)
+        if "stops" not in record:
+            benchmark = replace(benchmark, stops=_stops(benchmark))
         for text in (name, benchmark.column):
             owner = owners.setdefault(text.casefold(), name)
             if text.casefold() in _TAKEN or owner != name:
@@ -108,6 +111,19 @@ def read_benchmarks(path: Path) -> dict[str, Benchmark]:
                 )
         benchmarks[name] = benchmark
     return benchmarks
+
+
+def _stops(benchmark: Benchmark) -> Sequence[str]:
+    """Return the default stops, and how another example in the style of the template begins."""
+    before, _, _ = benchmark.template.partition("{question}")
+    # The words are on the question's line, or on the line above, as in "Problem:\n{question}".
+    _, _, paragraph = before.rpartition("\n\n")
+    _, _, words = paragraph.rstrip().rpartition("\n")
+    stop = f"\n\n{words}"
+    # A mark alone, such as "-" or "$", may begin a paragraph of an answer, too.
+    if stop in benchmark.stops or not re.search(r"[^\W\d_]", words):
+        return benchmark.stops
+    return [*benchmark.stops, stop]
 
 
 def _name_fault(name: object) -> str | None:
