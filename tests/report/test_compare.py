@@ -446,6 +446,20 @@ def test_file_of_another_program_is_no_run(place: str, tmp_path: Path) -> None:
         find_places([tmp_path])
 
 
+def test_unfinished_evaluation_is_told(trained: list[Path]) -> None:
+    evaluation = trained[1] / "evaluation"
+    settings = {"benchmarks": {"gsm8k": {}}}
+    write_json(evaluation / "settings.json", settings)
+    assert compare(trained).unfinished == []
+    (evaluation / "results.json").unlink()
+    write_json(trained[0] / "evaluation-chat" / "settings.json", settings)
+    found = findings(compare(trained))
+    assert "guided: its evaluation is unfinished: run vocagnolm evaluate again." in found
+    assert "plain: its evaluation-chat is unfinished: run vocagnolm evaluate again." in found
+    with pytest.raises(ValueError, match="its evaluation is unfinished: run vocagnolm evaluate"):
+        find_places([evaluation])
+
+
 def test_files_hold_the_comparison(paper_runs: list[Path], tmp_path: Path) -> None:
     edit_results(paper_runs[1], CHANGES["prompts"][0])
     comparison = compare(paper_runs, [ROW, "Rho-1"])
@@ -739,12 +753,17 @@ def test_held_out_loss_is_that_of_the_last_step(tmp_path: Path) -> None:
 
 
 # What may differ between seeds of one setting: a server turns 1.0 into 1, paths of models contain
-# the seed, and each seed has its own corpus.
+# the seed, also below a directory of one seed that both share, and each seed has its own corpus.
 OF_SEEDS: dict[str, tuple[object, object]] = {
     "rate": (1.0, 1),
     "student": ("/x/seed0/student", "/x/seed1/student"),
+    "student_tokenizer": ("/x/seed0/student", "/x/seed0/student"),
+    "dataset": (["/seed0/seed0/p", "/seed0/q"], ["/seed0/seed1/p", "/seed0/q"]),
+    "teacher_losses": (
+        [{"store": "/seed0", "teacher": "T"}],
+        [{"store": "/seed1", "teacher": "T"}],
+    ),
     "data_seed": (3, 4),
-    "corpus_digest": ("a", "b"),
     "blocks": (7, 8),
     "teacher_losses_sha256": ("a", "b"),
     "teacher_weights_sha256": (["a"], ["b"]),
@@ -771,6 +790,80 @@ def test_seeds_are_not_pooled_when_a_path_has_another_number(tmp_path: Path) -> 
         student = f"/x/seed{seed}3/student"
         paths.append(write_run(tmp_path / f"{seed}", [entry(1, 1.0)], seed=seed, student=student))
     assert len(compare(paths).settings) == 2
+
+
+# Settings of seeds whose digests differ without a change of any document.
+OTHER_DIGESTS: dict[str, list[dict[str, Any]]] = {
+    "name has the seed": [{"dataset": ["/seed0/p"]}, {"dataset": ["/seed1/p"]}],
+    "held out by the seed": [{"eval_fraction": 0.1}, {"eval_fraction": 0.1}],
+    "no name": [{"dataset": []}, {"dataset": []}],
+    "another tokenizer": [{"student": "/seed0/s"}, {"student": "/seed1/s"}],
+}
+
+
+@pytest.mark.parametrize("case", OTHER_DIGESTS)
+def test_seeds_with_other_digests_are_pooled_where_the_seed_explains_them(
+    case: str, tmp_path: Path
+) -> None:
+    paths = []
+    for seed, (digest, options) in enumerate(zip("ab", OTHER_DIGESTS[case], strict=True)):
+        options = {"corpus_digest": [digest], **options}
+        paths.append(write_run(tmp_path / f"{seed}", [entry(1, 1.0)], seed=seed, **options))
+    assert len(compare(paths).settings) == 1
+    assert "corpus_digest" not in comparison_markdown(compare(paths))
+
+
+def test_runs_on_other_documents_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """The file was written again between the second run and the third."""
+    paths = []
+    for name, seed, digest in (("a", 0, "x"), ("b", 1, "x"), ("c", 2, "y"), ("d", 0, "y")):
+        options = {"seed": seed, "corpus_digest": [digest], **PLAIN}
+        paths.append(write_run(tmp_path / name, [entry(1, 1.0)], **options))
+    # Only a run without the teacher reads alike.
+    paths.append(write_run(tmp_path / "guided", [entry(1, 1.0)], corpus_digest=["z"]))
+    for order in (paths, paths[::-1]):
+        settings = compare(order).settings
+        labels = {name: sorted(run.label for run in runs) for name, runs in settings.items()}
+        assert labels == {
+            "CPT, corpus_digest x": ["a", "b"],
+            "CPT, corpus_digest y": ["c", "d"],
+            "VocAgnoLM, T": ["guided"],
+        }
+    _, *rows = section(comparison_markdown(compare(paths)), "Settings that differ")
+    assert ["corpus_digest", "x", "y", "-"] in rows
+
+
+def test_held_out_documents_of_one_seed_are_told_apart(tmp_path: Path) -> None:
+    paths = []
+    for name in ("cpt", "random"):
+        options = {"method": name, "teacher": None, "eval_fraction": 0.1}
+        paths.append(held_out(tmp_path / name, 2.0, corpus_digest=[name], **options))
+    _, *rows = section(comparison_markdown(compare(paths)), "Settings that differ")
+    assert rows[-1] == ["corpus_digest", "cpt", "random"]
+
+
+def test_seeds_of_a_student_in_the_directory_of_one_seed_are_paired(tmp_path: Path) -> None:
+    paths = []
+    for seed in (1, 0):
+        for name, options in (("guided", {}), ("plain", PLAIN)):
+            log = [entry(1, 1.0, eval_loss=len(name), eval_tokens=9)]
+            options = {"student": "/demo/seed0/base", "seed": seed, **options}
+            paths.append(write_run(tmp_path / f"{name}{seed}", log, **options))
+    assert "with 2 of 2 seeds" in findings(compare(paths))[0]
+    # The first run of a setting stands for it, whichever seed it has.
+    assert "with 2 of 2 seeds" in findings(compare([paths[0], *paths[:0:-1]]))[0]
+
+
+def test_students_named_after_their_seeds_are_one_student(tmp_path: Path) -> None:
+    paths = []
+    for name, seed, options in (("guided", 0, {}), ("plain", 1, PLAIN)):
+        log = [entry(1, 1.0, eval_loss=len(name), eval_tokens=9)]
+        student = f"/demo/seed{seed}/base"
+        paths.append(write_run(tmp_path / name, log, student=student, seed=seed, **options))
+    text = comparison_markdown(compare(paths))
+    assert "CPT is ahead of VocAgnoLM, T by 1.000 nats" in text
+    _, *rows = section(text, "Settings that differ")
+    assert [row[0] for row in rows] == ["method", "teacher"]
 
 
 def test_teacher_is_named_by_stores(tmp_path: Path) -> None:

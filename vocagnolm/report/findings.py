@@ -18,6 +18,7 @@ from vocagnolm.report.runs import (
     holds_evaluation,
     read_run,
     read_training,
+    unfinished_evaluations,
 )
 from vocagnolm.report.statistics import mcnemar_p, pair
 
@@ -54,6 +55,8 @@ class Comparison:
     # sampled in the same way. `pair_by_question` has compared those of other evaluators with the
     # first of all.
     pairings: Sequence[Row]
+    # Sentences that name the evaluations without results.
+    unfinished: Sequence[str] = ()
 
 
 def compare(paths: Sequence[Path], reported: Sequence[str] = ()) -> Comparison:
@@ -83,12 +86,22 @@ def compare(paths: Sequence[Path], reported: Sequence[str] = ()) -> Comparison:
         baseline = baselines.setdefault((run.prompts == "chat", run.sampling), run)
         if baseline is not run:
             pairings += pair(baseline, run)
-    settings = group_by_setting(trained)
-    return Comparison(evaluated, trained, settings, list(places), reported_rows, pairings)
+    return Comparison(
+        runs=evaluated,
+        trained=trained,
+        settings=group_by_setting(trained),
+        labels=list(places),
+        reported=reported_rows,
+        pairings=pairings,
+        unfinished=unfinished_evaluations(paths),
+    )
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """Say in sentences what a comparison shows: first of answers, then of held-out losses."""
+    """Say in sentences what a comparison shows: first of answers, then of held-out losses.
+
+    Between them are the evaluations that are missing among the answers.
+    """
     settings = comparison.settings
     # The runs of a setting have the same method, so the first one stands for all.
     methods = {runs[0].method for runs in settings.values()}
@@ -111,7 +124,7 @@ def findings(comparison: Comparison) -> list[str]:
         held_out.append(f"Whether the guidance helps cannot be said without {needed}.")
     # Answers come first. Held-out pages may be as wrong as the corpus, and then a lower loss on
     # them does not mean a better model.
-    return _answers(comparison) + held_out
+    return _answers(comparison) + list(comparison.unfinished) + held_out
 
 
 def _answers(comparison: Comparison) -> list[str]:
@@ -149,7 +162,7 @@ def _held_out(
     runs, reference_runs = settings[name], settings[reference]
     # A student with another vocabulary has other tokens, and its nats per token are not comparable.
     for option in _OF_TOKENS:
-        if runs[0].options.get(option) != reference_runs[0].options.get(option):
+        if not runs[0].agrees(reference_runs[0], option):
             return []
     losses = _losses_by_seed(runs)
     reference_losses = _losses_by_seed(reference_runs)

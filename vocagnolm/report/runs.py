@@ -1,11 +1,13 @@
 """Reads the directories of evaluations and of training runs."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, combinations
 from pathlib import Path
 from typing import TypeAlias
 
@@ -41,7 +43,7 @@ METHODS = {
 _IN_RESULTS = {"version", "data_sha256", "prompts_sha256"}
 # These settings may differ between two seeds of the same setting. The demo and the experiments also
 # draw the corpus by the seed, so its digest and size are among them. Each seed may have its own
-# models, whose paths tell them apart.
+# models, whose paths tell them apart. `read_other_documents` compares the digest where it can.
 _SEED_SETTINGS = {
     "seed",
     "data_seed",
@@ -52,6 +54,14 @@ _SEED_SETTINGS = {
     "student_weights",
     "evaluation",
 }
+_DIGEST = "corpus_digest"
+# The digest of a corpus depends on its documents and on these options, which say how they are read.
+_READING = (
+    "student student_revision student_tokenizer student_chat_template teacher teacher_revision "
+    "teacher_tokenizer teacher_chat_template chat_templates_sha256 teacher_losses teacher_server "
+    "served_model teacher_reduction missing_losses dataset dataset_config dataset_split "
+    "text_column eval_fraction max_length train_on uld_pairing"
+).split()
 
 
 @dataclass(frozen=True)
@@ -118,8 +128,10 @@ class TrainingRun:
     method: str
     # Several teachers are joined by plus signs; "" means none.
     teacher: str
-    # The options that define its setting, without the seed.
+    # The options that define its setting, without the seed. Paths in them may be named after it.
     options: JsonObject
+    # The digest of each corpus. None if the run trained on a user's own sequences.
+    digest: object
     # JSON of `seed` and `data_seed`.
     seed: str
     batch_tokens: int
@@ -134,6 +146,24 @@ class TrainingRun:
     def name(self) -> str:
         """Method and teacher."""
         return f"{self.method}, {self.teacher}" if self.teacher else self.method
+
+    def agrees(self, other: TrainingRun, option: str) -> bool:
+        """Test whether two runs have the same value of an option, or one named after each seed."""
+        value, other_value = self.options.get(option), other.options.get(option)
+        # Weights & Biases returns 1.0 as 1, and these are equal.
+        if value == other_value:
+            return True
+        names, other_names = _names_in(value), _names_in(other_value)
+        if len(names) != len(other_names):
+            return False
+        seed, other_seed = json.loads(self.seed)[0], json.loads(other.seed)[0]
+        for name, other_name in zip(names, other_names, strict=True):
+            # All seeds may share a directory of one seed, so a seed that both have stays.
+            if name == other_name:
+                continue
+            if _without_seed(name, seed) != _without_seed(other_name, other_seed):
+                return False
+        return True
 
 
 def heading(column: str) -> str:
@@ -203,8 +233,27 @@ def _holds(path: Path, keys: Set[str]) -> bool:
     return path.is_file() and keys <= read_json(path).keys()
 
 
+def unfinished_evaluations(paths: Sequence[Path]) -> list[str]:
+    """Return a sentence for each evaluation in models' directories that has no results yet."""
+    sentences = []
+    for path in paths:
+        for folder in (EVALUATION_FOLDER, *_OTHER_FOLDERS):
+            if _is_unfinished(path / folder):
+                fault = f"{path.absolute().name}: its {folder} is unfinished"
+                sentences.append(f"{fault}: run vocagnolm evaluate again.")
+    return sentences
+
+
+def _is_unfinished(directory: Path) -> bool:
+    """Test for the directory of an evaluation that was begun, and has no results yet."""
+    is_begun = "benchmarks" in json_or_empty(directory / _SETTINGS_FILE)
+    return is_begun and not (directory / RESULTS_FILE).exists()
+
+
 def _advice(path: Path) -> str:
     """Say what to give in place of a directory without a run or an evaluation."""
+    if _is_unfinished(path) or unfinished_evaluations([path]):
+        return "its evaluation is unfinished: run vocagnolm evaluate again"
     # The demo, for example, has a directory of runs for each seed, and links to some of them.
     runs = []
     for pattern in ("*", "*/*"):
@@ -362,7 +411,8 @@ def _training_of(
         label=label,
         method=METHODS.get(method, method),
         teacher=" + ".join(map(teacher_name, teachers)),
-        options=_options_without_seed(settings),
+        options={name: value for name, value in settings.items() if name not in _SEED_SETTINGS},
+        digest=settings.get(_DIGEST),
         seed=json.dumps([settings.get("seed"), settings.get("data_seed")]),
         batch_tokens=settings["global_batch_tokens"],
         state=state,
@@ -371,24 +421,40 @@ def _training_of(
     )
 
 
-def _options_without_seed(settings: JsonObject) -> JsonObject:
-    """Return the options that all runs of a setting share, whatever their seed."""
-    shared = {}
-    for name, value in settings.items():
-        if name not in _SEED_SETTINGS:
-            shared[name] = value
-    text = json.dumps(shared)
-    # The models and documents of a seed may be in directories that are named after it.
-    if settings.get("seed") is not None:
-        text = re.sub(rf"seed[-_=]?{settings['seed']}(?!\d)", "seed", text)
-    options: JsonObject = json.loads(text, parse_float=_number)
-    return options
+def _names_in(value: object) -> list[str]:
+    """Split an option at the slashes of its paths and at the ends of its texts."""
+    return re.split('[/"]', json.dumps(value, sort_keys=True))
 
 
-def _number(text: str) -> float:
-    """Read a number from JSON. Weights & Biases returns 1.0 as 1."""
-    number = float(text)
-    return int(number) if number.is_integer() else number
+def _without_seed(name: str, seed: int | None) -> str:
+    """Replace the seed in the name of a directory or file that is named after it."""
+    return re.sub(rf"seed[-_=]?{seed}(?!\d)", "seed", name)
+
+
+def read_other_documents(first: TrainingRun, other: TrainingRun) -> bool:
+    """Test whether two runs read other documents under the same names.
+
+    False if their digests cannot tell, because the runs read in different ways.
+    """
+    names = list(_READING)
+    # Some methods align the teacher's tokens in their own way.
+    if first.teacher:
+        names.append("method")
+    if any(first.options.get(name) != other.options.get(name) for name in names):
+        return False
+    # The seed chooses the documents that are held out, and may draw those that have no name.
+    depend_on_seed = first.options.get("eval_fraction") or not first.options.get("dataset")
+    if depend_on_seed and first.seed != other.seed:
+        return False
+    digests = first.digest, other.digest
+    return None not in digests and first.digest != other.digest
+
+
+def _have_one_setting(first: TrainingRun, other: TrainingRun) -> bool:
+    """Test whether two runs differ at most in their seed."""
+    if read_other_documents(first, other):
+        return False
+    return all(first.agrees(other, option) for option in first.options | other.options)
 
 
 def group_by_setting(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
@@ -397,22 +463,34 @@ def group_by_setting(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]
     A run that was repeated with the same seed is not another seed of its setting, so each of the
     two makes a group of its own.
     """
-    keys = [(json.dumps(run.options, sort_keys=True), run.seed) for run in runs]
-    groups: dict[str, list[TrainingRun]] = {}
-    for key, run in zip(keys, runs, strict=True):
-        options, _ = key
-        is_repeated = keys.count(key) > 1
-        groups.setdefault(run.label if is_repeated else options, []).append(run)
-    settings = list(groups.values())
+    settings: list[list[TrainingRun]] = []
+    # Those that other seeds may join.
+    open_settings: list[list[TrainingRun]] = []
+    for run in runs:
+        same_seed = [other for other in runs if other.seed == run.seed]
+        if sum(_have_one_setting(run, other) for other in same_seed) > 1:
+            settings.append([run])
+            continue
+        for setting in open_settings:
+            if all(_have_one_setting(run, member) for member in setting):
+                setting.append(run)
+                break
+        else:
+            setting = [run]
+            settings.append(setting)
+            open_settings.append(setting)
+    # A label is method and teacher. If several settings have the same, it also has the options in
+    # which they differ.
+    namesakes: dict[str, list[TrainingRun]] = {}
+    for setting in settings:
+        namesakes.setdefault(setting[0].name, []).append(setting[0])
+    texts_of = {name: differing(firsts) for name, firsts in namesakes.items()}
     labels = []
     for setting in settings:
         first = setting[0]
-        # A label is method and teacher. If several settings have the same, it also has the options
-        # in which they differ.
-        namesakes = [runs[0] for runs in settings if runs[0].name == first.name]
-        place = namesakes.index(first)
+        place = namesakes[first.name].index(first)
         parts = [first.name]
-        for name, texts in differing(namesakes).items():
+        for name, texts in texts_of[first.name].items():
             parts.append(f"{name} {texts[place]}")
         labels.append(", ".join(parts))
     grouped = {}
@@ -424,16 +502,26 @@ def group_by_setting(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]
 
 
 def differing(runs: Sequence[TrainingRun]) -> dict[str, list[str]]:
-    """Return the options in which runs differ, by name: a text for each run."""
+    """Return the options in which runs differ, by name: a text for each run.
+
+    The digest of the documents is among them if runs read others under the same names. Runs whose
+    digest cannot tell have a dash.
+    """
     # A dictionary keeps the order of the options, with each once.
     names: dict[str, None] = {}
     for run in runs:
         names |= dict.fromkeys(run.options)
     texts = {}
     for name in names:
-        values = [run.options.get(name) for run in runs]
-        if any(value != values[0] for value in values):
-            texts[name] = [setting_text(value) for value in values]
+        if not all(run.agrees(runs[0], name) for run in runs):
+            texts[name] = [setting_text(run.options.get(name)) for run in runs]
+    digests = ["-"] * len(runs)
+    for (place, run), (other_place, other) in combinations(enumerate(runs), 2):
+        if read_other_documents(run, other):
+            digests[place] = setting_text(run.digest)
+            digests[other_place] = setting_text(other.digest)
+    if any(digest != "-" for digest in digests):
+        texts[_DIGEST] = digests
     return texts
 
 
