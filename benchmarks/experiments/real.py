@@ -111,12 +111,6 @@ class Experiment:
 
         return self._corpus("all/pages", make)
 
-    def held_out_pages(self) -> Path:
-        """Return the held-out text as a corpus, whose loss a run logs during training."""
-        return self._corpus(
-            "held-out", lambda: [text for kind in self.held_out.values() for text in cut(kind)]
-        )
-
     def _corpus(self, name: str, make: Callable[[], list[str]]) -> Path:
         """Return a corpus. The first process that asks for it writes it."""
         directory = self.root / name
@@ -163,12 +157,10 @@ class Experiment:
         options += ["--logging_steps=1"]
         options += [f"--bf16={str(self.dtype == 'bfloat16').lower()}"]
         if torch.cuda.is_available():
-            # A run takes less than a minute, so save no checkpoints. An evaluation takes a second.
-            options += ["--save_strategy=no", "--eval_strategy=steps", "--eval_steps=0.25"]
-            options += [f"--eval_dataset={self.held_out_pages()}"]
+            # A run takes less than a minute, so save no checkpoints.
+            options += ["--save_strategy=no"]
         else:
             options += ["--use_cpu", "--save_steps=0.25", "--save_total_limit=1"]
-            options += ["--eval_strategy=no"]
         run(["train", *options, *rule.split()])
 
     def train(self, world: str, rule: str, seed: int) -> Path:
@@ -260,15 +252,13 @@ def right_answers(evaluation: Path, benchmark: str) -> str:
 
 
 def logged(directory: Path) -> dict[str, Any]:
-    """Return a run's logged numbers, first and mean, and its held-out loss by step."""
+    """Return a run's logged numbers, first and mean."""
     entries = [json.loads(line) for line in (directory / "log.jsonl").read_text().splitlines()]
     numbers: dict[str, Any] = {}
     for name in LOGGED:
         values = [entry[name] for entry in entries if name in entry]
         if values:
             numbers[name] = [round(values[0], 4), round(sum(values) / len(values), 4)]
-    losses = [(entry["step"], entry["eval_loss"]) for entry in entries if "eval_loss" in entry]
-    numbers["held_out_loss"] = [[step, round(loss, 4)] for step, loss in losses]
     return numbers
 
 

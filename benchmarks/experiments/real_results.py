@@ -53,8 +53,9 @@ KINDS = {
     "textbooks": "textbooks",
 }
 CURVES = {"const": "equal weights", "paper": "the paper's: max, top 40 %", "accept": "acceptance"}
-STEP_TOKENS = 4096
 Row = dict[str, Any]
+# {benchmark: {seed: digits}}: a 1 for every right answer, a 0 for every other one, by item.
+Answers = dict[str, dict[str, str]]
 
 
 class Results:
@@ -216,56 +217,82 @@ def rates_table() -> str:
     """Return the mean of all kinds of text at each learning rate, for pages with wrong solutions.
 
     Equal weights are shown with the loss of seed 0. The other columns are the differences from
-    equal weights. Runs of other lengths were made only at the picked rate.
+    equal weights.
     """
     rules = ("accept", "shuffled", "paper", "random")
     rows = []
-    for results in tuning() + like(picked(), "tokens")[1:]:
+    for results in tuning():
         equal = results.rows[TUNED]
-        cells = [f"{equal['tokens']:,}", f"{equal['learning_rate']:g}", f"{nats(equal):.3f}"]
+        cells = [f"{equal['learning_rate']:g}", f"{nats(equal):.3f}"]
         rows.append(cells + [results.cell("noisy", rule) for rule in rules])
-    heads = ["tokens", "learning rate", "equal weights", *(LABELS[rule] for rule in rules)]
+    heads = ["learning rate", "equal weights", *(LABELS[rule] for rule in rules)]
     return plots.markdown_table(heads, rows)
 
 
 def answers_table() -> str:
-    """Return the right answers in percent, and paired differences from equal weights in points.
+    """Return the right answers in percent, and the differences from equal weights in points.
 
-    The models are those of the picked learning rate. `ANSWERS` has rules, benchmarks and seeds, and
-    for each a 1 for every right answer and a 0 for every other one, in the order of the items.
-    Numbers are means over seeds. A difference is from the same seeds with equal weights, and its
-    interval is over items.
+    Numbers are means over seeds. A difference is from equal weights with the same seeds and as many
+    tokens. `draw_answers` draws their intervals.
     """
-    answers = json.loads(ANSWERS.read_text(encoding="utf-8"))
-    columns = list(answers["const"])
+    answers = read_answers()
+    names = judged_benchmarks(answers)
+    labels = {"start": "before", "const": "equal weights"} | LABELS
     rows = []
-    for rule, by_benchmark in answers.items():
-        cells = []
-        for name in columns:
-            by_seed = by_benchmark.get(name)
-            cells.append(answers_cell(by_seed, answers["const"][name], name) if by_seed else "")
-        label = {"start": "before", "const": "equal weights"} | LABELS
-        rows.append([label[rule], *cells])
-    return plots.markdown_table(["rule", *map(heading, columns)], rows)
+    for tokens, by_rule in answers.items():
+        for rule in by_rule:
+            cells = [labels[rule], f"{0 if rule == 'start' else tokens:,}"]
+            for name in names:
+                cells.append(answers_cell(by_rule, rule, name))
+            rows.append(cells)
+    return plots.markdown_table(["rule", "tokens", *map(heading, names)], rows)
 
 
-def answers_cell(by_seed: dict[str, str], equal_by_seed: dict[str, str], name: str) -> str:
-    """Return the right answers to a benchmark in percent and, for a rule, what it gains."""
-    right_by_item: Counter[int] = Counter()
+def read_answers() -> dict[int, dict[str, Answers]]:
+    """Return {tokens: {rule: answers}} of models trained at the picked learning rate."""
+    answers = json.loads(ANSWERS.read_text(encoding="utf-8"))
+    return {int(tokens): by_rule for tokens, by_rule in answers.items()}
+
+
+def judged_benchmarks(answers: dict[int, dict[str, Answers]]) -> list[str]:
+    """Return the benchmarks that a run with equal weights was judged by."""
+    names: dict[str, None] = {}
+    for by_rule in answers.values():
+        names |= dict.fromkeys(by_rule["const"])
+    return list(names)
+
+
+def answers_cell(by_rule: dict[str, Answers], rule: str, name: str) -> str:
+    """Return the right answers to a benchmark in percent and, of a rule, the points it gains."""
+    by_seed = by_rule[rule].get(name)
+    if by_seed is None:
+        return ""
+    outputs = "".join(by_seed.values())
+    cell = f"{100 * outputs.count('1') / len(outputs):.1f}"
+    if rule in ("start", "const"):
+        return cell
+    points, _, _ = answers_gain(by_seed, by_rule["const"][name], name)
+    return f"{cell} ({points:+.1f})"
+
+
+def answers_gain(
+    by_seed: dict[str, str], equal_by_seed: dict[str, str], name: str
+) -> tuple[float, float, float]:
+    """Return the points that a rule gains over equal weights, and their 95 % interval over items.
+
+    Equal weights must have all seeds of the rule.
+    """
     gain_by_item: Counter[int] = Counter()
+    outputs = 0
     for seed, digits in by_seed.items():
         for item, (ours, equal) in enumerate(zip(digits, equal_by_seed[seed], strict=True)):
-            right_by_item[item] += int(ours)
             gain_by_item[item] += int(ours) - int(equal)
-    outputs = len(by_seed) * len(right_by_item)
-    cell = f"{100 * right_by_item.total() / outputs:.1f}"
-    if by_seed == equal_by_seed:
-        return cell
+            outputs += 1
     points = 100 * gain_by_item.total() / outputs
     items_by_gain = dict(sorted(Counter(gain_by_item.values()).items()))
     draws = resampled_differences(items_by_gain, RESAMPLES, [0, *name.encode()])
     low, high = percentile_interval(draws / len(by_seed))
-    return f"{cell} ({points:+.1f}: {low:+.1f} to {high:+.1f})"
+    return points, low, high
 
 
 def losses_table(path: Path = RESULTS) -> str:
@@ -296,23 +323,62 @@ def draw_rules(results: Results) -> Any:
     return figure
 
 
-def has_curves(results: Results) -> bool:
-    """Return whether a run has logged its held-out loss during training."""
-    return any(row.get("held_out_loss") for row in results.rows.values())
+def draw_losses() -> Any:
+    """Draw the held-out loss against the tokens of a run, and the difference from equal weights."""
+    return draw_curves(loss_curves())
 
 
-def draw_losses(results: Results) -> Any:
-    """Draw the held-out loss against tokens: the mean of the seeds, and their range."""
-    curves: dict[str, dict[str, pd.DataFrame]] = {}
-    for world, title in WORLDS.items():
-        by_rule = {}
-        for rule, label in CURVES.items():
-            points = [point for row in results.runs(world, rule) for point in row["held_out_loss"]]
-            log = pd.DataFrame(points, columns=["step", "loss"])
-            curve = log.groupby("step").loss.agg(mean="mean", low="min", high="max").reset_index()
-            by_rule[label] = curve.assign(tokens=curve.step * STEP_TOKENS)
-        curves[f"held-out loss, {title}"] = by_rule
-    return draw_curves(curves)
+def loss_curves() -> dict[str, dict[str, pd.DataFrame]]:
+    """Return {axis: {rule: tokens, mean, low, high}} for pages with wrong solutions.
+
+    Every point has the seeds of separate runs, each with a whole learning-rate schedule. The
+    student before training is the point at 0 tokens.
+    """
+    groups = like(picked(), "tokens")
+    (start,) = [row for row in read_rows(RESULTS) if row["rule"] == "start"]
+    losses, differences = {}, {}
+    for rule, label in CURVES.items():
+        points, gains = [(0, nats(start))], [(0, 0.0)]
+        for results in groups:
+            tokens = results.rows[TUNED]["tokens"]
+            points += [(tokens, nats(row)) for row in results.runs("noisy", rule)]
+            gains += [(tokens, value) for value in results.differences("noisy", rule)]
+        losses[label] = _curve(points)
+        differences[label] = _curve(gains)
+    return {"nats per character": losses, "less equal weights": differences}
+
+
+def _curve(points: list[tuple[int, float]]) -> pd.DataFrame:
+    """Return the mean and the range of the values at each number of tokens."""
+    values = pd.DataFrame(points, columns=["tokens", "value"]).groupby("tokens").value
+    return values.agg(mean="mean", low="min", high="max").reset_index()
+
+
+def draw_answers() -> Any:
+    """Draw what rules gain over equal weights in points, with 95 % intervals over items."""
+    answers = read_answers()
+    rows = []
+    for tokens, by_rule in answers.items():
+        for rule, by_benchmark in by_rule.items():
+            if rule in LABELS:
+                label = f"{LABELS[rule]}, {tokens // 1000}k"
+                rows.append((label, rule, by_benchmark, by_rule["const"]))
+    names = judged_benchmarks(answers)
+    figure, panels = new_plot(7, 0.3 * len(rows) + 1, columns=len(names), sharex=True, sharey=True)
+    for axes, name in zip(panels, names, strict=True):
+        axes.axvline(0, color=axes.spines["left"].get_edgecolor(), linewidth=0.8)
+        for place, (_, rule, by_benchmark, equal) in enumerate(rows):
+            if name in by_benchmark:
+                points, low, high = answers_gain(by_benchmark[name], equal[name], name)
+                color = COLORS[0] if rule == "accept" else COLORS[-1]
+                axes.plot([low, high], [place, place], color=color, linewidth=1.2)
+                axes.plot([points], [place], "o", color=color, markersize=4)
+        axes.set_title(heading(name), fontsize=9, loc="left")
+        axes.set_yticks(range(len(rows)), [label for label, *_ in rows])
+        axes.grid(axis="x", linewidth=0.3)
+    panels[0].set_ylim(len(rows) - 0.5, -0.5)
+    panels[len(names) // 2].set_xlabel("points above equal weights", fontsize=8)
+    return figure
 
 
 def main() -> None:

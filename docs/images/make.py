@@ -101,7 +101,7 @@ LIGHTER = {
 Theme = dict[str, str]
 PICTURES = (
     *("alignment", "strip", "bars", "terminal", "wrong", "acceptance", "weights", "curves"),
-    *("real", "real-losses", "rules", "gpus", "store"),
+    *("real", "real-losses", "real-answers", "rules", "gpus", "store"),
     "photograph",
 )
 # The paper's run: tokens, packed sequences of a micro-batch, and the share that is selected.
@@ -141,13 +141,12 @@ def main() -> None:
             "weights": lambda: plots.draw_weights(plots.Results()),
             "curves": lambda: plots.draw_curves(plots.Results()),
             "real": lambda: real_results.draw_rules(real_results.picked()),
-            "real-losses": lambda: real_results.draw_losses(real_results.picked()),
+            "real-losses": real_results.draw_losses,
+            "real-answers": real_results.draw_answers,
             "gpus": gpus,
             "store": store,
         }
         for name, plot in plotted.items():
-            if name == "real-losses" and not real_results.has_curves(real_results.picked()):
-                continue  # runs on a CPU log no held-out loss
             if name in chosen:
                 draw(name, partial(themed, plot))
         if "photograph" in chosen:

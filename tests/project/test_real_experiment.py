@@ -18,6 +18,8 @@ from vocagnolm.io import ASSETS
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS = 3 * 4096
 WORDS = 50  # in a document
+# What the runs of the curves have in common.
+GUIDED = {"teacher": "qwen2.5-coder-1.5b", "learning_rate": 2e-4}
 
 
 @pytest.fixture
@@ -108,8 +110,35 @@ def test_pages_show_the_results_as_they_are() -> None:
 def test_answers_are_compared_by_item_and_seed() -> None:
     ours = {"0": "110", "1": "100"}
     equal = {"0": "100", "1": "001"}
-    assert real_results.answers_cell(equal, equal, "svamp") == "33.3"
+    by_rule = {"accept": {"svamp": ours}, "const": {"svamp": equal}}
+    assert real_results.answers_cell(by_rule, "accept", "svamp") == "50.0 (+16.7)"
+    assert real_results.answers_cell(by_rule, "const", "svamp") == "33.3"
+    assert real_results.answers_cell(by_rule, "accept", "mawps") == ""
     # Over both seeds, the items gain 1, 1 and -1 of 2 answers. A draw may have only the last item,
     # or only the others.
-    cell = real_results.answers_cell(ours, equal, "svamp")
-    assert cell == "50.0 (+16.7: -50.0 to +50.0)"
+    gain = real_results.answers_gain(ours, equal, "svamp")
+    assert gain == pytest.approx((100 / 6, -50, 50))
+
+
+def test_page_quotes_the_differences_after_twice_the_tokens() -> None:
+    _, twice = real_results.like(real_results.picked(), "tokens")
+    accept, paper = (twice.cell("noisy", rule) for rule in ("accept", "paper"))
+    results = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    quoted = f"the differences are {accept} for acceptance and {paper} for the paper's rule"
+    assert quoted in " ".join(results.split())
+
+
+def test_loss_curves_have_the_seeds_of_runs_of_each_length() -> None:
+    curves = real_results.loss_curves()
+    for rule, label in real_results.CURVES.items():
+        loss = curves["nats per character"][label]
+        gain = curves["less equal weights"][label]
+        assert loss.tokens[0] == gain["mean"][0] == 0
+        for results in real_results.read_results().values():
+            for row in results.runs("noisy", rule):
+                if all(row[name] == GUIDED[name] for name in GUIDED):
+                    (point,) = loss[loss.tokens == row["tokens"]].itertuples()
+                    assert point.low <= real_results.nats(row) <= point.high
+    paper = curves["less equal weights"]["the paper's: max, top 40 %"]
+    differences = real_results.picked().differences("noisy", "paper")
+    assert paper["mean"][1] == pytest.approx(sum(differences) / len(differences))
