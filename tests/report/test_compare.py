@@ -838,8 +838,10 @@ def test_held_out_documents_of_one_seed_are_told_apart(tmp_path: Path) -> None:
     for name in ("cpt", "random"):
         options = {"method": name, "teacher": None, "eval_fraction": 0.1}
         paths.append(held_out(tmp_path / name, 2.0, corpus_digest=[name], **options))
-    _, *rows = section(comparison_markdown(compare(paths)), "Settings that differ")
+    comparison = compare(paths)
+    _, *rows = section(comparison_markdown(comparison), "Settings that differ")
     assert rows[-1] == ["corpus_digest", "cpt", "random"]
+    assert "were not evaluated on the same texts" in findings(comparison)[0]
 
 
 def test_seeds_of_a_student_in_the_directory_of_one_seed_are_paired(tmp_path: Path) -> None:

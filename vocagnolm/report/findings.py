@@ -16,6 +16,7 @@ from vocagnolm.report.runs import (
     find_places,
     group_by_setting,
     holds_evaluation,
+    read_other_documents,
     read_run,
     read_training,
     unfinished_evaluations,
@@ -157,7 +158,8 @@ def _held_out(
 ) -> list[str]:
     """Compare the held-out losses of two settings, if both have them for the same student.
 
-    The losses must be of the same texts. Texts with equally many tokens count as the same.
+    The losses must be of the same texts. Texts with equally many tokens count as the same, unless
+    they were held out from documents that have changed.
     """
     runs, reference_runs = settings[name], settings[reference]
     # A student with another vocabulary has other tokens, and its nats per token are not comparable.
@@ -175,7 +177,7 @@ def _held_out(
         reference_losses = {seed: reference_losses[seed] for seed in common_seeds}
     tokens = {run.eval_tokens for run in runs if run.seed in losses}
     reference_tokens = {run.eval_tokens for run in reference_runs if run.seed in reference_losses}
-    if tokens != reference_tokens:
+    if tokens != reference_tokens or _held_out_others(runs, reference_runs):
         return [f"{name} and {reference} were not evaluated on the same texts."]
     # A gain is how far the loss is below the reference's. It may be negative.
     gain = fmean(reference_losses.values()) - fmean(losses.values())
@@ -196,6 +198,15 @@ def _held_out(
     if not gain:
         return [f"{name} and {reference} are level on held-out text; {test}."]
     return [f"{better} is ahead of {worse} by {abs(gain):.3f} nats on held-out text; {test}."]
+
+
+def _held_out_others(runs: Sequence[TrainingRun], reference_runs: Sequence[TrainingRun]) -> bool:
+    """Test whether two settings held out documents from corpora that differ under one name."""
+    for run in runs:
+        for other in reference_runs:
+            if run.options.get("eval_fraction") and read_other_documents(run, other):
+                return True
+    return False
 
 
 def _losses_by_seed(runs: Sequence[TrainingRun]) -> dict[str, float]:
