@@ -107,17 +107,17 @@ def _by_function(
     flat = place_BSW.clamp(max=loss_BT.shape[-1] - 1).flatten(1)
     loss_BSW = loss_BT.gather(-1, flat).view_as(place_BSW)
     held_BSW &= valid_BT.gather(-1, flat).view_as(place_BSW)
-    found_BS = function(loss_BSW, held_BSW)
-    if found_BS.shape != first_BS.shape:
+    aggregated_BS = function(loss_BSW, held_BSW)
+    if aggregated_BS.shape != first_BS.shape:
         raise ValueError(
             f"--aggregation: expected one loss for each student token, {list(first_BS.shape)}, got "
-            f"{list(found_BS.shape)}"
+            f"{list(aggregated_BS.shape)}"
         )
     # NaN would be less than any threshold, so such tokens would silently count as not selected.
     is_sound_BS = held_BSW.any(-1) & (loss_BSW.isfinite() | ~held_BSW).all(-1)
-    if bool((found_BS.isnan() & is_sound_BS).any()):
+    if bool((aggregated_BS.isnan() & is_sound_BS).any()):
         raise ValueError("--aggregation: got NaN for a token whose teacher losses are finite")
-    return found_BS
+    return aggregated_BS
 
 
 def _widest_float(tensor: Tensor) -> torch.dtype:

@@ -336,9 +336,12 @@ def loss_curves() -> dict[str, dict[str, pd.DataFrame]]:
     """
     groups = like(picked(), "tokens")
     (start,) = [row for row in read_rows(RESULTS) if row["rule"] == "start"]
-    losses, differences = {}, {}
+    losses = {}
+    differences = {}
     for rule, label in CURVES.items():
-        points, gains = [(0, nats(start))], [(0, 0.0)]
+        # The student before training, which no rule has changed yet.
+        points = [(0, nats(start))]
+        gains = [(0, 0.0)]
         for results in groups:
             tokens = results.rows[TUNED]["tokens"]
             points += [(tokens, nats(row)) for row in results.runs("noisy", rule)]

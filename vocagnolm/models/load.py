@@ -98,7 +98,7 @@ class ModelSource:
                     f"{self._named} holds GGUF files and no config.json: name one of them, as in "
                     f"{directory / candidates[0]}"
                 )
-            # A run that has not finished.
+            # A run saves its model only when it ends.
             checkpoints = sorted(directory.glob("checkpoint-*/config.json"))
             if checkpoints:
                 raise ValueError(

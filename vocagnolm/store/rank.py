@@ -150,12 +150,12 @@ def _open_stores(arguments: argparse.Namespace, corpus: datasets.Dataset) -> lis
                 )
     if arguments.student and arguments.student == arguments.teacher:
         raise ValueError(f"--student and --teacher are the same model, {arguments.student}")
-    models = [role for role in ROLES if role not in stores]
+    unscored_roles = [role for role in ROLES if role not in stores]
     # Look at both models before the first one scores for hours.
-    for role in models:
+    for role in unscored_roles:
         with _named_as(role, arguments):
             check_model(_scoring_options(arguments, role))
-    for role in models:
+    for role in unscored_roles:
         options = _scoring_options(arguments, role)
         with _named_as(role, arguments):
             score_corpus(options)
