@@ -248,7 +248,7 @@ def test_model_scores_the_corpus_where_there_is_no_store(
     assert Store(tmp_path / "model/teacher_losses").manifest["documents"] == len(set(texts))
 
 
-@pytest.mark.parametrize("fault", ["truncated", "absent"])
+@pytest.mark.parametrize("fault", ["truncated", "absent", "another teacher's store"])
 def test_second_model_is_looked_at_before_the_first_scores(
     fault: str,
     teacher: Path,
@@ -257,8 +257,12 @@ def test_second_model_is_looked_at_before_the_first_scores(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     student, other = shutil.copytree(teacher, tmp_path / "student"), tmp_path / "half"
-    if fault == "truncated":
+    if fault != "absent":
         shutil.copytree(teacher, other)
+    if fault == "another teacher's store":
+        assert __main__.main(arguments(teacher, corpus, tmp_path / "out/teacher_losses")) == 0
+        (other / "generation_config.json").write_text("{}")
+    if fault == "truncated":
         weights = other / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-8])
     argv = ["rank", f"--student={student}", f"--teacher={other}", f"--dataset={corpus}"]

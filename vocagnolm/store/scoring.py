@@ -212,10 +212,16 @@ def source_of(options: Namespace) -> ModelSource:
 
 
 def check_model(options: Namespace) -> None:
-    """Reject a teacher that cannot be loaded, without its weights."""
+    """Reject a teacher that cannot be loaded, and a directory with another teacher's store.
+
+    This does not load the teacher's weights.
+    """
     source = source_of(options)
-    source.checked_tokenizer(source.config(), "teacher", options.teacher_tokenizer)
+    config = source.config()
+    source.checked_tokenizer(config, "teacher", options.teacher_tokenizer)
     source.check_weights()
+    revision = revision_of(options.teacher, config)
+    check_plan(options.output_dir, {"teacher": options.teacher, "teacher_revision": revision})
 
 
 def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig) -> ScoringJob:
