@@ -134,15 +134,15 @@ def covered_shares(
     # between from three tokens on.
     columns = ((first, first, 1), (first + 1, last - 2, 3), (last - 1, last - 1, 2))
     for column, (from_token, to_token, fewest) in enumerate(columns):
-        there = tokens >= fewest
-        begin = teacher_spans[from_token[there], 0]
-        end = teacher_spans[to_token[there], 1]
-        covered_begin = np.maximum(begin, starts[there])
-        covered_end = np.minimum(end, ends[there])
+        has_column = tokens >= fewest
+        begin = teacher_spans[from_token[has_column], 0]
+        end = teacher_spans[to_token[has_column], 1]
+        covered_begin = np.maximum(begin, starts[has_column])
+        covered_end = np.minimum(end, ends[has_column])
         covered = position[covered_end] - position[covered_begin]
         # A teacher token without characters has the share 1.0, without a division by 0.
         whole = np.maximum(end - begin, 1)
-        shares[part[there], column] = np.where(end > begin, covered / whole, 1.0)
+        shares[part[has_column], column] = np.where(end > begin, covered / whole, 1.0)
     return shares
 
 

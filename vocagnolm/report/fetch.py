@@ -47,10 +47,10 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
             downloads.append((file, model / EVALUATION / path.name))
             if path.name == "results.json" and model not in places:
                 places.append(model)
-    made = {home.name for home in trained}
+    folders = {home.name for home in trained}
     for _, place in downloads:
-        made.add(place.relative_to(directory).parts[0])
-    claim_names(directory, sorted(made), "vocagnolm compare")
+        folders.add(place.relative_to(directory).parts[0])
+    claim_names(directory, sorted(folders), "vocagnolm compare")
     for home, run in trained.items():
         _write_run(run, home)
     for file, place in downloads:

@@ -185,29 +185,29 @@ def _split_verdicts(
 ) -> tuple[dict[str, list[bool]], list[str]]:
     """Separate metrics that say for each item whether it is right from the names of the others."""
     verdicts = {}
-    others = []
+    other_metrics = []
     for name, values in values_of.items():
         # Python treats 1.0 and True as 1.
         if all(isinstance(value, int | float) and value in (0, 1) for value in values):
             verdicts[name] = [value == 1 for value in values]
         else:
-            others.append(name)
-    return verdicts, others
+            other_metrics.append(name)
+    return verdicts, other_metrics
 
 
-def _notes(others: Sequence[str], partial: str) -> list[str]:
+def _notes(other_metrics: Sequence[str], partial: str) -> list[str]:
     notes = [partial] if partial else []
-    if others:
-        notes.append(f"left out, as no item is right or wrong by it: {', '.join(others)}")
+    if other_metrics:
+        notes.append(f"left out, as no item is right or wrong by it: {', '.join(other_metrics)}")
     return notes
 
 
 def _check_mean(place: Path, name: str, verdicts: Sequence[bool], mean: object) -> None:
     """Reject items that do not belong to the results next to them."""
-    found = sum(verdicts) / len(verdicts)
-    if isinstance(mean, int | float) and abs(found - mean) > 1e-6:
+    accuracy = sum(verdicts) / len(verdicts)
+    if isinstance(mean, int | float) and abs(accuracy - mean) > 1e-6:
         raise ValueError(
-            f"{place}: {name} is {found:.4f} over its items, and {mean:.4f} in the results of "
+            f"{place}: {name} is {accuracy:.4f} over its items, and {mean:.4f} in the results of "
             "that date: evaluate again"
         )
 
@@ -274,7 +274,7 @@ def _read_lm_eval(task: str, date: str, path: Path) -> ForeignEvaluation:
             missing = len(items) - len(by_number)
             raise ValueError(f"{path}: {name} is missing in {missing} of {len(items)} items")
     ordered = {name: [by[number] for number in items] for name, by in values.items()}
-    verdicts, others = _split_verdicts(ordered)
+    verdicts, other_metrics = _split_verdicts(ordered)
     means = results.get("results", {}).get(task, {})
     for key, mean in means.items():
         metric, _, name_of_filter = key.partition(",")
@@ -294,7 +294,7 @@ def _read_lm_eval(task: str, date: str, path: Path) -> ForeignEvaluation:
                 list(items.values()),
                 verdicts,
                 _lm_eval_protocol(task, results, records[0][1]),
-                _notes(others, partial),
+                _notes(other_metrics, partial),
             )
         ],
     )
@@ -399,7 +399,7 @@ def _read_lighteval(task: str, date: str, path: Path) -> ForeignEvaluation:
         )
         for name, value in row["metric"].items():
             values[name].append(value)
-    verdicts, others = _split_verdicts(values)
+    verdicts, other_metrics = _split_verdicts(values)
     results = _lighteval_results(path, date)
     means = results.get("results", {}).get(task, {})
     for name, verdict in verdicts.items():
@@ -421,7 +421,7 @@ def _read_lighteval(task: str, date: str, path: Path) -> ForeignEvaluation:
         evaluator="lighteval",
         model=str(config.get("model_name") or path.parent.parent.name),
         revision=str(config.get("revision") or "unknown"),
-        tasks=[ForeignTask(names[-1], items, verdicts, protocol, _notes(others, partial))],
+        tasks=[ForeignTask(names[-1], items, verdicts, protocol, _notes(other_metrics, partial))],
     )
 
 

@@ -310,12 +310,12 @@ def match(first: ForeignTask, other: ForeignTask) -> Matched:
         first_places = _places(first.items, left_first, key)
         other_places = _places(other.items, left_other, key)
         for text, places in first_places.items():
-            others = other_places.get(text, [])
-            if len(places) == len(others) == 1:
-                pairs.append((places[0], others[0]))
-            elif others:
+            same_places = other_places.get(text, [])
+            if len(places) == len(same_places) == 1:
+                pairs.append((places[0], same_places[0]))
+            elif same_places:
                 repeated[0].update(places)
-                repeated[1].update(others)
+                repeated[1].update(same_places)
         paired_first = {place for place, _ in pairs}
         paired_other = {place for _, place in pairs}
         left_first = [place for place in left_first if place not in paired_first]
@@ -381,8 +381,8 @@ def _holders(
         for long_place in sorted(_candidates(question, long) & open_places):
             # Spaces keep words whole.
             text = f" {long.items[long_place].question} "
-            before, found, after = text.partition(f" {question} ")
-            if found and (before or after):
+            before, match, after = text.partition(f" {question} ")
+            if match and (before or after):
                 yield place, long_place, before.strip(), after.split(" ", 1)[0]
 
 

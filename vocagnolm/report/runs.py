@@ -200,18 +200,18 @@ def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | No
         for directory in (path / EVALUATION_FOLDER, path):
             if evaluation is None and holds_evaluation(directory):
                 evaluation = directory
-        others = [folder for folder in _OTHER_FOLDERS if holds_evaluation(path / folder)]
-        if not (run or evaluation or others) and find_foreign(path):
+        other_folders = [folder for folder in _OTHER_FOLDERS if holds_evaluation(path / folder)]
+        if not (run or evaluation or other_folders) and find_foreign(path):
             evaluation = path
         if run or evaluation:
             entries.append((name, path, run, evaluation))
-        elif not others:
+        elif not other_folders:
             raise ValueError(
                 f"{path}: has no {RUN_FILE} of a run, no {RESULTS_FILE} of an evaluation (also not "
                 f"in {EVALUATION_FOLDER}/), and no items of lm-eval or lighteval: "
                 f"{_advice(path)}"
             )
-        for folder in others:
+        for folder in other_folders:
             label = folder.replace(EVALUATION_FOLDER, name)
             entries.append((label, path / folder, None, path / folder))
     names = [entry[0] for entry in entries]

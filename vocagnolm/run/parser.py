@@ -152,13 +152,13 @@ def _check(argv: Sequence[str]) -> tuple[str | None, list[str], list[Any]]:
         raise SystemExit(0)
     config = quick_parser.parse_known_args(argv)[0].config
     recipe = str(find_file("--config", config)) if config else None
-    given = recipe_options(recipe) if recipe else {}
-    for name, value in given.items():
+    from_recipe = recipe_options(recipe) if recipe else {}
+    for name, value in from_recipe.items():
         action = quick_parser._option_string_actions.get(f"--{name}")
         if isinstance(value, list) and action and action.nargs not in ("*", "+"):
             raise ValueError(f"--config {recipe}: --{name} takes one value, got {value}")
     # The recipe becomes flags before the user's, because argparse takes the last one.
-    flags = as_flags(given)
+    flags = as_flags(from_recipe)
     try:
         # Check the recipe by itself, so that the message names its file.
         _check_names(quick_parser, flags)

@@ -164,14 +164,14 @@ def begin_store(directory: Path, plan: Mapping[str, object], *, replace: bool = 
 
 
 def finish_store(
-    directory: Path, description: Mapping[str, object], known: Sequence[JsonObject] = ()
+    directory: Path, description: Mapping[str, object], earlier_shards: Sequence[JsonObject] = ()
 ) -> None:
     """Write the manifest of a finished store, after all of its shards.
 
     The description names teacher, tokenizer, segmentation and versions. Shards of an earlier
-    manifest, whose entries are `known`, keep their checksums.
+    manifest, whose entries are `earlier_shards`, keep their checksums.
     """
-    entries = {entry["file"]: entry for entry in known}
+    entries = {entry["file"]: entry for entry in earlier_shards}
     paths = shard_paths(directory)
     with ThreadPoolExecutor(_THREADS) as pool:
         # A shard that was damaged since then must not get a new checksum.

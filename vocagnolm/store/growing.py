@@ -45,14 +45,14 @@ def open_for_growth(directory: Path, description: Mapping[str, object]) -> None:
 
     One process calls this, before the others open the store and after they have closed it.
     """
-    known = read_manifest(directory).get(SHARDS, ())
+    earlier_shards = read_manifest(directory).get(SHARDS, ())
     begin_store(directory, description)
     for path in directory.glob(_LEFT):
         table = _read_left(path)
         if len(table):
             write_table(directory, _next_number(directory), table)
         path.unlink()
-    finish_store(directory, description, known)
+    finish_store(directory, description, earlier_shards)
 
 
 def _read_left(path: Path) -> pa.Table:

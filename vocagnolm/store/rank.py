@@ -93,8 +93,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from vocagnolm.texts import is_conversations
 
     ((name, options),) = corpora_of(arguments)
-    for made in (RANKS, KEPT):
-        if Path(name).resolve() == (out / made).resolve():
+    for file in (RANKS, KEPT):
+        if Path(name).resolve() == (out / file).resolve():
             raise ValueError(f"--output_dir {out}: --dataset {name} would be replaced")
     corpus = load_corpus(name, **options)
     if is_conversations(corpus):

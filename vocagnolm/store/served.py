@@ -104,8 +104,7 @@ class ServedScorer:
 
         Raises:
             ValueError: no API gives the losses of a prompt, or the same prompt gets other losses
-        when
-                it is sent again.
+                when it is sent again.
         """
         ids = encode(self._reader.tokenizer, PROBE).ids.tolist()[: self._reader.text_limit]
         # Every token of the probe is scored, so the answer is checked from the first one on.
@@ -126,9 +125,9 @@ class ServedScorer:
             "host whose completions accept ids, echo and logprobs"
         )
 
-    def adopt(self, found: tuple[str, dict[str, float]]) -> None:
+    def adopt(self, api_and_losses: tuple[str, dict[str, float]]) -> None:
         """Take over the result of `find_api` in another process."""
-        name, self._first = found
+        name, self._first = api_and_losses
         (self.api,) = [api for api in APIS if api.name == name]
 
     def _check_repeated(self, losses: LossArray, again: LossArray | str) -> None:

@@ -286,10 +286,10 @@ def _check_schedule(args: VocAgnoConfig) -> None:
     )
     rates: list[float] = []
     try:
-        made: Any = get_scheduler(schedule, optimizer, 0, steps, settings)
+        scheduler: Any = get_scheduler(schedule, optimizer, 0, steps, settings)
         # Some settings are used only in later steps. Schedules that follow a metric have no
         # function of the step.
-        for rate_at in getattr(made, "lr_lambdas", ()):
+        for rate_at in getattr(scheduler, "lr_lambdas", ()):
             rates += [rate_at(step) for step in range(steps + 1)]
     # The schedules do not check their settings, and raise whatever these cause.
     except Exception as error:
