@@ -85,6 +85,38 @@ def test_arguments_say_their_precision_and_why(
 
 
 @pytest.mark.parametrize(
+    ("launched", "options", "began", "expected"),
+    [
+        ("no", {}, {}, "bf16"),
+        ("bf16", {"bf16": False}, {}, "no"),
+        ("bf16", {}, {"bf16": False, "fp16": False}, "no"),
+        ("bf16", {}, {}, "bf16"),
+        ("fp16", {}, {}, "fp16"),
+        ("fp16", {"bf16": True}, {}, "bf16"),
+        ("no", {}, {"bf16": False, "fp16": True}, "fp16"),
+    ],
+)
+def test_options_come_before_the_run_and_the_run_before_the_launcher(
+    launched: str,
+    options: dict[str, Any],
+    began: dict[str, Any],
+    expected: str,
+    door: Callable[..., VocAgnoConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend(monkeypatch, "AMX")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
+    if began:
+        (tmp_path / "run.json").write_text(json.dumps(began))
+    config = door(tmp_path, **options)
+    # Accelerate computes in what Trainer passes on, and the run's directory keeps the others.
+    assert config.mixed_precision == expected
+    assert config.is_mixed is (expected != "no")
+    assert (config.bf16, config.fp16) == (expected == "bf16", expected == "fp16")
+
+
+@pytest.mark.parametrize(
     ("options", "expected"),
     [
         ("", "bfloat16"),

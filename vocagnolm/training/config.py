@@ -34,6 +34,8 @@ from vocagnolm.training.options import (
 
 logger = logging.getLogger(__name__)
 
+# What `accelerate launch --mixed_precision` asks for, by its value in the environment.
+_LAUNCHED = {"bf16": "bfloat16", "fp16": "float16"}
 # A derived batch has at most this many sequences per device. With a 7B teacher in bf16, they fit
 # into 80 GB.
 _MAX_DERIVED_BATCH = 8
@@ -131,6 +133,9 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
             timeout = timedelta(seconds=self.ddp_timeout)
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
         TrainingArguments.__post_init__(self)  # type: ignore[no-untyped-call]
+        # The parent class lets the launcher override a request for float32.
+        if not self.is_mixed:
+            self.mixed_precision = "no"
         _check_schedule(self)
         if self.use_liger_kernel:
             # The user's values win, so that `check_arguments` can reject a loss that was turned on.
@@ -147,7 +152,8 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
     def _set_precision(self) -> None:
         """Compute in bfloat16 if the device multiplies in it, unless something else was requested.
 
-        A run continues in the precision in which it began, on whatever machine it resumes.
+        Options come first, then the precision in which the run began, on whatever machine it
+        resumes, and then the launcher.
         """
         choice = "auto"
         if self.fp16:
@@ -159,13 +165,17 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         # On other kinds of GPU, Trainer may reject bfloat16, so it must be requested.
         has_products = on_cpu or (has_cuda and torch.cuda.is_bf16_supported())
         dtype, self.why_precision = "float32", "the GPU has no products in bfloat16"
-        if choice != "auto" or has_products:
+        begun = _begun_in(self.output_dir)
+        launched = _LAUNCHED.get(os.environ.get("ACCELERATE_MIXED_PRECISION", ""))
+        follows_launcher = choice == "auto" and begun is None and launched is not None
+        if follows_launcher:
+            dtype, self.why_precision = str(launched), "as the launcher says"
+        elif choice != "auto" or has_products:
             device = torch.device("cpu" if on_cpu else "cuda")
-            begun = _begun_in(self.output_dir)
             dtype, self.why_precision = choose_dtype(choice, device, begun)
         # A plan for a GPU may be made on a CPU, unless its precision is the CPU's.
-        self.is_precision_of_cpu = on_cpu and choice == "auto"
-        self.bf16 = dtype == "bfloat16"
+        self.is_precision_of_cpu = on_cpu and choice == "auto" and not follows_launcher
+        self.bf16, self.fp16 = dtype == "bfloat16", dtype == "float16"
         if self.bf16 and not torch.accelerator.is_available():
             # Trainer accepts bfloat16 on a CPU only if a CPU is requested.
             self.use_cpu = True
@@ -175,8 +185,7 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         if not self.is_mixed:
             return f"float32 ({self.why_precision})"
         dtype = "float16" if self.fp16 else "bfloat16"
-        why = self.why_precision if self.bf16 or self.fp16 else "as the launcher says"
-        return f"products in {dtype}, weights in float32 ({why})"
+        return f"products in {dtype}, weights in float32 ({self.why_precision})"
 
     @property
     def is_sharded(self) -> bool:
@@ -185,9 +194,8 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
 
     @property
     def is_mixed(self) -> bool:
-        """True if the student computes in 16 bits, according to options or `accelerate launch`."""
-        launched = os.environ.get("ACCELERATE_MIXED_PRECISION") in ("bf16", "fp16")
-        return bool(self.bf16 or self.fp16 or launched)
+        """True if the student computes in 16 bits."""
+        return bool(self.bf16 or self.fp16)
 
     def _set_batch(self) -> None:
         """Derive batch size and accumulation from the global batch, or the other way round."""
