@@ -253,13 +253,28 @@ def test_document_without_losses_ends_the_run_or_is_read_without_a_teacher(
     assert f"no losses for the document that begins {refused[:60]!r}" in complained
     assert "--missing_losses plain; " in complained
     assert complained.count("\n") == 1
-    # The run goes on from where it was, and repeats no request, answered or not.
-    asked = len(server.bodies)
+    # The run goes on from where it was. Now it keeps the refusal, and asks no more.
+    server.bodies.clear()
     place.train(run, **options, missing_losses="plain")
     ids = encode(server.tokenizer, refused).ids.tolist()
-    assert ids in [body["prompt"][1:] for body in server.bodies[:asked]]
-    assert ids not in [body["prompt"][1:] for body in server.bodies[asked:]]
+    assert ids in [body["prompt"][1:] for body in server.bodies]
+    server.bodies.clear()
+    again = place.argv(tmp_path / "again", **options, missing_losses="plain")
+    assert main.main([*again, f"--served_losses={run / 'served_losses'}"]) == 0
+    assert ids not in [body["prompt"][1:] for body in server.bodies]
     assert Store(run / "served_losses").manifest["unscored"] == 1
+
+
+def test_same_command_goes_on_after_the_server_was_mended(
+    place: Place, training_texts: list[str], server: ServedTeacher, tmp_path: Path
+) -> None:
+    server.lies_about = training_texts[30][100:120]
+    options = {"max_steps": "-1", "global_batch_tokens": "256", **asked_of(place, server)}
+    run = tmp_path / "run"
+    assert main.main(place.argv(run, **options)) == Exit.WRONG
+    server.lies_about = None
+    place.train(run, **options)
+    assert Store(run / "served_losses").manifest["unscored"] == 0
 
 
 WRONG = {

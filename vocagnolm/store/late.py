@@ -332,7 +332,11 @@ class Late(LateLosses):
     def _keeper(
         self, key: bytes, length: int, encoding: Encoding
     ) -> Callable[[LossArray | str], StoredDocument]:
-        """Return a function that makes a document from the losses of its windows and stores it."""
+        """Return a function that makes a document from the losses of its windows and stores it.
+
+        Without --missing_losses plain, a document without losses ends the run. It is not stored, so
+        that the same command asks again, perhaps after the server was given a longer context.
+        """
         store = self._store
         assert store is not None
 
@@ -344,7 +348,8 @@ class Late(LateLosses):
                 unpredicted = np.zeros(len(encoding.ids) - len(losses), np.float32)
                 losses = np.concatenate([unpredicted, losses])
                 document = StoredDocument(length, encoding.spans, losses)
-            store.add(key, document)
+            if len(document.losses) or self._is_plain:
+                store.add(key, document)
             return document
 
         return keep
