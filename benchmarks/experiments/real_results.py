@@ -27,8 +27,8 @@ from vocagnolm.report.statistics import RESAMPLES, percentile_interval, resample
 
 # The answers of some models that runs on a CPU kept.
 ANSWERS = RESULTS.with_name("real_answers.json")
-# Of these, 100 items or fewer were answered, so that their intervals are too wide for the figure.
-SMALL = {"math", "mathqa", "mmlu_stem", "sat"}
+# Of these, 100 items or fewer were answered, with one seed. The page names them in a sentence.
+SMALL = ("math", "mathqa", "mmlu_stem", "sat")
 # The world, rule and seed of the run that picks the learning rate.
 TUNED = ("noisy", "const", 0)
 
@@ -257,11 +257,11 @@ def read_answers() -> dict[int, dict[str, Answers]]:
 
 
 def judged_benchmarks(answers: dict[int, dict[str, Answers]]) -> list[str]:
-    """Return the benchmarks that a run with equal weights was judged by."""
+    """Return the benchmarks that a run with equal weights was judged by, without small ones."""
     names: dict[str, None] = {}
     for by_rule in answers.values():
         names |= dict.fromkeys(by_rule["const"])
-    return list(names)
+    return [name for name in names if name not in SMALL]
 
 
 def answers_cell(by_rule: dict[str, Answers], rule: str, name: str) -> str:
@@ -368,7 +368,7 @@ def draw_answers() -> Any:
             if rule in LABELS:
                 label = f"{LABELS[rule]}, {tokens // 1000}k"
                 rows.append((label, rule, by_benchmark, by_rule["const"]))
-    names = [name for name in judged_benchmarks(answers) if name not in SMALL]
+    names = judged_benchmarks(answers)
     figure, panels = new_plot(7, 0.3 * len(rows) + 1, columns=len(names), sharex=True, sharey=True)
     for axes, name in zip(panels, names, strict=True):
         axes.axvline(0, color=axes.spines["left"].get_edgecolor(), linewidth=0.8)

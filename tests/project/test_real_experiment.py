@@ -105,6 +105,16 @@ def test_pages_show_the_results_as_they_are() -> None:
     assert real_results.guidance_table() in results
     assert real_results.rates_table() in results
     assert real_results.answers_table() in results
+    answers = real_results.read_answers()[262144]
+    right = {}
+    for rule in ("const", "accept"):
+        right[rule] = [answers[rule][name]["0"].count("1") for name in real_results.SMALL]
+    prose = " ".join(results.split())
+    sentence = (
+        "solve {} of 100 MATH items, {} of 100 in MQA, {} of 100 in MMLU-STEM and {} of 32 in SAT"
+    )
+    assert sentence.format(*right["const"]) in prose
+    assert "acceptance solves {}, {}, {} and {}.".format(*right["accept"]) in prose
 
 
 def test_answers_are_compared_by_item_and_seed() -> None:
