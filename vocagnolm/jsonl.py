@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import lzma
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -26,6 +27,10 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _BZIP2_MAGIC = b"BZh"
 _XZ_MAGIC = b"\xfd7zXZ\x00"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+# Zstandard's parallel tools begin a file with a frame of their own, which readers skip.
+_ZSTD_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
+# Files of `zstd --long=31` refer back to up to this many bytes.
+_ZSTD_WINDOW_BYTES = 1 << 31
 # The message of Python's own readers of compressed files.
 _CUT_OFF = "Compressed file ended before the end-of-stream marker was reached"
 # A file whose first line is not JSON may be one object over several lines. It is read as a whole up
@@ -170,7 +175,7 @@ def open_file(path: Path) -> BinaryIO:
         return _buffered(bz2.BZ2File(file))
     if magic.startswith(_XZ_MAGIC):
         return _buffered(lzma.LZMAFile(file))
-    if magic.startswith(_ZSTD_MAGIC):
+    if magic.startswith(_ZSTD_MAGIC) or _ZSTD_SKIPPABLE.match(magic):
         return _buffered(_ZstdFile(file), buffer_size=1 << 20)
     return file
 
@@ -210,7 +215,8 @@ class _ZstdFile(io.RawIOBase):
                     raise EOFError(_CUT_OFF)
                 return 0
             if self._frame is None:
-                self._frame = zstandard.ZstdDecompressor().decompressobj()
+                decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
+                self._frame = decompressor.decompressobj()
             self._content = self._frame.decompress(compressed)
             if self._frame.eof:
                 self._unread = self._frame.unused_data

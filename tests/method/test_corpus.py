@@ -7,6 +7,7 @@ import gzip
 import json
 import lzma
 import re
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from vocagnolm.corpus import files_of, load_corpus, load_sample
 from vocagnolm.texts import is_conversations, only_text
@@ -25,7 +27,15 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
     ".xz": lzma.compress,
+    ".zst": lambda data: in_zstandard(data),
 }
+
+
+def in_zstandard(data: bytes) -> bytes:
+    """Compress like `zstd --long=28`; dumps of the web use up to 31."""
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=28, enable_ldm=True)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    return compressor.compress(data) + compressor.flush()
 
 
 def lines_of(*rows: dict[str, Any]) -> bytes:
@@ -75,6 +85,15 @@ def test_load_corpus_gives_texts_unchanged(tmp_path: Path, kind: str, suffix: st
     content = lines_of(*rows) if kind == "lines" else json.dumps(rows, indent=1).encode()
     name = ("pages.jsonl" if kind == "lines" else "pages.json") + suffix
     assert texts_of(write(tmp_path / name, COMPRESS[suffix](content))) == TEXTS
+
+
+def test_load_corpus_reads_zstandard_of_parallel_tools(tmp_path: Path) -> None:
+    """They write a skippable frame with the size of the frame behind it before each frame."""
+    content = b""
+    for text in TEXTS:
+        frame = zstandard.compress(lines_of({"text": text}))
+        content += b"\x50\x2a\x4d\x18" + struct.pack("<II", 4, len(frame)) + frame
+    assert texts_of(write(tmp_path / "pages.jsonl.zst", content)) == TEXTS
 
 
 def test_load_corpus_gives_texts_unchanged_when_parquet(tmp_path: Path) -> None:
