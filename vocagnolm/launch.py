@@ -59,12 +59,16 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     options = vars(launch_options)
     path = find_file("--accelerate_config", options.pop("accelerate_config"), CONFIGS)
     content = read_mapping("--accelerate_config", path)
-    starts_one = content.get("distributed_type") in ("NO", False)
+    distributed_type = content.get("distributed_type")
+    # On CPUs, Accelerate starts several processes only by MPI.
+    lacks_mpi = distributed_type == "MULTI_CPU" and not content.get("mpirun_config")
+    starts_one = lacks_mpi or distributed_type in ("NO", False)
     processes = launch_options.num_processes or content.get("num_processes", 1)
     # Accelerate would start one process, although several are requested.
     if starts_one and processes > 1:
         raise ValueError(
-            f"--num_processes: {path} has distributed_type NO, which starts one: use ddp or fsdp2"
+            f"--num_processes: {path} has distributed_type {distributed_type or 'NO'}, which "
+            "starts one: use ddp or fsdp2"
         )
     return as_flags({"config_file": path} | options), command_argv
 

@@ -13,7 +13,7 @@ import pytest
 
 from vocagnolm import dist as processes
 from vocagnolm.report.paper import REPORTED_FILE
-from vocagnolm.run.parser import parse
+from vocagnolm.run.parser import check, parse
 from vocagnolm.run.recipe import RECIPES, find_file, recipe_options
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions, RunOptions
@@ -228,3 +228,20 @@ def test_name_that_comes_twice_or_is_none_is_refused(
     path.write_text(text)
     with pytest.raises(ValueError, match=f"{path}.*{reason}"):
         recipe_options(path)
+
+
+def test_option_replaces_those_of_a_recipe_that_exclude_it(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("teacher: T\nteacher_dtype: float32\ntop_k: 0.7\neval_fraction: 0.1\n")
+    argv = [f"--config={recipe}", "--teacher-losses", "stores/t", "--eval_dataset=held_out.jsonl"]
+    model, data, method, *_ = check(argv)[2]
+    assert (model.teacher, model.teacher_losses, method.top_k) == (None, ["stores/t"], 0.7)
+    assert (data.eval_fraction, data.eval_dataset) == (0.0, "held_out.jsonl")
+    # So does a recipe that builds on another one.
+    built = tmp_path / "built.yaml"
+    built.write_text("base: recipe.yaml\nteacher_losses: [stores/t]\n")
+    model = check([f"--config={built}"])[2][0]
+    assert (model.teacher, model.teacher_losses) == (None, ["stores/t"])
+    # Two in one place are still a mistake.
+    with pytest.raises(ValueError, match="cannot be combined"):
+        check([*argv, "--teacher=T"])

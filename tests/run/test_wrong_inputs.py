@@ -15,7 +15,7 @@ import pytest
 from adapter_world import World
 
 from vocagnolm import __main__, cli
-from vocagnolm.launch import launch
+from vocagnolm.launch import launch, split
 from vocagnolm.run.parser import parse
 from vocagnolm.training.settings import options_without_effect
 
@@ -133,6 +133,15 @@ def test_wrong_launch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ValueError, match="FSDP1 is not supported"):
         parse([*T, "--use_cpu"])
+
+
+def test_config_that_starts_one_process_on_a_cpu_is_named(tmp_path: Path) -> None:
+    config = tmp_path / "cpus.yaml"
+    config.write_text("distributed_type: MULTI_CPU\nnum_processes: 2\n")
+    with pytest.raises(ValueError, match="distributed_type MULTI_CPU, which starts one: use ddp"):
+        split([f"--accelerate_config={config}"])
+    config.write_text("distributed_type: MULTI_CPU\nnum_processes: 2\nmpirun_config: {a: b}\n")
+    assert split([f"--accelerate_config={config}"])[1] == []
 
 
 @pytest.mark.parametrize(

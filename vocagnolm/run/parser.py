@@ -17,7 +17,7 @@ from vocagnolm.fields import FirstHelp
 from vocagnolm.io import check_outside
 from vocagnolm.method import Method
 from vocagnolm.printing import log_main
-from vocagnolm.run.recipe import as_flags, find_file, recipe_options
+from vocagnolm.run.recipe import as_flags, find_file, recipe_options, without_replaced
 from vocagnolm.training.options import (
     PAPER_TOKENS,
     DataOptions,
@@ -100,6 +100,11 @@ class Parser(OneLineErrors, HfArgumentParser):
             if f"--{name}" not in self._option_string_actions:
                 self.add_argument(f"--{name}", nargs="?", const=True, help=argparse.SUPPRESS)
 
+    def names_in(self, words: Sequence[str]) -> set[str]:
+        """Return the options in a command line under their own names, whatever their spelling."""
+        actions = [self._option_string_actions.get(word.partition("=")[0]) for word in words]
+        return {action.dest for action in actions if action}
+
     def _parse_dataclass_field(self, parser: Any, field: Any) -> None:  # type: ignore[override]
         is_first = isinstance(field.metadata.get("help"), FirstHelp)
         group: Any = self._first if is_first else self._groups.get(field.name, parser)
@@ -157,6 +162,7 @@ def _check(argv: Sequence[str]) -> tuple[str | None, list[str], list[Any]]:
         action = quick_parser._option_string_actions.get(f"--{name}")
         if isinstance(value, list) and action and action.nargs not in ("*", "+"):
             raise ValueError(f"--config {recipe}: --{name} takes one value, got {value}")
+    from_recipe = without_replaced(from_recipe, quick_parser.names_in(argv))
     # The recipe becomes flags before the user's, because argparse takes the last one.
     flags = as_flags(from_recipe)
     try:

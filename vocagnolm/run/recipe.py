@@ -1,7 +1,7 @@
 """Recipes: YAML files of options, the package's own by name, and the command that lists them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,23 @@ from vocagnolm.printing import print_main
 from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions, RunOptions
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+# Options that exclude others. Whoever gives one over a recipe replaces the recipe's others.
+_REPLACED = {
+    "teacher": ("teacher_losses", "missing_losses"),
+    "teacher_losses": (
+        "teacher",
+        "teacher_revision",
+        "teacher_tokenizer",
+        "teacher_chat_template",
+        "teacher_dtype",
+        "teacher_quantization",
+        "teacher_sharding",
+        "teacher_server",
+        "served_model",
+    ),
+    "eval_dataset": ("eval_fraction",),
+    "eval_fraction": ("eval_dataset",),
+}
 
 
 def names_in(directory: Path) -> list[str]:
@@ -75,9 +92,22 @@ def recipe_options(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"--config {path}: base must be the name of one file, got {base}")
     try:
         # The base may have its own base. On the right side of |, its values would win.
-        return recipe_options(Path(path).parent / base) | options
+        return without_replaced(recipe_options(Path(path).parent / base), options) | options
     except RecursionError:
         raise ValueError(f"--config {path} is its own base") from None
+
+
+def without_replaced(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Leave out the options of a recipe that options with these names replace.
+
+    >>> without_replaced({"teacher": "T", "top_k": 0.4}, ["teacher_losses"])
+    {'top_k': 0.4}
+    """
+    left = dict(options)
+    for name in names:
+        for replaced in _REPLACED.get(name, ()):
+            left.pop(replaced, None)
+    return left
 
 
 def as_flags(options: Mapping[str, Any]) -> list[str]:
