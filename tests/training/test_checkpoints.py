@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 from vocagnolm.io import MANIFEST_FILE, RUN_FILE, write_json
 from vocagnolm.training import checkpoints, run_directory
 from vocagnolm.training.checkpoints import (
+    changed_settings,
     checkpoint_fault,
     finish_checkpoint,
     newest_checkpoint,
@@ -171,6 +172,42 @@ def test_changes_of_no_option_are_told_in_words(tmp_path: Path) -> None:
     settings = {"corpus_digest": "b", "blocks": 2, "teacher_weights_sha256": ["b"]}
     fault = "the documents have changed; the weights of --teacher have changed"
     assert checkpoint_fault(checkpoint, settings) == f"it is of a run with other settings ({fault})"
+
+
+@pytest.mark.parametrize(
+    ("now", "change"),
+    [
+        ({"dataset": ["/b/pages.jsonl"], "corpus_digest": ["a"]}, []),
+        ({"dataset": ["/b/pages.jsonl"], "corpus_digest": ["b"]}, ["the documents have changed"]),
+        # The digest is not known before the corpus is read.
+        ({"dataset": ["/b/pages.jsonl"]}, []),
+        (
+            {"dataset": ["/a/other.jsonl"]},
+            ["--dataset was ['/a/pages.jsonl'], now ['/a/other.jsonl']"],
+        ),
+        (
+            {"teacher": ["/b/teacher"], "teacher_weights_sha256": ["b"]},
+            ["the weights of --teacher have changed"],
+        ),
+        ({"teacher": ["hub/teacher"]}, ["--teacher was ['/a/teacher'], now ['hub/teacher']"]),
+        # Nothing tells one checkpoint-500 from another.
+        (
+            {"student": "/b/checkpoint-500"},
+            ["--student was /a/checkpoint-500, now /b/checkpoint-500"],
+        ),
+    ],
+)
+def test_files_may_move_if_their_content_is_known(
+    now: dict[str, object], change: list[str]
+) -> None:
+    before = {
+        "dataset": ["/a/pages.jsonl"],
+        "corpus_digest": ["a"],
+        "teacher": ["/a/teacher"],
+        "teacher_weights_sha256": ["a"],
+        "student": "/a/checkpoint-500",
+    }
+    assert changed_settings(before, now) == change
 
 
 # Writing

@@ -312,8 +312,11 @@ class Store:
         self._table: pa.Table = None
 
     def fingerprint(self) -> str:
-        """Return an identifier of the content."""
-        return hashlib.sha256(json.dumps(self.manifest, sort_keys=True).encode()).hexdigest()
+        """Return an identifier of the content. Where its corpus and its server were is ignored."""
+        content = self.manifest.copy()
+        for name in ("dataset", "server"):
+            content.pop(name, None)
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def document(self, text: str) -> StoredDocument | None:
         """Return the tokens and losses of a document, or None if the store lacks it.

@@ -35,6 +35,15 @@ _CHANGES = {
 }
 
 
+# These digests identify the content of files that options name. A student has none, so that another
+# one with the name checkpoint-500 is refused.
+_DIGESTS = {
+    "dataset": "corpus_digest",
+    "teacher": "teacher_weights_sha256",
+    "teacher_losses": "teacher_losses_sha256",
+}
+
+
 def checkpoints(directory: Path) -> list[Path]:
     """List the checkpoints of a run, newest first, complete or not."""
     pattern = rf"{PREFIX_CHECKPOINT_DIR}-(\d+)({_REPLACED})?"
@@ -85,7 +94,10 @@ def checkpoint_fault(checkpoint: str | Path, settings: Settings | None = None) -
 
 def changed_settings(before: Settings, settings: Settings) -> list[str]:
     """List what differs between an earlier run and a run with these settings."""
-    options = {name: value for name, value in settings.items() if name not in _CHANGES}
+    options = {}
+    for name, value in settings.items():
+        if name not in _CHANGES and not _is_moved(name, before, settings):
+            options[name] = value
     changes = differences(before, options, prefix="--")
     for name, change in _CHANGES.items():
         # Only a run that has them, too, can be compared.
@@ -95,6 +107,28 @@ def changed_settings(before: Settings, settings: Settings) -> list[str]:
         if differences(before, {name: settings[name]}) and change not in changes:
             changes.append(change)
     return changes
+
+
+def _is_moved(name: str, before: Settings, settings: Settings) -> bool:
+    """Test whether an option names files of the same names in another directory.
+
+    A scheduler may give each start of a job its own scratch directory. The content is compared by
+    its digest, as soon as that is known.
+    """
+    if not before.get(_DIGESTS.get(name, "")):
+        return False
+    return _without_folders(before.get(name)) == _without_folders(settings[name])
+
+
+def _without_folders(value: object) -> object:
+    """Cut absolute paths to their last parts, also within lists and dictionaries."""
+    if isinstance(value, str):
+        return Path(value).name if Path(value).is_absolute() else value
+    if isinstance(value, list | tuple):
+        return [_without_folders(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _without_folders(item) for name, item in value.items()}
+    return value
 
 
 def newest_checkpoint(directory: Path, settings: Settings | None = None) -> str | None:
