@@ -155,6 +155,27 @@ def test_server_whose_answers_differ_is_refused(
     assert "gives the same prompt different losses when it is asked again: token " in complained
 
 
+def test_store_is_not_continued_by_another_model_of_the_same_name(
+    server: ServedTeacher,
+    rejected: Callable[..., str],
+    few: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server.plan = lambda number: "kill" if number > 5 else None
+    rejected(texts=few)
+    server.plan = lambda number: None
+    logprobs = server.logprobs
+    halved = lambda ids: [value and 0.5 * value for value in logprobs(ids)]  # noqa: E731
+    monkeypatch.setattr(server, "logprobs", halved)
+    complained = rejected(texts=few)
+    told = re.search(
+        r"of a test prompt had (\d+\.\d+) nats, and \S+ gives (\d+\.\d+): ", complained
+    )
+    assert told
+    assert float(told[2]) == pytest.approx(0.5 * float(told[1]), abs=2e-3)
+    assert "S holds another model's losses: token " in complained
+
+
 def test_losses_of_the_next_tokens_are_an_error(
     server: ServedTeacher, rejected: Callable[..., str]
 ) -> None:

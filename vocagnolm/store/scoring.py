@@ -183,8 +183,11 @@ def score(options: Namespace) -> None:
     # Check the directory before the weights are loaded, which takes the longest.
     if rank0(lambda: _is_finished(job, plan)):
         return
-    scorer: Scorer | None = served
-    if not scorer:
+    scorer: Scorer
+    if served:
+        rank0(lambda: served.check_model(job.directory))
+        scorer = served
+    else:
         if state.is_main_process:
             logger.info("%s computes in %s (%s)", options.teacher, dtype, why)
         model = source.load(getattr(torch, dtype), options.quantization, state.device)

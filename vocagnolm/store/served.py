@@ -25,7 +25,8 @@ from vocagnolm.io import JsonObject
 from vocagnolm.readers import Reader
 from vocagnolm.spans import encode
 from vocagnolm.store.apis import APIS, Prompt, completion
-from vocagnolm.store.format import LossArray
+from vocagnolm.store.format import LossArray, read_manifest
+from vocagnolm.store.plan import PROBE_LOSSES
 from vocagnolm.store.windows import Report, Window
 from vocagnolm.tokenizer import PROBE
 
@@ -84,6 +85,8 @@ class ServedScorer:
         self._start = str(reader.tokenizer.decode([reader.start]))
         # Losses of first tokens by their texts, for a server that hides them.
         self._first: dict[str, float] = {}
+        # Losses of the test prompt, by which another model under the same name is recognized.
+        self._probe_losses: list[float] = []
 
     @property
     def about(self) -> dict[str, object]:
@@ -95,6 +98,7 @@ class ServedScorer:
             "api": self.api.name,
             "dtype": None,
             "teacher_revision": None,
+            PROBE_LOSSES: self._probe_losses,
         }
 
     def find_api(self, name: str | None = None) -> tuple[str, dict[str, float]]:
@@ -117,6 +121,7 @@ class ServedScorer:
             if not isinstance(losses, str):
                 self._check_repeated(losses, asyncio.run(self._probe(window)))
                 self._retries = len(WAITS_S)
+                self._probe_losses = [round(float(loss), 4) for loss in losses]
                 return self.api.name, self._first
             reasons.append(f"{self.api.name}: {losses}")
         raise ValueError(
@@ -129,6 +134,20 @@ class ServedScorer:
         """Take over the result of `find_api` in another process."""
         name, self._first = api_and_losses
         (self.api,) = [api for api in APIS if api.name == name]
+
+    def check_model(self, directory: Path, option: str = "--output_dir") -> None:
+        """Raise a ValueError if a store has losses of another model that had the same name."""
+        losses = read_manifest(directory).get(PROBE_LOSSES)
+        if not losses or len(losses) != len(self._probe_losses):
+            return
+        differences = np.abs(np.subtract(losses, self._probe_losses))
+        at = int(differences.argmax())
+        if differences[at] > _MAX_DIFFERENCE_NATS:
+            raise ValueError(
+                f"{option} {directory} holds another model's losses: token {at + 1} of a test "
+                f"prompt had {losses[at]:.3f} nats, and {self._url} gives "
+                f"{self._probe_losses[at]:.3f}: serve the same model, or give another directory"
+            )
 
     def _check_repeated(self, losses: LossArray, again: LossArray | str) -> None:
         """Raise a ValueError if a prompt gets other losses than a moment ago."""

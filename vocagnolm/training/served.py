@@ -98,6 +98,7 @@ class Server:
             check_writable(directory, "--served_losses")
             # Whether the corpus has conversations is known when it is read.
             check_plan(directory, self.plan(None), "--served_losses")
+            self.scorer.check_model(directory, "--served_losses")
 
         rank0(look)
 
