@@ -22,7 +22,7 @@ from vocagnolm.conventions import TEXT
 FAULT = "fault"
 # The version of the cache's content. Raise it when files are read differently, so that older caches
 # are not used.
-FORMAT = 4
+FORMAT = 5
 # Documents are read from a corpus this many rows at a time, so that few are in memory.
 _BATCH_ROWS = 1000
 STRING = datasets.Value("string")

@@ -199,6 +199,8 @@ def test_tools_and_options_are_for_the_template(
         return
     one = Conversation(found["text"], found["roles"], found["ends"], extras=found["extras"])
     assert (one.messages, one.options) == ([speaker, SAY], options)
+    # Templates write tools with their keys in the order in which they are.
+    assert json.dumps(one.options) == json.dumps(options)
     bare = conversation([ASK, SAY], options)
     assert isinstance(bare, Conversation)
     assert bare.options == options

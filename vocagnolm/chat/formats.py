@@ -141,10 +141,10 @@ def conversation(
         length += len(_SEPARATOR)
     extras = ""
     if any(other_fields) or options:
-        # Equal fields must give equal texts, which are the keys of the cache of rendered pieces.
-        # Values that JSON does not know, such as dates, are written as text.
+        # The order of keys stays, because templates write tools as they are. Values that JSON does
+        # not know, such as dates, are written as text.
         fields = {"messages": other_fields, "options": options}
-        extras = json.dumps(fields, sort_keys=True, default=str, ensure_ascii=False)
+        extras = json.dumps(fields, default=str, ensure_ascii=False)
     if _SURROGATE.search(extras):
         return "has a lone surrogate outside its contents, which is not valid Unicode"
     text = _SEPARATOR.join(contents)
