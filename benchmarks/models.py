@@ -153,7 +153,7 @@ def prepare(trainer: VocAgnoTrainer) -> VocAgnoTrainer:
 
 def backward(trainer: VocAgnoTrainer, batches: Sequence[Any]) -> Any:
     """Run the forward and backward passes of a step's micro-batches, and return the loss."""
-    tokens = sum(map(trainer.objective.divisor_tokens, batches))
+    tokens = sum(map(trainer.token_objective.divisor_tokens, batches))
     count = torch.full((), tokens, device=trainer.args.device)  # a copy would synchronize
     return sum(trainer.training_step(trainer.model_wrapped, batch, count) for batch in batches)
 

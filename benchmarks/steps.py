@@ -139,7 +139,7 @@ class Steps:
             for is_stored in (False, True)
         )
         self.first = self.batches[0]
-        self.guided: Objective = self.trainer.objective
+        self.guided: Objective = self.trainer.token_objective
         self.cpt = Objective(Method("cpt"))
         assert isinstance(self.guided.teacher, OnlineTeacher)
         self.online_teachers: OnlineTeacher = self.guided.teacher
@@ -187,7 +187,7 @@ class Steps:
     def step(self, objective: Objective, batches: Sequence[Any]) -> None:
         """Take one optimizer step of a method, as `Trainer` does."""
         trainer = self.trainer
-        trainer.objective = objective
+        trainer.token_objective = objective
         backward(trainer, batches)
         trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), trainer.args.max_grad_norm)
         assert trainer.optimizer is not None

@@ -96,6 +96,10 @@ def covered_shares(
     student tokens share, such as an emoji in several byte tokens, counts 1 / m for each. The shares
     of a teacher token over all student tokens therefore add up to 1.
 
+    If a teacher splits a character that student tokens share, tokens in between have their mean
+    share. This happens with a Unigram student's lone space mark before a text that does not begin
+    with a space.
+
     >>> student, teacher = np.array([[0, 2], [2, 6]]), np.array([[0, 4], [4, 5], [5, 7]])
     >>> covered_shares(student, teacher, align_spans(student, teacher)).tolist()
     [[0.5, 1.0, 1.0], [0.5, 1.0, 0.5]]

@@ -7,11 +7,11 @@ resuming are in `training.resumable`.
     text -> packed batch (`vocagnolm.packing`) -> losses of both models -> weights -> one update
 """
 
+import copy
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -107,7 +107,7 @@ class VocAgnoTrainer(ResumableTrainer):
         assembled: Assembled | None = None,
         **kwargs: Any,
     ):
-        kwargs = arguments_of_trainer(kwargs)
+        kwargs = arguments_of_trainer(kwargs, peft_config)
         # TRL's trainers call it `teacher_model`.
         teacher = kwargs.pop("teacher_model", teacher)
         args = own_copy(args, peft_config) if assembled is None else own_copy(assembled.job.args)
@@ -152,7 +152,8 @@ class VocAgnoTrainer(ResumableTrainer):
         self._assembled = assembled
         self.settings = with_base(assembled.settings, student)
         self.skipped = assembled.skipped
-        self.objective: Objective = (method.own_objective or Objective)(
+        # Trainer's own `objective` is the metric of a hyperparameter search.
+        self.token_objective: Objective = (method.own_objective or Objective)(
             method, source, self.args.seed
         )
         if method.accepts:
@@ -178,7 +179,7 @@ class VocAgnoTrainer(ResumableTrainer):
 
     def _check_packing(self, blocks: Blocks, crosses: bool) -> None:
         """Reject missing losses, and attention that crosses documents or is too short for one."""
-        check_stored(self.objective.teacher, blocks, self.data_collator)
+        check_stored(self.token_objective.teacher, blocks, self.data_collator)
         models = [self.model, *self.online_teachers]
         check_contexts(models, "train_dataset", blocks)
         evaluated = self.eval_dataset
@@ -200,6 +201,11 @@ class VocAgnoTrainer(ResumableTrainer):
     @python_door
     def train(self, *args: Any, **options: Any) -> Any:
         """Train like `ResumableTrainer.train`. Errors name Python arguments."""
+        if cast(VocAgnoConfig, self.args).as_method() != self._method:
+            raise ValueError(
+                "args: settings of the method were changed after the trainer was made, which has "
+                "no effect: make another trainer"
+            )
         if not self._late:
             return super().train(*args, **options)
         from vocagnolm.training.served import asking
@@ -255,12 +261,22 @@ class VocAgnoTrainer(ResumableTrainer):
     @property
     def online_teachers(self) -> Sequence[PreTrainedModel]:
         """Return the teachers that are models in this process."""
-        teacher = self.objective.teacher
+        teacher = self.token_objective.teacher
         return teacher.models if isinstance(teacher, OnlineTeacher) else []
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """Make a new student that returns token losses, for `model_init`."""
-        return add_token_losses(super().call_model_init(trial), self.args.device)
+        student = super().call_model_init(trial)
+        check_adapted(student)
+        return add_token_losses(student, self.args.device)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, and in the run's own directory its log, which `compare` reads."""
+        super().save_model(output_dir, _internal_call)
+        is_own = output_dir in (None, self.args.output_dir)
+        # Before training, there is no log.
+        if is_own and not _internal_call and self.state.global_step:
+            self.save_state()
 
     def create_accelerator_and_postprocess(self) -> None:
         """On a GPU, copy pinned batches while the device works."""
@@ -278,13 +294,17 @@ class VocAgnoTrainer(ResumableTrainer):
             return [], None
         # With a warm-up of top_k, the share of the tokens changes from step to step.
         method = self._method.at_step(self.state.global_step, self.state.max_steps)
-        self.objective = replace(self.objective, method=method)
+        if method != self.token_objective.method:
+            # An objective of the user's own keeps the attributes that it has set.
+            self.token_objective = copy.copy(self.token_objective)
+            object.__setattr__(self.token_objective, "method", method)
         # The parent class is not called, because it would count and gather labels on the device.
         batches = self._fetch(lambda: list(itertools.islice(epoch_iterator, num_batches)))
         # The collator has counted on the host. `torch.full` fills the tensor on the device: a copy
         # from the host would wait for the last update.
-        tokens = sum(self.objective.divisor_tokens(batch) for batch in batches)
-        process_tokens = torch.full((), tokens, device=device)
+        tokens = sum(self.token_objective.divisor_tokens(batch) for batch in batches)
+        # The processes of an objective of the user's own may count in integers and in floats.
+        process_tokens = torch.full((), float(tokens), device=device)
         all_tokens: Tensor = self.accelerator.reduce(process_tokens, "sum")
         return batches, all_tokens
 
@@ -307,8 +327,9 @@ class VocAgnoTrainer(ResumableTrainer):
         # DDP and FSDP average gradients over processes. Multiplied by their number, the shares add
         # up to the mean over the global batch. Only the student gets a gradient.
         assert isinstance(num_items_in_batch, Tensor)
-        share = self.accelerator.num_processes / num_items_in_batch.clamp(min=1)
-        if self.objective.method.distance:
+        # Without any token, the sum of losses is 0, too.
+        share = self.accelerator.num_processes / (num_items_in_batch + (num_items_in_batch == 0))
+        if self.token_objective.method.distance:
             loss_sum = self._distilled(model, cast(Batch, inputs))
         else:
             loss_sum = self._weighted(model, cast(Batch, inputs))
@@ -319,13 +340,13 @@ class VocAgnoTrainer(ResumableTrainer):
     def _weighted(self, model: nn.Module, inputs: Batch) -> Tensor:
         """Eq. 3: the weighted sum of the losses of a micro-batch."""
         teacher, block_B = None, inputs["block"]
-        if self.objective.method.choice == "guided":
+        if self.token_objective.method.choice == "guided":
             # The teacher runs first, so its activations are freed before the student runs.
             with self.throughput.teacher() if self.online_teachers else nullcontext():
-                teacher = self.objective.teacher_losses(inputs)
+                teacher = self.token_objective.teacher_losses(inputs)
         # Only tokens that may get a weight need gradients from the head.
         used = self._count_tokens(inputs)
-        own_weights = self.objective.own_weights(inputs, teacher)
+        own_weights = self.token_objective.own_weights(inputs, teacher)
         loss_sum: Tensor | None = None
         loss_BS: Tensor
         if own_weights is None:
@@ -334,20 +355,22 @@ class VocAgnoTrainer(ResumableTrainer):
             # One pass of the head computes the losses, the weights and the gradients.
             one_pass = own_weights.losses
             loss_sum, loss_BS = self._student_losses(model, inputs, instead=one_pass)
-        guidance = self.objective.select(loss_BS, inputs, teacher)
-        self.metrics.add_student(loss_BS, guidance.valid_BS, guidance.weight_BS, block_B)
+        guidance = self.token_objective.select(loss_BS.detach(), inputs, teacher)
+        # An objective of the user's own may give weights to tokens without a label.
+        weight_BS = guidance.weight_BS * guidance.valid_BS
+        self.metrics.add_student(loss_BS, guidance.valid_BS, weight_BS, block_B)
         if teacher is not None:
             self.metrics.add_teacher(teacher.loss_BT, teacher.valid_BT, block_B)
             excess_BS = guidance.student_loss_BS - guidance.teacher_loss_BS
             self.metrics.add_excess(excess_BS, guidance.mapped_BS & guidance.valid_BS, block_B)
         if loss_sum is None:
-            loss_sum = (self.objective.weights(guidance) * loss_BS).sum()
+            loss_sum = (self.token_objective.weights(guidance) * loss_BS).sum()
         return loss_sum
 
     def _distilled(self, model: nn.Module, inputs: Batch) -> Tensor:
         """Eq. 5 and 6: the sum of all losses, and of all distances from the teacher."""
         with self.throughput.teacher():
-            pairs = self.objective.pairs(inputs)
+            pairs = self.token_objective.pairs(inputs)
         self._count_tokens(inputs)
         total, loss_BS, distance_R = self._student_losses(model, inputs, instead=pairs.losses)
         valid_BS = inputs["labels"] != IGNORED_LABEL
@@ -357,13 +380,13 @@ class VocAgnoTrainer(ResumableTrainer):
 
     def _count_tokens(self, inputs: Batch) -> int:
         """Count the tokens that models read; return how many student tokens may get a weight."""
-        used = self.objective.weighted_tokens(inputs)
+        used = self.token_objective.weighted_tokens(inputs)
         self.throughput.count(0, inputs["position_ids"], inputs["labels"], used)
         if self.online_teachers:
             # A distance computes its own product with the teacher's head, outside of the forward
             # pass.
-            head_tokens = None if self.objective.method.distance is None else 0
-            for index, rows in enumerate(self.objective.teacher_rows(inputs), start=1):
+            head_tokens = None if self.token_objective.method.distance is None else 0
+            for index, rows in enumerate(self.token_objective.teacher_rows(inputs), start=1):
                 self.throughput.count(index, *rows, head_tokens)
         return used
 
@@ -377,7 +400,7 @@ class VocAgnoTrainer(ResumableTrainer):
             ValueError: the method does not choose tokens by a teacher.
         """
         inputs = cast(Batch, self._prepare_inputs(dict(batch)))
-        teacher = self.objective.teacher_losses(inputs)
+        teacher = self.token_objective.teacher_losses(inputs)
         if teacher is None:
             raise ValueError(
                 f"{self._method.as_typed} does not choose tokens by a teacher's losses"
@@ -387,14 +410,14 @@ class VocAgnoTrainer(ResumableTrainer):
         with self.compute_loss_context_manager():
             loss_BS = self._student_losses(self.model_wrapped, inputs)
         self.model.train(was_training)
-        return self.objective.select(loss_BS, inputs, teacher)
+        return self.token_objective.select(loss_BS, inputs, teacher)
 
     def _prepare_inputs(self, inputs: Any) -> dict[str, Any]:
         """Check that the models have embeddings for a batch's ids, and move it to the device."""
         largest_ids = inputs["largest_ids"]
         _check_vocabulary(self.model, largest_ids[0])
         for index, teacher in enumerate(self.online_teachers, start=1):
-            if self.objective.method.method == "kld":
+            if self.token_objective.method.method == "kld":
                 # The teacher reads what the student reads.
                 _check_vocabulary(teacher, largest_ids[0])
             elif index < len(largest_ids):

@@ -248,7 +248,7 @@ def ours(way: str, pair: Pair) -> tuple[VocAgnoTrainer, list[Any]]:
         train_dataset=turns[0],
     )
     if way == STORED:
-        trainer.objective = Objective(METHODS[STORED], StoredTeacher())
+        trainer.token_objective = Objective(METHODS[STORED], StoredTeacher())
     return trainer, rows
 
 

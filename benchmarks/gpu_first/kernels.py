@@ -84,7 +84,7 @@ def _compare(report: Report, steps: Steps, name: str, ways: Sequence[str], switc
 def _numbers(steps: Steps) -> tuple[torch.Tensor, float, float]:
     """Return the teacher's losses, and the loss and gradient norm of a CPT micro-batch."""
     trainer = steps.trainer
-    trainer.objective = steps.cpt
+    trainer.token_objective = steps.cpt
     batch: Any = trainer._prepare_inputs(steps.first)
     loss = float(backward(trainer, [batch]))
     gradients = [p.grad for p in trainer.model.parameters() if p.grad is not None]

@@ -35,7 +35,7 @@ def counted_and_computed() -> tuple[int, float]:
     computed = 0.0
     for batch in batches:
         tokens, _ = count_tokens([batch])
-        used = trainer.objective.weighted_tokens(batch)
+        used = trainer.token_objective.weighted_tokens(batch)
         computed += student.training_flops(tokens, 0, used)
         # What the formula leaves out on purpose: padding, and logits made again for the gradient.
         computed += 6 * student.body * (batch["labels"].numel() - tokens) + 2 * student.head * used

@@ -74,12 +74,12 @@ def test_distilled_loss_equals_full_logits_pair_by_pair(
     trainer = world.trainer(tmp_path, name)
     batch = batch_of(trainer)
     student = logits_of(trainer.model, batch["input_ids"], batch["position_ids"])
-    (teacher_model,) = trainer.objective.teacher.models
+    (teacher_model,) = trainer.token_objective.teacher.models
     prefix = "" if name.startswith("kld") else "teacher_"
     rows = batch[f"{prefix}input_ids"], batch[f"{prefix}position_ids"]
     with torch.no_grad():
         teacher = logits_of(teacher_model, *rows)
-    method = trainer.objective.method
+    method = trainer.token_objective.method
     weight = method.uld_weight if method.method == "uld" else 1.0
     total, pairs = torch.zeros((), dtype=torch.float64), 0
     for row, t in (batch["labels"] != IGNORED_LABEL).nonzero().tolist():
@@ -110,7 +110,7 @@ def slow_selection(
         for t in range(weights.shape[1]):
             if batch["labels"][row, t] != IGNORED_LABEL and t not in scores[0]:
                 weights[row, t] = 1.0
-        count = math.ceil(round(trainer.objective.method.top_k * len(scores[0]), 9))
+        count = math.ceil(round(trainer.token_objective.method.top_k * len(scores[0]), 9))
         best = [sorted(by, key=lambda t, by=by: (-by[t], t))[:count] for by in scores]
         for t in set.intersection(*map(set, best)):
             weights[row, t] = 1.0
@@ -131,7 +131,7 @@ def test_selected_loss_equals_a_slow_reference(method: str, world: World, tmp_pa
     else:
         weights = slow_selection(trainer, batch, slow_scores(method, trainer, batch, student))
     assert 0 < weights.sum() < (batch["labels"] != IGNORED_LABEL).sum()
-    bound = trainer.objective.weighted_tokens(batch)
+    bound = trainer.token_objective.weighted_tokens(batch)
     assert bound > weights.sum() if "entropy" in method else bound == weights.sum()
     assert_same(trainer, batch, (weights * student).sum())
 
@@ -141,7 +141,9 @@ def slow_scores(
 ) -> list[list[dict[int, Any]]]:
     """By row and token, the excess loss of one or two teachers, and certainty where it counts."""
     at, losses, entropies = 0, [], []
-    for model, width in zip(trainer.objective.teacher.models, batch["teacher_widths"], strict=True):
+    for model, width in zip(
+        trainer.token_objective.teacher.models, batch["teacher_widths"], strict=True
+    ):
         own = [
             batch[f"teacher_{key}"][:, at : at + width]
             for key in ("input_ids", "position_ids", "labels")
@@ -188,7 +190,7 @@ def slow_random_chunks(trainer: Any, batch: dict[str, Any]) -> torch.Tensor:
     weights = torch.zeros(batch["labels"].shape)
     for row, labels in enumerate(batch["labels"].tolist()):
         alone = {**batch, **{k: batch[k][row : row + 1] for k in ("labels", "block", "chunk")}}
-        found = trainer.objective.select(torch.zeros(1, len(labels)), alone).weight_BS[0]
+        found = trainer.token_objective.select(torch.zeros(1, len(labels)), alone).weight_BS[0]
         tokens = [t for t, label in enumerate(labels) if label != IGNORED_LABEL]
         count = math.ceil(round(0.4 * len(tokens), 9))
         chunk = batch["chunk"][row].tolist()
@@ -251,6 +253,6 @@ def test_rho1_equals_vocagnolm_with_its_reference_as_teacher(world: World, tmp_p
 def test_nan_teacher_stops_distillation(world: World, tmp_path: Path) -> None:
     trainer = world.trainer(tmp_path, "uld")
     with torch.no_grad():
-        trainer.objective.teacher.models[0].lm_head.weight[3].fill_(torch.nan)
+        trainer.token_objective.teacher.models[0].lm_head.weight[3].fill_(torch.nan)
     with pytest.raises(RuntimeError, match="the teacher's losses are NaN or infinite"):
         trainer.train()

@@ -74,7 +74,7 @@ def test_loss_equals_slow_reference(
     weights = slow_weights(batch, student.detach(), teacher, method)
     valid = batch["labels"] != IGNORED_LABEL
     if selection == "accept":  # reads no floor and no divisor
-        assert trainer.objective.divisor_tokens(batch) == valid.sum()
+        assert trainer.token_objective.divisor_tokens(batch) == valid.sum()
         trainer.metrics.keep_step()
         log = trainer.metrics.read()
         assert log["mean_weight"] == pytest.approx(float(weights.sum() / valid.sum()))
@@ -82,8 +82,8 @@ def test_loss_equals_slow_reference(
         assert "selected_fraction" not in log
     else:
         weights = weights.maximum(floor * valid)
-        assert trainer.objective.divisor_tokens(batch) == pytest.approx(float(weights.sum()))
-    assert trainer.objective.weighted_tokens(batch) == (weights > 0).sum()
+        assert trainer.token_objective.divisor_tokens(batch) == pytest.approx(float(weights.sum()))
+    assert trainer.token_objective.weighted_tokens(batch) == (weights > 0).sum()
     expected = (weights * student).sum() / 100
     assert abs((loss - expected).item()) < LOSS_TOLERANCE
     ours, theirs = (torch.autograd.grad(x, list(pair[0].parameters())) for x in (loss, expected))
@@ -205,7 +205,7 @@ def test_run_stops_before_updating_with_a_nan_teacher(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
     trainer = make_trainer(tmp_path, blocks, *pair, gradient_accumulation_steps=2)
-    calls, losses = [], trainer.objective.teacher.losses
+    calls, losses = [], trainer.token_objective.teacher.losses
 
     def break_third(batch: dict[str, Any], **kwargs: Any) -> TeacherLosses:
         found = losses(batch, **kwargs)
@@ -214,7 +214,7 @@ def test_run_stops_before_updating_with_a_nan_teacher(
             found.loss_BT[1, 5] = torch.nan
         return found
 
-    trainer.objective.teacher.losses = break_third
+    trainer.token_objective.teacher.losses = break_third
     with pytest.raises(NonFiniteLoss, match=r"step 2: the teacher's losses are NaN.*--teacher_dt"):
         trainer.train()
     saved = type(pair[0]).from_pretrained(tmp_path / "checkpoint-1", dtype=torch.float64)

@@ -44,12 +44,12 @@ def test_packed_conversations_are_guided_as_alone(world: World, tmp_path: Path) 
         rows = (batch["input_ids"], batch["position_ids"], batch["labels"])
         ours = full_losses(trainer.model, *rows)
         theirs = full_losses(
-            trainer.objective.teacher.models[0],
+            trainer.token_objective.teacher.models[0],
             *(batch[f"teacher_{name}"] for name in ("input_ids", "position_ids", "labels")),
         )
         assert torch.allclose(found.student_loss_BS.double(), ours, atol=TOLERANCE)
         assert torch.allclose(found.teacher_loss_BT.double(), theirs, atol=TOLERANCE)
-        expected = slow_weights(batch, ours.detach(), theirs, trainer.objective.method)
+        expected = slow_weights(batch, ours.detach(), theirs, trainer.token_objective.method)
         assert torch.equal(found.weight_BS, expected)
         is_label = batch["labels"] != IGNORED_LABEL
         assert not found.weight_BS[~is_label].any()

@@ -28,6 +28,6 @@ def test_measure_chooses_what_the_trainer_chooses(
     trainer = world.trainer(tmp_path, method)
     batch = trainer.data_collator([trainer.train_dataset[number] for number in range(4)])
     expected = trainer.token_guidance(batch)
-    found = measure(trainer.model.train(False), trainer.objective, batch)
+    found = measure(trainer.model.train(False), trainer.token_objective, batch)
     assert all(map(torch.equal, found, expected))
     assert 0 < found.weight_BS.sum() < found.valid_BS.sum()

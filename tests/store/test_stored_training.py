@@ -59,8 +59,8 @@ def selected(trainer: Any) -> torch.Tensor:
             batch = trainer.data_collator([trainer.train_dataset[number]])
             losses = trainer._student_losses(trainer.model, batch)
             is_label = batch["labels"] != IGNORED_LABEL
-            teacher = trainer.objective.teacher_losses(batch)
-            weights = trainer.objective.select(losses, batch, teacher).weight_BS
+            teacher = trainer.token_objective.teacher_losses(batch)
+            weights = trainer.token_objective.select(losses, batch, teacher).weight_BS
             chosen.append(weights[is_label] > 0)
     return torch.cat(chosen)
 
@@ -293,7 +293,7 @@ def test_loss_of_several_stores_equals_slow_reference(
         assert batch["mapped_tokens"][row] == len(excess)
         assert batch["unmapped_tokens"][row] == len(unmapped)
     if not accepts:
-        assert trainer.objective.divisor_tokens(batch) == chosen.sum()
+        assert trainer.token_objective.divisor_tokens(batch) == chosen.sum()
     loss = trainer.compute_loss(trainer.model, batch, num_items_in_batch=torch.tensor(100))
     expected = (chosen * losses).sum() / 100
     assert abs((loss - expected).item()) < LOSS_TOLERANCE

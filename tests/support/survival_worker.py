@@ -90,7 +90,7 @@ def _nan_loss(step: int, rank: str) -> None:
 
     def compute_loss(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if self.state.global_step + 1 == step and os.environ.get("RANK", "0") == rank:
-            teacher = self.objective.teacher
+            teacher = self.token_objective.teacher
             losses = teacher.losses
 
             def broken(batch: Any, **kwargs: Any) -> Any:

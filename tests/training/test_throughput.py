@@ -218,7 +218,7 @@ def test_report_equals_a_hand_count(
     teacher_s, elapsed_s = 6, 2 * 6 + 1
     assert report["teacher_time_fraction"] == pytest.approx(teacher_s / elapsed_s)
     assert report["tokens_per_s"] == pytest.approx(tokens_of(batches) / elapsed_s)
-    used = sum(map(trainer.objective.weighted_tokens, batches))
+    used = sum(map(trainer.token_objective.weighted_tokens, batches))
     counted = student.training_flops(tokens_of(batches), sum(map(keys_by_hand, batches)), used)
     assert report["student_mfu"] == pytest.approx(counted / ((elapsed_s - teacher_s) * 1e9))
     keys = sum(keys_by_hand(batch, "teacher_") for batch in batches)
@@ -240,7 +240,7 @@ def test_total_flops_are_those_of_the_mfu(
     trainer = make_trainer(tmp_path, blocks, *pair, **intervals)
     batches = batches_of(trainer)
     trainer.train()
-    used = sum(map(trainer.objective.weighted_tokens, batches))
+    used = sum(map(trainer.token_objective.weighted_tokens, batches))
     expected = student.training_flops(tokens_of(batches), sum(map(keys_by_hand, batches)), used)
     keys = sum(keys_by_hand(batch, "teacher_") for batch in batches)
     tokens = tokens_of(batches, "teacher_")

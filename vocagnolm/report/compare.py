@@ -191,13 +191,14 @@ def _costs(comparison: Comparison) -> _Section:
     rows = [head]
     for run in comparison.trained:
         log = run.state.get("log_history", [])
-        steps = run.state.get("global_step", 0)
+        steps = run.state.get("global_step")
         speeds = [entry["tokens_per_s"] for entry in log if "tokens_per_s" in entry]
         seconds = [entry["train_runtime"] for entry in log if "train_runtime" in entry]
         seed, _ = json.loads(run.seed)
         row = [run.label, run.name, str(seed)]
-        row.append(f"{steps:,}")
-        row.append(f"{steps * run.batch_tokens:,}")
+        # A run in Python that was never saved has no state.
+        row.append(_cell(steps, ","))
+        row.append("-" if steps is None else f"{steps * run.batch_tokens:,}")
         row.append(_cell(run.eval_loss, ".4f"))
         # The first steps compile and warm up, so the median says more than the mean.
         row.append(_cell(median(speeds) if speeds else None, ",.0f"))

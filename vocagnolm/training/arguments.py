@@ -104,7 +104,8 @@ def load_models(
         options = assembled.job.model
         model, loaded_teacher = load_weights(assembled.models, options, args.device, args.seed)
         teacher = loaded_teacher or teacher
-    teachers = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
+    # A PeftModel is no PreTrainedModel.
+    teachers: Any = [teacher] if isinstance(teacher, nn.Module) else teacher
     if isinstance(teachers, StoredTeacher):
         method.check_teacher(teachers.teachers, is_stored=True)
     else:
@@ -114,8 +115,10 @@ def load_models(
     return model, teachers
 
 
-def arguments_of_trainer(kwargs: dict[str, Any]) -> dict[str, Any]:
+def arguments_of_trainer(kwargs: dict[str, Any], peft_config: Any) -> dict[str, Any]:
     """Return the arguments for Trainer. Reject others, and those without effect."""
+    if peft_config is not None and kwargs.get("model_init"):
+        raise ValueError("peft_config has no effect with model_init: let it return a PeftModel")
     for name in ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics"):
         if kwargs.pop(name, None) is not None:
             raise ValueError(f"{name} has no effect: the method computes no logits")
@@ -178,9 +181,26 @@ def make_collator(
             f"--method {method.method} needs the packed sequences of vocagnolm.packing.Blocks and "
             f"data_collator=PackedCollator(..., chunks={chunks}), got {str(collator)[:99]}"
         )
+    if isinstance(dataset, Blocks):
+        _check_collator(collator, dataset, args)
     method.check_chunks(collator.max_length)
     check_packed(assembled.eval_dataset, collator, "eval_dataset")
     return collator
+
+
+def _check_collator(collator: PackedCollator, blocks: Blocks, args: VocAgnoConfig) -> None:
+    """Raise a ValueError if a collator contradicts the packed sequences or the config."""
+    crosses = args.attend_across_documents
+    if collator.max_length != blocks.max_length:
+        raise ValueError(
+            f"data_collator has max_length={collator.max_length}, and train_dataset sequences of "
+            f"{blocks.max_length} tokens: give both the same"
+        )
+    if collator.attend_across_documents != crosses:
+        raise ValueError(
+            f"data_collator has attend_across_documents={not crosses}, and args {crosses}: give "
+            "both the same"
+        )
 
 
 def check_stored(source: object, blocks: Blocks, collator: Callable[[list[Any]], Any]) -> None:
