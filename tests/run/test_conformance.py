@@ -81,6 +81,8 @@ def upstream(trainer: Any, model: Any, events: Events) -> Trainer:
     """`transformers.Trainer` with the arguments and data of one of ours."""
     args: TrainingArguments = copy.copy(trainer.args)
     args.output_dir = f"{args.output_dir}-upstream"
+    # Ours ends an epoch with its last whole batch. Upstream's option would cut evaluations, too.
+    args.dataloader_drop_last = args.eval_strategy == "no"
     data = {name: getattr(trainer, name) for name in ("train_dataset", "eval_dataset")}
     return Trainer(model, args, Plain(), **data, callbacks=[events])
 
