@@ -285,6 +285,18 @@ def test_reading_stops_at_a_nonfinite_loss(tmp_path: Path) -> None:
 # Other processes, and the cache
 
 
+@pytest.mark.parametrize(
+    ("name", "is_ignored"),
+    [("dataset", True), ("server", True), ("probe_losses", True), ("context", False)],
+)
+def test_store_is_identified_by_its_content(name: str, is_ignored: bool, tmp_path: Path) -> None:
+    document = StoredDocument(1, np.array([[0, 1]]), np.array([1.0], np.float32))
+    store = write_store(tmp_path / "store", [("a", document)])
+    before = store.fingerprint()
+    store.manifest[name] = "another"
+    assert (store.fingerprint() == before) is is_ignored
+
+
 def test_reader_is_small_for_another_process(
     tokenizers_by_family: Tokenizers, tmp_path: Path
 ) -> None:

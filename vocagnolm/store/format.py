@@ -38,6 +38,8 @@ from vocagnolm.io import (
 )
 
 MANIFEST_FILE, SHARDS = "manifest.json", "shards"
+# A served teacher's losses of a test prompt, in a manifest.
+PROBE_LOSSES = "probe_losses"
 LossDtype = Literal["float16", "float32"]
 LossArray = npt.NDArray[np.float32]
 # Raise this number when new stores cannot be read like old ones.
@@ -312,9 +314,13 @@ class Store:
         self._table: pa.Table = None
 
     def fingerprint(self) -> str:
-        """Return an identifier of the content. Where its corpus and its server were is ignored."""
+        """Return an identifier of the content.
+
+        It ignores where the corpus and the server were, and the server's losses of the test prompt,
+        which differ a little at every start.
+        """
         content = self.manifest.copy()
-        for name in ("dataset", "server"):
+        for name in ("dataset", "server", PROBE_LOSSES):
             content.pop(name, None)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

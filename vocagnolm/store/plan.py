@@ -12,8 +12,6 @@ from vocagnolm.readers import Reader
 from vocagnolm.store import format as store
 from vocagnolm.tokenizer import tokenizer_sha256
 
-# A served teacher's losses of a test prompt, in a manifest.
-PROBE_LOSSES = "probe_losses"
 # Defaults: the context before the first scored token, if there is room, and the most tokens that a
 # teacher reads at once, because more would need large activations.
 _MIN_CONTEXT = 512
@@ -81,7 +79,7 @@ def check_plan(directory: Path, plan: Mapping[str, object], option: str = "--out
         return
     # A corpus is identified by its texts, and a teacher by its revision if it has one. Their names,
     # and a server's address, do not matter. `ServedScorer.check_model` compares a server's losses.
-    ignored = {"dataset", "server", PROBE_LOSSES}
+    ignored = {"dataset", "server", store.PROBE_LOSSES}
     # A teacher without a known revision, such as one behind a server, is identified by its name.
     if plan.get("teacher_revision") not in (None, "unknown"):
         ignored.add("teacher")

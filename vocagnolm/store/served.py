@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from vocagnolm.io import JsonObject
 from vocagnolm.readers import Reader
 from vocagnolm.spans import encode
 from vocagnolm.store.apis import APIS, Prompt, completion
-from vocagnolm.store.format import LossArray, read_manifest
-from vocagnolm.store.plan import PROBE_LOSSES
+from vocagnolm.store.format import PROBE_LOSSES, LossArray, read_manifest
 from vocagnolm.store.windows import Report, Window
 from vocagnolm.tokenizer import PROBE
 
@@ -140,9 +140,8 @@ class ServedScorer:
         losses = read_manifest(directory).get(PROBE_LOSSES)
         if not losses or len(losses) != len(self._probe_losses):
             return
-        differences = np.abs(np.subtract(losses, self._probe_losses))
-        at = int(differences.argmax())
-        if differences[at] > _MAX_DIFFERENCE_NATS:
+        at = _place_of_difference(losses, self._probe_losses)
+        if at is not None:
             raise ValueError(
                 f"{option} {directory} holds another model's losses: token {at + 1} of a test "
                 f"prompt had {losses[at]:.3f} nats, and {self._url} gives "
@@ -153,10 +152,9 @@ class ServedScorer:
         """Raise a ValueError if a prompt gets other losses than a moment ago."""
         if isinstance(again, str):
             raise ValueError(f"{self._option} {self._url} answered once, but not again: {again}")
-        differences = np.abs(losses - again)
-        at = int(differences.argmax())
+        at = _place_of_difference(losses, again)
         # Several models or precisions may have the same name.
-        if differences[at] > _MAX_DIFFERENCE_NATS:
+        if at is not None:
             raise ValueError(
                 f"{self._option} {self._url} gives the same prompt different losses when it is "
                 f"asked again: token {at + 1} of {len(losses)} has {losses[at]:.3f} nats, and then "
@@ -385,6 +383,13 @@ class ServedScorer:
         ids_with_start = [self._reader.start]
         ids_with_start += ids
         return str(self._reader.tokenizer.decode(ids_with_start))[len(self._start) :]
+
+
+def _place_of_difference(losses: npt.ArrayLike, again: npt.ArrayLike) -> int | None:
+    """Return the token whose losses differ most, or None if they differ only by rounding."""
+    differences = np.abs(np.subtract(losses, again))
+    at = int(differences.argmax())
+    return at if differences[at] > _MAX_DIFFERENCE_NATS else None
 
 
 # -- Answers for a shard that is not written yet -----------------------------------------------
