@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES
-from vocagnolm.io import read_json
 from vocagnolm.report.paper import teacher_name
 from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
 from vocagnolm.report.runs import METHODS
+from vocagnolm.shell.io import read_json
 
 STYLES = list(METHODS.values())
 Runs = Sequence[dict[str, Any]]

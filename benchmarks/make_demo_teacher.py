@@ -31,7 +31,7 @@ from benchmarks.generated import llama_decoder
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.methods import TEACHER
 from vocagnolm.demo.run import STUDENT_TOKENIZER, judge, student_config, train
-from vocagnolm.io import ASSETS
+from vocagnolm.shell.io import ASSETS
 
 SEED = 1
 # Steps and learning rate of each stage. A step has 8 blocks of 192 tokens.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.harness import Claim, Measured
-from vocagnolm.io import markdown_table, versions
+from vocagnolm.shell.io import markdown_table, versions
 
 BEGIN, END = "<!-- measured: make bench -->", "<!-- end of measured -->"
 HEADER = ["claim", "limit", "measured", "holds", "python -m benchmarks"]

@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Import the module only when the command is known, because importing takes seconds.
     module = importlib.import_module(COMMANDS[command][0])
     if command in _SHARED and any(word.startswith("--accelerate_config") for word in command_argv):
-        from vocagnolm.launch import launch
+        from vocagnolm.run.launch import launch
 
         return launch(command, command_argv, module.check)
     return int(module.main(command_argv))

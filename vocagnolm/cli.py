@@ -24,7 +24,7 @@ from typing import Literal, NoReturn
 from vocagnolm.conventions import NonFiniteLoss, SharedError, TeacherAway
 from vocagnolm.doors import near, shell_door
 from vocagnolm.fields import listed
-from vocagnolm.printing import log_main
+from vocagnolm.shell.printing import log_main
 
 # A command may be called with the words of a command line, or without them.
 _Main = Callable[..., int]
@@ -159,7 +159,7 @@ class Parser(OneLineErrors):
 def check_names(*options: object) -> None:
     """Reject models and corpora that are neither local nor on the hub, before slow work starts."""
     # Importing the hub's library takes a moment, which --help should not.
-    from vocagnolm.hub import check_name
+    from vocagnolm.shell.hub import check_name
 
     for option, kind in _ON_HUB.items():
         for namespace in options:

@@ -27,9 +27,9 @@ from vocagnolm.chat.formats import (
 from vocagnolm.conventions import TEXT
 from vocagnolm.csv_rows import csv_records, csv_rows
 from vocagnolm.files import Files, find_files, kind_of, splits_of
-from vocagnolm.hub import check_name
-from vocagnolm.io import FullDiskError, disk_fault
 from vocagnolm.jsonl import Row, open_file, read_rows
+from vocagnolm.shell.hub import check_name
+from vocagnolm.shell.io import FullDiskError, disk_fault
 from vocagnolm.texts import (
     CONVERSATION_FEATURES,
     DOCUMENT_FEATURES,

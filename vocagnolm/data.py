@@ -33,9 +33,9 @@ from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, fit_turns, join_turns, turn_columns
 from vocagnolm.conventions import TEXT, IntArray
 from vocagnolm.cutting import cut_text
-from vocagnolm.io import count_reasons
 from vocagnolm.layout import lay_out
 from vocagnolm.readers import Reader, TeacherReaders
+from vocagnolm.shell.io import count_reasons
 from vocagnolm.texts import (
     column_values,
     conversations_of,

@@ -6,9 +6,9 @@ import hashlib
 import logging
 from typing import TYPE_CHECKING, Literal
 
-from vocagnolm.extras import advice
 from vocagnolm.gguf import split_name
-from vocagnolm.hub import check_name
+from vocagnolm.shell.extras import advice
+from vocagnolm.shell.hub import check_name
 from vocagnolm.spans import encode, encode_raw, tokenizer_name, without_limits
 
 if TYPE_CHECKING:

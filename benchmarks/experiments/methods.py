@@ -41,7 +41,7 @@ from benchmarks.experiments.worlds import (
     World,
 )
 from vocagnolm.demo.run import train
-from vocagnolm.io import write_json
+from vocagnolm.shell.io import write_json
 
 RESULT_FILE, RESULTS_FILE, TABLE_FILE = "result.json", "results.json", "results.md"
 BASELINE = "cpt"

@@ -32,7 +32,7 @@ from vocagnolm.__main__ import main as vocagnolm
 from vocagnolm.alignment import aggregate_losses, align_spans, covered_shares
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.run import train
-from vocagnolm.io import markdown_table
+from vocagnolm.shell.io import markdown_table
 from vocagnolm.store.format import Store
 from vocagnolm.store.ranking import SCORES
 

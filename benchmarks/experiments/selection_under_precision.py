@@ -36,7 +36,7 @@ from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.directory import BASE
 from vocagnolm.demo.methods import TEACHER
 from vocagnolm.demo.run import STUDENT_TOKENIZER, make_base
-from vocagnolm.io import ASSETS
+from vocagnolm.shell.io import ASSETS
 
 LENGTH, TEACHER_CONTEXT, ROWS = 256, 512, 4
 NF4_BLOCK = 64

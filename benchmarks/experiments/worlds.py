@@ -29,7 +29,7 @@ from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.directory import BASE
 from vocagnolm.demo.methods import TEACHER
 from vocagnolm.demo.run import PAGE_TOKENS, STUDENT_TOKENIZER, judge, make_base, train
-from vocagnolm.io import ASSETS
+from vocagnolm.shell.io import ASSETS
 from vocagnolm.spans import encode, encode_batch
 from vocagnolm.store import format as store
 from vocagnolm.tokenizer import start_id

@@ -44,7 +44,6 @@ from vocagnolm.demo.main import results_table
 from vocagnolm.demo.methods import METHODS, TEACHER
 from vocagnolm.demo.run import make_base
 from vocagnolm.demo.world import write_jsonl
-from vocagnolm.io import ASSETS
 from vocagnolm.models.flops import model_work
 from vocagnolm.models.memory import (
     GATHERED,
@@ -57,6 +56,7 @@ from vocagnolm.models.memory import (
 from vocagnolm.report import inspect
 from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
 from vocagnolm.report.view import TokenView
+from vocagnolm.shell.io import ASSETS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -22,7 +22,7 @@ from torch.distributed import device_mesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from vocagnolm import dist
+from vocagnolm.shell import dist
 
 CONFIGS = Path(__file__).parents[2] / "accelerate_configs"
 

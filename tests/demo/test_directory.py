@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vocagnolm.demo.directory import claimed, leave_for_the_docs
-from vocagnolm.io import MADE_FILE, claim_names
+from vocagnolm.shell.io import MADE_FILE, claim_names
 
 NAMES = ["cache", "pages.jsonl", "results.json", "seed1", "student", "talks.jsonl", "teacher"]
 

@@ -20,7 +20,6 @@ import quick_demo
 from transformers import AutoTokenizer
 
 from benchmarks import make_demo_teacher
-from vocagnolm import dist
 from vocagnolm.demo import main as demo_main
 from vocagnolm.demo import run as demo_run
 from vocagnolm.demo import world as demo_world
@@ -28,7 +27,8 @@ from vocagnolm.demo.main import main
 from vocagnolm.demo.methods import METHODS, TEACHER
 from vocagnolm.demo.run import STUDENT_TOKENIZER, judge
 from vocagnolm.evaluation.extraction import extract
-from vocagnolm.io import ASSETS
+from vocagnolm.shell import dist
+from vocagnolm.shell.io import ASSETS
 from vocagnolm.spans import encode
 from vocagnolm.tokenizer import PROBE, load_tokenizer
 

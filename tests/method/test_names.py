@@ -12,8 +12,8 @@ from datasets.packaged_modules.json.json import Json
 from hub import serving
 from huggingface_hub import constants
 
-from vocagnolm import hub
-from vocagnolm.hub import check_name
+from vocagnolm.shell import hub
+from vocagnolm.shell.hub import check_name
 
 NOWHERE = "http://127.0.0.1:9"  # a port on which nobody answers
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import distributed
 
-from vocagnolm import cli, dist
+from vocagnolm import cli
 from vocagnolm.conventions import SharedError
+from vocagnolm.shell import dist
 
 pytestmark = pytest.mark.processes
 

@@ -15,7 +15,7 @@ import pytest
 from accelerate.commands.launch import launch_command_parser
 
 from vocagnolm.__main__ import COMMANDS
-from vocagnolm.launch import split
+from vocagnolm.run.launch import split
 from vocagnolm.run.parser import parse
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,7 +24,7 @@ from benchmarks.experiments import (
 from vocagnolm.demo import run as demo_run
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.methods import TEACHER
-from vocagnolm.io import ASSETS
+from vocagnolm.shell.io import ASSETS
 from vocagnolm.store.format import Store
 from vocagnolm.store.ranking import SCORES
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import transformers
 
-from vocagnolm import extras, launch
 from vocagnolm.evaluation import main as evaluation
 from vocagnolm.models.load import ModelSource
-from vocagnolm.run import parser
+from vocagnolm.run import launch, parser
+from vocagnolm.shell import extras
 from vocagnolm.store import score
 from vocagnolm.tokenizer import load_tokenizer
 from vocagnolm.training import requirements, settings

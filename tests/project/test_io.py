@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vocagnolm import io as files
+from vocagnolm.shell import io as files
 
 
 @pytest.fixture

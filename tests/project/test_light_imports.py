@@ -10,7 +10,7 @@ import pytest
 TEXT = "vocagnolm.spans, vocagnolm.readers, vocagnolm.alignment"
 # These import at the top only what their commands' help needs.
 COMMANDS = (
-    "vocagnolm.launch, vocagnolm.evaluation.main, vocagnolm.report.audit, vocagnolm.demo.main, "
+    "vocagnolm.run.launch, vocagnolm.evaluation.main, vocagnolm.report.audit, vocagnolm.demo.main, "
     "vocagnolm.store.score, vocagnolm.store.rank, vocagnolm.run.prepare"
 )
 

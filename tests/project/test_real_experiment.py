@@ -13,7 +13,7 @@ from benchmarks.experiments import real, real_pages, real_results
 from benchmarks.experiments.worlds import make_model
 from vocagnolm.demo.methods import TEACHER
 from vocagnolm.demo.run import STUDENT_TOKENIZER
-from vocagnolm.io import ASSETS
+from vocagnolm.shell.io import ASSETS
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS = 3 * 4096

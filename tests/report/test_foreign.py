@@ -21,11 +21,11 @@ import pytest
 from fake_results import edit_results, write_evaluation
 
 from vocagnolm import __main__
-from vocagnolm.io import ASSETS
 from vocagnolm.report.compare import comparison_markdown, write_comparison
 from vocagnolm.report.findings import compare, findings
 from vocagnolm.report.foreign import ForeignItem, ForeignTask, find_foreign, read_foreign
 from vocagnolm.report.questions import match, pair_by_question, read_foreign_run
+from vocagnolm.shell.io import ASSETS
 
 DATA = Path(__file__).parents[1] / "data" / "evaluators"
 GREEDY, SAMPLED = DATA / "lm_eval" / "greedy", DATA / "lm_eval" / "sampled"

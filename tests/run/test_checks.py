@@ -11,8 +11,8 @@ import torch
 from adapter_world import World
 from huggingface_hub.errors import HTTPError, LocalTokenNotFoundError
 
-from vocagnolm import hub
 from vocagnolm.run import main, parser
+from vocagnolm.shell import hub
 from vocagnolm.training import documents, requirements
 
 

@@ -17,8 +17,8 @@ from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.errors import HTTPError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from vocagnolm.hub import hub_name
 from vocagnolm.run.card import model_card, push
+from vocagnolm.shell.hub import hub_name
 
 SETTINGS: dict[str, Any] = {
     "student": "org/student",

@@ -45,7 +45,7 @@ main_process_port: 0
 """
 # One job after the other, in one process, as imports take seconds.
 START = """
-from vocagnolm.launch import _run
+from vocagnolm.run.launch import _run
 def status(name):
     try:
         return _run([f"--config_file={name}", "--module", "worker"])

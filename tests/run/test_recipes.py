@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from vocagnolm import dist as processes
 from vocagnolm.report.paper import REPORTED_FILE
 from vocagnolm.run.parser import check, parse
 from vocagnolm.run.recipe import RECIPES, find_file, recipe_options
+from vocagnolm.shell import dist as processes
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions, RunOptions
 from vocagnolm.training.settings import settings_of

@@ -15,7 +15,7 @@ import pytest
 from adapter_world import World
 
 from vocagnolm import __main__, cli
-from vocagnolm.launch import launch, split
+from vocagnolm.run.launch import launch, split
 from vocagnolm.run.parser import parse
 from vocagnolm.training.settings import options_without_effect
 

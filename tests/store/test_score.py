@@ -33,8 +33,8 @@ from vocagnolm import __main__
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import load_corpus
 from vocagnolm.data import align_corpus
-from vocagnolm.io import write_json
 from vocagnolm.readers import student_reader, teacher_reader
+from vocagnolm.shell.io import write_json
 from vocagnolm.spans import encode
 from vocagnolm.store import score, scoring
 from vocagnolm.store.format import MANIFEST_FILE, LossDtype, Store, find_faults, shard_name

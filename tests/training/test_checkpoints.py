@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock, Timeout
 
-from vocagnolm.io import MANIFEST_FILE, RUN_FILE, write_json
+from vocagnolm.shell.io import MANIFEST_FILE, RUN_FILE, write_json
 from vocagnolm.training import checkpoints, run_directory
 from vocagnolm.training.checkpoints import (
     changed_settings,

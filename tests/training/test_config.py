@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 from transformers.trainer_utils import SchedulerType
 
-from vocagnolm import extras
 from vocagnolm.run.parser import OPTIONS, Parser, parse
+from vocagnolm.shell import extras
 from vocagnolm.training.config import VocAgnoConfig, split_global_batch
 from vocagnolm.training.options import GuidanceOptions, RunOptions
 from vocagnolm.training.settings import settings_of

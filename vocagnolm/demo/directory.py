@@ -9,7 +9,7 @@ from filelock import FileLock, Timeout
 
 from vocagnolm.demo import world
 from vocagnolm.demo.methods import TEACHER
-from vocagnolm.io import ASSETS, check_writable, claim_names
+from vocagnolm.shell.io import ASSETS, check_writable, claim_names
 
 # In a seed's directory: the student that all methods begin with, pages and conversations.
 BASE, PAGES, _CONVERSATIONS = "base", "pages.jsonl", "talks.jsonl"

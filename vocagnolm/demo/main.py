@@ -25,8 +25,8 @@ from typing import Any
 from vocagnolm.cli import Exit, Parser, shell, stop
 from vocagnolm.demo.directory import CACHE, RESULTS, claimed, leave_for_the_docs, seed_name
 from vocagnolm.demo.methods import METHODS, check_options
-from vocagnolm.io import markdown_table, write_json
-from vocagnolm.printing import print_main
+from vocagnolm.shell.io import markdown_table, write_json
+from vocagnolm.shell.printing import print_main
 
 _NAME = "vocagnolm demo"
 # The defaults take two minutes on two cores, and all methods with four seeds take six.
@@ -144,7 +144,7 @@ def run_seeds(arguments: Namespace) -> dict[int, dict[str, dict[str, float]]]:
         FailedRun: a run failed. The others are stopped.
     """
     # This imports torch, which --help does not need.
-    from vocagnolm.dist import cores
+    from vocagnolm.shell.dist import cores
 
     # A forked process would share the threads and locks of libraries that are already loaded.
     spawn = multiprocessing.get_context("spawn")

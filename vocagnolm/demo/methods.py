@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from vocagnolm.fields import aliases_of
-from vocagnolm.io import ASSETS
 from vocagnolm.run.parser import OPTIONS, check
 from vocagnolm.run.recipe import RECIPES
+from vocagnolm.shell.io import ASSETS
 
 RECIPE = RECIPES / "demo.yaml"
 # It is one of the package's assets, made by benchmarks/make_demo_teacher.py.

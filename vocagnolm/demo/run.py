@@ -19,10 +19,10 @@ from vocagnolm.demo.methods import RECIPE, flags_of, tokens_of
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.extraction import extract
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
-from vocagnolm.io import ASSETS
-from vocagnolm.printing import print_main
 from vocagnolm.run.parser import parse
 from vocagnolm.run.train import train as run_job
+from vocagnolm.shell.io import ASSETS
+from vocagnolm.shell.printing import print_main
 from vocagnolm.spans import encode
 from vocagnolm.tokenizer import start_id
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from vocagnolm.evaluation.extraction import NO_LETTER
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES
-from vocagnolm.io import JsonObject
+from vocagnolm.shell.io import JsonObject
 
 Z_95 = 1.959963984540054
 

@@ -20,8 +20,6 @@ from transformers import PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from vocagnolm import printing
-from vocagnolm.dist import connect, machine_first, rank0
 from vocagnolm.evaluation import report, runner
 from vocagnolm.evaluation.accuracy import summarize
 from vocagnolm.evaluation.engines.generation import Chat, Engine, shared_length
@@ -32,7 +30,6 @@ from vocagnolm.evaluation.grading.grading import Grader, Verdict
 from vocagnolm.evaluation.tasks.benchmarks import HARNESS, Benchmark
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks, numbered_lines, to_line
 from vocagnolm.evaluation.tracking import log_evaluation
-from vocagnolm.io import RUN_FILE, JsonObject, check_writable, json_or_empty, write_text
 from vocagnolm.models.load import (
     NO_LIMIT,
     ModelSource,
@@ -40,6 +37,9 @@ from vocagnolm.models.load import (
     revision_of,
 )
 from vocagnolm.models.precision import choose_dtype
+from vocagnolm.shell import printing
+from vocagnolm.shell.dist import connect, machine_first, rank0
+from vocagnolm.shell.io import RUN_FILE, JsonObject, check_writable, json_or_empty, write_text
 from vocagnolm.training.tracking import check_trackers
 
 # Every stored output has these fields, whoever wrote it.

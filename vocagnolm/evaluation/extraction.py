@@ -12,7 +12,7 @@ from typing import Literal
 
 from word2number import w2n
 
-from vocagnolm.io import ASSETS
+from vocagnolm.shell.io import ASSETS
 
 AnswerKind = Literal["free", "integer", "letter", "boxed_letter", "marked"]
 # The harness's word for an output without a letter.

@@ -22,9 +22,9 @@ from vocagnolm.doors import near
 from vocagnolm.evaluation.sampling import Sampling
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Benchmark
 from vocagnolm.evaluation.tasks.own_benchmarks import read_benchmarks
-from vocagnolm.extras import require, require_trackers
-from vocagnolm.hub import check_name
-from vocagnolm.printing import log_main
+from vocagnolm.shell.extras import require, require_trackers
+from vocagnolm.shell.hub import check_name
+from vocagnolm.shell.printing import log_main
 
 _NAME = "vocagnolm evaluate"
 # Options for asking a model, and for grading stored outputs. All others are for both.

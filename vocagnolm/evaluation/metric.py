@@ -12,8 +12,8 @@ from vocagnolm.evaluation.accuracy import summarize
 from vocagnolm.evaluation.extraction import normalise_gold
 from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
-from vocagnolm.extras import require
-from vocagnolm.io import JsonObject
+from vocagnolm.shell.extras import require
+from vocagnolm.shell.io import JsonObject
 
 # A missing package is reported with the command that installs it, so this comes before the import.
 require("evaluate", "vocagnolm.evaluation.metric")

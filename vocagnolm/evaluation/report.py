@@ -10,7 +10,14 @@ from vocagnolm.evaluation.accuracy import averages, distinct, summarize
 from vocagnolm.evaluation.runner import RunDirectory
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, HARNESS
 from vocagnolm.evaluation.tasks.tasks import Task
-from vocagnolm.io import JsonObject, json_or_empty, markdown_table, versions, write_json, write_text
+from vocagnolm.shell.io import (
+    JsonObject,
+    json_or_empty,
+    markdown_table,
+    versions,
+    write_json,
+    write_text,
+)
 
 SECOND_OPINION = f"math-verify {metadata.version('math-verify')}"
 _PACKAGES = "python vocagnolm torch transformers tokenizers accelerate vllm sympy math-verify"

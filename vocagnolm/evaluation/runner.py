@@ -21,7 +21,7 @@ from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.sampling import seed_of
 from vocagnolm.evaluation.tasks.benchmarks import Item
 from vocagnolm.evaluation.tasks.tasks import Task, read_records, text_sha256, to_line
-from vocagnolm.io import JsonObject, differences, json_or_empty, write_json, write_text
+from vocagnolm.shell.io import JsonObject, differences, json_or_empty, write_json, write_text
 
 _SETTINGS_FILE = "settings.json"
 

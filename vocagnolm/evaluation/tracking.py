@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from vocagnolm.io import JsonObject
+from vocagnolm.shell.io import JsonObject
 from vocagnolm.training.options import RunOptions
 from vocagnolm.training.tracking import EVALUATION, begin_run, read_place
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from vocagnolm.dist import rank0
-from vocagnolm.io import read_json
 from vocagnolm.models.load import ADAPTER_CONFIG, weights_fault
+from vocagnolm.shell.dist import rank0
+from vocagnolm.shell.io import read_json
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftConfig, PeftModel

@@ -23,11 +23,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vocagnolm.extras import advice
 from vocagnolm.gguf import gguf_files, split_name
-from vocagnolm.hub import check_name
-from vocagnolm.io import file_sha256, read_json
 from vocagnolm.models.quantization import check_quantizer
+from vocagnolm.shell.extras import advice
+from vocagnolm.shell.hub import check_name
+from vocagnolm.shell.io import file_sha256, read_json
 from vocagnolm.tokenizer import Role, check_tokenizer, load_tokenizer
 
 # The context of a model whose configuration names none.

@@ -8,8 +8,8 @@ import torch
 from transformers import TorchAoConfig
 from transformers.quantizers.auto import AutoHfQuantizer
 
-from vocagnolm.extras import advice, require_quantization
 from vocagnolm.fields import json_settings
+from vocagnolm.shell.extras import advice, require_quantization
 
 QUANTIZATIONS = ("fp8", "nf4", "int8")
 

@@ -17,7 +17,9 @@ from typing import Any
 
 from vocagnolm.cli import Parser, shell
 from vocagnolm.fields import corpora_of, listed
-from vocagnolm.io import (
+from vocagnolm.report.mapping import CHUNKS, audit
+from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
+from vocagnolm.shell.io import (
     JsonObject,
     check_outside,
     check_writable,
@@ -27,9 +29,7 @@ from vocagnolm.io import (
     write_json,
     write_text,
 )
-from vocagnolm.printing import print_main
-from vocagnolm.report.mapping import CHUNKS, audit
-from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
+from vocagnolm.shell.printing import print_main
 from vocagnolm.tokenizer import load_tokenizer
 
 # A verdict warns if a larger share of the student's tokens is unmapped, or straddles.

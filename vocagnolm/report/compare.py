@@ -18,17 +18,6 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from vocagnolm.cli import Parser, shell
-from vocagnolm.extras import require
-from vocagnolm.hub import public_name
-from vocagnolm.io import (
-    JsonObject,
-    check_writable,
-    claim_names,
-    markdown_table,
-    write_json,
-    write_text,
-)
-from vocagnolm.printing import print_main
 from vocagnolm.report.findings import UNDECIDED, Comparison, compare, difference, findings
 from vocagnolm.report.paper import Row
 from vocagnolm.report.plots import bar_series, draw_bars, draw_curves, embed, read_curves
@@ -40,6 +29,17 @@ from vocagnolm.report.runs import (
     in_order,
 )
 from vocagnolm.report.statistics import RESAMPLES
+from vocagnolm.shell.extras import require
+from vocagnolm.shell.hub import public_name
+from vocagnolm.shell.io import (
+    JsonObject,
+    check_writable,
+    claim_names,
+    markdown_table,
+    write_json,
+    write_text,
+)
+from vocagnolm.shell.printing import print_main
 
 _FILES = ("comparison.html", "comparison.json", "comparison.md", "comparison.png")
 # What a reader must know to understand the tables and pictures.

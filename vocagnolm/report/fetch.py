@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers.trainer import TRAINER_STATE_NAME
 
-from vocagnolm.io import RUN_FILE, JsonObject, claim_names, write_json
+from vocagnolm.shell.io import RUN_FILE, JsonObject, claim_names, write_json
 from vocagnolm.training.tracking import EVALUATION, log_name
 
 STEP = "train/global_step"

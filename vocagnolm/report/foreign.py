@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vocagnolm.evaluation.tasks.tasks import numbered_lines, text_sha256
-from vocagnolm.io import JsonObject, json_or_empty, read_json
+from vocagnolm.shell.io import JsonObject, json_or_empty, read_json
 
 NOT_RECORDED = "not recorded"
 # The date is at the end of a file's name. Both libraries write it without colons.

@@ -23,9 +23,9 @@ from vocagnolm.chat.reading import TRAIN_ON, TrainOn
 from vocagnolm.cli import Parser, shell
 from vocagnolm.conventions import TEXT, NonFiniteLoss
 from vocagnolm.fields import corpora_of, listed
-from vocagnolm.io import check_outside, check_writable, claim_names, write_text
 from vocagnolm.method import AGGREGATIONS, Selection, Unmapped
 from vocagnolm.report.view import GuidanceView, TextView, view_texts
+from vocagnolm.shell.io import check_outside, check_writable, claim_names, write_text
 
 if TYPE_CHECKING:
     import datasets
@@ -111,8 +111,8 @@ def build_view(arguments: argparse.Namespace) -> GuidanceView:
     """Load both models as a training run does, and choose among the tokens of texts."""
     import torch
 
-    from vocagnolm.dist import is_on_cpu
     from vocagnolm.objective import Objective, OnlineTeacher
+    from vocagnolm.shell.dist import is_on_cpu
     from vocagnolm.token_loss import add_token_losses
     from vocagnolm.training.models import load_weights, read_models
     from vocagnolm.training.options import GuidanceOptions, ModelOptions

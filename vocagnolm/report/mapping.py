@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 from vocagnolm.alignment import align_spans
 from vocagnolm.conventions import UNMAPPED, Spans
-from vocagnolm.io import JsonObject, count_reasons
+from vocagnolm.shell.io import JsonObject, count_reasons
 from vocagnolm.spans import encode, encode_batch
 from vocagnolm.token_bytes import byte_level, sentencepiece
 from vocagnolm.tokenizer import tokenizer_sha256

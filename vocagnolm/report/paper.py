@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from vocagnolm.io import ASSETS, read_json
+from vocagnolm.shell.io import ASSETS, read_json
 
 # A line of a table, by column name.
 Row: TypeAlias = dict[str, Any]

@@ -14,9 +14,9 @@ from typing import Any
 
 import jinja2
 
-from vocagnolm.hub import public_name
-from vocagnolm.io import markdown_table
 from vocagnolm.report.view import STATUSES, GuidanceView, Status, TextView, TokenView
+from vocagnolm.shell.hub import public_name
+from vocagnolm.shell.io import markdown_table
 
 # Pages are made from these templates. All text is escaped, so no document can add elements.
 TEMPLATES = jinja2.Environment(

@@ -13,10 +13,10 @@ from typing import TypeAlias
 
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import read_records
-from vocagnolm.hub import public_name
-from vocagnolm.io import RUN_FILE, JsonObject, json_or_empty, read_json
 from vocagnolm.report.foreign import ForeignTask, find_foreign
 from vocagnolm.report.paper import Row, teacher_name
+from vocagnolm.shell.hub import public_name
+from vocagnolm.shell.io import RUN_FILE, JsonObject, json_or_empty, read_json
 
 # An item, by `idx`: the number of its right outputs, the hash of its prompt, and the gold.
 Items: TypeAlias = dict[int, tuple[int, str, object]]

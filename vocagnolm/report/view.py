@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from vocagnolm.alignment import align_segment, widen_spans
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.io import JsonObject
+from vocagnolm.shell.io import JsonObject
 
 if TYPE_CHECKING:
     import datasets

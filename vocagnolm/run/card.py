@@ -8,8 +8,8 @@ from typing import Any
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCardData
 
 from vocagnolm.gguf import split_name
-from vocagnolm.hub import hub_name, public_name
-from vocagnolm.io import ASSETS
+from vocagnolm.shell.hub import hub_name, public_name
+from vocagnolm.shell.io import ASSETS
 
 
 def _public(settings: Any) -> Any:

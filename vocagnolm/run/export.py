@@ -21,8 +21,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from vocagnolm.cli import Parser, shell
-from vocagnolm.extras import require
-from vocagnolm.io import MANIFEST_FILE, RUN_FILE, JsonObject, json_or_empty, read_json
 from vocagnolm.models.adapters import (
     check_base,
     lora_config,
@@ -30,7 +28,9 @@ from vocagnolm.models.adapters import (
     read_adapters,
 )
 from vocagnolm.models.load import ADAPTER_CONFIG, ModelSource, is_adapter, model_files
-from vocagnolm.printing import print_main
+from vocagnolm.shell.extras import require
+from vocagnolm.shell.io import MANIFEST_FILE, RUN_FILE, JsonObject, json_or_empty, read_json
+from vocagnolm.shell.printing import print_main
 from vocagnolm.tokenizer import Role, load_tokenizer
 from vocagnolm.training.checkpoints import checkpoint_fault
 from vocagnolm.training.options import ModelOptions

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from vocagnolm.cli import shell
 from vocagnolm.run.parser import check, parse
 
-# `vocagnolm.launch` calls `check` before it starts processes, so an error is reported once.
+# `vocagnolm.run.launch` calls `check` before it starts processes, so an error is reported once.
 __all__ = ["check", "main"]
 
 _OUT_OF_MEMORY = (

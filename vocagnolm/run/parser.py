@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from vocagnolm.cli import OneLineErrors, check_names
 from vocagnolm.doors import ALWAYS_ON, OTHER_NAMES, near, shell_door
 from vocagnolm.fields import FirstHelp
-from vocagnolm.io import check_outside
 from vocagnolm.method import Method
-from vocagnolm.printing import log_main
 from vocagnolm.run.recipe import as_flags, find_file, recipe_options, without_replaced
+from vocagnolm.shell.io import check_outside
+from vocagnolm.shell.printing import log_main
 from vocagnolm.training.options import (
     PAPER_TOKENS,
     DataOptions,

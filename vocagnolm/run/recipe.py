@@ -10,8 +10,8 @@ import yaml
 from vocagnolm.cli import Parser, shell
 from vocagnolm.doors import near
 from vocagnolm.fields import aliases_of
-from vocagnolm.io import read_yaml
-from vocagnolm.printing import print_main
+from vocagnolm.shell.io import read_yaml
+from vocagnolm.shell.printing import print_main
 from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions, RunOptions
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"

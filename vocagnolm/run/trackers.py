@@ -18,8 +18,8 @@ import numpy as np
 from transformers import Trainer
 from transformers.integrations import integration_utils
 
-from vocagnolm.io import JsonObject, versions, write_json
-from vocagnolm.printing import is_main
+from vocagnolm.shell.io import JsonObject, versions, write_json
+from vocagnolm.shell.printing import is_main
 from vocagnolm.training.assembled import Assembled
 from vocagnolm.training.options import RunOptions
 from vocagnolm.training.settings import Job

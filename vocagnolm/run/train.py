@@ -5,13 +5,13 @@ from pathlib import Path
 
 from vocagnolm.cli import Exit
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.dist import rank0
-from vocagnolm.io import told_of_full_disk, write_text
 from vocagnolm.models.load import model_files
-from vocagnolm.printing import print_main
 from vocagnolm.run import trackers
 from vocagnolm.run.card import model_card, push
 from vocagnolm.run.plan import plan
+from vocagnolm.shell.dist import rank0
+from vocagnolm.shell.io import told_of_full_disk, write_text
+from vocagnolm.shell.printing import print_main
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import run_directory
 from vocagnolm.training.assembly import assemble, read_whole

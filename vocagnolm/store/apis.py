@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from vocagnolm.io import JsonObject
+from vocagnolm.shell.io import JsonObject
 
 Prompt = list[int] | str
 # An answer has the logprobs of N tokens, or None, and their ids or texts. The start token is the

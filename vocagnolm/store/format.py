@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from vocagnolm.alignment import narrow_spans, widen_spans
 from vocagnolm.conventions import Spans
-from vocagnolm.io import (
+from vocagnolm.shell.io import (
     JsonObject,
     file_sha256,
     json_or_empty,

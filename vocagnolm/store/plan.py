@@ -6,9 +6,9 @@ from pathlib import Path
 from transformers import PreTrainedConfig
 
 from vocagnolm.chat.render import Template
-from vocagnolm.io import differences
 from vocagnolm.models.load import context_length
 from vocagnolm.readers import Reader
+from vocagnolm.shell.io import differences
 from vocagnolm.store import format as store
 from vocagnolm.tokenizer import tokenizer_sha256
 

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 
 from vocagnolm.cli import Parser, shell
 from vocagnolm.fields import corpora_of, in_range, listed
-from vocagnolm.io import check_outside, check_writable, claim_names
-from vocagnolm.printing import print_main
+from vocagnolm.shell.io import check_outside, check_writable, claim_names
+from vocagnolm.shell.printing import print_main
 
 if TYPE_CHECKING:
     import datasets

@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 
 from vocagnolm.alignment import aggregate_losses, align_spans, covered_shares
 from vocagnolm.conventions import TEXT, UNMAPPED, IntArray, Spans
-from vocagnolm.io import write_file
+from vocagnolm.shell.io import write_file
 from vocagnolm.store.format import Store, StoredDocument
 from vocagnolm.texts import read_texts
 

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vocagnolm.cli import Exit, Parser, shell
-from vocagnolm.extras import require, require_quantization
 from vocagnolm.fields import json_settings
-from vocagnolm.printing import print_main
+from vocagnolm.shell.extras import require, require_quantization
+from vocagnolm.shell.printing import print_main
 from vocagnolm.store.format import SHARDS, Store, find_faults, manifest_of
 
 # Options that would be ignored without another one.

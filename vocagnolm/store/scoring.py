@@ -20,17 +20,17 @@ from transformers import PreTrainedConfig
 from vocagnolm.chat.render import Template
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import files_of, load_corpus
-from vocagnolm.dist import connect, rank0
 from vocagnolm.fields import corpora_of
-from vocagnolm.io import check_outside, check_writable, count_reasons, versions
 from vocagnolm.models.load import (
     ModelSource,
     revision_of,
 )
 from vocagnolm.models.precision import choose_dtype
 from vocagnolm.models.quantization import check_quantizer
-from vocagnolm.printing import print_main
 from vocagnolm.readers import Reader, TeacherReaders, teacher_reader
+from vocagnolm.shell.dist import connect, rank0
+from vocagnolm.shell.io import check_outside, check_writable, count_reasons, versions
+from vocagnolm.shell.printing import print_main
 from vocagnolm.spans import Encoding, encode_batch, encode_rendered
 from vocagnolm.store import format as store
 from vocagnolm.store.plan import check_plan, context_of, describe_reading

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from vocagnolm.io import JsonObject
 from vocagnolm.readers import Reader
+from vocagnolm.shell.io import JsonObject
 from vocagnolm.spans import encode
 from vocagnolm.store.apis import APIS, Prompt, completion
 from vocagnolm.store.format import PROBE_LOSSES, LossArray, read_manifest

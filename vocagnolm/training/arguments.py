@@ -13,12 +13,12 @@ from transformers import PreTrainedModel, Trainer
 
 from vocagnolm.collator import PackedCollator
 from vocagnolm.doors import own_arguments
-from vocagnolm.extras import is_installed, require
 from vocagnolm.fields import listed
 from vocagnolm.method import Method, name_own
 from vocagnolm.models.load import context_length
 from vocagnolm.objective import Objective, StoredTeacher
 from vocagnolm.packing import Blocks
+from vocagnolm.shell.extras import is_installed, require
 from vocagnolm.training.assembled import Assembled, assembled_of_loaded
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions

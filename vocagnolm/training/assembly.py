@@ -13,15 +13,15 @@ from transformers import PreTrainedTokenizerBase
 from vocagnolm.chat.reading import TrainOn
 from vocagnolm.corpus import read_list
 from vocagnolm.data import skipped_line
-from vocagnolm.dist import machine_first, rank0
 from vocagnolm.doors import python_door, worded
 from vocagnolm.fields import listed
-from vocagnolm.hub import check_login
 from vocagnolm.models.adapters import adapt
 from vocagnolm.objective import StoredTeacher
 from vocagnolm.packing import Blocks
-from vocagnolm.printing import log_main
 from vocagnolm.readers import TeacherReaders, student_reader, teacher_reader
+from vocagnolm.shell.dist import machine_first, rank0
+from vocagnolm.shell.hub import check_login
+from vocagnolm.shell.printing import log_main
 from vocagnolm.store.format import is_store
 from vocagnolm.texts import only_text
 from vocagnolm.tokenizer import tokenizer_sha256

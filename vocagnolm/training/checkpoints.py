@@ -12,7 +12,7 @@ from pathlib import Path
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from vocagnolm.io import MANIFEST_FILE, differences, json_or_empty, size_fault, write_json
+from vocagnolm.shell.io import MANIFEST_FILE, differences, json_or_empty, size_fault, write_json
 
 logger = logging.getLogger(__name__)
 

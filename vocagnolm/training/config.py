@@ -18,12 +18,12 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
 from transformers.training_args import OptimizerNames
 
-from vocagnolm.dist import check_connected, is_on_cpu, launched_processes
 from vocagnolm.doors import near, own_arguments, python_door
-from vocagnolm.extras import require, require_optimizer
 from vocagnolm.fields import aliases_of, in_range
-from vocagnolm.io import RUN_FILE, json_or_empty
 from vocagnolm.models.precision import choose_dtype
+from vocagnolm.shell.dist import check_connected, is_on_cpu, launched_processes
+from vocagnolm.shell.extras import require, require_optimizer
+from vocagnolm.shell.io import RUN_FILE, json_or_empty
 from vocagnolm.training.options import (
     PAPER_TOKENS,
     DataOptions,

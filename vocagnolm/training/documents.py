@@ -26,11 +26,11 @@ from vocagnolm.data import (
     skip_reasons,
     skipped_line,
 )
-from vocagnolm.dist import cores, machine_first
 from vocagnolm.fields import corpora_of
-from vocagnolm.io import told_of_full_disk
 from vocagnolm.packing import Blocks, LateLosses
 from vocagnolm.readers import Reader, TeacherReaders
+from vocagnolm.shell.dist import cores, machine_first
+from vocagnolm.shell.io import told_of_full_disk
 from vocagnolm.texts import is_conversations, joined
 from vocagnolm.training.models import Models
 from vocagnolm.training.options import DataOptions, PackOptions

@@ -11,7 +11,7 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
 
-from vocagnolm.io import write_text
+from vocagnolm.shell.io import write_text
 from vocagnolm.training.metrics import WEIGHT_ENTRIES
 
 logger = logging.getLogger(__name__)

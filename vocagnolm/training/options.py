@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vocagnolm.doors import DTYPE_OPTIONS, python_door
-from vocagnolm.extras import require, require_trackers
 from vocagnolm.fields import check_types, in_range, json_settings, one_for_each, option
 from vocagnolm.method import Method
+from vocagnolm.shell.extras import require, require_trackers
 
 # The paper's optimizer step has this many tokens (Section 4.3).
 PAPER_TOKENS = 2**21

@@ -9,10 +9,10 @@ from transformers import Trainer
 from transformers.trainer_utils import IntervalStrategy
 from transformers.training_args import OptimizerNames
 
-from vocagnolm.extras import is_installed, require
 from vocagnolm.models.quantization import QUANTIZATIONS, check_quantizer, quantization
 from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.packing import Blocks
+from vocagnolm.shell.extras import is_installed, require
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.settings import Job
 

@@ -28,10 +28,10 @@ from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
-from vocagnolm.dist import rank0
 from vocagnolm.doors import how_to_go_on
-from vocagnolm.extras import check_transformers, unsupported
-from vocagnolm.io import MANIFEST_FILE, json_or_empty, told_of_full_disk
+from vocagnolm.shell.dist import rank0
+from vocagnolm.shell.extras import check_transformers, unsupported
+from vocagnolm.shell.io import MANIFEST_FILE, json_or_empty, told_of_full_disk
 from vocagnolm.training.checkpoints import (
     Settings,
     checkpoint_fault,

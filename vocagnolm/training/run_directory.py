@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from vocagnolm.io import (
+from vocagnolm.shell.io import (
     MANIFEST_FILE,
     RUN_FILE,
     check_writable,

@@ -17,11 +17,11 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TrainerCallb
 from vocagnolm.chat.render import Template
 from vocagnolm.conventions import SharedError, TeacherAway
 from vocagnolm.data import Segments
-from vocagnolm.dist import rank0
 from vocagnolm.fields import one_for_each
-from vocagnolm.io import check_writable, versions
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, teacher_reader
+from vocagnolm.shell.dist import rank0
+from vocagnolm.shell.io import check_writable, versions
 from vocagnolm.store.format import read_manifest
 from vocagnolm.store.growing import LOSS_DTYPE, GrowingStore, open_for_growth
 from vocagnolm.store.late import WINDOWS, Late, LateReader

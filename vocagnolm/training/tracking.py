@@ -9,9 +9,9 @@ from typing import Any
 
 from transformers.integrations import integration_utils
 
-from vocagnolm.extras import require_trackers
-from vocagnolm.io import JsonObject, json_or_empty
-from vocagnolm.printing import log_main
+from vocagnolm.shell.extras import require_trackers
+from vocagnolm.shell.io import JsonObject, json_or_empty
+from vocagnolm.shell.printing import log_main
 
 # This file in a run's directory has its place in Weights & Biases, so that a resumed run continues
 # the same curves.

@@ -11,10 +11,10 @@ import torch
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from vocagnolm.dist import launched_processes
 from vocagnolm.evaluation.engines.generation import Chat, Completion, Engine, Row
 from vocagnolm.gguf import split_name
 from vocagnolm.models.load import ModelSource, context_length, tensor_parallel_size
+from vocagnolm.shell.dist import launched_processes
 
 # The engine uses this much of a model's context, or room for a prompt of this length and an answer,
 # if that is more. vLLM reserves memory for one such text.

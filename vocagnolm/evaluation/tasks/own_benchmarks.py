@@ -11,7 +11,7 @@ import yaml
 from vocagnolm.doors import near
 from vocagnolm.evaluation.extraction import AnswerKind
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, Benchmark
-from vocagnolm.io import read_yaml
+from vocagnolm.shell.io import read_yaml
 
 _KINDS = get_args(AnswerKind)
 # Results are stored by name and shown by column, so no other benchmark may have either. "model" is

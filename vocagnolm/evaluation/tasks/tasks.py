@@ -16,7 +16,7 @@ from vocagnolm.evaluation.tasks.benchmarks import (
     RawRow,
     fill_in,
 )
-from vocagnolm.io import JsonObject
+from vocagnolm.shell.io import JsonObject
 
 _HARNESS_DATA = (
     "https://raw.githubusercontent.com/ZubinGou/math-evaluation-harness/"

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import FrameType
 
 from vocagnolm.cli import OneLineErrors
-from vocagnolm.printing import log_main
 from vocagnolm.run.recipe import as_flags, find_file, read_mapping
+from vocagnolm.shell.printing import log_main
 
-CONFIGS = Path(__file__).with_name("accelerate_configs")
+CONFIGS = Path(__file__).parents[1] / "accelerate_configs"
 # Options of `accelerate launch` that differ between machines and runs. A file has the others.
 _OPTIONS: dict[str, type] = {
     "num_processes": int,

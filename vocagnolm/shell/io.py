@@ -23,7 +23,7 @@ import yaml
 
 JsonObject = dict[str, Any]
 # The package's data: tables, templates, the demo's models.
-ASSETS = Path(__file__).parent / "assets"
+ASSETS = Path(__file__).parents[1] / "assets"
 # In a run's directory: its settings. In a complete directory: the sizes of its files.
 RUN_FILE, MANIFEST_FILE = "run.json", "manifest.json"
 # In a directory that may have other files of a user: what commands have made there, by command.
