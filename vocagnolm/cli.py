@@ -21,7 +21,7 @@ from functools import partial, wraps
 from types import FrameType
 from typing import Literal, NoReturn
 
-from vocagnolm.conventions import NonFiniteLoss, SharedError, TeacherAway
+from vocagnolm.conventions import NonFiniteLoss, SharedError
 from vocagnolm.doors import near, shell_door
 from vocagnolm.fields import listed
 from vocagnolm.shell.printing import log_main
@@ -188,8 +188,6 @@ def shell(
                     return work(argv) or Exit.DONE
             except NonFiniteLoss as error:
                 return stop(name, error, Exit.BAD_NUMBERS)
-            except TeacherAway as error:
-                return stop(name, error, Exit.STOPPED)
             except (ValueError, ImportError, OSError, MemoryError) as error:
                 return stop(name, error, Exit.WRONG)
             except RuntimeError as error:

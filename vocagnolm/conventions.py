@@ -30,10 +30,6 @@ class SharedError(ValueError):
     """An error that all processes of a job raise, and that one of them reports."""
 
 
-class TeacherAway(SharedError):  # noqa: N818 - as above
-    """The teacher's server does not answer. The run resumes when it is back."""
-
-
 IntArray = npt.NDArray[np.int64]
 # [N, 2], half-open, in characters (Unicode code points) of the text.
 Spans = IntArray

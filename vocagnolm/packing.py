@@ -47,22 +47,6 @@ class Block(TypedDict, total=False):
     teacher_exceptions: Sequence[IntArray]
 
 
-class LateLosses:
-    """Teacher losses that are not known yet when sequences are packed. Here they never will be.
-
-    The column `teacher_losses` then has the index of each token among the tokens of its document,
-    or NaN if the token has no loss. A sequence for evaluation needs no losses.
-    """
-
-    def expect(self, blocks: Sequence[int]) -> None:
-        """Learn which sequences are read next, in order."""
-
-    def fill(self, block: int, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return the columns of a sequence with losses in place of indices."""
-        unknown = [np.full(len(row), np.nan, np.float32) for row in columns["teacher_losses"]]
-        return columns | {"teacher_losses": unknown}
-
-
 def segment_rows(block: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Turn the columns of a packed sequence into one row for each of its segments."""
     # The index belongs to the whole sequence. Every other entry has a value for each segment.
@@ -222,8 +206,6 @@ class Blocks(Dataset[Block]):
         self.corpus_digest: list[str] | None = None
         # The hashes of the tokenizers of the student and of each teacher, where they are known.
         self.tokenizers_sha256: list[str] | None = None
-        # Where the losses come from that a sequence lacks until it is read.
-        self.late: LateLosses | None = None
         self.student_tokens = int(tokens.sum())
         # Sequence b has the segments order[edges[b] : edges[b + 1]].
         self._order: IntArray = np.concatenate(order)
@@ -245,10 +227,7 @@ class Blocks(Dataset[Block]):
         return len(self._edges) - 1
 
     def __getitem__(self, block: int) -> Block:
-        columns = self._rows[self.segments(block)]
-        if self.late:
-            columns = self.late.fill(block, columns)
-        return as_block(block, columns)
+        return as_block(block, self._rows[self.segments(block)])
 
     def segments(self, block: int) -> IntArray:
         """Return the segments of a sequence, as rows of `data.Segments`."""

@@ -10,7 +10,7 @@ resuming are in `training.resumable`.
 import copy
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
@@ -206,21 +206,7 @@ class VocAgnoTrainer(ResumableTrainer):
                 "args: settings of the method were changed after the trainer was made, which has "
                 "no effect: make another trainer"
             )
-        if not self._late:
-            return super().train(*args, **options)
-        from vocagnolm.training.served import asking
-
-        models, job = self._assembled.models, self._assembled.job
-        assert models
-        assert models.server
-        # Claim the run's directory before the store of the answers is created in it.
-        asked = asking(self._late, models.server, job, self.accelerator, self.preemption)
-        with self.claiming(), asked as keep_answers:
-            self.add_callback(keep_answers)
-            try:
-                return super().train(*args, **options)
-            finally:
-                self.remove_callback(keep_answers)
+        return super().train(*args, **options)
 
     @python_door
     def evaluate(self, eval_dataset: Any = None, *args: Any, **options: Any) -> dict[str, float]:
@@ -252,11 +238,6 @@ class VocAgnoTrainer(ResumableTrainer):
         if name not in evaluations:
             names = ", ".join(map(str, evaluations)) or "none with a name"
             raise ValueError(f"eval_dataset {name!r}: the trainer has {names}")
-
-    @property
-    def _late(self) -> Any:
-        """Return the source of losses that arrive during training; None if all losses are there."""
-        return getattr(self.train_dataset, "late", None)
 
     @property
     def online_teachers(self) -> Sequence[PreTrainedModel]:
@@ -299,7 +280,7 @@ class VocAgnoTrainer(ResumableTrainer):
             self.token_objective = copy.copy(self.token_objective)
             object.__setattr__(self.token_objective, "method", method)
         # The parent class is not called, because it would count and gather labels on the device.
-        batches = self._fetch(lambda: list(itertools.islice(epoch_iterator, num_batches)))
+        batches = list(itertools.islice(epoch_iterator, num_batches))
         # The collator has counted on the host. `torch.full` fills the tensor on the device: a copy
         # from the host would wait for the last update.
         tokens = sum(self.token_objective.divisor_tokens(batch) for batch in batches)
@@ -307,14 +288,6 @@ class VocAgnoTrainer(ResumableTrainer):
         process_tokens = torch.full((), float(tokens), device=device)
         all_tokens: Tensor = self.accelerator.reduce(process_tokens, "sum")
         return batches, all_tokens
-
-    def _fetch(self, fetch: Callable[[], list[Any]]) -> list[Any]:
-        """Fetch batches. If they need a server, either all processes get theirs, or all end."""
-        if not self._late:
-            return fetch()
-        from vocagnolm.training.served import fetch_together
-
-        return fetch_together(fetch, self.accelerator, self.save_progress)
 
     def compute_loss(
         self,

@@ -53,7 +53,6 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         ),
     ),
     ("httpx", lambda: score.check([*SCORE, "--server", "http://h", "--served_model", "m"])),
-    ("httpx", lambda: parser.check(["--teacher", "t", "--teacher_server", "http://h"])),
     ("bitsandbytes", lambda: score.check([*SCORE, "--quantization", '{"load_in_4bit": true}'])),
 ]
 

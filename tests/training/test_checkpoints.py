@@ -206,6 +206,8 @@ def test_files_may_move_if_their_content_is_known(
         "teacher": ["/a/teacher"],
         "teacher_weights_sha256": ["a"],
         "student": "/a/checkpoint-500",
+        # An option that has been retired since.
+        "served_model": None,
     }
     assert changed_settings(before, now) == change
 

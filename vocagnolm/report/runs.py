@@ -58,8 +58,8 @@ _DIGEST = "corpus_digest"
 # The digest of a corpus depends on its documents and on these options, which say how they are read.
 _READING = (
     "student student_revision student_tokenizer student_chat_template teacher teacher_revision "
-    "teacher_tokenizer teacher_chat_template chat_templates_sha256 teacher_losses teacher_server "
-    "served_model teacher_reduction missing_losses dataset dataset_config dataset_split "
+    "teacher_tokenizer teacher_chat_template chat_templates_sha256 teacher_losses "
+    "teacher_reduction missing_losses dataset dataset_config dataset_split "
     "text_column eval_fraction max_length train_on uld_pairing"
 ).split()
 

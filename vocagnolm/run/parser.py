@@ -60,8 +60,8 @@ one of the package's: ddp, fsdp2, ... It can be combined with --num_processes,
 
 If a run is interrupted, the same command resumes it. Exit status: 0 done, 2 a
 wrong argument or file, 3 a loss or gradient became NaN or infinite, 4 out of
-memory, 75 stopped by a signal or because the teacher's server does not answer;
-everything is saved, and a scheduler may start it again.
+memory, 75 stopped by a signal; everything is saved, and a scheduler may start
+it again.
 docs/running.md has the details.
 """
 
@@ -225,8 +225,6 @@ def _parse(argv: Sequence[str], *, on_hub: bool) -> Job:
     check_evaluation(args, losses if evaluates else [])
     sources = [*data.dataset, *([data.eval_dataset] if data.eval_dataset else [])]
     check_outside(args.output_dir, sources)
-    if args.served_losses:
-        check_outside(args.served_losses, sources, "--served_losses")
     job = Job(model, data, args, recipe)
     # The parser's last result is a namespace of the arguments that are in no dataclass.
     namespace = options[-1]

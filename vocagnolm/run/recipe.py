@@ -26,8 +26,6 @@ _REPLACED = {
         "teacher_dtype",
         "teacher_quantization",
         "teacher_sharding",
-        "teacher_server",
-        "served_model",
     ),
     "eval_dataset": ("eval_fraction",),
     "eval_fraction": ("eval_dataset",),

@@ -205,9 +205,7 @@ def _check_collator(collator: PackedCollator, blocks: Blocks, args: VocAgnoConfi
 
 def check_stored(source: object, blocks: Blocks, collator: Callable[[list[Any]], Any]) -> None:
     """Raise a ValueError if losses of a store are needed, and packed sequences have none."""
-    # A server's losses arrive later.
-    is_stored = isinstance(source, StoredTeacher) and blocks.late is None
-    if is_stored and "teacher_losses" not in collator([blocks[0]]):
+    if isinstance(source, StoredTeacher) and "teacher_losses" not in collator([blocks[0]]):
         raise ValueError(
             "train_dataset has no losses of a teacher: give documents with the store as teacher"
         )

@@ -36,7 +36,6 @@ from vocagnolm.training.documents import Documents, align, load_documents
 from vocagnolm.training.models import Models, read_models
 from vocagnolm.training.options import DataOptions, ModelOptions, PackOptions
 from vocagnolm.training.requirements import check_enough, check_launch
-from vocagnolm.training.served import late_losses
 from vocagnolm.training.settings import Job, options_without_effect, settings_of
 
 
@@ -158,9 +157,6 @@ def assemble(
     models = read_models(job.model, args, args.device, tokenizer=processing_class)
     # One process asks the hub and the disk, and all of them raise its error.
     rank0(lambda: check_places(job, models))
-    # A plan may be made on a machine that cannot reach the server.
-    if models.server and not args.dry_run:
-        models.server.find(job.served_losses)
     evaluates = eval_dataset is not None or job.data.eval_dataset or job.data.eval_fraction
     for line in options_without_effect(job, evaluates=bool(evaluates)):
         log_main(worded(f"warning: {line}"))
@@ -249,10 +245,6 @@ def assemble_in_python(
     eval_dataset = _checked(kwargs.get("eval_dataset"), "eval_dataset")
     if args.push_to_hub:
         rank0(lambda: check_login(args.hub_token))
-    if args.teacher_server and not _is_documents(train_dataset):
-        raise ValueError(
-            "train_dataset is packed, and --teacher_server needs documents: give those"
-        )
     names = ModelOptions(student, teachers or None, stores or None)
     job = Job(names, DataOptions(dataset=[]), args, peft_config=peft_config)
     # Only names need to be read, and only documents to be aligned. Loaded models with packed
@@ -350,9 +342,6 @@ def _packed(job: Job, models: Models, dataset: Any, name: str) -> _Packed:
     limits = guide.limits() if guide else [sys.maxsize]
     blocks = Blocks(segments.rows, job.args.max_length, limits)
     blocks.corpus_digest = [segments.digest()]
-    if is_trained and models.server:
-        is_plain = job.args.missing_losses == "plain"
-        blocks.late = late_losses(models.server, blocks, segments, texts, is_plain=is_plain)
     # An evaluation with less than a step's sequences is fine.
     if is_trained:
         check_enough(blocks, job.args, name, left_out)

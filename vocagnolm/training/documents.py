@@ -27,7 +27,7 @@ from vocagnolm.data import (
     skipped_line,
 )
 from vocagnolm.fields import corpora_of
-from vocagnolm.packing import Blocks, LateLosses
+from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, TeacherReaders
 from vocagnolm.shell.dist import cores, machine_first
 from vocagnolm.shell.io import told_of_full_disk
@@ -36,7 +36,6 @@ from vocagnolm.training.models import Models
 from vocagnolm.training.options import DataOptions, PackOptions
 from vocagnolm.training.requirements import check_enough
 from vocagnolm.training.sampler import mixed_counts
-from vocagnolm.training.served import late_losses
 from vocagnolm.training.settings import Job
 
 logger = logging.getLogger(__name__)
@@ -144,12 +143,6 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
         _, eval_blocks = _pack(corpora, evaluated, args.max_length, limits)
         eval_blocks.corpus_digest = [segments.digest() for segments in evaluated]
     texts = joined([corpus.texts for corpus in corpora])
-    if models.server:
-        is_plain = args.missing_losses == "plain"
-        blocks.late = late_losses(models.server, blocks, segments, texts, is_plain=is_plain)
-        if eval_blocks is not None and data.eval_fraction:
-            # Nobody is asked for the losses of held-out documents.
-            eval_blocks.late = LateLosses()
     documents = Documents(
         corpora=corpora,
         texts=texts,
@@ -183,11 +176,6 @@ def _align_corpora(job: Job, models: Models, sample: bool) -> list[Corpus]:
                 "have none"
             )
         check_readable(texts, models.reader, models.guide)
-    if job.args.teacher_server and len({is_conversations(texts) for _, texts, _ in readings}) > 1:
-        raise ValueError(
-            "--teacher_server: its answers are stored for documents or for conversations, and "
-            "--dataset has both: train on one kind"
-        )
     corpora = []
     for name, texts, total in readings:
         segments = align(texts, models.reader, models.guide, job.args, f"--dataset {name}")

@@ -35,7 +35,6 @@ from vocagnolm.store.read import StoredReader
 from vocagnolm.tokenizer import Role, check_same_tokens, tokenizer_sha256
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.options import GuidanceOptions, ModelOptions, PackOptions
-from vocagnolm.training.served import Server
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +55,10 @@ class Models:
 
     Attributes:
         reader: reads texts for the student.
-        teachers: none with a store of losses or a server, and none without a teacher.
+        teachers: none with a store of losses, and none without a teacher.
         guide: maps the teachers' tokens to the student's; None where nothing is mapped.
         teacher_dtype: precision of the teachers, never "auto".
         options: how models are loaded, and read texts.
-        server: the one that has the teacher, if it is behind one.
     """
 
     student: Model
@@ -69,7 +67,6 @@ class Models:
     guide: TeacherReaders | None
     teacher_dtype: str
     options: GuidanceOptions
-    server: Server | None = None
 
     @property
     def teacher_quantization(self) -> dict[str, object] | None:
@@ -107,12 +104,6 @@ def read_models(
     # model.
     tokenizers: list[Any] = [tokenizer or options.student_tokenizer]
     tokenizers += options.teacher_tokenizer or [None] * (len(sources) - 1)
-    server = None
-    if options.teacher_server:
-        # For a teacher behind a server, only the tokenizer and the configuration are read here.
-        source, config, given_tokenizer = sources.pop(), configs.pop(), tokenizers.pop()
-        teacher_tokenizer = source.checked_tokenizer(config, "teacher", given_tokenizer)
-        server = Server.of(source.name, config, teacher_tokenizer, options)
     models = []
     for source, config, given_tokenizer in zip(sources, configs, tokenizers, strict=True):
         skeleton: nn.Module = source.skeleton(config)
@@ -125,8 +116,6 @@ def read_models(
         checked_tokenizer = source.checked_tokenizer(config, role, given_tokenizer)
         models.append(Model(source, config, checked_tokenizer, sizes_of(skeleton)))
     student, teachers = models[0], models[1:]
-    if server and options.method == "rho1":
-        check_same_tokens(student.tokenizer, server.reader.tokenizer, options.method)
     for teacher in teachers:
         _warn_of_same(student.source, teacher.source)
     context = context_length(student.config)
@@ -137,10 +126,9 @@ def read_models(
         student=student,
         reader=student_reader(student.tokenizer, length, options.student_chat_template),
         teachers=teachers,
-        guide=server.guide() if server else _guide_of(student, teachers, model, options),
+        guide=_guide_of(student, teachers, model, options),
         teacher_dtype=_teacher_dtype(options, device),
         options=options,
-        server=server,
     )
 
 
@@ -311,7 +299,4 @@ def load_weights(
         trained = add_adapters(student, options, seed, models.student.source.revision)
     if options.teacher_losses:
         return trained, StoredTeacher(len(options.teacher_losses))
-    # A server's losses come with the batch, too.
-    if models.server:
-        return trained, StoredTeacher()
     return trained, teachers or None

@@ -127,17 +127,6 @@ class LoadOptions:
         "Each teacher's tokenizer, if it is not stored with the weights.",
         aliases=["--teacher_tokenizer_name_or_path"],
     )
-    teacher_server: str | None = option(
-        None,
-        "URL of a server that runs the teacher and is asked for its losses before each step. "
-        "--teacher then names the tokenizer.",
-        first=True,
-    )
-    served_model: str | None = option(None, "The teacher's name on that server.", first=True)
-    served_losses: str | None = option(
-        None,
-        "Store of the server's answers; runs may share it. Default: served_losses in --output_dir.",
-    )
     teacher_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "The teacher's precision. auto: bfloat16 on a GPU; on a CPU, the student's."
     )
@@ -171,7 +160,6 @@ class LoadOptions:
             if isinstance(getattr(self, name), str):
                 setattr(self, name, [getattr(self, name)])
         check_types(self)
-        self._check_server()
         for name in ("model_init_kwargs", "teacher_model_init_kwargs"):
             arguments = getattr(self, name)
             # A command line or a recipe gives text, and Python gives a dictionary.
@@ -191,19 +179,6 @@ class LoadOptions:
                     ) from error
             # Replace the text by the parsed value, because a run's settings compare values.
             setattr(self, name, arguments)
-
-    def _check_server(self) -> None:
-        """Raise a ValueError for a server's option that needs another one."""
-        if not self.teacher_server:
-            for name in ("served_model", "served_losses"):
-                if getattr(self, name):
-                    raise ValueError(f"--{name} has no effect without --teacher_server: add it")
-            return
-        require("httpx", "--teacher_server")
-        if not self.served_model:
-            raise ValueError(
-                "--teacher_server needs --served_model, the teacher's name on that server"
-            )
 
 
 @dataclass
@@ -297,8 +272,8 @@ class PackOptions:
     )
     missing_losses: Literal["error", "skip", "plain"] = option(
         "error",
-        "What to do with documents that have no losses in --teacher_losses or from "
-        "--teacher_server. plain: train on them without a teacher.",
+        "What to do with documents that have no losses in --teacher_losses. plain: train on them "
+        "without a teacher.",
     )
     student_chat_template: str | None = option(
         None, "plain, chatml or a file. Default: the tokenizer's own."
@@ -333,22 +308,9 @@ class GuidanceOptions(Method, PackOptions, LoadOptions):
                 "--missing_losses plain trains on every token of documents without losses, which "
                 f"--method {self.method} --unmapped {self.unmapped} does not: use skip"
             )
-        if self.missing_losses == "skip" and self.teacher_server:
-            raise ValueError(
-                "--missing_losses skip must know before training which documents have losses, and "
-                "--teacher_server does not: use error or plain"
-            )
 
     def check_teacher(self, count: int, *, is_stored: bool = False) -> None:
         """Also check the options that have one value for each teacher."""
-        if self.teacher_server:
-            if is_stored:
-                raise ValueError("--teacher_server and --teacher_losses cannot be combined")
-            if count != 1:
-                raise ValueError(
-                    f"--teacher_server needs one --teacher, for its tokenizer, got {count}"
-                )
-        is_stored |= bool(self.teacher_server)
         super().check_teacher(count, is_stored=is_stored)
         for name in ("teacher_tokenizer", "teacher_revision"):
             # A tokenizer or a revision belongs to one model, and cannot serve all teachers.

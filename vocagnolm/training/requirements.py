@@ -21,12 +21,6 @@ def check_launch(job: Job) -> None:
     """Raise a ValueError for options that these processes and devices cannot support."""
     args = job.args
     _check_packages(args)
-    # A thread of this process has the answers, for which a separate worker would wait in vain.
-    if args.teacher_server and args.dataloader_num_workers:
-        raise ValueError(
-            f"--dataloader_num_workers {args.dataloader_num_workers} is not supported with "
-            "--teacher_server, whose answers only the training process has: leave it out"
-        )
     # A layer's weights are gathered only for its own forward pass. Whatever reads the output head
     # from outside would get a shard.
     if args.teacher_sharding == "node":

@@ -153,17 +153,7 @@ class ResumableTrainer(Trainer):
         # order does not matter.
         is_split = self.orders_steps and per_step > args.train_batch_size
         widths = getattr(data, "teacher_tokens", None) if is_split else None
-        late = getattr(data, "late", None)
-
-        def announce(order: Sequence[int]) -> None:
-            # A run may end before its epoch does.
-            steps = self.state.max_steps - self.state.global_step
-            if late:
-                late.expect(order[: steps * per_step])
-
-        return StepSampler(
-            sizes, weights, seed, per_step, widths, lambda: self.state.global_step, announce
-        )
+        return StepSampler(sizes, weights, seed, per_step, widths, lambda: self.state.global_step)
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any

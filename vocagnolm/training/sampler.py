@@ -52,7 +52,6 @@ class StepSampler(Sampler[int]):
         weights: shares of the corpora; without them all sequences are read once.
         widths: of all packed sequences; without them the order stays.
         step: returns the number of steps made, and so the epoch.
-        announce: is told an epoch's packed sequences that are not read yet, in their order.
     """
 
     sizes: Sequence[int]
@@ -61,7 +60,6 @@ class StepSampler(Sampler[int]):
     per_step: int
     widths: npt.NDArray[np.int64] | None
     step: Callable[[], int]
-    announce: Callable[[Sequence[int]], object]
 
     def __len__(self) -> int:
         mixed = self.weights and mixed_counts(self.sizes, self.weights).sum()
@@ -74,7 +72,7 @@ class StepSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         # The epoch follows from the number of steps, which is in a resumed run's state.
-        epoch, steps_made = divmod(self.step(), max(1, len(self) // self.per_step))
+        epoch = self.step() // max(1, len(self) // self.per_step)
         if self.weights:
             drawn = mixed_order(self.sizes, self.weights, self.seed, epoch)
         else:
@@ -88,17 +86,4 @@ class StepSampler(Sampler[int]):
             steps = drawn.reshape(-1, self.per_step)
             widest_first = np.argsort(-self.widths[steps], axis=1, kind="stable")
             drawn = np.take_along_axis(steps, widest_first, axis=1).ravel()
-        order = drawn.tolist()
-        self.announce(order[steps_made * self.per_step :])
-        return iter(order)
-
-
-def share_of(order: Sequence[int], rows: int, process: int, processes: int) -> list[int]:
-    """Return what one process reads of an order, in batches of `rows` sequences.
-
-    Accelerate hands out batches one by one.
-
-    >>> share_of(range(8), rows=2, process=1, processes=2)
-    [2, 3, 6, 7]
-    """
-    return [block for place, block in enumerate(order) if place // rows % processes == process]
+        return iter(drawn.tolist())

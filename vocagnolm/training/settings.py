@@ -21,9 +21,7 @@ RUN_SETTINGS = (
     "weight_decay max_grad_norm optim_args neftune_noise_alpha"
 ).split()
 # A run may resume with other values of these, because they do not change what training computes.
-_NO_EFFECT_ON_NUMBERS = (
-    "dataset_num_proc trust_remote_code eval_dataset teacher_sharding teacher_server served_losses"
-).split()
+_NO_EFFECT_ON_NUMBERS = "dataset_num_proc trust_remote_code eval_dataset teacher_sharding".split()
 # Options that name files, directories or models.
 _PATH_OPTIONS = (
     "student teacher student_tokenizer teacher_tokenizer student_chat_template "
@@ -51,13 +49,8 @@ class Job:
 
     @property
     def loads_teacher(self) -> bool:
-        """True if a teacher is a model in memory, and not a store or a server."""
-        return bool(self.model.teacher) and not self.args.teacher_server
-
-    @property
-    def served_losses(self) -> Path:
-        """Where a server's answers are stored."""
-        return Path(self.args.served_losses or Path(str(self.args.output_dir), "served_losses"))
+        """True if a teacher is a model in memory, and not a store."""
+        return bool(self.model.teacher)
 
 
 def settings_of(job: Job) -> dict[str, Any]:
@@ -75,9 +68,6 @@ def settings_of(job: Job) -> dict[str, Any]:
         settings[name] = getattr(job.args, name)
     for name in _NO_EFFECT_ON_NUMBERS:
         del settings[name]
-    # Until a document without losses ends a run, both values make the same run.
-    if job.args.teacher_server:
-        del settings["missing_losses"]
     # A run that is started from another directory is the same run.
     for name in _PATH_OPTIONS:
         settings[name] = _absolute(settings[name])
@@ -172,12 +162,7 @@ def options_without_effect(job: Job, *, evaluates: bool) -> Iterator[str]:
     conditions: Sequence[tuple[object, set[str], str]] = (
         (False, unread_options, f"with {args.as_typed}"),
         (model.teacher, _TEACHER_OPTIONS | _WEIGHT_OPTIONS, "without --teacher"),
-        (not args.teacher_server, _WEIGHT_OPTIONS, "with --teacher_server, which has the weights"),
-        (
-            model.teacher_losses or args.teacher_server,
-            {"missing_losses"},
-            "without --teacher_losses or --teacher_server",
-        ),
+        (model.teacher_losses, {"missing_losses"}, "without --teacher_losses"),
         (model.use_peft, adapter_options, "without --use_peft"),
         (evaluates, {"eval_steps"}, "without --eval_fraction or --eval_dataset"),
         (args.push_to_hub, {"hub_model_id"}, "without --push_to_hub"),
