@@ -6,10 +6,11 @@ The input is texts or conversations. The output is the `Tokens` of each model, o
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -32,7 +33,9 @@ logger = logging.getLogger(__name__)
 # The documents that teachers lack, by index, with the reason to skip each, or None if it is kept
 # and trained on without a teacher.
 Lacking = Mapping[int, str | None]
-
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Failure = TypeVar("Failure")
 
 # For models without a template of their own.
 _BUILT_IN = {
@@ -46,6 +49,27 @@ _BUILT_IN = {
         "<|im_end|>{{ '\n' }}{% endfor %}{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
     ),
 }
+
+
+def each_alone(
+    read: Callable[[list[Item]], list[Result]],
+    items: list[Item],
+    failed: Callable[[Item, ValueError], Failure],
+) -> list[Result | Failure]:
+    """Read items together, or each alone if one of them fails.
+
+    A tokenizer fails on a whole batch because of one text. So only the item that fails by itself
+    gets the result of `failed`.
+    """
+    try:
+        return [*read(items)]
+    except ValueError as error:
+        if len(items) == 1:
+            return [failed(items[0], error)]
+    results: list[Result | Failure] = []
+    for item in items:
+        results += each_alone(read, [item], failed)
+    return results
 
 
 @dataclass(frozen=True)
@@ -90,22 +114,18 @@ class Reader:
         # A rendering that is a string is the reason why there is none.
         rendered = [self.template.render(conversation) for conversation in conversations]
         texts = [rendering.text for rendering in rendered if not isinstance(rendering, str)]
+        encode = partial(encode_rendered, self.tokenizer)
+        encodings = iter(each_alone(encode, texts, lambda _, error: str(error)))
         turns: list[TurnTokens | str] = []
-        try:
-            encodings = iter(encode_rendered(self.tokenizer, texts))
-        except ValueError as error:
-            # One of the conversations fails. Read each alone, so that only that one is rejected.
-            if len(conversations) == 1:
-                return [str(error)]
-            for conversation in conversations:
-                turns += self.read_turns([conversation], train_on)
-            return turns
         for conversation, rendering in zip(conversations, rendered, strict=True):
             if isinstance(rendering, str):
                 turns.append(whose_template(rendering, self.role))
                 continue
             # There is an encoding for each text, but none for a reason.
             encoding = next(encodings)
+            if isinstance(encoding, str):
+                turns.append(encoding)
+                continue
             is_special = None if special is None else np.isin(encoding.ids, special)
             tokens = read_tokens(
                 conversation, rendering, encoding.ids, encoding.spans, is_special, train_on

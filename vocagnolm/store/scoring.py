@@ -8,6 +8,7 @@ import random
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -27,7 +28,7 @@ from vocagnolm.models.load import (
 )
 from vocagnolm.models.precision import choose_dtype
 from vocagnolm.models.quantization import check_quantizer
-from vocagnolm.readers import Reader, TeacherReaders, teacher_reader
+from vocagnolm.readers import Reader, TeacherReaders, each_alone, teacher_reader
 from vocagnolm.shell.dist import connect, rank0
 from vocagnolm.shell.io import check_outside, check_writable, count_reasons, versions
 from vocagnolm.shell.printing import print_main
@@ -93,19 +94,13 @@ class ScoringJob:
         """Return the number of documents in a shard, usable or not."""
         return min(self.shard_documents, len(self.corpus) - shard * self.shard_documents)
 
-    def encode(self, texts: Sequence[str]) -> list[Encoding]:
+    def encode(self, texts: list[str]) -> list[Encoding]:
         """Encode documents. One that the tokenizer cannot read gets no tokens."""
         encode = encode_rendered if self.template else encode_batch
-        try:
-            return encode(self.reader.tokenizer, texts)
-        except ValueError:
-            if len(texts) == 1:
-                return [Encoding(np.empty(0, np.int32), np.empty((0, 2), np.int64))]
-        # One of the texts fails. Read each alone, so that only that one has no tokens.
-        encodings = []
-        for text in texts:
-            encodings += self.encode([text])
-        return encodings
+        nothing = Encoding(np.empty(0, np.int32), np.empty((0, 2), np.int64))
+        return each_alone(
+            partial(encode, self.reader.tokenizer), texts, lambda text, error: nothing
+        )
 
     def is_written(self, shard: int) -> bool:
         """Test whether a shard exists; see `store.is_written`."""
