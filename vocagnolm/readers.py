@@ -18,6 +18,7 @@ from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens, special_ids
 from vocagnolm.chat.render import ITS, Template, check_date
 from vocagnolm.spans import (
+    Encoding,
     Tokens,
     encode_rendered,
     encode_texts,
@@ -35,7 +36,6 @@ logger = logging.getLogger(__name__)
 Lacking = Mapping[int, str | None]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Failure = TypeVar("Failure")
 
 # For models without a template of their own.
 _BUILT_IN = {
@@ -52,21 +52,21 @@ _BUILT_IN = {
 
 
 def each_alone(
-    read: Callable[[list[Item]], list[Result]],
+    read: Callable[[list[Item]], Sequence[Result]],
     items: list[Item],
-    failed: Callable[[Item, ValueError], Failure],
-) -> list[Result | Failure]:
+    failed: Callable[[Item, ValueError], Result],
+) -> list[Result]:
     """Read items together, or each alone if one of them fails.
 
     A tokenizer fails on a whole batch because of one text. So only the item that fails by itself
     gets the result of `failed`.
     """
     try:
-        return [*read(items)]
+        return list(read(items))
     except ValueError as error:
         if len(items) == 1:
             return [failed(items[0], error)]
-    results: list[Result | Failure] = []
+    results: list[Result] = []
     for item in items:
         results += each_alone(read, [item], failed)
     return results
@@ -115,7 +115,8 @@ class Reader:
         rendered = [self.template.render(conversation) for conversation in conversations]
         texts = [rendering.text for rendering in rendered if not isinstance(rendering, str)]
         encode = partial(encode_rendered, self.tokenizer)
-        encodings = iter(each_alone(encode, texts, lambda _, error: str(error)))
+        readings: list[Encoding | str] = each_alone(encode, texts, lambda _, error: str(error))
+        encodings = iter(readings)
         turns: list[TurnTokens | str] = []
         for conversation, rendering in zip(conversations, rendered, strict=True):
             if isinstance(rendering, str):
