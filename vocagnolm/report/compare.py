@@ -21,7 +21,6 @@ from vocagnolm.cli import Parser, shell
 from vocagnolm.report.findings import UNDECIDED, Comparison, compare, difference, findings
 from vocagnolm.report.paper import Row
 from vocagnolm.report.plots import bar_series, draw_bars, draw_curves, embed, read_curves
-from vocagnolm.report.questions import difference_rows, pairing_heading
 from vocagnolm.report.render import TEMPLATES
 from vocagnolm.report.runs import (
     differing,
@@ -50,10 +49,6 @@ _PAIRINGS = (
     "by one run only. p: McNemar's exact test, two-sided; p (Holm): corrected for the number of "
     "benchmarks. With several outputs per item, a run is right that has more right outputs, and p "
     f"is of the exact sign-flip test over items. {_STAR}"
-)
-_DIFFERENCES = (
-    "Items of different evaluators are paired by their question. Those that only one of the two "
-    "has are left out, and so are questions that come twice."
 )
 _COSTS = (
     "Tokens/s: the median of the log. Time: since the training was last started. FLOPs: of the "
@@ -148,13 +143,12 @@ def _pairings(comparison: Comparison) -> list[_Section]:
     tables: dict[str, list[list[str]]] = {}
     for pairing in comparison.pairings:
         first, other, column = pairing["first"], pairing["other"], pairing["column"]
-        other_column = pairing.get("other_column", column)
         head = ["run", "benchmark", "points", "95 % interval", "items"]
         head += [f"only {first} right", "only the run right", "p", "p (Holm)"]
         rows = tables.setdefault(first, [head])
         # A difference is only as good as the worse of its two numbers.
-        is_marked = (first, column) in marked or (other, other_column) in marked
-        row = [other, pairing_heading(pairing) + ("*" if is_marked else "")]
+        is_marked = (first, column) in marked or (other, column) in marked
+        row = [other, heading(column) + ("*" if is_marked else "")]
         rows.append(row)
         # The reason replaces the points, and a dash replaces the other cells.
         if pairing["not_paired"]:
@@ -172,11 +166,6 @@ def _pairings(comparison: Comparison) -> list[_Section]:
     sections: list[_Section] = []
     for first, rows in tables.items():
         sections.append((f"Points above {first}, over the same items", rows, [_PAIRINGS]))
-    # Evaluations by different evaluators are all paired with the first one.
-    differences = difference_rows(comparison.pairings)
-    if differences:
-        head = ["run", "benchmark", "setting", comparison.runs[0].label, "the run"]
-        sections.append(("What differs besides the model", [head, *differences], [_DIFFERENCES]))
     return sections
 
 
@@ -287,7 +276,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Compare runs on this machine and in Weights & Biases."""
     parser = Parser("vocagnolm compare", __doc__)
     add = parser.add_argument
-    run = "A run, or an evaluation: ours, lm-eval's with --log_samples, or lighteval's details."
+    run = "A run of vocagnolm train, or an evaluation."
     projects = "Projects in Weights & Biases. --output_dir keeps their runs."
     row = "A row of the paper, or a table, such as 'Table 2'. May be repeated."
     add("runs", nargs="*", type=Path, metavar="RUN", help=run)

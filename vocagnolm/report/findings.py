@@ -9,13 +9,12 @@ from statistics import fmean
 
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES
 from vocagnolm.report.paper import Row, read_reported
-from vocagnolm.report.questions import pair_by_question, pairing_heading, read_foreign_run
 from vocagnolm.report.runs import (
     Run,
     TrainingRun,
     find_places,
     group_by_setting,
-    holds_evaluation,
+    heading,
     read_other_documents,
     read_run,
     read_training,
@@ -53,8 +52,7 @@ class Comparison:
     # The paper's numbers have row, table, column and reported.
     reported: Sequence[Row]
     # `pair` has compared every run with the first of its protocol: few-shot or chat, greedy or
-    # sampled in the same way. `pair_by_question` has compared those of other evaluators with the
-    # first of all.
+    # sampled in the same way.
     pairings: Sequence[Row]
     # Sentences that name the evaluations without results.
     unfinished: Sequence[str] = ()
@@ -70,8 +68,7 @@ def compare(paths: Sequence[Path], reported: Sequence[str] = ()) -> Comparison:
     trained = []
     for label, (run_directory, evaluation_directory) in places.items():
         if evaluation_directory:
-            read = read_run if holds_evaluation(evaluation_directory) else read_foreign_run
-            evaluated.append(read(label, evaluation_directory))
+            evaluated.append(read_run(label, evaluation_directory))
         if run_directory:
             trained.append(read_training(label, run_directory))
     # The first few-shot evaluation and the first chat are the baselines of their protocols, because
@@ -79,11 +76,6 @@ def compare(paths: Sequence[Path], reported: Sequence[str] = ()) -> Comparison:
     baselines: dict[tuple[bool, str], Run] = {}
     pairings: list[Row] = []
     for run in evaluated:
-        # Another evaluator has its own protocol, and its differences from the first one are listed.
-        if run is not evaluated[0] and (run.foreign_tasks or evaluated[0].foreign_tasks):
-            pairings += pair_by_question(evaluated[0], run)
-        if run.foreign_tasks:
-            continue
         baseline = baselines.setdefault((run.prompts == "chat", run.sampling), run)
         if baseline is not run:
             pairings += pair(baseline, run)
@@ -141,15 +133,10 @@ def _answers(comparison: Comparison) -> list[str]:
         differences = []
         for row in averages[:1] or rows[:_MOST_NUMBERS]:
             points, interval = difference(row)
-            differences.append(f"{pairing_heading(row)} {points} ({interval})")
+            differences.append(f"{heading(row['column'])} {points} ({interval})")
         if not averages and len(rows) > _MOST_NUMBERS:
             differences.append(f"and {len(rows) - _MOST_NUMBERS} more")
         sentences.append(f"{other} against {first}, in points: {'; '.join(differences)}.")
-        settings: dict[str, None] = {}
-        for row in rows:
-            settings |= dict.fromkeys(name for name, *_ in row.get("differences", []))
-        if settings:
-            sentences[-1] += f" Besides the model, they differ in: {', '.join(settings)}."
     return sentences
 
 

@@ -13,7 +13,6 @@ from typing import TypeAlias
 
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import read_records
-from vocagnolm.report.foreign import ForeignTask, find_foreign
 from vocagnolm.report.paper import Row, teacher_name
 from vocagnolm.shell.hub import public_name
 from vocagnolm.shell.io import RUN_FILE, JsonObject, json_or_empty, read_json
@@ -89,8 +88,6 @@ class Run:
     conditions: Mapping[str, Row]
     # Reasons against comparing numbers with published ones, each with its columns, and the engine.
     notes: Sequence[str]
-    # Another evaluator's tasks have their own items.
-    foreign_tasks: Sequence[ForeignTask] = ()
 
     def items(self, benchmark: str) -> Items:
         """Read the items of a benchmark, and compare their counts with `results.json`."""
@@ -189,7 +186,7 @@ def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | No
     """Find training runs and evaluations in directories, or in their `evaluation/`.
 
     Returns by label the directory with a run's settings and the directory with an evaluation's
-    results, ours or another evaluator's. Chats and sampled outputs have their own labels.
+    results. Chats and sampled outputs have their own labels.
     """
     # An entry has name, path, directory of the run and directory of the evaluation.
     entries: list[tuple[str, Path, Path | None, Path | None]] = []
@@ -201,15 +198,12 @@ def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | No
             if evaluation is None and holds_evaluation(directory):
                 evaluation = directory
         other_folders = [folder for folder in _OTHER_FOLDERS if holds_evaluation(path / folder)]
-        if not (run or evaluation or other_folders) and find_foreign(path):
-            evaluation = path
         if run or evaluation:
             entries.append((name, path, run, evaluation))
         elif not other_folders:
             raise ValueError(
-                f"{path}: has no {RUN_FILE} of a run, no {RESULTS_FILE} of an evaluation (also not "
-                f"in {EVALUATION_FOLDER}/), and no items of lm-eval or lighteval: "
-                f"{_advice(path)}"
+                f"{path}: has no {RUN_FILE} of a run and no {RESULTS_FILE} of an evaluation (also "
+                f"not in {EVALUATION_FOLDER}/): {_advice(path)}"
             )
         for folder in other_folders:
             label = folder.replace(EVALUATION_FOLDER, name)
