@@ -1,4 +1,4 @@
-"""Numbers of the table: rounding, intervals, averages, and the metric of `evaluate`."""
+"""Numbers of the table: rounding, intervals and averages."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inline_grader import graded_inline
 
-from vocagnolm.evaluation import metric as module
 from vocagnolm.evaluation.accuracy import (
     Z_95,
     accuracy,
@@ -17,7 +15,6 @@ from vocagnolm.evaluation.accuracy import (
     summarize,
     wilson_interval,
 )
-from vocagnolm.evaluation.metric import MathAnswerAccuracy
 from vocagnolm.evaluation.report import one_line_summary
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, PAPER_BENCHMARKS
 
@@ -145,16 +142,3 @@ def test_summary_says_how_texts_ended() -> None:
     assert found["finish_reasons"] == {"length": 1, "stop": 2}
     assert found["mean_new_tokens"] == 20
     assert found["math_verify"] is None
-
-
-def test_metric_gives_the_same() -> None:
-    metric = MathAnswerAccuracy("mathqa")
-    metric.add(prediction="The answer is (B).", reference="B")
-    metric.add_batch(
-        predictions=["The answer is (C).", "none", "the choice is a"],
-        references=["B", "C", "(a)"],
-    )
-    with graded_inline(module):
-        found = metric.compute()
-    assert (found["accuracy"], found["correct"], found["n"]) == (50.0, 2, 4)
-    assert found["decided_by"] == {"choice": 4}

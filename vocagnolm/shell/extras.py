@@ -16,7 +16,6 @@ NEWEST_TRANSFORMERS = "5.24"
 # The extra that installs each optional package, by import name.
 EXTRAS = {
     "bitsandbytes": "quantization",
-    "evaluate": "evaluate",
     "flash_attn": "flash",
     "gguf": "gguf",
     "google.protobuf": "tokenizers",
