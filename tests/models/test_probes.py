@@ -5,11 +5,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 import transformers
-from architectures import ARCHITECTURES, build
+from architectures import build
 from torch.nn import functional as F
 
-from vocagnolm.models.early_probe import check_kind
-from vocagnolm.models.probes import PackingError, check_packing
+from vocagnolm.models.probes import check_packing
 from vocagnolm.token_loss import add_token_losses
 
 
@@ -111,12 +110,6 @@ def test_check_packing_accepts_rounding_by_batch(monkeypatch):
         check_packing(model)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", [*ARCHITECTURES, "Gemma3Text", "Mixtral", "Qwen3Moe", "Phi3"])
-def test_configuration_alone_refuses_no_model_that_isolates_documents(name, attention):
-    check_kind(build(name).config, attention)
-
-
 # Small enough for Mamba's slow path with its default chunks of 256 tokens.
 MAMBA = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16}
 
@@ -133,20 +126,10 @@ MAMBA = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_sta
         ("OPT", {}, "sdpa"),
     ],
 )
-def test_configuration_alone_refuses_models_that_let_documents_meet(name, options, attention):
+def test_check_packing_rejects_kinds_of_models_that_let_documents_meet(name, options, attention):
     model = build(name, **options)
     model.set_attn_implementation(attention)
-    for check in (lambda: check_kind(model.config, attention), lambda: check_packing(model)):
-        with pytest.raises(PackingError, match="--attend_across_documents") as caught:
-            check()
-        # Users of the attention that isolates best are not told to use it.
-        assert "sdpa or eager" not in str(caught.value)
-
-
-def test_configuration_alone_keeps_mambas_slow_path_small():
-    """At the size of a real model, whose chunks of 256 tokens would take gigabytes each."""
-    config = build("FalconH1").config
-    assert config.mamba_d_ssm * config.mamba_d_state * config.mamba_chunk_size**2 > 1e9
-    with pytest.raises(PackingError):
-        check_kind(config, "sdpa")
-    assert config.mamba_chunk_size == 256
+    with pytest.raises(ValueError, match="--attend_across_documents") as caught:
+        check_packing(model)
+    # Users of the attention that isolates best are not told to use it.
+    assert "sdpa or eager" not in str(caught.value)

@@ -17,10 +17,6 @@ from vocagnolm.token_loss import (
 )
 
 
-class PackingError(ValueError):
-    """A model lets packed documents see each other."""
-
-
 def check_packing(
     model: nn.Module, device: torch.device | None = None, *, longest: int = 0, crosses: bool = False
 ) -> None:
@@ -83,7 +79,7 @@ def check_packing(
         # These two separate documents whenever a model can, so switching to another does not help.
         is_best = attention in ("sdpa", "eager")
         way_out = "" if is_best else "use --attn_implementation sdpa or eager, "
-        raise PackingError(
+        raise ValueError(
             f"{type(model).__name__} with attention implementation {attention} lets "
             f"packed documents see each other: losses differ by up to {error:.2g} nats from those "
             f"of the same documents alone (by {scale:.2g} when attention crosses on purpose): "

@@ -13,7 +13,6 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from vocagnolm.attention import TORCH_VARLEN, why_not_varlen
 from vocagnolm.fields import one_for_each
 from vocagnolm.models.adapters import adapt, lora_config
-from vocagnolm.models.early_probe import check_kind
 from vocagnolm.models.load import (
     ModelSource,
     check_distinct,
@@ -34,7 +33,7 @@ from vocagnolm.store.format import Store
 from vocagnolm.store.read import StoredReader
 from vocagnolm.tokenizer import Role, check_same_tokens, tokenizer_sha256
 from vocagnolm.training.config import VocAgnoConfig
-from vocagnolm.training.options import GuidanceOptions, ModelOptions, PackOptions
+from vocagnolm.training.options import GuidanceOptions, ModelOptions
 
 logger = logging.getLogger(__name__)
 
@@ -94,12 +93,6 @@ def read_models(
     # Read all configurations before any tokenizer, which takes longer, so that a wrong name is
     # reported at once.
     configs = [source.config() for source in sources]
-    # If attention may cross documents, nothing needs testing. A loaded model is tested itself when
-    # the trainer is made.
-    is_packed = isinstance(options, PackOptions) and not options.attend_across_documents
-    for source, config in zip(sources, configs, strict=True):
-        if is_packed and source.loaded is None:
-            check_kind(config, source.attn_implementation, trust=source.trust_remote_code)
     # Tokenizers are listed like the sources, the student's first. None means the one next to the
     # model.
     tokenizers: list[Any] = [tokenizer or options.student_tokenizer]
