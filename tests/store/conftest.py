@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 from score_world import arguments, write_corpus
-from served_teacher import ServedTeacher, served
 from stored_place import Place, save_model, write_pages
+from teacher_server import TeacherServer, serve
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from vocagnolm import __main__
-from vocagnolm.store import served as serving
-from vocagnolm.tokenizer import start_id
+from vocagnolm.store import server as serving
 
 
 @pytest.fixture(scope="session")
@@ -64,12 +63,12 @@ def server(
     answering: tuple[Any, dict[Any, Any]],
     teacher_tokenizer: PreTrainedTokenizerBase,
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[ServedTeacher]:
+) -> Iterator[TeacherServer]:
     """The teacher behind a server; requests are repeated without a wait."""
     monkeypatch.setattr(serving, "WAITS_S", (0.0,) * 8)
-    (model, known), start = answering, start_id(teacher_tokenizer, "teacher")
-    with served(model, teacher_tokenizer, start, known=known) as found:
-        yield found
+    model, known = answering
+    with serve(model, teacher_tokenizer, known) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

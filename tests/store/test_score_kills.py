@@ -17,9 +17,9 @@ from score_world import (
     DOCUMENTS,
     arguments,
     contents,
-    served_arguments,
+    server_arguments,
 )
-from served_teacher import ServedTeacher
+from teacher_server import TeacherServer
 
 from vocagnolm.store.format import SHARDS, find_faults, manifest_of, read_manifest
 
@@ -124,10 +124,10 @@ def test_one_of_two_differing_jobs_is_rejected(
 
 
 def test_two_processes_share_the_work_of_a_server(
-    processes: ForkServer, server: ServedTeacher, teacher: Path, corpus: Path, tmp_path: Path
+    processes: ForkServer, server: TeacherServer, teacher: Path, corpus: Path, tmp_path: Path
 ) -> None:
     paths, log = [tmp_path / "one", tmp_path / "two"], tmp_path / "log"
-    alone, both = (served_arguments(server, teacher, corpus, path)[1:] for path in paths)
+    alone, both = (server_arguments(server, teacher, corpus, path)[1:] for path in paths)
     assert processes.wait(processes.start(asked(alone, log, tmp_path / "alone"))) == 0, (
         log.read_text()
     )
@@ -141,12 +141,12 @@ def test_two_processes_share_the_work_of_a_server(
 
 
 def test_killed_process_has_kept_every_answer_of_a_server(
-    processes: ForkServer, server: ServedTeacher, teacher: Path, corpus: Path, tmp_path: Path
+    processes: ForkServer, server: TeacherServer, teacher: Path, corpus: Path, tmp_path: Path
 ) -> None:
     log, started = tmp_path / "log", list[int]()
 
     def run(directory: str) -> int:
-        argv = served_arguments(server, teacher, corpus, tmp_path / directory)
+        argv = server_arguments(server, teacher, corpus, tmp_path / directory)
         argv += ["--concurrency", "3", "--shard_documents", "100"]
         started.append(processes.start(asked(argv[1:], log, tmp_path / "scored")))
         return processes.wait(started[-1])
@@ -157,8 +157,8 @@ def test_killed_process_has_kept_every_answer_of_a_server(
     server.bodies.clear()
     server.plan = lambda number: None
     assert run("whole") == 0
-    # Each of two kills repeats three requests in flight, and twice the prompt of the search.
+    # Each of two kills repeats three requests in flight, and the prompt of the search.
     again = first - Counter(tuple(body["prompt"]) for body in server.bodies)
-    assert again.total() <= 2 * (3 + 2)
+    assert again.total() <= 2 * (3 + 1)
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
     assert not [*tmp_path.glob("killed/.*")]

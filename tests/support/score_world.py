@@ -9,7 +9,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
-from served_teacher import MODEL, ServedTeacher
+from teacher_server import MODEL, TeacherServer
 from transformers import PreTrainedTokenizerBase
 
 from vocagnolm import __main__
@@ -36,8 +36,8 @@ def arguments(teacher: Path, corpus: Path, path: Path, *more: str) -> list[str]:
     return ["score", *where, *options, *more]
 
 
-def served_arguments(
-    server: ServedTeacher, teacher: Path, corpus: Path, path: Path, *more: str
+def server_arguments(
+    server: TeacherServer, teacher: Path, corpus: Path, path: Path, *more: str
 ) -> list[str]:
     argv = arguments(teacher, corpus, path, "--server", server.url, "--served_model", MODEL, *more)
     # The option is for local weights.

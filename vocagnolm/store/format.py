@@ -38,8 +38,6 @@ from vocagnolm.shell.io import (
 )
 
 MANIFEST_FILE, SHARDS = "manifest.json", "shards"
-# A served teacher's losses of a test prompt, in a manifest.
-PROBE_LOSSES = "probe_losses"
 LossDtype = Literal["float16", "float32"]
 LossArray = npt.NDArray[np.float32]
 # Raise this number when new stores cannot be read like old ones.
@@ -316,11 +314,11 @@ class Store:
     def fingerprint(self) -> str:
         """Return an identifier of the content.
 
-        It ignores where the corpus and the server were, and the server's losses of the test prompt,
-        which differ a little at every start.
+        It ignores where the corpus and the server were. Older stores also have a server's losses of
+        a test prompt.
         """
         content = self.manifest.copy()
-        for name in ("dataset", "server", PROBE_LOSSES):
+        for name in ("dataset", "server", "probe_losses"):
             content.pop(name, None)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

@@ -78,8 +78,8 @@ def check_plan(directory: Path, plan: Mapping[str, object], option: str = "--out
             raise ValueError(f"{option} {directory} holds a model: give another directory")
         return
     # A corpus is identified by its texts, and a teacher by its revision if it has one. Their names,
-    # and a server's address, do not matter. `ServedScorer.check_model` compares a server's losses.
-    ignored = {"dataset", "server", store.PROBE_LOSSES}
+    # and a server's address, do not matter.
+    ignored = {"dataset", "server"}
     # A teacher without a known revision, such as one behind a server, is identified by its name.
     if plan.get("teacher_revision") not in (None, "unknown"):
         ignored.add("teacher")

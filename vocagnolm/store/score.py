@@ -67,7 +67,7 @@ def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--served_model", metavar="NAME", help="The teacher's name on that server.")
     add(
         "--api",
-        choices=("vllm", "sglang", "echo", "llama.cpp"),
+        choices=("vllm", "sglang", "echo"),
         help="The server's kind; default: detected.",
     )
     add("--concurrency", type=int, default=16, help="Requests in flight.")

@@ -36,7 +36,7 @@ from vocagnolm.spans import Encoding, encode_batch, encode_rendered
 from vocagnolm.store import format as store
 from vocagnolm.store.plan import check_plan, context_of, describe_reading
 from vocagnolm.store.read import StoredReader
-from vocagnolm.store.served import ServedScorer, answer_files
+from vocagnolm.store.server import ServerScorer, answer_files
 from vocagnolm.store.windows import HFScorer, Report, Window, document_windows
 from vocagnolm.texts import (
     conversations_of,
@@ -53,7 +53,7 @@ PACKAGES = "vocagnolm torch transformers tokenizers pyarrow"
 # If this many documents fail together for one reason, the settings are wrong.
 _MIN_FAILURES_TO_STOP = 8
 
-Scorer = HFScorer | ServedScorer
+Scorer = HFScorer | ServerScorer
 
 
 @dataclass(frozen=True)
@@ -150,10 +150,8 @@ def score(options: Namespace) -> None:
     job = _load_job(options, source, config)
     served = None
     if options.server:
-        served = ServedScorer(options.server, options.served_model, job.reader, options.concurrency)
+        served = ServerScorer(options.server, options.served_model, job.reader, options.concurrency)
         served.find_api(options.api)
-        if job.template and not served.api.takes_ids:
-            raise ValueError("--server: conversations need one that accepts token ids")
     # Up to here, all processes meet the same errors, and each ends by itself. After they are
     # connected, one that failed alone would leave the others waiting.
     state = connect()
@@ -180,7 +178,6 @@ def score(options: Namespace) -> None:
         return
     scorer: Scorer
     if served:
-        rank0(lambda: served.check_model(job.directory))
         scorer = served
     else:
         if state.is_main_process:
@@ -417,7 +414,7 @@ def _score_windows(
     answers: Sequence[store.LossArray | str]
     # A server's answers are also written to a file next to the shard, because each may cost money
     # or minutes.
-    if isinstance(scorer, ServedScorer):
+    if isinstance(scorer, ServerScorer):
         answers = scorer.losses(all_windows, shard, report)
     else:
         answers = scorer.losses(all_windows, report)

@@ -19,22 +19,26 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MODEL = "a-teacher"
 FAULTS = ("kill", "busy", "error", "half", "garbled", "html", "nan", "minus", "short", "lie")
+# What the server says to other faults: a status, a body and headers.
+_ANSWERS: dict[str, tuple[int, object, dict[str, str]]] = {
+    "error": (500, {"error": "out of order"}, {}),
+    "too large": (413, {"error": "too large"}, {}),
+    "garbled": (200, "{}", {"Content-Encoding": "gzip"}),
+    "html": (200, "<html>a proxy</html>", {}),
+    "elsewhere": (307, {}, {"Location": "http://elsewhere.invalid/"}),
+}
 # Takes the number of a request; returns the fault to answer with, or None.
 Plan = Callable[[int], "str | None"]
 
 
-class ServedTeacher(ThreadingHTTPServer):
-    """A server that keeps requests in `bodies` and `headers`, and the answered ones in `answered`.
+class TeacherServer(ThreadingHTTPServer):
+    """A server that keeps the bodies and headers of its requests.
 
     Attributes:
-        apis: those that it has; llama.cpp takes only text, leaves out the start token, and hides
-            the first token's loss.
+        apis: those that it has.
         echoes: how its completions echo ids: with the texts of tokens, or their ids, or as
             Together does.
-        noise: what to add to the losses of the request of this number.
-        start: its start token.
-        known_as: the model's name.
-        is_late: gives each token the next one's loss, as llama.cpp with another start token does.
+        lies_about: it answers with other tokens to prompts that end with this text.
         known: log-probabilities by prompt, which servers of one model may share.
     """
 
@@ -45,19 +49,14 @@ class ServedTeacher(ThreadingHTTPServer):
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        start: int,
-        known: dict[tuple[int, ...], list[float | None]] | None = None,
-        port: int = 0,
+        known: dict[tuple[int, ...], list[float | None]],
     ):
-        super().__init__(("127.0.0.1", port), _Handler)
+        super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.model, self.tokenizer, self.start = model, tokenizer, start
-        self.apis: Sequence[str] = ("vllm", "sglang", "echo", "llama.cpp")
-        self.known_as, self.is_late = MODEL, False
-        self.echoes = "texts"
-        self.noise: Callable[[int], float] = lambda number: 0.0
+        self.model, self.tokenizer, self.known = model, tokenizer, known
+        self.apis: Sequence[str] = ("vllm", "sglang", "echo")
+        self.known_as, self.echoes = MODEL, "texts"
         self.bodies: list[dict[str, Any]] = []
-        self.answered: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.failed: Counter[str] = Counter()
         self.busiest = 0
@@ -65,7 +64,6 @@ class ServedTeacher(ThreadingHTTPServer):
         self.retry_after = "0.01"
         self.plan: Plan = lambda number: None
         self._lock, self._now = threading.Lock(), 0
-        self.known = {} if known is None else known
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: a client may leave."""
@@ -80,22 +78,11 @@ class ServedTeacher(ThreadingHTTPServer):
             self.headers.append(headers)
             fault = self.plan(len(self.bodies))
             self.failed[fault or "none"] += 1
-            if fault is None:
-                self.answered.append(body)
         try:
             yield fault
         finally:
             with self._lock:
                 self._now -= 1
-
-    def ids(self, prompt: str | list[int]) -> list[int]:
-        """Encode a prompt; the start token's text at its beginning becomes that token."""
-        if not isinstance(prompt, str):
-            return prompt
-        typed = str(self.tokenizer.decode([self.start]))
-        starts = [self.start] * prompt.startswith(typed)
-        text = prompt.removeprefix(typed)
-        return [*starts, *self.tokenizer.encode(text, add_special_tokens=False)]
 
     @torch.no_grad()
     def logprobs(self, ids: list[int]) -> list[float | None]:
@@ -104,26 +91,13 @@ class ServedTeacher(ThreadingHTTPServer):
             if tuple(ids) not in self.known:
                 ids_T = torch.tensor(ids)
                 logits_TV = self.model(ids_T[None]).logits[0].float().log_softmax(-1)
-                found = logits_TV[:-1].gather(-1, ids_T[1:, None])[:, 0]
-                self.known[tuple(ids)] = [None, *found.tolist()]
+                logprobs = logits_TV[:-1].gather(-1, ids_T[1:, None])[:, 0]
+                self.known[tuple(ids)] = [None, *logprobs.tolist()]
             return list(self.known[tuple(ids)])
-
-    @torch.no_grad()
-    def followers(self) -> dict[str, float]:
-        """Log-probabilities of the first token by its text, empty for partial characters."""
-        logits_V = self.model(torch.tensor([[self.start]])).logits[0, -1].float().log_softmax(-1)
-        return {
-            self.token(token).replace("\ufffd", ""): value
-            for token, value in enumerate(logits_V.tolist())
-        }
-
-    def token(self, token: int) -> str:
-        decode = self.tokenizer.decode
-        return str(decode([self.start, token]))[len(str(decode([self.start]))) :]
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: ServedTeacher
+    server: TeacherServer
     protocol_version = "HTTP/1.1"
     # Otherwise each answer waits until its headers are acknowledged.
     disable_nagle_algorithm = True
@@ -139,50 +113,34 @@ class _Handler(BaseHTTPRequestHandler):
                 self.connection.shutdown(socket.SHUT_RDWR)
             elif fault == "busy":
                 self._say(429, {"error": "busy"}, **{"Retry-After": self.server.retry_after})
-            elif fault == "error":
-                self._say(500, {"error": "out of order"})
-            elif fault == "too large":
-                self._say(413, {"error": "too large"})
-            elif fault == "garbled":
-                self._say(200, "{}", **{"Content-Encoding": "gzip"})
             elif fault == "rejected key":
                 self._say(401, {"error": f"not {self.headers['Authorization']}"})
-            elif fault == "html":
-                self._say(200, "<html>a proxy</html>")
-            elif fault == "elsewhere":
-                self._say(307, {}, Location="http://elsewhere.invalid/")
+            elif fault in _ANSWERS:
+                status, content, headers = _ANSWERS[fault]
+                self._say(status, content, **headers)
             else:
                 self._answer(body, fault)
 
     def _answer(self, body: dict[str, Any], fault: str | None) -> None:
         server, kind = self.server, self._kind(body)
-        prompt = body.get("prompt", body.get("input_ids"))
-        if kind == "sglang" and kind not in server.apis:
+        ids = body.get("prompt", body.get("input_ids"))
+        if kind not in server.apis:
             return self._say(404, {"error": "no such path"})
         if body.get("model", server.known_as) != server.known_as:
             return self._say(404, {"error": f"no such model: {body['model']}"})
-        if kind == "llama.cpp" and not isinstance(prompt, str):
-            return self._say(422, {"error": "a prompt is a text"})
-        ids = server.ids(prompt)
         if len(ids) >= server.model.config.max_position_embeddings:
             return self._say(400, {"error": "longer than the context"})
         if server.lies_about and server.tokenizer.decode(ids).endswith(server.lies_about):
             fault = "lie"
-        told, values = _spoilt(ids, fault), _worse(server.logprobs(ids), fault)
-        noise = server.noise(len(server.bodies))
-        values = [value and value - noise for value in values]
-        if kind == "llama.cpp":
-            content = self._completion(body, ids, told, values)
-        elif kind == "echo":
-            content = self._echo(body, told, values)
+        tokens, values = _spoilt(ids, fault), _worse(server.logprobs(ids), fault)
+        pairs = list(zip(tokens, values, strict=False))
+        if kind == "echo":
+            content = self._echo(tokens, values)
         elif kind == "sglang":
-            rows = [[value, token, None] for value, token in zip(values, told, strict=False)]
+            rows = [[value, token, None] for token, value in pairs]
             content = {"text": "x", "meta_info": {"input_token_logprobs": rows}}
         else:
-            prompt: list[dict[str, Any] | None] = [None]
-            for token, value in zip(told[1:], values[1:], strict=False):
-                about = {"logprob": value, "rank": 1, "decoded_token": server.token(token)}
-                prompt.append({str(token): about})
+            prompt = [None, *({str(t): {"logprob": v, "rank": 1}} for t, v in pairs[1:])]
             content = {"choices": [{"index": 0, "text": "x", "prompt_logprobs": prompt}]}
         return self._say(200, content, half=fault == "half")
 
@@ -190,46 +148,25 @@ class _Handler(BaseHTTPRequestHandler):
         """Tell which API a request is for."""
         if self.path == "/generate":
             return "sglang"
-        if "prompt_logprobs" in body and "vllm" in self.server.apis:
-            return "vllm"
-        is_echo = "echo" in self.server.apis and not isinstance(body["prompt"], str)
-        return "echo" if is_echo else "llama.cpp"
+        return "vllm" if "prompt_logprobs" in body else "echo"
 
-    def _completion(
-        self, body: dict[str, Any], ids: list[int], told: list[int], values: list[float | None]
-    ) -> dict[str, Any]:
-        """Answer as llama-cpp-python does."""
-        server = self.server
-        usage = {"prompt_tokens": len(ids), "completion_tokens": 1}
-        choice: dict[str, Any] = {"index": 0, "text": "x", "logprobs": None}
-        if "llama.cpp" in server.apis and body.get("echo"):
-            texts = [server.token(token).replace("\ufffd", "") for token in told[1:]]
-            values = [*values[2:], -1.0] if server.is_late else [None, *values[2:]]
-            choice["logprobs"] = {"tokens": [*texts, "x"], "token_logprobs": [*values, -1.0]}
-        elif "llama.cpp" in server.apis and body.get("logprobs") and ids == [server.start]:
-            choice["logprobs"] = {"top_logprobs": [server.followers()]}
-        return {"choices": [choice], "usage": usage}
-
-    def _echo(
-        self, body: dict[str, Any], told: list[int], values: list[float | None]
-    ) -> dict[str, Any]:
-        """Answer ids as hosts do: with the prompt and one new token."""
-        server = self.server
-        usage = {"prompt_tokens": len(told), "completion_tokens": 1}
+    def _echo(self, tokens: list[int], values: list[float | None]) -> dict[str, Any]:
+        """Answer as hosts do: with the prompt and one new token."""
+        # The server's tokenizer strips the first space without a token before it.
+        decode = self.server.tokenizer.decode
+        texts = [
+            str(decode([tokens[0], token]))[len(str(decode(tokens[:1]))) :] for token in tokens
+        ]
+        usage = {"prompt_tokens": len(tokens), "completion_tokens": 1}
         choice: dict[str, Any] = {"index": 0, "text": "x", "logprobs": None}
         content: dict[str, Any] = {"choices": [choice], "usage": usage}
-        if not (body.get("echo") and body.get("logprobs")):
+        if self.server.echoes == "together":
+            logprobs = {"tokens": texts, "token_logprobs": values, "token_ids": tokens}
+            content["prompt"] = [{"text": "", "logprobs": logprobs}]
             return content
-        prompt = {"tokens": [server.token(token) for token in told], "token_logprobs": values}
-        if server.echoes == "together":
-            content["prompt"] = [{"text": "", "logprobs": {**prompt, "token_ids": told}}]
-            return content
-        choice["logprobs"] = {
-            "tokens": [*prompt["tokens"], "x"],
-            "token_logprobs": [*values, -1.0],
-        }
-        if server.echoes == "ids":
-            choice["logprobs"]["token_ids"] = [*told, 0]
+        choice["logprobs"] = {"tokens": [*texts, "x"], "token_logprobs": [*values, -1.0]}
+        if self.server.echoes == "ids":
+            choice["logprobs"]["token_ids"] = [*tokens, 0]
         return content
 
     def _say(self, status: int, content: object, half: bool = False, **headers: str) -> None:
@@ -260,11 +197,11 @@ def _worse(values: list[float | None], fault: str | None) -> list[float | None]:
 
 
 @contextmanager
-def served(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, start: int, **shared: Any
-) -> Iterator[ServedTeacher]:
+def serve(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, known: dict[Any, Any]
+) -> Iterator[TeacherServer]:
     """Serve a model until the end of the block."""
-    server = ServedTeacher(model, tokenizer, start, **shared)
+    server = TeacherServer(model, tokenizer, known)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
