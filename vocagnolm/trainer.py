@@ -29,7 +29,7 @@ from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.doors import python_door
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.method import Method
-from vocagnolm.models.adapters import adapt, check_adapted, with_base
+from vocagnolm.models.adapters import adapt, check_adapted
 from vocagnolm.models.probes import check_packing
 from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher
 from vocagnolm.packing import Blocks
@@ -150,7 +150,7 @@ class VocAgnoTrainer(ResumableTrainer):
         # Sorting sequences by width changes the micro-batches, so the split must not matter.
         self.orders_steps = method.splits_alike
         self._assembled = assembled
-        self.settings = with_base(assembled.settings, student)
+        self.settings = assembled.settings
         self.skipped = assembled.skipped
         # Trainer's own `objective` is the metric of a hyperparameter search.
         self.token_objective: Objective = (method.own_objective or Objective)(

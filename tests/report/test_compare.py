@@ -766,8 +766,7 @@ OF_SEEDS: dict[str, tuple[object, object]] = {
     "data_seed": (3, 4),
     "blocks": (7, 8),
     "teacher_losses_sha256": ("a", "b"),
-    "teacher_weights_sha256": (["a"], ["b"]),
-    "student_weights": ("a", "b"),
+    "teacher_files": (["a"], ["b"]),
     "evaluation": ({"documents": {"": ["a"]}}, {"documents": {"": ["b"]}}),
 }
 

@@ -165,12 +165,12 @@ def test_checkpoint_of_other_settings_is_skipped_or_rejected(tmp_path: Path) -> 
 
 
 def test_changes_of_no_option_are_told_in_words(tmp_path: Path) -> None:
-    before = {"corpus_digest": "a", "blocks": 1, "teacher_weights_sha256": ["a"]}
+    before = {"corpus_digest": "a", "blocks": 1, "teacher_files": ["a"]}
     checkpoint = make_checkpoint(tmp_path, 5, **before)
     # A finished run does not need its teacher any more.
     assert checkpoint_fault(checkpoint, {"corpus_digest": "a"}) is None
-    settings = {"corpus_digest": "b", "blocks": 2, "teacher_weights_sha256": ["b"]}
-    fault = "the documents have changed; the weights of --teacher have changed"
+    settings = {"corpus_digest": "b", "blocks": 2, "teacher_files": ["b"]}
+    fault = "the documents have changed; the files of --teacher have changed"
     assert checkpoint_fault(checkpoint, settings) == f"it is of a run with other settings ({fault})"
 
 
@@ -186,8 +186,8 @@ def test_changes_of_no_option_are_told_in_words(tmp_path: Path) -> None:
             ["--dataset was ['/a/pages.jsonl'], now ['/a/other.jsonl']"],
         ),
         (
-            {"teacher": ["/b/teacher"], "teacher_weights_sha256": ["b"]},
-            ["the weights of --teacher have changed"],
+            {"teacher": ["/b/teacher"], "teacher_files": ["b"]},
+            ["the files of --teacher have changed"],
         ),
         ({"teacher": ["hub/teacher"]}, ["--teacher was ['/a/teacher'], now ['hub/teacher']"]),
         # Nothing tells one checkpoint-500 from another.
@@ -204,7 +204,7 @@ def test_files_may_move_if_their_content_is_known(
         "dataset": ["/a/pages.jsonl"],
         "corpus_digest": ["a"],
         "teacher": ["/a/teacher"],
-        "teacher_weights_sha256": ["a"],
+        "teacher_files": ["a"],
         "student": "/a/checkpoint-500",
         # An option that has been retired since.
         "served_model": None,

@@ -6,7 +6,6 @@ the output head's own weight, so the head must not have an adapter.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +15,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from vocagnolm.models.load import ADAPTER_CONFIG, weights_fault
-from vocagnolm.shell.dist import rank0
 from vocagnolm.shell.io import read_json
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftConfig, PeftModel
-
-# The checksum of the weights under the adapters: an attribute of the adapted model, and a setting.
-_CHECKSUM, _SETTING = "base_checksum", "student_weights"
 
 
 def adapt(model: PreTrainedModel, config: PeftConfig, seed: int) -> PeftModel:
@@ -43,54 +38,12 @@ def adapt(model: PreTrainedModel, config: PeftConfig, seed: int) -> PeftModel:
             f"peft_config: {type(config).__name__} adds virtual tokens, which have no loss: use "
             "adapters, such as LoraConfig"
         )
-    checksum = _checksum(model, model.dtype)
     # Afterwards, the run draws the same random numbers as without adapters.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         adapted = _wrap(model, config)
     check_adapted(adapted)
-    setattr(adapted, _CHECKSUM, checksum)
     return adapted
-
-
-def with_base(settings: Mapping[str, Any], student: object) -> dict[str, Any]:
-    """Add to a run's settings the checksum of the weights under the student's adapters.
-
-    A run resumes, and its adapters are merged, only on the same weights. Without adapters, or if
-    PEFT had added them before, nothing is added. All processes must call this.
-    """
-    # Under FSDP2, other processes may not have the weights yet.
-    checksum = rank0(lambda: getattr(student, _CHECKSUM, None))
-    return {**settings, _SETTING: checksum} if checksum else dict(settings)
-
-
-def check_base(model: PreTrainedModel, settings: Mapping[str, Any]) -> None:
-    """Reject a model with other weights than those that a run's adapters were trained on."""
-    # Runs of older versions, and adapters of other programs, have no checksum.
-    checksum = settings.get(_SETTING)
-    if not checksum:
-        return
-    dtype: torch.dtype = getattr(torch, checksum.partition(" ")[0])
-    if _checksum(model, dtype) != checksum:
-        raise ValueError(
-            f"{model.name_or_path} differs from the model that the adapters were trained on: one "
-            "was changed on disk, or in memory before training. Merge them in the program that "
-            "trained them: save trainer.model.merge_and_unload()"
-        )
-
-
-def _checksum(model: PreTrainedModel, dtype: torch.dtype) -> str | None:
-    """Return "float32 1a2b3c4d" for weights in a dtype; None if they are quantized or on meta.
-
-    Rounded to the dtype, a file's weights equal those of a model that was loaded in it.
-    """
-    if getattr(model, "is_quantized", False) or model.device.type == "meta":
-        return None
-    checksum = 0
-    for _, weight in sorted(model.named_parameters()):
-        rounded = weight.detach().to("cpu", dtype).flatten()
-        checksum = zlib.crc32(rounded.view(torch.uint8).numpy().data, checksum)
-    return f"{str(dtype).removeprefix('torch.')} {checksum:08x}"
 
 
 def check_adapted(model: nn.Module) -> None:
@@ -103,11 +56,12 @@ def check_adapted(model: nn.Module) -> None:
         return
     base: Any = model.get_base_model()  # type: ignore[operator]
     head, embeddings = base.get_output_embeddings(), base.get_input_embeddings()
-    whole_modules = {"the output head": head}
     # A model without one of the two is rejected elsewhere, when its losses are tested.
     if head is None or embeddings is None:
         return
-    if _is_tied(base):
+    whole_modules = {"the output head": head}
+    # If PEFT has wrapped them, the original weights tell whether they are tied.
+    if _inner(head).weight is _inner(embeddings).weight:
         whole_modules["the embeddings, which share the output head's weight,"] = embeddings
     for name, module in whole_modules.items():
         if module is not _inner(module):
@@ -117,15 +71,6 @@ def check_adapted(model: nn.Module) -> None:
                 f"in {type(base).__name__}, out of target_modules, target_parameters, "
                 "modules_to_save and trainable_token_indices"
             )
-
-
-def _is_tied(base: Any) -> bool:
-    """Test whether the output head and the embeddings share their weight, with adapters or not."""
-    head, embeddings = base.get_output_embeddings(), base.get_input_embeddings()
-    if head is None or embeddings is None:
-        return False
-    # If PEFT has wrapped them, the original weights tell.
-    return _inner(head).weight is _inner(embeddings).weight
 
 
 def _inner(module: nn.Module) -> nn.Module:
@@ -240,21 +185,15 @@ def merge_adapters(
 ) -> PreTrainedModel:
     """Add trained adapters, named as in `adapter_model.safetensors`, to their model's own weights.
 
-    The model is changed in place and keeps its dtype. If the adapters make the output head differ
-    from the embeddings, it gets its own weight.
+    The model is changed in place and keeps its dtype.
 
     Raises:
         ValueError: they cannot be merged, belong to another model, or are incomplete.
     """
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
-    is_prompt = config.is_prompt_learning or config.is_adaption_prompt
-    # X-LoRA mixes adapters differently for every input. Repeated layers share one weight, but each
-    # has its own adapter. PEFT would merge both into a different model.
-    is_mixture = config.peft_type == "XLORA" or getattr(config, "layer_replication", None)
-    if is_prompt or is_mixture:
-        raise ValueError(_not_merged(config, "they do more than change weights"))
     wrapped = _wrap(model, config)
+    check_adapted(wrapped)
     # PEFT ignores missing or unknown weights, so compare all of them first.
     own_weights = get_peft_model_state_dict(wrapped)
     expected = {name: weight.shape for name, weight in own_weights.items()}
@@ -267,28 +206,12 @@ def merge_adapters(
             f"are missing, too many or of another shape, such as {wrong_names[0]}"
         )
     set_peft_model_state_dict(wrapped, dict(state))
-    base: Any = wrapped.get_base_model()
-    is_tied = _is_tied(base)
-    if is_tied:
-        # PEFT would add an adapter of the head or the embeddings to the weight of both.
-        own_head: Any = _inner(base.get_output_embeddings())
-        own_head.weight = nn.Parameter(own_head.weight.detach().clone())
     try:
-        merged: Any = wrapped.merge_and_unload()
-    except (RuntimeError, ValueError) as error:
-        # Some of PEFT's errors have no text.
-        raise ValueError(_not_merged(config, str(error) or repr(error))) from error
-    if is_tied:
-        head, embeddings = merged.get_output_embeddings(), merged.get_input_embeddings()
-        is_tied = torch.equal(head.weight, embeddings.weight)
-        merged.config.tie_word_embeddings = is_tied
-        if is_tied:
-            head.weight = embeddings.weight
-    return merged  # type: ignore[no-any-return]
-
-
-def _not_merged(config: PeftConfig, reason: str) -> str:
-    return (
-        f"adapters of {type(config).__name__} cannot be merged into their model ({reason}): load "
-        "them with it, by PeftModel.from_pretrained"
-    )
+        merged: PreTrainedModel = wrapped.merge_and_unload()
+    # Adapters that do more than change weights lack the method, or raise errors without a text.
+    except (AttributeError, RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"adapters of {type(config).__name__} cannot be merged into their model "
+            f"({str(error) or repr(error)}): load them with it, by PeftModel.from_pretrained"
+        ) from error
+    return merged

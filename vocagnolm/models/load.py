@@ -4,7 +4,6 @@ import hashlib
 import sys
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,6 @@ import torch
 import transformers
 from huggingface_hub import constants, try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -37,10 +35,6 @@ ADAPTER_CONFIG = "adapter_config.json"
 # Patterns for the files of weights, and for all files of a model and its tokenizer. They are
 # matched in one directory, without its subdirectories.
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
-# `weights_sample` reads this much of a file.
-_SAMPLES_OF_A_FILE, _SAMPLE_BYTES = 128, 4096
-# `loaded_sample` reads this many numbers.
-_NUMBERS_OF_A_WEIGHT = 64
 _MODEL_FILES = (
     "config.json",
     "generation_config.json",
@@ -349,42 +343,11 @@ def revision_of(model: str, config: PreTrainedConfig | None) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def weights_sample(model: str) -> str | None:
-    """Identify the weights of a local model by a hash of samples of their files.
-
-    Training changes all of a weight, so samples of a few kilobytes show it, without reading
-    gigabytes. Returns None if the model is not on this machine's disk, or is named by the hub.
-    """
+def weight_sizes(model: str) -> dict[str, int]:
+    """Return the sizes of the files of weights of a local model, by name; of a hub name, none."""
     path = Path(model).expanduser()
-    if path.is_file():
-        files = [path]
-    else:
-        names = _names_in(path, ("config.json", ADAPTER_CONFIG, *_WEIGHT_FILES))
-        files = [path / name for name in sorted(names)]
-    if not files:
-        return None
-    digest = hashlib.sha256()
-    for file in files:
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size}\n".encode())
-        with file.open("rb") as content:
-            for sample in range(_SAMPLES_OF_A_FILE):
-                content.seek(size * sample // _SAMPLES_OF_A_FILE)
-                digest.update(content.read(_SAMPLE_BYTES))
-    return digest.hexdigest()
-
-
-def loaded_sample(model: nn.Module) -> str:
-    """Identify the weights of a loaded model by a hash of a few numbers of each."""
-    digest = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        digest.update(name.encode())
-        values = weight.detach().flatten()
-        sample = values[:: len(values) // _NUMBERS_OF_A_WEIGHT + 1]
-        # Some kinds of tensors, such as those without data, have no numbers to read.
-        with suppress(RuntimeError):
-            digest.update(sample.float().cpu().numpy().tobytes())
-    return digest.hexdigest()
+    files = [path] if path.is_file() else [path / name for name in _names_in(path, _WEIGHT_FILES)]
+    return {file.name: file.stat().st_size for file in sorted(files)}
 
 
 def model_files(directory: Path) -> list[str]:

@@ -49,8 +49,7 @@ _SEED_SETTINGS = {
     "corpus_digest",
     "blocks",
     "teacher_losses_sha256",
-    "teacher_weights_sha256",
-    "student_weights",
+    "teacher_files",
     "evaluation",
 }
 _DIGEST = "corpus_digest"

@@ -21,12 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from vocagnolm.cli import Parser, shell
-from vocagnolm.models.adapters import (
-    check_base,
-    lora_config,
-    merge_adapters,
-    read_adapters,
-)
+from vocagnolm.models.adapters import lora_config, merge_adapters, read_adapters
 from vocagnolm.models.load import ADAPTER_CONFIG, ModelSource, is_adapter, model_files
 from vocagnolm.shell.extras import require
 from vocagnolm.shell.io import MANIFEST_FILE, RUN_FILE, JsonObject, json_or_empty, read_json
@@ -176,7 +171,6 @@ def _trained(
     if config is None:
         _fill(model, weights)
         return model
-    check_base(model, settings)
     return merge_adapters(model, config, weights)
 
 

@@ -28,9 +28,8 @@ _CHANGES = {
     "blocks": "the documents have changed",
     "chat_templates_sha256": "a chat template has changed",
     "teacher_losses_sha256": "the losses in --teacher_losses have changed",
-    "teacher_weights_sha256": "the weights of --teacher have changed",
+    "teacher_files": "the files of --teacher have changed",
     "own_code_sha256": "your code of --method or --aggregation has changed",
-    "student_weights": "the weights of --student have changed",
     "evaluation": "the evaluation that steers the run has changed",
 }
 
@@ -39,7 +38,7 @@ _CHANGES = {
 # one with the name checkpoint-500 is refused.
 _DIGESTS = {
     "dataset": "corpus_digest",
-    "teacher": "teacher_weights_sha256",
+    "teacher": "teacher_files",
     "teacher_losses": "teacher_losses_sha256",
 }
 

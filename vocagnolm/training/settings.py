@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vocagnolm.method import Method, load_own
-from vocagnolm.models.load import loaded_sample, weights_sample
+from vocagnolm.models.load import weight_sizes
 from vocagnolm.store.format import manifest_of
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions
@@ -71,7 +71,7 @@ def settings_of(job: Job) -> dict[str, Any]:
     # A run that is started from another directory is the same run.
     for name in _PATH_OPTIONS:
         settings[name] = _absolute(settings[name])
-    settings |= _teacher_weights(job) | _own_code(job.args)
+    settings |= _teacher_files(job) | _own_code(job.args)
     if job.model.teacher_losses:
         settings["teacher_losses"] = _stores(job.model.teacher_losses)
     if job.peft_config is not None:
@@ -83,19 +83,13 @@ def settings_of(job: Job) -> dict[str, Any]:
     return settings
 
 
-def _teacher_weights(job: Job) -> dict[str, list[str | None]]:
-    """Identify the weights of local or loaded teachers, which may be others when a run resumes.
-
-    A checkpoint has the student's weights, and the trainer adds a checksum of those under adapters.
-    """
-    samples: list[str | None] = []
+def _teacher_files(job: Job) -> dict[str, list[dict[str, int]]]:
+    """Tell local teachers apart by the sizes of their files, because a path may have other ones."""
     # In Python, a teacher may be a loaded model.
-    teachers: Sequence[Any] = job.model.teacher or []
-    for teacher in teachers:
-        is_name = isinstance(teacher, str)
-        samples.append(weights_sample(teacher) if is_name else loaded_sample(teacher))
+    names = [teacher for teacher in job.model.teacher or [] if isinstance(teacher, str)]
+    sizes = [weight_sizes(name) for name in names]
     # A finished run does not need its teacher's files any more.
-    return {"teacher_weights_sha256": samples} if any(samples) else {}
+    return {"teacher_files": sizes} if any(sizes) else {}
 
 
 def _own_code(method: Method) -> dict[str, list[str]]:
