@@ -335,7 +335,7 @@ class VocAgnoTrainer(ResumableTrainer):
         if teacher is not None:
             self.metrics.add_teacher(teacher.loss_BT, teacher.valid_BT, block_B)
             excess_BS = guidance.student_loss_BS - guidance.teacher_loss_BS
-            self.metrics.add_excess(excess_BS, guidance.mapped_BS & guidance.valid_BS, block_B)
+            self.metrics.add_excess(excess_BS, guidance.mapped_BS & guidance.valid_BS)
         if loss_sum is None:
             loss_sum = (self.token_objective.weights(guidance) * loss_BS).sum()
         return loss_sum

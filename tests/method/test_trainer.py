@@ -369,11 +369,6 @@ def test_log_reports_what_a_slow_count_finds(
     assert ratio == pytest.approx(teacher_tokens / tokens)
     ahead = sum(value > 0 for value in excess) / len(excess)
     assert log["teacher_ahead_fraction"] == pytest.approx(ahead)
-    for quantile in (0.1, 0.5, 0.9):
-        # The sample holds all of so few tokens.
-        expected = float(torch.tensor(excess).quantile(quantile))
-        name = f"excess_loss_p{round(100 * quantile)}_nats"
-        assert log[name] == pytest.approx(expected, abs=1e-5)
     assert log["tokens_per_s"] > 0
     assert 0 < log["teacher_time_fraction"] < 1
 

@@ -108,30 +108,29 @@ def test_other_processes_print_nothing(
     assert (capsys.readouterr().out, list(tmp_path.iterdir())) == ("", [])
 
 
-def test_sample_is_of_the_kept_steps_since_the_last_log() -> None:
+def test_sums_are_of_the_kept_steps_since_the_last_log() -> None:
     one: dict[str, Any] = {"num_processes": 1, "process_index": 0, "device": torch.device("cpu")}
-    same = SimpleNamespace(**one, reduce=lambda sums, how: sums, gather=lambda part: part)
+    same = SimpleNamespace(**one, reduce=lambda sums, how: sums)
     metrics, mapped_BS = GuidanceMetrics(same), torch.ones(1, 3, dtype=torch.bool)  # type: ignore[arg-type]
 
     def add(block: int) -> None:
         excess_BS, block_B = torch.full((1, 3), float(block)), torch.tensor([block])
         metrics.add_teacher(excess_BS, mapped_BS, block_B)
-        metrics.add_excess(excess_BS, mapped_BS, block_B)
+        metrics.add_excess(excess_BS, mapped_BS)
 
-    add(0)
+    add(1)
     metrics.keep_step()
     metrics.read()
-    add(1)
+    add(0)
     metrics.drop_step()
     add(2)
     metrics.keep_step()
     report = metrics.read()
-    assert (report["excess_loss_p10_nats"], report["teacher_ahead_fraction"]) == (2, 1)
-    assert report["excess_loss_p90_nats"] == 2
+    assert (report["teacher_loss_nats"], report["teacher_ahead_fraction"]) == (2, 1)
 
 
 def metrics_of(processes: int) -> list[Any]:
-    """The metrics of each process, which add up and gather what all of them have kept."""
+    """The metrics of each process, which add up what all of them have kept."""
     found: list[Any] = []
     for index in range(processes):
         accelerator: Any = SimpleNamespace(
@@ -139,10 +138,6 @@ def metrics_of(processes: int) -> list[Any]:
             process_index=index,
             device=torch.device("cpu"),
             reduce=lambda sums, how: sum(each._kept for each in found),
-            # Scores, which are integers, or excess losses.
-            gather=lambda part: torch.cat(
-                [each._kept_sample[part.is_floating_point()] for each in found]
-            ),
         )
         found.append(GuidanceMetrics(accelerator))
     return found
@@ -155,7 +150,7 @@ def test_sums_are_restored_by_any_number_of_processes(tmp_path: Path) -> None:
         each.add_loss(excess_BS)
         each.add_student(excess_BS, mapped_BS, mapped_BS, block_B)
         each.add_teacher(excess_BS, mapped_BS, block_B)
-        each.add_excess(excess_BS, mapped_BS, block_B)
+        each.add_excess(excess_BS, mapped_BS)
         each.keep_step()
         each.drop_step()
         each.save(tmp_path)
@@ -167,7 +162,7 @@ def test_sums_are_restored_by_any_number_of_processes(tmp_path: Path) -> None:
         report = first.read()
         assert (report["loss"], report["skipped_steps"]) == (1.5, 1.0)
         assert (report["student_loss_nats"], report["teacher_loss_nats"]) == (0.5, 0.5)
-        assert (report["excess_loss_p50_nats"], report["teacher_ahead_fraction"]) == (0.5, 0.5)
+        assert report["teacher_ahead_fraction"] == 0.5
 
 
 def test_mean_loss_is_over_steps_that_made_an_update() -> None:

@@ -8,17 +8,12 @@ from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vocagnolm.guidance import random_scores
-
 # One tensor has all sums, so a log costs one reduction over the processes.
 _SUMS = (
     "loss label_tokens student_loss selected_tokens selected_loss teacher_tokens teacher_loss "
-    "mapped_tokens distances distance"
+    "mapped_tokens distances distance ahead_tokens"
 ).split()
-# Tokens whose excess losses are sampled between two logs. A quantile's rank is off by 0.6 %.
-_SAMPLED = 2**13
-# Stands for no packed sequence, and for an empty place in a sample, because indices and scores are
-# never negative.
+# Stands for no packed sequence, because indices are never negative.
 NO_BLOCK = -1
 # The sums of each process are in its own file, with its number in the name.
 _METRICS_FILE = "metrics_{}.safetensors"
@@ -51,12 +46,6 @@ class GuidanceMetrics:
         # The current step's sums wait in `_added`, so that a skipped step leaves no trace.
         self._kept = torch.zeros(len(_SUMS), dtype=self._dtype, device=self._device)
         self._added = torch.zeros_like(self._kept)
-        # The tokens with the largest random scores, and their excess losses. The sample is the same
-        # for every split of the tokens into micro-batches and processes.
-        scores = torch.full((_SAMPLED,), NO_BLOCK, dtype=torch.int64, device=self._device)
-        self._sample = scores, torch.zeros(_SAMPLED, device=self._device)
-        # Samples are replaced and never changed in place, so two names can share one.
-        self._kept_sample = self._sample
         self._kept_steps = 0
         self._dropped_steps = 0
 
@@ -64,14 +53,12 @@ class GuidanceMetrics:
         """Count all additions since the last step."""
         self._kept += self._added
         self._added.zero_()
-        self._kept_sample = self._sample
         self._kept_steps += 1
         self.bad_steps = 0
 
     def drop_step(self) -> None:
         """Forget all additions since the last step, which made no update."""
         self._added.zero_()
-        self._sample = self._kept_sample
         # The reduction has changed only a copy, and the next step must not inherit the fault.
         self.bad_blocks.fill_(NO_BLOCK)
         self._dropped_steps += 1
@@ -107,15 +94,9 @@ class GuidanceMetrics:
         self._mark_bad(1, distance_R.where(is_blameless, 0.0)[None], block_B[:1])
         self._add(distances=torch.ones_like(distance_R), distance=distance_R)
 
-    def add_excess(self, excess_BS: Tensor, mapped_BS: Tensor, block_B: Tensor) -> None:
-        """Count the label tokens that have a teacher loss, and sample their excess losses."""
-        self._add(mapped_tokens=mapped_BS)
-        # A token's score depends only on its sequence and position, so any split of the tokens
-        # gives the same sample. Tokens without a teacher loss get the lowest score.
-        position_S = torch.arange(mapped_BS.shape[1], device=self._device)
-        score_BS = random_scores(block_B, position_S, seed=0).where(mapped_BS, NO_BLOCK)
-        tokens = score_BS.flatten(), excess_BS.detach().float().flatten()
-        self._sample = _sampled([self._sample, tokens])
+    def add_excess(self, excess_BS: Tensor, mapped_BS: Tensor) -> None:
+        """Count the label tokens that have a teacher loss, and those with a lower one."""
+        self._add(mapped_tokens=mapped_BS, ahead_tokens=mapped_BS & (excess_BS.detach() > 0))
 
     def _mark_bad(self, model: int, loss: Tensor, block_B: Tensor) -> None:
         is_bad_B = ~loss.isfinite().all(-1)
@@ -132,16 +113,11 @@ class GuidanceMetrics:
     def read(self) -> dict[str, float]:
         """Average over all processes, and reset. Every process must call this.
 
-        Returns losses in nats per token, shares in [0, 1], quantiles of a sample, and the mean
-        distance. `loss` is the mean over the steps that made an update. If none did, losses are
-        absent.
+        Returns losses in nats per token, shares in [0, 1], and the mean distance. `loss` is the
+        mean over the steps that made an update. If none did, losses are absent.
         """
-        # `reduce` and `gather` are collective, so every process makes these calls in this order.
         totals = self._accelerator.reduce(self._kept, "sum").tolist()
         sums = dict(zip(_SUMS, totals, strict=True))
-        scores, excess = self._kept_sample
-        scores = self._accelerator.gather(scores)
-        excess = self._accelerator.gather(excess)
         report = {}
         if self._kept_steps:
             processes = self._accelerator.num_processes
@@ -163,13 +139,8 @@ class GuidanceMetrics:
             report["teacher_loss_nats"] = sums["teacher_loss"] / sums["teacher_tokens"]
             report["teacher_tokens_per_student_token"] = sums["teacher_tokens"] / tokens
             report["unmapped_fraction"] = 1.0 - sums["mapped_tokens"] / tokens
-            # The best tokens of all processes' samples are the sample of all tokens.
-            scores, excess = _sampled([(scores, excess)])
-            sample = excess[scores != NO_BLOCK].cpu()
-            if len(sample):
-                report["teacher_ahead_fraction"] = (sample > 0).double().mean().item()
-                for percent in (10, 50, 90):
-                    report[f"excess_loss_p{percent}_nats"] = sample.quantile(percent / 100).item()
+        if sums["mapped_tokens"]:
+            report["teacher_ahead_fraction"] = sums["ahead_tokens"] / sums["mapped_tokens"]
         return report
 
     def mean_loss(self, history: Sequence[Mapping[str, float]]) -> float:
@@ -192,9 +163,8 @@ class GuidanceMetrics:
 
     def save(self, directory: Path) -> None:
         """Write the sums of this process, all of whose steps have been kept or dropped."""
-        scores, excess = self._kept_sample
         steps = torch.tensor([self._kept_steps, self._dropped_steps, self.bad_steps])
-        state = {"sums": self._kept, "scores": scores, "excess": excess, "steps": steps}
+        state = {"sums": self._kept, "steps": steps}
         save_file(state, directory / _METRICS_FILE.format(self._accelerator.process_index))
 
     def restore(self, directory: Path | None) -> None:
@@ -216,19 +186,9 @@ class GuidanceMetrics:
         # Each process begins at its own number and takes every world_size-th file, so every file is
         # counted once.
         for state in states[process::world_size]:
-            self._kept += state["sums"].to(self._kept)
-            sample = state["scores"].to(self._device), state["excess"].to(self._device)
-            self._sample = _sampled([self._kept_sample, sample])
-            self._kept_sample = self._sample
+            sums = state["sums"].to(self._kept)
+            # A checkpoint of an older version has fewer sums.
+            self._kept[: len(sums)] += sums
         # A micro-batch's loss is multiplied by the number of processes, over which gradients are
         # averaged.
         self._kept[_SUMS.index("loss")] *= world_size / count
-
-
-def _sampled(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Merge samples: the values with the largest scores."""
-    scores = torch.cat([part_scores for part_scores, _ in parts])
-    values = torch.cat([part_values for _, part_values in parts])
-    # The best of the best are the best of all, so samples may be merged in any order and grouping.
-    top_tokens = scores.topk(_SAMPLED)
-    return top_tokens.values, values[top_tokens.indices]
