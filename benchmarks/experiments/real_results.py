@@ -21,8 +21,8 @@ import pandas as pd
 
 from benchmarks.experiments import plots
 from benchmarks.experiments.real import MODELS, RESULTS, RULES
+from vocagnolm.report.evaluations import heading
 from vocagnolm.report.plots import COLORS, draw_curves, new_plot
-from vocagnolm.report.runs import heading
 from vocagnolm.report.statistics import RESAMPLES, percentile_interval, resampled_differences
 
 # The answers of some models that runs on a CPU kept.

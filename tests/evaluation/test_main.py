@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_results import write_evaluation, write_run
 from inline_grader import graded_inline
 from processors import pretend
 from transformers import AutoTokenizer
@@ -22,7 +23,7 @@ from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import load_tasks
 from vocagnolm.models.load import revision_of
-from vocagnolm.report.runs import find_places
+from vocagnolm.report.comparison import compare
 
 N_ITEMS = 16
 
@@ -131,11 +132,11 @@ def test_results_of_a_checkpoint_outlive_it(
         found = evaluate.output_dir(asked)
         assert found.absolute() == tmp_path / "run" / expected
     # The run has another evaluation, with which this one is not confused.
-    found.mkdir()
-    (found / "results.json").write_text('{"benchmarks": {}, "averages": {}}')
+    write_evaluation(found, {"demo": [True]})
     if run_file and name == "checkpoint-155":
-        assert find_places([tmp_path / "run"]) == {"run": (tmp_path / "run", None)}
-        assert find_places([found]) == {expected: (None, found)}
+        write_run(tmp_path / "run", [{"step": 1, "loss": 1.0}])
+        assert compare([tmp_path / "run"]).labels() == ["run"]
+        assert compare([found]).labels() == [expected]
 
 
 OWN_CODE = """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_results import edit_results, write_evaluation, write_run
 
-from vocagnolm.report.compare import compare, to_json
+from vocagnolm.report.comparison import compare, to_json
 
 ROOT = Path(__file__).parents[2]
 MISTRAL, QWEN = "gair-prox/Mistral-7B-ProXMath", "Qwen/Qwen2.5-Math-7B-Instruct"

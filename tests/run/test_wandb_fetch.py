@@ -12,7 +12,8 @@ import pytest
 from fake_results import write_evaluation, write_json
 
 from vocagnolm import __main__
-from vocagnolm.report.compare import compare, comparison_markdown
+from vocagnolm.report.compare import comparison_markdown
+from vocagnolm.report.comparison import compare
 from vocagnolm.report.fetch import STEP, fetch
 from vocagnolm.training.tracking import tracked as under_tracked_names
 

@@ -18,20 +18,16 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from vocagnolm.cli import Parser, shell
-from vocagnolm.report.findings import UNDECIDED, Comparison, compare, difference, findings
-from vocagnolm.report.paper import Row
+from vocagnolm.report.comparison import Comparison, compare, to_json
+from vocagnolm.report.evaluations import heading, in_order
+from vocagnolm.report.findings import UNDECIDED, difference, findings
 from vocagnolm.report.plots import bar_series, draw_bars, draw_curves, embed, read_curves
 from vocagnolm.report.render import TEMPLATES
-from vocagnolm.report.runs import (
-    differing,
-    heading,
-    in_order,
-)
-from vocagnolm.report.statistics import RESAMPLES
+from vocagnolm.report.statistics import RESAMPLES, Pairing
+from vocagnolm.report.trainings import differing
 from vocagnolm.shell.extras import require
 from vocagnolm.shell.hub import public_name
 from vocagnolm.shell.io import (
-    JsonObject,
     check_writable,
     claim_names,
     markdown_table,
@@ -58,10 +54,7 @@ _BARS = (
     "Bars of one run: 95 % interval of its evaluation; of several seeds: their mean and standard "
     "deviation. Hollow: as reported (arXiv 2503.19123v1)."
 )
-_CURVES = (
-    "Over the seeds of a setting: the mean, and a band from the lowest to the highest. Of the "
-    "excess: the tokens' median, and a band from their 10th to their 90th percentile."
-)
+_CURVES = "Over the seeds of a setting: the mean, and a band from the lowest to the highest."
 # A section has a title, the rows of a table with its header first, and notes.
 _Section = tuple[str, list[list[str]], Sequence[str]]
 
@@ -100,23 +93,23 @@ def _accuracies(comparison: Comparison) -> _Section:
     notes = [_ACCURACIES]
     # {(run, its prompts): {column: cell}}
     lines: dict[tuple[str, str], dict[str, str]] = {}
-    for run in comparison.runs:
+    for evaluation in comparison.evaluations:
         cells: dict[str, str] = {}
-        for score in run.scores:
+        for score in evaluation.scores:
             star = "*" if score["marked"] else ""
             interval = f"{score['low']:.1f} to {score['high']:.1f}"
             cells[score["column"]] = f"{score['rounded']:.1f}{star} ({interval})"
-        lines[run.label, run.prompts] = cells
-        name, revision = run.model.rsplit(", revision ", 1)
+        lines[evaluation.label, evaluation.prompts] = cells
+        name, revision = evaluation.model.rsplit(", revision ", 1)
         # Nineteen characters: "sha256:" and twelve digits, or nineteen digits of a commit.
         model = f"{public_name(name)}, revision {revision[:19]}"
-        notes.append(f"- {run.label}: {model}; verdicts of {run.grader}")
-        for note in run.notes:
+        notes.append(f"- {evaluation.label}: {model}; verdicts of {evaluation.grader}")
+        for note in evaluation.notes:
             notes.append(f"  - {note}")
     # Reported rows follow those of the runs, in the same columns.
-    for score in comparison.reported:
-        line = f"reported: {score['row']} ({score['table']})", "paper"
-        lines.setdefault(line, {})[score["column"]] = f"{score['reported']:.1f}"
+    for cell in comparison.reported:
+        line = f"reported: {cell['row']} ({cell['table']})", "paper"
+        lines.setdefault(line, {})[cell["column"]] = f"{cell['reported']:.1f}"
     columns = _columns(lines.values())
     rows = [["run", "prompts"] + [heading(column) for column in columns]]
     for (label, prompts), cells in lines.items():
@@ -134,39 +127,44 @@ def _columns(lines: Iterable[Iterable[str]]) -> list[str]:
 
 def _pairings(comparison: Comparison) -> list[_Section]:
     """Return the paired tests, one table for each baseline."""
-    # These pairs of a run and a column cannot be compared with published numbers.
     marked = set()
-    for run in comparison.runs:
-        for score in run.scores:
+    for evaluation in comparison.evaluations:
+        for score in evaluation.scores:
             if score["marked"]:
-                marked.add((run.label, score["column"]))
+                marked.add((evaluation.label, score["column"]))
     tables: dict[str, list[list[str]]] = {}
     for pairing in comparison.pairings:
-        first, other, column = pairing["first"], pairing["other"], pairing["column"]
+        first, other, column = pairing.first, pairing.other, pairing.column
         head = ["run", "benchmark", "points", "95 % interval", "items"]
         head += [f"only {first} right", "only the run right", "p", "p (Holm)"]
         rows = tables.setdefault(first, [head])
         # A difference is only as good as the worse of its two numbers.
         is_marked = (first, column) in marked or (other, column) in marked
         row = [other, heading(column) + ("*" if is_marked else "")]
-        rows.append(row)
-        # The reason replaces the points, and a dash replaces the other cells.
-        if pairing["not_paired"]:
-            row.append(f"not paired: {pairing['not_paired']}")
-            row += ["-"] * (len(head) - len(row))
-            continue
-        points, interval = difference(pairing)
-        row += [points, interval]
-        for name in ("items", "only_first", "only_other"):
-            row.append(_cell(pairing[name], ""))
-        for name in ("p", "p_holm"):
-            # If no item differs, p is 1 and says nothing.
-            p = None if interval == UNDECIDED else pairing[name]
-            row.append("< 0.001" if p is not None and p < 0.001 else _cell(p, ".3f"))
+        rows.append(row + _pairing_cells(pairing))
     sections: list[_Section] = []
     for first, rows in tables.items():
         sections.append((f"Points above {first}, over the same items", rows, [_PAIRINGS]))
     return sections
+
+
+def _pairing_cells(pairing: Pairing) -> list[str]:
+    """Return points, interval, three counts of items and two p-values."""
+    if pairing.not_paired:
+        return [f"not paired: {pairing.not_paired}"] + ["-"] * 6
+    points, interval = difference(pairing)
+    cells = [points, interval]
+    for count in (pairing.items, pairing.only_first, pairing.only_other):
+        cells.append(_cell(count, ""))
+    for p in (pairing.p, pairing.p_holm):
+        # If no item differs, p is 1 and says nothing.
+        if interval == UNDECIDED:
+            cells.append("-")
+        elif p is not None and p < 0.001:
+            cells.append("< 0.001")
+        else:
+            cells.append(_cell(p, ".3f"))
+    return cells
 
 
 def _cell(value: float | None, form: str) -> str:
@@ -185,7 +183,6 @@ def _costs(comparison: Comparison) -> _Section:
         seconds = [entry["train_runtime"] for entry in log if "train_runtime" in entry]
         seed, _ = json.loads(run.seed)
         row = [run.label, run.name, str(seed)]
-        # A run in Python that was never saved has no state.
         row.append(_cell(steps, ","))
         row.append("-" if steps is None else f"{steps * run.batch_tokens:,}")
         row.append(_cell(run.eval_loss, ".4f"))
@@ -198,57 +195,15 @@ def _costs(comparison: Comparison) -> _Section:
     return "Cost", rows, [_COSTS]
 
 
-def to_json(comparison: Comparison) -> JsonObject:
-    """Return the content of `comparison.json`, from which benchmarks/figures.py draws."""
-    evaluated = []
-    scores: list[Row] = []
-    for run in comparison.runs:
-        evaluated.append(
-            {
-                "label": run.label,
-                "model": run.model,
-                "grader": run.grader,
-                "prompts": run.prompts,
-                "conditions": run.conditions,
-                "notes": run.notes,
-            }
-        )
-        scores += run.scores
-    trained = {}
-    for setting, runs in comparison.settings.items():
-        for training in runs:
-            trained[training.label] = {
-                "run": training.label,
-                "setting": setting,
-                "method": training.method,
-                "teacher": training.teacher,
-                "seed": training.seed,
-                "options": training.options,
-                "eval_loss": training.eval_loss,
-            }
-    return {
-        "runs": evaluated,
-        # Keep the order of the command line, not that of the settings.
-        "trained": [trained[training.label] for training in comparison.trained],
-        "scores": scores,
-        "reported": comparison.reported,
-        "pairings": comparison.pairings,
-    }
-
-
 def write_comparison(comparison: Comparison, directory: Path) -> None:
-    """Write `comparison.html`, `.md`, `.json` and, if there are accuracies, `.png`.
-
-    Raises:
-        ValueError: the directory has a file of such a name that no comparison wrote.
-    """
+    """Write `comparison.html`, `.md`, `.json` and, if there are accuracies, `.png`."""
     claim_names(directory, _FILES, "vocagnolm compare")
     write_json(directory / "comparison.json", to_json(comparison))
     write_text(directory / "comparison.md", comparison_markdown(comparison))
     pictures = []
-    if comparison.runs:
-        graders = ", ".join(dict.fromkeys(run.grader for run in comparison.runs))
-        series = bar_series(comparison.runs, comparison.settings, comparison.reported)
+    if comparison.evaluations:
+        graders = ", ".join(dict.fromkeys(run.grader for run in comparison.evaluations))
+        series = bar_series(comparison)
         columns = _columns(bars.index for bars in series.values())
         headings = {column: heading(column) for column in columns}
         figure = draw_bars(series, headings, f"Accuracies; verdicts of {graders}")
@@ -262,9 +217,9 @@ def write_comparison(comparison: Comparison, directory: Path) -> None:
     if curves:
         pictures.append(("Along the training", embed(draw_curves(curves)), _CURVES))
     page = TEMPLATES.get_template("comparison.html").render(
-        names=comparison.labels,
+        names=comparison.labels(),
         findings=findings(comparison),
-        baselines=list(dict.fromkeys(row["first"] for row in comparison.pairings)),
+        baselines=list(dict.fromkeys(pairing.first for pairing in comparison.pairings)),
         pictures=pictures,
         sections=_sections(comparison),
     )

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from itertools import product
 from statistics import fmean
 
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES
-from vocagnolm.report.paper import Row, read_reported
-from vocagnolm.report.runs import (
-    Run,
-    TrainingRun,
-    find_places,
-    group_by_setting,
-    heading,
-    read_other_documents,
-    read_run,
-    read_training,
-    unfinished_evaluations,
-)
-from vocagnolm.report.statistics import mcnemar_p, pair
+from vocagnolm.report.comparison import Comparison
+from vocagnolm.report.evaluations import heading
+from vocagnolm.report.statistics import Pairing, mcnemar_p
+from vocagnolm.report.trainings import TrainingRun, read_other_documents
 
 # Written for the interval of a difference without any items.
 UNDECIDED = "no item decides"
@@ -36,58 +26,6 @@ _CHOOSING = {"VocAgnoLM", "Rho-1", "chunks"}
 _MOST_NUMBERS = 9
 # If these options are equal, losses per token are of the same tokens.
 _OF_TOKENS = ("student", "student_tokenizer", "eval_fraction")
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Some runs that are compared."""
-
-    # The first evaluation is the baseline.
-    runs: Sequence[Run]
-    # Runs of vocagnolm train, and the same runs by setting.
-    trained: Sequence[TrainingRun]
-    settings: Mapping[str, Sequence[TrainingRun]]
-    # The label of every evaluation and run.
-    labels: Sequence[str]
-    # The paper's numbers have row, table, column and reported.
-    reported: Sequence[Row]
-    # `pair` has compared every run with the first of its protocol: few-shot or chat, greedy or
-    # sampled in the same way.
-    pairings: Sequence[Row]
-    # Sentences that name the evaluations without results.
-    unfinished: Sequence[str] = ()
-
-
-def compare(paths: Sequence[Path], reported: Sequence[str] = ()) -> Comparison:
-    """Read runs, pair each evaluation with its protocol's first, and add rows of the paper."""
-    if not paths:
-        raise ValueError("no RUN to compare: give directories of vocagnolm train or evaluate")
-    reported_rows = read_reported(reported)
-    places = find_places(paths)
-    evaluated = []
-    trained = []
-    for label, (run_directory, evaluation_directory) in places.items():
-        if evaluation_directory:
-            evaluated.append(read_run(label, evaluation_directory))
-        if run_directory:
-            trained.append(read_training(label, run_directory))
-    # The first few-shot evaluation and the first chat are the baselines of their protocols, because
-    # a model answers other prompts differently. The same holds for sampled outputs.
-    baselines: dict[tuple[bool, str], Run] = {}
-    pairings: list[Row] = []
-    for run in evaluated:
-        baseline = baselines.setdefault((run.prompts == "chat", run.sampling), run)
-        if baseline is not run:
-            pairings += pair(baseline, run)
-    return Comparison(
-        runs=evaluated,
-        trained=trained,
-        settings=group_by_setting(trained),
-        labels=list(places),
-        reported=reported_rows,
-        pairings=pairings,
-        unfinished=unfinished_evaluations(paths),
-    )
 
 
 def findings(comparison: Comparison) -> list[str]:
@@ -121,21 +59,21 @@ def findings(comparison: Comparison) -> list[str]:
 
 
 def _answers(comparison: Comparison) -> list[str]:
-    """Say by how many points one run's answers are better than another's."""
-    rows_of: dict[tuple[str, str], list[Row]] = {}
-    for row in comparison.pairings:
-        if not row["not_paired"]:
-            rows_of.setdefault((row["first"], row["other"]), []).append(row)
+    """Say by how many points one model's answers are better than another's."""
+    pairings_of: dict[tuple[str, str], list[Pairing]] = {}
+    for pairing in comparison.pairings:
+        if not pairing.not_paired:
+            pairings_of.setdefault((pairing.first, pairing.other), []).append(pairing)
     sentences = []
-    for (first, other), rows in rows_of.items():
+    for (first, other), pairings in pairings_of.items():
         # An average stands for its benchmarks.
-        averages = [row for row in rows if row["column"] in AVERAGES]
+        averages = [pairing for pairing in pairings if pairing.column in AVERAGES]
         differences = []
-        for row in averages[:1] or rows[:_MOST_NUMBERS]:
-            points, interval = difference(row)
-            differences.append(f"{heading(row['column'])} {points} ({interval})")
-        if not averages and len(rows) > _MOST_NUMBERS:
-            differences.append(f"and {len(rows) - _MOST_NUMBERS} more")
+        for pairing in averages[:1] or pairings[:_MOST_NUMBERS]:
+            points, interval = difference(pairing)
+            differences.append(f"{heading(pairing.column)} {points} ({interval})")
+        if not averages and len(pairings) > _MOST_NUMBERS:
+            differences.append(f"and {len(pairings) - _MOST_NUMBERS} more")
         sentences.append(f"{other} against {first}, in points: {'; '.join(differences)}.")
     return sentences
 
@@ -143,11 +81,7 @@ def _answers(comparison: Comparison) -> list[str]:
 def _held_out(
     name: str, reference: str, settings: Mapping[str, Sequence[TrainingRun]]
 ) -> list[str]:
-    """Compare the held-out losses of two settings, if both have them for the same student.
-
-    The losses must be of the same texts. Texts with equally many tokens count as the same, unless
-    they were held out from documents that have changed.
-    """
+    """Compare the held-out losses of two settings, if both have them for the same student."""
     runs, reference_runs = settings[name], settings[reference]
     # A student with another vocabulary has other tokens, and its nats per token are not comparable.
     for option in _OF_TOKENS:
@@ -162,9 +96,9 @@ def _held_out(
     if common_seeds:
         losses = {seed: losses[seed] for seed in common_seeds}
         reference_losses = {seed: reference_losses[seed] for seed in common_seeds}
-    tokens = {run.eval_tokens for run in runs if run.seed in losses}
-    reference_tokens = {run.eval_tokens for run in reference_runs if run.seed in reference_losses}
-    if tokens != reference_tokens or _held_out_others(runs, reference_runs):
+    runs = [run for run in runs if run.seed in losses]
+    reference_runs = [run for run in reference_runs if run.seed in reference_losses]
+    if not _on_same_texts(runs, reference_runs):
         return [f"{name} and {reference} were not evaluated on the same texts."]
     # A gain is how far the loss is below the reference's. It may be negative.
     gain = fmean(reference_losses.values()) - fmean(losses.values())
@@ -187,13 +121,16 @@ def _held_out(
     return [f"{better} is ahead of {worse} by {abs(gain):.3f} nats on held-out text; {test}."]
 
 
-def _held_out_others(runs: Sequence[TrainingRun], reference_runs: Sequence[TrainingRun]) -> bool:
-    """Test whether two settings held out documents from corpora that differ under one name."""
-    for run in runs:
-        for other in reference_runs:
-            if run.options.get("eval_fraction") and read_other_documents(run, other):
-                return True
-    return False
+def _on_same_texts(runs: Sequence[TrainingRun], reference_runs: Sequence[TrainingRun]) -> bool:
+    """Test whether two settings were evaluated on texts that count as the same.
+
+    They have equally many tokens, and were not held out from documents that have changed.
+    """
+    for run, other in product(runs, reference_runs):
+        if run.options.get("eval_fraction") and read_other_documents(run, other):
+            return False
+    tokens = {run.eval_tokens for run in runs}
+    return tokens == {run.eval_tokens for run in reference_runs}
 
 
 def _losses_by_seed(runs: Sequence[TrainingRun]) -> dict[str, float]:
@@ -204,13 +141,9 @@ def _losses_by_seed(runs: Sequence[TrainingRun]) -> dict[str, float]:
     return losses
 
 
-def difference(row: Row) -> tuple[str, str]:
+def difference(pairing: Pairing) -> tuple[str, str]:
     """Format the difference of a pairing in points, with its interval."""
-    texts = []
-    for name in ("points", "low", "high"):
-        # Adding 0.0 turns -0.0 into 0.0.
-        rounded = round(row[name], 1) + 0.0
-        texts.append(f"{rounded:+.1f}")
-    points, low, high = texts
-    is_decided = row["points"] or row["low"] or row["high"]
-    return points, f"{low} to {high}" if is_decided else UNDECIDED
+    numbers = pairing.points or 0.0, pairing.low or 0.0, pairing.high or 0.0
+    # Adding 0.0 turns -0.0 into 0.0.
+    points, low, high = [f"{round(number, 1) + 0.0:+.1f}" for number in numbers]
+    return points, f"{low} to {high}" if any(numbers) else UNDECIDED

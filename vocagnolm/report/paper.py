@@ -2,29 +2,42 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypedDict
 
 from vocagnolm.shell.io import ASSETS, read_json
 
-# A line of a table, by column name.
-Row: TypeAlias = dict[str, Any]
 REPORTED_FILE = ASSETS / "reported.json"
 
 
-def read_reported(names: Sequence[str]) -> list[Row]:
-    """Return rows of the paper's tables: row, table, column, reported. "Table 2" means all."""
+class Reported(TypedDict):
+    """A number of the paper."""
+
+    row: str
+    table: str
+    # The id of a benchmark, or the name of an average.
+    column: str
+    reported: float
+
+
+def read_reported(names: Sequence[str]) -> list[Reported]:
+    """Return the numbers in rows of the paper's tables. "Table 2" means all of its rows."""
     # A cell is found by the name of its row, and also by that of its table.
-    cells_of: dict[str, list[Row]] = {}
+    cells_of: dict[str, list[Reported]] = {}
     for table in read_json(REPORTED_FILE)["tables"]:
         for row, values in table["rows"].items():
             for column, value in zip(table["columns"], values, strict=True):
                 # Some of the paper's cells are empty.
                 if value is None:
                     continue
-                cell = {"row": row, "table": table["table"], "column": column, "reported": value}
+                cell: Reported = {
+                    "row": row,
+                    "table": table["table"],
+                    "column": column,
+                    "reported": value,
+                }
                 cells_of.setdefault(row, []).append(cell)
                 cells_of.setdefault(table["table"], []).append(cell)
-    cells: list[Row] = []
+    cells: list[Reported] = []
     for name in names:
         if name not in cells_of:
             expected = ", ".join(map(repr, cells_of))

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from vocagnolm.report.paper import Row
-from vocagnolm.report.runs import Run, TrainingRun, are_alike
+from vocagnolm.report.comparison import Comparison
+from vocagnolm.report.evaluations import Evaluation, are_alike
+from vocagnolm.report.trainings import TrainingRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,12 +25,12 @@ DASHES = ("-", "--", ":", "-.")
 COLORS = "#1f5fbf #d2691e #1b7f4d #8e44ad #0e7490 #b5267b #7a5c00 #475569".split()
 # A curve with more points is drawn without markers.
 _MOST_MARKERS = 20
-# {title: entries of the log}: the value and, for some, both ends of its band.
+# {title: entry of the log}
 CURVES = {
-    "held-out loss (nats)": ["eval_loss"],
-    "loss on all tokens (nats)": ["student_loss_nats"],
-    "excess, median (nats)": [f"excess_loss_p{share}_nats" for share in (50, 10, 90)],
-    "mean weight of the tokens": ["mean_weight"],
+    "held-out loss (nats)": "eval_loss",
+    "loss on all tokens (nats)": "student_loss_nats",
+    "tokens where the teacher is ahead": "teacher_ahead_fraction",
+    "mean weight of the tokens": "mean_weight",
 }
 
 
@@ -83,44 +84,40 @@ def embed(figure: Figure) -> str:
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def bar_series(
-    runs: Sequence[Run], settings: Mapping[str, Sequence[TrainingRun]], reported: Sequence[Row]
-) -> dict[str, pd.DataFrame]:
+def bar_series(comparison: Comparison) -> dict[str, pd.DataFrame]:
     """Return the bars of a plot of accuracies by label: value, low, high, marked by column.
 
     The runs of a setting are one bar: the mean over seeds with its standard deviation. Other bars
-    have the 95 % interval of their evaluation, and the paper's have none. Runs that were asked or
+    have the 95 % interval of their evaluation, and the paper's have none. Models that were asked or
     graded differently are never averaged.
     """
-    setting_of = {}
-    for label, setting in settings.items():
-        for training in setting:
-            setting_of[training.label] = label
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
+    setting_of = comparison.setting_of()
+    groups: dict[str, list[Evaluation]] = {}
+    for evaluation in comparison.evaluations:
         # An evaluation of a model that was not trained here is its own group.
-        groups.setdefault(setting_of.get(run.label, run.label), []).append(run)
+        label = setting_of.get(evaluation.label, evaluation.label)
+        groups.setdefault(label, []).append(evaluation)
     series = {}
     for label, group in groups.items():
         if all(are_alike(*pair) for pair in itertools.combinations(group, 2)):
             series[label] = _bars(group)
         else:
-            for run in group:
-                series[f"{label}, {run.label}"] = _bars([run])
-    # A row of the paper has one cell per column, and all of them are one series.
-    for row in reported:
+            for evaluation in group:
+                series[f"{label}, {evaluation.label}"] = _bars([evaluation])
+    # The cells of one row of the paper are one series.
+    for cell in comparison.reported:
         # The paper gives no interval, so both ends equal the value.
-        value = row["reported"]
-        cells = {"value": value, "low": value, "high": value, "marked": False}
-        bar = pd.DataFrame(cells, index=[row["column"]])
-        label = f"reported: {row['row']}"
+        value = cell["reported"]
+        numbers = {"value": value, "low": value, "high": value, "marked": False}
+        bar = pd.DataFrame(numbers, index=[cell["column"]])
+        label = f"reported: {cell['row']}"
         series[label] = pd.concat([series[label], bar]) if label in series else bar
     return series
 
 
-def _bars(group: Sequence[Run]) -> pd.DataFrame:
-    """Average the columns of runs that all have the same ones."""
-    scores = pd.concat([pd.DataFrame(run.scores) for run in group])
+def _bars(group: Sequence[Evaluation]) -> pd.DataFrame:
+    """Average the columns of evaluations that all have the same ones."""
+    scores = pd.concat([pd.DataFrame(evaluation.scores) for evaluation in group])
     columns = scores.groupby("column", sort=False)
     bars = columns.agg({"value": "mean", "low": "first", "high": "first", "marked": any})
     # Seeds differ by more than one evaluation's items make an accuracy uncertain.
@@ -183,16 +180,13 @@ def read_curves(
                 tokens = entry["step"] * run.batch_tokens
                 rows.append({**entry, "run": run.label, "tokens": tokens})
         logs = pd.DataFrame(rows)
-        for title, entries in CURVES.items():
-            value_entry, ends = entries[0], entries[1:]
-            if value_entry not in logs.columns:
+        for title, name in CURVES.items():
+            if name not in logs.columns:
                 continue
-            log = logs.dropna(subset=[value_entry])
+            log = logs.dropna(subset=[name])
             by_tokens = log.groupby("tokens")
             # Runs of a setting log at the same steps, so their entries match by tokens.
-            points = by_tokens[value_entry].agg(mean="mean", low="min", high="max", runs="count")
-            if ends:
-                points[["low", "high"]] = by_tokens[ends].mean()
+            points = by_tokens[name].agg(mean="mean", low="min", high="max", runs="count")
             # Where a run ends, a mean over fewer runs would jump.
             points = points[points.runs >= log.run.nunique()].reset_index()
             curve = points[["tokens", "mean", "low", "high"]]

@@ -7,84 +7,116 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES
-from vocagnolm.report.paper import Row
-from vocagnolm.report.runs import Items, Run, conditions_that_differ, heading, in_order
+from vocagnolm.report.evaluations import (
+    Evaluation,
+    Item,
+    conditions_that_differ,
+    heading,
+    in_order,
+)
 
 RESAMPLES = 10_000
 _Floats = npt.NDArray[np.float64]
-PAIRING = (
-    "first other column points low high items only_first only_other p p_holm not_paired"
-).split()
 
 
-def pair(first: Run, other: Run) -> list[Row]:
-    """Compare a run with the baseline, the first, on the items of common benchmarks.
+@dataclass
+class Pairing:
+    """How an evaluation differs from the first one, in one column."""
 
-    Returns a row for each benchmark and average: the difference of the exact accuracies in points
-    with its 95 % interval. A benchmark's row also has the items, those on which one run has more
-    right outputs, p (McNemar's, or the sign-flip test's for several outputs), and p corrected by
-    Holm. What cannot be paired has the reason instead.
-    """
-    rows: list[Row] = []
+    first: str
+    other: str
+    column: str
+    # The difference of the exact accuracies in points, with its 95 % interval.
+    points: float | None = None
+    low: float | None = None
+    high: float | None = None
+    # Only of benchmarks: all items, and those on which one of the two has more right outputs.
+    items: int | None = None
+    only_first: int | None = None
+    only_other: int | None = None
+    # McNemar's p, or the sign-flip test's for several outputs; and p corrected by Holm.
+    p: float | None = None
+    p_holm: float | None = None
+    # If a column cannot be paired, it has the reason instead of numbers.
+    not_paired: str | None = None
+
+
+def pair(first: Evaluation, other: Evaluation) -> list[Pairing]:
+    """Compare an evaluation with the baseline, the first, in all columns that both have."""
+    pairings = []
     # {benchmark: (difference in points, resampled differences)}
     differences: dict[str, tuple[float, _Floats]] = {}
     first_columns = {score["column"] for score in first.scores}
     other_columns = {score["column"] for score in other.scores}
     # Averages come after their members in this order, so that their differences exist.
     for name in in_order(first_columns & other_columns):
-        row: Row = dict.fromkeys(PAIRING)
-        row |= {"first": first.label, "other": other.label, "column": name}
-        rows.append(row)
-        if name in AVERAGES:
-            members = AVERAGES[name]
-            missing = [heading(member) for member in members if member not in differences]
-            if missing:
-                row["not_paired"] = f"{', '.join(missing)} not paired"
-                continue
-            row["points"] = sum(differences[member][0] for member in members) / len(members)
-            # Each benchmark is resampled separately, because its items were drawn separately.
-            sample = np.mean([differences[member][1] for member in members], axis=0)
-        else:
-            first_items = first.items(name)
-            other_items = other.items(name)
-            reason = _why_not_paired(
-                first.conditions[name], other.conditions[name], first_items, other_items
-            )
-            if reason:
-                row["not_paired"] = reason
-                continue
-            gains = _gains(first_items, other_items)
-            count = len(first_items)
-            only_first = sum(items for gain, items in gains.items() if gain < 0)
-            only_other = sum(items for gain, items in gains.items() if gain > 0)
-            row |= {"items": count, "only_first": only_first, "only_other": only_other}
-            more_right = sum(gain * items for gain, items in gains.items())
-            row["points"] = more_right / (count * first.samples) * 100
-            is_single = first.samples == 1
-            row["p"] = mcnemar_p(only_first, only_other) if is_single else sign_flip_p(gains)
-            # Each benchmark has its own seed, so its interval does not depend on which other
-            # benchmarks were evaluated.
-            seed = [0, *name.encode()]
-            sample = resampled_differences(gains, RESAMPLES, seed) / first.samples
-            differences[name] = row["points"], sample
-        row["low"], row["high"] = percentile_interval(sample)
+        pairing = Pairing(first.label, other.label, name)
+        pairings.append(pairing)
+        if name not in AVERAGES:
+            sample = _pair_benchmark(pairing, first, other)
+            if sample is not None and pairing.points is not None:
+                differences[name] = pairing.points, sample
+            continue
+        members = AVERAGES[name]
+        missing = [heading(member) for member in members if member not in differences]
+        if missing:
+            pairing.not_paired = f"{', '.join(missing)} not paired"
+            continue
+        pairing.points = sum(differences[member][0] for member in members) / len(members)
+        # Each benchmark is resampled separately, because its items were drawn separately.
+        sample = np.mean([differences[member][1] for member in members], axis=0)
+        pairing.low, pairing.high = percentile_interval(sample)
     # Averages have no test of their own, so Holm's correction counts only benchmarks.
-    tested = [row for row in rows if row["p"] is not None]
-    corrected = holm([row["p"] for row in tested])
-    for row, p in zip(tested, corrected, strict=True):
-        row["p_holm"] = p
-    return rows
+    tested = {}
+    for pairing in pairings:
+        if pairing.p is not None:
+            tested[pairing.column] = pairing.p
+    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
+    for pairing in pairings:
+        pairing.p_holm = corrected.get(pairing.column)
+    return pairings
+
+
+def _pair_benchmark(pairing: Pairing, first: Evaluation, other: Evaluation) -> _Floats | None:
+    """Fill in the pairing of a benchmark, and return the resampled differences in points."""
+    name = pairing.column
+    first_items = first.items(name)
+    other_items = other.items(name)
+    conditions = first.conditions[name], other.conditions[name]
+    pairing.not_paired = _why_not_paired(*conditions, first_items, other_items)
+    if pairing.not_paired:
+        return None
+    gains = _gains(first_items, other_items)
+    pairing.items = len(first_items)
+    pairing.only_first = sum(items for gain, items in gains.items() if gain < 0)
+    pairing.only_other = sum(items for gain, items in gains.items() if gain > 0)
+    more_right = sum(gain * items for gain, items in gains.items())
+    pairing.points = more_right / (pairing.items * first.samples) * 100
+    if first.samples == 1:
+        pairing.p = mcnemar_p(pairing.only_first, pairing.only_other)
+    else:
+        pairing.p = sign_flip_p(gains)
+    # Each benchmark has its own seed, so its interval does not depend on which other benchmarks
+    # were evaluated.
+    sample = resampled_differences(gains, RESAMPLES, [0, *name.encode()]) / first.samples
+    pairing.low, pairing.high = percentile_interval(sample)
+    return sample
 
 
 def _why_not_paired(
-    first_conditions: Row, other_conditions: Row, first_items: Items, other_items: Items
-) -> str:
-    """Return why the items of two runs cannot be paired, or "" if they can."""
+    first_conditions: Mapping[str, Any],
+    other_conditions: Mapping[str, Any],
+    first_items: Mapping[int, Item],
+    other_items: Mapping[int, Item],
+) -> str | None:
+    """Return why the items of two evaluations cannot be paired, or None if they can."""
     differing = conditions_that_differ(first_conditions, other_conditions)
     if differing:
         return f"other {', '.join(differing)}"
@@ -95,16 +127,16 @@ def _why_not_paired(
     changed = sum(first_items[idx][1:] != other_items[idx][1:] for idx in first_items)
     if changed:
         return f"other prompts or golds of {changed} items"
-    return ""
+    return None
 
 
-def _gains(first_items: Items, other_items: Items) -> dict[int, int]:
-    """Count items by how many more of their outputs the other run has right."""
+def _gains(first_items: Mapping[int, Item], other_items: Mapping[int, Item]) -> dict[int, int]:
+    """Count items by how many more of their outputs the other evaluation has right."""
     # Gains of single outputs are always present, in this order, because a bootstrap's draws follow
     # it.
     gains = {-1: 0, 1: 0, 0: 0}
-    for idx in first_items:
-        gain = other_items[idx][0] - first_items[idx][0]
+    for idx, item in first_items.items():
+        gain = other_items[idx].right_outputs - item.right_outputs
         gains[gain] = gains.get(gain, 0) + 1
     return gains
 
