@@ -72,10 +72,7 @@ class Batch(TypedDict, total=False):
     teacher_shares: Tensor  # float32 [B, K S, 3]
     # With `chunks` only: the chunk of each position, that of the last token for padding.
     chunk: Tensor  # [B, S]
-    # On the host, so that counts need no host-device sync, and ids beyond a vocabulary are an
-    # error: the largest id of the student's rows and of each online teacher's, and label
-    # tokens of each row.
-    largest_ids: list[int]
+    # Label tokens of each row, on the host, so that counts need no host-device sync.
     mapped_tokens: list[int]
     unmapped_tokens: list[int]
 
@@ -145,7 +142,6 @@ class PackedCollator:
             "position_ids": positions,
             "segment_edges": segments.edges,
             "longest_segment": segments.longest,
-            "largest_ids": [int(ids.max())],
             "block": torch.tensor([block["block"] for block in blocks]),
         }
         if self.chunks is not None:
@@ -173,10 +169,6 @@ class PackedCollator:
                 batch["teacher_losses"] = torch.from_numpy(losses)
             else:
                 batch.update(self._teacher_rows(blocks, widths))
-                # Each teacher has a vocabulary of its own, so each has a largest id of its own.
-                for teacher_ids in torch.split(batch["teacher_input_ids"], widths, -1):
-                    if teacher_ids.numel():
-                        batch["largest_ids"].append(int(teacher_ids.max()))
         batch["mapped_tokens"] = mapped.sum(-1).tolist()
         batch["unmapped_tokens"] = (has_label & ~mapped).sum(-1).tolist()
         # A lack of shared memory is an error in the worker here, and would be a hang later.

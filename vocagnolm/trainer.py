@@ -33,7 +33,7 @@ from vocagnolm.models.adapters import adapt, check_adapted
 from vocagnolm.models.probes import check_packing
 from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher
 from vocagnolm.packing import Blocks
-from vocagnolm.token_loss import add_token_losses, inner_model
+from vocagnolm.token_loss import add_token_losses
 from vocagnolm.training.arguments import (
     arguments_of_trainer,
     assemble_arguments,
@@ -385,18 +385,6 @@ class VocAgnoTrainer(ResumableTrainer):
         self.model.train(was_training)
         return self.token_objective.select(loss_BS, inputs, teacher)
 
-    def _prepare_inputs(self, inputs: Any) -> dict[str, Any]:
-        """Check that the models have embeddings for a batch's ids, and move it to the device."""
-        largest_ids = inputs["largest_ids"]
-        _check_vocabulary(self.model, largest_ids[0])
-        for index, teacher in enumerate(self.online_teachers, start=1):
-            if self.token_objective.method.method == "kld":
-                # The teacher reads what the student reads.
-                _check_vocabulary(teacher, largest_ids[0])
-            elif index < len(largest_ids):
-                _check_vocabulary(teacher, largest_ids[index])
-        return super()._prepare_inputs(inputs)
-
     def _student_losses(self, model: nn.Module, inputs: Batch, **options: object) -> Any:
         """Eq. 1 for every student token [B, S]; see `add_token_losses` for the options."""
         # Losses must come from the wrapped module's forward: with any other method, DDP would
@@ -461,18 +449,6 @@ class VocAgnoTrainer(ResumableTrainer):
                 report[name] = float(loss / tokens)
         report["tokens"] = int(counts.sum())
         return report
-
-
-def _check_vocabulary(model: nn.Module, largest_id: int) -> None:
-    """Reject token ids for which a model has no embedding."""
-    config = inner_model(model).config
-    vocabulary_size = config.get_text_config().vocab_size
-    if largest_id >= vocabulary_size:
-        raise ValueError(
-            f"blocks hold ids up to {largest_id}, but the vocabulary of "
-            f"{config.name_or_path or 'a model'} has {vocabulary_size}: align the texts with the "
-            "tokenizer of each model"
-        )
 
 
 def _check_student(model: PreTrainedModel, optimizer: torch.optim.Optimizer | None) -> None:

@@ -89,7 +89,6 @@ def slow_batch(
         longest = max([b - a for a, b in itertools.pairwise(edges)], default=0)
         batch[prefix + "segment_edges"] = [edges] if prefix else edges
         batch[prefix + "longest_segment"] = [longest] if prefix else longest
-    batch["largest_ids"] = [max(map(max, batch[f"{prefix}input_ids"])) for prefix, *_ in sides]
     found = [slow_ranges(block, length) for block in blocks]
     for index, name in enumerate(("teacher_ranges", "mapped_tokens", "unmapped_tokens")):
         batch[name] = [row[index] for row in found]

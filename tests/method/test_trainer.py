@@ -431,21 +431,6 @@ def test_dataset_of_another_kind_names_blocks(pair: tuple[Any, Any], tmp_path: P
         make_trainer(tmp_path, rows, *pair).train()
 
 
-@pytest.mark.parametrize("reader", [0, 1])
-@pytest.mark.parametrize("method", ["vocagnolm", "kld"])
-def test_ids_beyond_a_vocabulary_are_rejected(
-    reader: int, method: str, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
-) -> None:
-    pair[reader].resize_token_embeddings(200)
-    rows: Any = blocks
-    if method == "kld":  # the teacher has no rows of its own
-        names = ("block", "student_ids", "student_labelled")
-        rows = [{name: blocks[n][name] for name in names} for n in range(len(blocks))]
-    trainer = make_trainer(tmp_path, rows, *pair, options={"method": method})
-    with pytest.raises(ValueError, match=r"hold ids up to \d+, but the vocabulary of .* has 200"):
-        trainer.train()
-
-
 def test_prediction_is_the_loss_of_every_row(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:

@@ -298,13 +298,13 @@ def test_adapters_in_a_file_of_torch_are_read(saved: Path) -> None:
     assert state.keys() == expected.keys()
     assert all(torch.equal(state[name], weight) for name, weight in expected.items())
     os.truncate(saved / "adapter_model.bin", 99)
-    with pytest.raises(ValueError, match=r"adapter_model\.bin is truncated"):
+    with pytest.raises(ValueError, match="cannot be loaded"):
         read_adapters(saved)
 
 
 def test_adapters_that_are_damaged_are_rejected(saved: Path) -> None:
     os.truncate(saved / "adapter_model.safetensors", 99)
-    with pytest.raises(ValueError, match=r"adapter_model\.safetensors is truncated"):
+    with pytest.raises(ValueError, match="cannot be loaded"):
         read_adapters(saved)
     (saved / "adapter_model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"lacks adapter_model\.safetensors"):

@@ -122,8 +122,6 @@ def test_a_directory_of_gguf_files_is_told_to_name_one(gguf_file: Path) -> None:
 
 def test_weights_and_sizes_are_those_that_were_written(gguf_file: Path, model: Any) -> None:
     source = ModelSource(str(gguf_file), "student")
-    source.check_weights()
-    source.check_packages()
     loaded: Any = source.load(torch.float32)
     expected = model.state_dict()
     assert loaded.state_dict().keys() == expected.keys()

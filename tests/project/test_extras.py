@@ -12,7 +12,6 @@ import pytest
 import transformers
 
 from vocagnolm.evaluation import main as evaluation
-from vocagnolm.models.load import ModelSource
 from vocagnolm.run import launch, parser
 from vocagnolm.shell import extras
 from vocagnolm.store import score
@@ -107,16 +106,6 @@ def test_other_errors_get_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "is_installed", lambda name: False)
     assert extras.advice(OSError("runs/peft has no config.json")) == ""
     assert extras.advice(ImportError("No module named 'peft'")) != ""
-
-
-def test_quantized_model_names_the_extra_before_its_weights_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = transformers.LlamaConfig(quantization_config={"load_in_4bit": True})
-    config.save_pretrained(tmp_path)
-    monkeypatch.setattr(extras, "is_installed", lambda name: name != "bitsandbytes")
-    with pytest.raises(ValueError, match=r"teacher .*vocagnolm\[quantization\]"):
-        ModelSource(str(tmp_path), "teacher").check_packages()
 
 
 def test_every_extra_is_declared_with_its_packages() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from vocagnolm.models.load import ADAPTER_CONFIG, weights_fault
+from vocagnolm.models.load import ADAPTER_CONFIG, LOADING_ERRORS
 from vocagnolm.shell.io import read_json
 
 if TYPE_CHECKING:
@@ -167,17 +167,13 @@ def read_adapters(directory: Path) -> tuple[PeftConfig, dict[str, Tensor]]:
             f"{path} cannot be read by peft {__version__} ({type(error).__name__}: {error}): "
             "install the version that wrote it"
         ) from error
-    # PEFT looks for these files in this order, and then on the hub.
-    for name in ("adapter_model.safetensors", "adapter_model.bin"):
-        weights = directory / name
-        if weights.exists():
-            break
-    else:
+    # PEFT would look for missing weights on the hub.
+    if not any(directory.glob("adapter_model.*")):
         raise ValueError(f"{directory} lacks adapter_model.safetensors: give the whole directory")
-    reason = weights_fault(weights)
-    if reason:
-        raise ValueError(f"{weights} is truncated or damaged ({reason}): get a new copy")
-    return config, load_peft_weights(str(directory), device="cpu")
+    try:
+        return config, load_peft_weights(str(directory), device="cpu")
+    except LOADING_ERRORS as error:
+        raise ValueError(f"the adapters in {directory} cannot be loaded: {error}") from error
 
 
 def merge_adapters(

@@ -2,16 +2,15 @@
 
 import hashlib
 import sys
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Literal
 
 import torch
 import transformers
-from huggingface_hub import constants, try_to_load_from_cache
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -22,12 +21,21 @@ from transformers import (
 )
 
 from vocagnolm.gguf import gguf_files, split_name
-from vocagnolm.models.quantization import check_quantizer
 from vocagnolm.shell.extras import advice
 from vocagnolm.shell.hub import check_name
-from vocagnolm.shell.io import file_sha256, read_json
+from vocagnolm.shell.io import file_sha256
 from vocagnolm.tokenizer import Role, check_tokenizer, load_tokenizer
 
+# What the libraries raise on files that are missing, cut off or not what they seem.
+LOADING_ERRORS: tuple[type[Exception], ...] = (
+    OSError,
+    ValueError,
+    ImportError,
+    RuntimeError,
+    EOFError,
+    SafetensorError,
+    UnpicklingError,
+)
 # The context of a model whose configuration names none.
 NO_LIMIT = sys.maxsize
 # PEFT writes this file into every directory of adapters.
@@ -103,49 +111,6 @@ class ModelSource:
         config: PreTrainedConfig = self._from_pretrained(AutoConfig, **options)
         return config
 
-    def check_weights(self) -> None:
-        """Reject missing or truncated weights on disk. Only their ends are read."""
-        if self.loaded is not None or self._is_gguf:
-            return
-        directory, is_cached = Path(self.name), False
-        if not directory.is_dir():
-            # A hub name is looked up only in the cache. What is not there will be downloaded whole.
-            config = try_to_load_from_cache(self.name, "config.json", revision=self.revision)
-            if not isinstance(config, str):
-                return
-            directory, is_cached = Path(config).parent, True
-        present = _names_in(directory, _WEIGHT_FILES)
-        needed: set[str] = set()
-        # transformers looks for the files in this order, and takes the first kind that exists.
-        for name in ("model.safetensors", "pytorch_model.bin"):
-            index = directory / f"{name}.index.json"
-            if name in present:
-                needed = {name}
-                break
-            if index.exists():
-                needed = _parts(index)
-                break
-        # What the cache lacks is downloaded later, if that is allowed.
-        may_download = is_cached and not constants.HF_HUB_OFFLINE
-        if (not present or needed - present) and not may_download:
-            lacking = min(needed - present, default="files of weights (*.safetensors)")
-            raise ValueError(f"{self._named} lacks {lacking}: give the complete checkpoint")
-        for name in sorted(needed & present):
-            reason = weights_fault(directory / name)
-            if reason:
-                raise ValueError(
-                    f"{self._named}: {name} is truncated or damaged ({reason}): get a new copy"
-                )
-
-    def check_packages(self) -> None:
-        """Reject weights that were saved quantized if the package that loads them is missing."""
-        if self.loaded is not None:
-            return
-        settings = getattr(self.config(), "quantization_config", None)
-        if settings is not None:
-            settings = settings if isinstance(settings, dict) else settings.to_dict()
-            check_quantizer(settings, f"{self._named}, which is quantized,")
-
     def tokenizer(self, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
         """Load its tokenizer, slow or fast, and test that it reads text and fits the model."""
         loaded: PreTrainedTokenizerBase = self._from_pretrained(AutoTokenizer)
@@ -156,15 +121,7 @@ class ModelSource:
                 f"{self._named}: its tokenizer knows no token of a text: copy all files of the "
                 "tokenizer, such as tokenizer.json"
             )
-        # A padding token without an embedding is common, and no prompt has it.
-        used = set(loaded.get_vocab().values()) - set(loaded.all_special_ids)
-        rows, largest = config.get_text_config().vocab_size, max(used)
-        if largest >= rows:
-            raise ValueError(
-                f"{self._named}: its tokenizer has ids up to {largest}, but the model has "
-                f"embeddings for {rows}: if tokens were added to it, call "
-                "model.resize_token_embeddings(len(tokenizer)) and save the model"
-            )
+        _check_ids(loaded, config, f"{self._named}: its tokenizer", "model")
         return loaded
 
     def load(
@@ -176,12 +133,10 @@ class ModelSource:
         """Load its weights on a device: in `dtype`, or quantized by a config of transformers.
 
         The student is always loaded in float32, whatever its checkpoint says, because bfloat16
-        weights lose AdamW's small updates. Missing weights and damaged files are a ValueError.
+        weights lose AdamW's small updates. Weights that are missing or damaged are a ValueError.
         """
         if self.loaded is not None:
             return self.loaded
-        # The libraries raise errors of many classes on damaged files, and some name no file.
-        self.check_weights()
         options: dict[str, object] = {
             "dtype": dtype,
             "attn_implementation": self.attn_implementation,
@@ -237,15 +192,7 @@ class ModelSource:
                 revision=None if elsewhere else self.revision,
                 trust_remote_code=self.trust_remote_code,
             )
-        # Having more rows than ids is common, because vocabularies are padded.
-        rows, largest = config.get_text_config().vocab_size, max(tokenizer.get_vocab().values())
-        if largest >= rows:
-            raise ValueError(
-                f"{role} tokenizer {tokenizer.name_or_path} has ids up to {largest}, but the "
-                f"{role} has embeddings for {rows}: if tokens were added to it, call "
-                "model.resize_token_embeddings(len(tokenizer)) and save the model; else give the "
-                f"right tokenizer with --{role}_tokenizer"
-            )
+        _check_ids(tokenizer, config, f"{role} tokenizer {tokenizer.name_or_path}", role)
         return tokenizer
 
     def skeleton(self, config: PreTrainedConfig) -> PreTrainedModel:
@@ -267,7 +214,7 @@ class ModelSource:
 
     def _call(self, function: Callable[..., Any], *args: object, **options: object) -> Any:
         """Name the model in transformers' errors, and keep one of their many lines."""
-        errors: tuple[type[Exception], ...] = (OSError, ValueError, ImportError, RuntimeError)
+        errors = LOADING_ERRORS
         # The GGUF reader does not check what a file says, so a damaged one can raise anything. So
         # can the user's own arguments.
         if self._is_gguf or self.init_kwargs:
@@ -295,29 +242,20 @@ def _unpacked() -> dict[str, object]:
     return {"quantization_config": config(dequantize=True)} if config else {}
 
 
-def _parts(index: Path) -> set[str]:
-    """Return the files that an index of split weights lists."""
-    files_by_weight = read_json(index).get("weight_map")
-    if not (files_by_weight and isinstance(files_by_weight, dict)):
-        raise ValueError(f"{index} is damaged: it lists no weights; get a new copy")
-    return set(files_by_weight.values())
-
-
-def weights_fault(weights: Path) -> str:
-    """Return why a file of weights is damaged, or "" if it seems whole."""
-    if weights.suffix == ".bin":
-        # The file is a zip file with its table at the end, or a pickle, as before PyTorch 1.6. Only
-        # a zip file shows that its end is missing.
-        with weights.open("rb") as file:
-            start = file.read(1)
-        is_whole = zipfile.is_zipfile(weights) if start == b"P" else start == b"\x80"
-        return "" if is_whole else "not a file of torch.save"
-    try:
-        # Opening it compares the header with the size of the file, and reads no weights.
-        with safe_open(weights, "numpy"):
-            return ""
-    except (SafetensorError, OSError) as error:
-        return str(error)
+def _check_ids(
+    tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, name: str, role: str
+) -> None:
+    """Reject a tokenizer with ids for which the model has no embeddings."""
+    # Having more rows than ids is common, because vocabularies are padded. So is a padding token
+    # without an embedding, which no text has.
+    used = set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)
+    rows, largest = config.get_text_config().vocab_size, max(used)
+    if largest >= rows:
+        raise ValueError(
+            f"{name} has ids up to {largest}, but the {role} has embeddings for {rows}: if tokens "
+            "were added to it, call model.resize_token_embeddings(len(tokenizer)) and save the "
+            "model; else use the model's own tokenizer"
+        )
 
 
 def is_adapter(name: str | Path) -> bool:

@@ -1,15 +1,11 @@
-"""Quantization of a teacher: its config, and whether this machine supports it."""
+"""Quantization of a teacher: the config that transformers takes."""
 
 import importlib
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from transformers import TorchAoConfig
-from transformers.quantizers.auto import AutoHfQuantizer
 
 from vocagnolm.fields import json_settings
-from vocagnolm.shell.extras import advice, require_quantization
 
 QUANTIZATIONS = ("fp8", "nf4", "int8")
 
@@ -34,22 +30,6 @@ def quantization(text: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, ob
         }
     content: dict[str, object] = TorchAoConfig(fp8_products()).to_dict()  # type: ignore[no-untyped-call]
     return content
-
-
-def check_quantizer(settings: Mapping[str, object], wanted_by: str) -> None:
-    """Raise a ValueError if a quantization config of transformers needs a missing package."""
-    # Our message names the extra to install, so it comes before transformers' own.
-    require_quantization(settings, wanted_by)
-    try:
-        # transformers' own check knows the kinds of quantization that are not named here.
-        quantizer: Any = AutoHfQuantizer.from_config(dict(settings), pre_quantized=True)
-        quantizer.validate_environment()
-    except ImportError as error:
-        why = str(error).strip().partition("\n")[0]
-        raise ValueError(f"{wanted_by} lacks a package: {why}{advice(error)}") from error
-    except (ValueError, TypeError, RuntimeError, AttributeError):
-        # It was asked without a device, and may be wrong. Loading asks again, with the device.
-        return
 
 
 def fp8_products() -> object:

@@ -27,7 +27,6 @@ from vocagnolm.models.load import (
     revision_of,
 )
 from vocagnolm.models.precision import choose_dtype
-from vocagnolm.models.quantization import check_quantizer
 from vocagnolm.readers import Reader, TeacherReaders, each_alone, teacher_reader
 from vocagnolm.shell.dist import connect, rank0
 from vocagnolm.shell.io import check_outside, check_writable, count_reasons, versions
@@ -145,8 +144,6 @@ def score(options: Namespace) -> None:
     check_outside(options.output_dir, options.dataset)
     source = source_of(options)
     config = source.config()
-    if options.quantization:
-        check_quantizer(options.quantization, "--quantization")
     job = _load_job(options, source, config)
     served = None
     if options.server:
@@ -214,7 +211,6 @@ def check_model(options: Namespace) -> None:
     source = source_of(options)
     config = source.config()
     source.checked_tokenizer(config, "teacher", options.teacher_tokenizer)
-    source.check_weights()
     revision = revision_of(options.teacher, config)
     check_plan(options.output_dir, {"teacher": options.teacher, "teacher_revision": revision})
 

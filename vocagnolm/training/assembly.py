@@ -155,8 +155,9 @@ def assemble(
     # Checks go from the cheapest to the most expensive: options, configurations, files, documents.
     check_launch(job)
     models = read_models(job.model, args, args.device, tokenizer=processing_class)
-    # One process asks the hub and the disk, and all of them raise its error.
-    rank0(lambda: check_places(job, models))
+    if args.push_to_hub:
+        # One process asks the hub, and all of them raise its error.
+        rank0(lambda: check_login(args.hub_token))
     evaluates = eval_dataset is not None or job.data.eval_dataset or job.data.eval_fraction
     for line in options_without_effect(job, evaluates=bool(evaluates)):
         log_main(worded(f"warning: {line}"))
@@ -243,8 +244,6 @@ def assemble_in_python(
         raise ValueError("teacher has stores and models: give only one of the two kinds")
     train_dataset = _checked(kwargs.get("train_dataset"), "train_dataset")
     eval_dataset = _checked(kwargs.get("eval_dataset"), "eval_dataset")
-    if args.push_to_hub:
-        rank0(lambda: check_login(args.hub_token))
     names = ModelOptions(student, teachers or None, stores or None)
     job = Job(names, DataOptions(dataset=[]), args, peft_config=peft_config)
     # Only names need to be read, and only documents to be aligned. Loaded models with packed
@@ -270,21 +269,6 @@ def assemble_in_python(
 def _as_name(model: Any) -> Any:
     """Return the text of a path. Names and loaded models stay as they are."""
     return str(model) if isinstance(model, Path) else model
-
-
-def check_places(job: Job, models: Models) -> None:
-    """Check what would fail after hours: weights, packages and keys.
-
-    Raises:
-        ValueError: one of them is missing or damaged.
-    """
-    for model in [models.student] + models.teachers:
-        model.source.check_weights()
-        # A plan may be made on a machine without the packages for the run.
-        if not job.args.dry_run:
-            model.source.check_packages()
-    if job.args.push_to_hub:
-        check_login(job.args.hub_token)
 
 
 def _check_tokenizers(blocks: Any, models: Models, name: str) -> None:

@@ -9,10 +9,10 @@ from transformers import Trainer
 from transformers.trainer_utils import IntervalStrategy
 from transformers.training_args import OptimizerNames
 
-from vocagnolm.models.quantization import QUANTIZATIONS, check_quantizer, quantization
+from vocagnolm.models.quantization import QUANTIZATIONS, quantization
 from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.packing import Blocks
-from vocagnolm.shell.extras import is_installed, require
+from vocagnolm.shell.extras import is_installed, require, require_quantization
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.settings import Job
 
@@ -97,7 +97,7 @@ def _check_packages(args: VocAgnoConfig) -> None:
         option = f"--teacher_quantization {args.teacher_quantization}"
         if args.teacher_quantization == "fp8":
             require("torchao", option)
-        check_quantizer(quantization(args.teacher_quantization), option)
+        require_quantization(quantization(args.teacher_quantization), option)
     # The hub's kernels replace the package.
     if args.attn_implementation == "flash_attention_2" and not is_installed("kernels"):
         require("flash_attn", "--attn_implementation flash_attention_2")

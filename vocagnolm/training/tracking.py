@@ -9,7 +9,6 @@ from typing import Any
 
 from transformers.integrations import integration_utils
 
-from vocagnolm.shell.extras import require_trackers
 from vocagnolm.shell.io import JsonObject, json_or_empty
 from vocagnolm.shell.printing import log_main
 
@@ -82,7 +81,6 @@ def check_trackers(report_to: Sequence[str]) -> None:
     Raises:
         ValueError: a package is missing.
     """
-    require_trackers(report_to)
     try:
         # A callback looks for its package when it is made. This one is thrown away.
         for make in integration_utils.get_reporting_integration_callbacks(report_to):  # type: ignore[no-untyped-call]
