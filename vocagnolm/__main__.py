@@ -21,7 +21,10 @@ COMMANDS = {
     ),
     "compare": ("vocagnolm.report.compare", "Compare finished runs: tables, tests and figures"),
     "demo": ("vocagnolm.demo.main", "Train and judge small students on a CPU, without a download"),
-    "evaluate": ("vocagnolm.evaluation.main", "Measure accuracy on the paper's math benchmarks"),
+    "evaluate": (
+        "vocagnolm.evaluation.evaluate",
+        "Measure accuracy on math benchmarks",
+    ),
     "export": ("vocagnolm.run.export", "Turn a checkpoint into a model for from_pretrained"),
     "inspect": ("vocagnolm.report.inspect", "Show which tokens of a text would be trained"),
     "prepare": ("vocagnolm.run.prepare", "Align a run's corpus in advance, without a GPU"),

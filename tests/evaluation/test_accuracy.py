@@ -15,7 +15,7 @@ from vocagnolm.evaluation.accuracy import (
     summarize,
     wilson_interval,
 )
-from vocagnolm.evaluation.report import one_line_summary
+from vocagnolm.evaluation.results import one_line_summary
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, PAPER_BENCHMARKS
 
 

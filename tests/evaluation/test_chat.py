@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.render import Rendered
-from vocagnolm.evaluation import evaluate
-from vocagnolm.evaluation import main as evaluate_math
+from vocagnolm.evaluation import evaluate as evaluate_math
+from vocagnolm.evaluation import evaluating
 from vocagnolm.evaluation.engines.generation import Chat
 from vocagnolm.evaluation.extraction import extract
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, INSTRUCTION
@@ -50,7 +50,7 @@ def argv(
     few = dataclasses.replace(BENCHMARKS["gsm8k"], item_count=len(ITEMS))
     monkeypatch.setattr(evaluate_math, "BENCHMARKS", MappingProxyType({**BENCHMARKS, "gsm8k": few}))
     options = ["--model", str(model), "--benchmarks", "gsm8k", "--batch_size", "4"]
-    with graded_inline(evaluate):
+    with graded_inline(evaluating):
         yield [*options, "--data_dir", str(tmp_path / "data")]
 
 

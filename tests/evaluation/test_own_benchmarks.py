@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vocagnolm.evaluation.main import check
+from vocagnolm.evaluation.evaluate import check
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Benchmark, Item, fill_in
 from vocagnolm.evaluation.tasks.own_benchmarks import read_benchmarks
 from vocagnolm.evaluation.tasks.tasks import load_items, load_tasks
@@ -31,121 +31,45 @@ def write(tmp_path: Path) -> Write:
     return write_and_read
 
 
-# Files that are not benchmarks
+TEMPLATES = {"question": "{q}", "answer": "{a}"}
+GOOD = {**TEMPLATES, "file": "a"}
+# The content of a file, as text or as an object, and what the error names.
+WRONG_FILES: list[tuple[object, str]] = [
+    ("", "by their names"),
+    ("- halves", "by their names"),
+    ("halves: [", "cannot be read"),
+    ("m: {file: b, file: c}", "file comes twice"),
+    ({"m": 3}, "m: "),
+    ({"a/b": GOOD}, "a/b: a name"),
+    ({"m": {**GOOD, "shot": 1}}, "m: .*shot"),
+    ({"m": {"question": "{q}", "file": "a"}}, "m: .*answer"),
+    ({"m": {"answer": "{a}", "file": "a"}}, "m: .*question"),
+    ({"m": TEMPLATES}, "m: .*file"),
+    ({"m": {**TEMPLATES, "hub": "a/b"}}, "m: .*hub_parts"),
+    ({"m": {**GOOD, "max_new_tokens": 0}}, "m: .*max_new_tokens"),
+    ({"m": {**GOOD, "max_new_tokens": "9"}}, "m: .*max_new_tokens"),
+    ({"m": {**GOOD, "max_new_tokens_in_chat": 0}}, "m: .*max_new_tokens_in_chat"),
+    ({"m": {**GOOD, "template": "no place"}}, "m: template"),
+    ({"m": {**GOOD, "stops": "a"}}, "m: stops"),
+    ({"m": {**GOOD, "stops": ["a", ""]}}, "m: stops"),
+    ({"m": {**GOOD, "answer_kind": "d"}}, "m: answer_kind"),
+    # Results are stored by name, and compared by column.
+    ({"gsm8k": GOOD}, "gsm8k: gsm8k"),
+    ({"TAB": GOOD}, "TAB: TAB"),
+    ({"AVG": GOOD}, "AVG: AVG"),
+    ({"m": {**GOOD, "column": "MATH"}}, "m: MATH"),
+    ({"m": {**GOOD, "column": "model"}}, "m: model"),
+    ({"m": {**GOOD, "column": "X"}, "n": {**GOOD, "column": "X"}}, "n: X"),
+    ({"m": {**GOOD, "column": "n"}, "n": GOOD}, "n: n"),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "by their names"),
-        ("{}", "by their names"),
-        ("- halves", "by their names"),
-        ("halves", "by their names"),
-        ("halves: [", "cannot be read"),
-        ("\0", "cannot be read"),
-        ("m: {file: b, file: c}", "line 1: file comes twice"),
-        ("m: 3", "m: expected fields"),
-        ("m:", "m: expected fields"),
-        ("3: {}", "3: a name"),
-        ("a/b: {}", "a/b: a name"),
-        ("m: {shot: 1}", "m: .*shot .did you mean shots"),
-        ("m: {3: 1}", "m: .* field 3"),
-    ],
-)
-def test_wrong_file_of_benchmarks_is_named(text: str, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("content", "named"), WRONG_FILES)
+def test_wrong_file_of_benchmarks_is_named(content: object, named: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=f"^--benchmarks_file {path}.*{message}"):
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(ValueError, match=f"^--benchmarks_file {path}.*{named}"):
         read_benchmarks(path)
-
-
-# Python takes True for 1, and a text for a list of characters.
-WRONG_FIELDS: dict[str, tuple[object, ...]] = {
-    "question": (3, None, " "),
-    "answer": (3, None, ""),
-    "file": (3, True, [], ""),
-    "column": (3, None, ""),
-    "item_count": (-1, True, 1.0, "1", None),
-    "shots": (-1, False, "1"),
-    "version": (-1, True, "1", None),
-    "max_new_tokens": (0, -1, True, 9.0, "9"),
-    "max_new_tokens_in_chat": (0, True, "9"),
-    "prompt_set": (3, True, None),
-    "template": (3, "no place", "{question.x}"),
-    "stops": ([""], ["a", ""], [3], [None], "a", "", 3, None, {"a": 1}),
-    "answer_kind": ("d", 3, ["free"], None),
-    # Only this package sets these.
-    "id": ("x",),
-    "directory": ("/", 3),
-    "protocol": ("x", None),
-    "items_sha256": ("0",),
-}
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [(field, value) for field, values in WRONG_FIELDS.items() for value in values],
-)
-def test_wrong_field_is_named_with_its_benchmark(field: str, value: object, write: Write) -> None:
-    with pytest.raises(ValueError, match=rf"^--benchmarks_file \S*mine.yaml: m: .*{field}"):
-        write(**{field: value})
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [3, [], "ab", ["ab"], [["a"]], [["a", 3]], [["a", None]], [[3, "b"]], [["a", "b", "c"]]],
-)
-def test_wrong_parts_of_the_hub_are_named(parts: object, tmp_path: Path) -> None:
-    record = {"hub": "a/b", "hub_parts": parts, "question": "{q}", "answer": "{a}"}
-    (tmp_path / "mine.yaml").write_text(json.dumps({"m": record}))
-    with pytest.raises(ValueError, match="m: hub_parts must be"):
-        read_benchmarks(tmp_path / "mine.yaml")
-    record["hub_parts"] = [["a", "b"], [None, "c"]]
-    (tmp_path / "mine.yaml").write_text(json.dumps({"m": record}))
-    assert read_benchmarks(tmp_path / "mine.yaml")["m"].hub_parts == [["a", "b"], [None, "c"]]
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        {"file": "a", "question": "{q}"},
-        {"file": "a", "answer": "{a}"},
-        {"question": "{q}", "answer": "{a}"},
-        {"hub": "a/b", "question": "{q}", "answer": "{a}"},
-        {"hub": "a/b", "file": "a", "question": "{q}", "answer": "{a}"},
-        {"hub_parts": [[None, "a"]], "question": "{q}", "answer": "{a}"},
-        {"hub": "a/b", "hub_parts": [[None, "a"]], "file": "a", "question": "{q}", "answer": "{a}"},
-    ],
-)
-def test_record_needs_templates_and_one_place(record: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(json.dumps({"m": record}))
-    with pytest.raises(ValueError, match="m: it needs question, answer, and either"):
-        read_benchmarks(tmp_path / "mine.yaml")
-
-
-@pytest.mark.parametrize(
-    ("headings", "fault"),
-    [
-        ({"gsm8k": "Mine"}, "gsm8k: gsm8k is .* ours"),
-        ({"GSM8K": "Mine"}, "GSM8K: GSM8K is .* ours"),
-        ({"TAB": "Mine"}, "TAB: TAB is .* ours"),
-        ({"AVG": "Mine"}, "AVG: AVG is .* ours"),
-        ({"m": "MATH"}, "m: MATH is .* ours"),
-        ({"m": "AVG w/o SAT"}, "m: AVG w/o SAT is .* ours"),
-        ({"m": "model"}, "m: model is .* ours"),
-        ({"m": "X", "n": "X"}, "n: X is .* m"),
-        ({"m": "n", "n": "X"}, "n: n is .* m"),
-        ({"m": "X", "M": "Y"}, "M: M is .* m"),
-    ],
-)
-def test_names_and_columns_are_of_one_benchmark(
-    headings: dict[str, str], fault: str, tmp_path: Path
-) -> None:
-    record = {"file": "a", "question": "{q}", "answer": "{a}"}
-    records = {name: {**record, "column": column} for name, column in headings.items()}
-    (tmp_path / "mine.yaml").write_text(json.dumps(records))
-    with pytest.raises(ValueError, match=f": {fault}: rename it"):
-        read_benchmarks(tmp_path / "mine.yaml")
 
 
 def test_own_benchmarks_are_of_one_command_alone(write: Write, tmp_path: Path) -> None:
@@ -155,11 +79,8 @@ def test_own_benchmarks_are_of_one_command_alone(write: Write, tmp_path: Path) -
     assert check(own_argv).benchmarks == [mine]
     both = check([*own_argv, "--benchmarks", "gsm8k,m", "gsm8k"]).benchmarks
     assert both == [BENCHMARKS["gsm8k"], mine]
-    with pytest.raises(ValueError, match=r"^--benchmarks: m.* not among gsm8k"):
+    with pytest.raises(ValueError, match="--benchmarks: m"):
         check([*argv, "--benchmarks", "m"])
-    write(answer_kind="marked")
-    with pytest.raises(ValueError, match=r"^--chat: m asks for no boxed answers"):
-        check([*own_argv, "--chat"])
 
 
 # Items
@@ -177,28 +98,24 @@ def test_own_items_are_made_of_their_fields(write: Write) -> None:
 @pytest.mark.parametrize(
     ("row", "templates", "fault"),
     [
-        ({"ask": "a"}, {}, "answer names {gold}"),
-        ({"ask": "a", "gold": None}, {}, "{gold} must be .* null"),
-        ({"ask": None, "gold": 1}, {}, "{ask} must be .* null"),
-        ({"ask": "a", "gold": {"v": None}}, {"answer": "{gold[v]}"}, r"{gold\[v\]} must .* null"),
-        ({"ask": "a", "gold": float("nan")}, {}, "{gold} must be .* NaN"),
-        ({"ask": "a", "gold": float("inf")}, {}, "{gold} must be .* Infinity"),
-        ({"ask": "a", "gold": ["1", "one"]}, {}, "{gold} of answer must be"),
-        ({"ask": "a", "gold": {"v": 1}}, {}, "{gold} of answer must be"),
-        ({"ask": "a", "gold": " "}, {}, "must not be empty"),
-        ({"ask": "a", "gold": "$"}, {}, "must not be empty"),
-        ({"ask": " ", "gold": 1}, {}, "must not be empty"),
-        ({"ask": "a", "gold": "two words"}, {"answer_kind": "marked"}, "one word, found two words"),
-        ({"ask": "a", "gold": 1}, {"question": "{aks}: {ask}"}, "question names {aks}"),
-        ({"ask": "a", "gold": 1}, {"question": "the same"}, "question names the same"),
-        ({"ask": "a", "gold": 1}, {"question": "{0} {}"}, "question names {0}"),
-        ({"ask": "a", "gold": {"b": 1}}, {"answer": "{gold.b}"}, "answer names {gold.b}"),
-        ({"ask": "a", "q": 1}, {"question": "{ask} {q.b}"}, "question names {q.b}"),
-        ({"ask": "a", "gold": 1.5}, {"answer": "{gold:.2f} {ask}"}, "answer names {gold:.2f}"),
-        ({"ask": "a", "gold": {"b": 1}}, {"answer": "{gold[c]}"}, r"{gold\[c\]} is not in"),
-        ({"ask": "a", "gold": [1]}, {"answer": "{gold[1]}"}, r"{gold\[1\]} is not in"),
-        ({"ask": "a", "gold": [1]}, {"answer": "{gold[b]}"}, r"{gold\[b\]} is not in"),
-        ({"ask": "a", "gold": "b"}, {"answer": "{gold[0]}"}, r"{gold\[0\]} is not in"),
+        ({"ask": "a"}, {}, "{gold}"),
+        ({"ask": "a", "gold": None}, {}, "{gold} .* null"),
+        ({"ask": None, "gold": 1}, {}, "{ask} .* null"),
+        ({"ask": "a", "gold": {"v": None}}, {"answer": "{gold[v]}"}, r"{gold\[v\]} .* null"),
+        ({"ask": "a", "gold": float("nan")}, {}, "{gold} .* NaN"),
+        ({"ask": "a", "gold": ["1", "one"]}, {}, "{gold} of answer"),
+        ({"ask": "a", "gold": {"v": 1}}, {}, "{gold} of answer"),
+        ({"ask": "a", "gold": " "}, {}, "empty"),
+        ({"ask": "a", "gold": "$"}, {}, "empty"),
+        ({"ask": " ", "gold": 1}, {}, "empty"),
+        ({"ask": "a", "gold": "two words"}, {"answer_kind": "marked"}, "two words"),
+        ({"ask": "a", "gold": 1}, {"question": "{aks}: {ask}"}, "{aks}"),
+        ({"ask": "a", "gold": 1}, {"question": "the same"}, "the same names no field"),
+        ({"ask": "a", "gold": {"b": 1}}, {"answer": "{gold.b}"}, "{gold.b}"),
+        ({"ask": "a", "gold": 1.5}, {"answer": "{gold:.2f} {ask}"}, "{gold:.2f}"),
+        ({"ask": "a", "gold": {"b": 1}}, {"answer": "{gold[c]}"}, "'c'"),
+        ({"ask": "a", "gold": [1]}, {"answer": "{gold[1]}"}, "range"),
+        ({"ask": "a", "gold": "b"}, {"answer": "{gold[x]}"}, "indices"),
     ],
 )
 def test_wrong_item_is_named(

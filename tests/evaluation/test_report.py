@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vocagnolm.evaluation import report
+from vocagnolm.evaluation import results as report
 from vocagnolm.evaluation.runner import RunDirectory
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Item
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks, to_line
@@ -42,12 +42,12 @@ def build(path: Path, *tasks: Task) -> dict[str, Any]:
                 ending = {"finish_reason": "eos", "n_new_tokens": 5}
                 file.write(to_line({"idx": item.idx} | verdict | ending))
     columns = {task.benchmark.id: report.column(task, directory) for task in tasks}
-    return report.build_results(columns, directory, SETTINGS, {})
+    return report.build(columns, directory, SETTINGS, {})
 
 
 def outputs(results: Mapping[str, Any], path: Path) -> dict[str, str]:
     """All outputs of an evaluation that show numbers, as text."""
-    report.write_results(results, RunDirectory(path))
+    report.write(results, path)
     texts = {name: (path / name).read_text() for name in ("results.json", "row.md")}
     return texts | {"printed": report.to_markdown(results)}
 
@@ -148,7 +148,7 @@ def test_benchmark_that_the_harness_lacks_is_not_said_to_be_its() -> None:
 def test_row_grows_benchmark_by_benchmark(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     first, second = make_task("svamp", origin="vocagnolm"), make_task("gsm8k")
-    report.write_results(build(tmp_path, first), directory)
+    report.write(build(tmp_path, first), tmp_path)
     assert build(tmp_path, second)["benchmarks"].keys() == {"gsm8k"}  # svamp is not complete
     directory.complete("svamp", [(idx, 0) for idx in range(4)])
     results = build(tmp_path, second)

@@ -22,7 +22,7 @@ from vocagnolm.evaluation.accuracy import (
     wilson_interval,
 )
 from vocagnolm.evaluation.engines.hf_engine import HFEngine, draw_tokens
-from vocagnolm.evaluation.report import one_line_summary
+from vocagnolm.evaluation.results import one_line_summary
 from vocagnolm.evaluation.sampling import Sampling, seed_of, uniform
 
 NEW_TOKENS = 12

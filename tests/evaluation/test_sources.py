@@ -72,9 +72,6 @@ def test_digest_differs_when_anything_of_an_item_does(change: tuple[str, Any]) -
         (['{"question": "a", "answer": "1"}'], "item 0 of gsm8k: .*answer"),
         (['{"question": "a", "answer": 1}'], "item 0 of gsm8k: .*answer"),
         (['{"question": null, "answer": "#### 1"}'], "item 0 of gsm8k: its question"),
-        (['{"question": "a", "answer": "#### 1", "idx": true}'], "idx must be .* found True"),
-        (['{"question": "a", "answer": "#### 1", "idx": "x"}'], "idx must be .* found 'x'"),
-        (['{"question": "\\ud83d", "answer": "#### 1", "idx": 0}'], "has a lone surrogate"),
     ],
 )
 def test_load_names_what_is_bad(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import transformers
 
-from vocagnolm.evaluation import main as evaluation
+from vocagnolm.evaluation import evaluate as evaluation
 from vocagnolm.run import launch, parser
 from vocagnolm.shell import extras
 from vocagnolm.store import score

@@ -10,8 +10,8 @@ import pytest
 TEXT = "vocagnolm.spans, vocagnolm.readers, vocagnolm.alignment"
 # These import at the top only what their commands' help needs.
 COMMANDS = (
-    "vocagnolm.run.launch, vocagnolm.evaluation.main, vocagnolm.report.audit, vocagnolm.demo.main, "
-    "vocagnolm.store.score, vocagnolm.store.rank, vocagnolm.run.prepare"
+    "vocagnolm.run.launch, vocagnolm.evaluation.evaluate, vocagnolm.report.audit, "
+    "vocagnolm.demo.main, vocagnolm.store.score, vocagnolm.store.rank, vocagnolm.run.prepare"
 )
 
 

@@ -13,7 +13,7 @@ from compared_world import FIRST, OTHER, compared_runs, entry, write_drawn
 from fake_results import edit_results, record, write_evaluation, write_json, write_run
 
 from vocagnolm import __main__
-from vocagnolm.evaluation import report
+from vocagnolm.evaluation import results as report
 from vocagnolm.evaluation.runner import RunDirectory
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import load_tasks, to_line
@@ -151,7 +151,7 @@ def test_comparison_reads_what_an_evaluation_writes(tmp_path: Path) -> None:
         directory.complete("demo", [(item.idx, 0) for item in task.items])
         settings = {"model": {"name": name, "revision": "r"}}
         columns = {"demo": report.column(task, directory)}
-        report.write_results(report.build_results(columns, directory, settings, {}), directory)
+        report.write(report.build(columns, directory, settings, {}), directory.path)
     comparison = compare([tmp_path / "first", tmp_path / "other"])
     (pairing,) = comparison.pairings
     assert (pairing.points, pairing.items) == (25.0, 8)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from adapter_world import World
 
-from vocagnolm.evaluation import main as evaluation
+from vocagnolm.evaluation import evaluate as evaluation
 from vocagnolm.run import main
 
 ROOT = Path(__file__).resolve().parents[2]

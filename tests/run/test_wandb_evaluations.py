@@ -10,7 +10,7 @@ import pytest
 from wandb_files import PLACE, stored
 
 from vocagnolm.evaluation.tasks.tasks import read_records, to_line
-from vocagnolm.evaluation.tracking import log_evaluation
+from vocagnolm.evaluation.wandb_run import log_evaluation
 
 RECORDS = [
     {"idx": idx, "raw_output": text, "correct": idx == 2}

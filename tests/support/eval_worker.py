@@ -8,13 +8,13 @@ import torch
 from fork_server import serve
 from inline_grader import graded_inline
 
-from vocagnolm.evaluation import evaluate
-from vocagnolm.evaluation import main as evaluate_math
+from vocagnolm.evaluation import evaluate as evaluate_math
+from vocagnolm.evaluation import evaluating
 
 
 def run(request: dict[str, Any]) -> int:
     """Run the script."""
-    with graded_inline(evaluate):
+    with graded_inline(evaluating):
         status = evaluate_math.main(request["argv"])
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -5,7 +5,7 @@ asked, so an evaluation that is resumed, split or batched differently draws the 
 """
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,6 @@ class Sampling:
     temperature: float
     # Tokens are drawn from the most probable ones that together have this probability.
     top_p: float = 1.0
-
-    def settings(self) -> dict[str, float]:
-        """Return what two outputs must have in common to belong together."""
-        return asdict(self)
 
     def mark(self) -> str:
         """Say why an accuracy cannot be compared with the paper's."""

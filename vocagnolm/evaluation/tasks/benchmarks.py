@@ -134,9 +134,9 @@ READERS: Mapping[str, Callable[[RawRow], tuple[str, object]]] = {
 
 # A field in braces, {name}, or a value inside a field, {name[key]}.
 _PLACE = re.compile(r"\{(\w+)((?:\[[^\[\]{}]+\])*)\}")
-# What may be meant as a field, such as {name.key}. In LaTeX, braces with arguments and indices
-# follow a word, a bracket, "_" or "^".
-_BRACES = re.compile(r"(?<![\w\\}^_\]])\{(\w+)(?:[.!:\[][^{}]*)?\}")
+# What may be meant as a field, such as {name.key}. Braces with one character are text, and so are
+# those of LaTeX's arguments and indices, which follow a word, a bracket, "_" or "^".
+_BRACES = re.compile(r"(?<![\w\\}^_\]])\{([A-Za-z_]\w+)(?:[.!:\[][^{}]*)?\}")
 
 
 def fill_in(template: str, fields: Mapping[str, object]) -> str:
@@ -155,33 +155,14 @@ def fill_in(template: str, fields: Mapping[str, object]) -> str:
 
 
 def _value(place: re.Match[str], fields: Mapping[str, object]) -> Any:
-    """Look up the value for a place. A missing one is a ValueError."""
+    """Look up the value for a place. A missing one is an error of any kind."""
     value: Any = fields[place[1]]
-    try:
-        for key in re.findall(r"[^\[\]]+", place[2]):
-            value = value[int(key) if isinstance(value, list) else key]
-    except (LookupError, TypeError, ValueError):
-        raise ValueError(f"{place[0]} is not in the field {place[1]}") from None
+    for key in re.findall(r"[^\[\]]+", place[2]):
+        value = value[int(key) if isinstance(value, list) else key]
     # As text these would become the answers "None" and "nan".
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(f"{place[0]} must be a text or a number, found {json.dumps(value)}")
     return value
-
-
-def _unfilled(template: str, fields: Mapping[str, object]) -> list[str]:
-    r"""List what may be meant as a field's place, but matches no field.
-
-    >>> _unfilled(r"{gold.a} {body}: \sqrt{ab}, \frac{1}{ab}, x_{ab}, {1, 2}, {x}", {"gold": {}})
-    ['{gold.a}', '{body}']
-    """
-    places = []
-    for place in _BRACES.finditer(template):
-        # A letter or number in braces is text, unless a field has that name.
-        is_name = place[1] in fields or re.fullmatch(r"[A-Za-z_]\w+", place[1])
-        is_filled = place[1] in fields and _PLACE.fullmatch(place[0])
-        if is_name and not is_filled:
-            places.append(place[0])
-    return places
 
 
 @dataclass(frozen=True)
@@ -257,14 +238,14 @@ class Benchmark:
 
     def _fill_templates(self, row: RawRow) -> tuple[str, str]:
         texts = []
-        for field in ("question", "answer"):
-            template = getattr(self, field)
-            unfilled = _unfilled(template, row)
+        for template in (self.question, self.answer):
+            for braces in _BRACES.finditer(template):
+                if not (braces[1] in row and _PLACE.fullmatch(braces[0])):
+                    raise ValueError(f"no field fills {braces[0]}")
             text = fill_in(template, row)
             # A template without fields would make all items equal.
-            if unfilled or text == template:
-                places = ", ".join(unfilled) or template
-                raise ValueError(f"{field} names {places}, which no field fills")
+            if text == template:
+                raise ValueError(f"{template} names no field")
             texts.append(text)
         # A list of answers, any of which is right, would become the text of a list.
         for place in _PLACE.finditer(self.answer):

@@ -7,15 +7,8 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from vocagnolm.chat.formats import is_unicode
 from vocagnolm.evaluation.sampling import Sampling
-from vocagnolm.evaluation.tasks.benchmarks import (
-    HARNESS,
-    Benchmark,
-    Item,
-    RawRow,
-    fill_in,
-)
+from vocagnolm.evaluation.tasks.benchmarks import HARNESS, Benchmark, Item, RawRow, fill_in
 from vocagnolm.shell.io import JsonObject
 
 _HARNESS_DATA = (
@@ -102,11 +95,9 @@ def load_tasks(
     render: Callable[[str], str] | None = None,
     sampling: Sampling | None = None,
 ) -> list[Task]:
-    """Read benchmarks, or their first `limit` items; `render` puts each into a chat template."""
+    """Read benchmarks, or their first `limit` items; `render` applies a chat template."""
     tasks = []
     for benchmark in benchmarks:
-        if render:
-            benchmark = benchmark.in_chat()
         items, data = load_items(benchmark, data_dir)
         # A user's own benchmark need not say how many items it has.
         benchmark = replace(benchmark, item_count=len(items))
@@ -138,7 +129,7 @@ def load_items(benchmark: Benchmark, data_dir: Path | None) -> tuple[list[Item],
     count = benchmark.item_count or max(len(items), 1)
     # Records are stored by index, so two items with the same index would replace each other.
     indices = {item.idx for item in items}
-    if len(indices) != count or len(indices) < len(items):
+    if not len(items) == len(indices) == count:
         expected = f"expected {count} items of {benchmark.id}"
         raise ValueError(f"{origin}: {expected}, found {len(items)} with {len(indices)} indices")
     digest = items_digest(items)
@@ -148,37 +139,27 @@ def load_items(benchmark: Benchmark, data_dir: Path | None) -> tuple[list[Item],
 
 def _item(benchmark: Benchmark, index: int, row: RawRow, origin: str) -> Item:
     """Build an item of a row; a ValueError names the row's origin and its place there, from 0."""
-    idx = index if benchmark.directory else row.get("idx", index)
-    place = f"{origin}: item {index} of {benchmark.id}"
-    # Python treats True as an integer.
-    if not isinstance(idx, int) or isinstance(idx, bool):
-        raise ValueError(f"{place}: idx must be an integer, found {idx!r}")
     try:
-        item = benchmark.item(idx, row)
+        return benchmark.item(index if benchmark.directory else row.get("idx", index), row)
     # A reader expects the harness's fields, so for any other row it may raise anything.
     except Exception as error:
         reason = f"it lacks the field {error}" if isinstance(error, KeyError) else error
         fields = json.dumps(dict(row), default=str)[:_MAX_SHOWN]
-        raise ValueError(f"{place}: {reason}; it is {fields}") from error
-    if not is_unicode(item.question):
-        raise ValueError(f"{place}: its question has a lone surrogate, which is not valid Unicode")
-    return item
+        raise ValueError(
+            f"{origin}: item {index} of {benchmark.id}: {reason}; it is {fields}"
+        ) from error
 
 
 def _read_rows(benchmark: Benchmark, data_dir: Path | None) -> tuple[str, Iterable[RawRow]]:
     if benchmark.file is None and benchmark.hub is None:
-        name = f"{benchmark.id}.jsonl"
-        return "demo_world", read_lines((resources.files(__package__) / name).read_bytes(), name)
+        content = (resources.files(__package__) / f"{benchmark.id}.jsonl").read_bytes()
+        return "demo_world", map(json.loads, content.splitlines())
     # A user's file is next to the YAML file that names it, whatever --data_dir is.
     folder = benchmark.directory or data_dir
     if folder is not None and benchmark.file is not None:
         path = folder / benchmark.file
-        if not path.is_file():
-            option = (
-                f"--data_dir {data_dir}" if benchmark.directory is None else "--benchmarks_file"
-            )
-            raise ValueError(f"{option}: the items of {benchmark.id} are not at {path}")
-        return benchmark.file, read_lines(path.read_bytes(), str(path))
+        rows = [row for _, row in numbered_lines(path.read_bytes(), str(path))]
+        return benchmark.file, rows
     import datasets
 
     if benchmark.hub is None:
@@ -189,7 +170,7 @@ def _read_rows(benchmark: Benchmark, data_dir: Path | None) -> tuple[str, Iterab
         return f"{HARNESS}/data/{benchmark.file}", map(json.loads, texts)
     # The columns have the names of the harness's fields. The digest of the items shows whether
     # their contents are the same, too.
-    rows: list[RawRow] = []
+    rows = []
     for config, split in benchmark.hub_parts:
         rows += datasets.load_dataset(benchmark.hub, name=config, split=split, revision="main")
     if benchmark.id == "asdiv":
@@ -208,24 +189,16 @@ def items_digest(items: Iterable[Item]) -> str:
     return text_sha256(lines)
 
 
-def read_lines(content: bytes, name: str) -> Iterator[JsonObject]:
-    """Parse JSON lines of a file; a ValueError names the file and line that is not an object."""
-    for _, record in numbered_lines(content, name):
-        yield record
-
-
 def numbered_lines(content: bytes, name: str) -> Iterator[tuple[int, JsonObject]]:
-    """Parse a file of JSON lines, with their numbers from 1."""
+    """Parse JSON lines, with their numbers from 1; an error names the line that is no object."""
     # `splitlines` would also split at other line separators, which JSON allows inside strings.
     for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(
-                f"{name}:{number}: expected a JSON object, found no JSON ({error})"
-            ) from error
+        except ValueError as error:
+            raise ValueError(f"{name}:{number}: expected a JSON object ({error})") from error
         if not isinstance(record, dict):
             kind = type(record).__name__
             raise ValueError(f"{name}:{number}: expected a JSON object, found a {kind}")
@@ -246,9 +219,7 @@ def read_records(*paths: Path) -> dict[tuple[int, int], JsonObject]:
     # A kill may leave both the whole file and its parts, which then have the same records.
     for path in paths:
         whole_lines, _, _ = path.read_bytes().rpartition(b"\n")
-        for record in read_lines(whole_lines, str(path)):
-            if "idx" not in record:
-                raise ValueError(f"{path}: a record has no idx: it is not of an evaluation")
+        for _, record in numbered_lines(whole_lines, str(path)):
             records[record["idx"], record.get("sample", 0)] = record
     return records
 
@@ -260,9 +231,6 @@ def load_prompt_set(name: str, prompts_dir: Path | None) -> tuple[str, JsonObjec
     `prompts_dir`/`name`.md are the harness's, or "other".
     """
     path = (prompts_dir or resources.files(__package__) / "prompts") / f"{name}.md"
-    if not path.is_file():
-        source = f"--prompts_dir {prompts_dir}" if prompts_dir else "without --prompts_dir"
-        raise ValueError(f"{source}: there is no {name}.md")
     # Hash the bytes as they are, because an edited file is another prompt.
     data = path.read_bytes()
     sha256 = hashlib.sha256(data).hexdigest()

@@ -23,7 +23,7 @@ SECOND_OPINION = f"math-verify {metadata.version('math-verify')}"
 _PACKAGES = "python vocagnolm torch transformers tokenizers accelerate vllm sympy math-verify"
 
 
-def build_results(
+def build(
     new_columns: Mapping[str, JsonObject],
     directory: RunDirectory,
     settings: Mapping[str, object],
@@ -32,20 +32,14 @@ def build_results(
     """Collect the results of all benchmarks that were run, as columns."""
     # Benchmarks of earlier runs with the same settings are kept if all their items are there. The
     # stem of a part has two words, such as gsm8k.part0, so it is no benchmark's name.
-    earlier = json_or_empty(directory.path / "results.json").get("benchmarks", {})
-    complete = {path.stem for path in directory.path.glob("*.jsonl")}
-    columns: dict[str, JsonObject] = {}
-    for name, column in earlier.items():
-        if name in complete:
-            columns[name] = column
+    columns = json_or_empty(directory.path / "results.json").get("benchmarks", {})
     columns |= new_columns
-    # The benchmarks of Table 1 come first, in its order. A user's own follow, because the union
-    # keeps the places of existing names.
+    complete = {path.stem for path in directory.path.glob("*.jsonl")} | new_columns.keys()
+    # The benchmarks of Table 1 come first, in its order, and a user's own last.
     benchmarks = {}
-    for name in BENCHMARKS:
-        if name in columns:
+    for name in [*BENCHMARKS, *columns]:
+        if name in columns and name in complete:
             benchmarks[name] = columns[name]
-    benchmarks |= columns
     return {
         "model": settings["model"],
         "grader": HARNESS,
@@ -138,10 +132,10 @@ def one_line_summary(summary: JsonObject) -> str:
     return line
 
 
-def write_results(results: JsonObject, directory: RunDirectory) -> None:
+def write(results: JsonObject, directory: Path) -> None:
     """Write `results.json` and `row.md`."""
-    write_json(directory.path / "results.json", results)
-    write_text(directory.path / "row.md", to_markdown(results))
+    write_json(directory / "results.json", results)
+    write_text(directory / "row.md", to_markdown(results))
 
 
 def write_card(results: JsonObject) -> None:

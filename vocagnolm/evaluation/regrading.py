@@ -1,0 +1,100 @@
+"""Grades stored outputs: ours, or those of another evaluator in the same form."""
+
+import gzip
+import math
+import sys
+import zlib
+from dataclasses import asdict
+from pathlib import Path
+
+from vocagnolm.evaluation.accuracy import summarize
+from vocagnolm.evaluation.extraction import normalise_gold
+from vocagnolm.evaluation.grading.grading import Grader
+from vocagnolm.evaluation.results import one_line_summary
+from vocagnolm.evaluation.tasks.benchmarks import Benchmark
+from vocagnolm.evaluation.tasks.tasks import numbered_lines, to_line
+from vocagnolm.shell.io import JsonObject, check_writable, write_text
+
+# Every stored output has these fields, whoever wrote it.
+_FIELDS = ("idx", "gold", "raw_output")
+
+
+def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
+    """Grade stored outputs and write every line with its new verdict to `output`, or to stdout.
+
+    The file has JSON lines, gzipped if its name ends in .gz. Each has `idx`, `gold` (parsed) and
+    `raw_output`, like our item files.
+    """
+    if output:
+        check_writable(output.parent, f"--output {output}: its directory")
+    # Read the whole file first, so that a wrong line is found before any grading.
+    records = []
+    answers = []
+    for number, record in numbered_lines(_content(file), f"--regrade {file}"):
+        try:
+            answers.append(_answer(record, benchmark))
+        except ValueError as error:
+            raise ValueError(f"--regrade {file}:{number}: {error}") from error
+        records.append(record)
+    _check_counts(records, file)
+    with Grader() as grader:
+        verdicts = [asdict(verdict) for verdict in grader.grade(benchmark.answer_kind, answers)]
+    # The verdict replaces the fields of an earlier one. All other fields stay.
+    lines = ""
+    judged = []
+    for record, verdict in zip(records, verdicts, strict=True):
+        lines += to_line(record | benchmark.names() | verdict)
+        judged.append({"idx": str(record["idx"])} | verdict)
+    if output:
+        write_text(output, lines)
+    else:
+        sys.stdout.write(lines)
+    # If the lines go to stdout, another program may read them, so the summary goes to stderr.
+    line = f"{file} as {benchmark.id}: {one_line_summary(summarize(judged))}"
+    print(line, file=sys.stdout if output else sys.stderr)
+
+
+def _content(file: Path) -> bytes:
+    content = file.read_bytes()
+    if file.suffix != ".gz":
+        return content
+    try:
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"--regrade {file} is not a complete gzip file: {error}") from error
+
+
+def _answer(record: JsonObject, benchmark: Benchmark) -> tuple[str, str]:
+    """Return output and gold of a record. A ValueError names the field that cannot be graded."""
+    if not record.keys() >= set(_FIELDS):
+        raise ValueError(f"expected {', '.join(_FIELDS)}, found {', '.join(record)}")
+    # Our own records name their benchmark and the chat protocol.
+    names = {name: record[name] for name in ("benchmark", "protocol") if name in record}
+    if names and names != benchmark.names():
+        raise ValueError(f"expected an output of {benchmark.names()}, found one of {names}")
+    output, gold = record["raw_output"], record["gold"]
+    if not isinstance(output, str):
+        kind = type(output).__name__
+        raise ValueError(f"raw_output must be the text of one output, found {kind}")
+    # Any other gold would be compared as text. Python's JSON may contain NaN, for example for an
+    # answer that a table lacks.
+    is_number = type(gold) in (int, float) and math.isfinite(gold)
+    if not (is_number or isinstance(gold, str)):
+        raise ValueError(f"gold must be the parsed answer, text or a number, found {gold!r}")
+    return output, normalise_gold(benchmark.answer_kind, gold)
+
+
+def _check_counts(records: list[JsonObject], file: Path) -> None:
+    """Reject outputs that would count twice, and items with fewer outputs than others."""
+    samples: dict[str, list[int]] = {}
+    for record in records:
+        # Another evaluator may write 7 and "7" for the same item.
+        samples.setdefault(str(record["idx"]), []).append(record.get("sample", 0))
+    for idx, numbers in samples.items():
+        if len(set(numbers)) < len(numbers):
+            fault = f"idx {idx} comes twice: number the outputs of an item by sample, from 0"
+            raise ValueError(f"--regrade {file}: {fault}")
+    counts = sorted({len(numbers) for numbers in samples.values()})
+    if len(counts) != 1:
+        found = f"{counts} per item" if counts else "none"
+        raise ValueError(f"--regrade {file}: expected equally many outputs per item, found {found}")
