@@ -6,32 +6,25 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import datasets
 import pytest
 import torch
-from samples import Sample, sample_blocks
-from stored_world import random_store
 from tokenizer_stubs import tokens_between
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from world import MAX_LENGTH, TEACHER_CONTEXT
 
+from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import align_corpus
 from vocagnolm.guidance import TokenGuidance
-from vocagnolm.packing import Blocks
-from vocagnolm.readers import (
-    Reader,
-    TeacherReaders,
-    student_reader,
-    teacher_reader,
-)
+from vocagnolm.packing import as_block
+from vocagnolm.readers import Reader, student_reader, teacher_reader
 from vocagnolm.report import inspect
-from vocagnolm.report.view import TextView
+from vocagnolm.report.view import TextView, view_tokens
 from vocagnolm.spans import encode
-from vocagnolm.store.read import StoredReader
 from vocagnolm.tokenizer import load_tokenizer
 
 
@@ -45,36 +38,42 @@ def readers(
     )
 
 
-def sample_of(texts: list[str], student: Reader, guide: Any) -> Sample:
-    """All blocks of some texts."""
-    corpus = datasets.Dataset.from_dict({"text": texts})
-    rows = align_corpus(corpus, student, guide).rows
-    limits = [guide.limit] if isinstance(guide, Reader) else guide.limits()
-    blocks = Blocks(rows, MAX_LENGTH, limits)
-    numbers = range(len(blocks))
-    return sample_blocks(blocks, numbers, rows, corpus, student.tokenizer)
+class Seen(NamedTuple):
+    """A segment's view, and the losses and weights that it was made from."""
+
+    view: TextView
+    guidance: TokenGuidance
 
 
-def guidance_of(sample: Sample, seed: int = 0) -> TokenGuidance:
-    """Random losses and weights over the tokens of a sample."""
-    generator = torch.Generator().manual_seed(seed)
-    labels, ranges = sample.batch["labels"], sample.batch["teacher_ranges"]
-    shape, teacher_tokens = labels.shape, sum(sample.batch["teacher_widths"])
-    mapped = (ranges.reshape(len(labels), -1, shape[1], 2)[..., 0] >= 0).all(1)
-    return TokenGuidance(
-        student_loss_BS=torch.rand(shape, generator=generator),
-        teacher_loss_BS=torch.rand(shape, generator=generator),
-        valid_BS=labels != IGNORED_LABEL,
-        mapped_BS=mapped,
-        weight_BS=(torch.rand(shape, generator=generator) < 0.5).float(),
-        teacher_loss_BT=torch.rand(len(labels), teacher_tokens, generator=generator),
-    )
+def views_of(texts: list[str], readers: tuple[Reader, Reader]) -> list[Seen]:
+    """All segments of some texts, with random losses; each teacher's second token is unscored."""
+    rows = align_corpus(datasets.Dataset.from_dict({"text": texts}), *readers).rows
+    arrays = rows.with_format("numpy")
+    generator = torch.Generator().manual_seed(0)
+    views = []
+    for place, segment in enumerate(rows):
+        batch = PackedCollator(MAX_LENGTH)([as_block(place, arrays[place : place + 1])])
+        shape = batch["labels"].shape
+        teacher_tokens = sum(batch["teacher_widths"])
+        batch["teacher_labels"][0, 2:3] = IGNORED_LABEL
+        guidance = TokenGuidance(
+            student_loss_BS=torch.rand(shape, generator=generator),
+            teacher_loss_BS=torch.rand(shape, generator=generator),
+            valid_BS=batch["labels"] != IGNORED_LABEL,
+            mapped_BS=batch["teacher_ranges"].reshape(1, -1, shape[1], 2)[:, 0, :, 0] >= 0,
+            weight_BS=torch.rand(shape, generator=generator),
+            teacher_loss_BT=torch.rand(1, teacher_tokens, generator=generator),
+        )
+        document, start = segment["document"], segment["start"]
+        text = texts[document][start : segment["end"]]
+        tokens = view_tokens(segment, text, readers[0].tokenizer, batch, guidance)
+        views.append(Seen(TextView(text, document, start, place, tuple(tokens)), guidance))
+    return views
 
 
-def views_of(sample: Sample, guidance: TokenGuidance) -> list[list[TextView]]:
-    """The views, by row."""
-    views = iter(sample.views(guidance))
-    return [[next(views) for _ in row] for row in sample.segments]
+def view_of(text: str, readers: tuple[Reader, Reader]) -> TextView:
+    ((view, _),) = views_of([text], readers)
+    return view
 
 
 def shown(view: Any) -> str:
@@ -83,43 +82,33 @@ def shown(view: Any) -> str:
 
 def test_view_equals_brute_force(training_texts: list[str], readers: tuple[Reader, Reader]) -> None:
     texts = [text[:60] for text in training_texts[:12]] + ["9", training_texts[1] * 3]
-    sample = sample_of(texts, *readers)
-    guidance = guidance_of(sample)
-    assert max(map(len, sample.segments)) > 1
-    documents = []
-    for row, views in enumerate(views_of(sample, guidance)):
-        at = teacher_at = 0
-        for view in views:
-            documents.append(view.document)
-            assert view.text == texts[view.document][view.start : view.start + len(view.text)]
-            text, start = texts[view.document], view.start
-            found = tokens_between(readers[1].tokenizer, text, start, start + len(view.text))
-            theirs = found.spans.tolist()
-            for position, token in enumerate(view.tokens, at):
-                behind = [
-                    (view.text[a:b], guidance.teacher_loss_BT[row, place].item())
-                    for place, (a, b) in enumerate(theirs, teacher_at + 1)
-                    if a < token.end and b > token.start
-                ]
-                assert list(token.pieces) == behind
-                if token.status in ("kept", "dropped"):
-                    assert token.teacher_loss_nats == guidance.teacher_loss_BS[row, position].item()
-                if token.status != "unlabelled":
-                    assert token.student_loss_nats == guidance.student_loss_BS[row, position].item()
-                assert token.weight == guidance.weight_BS[row, position]
-            at, teacher_at = at + len(view.tokens), teacher_at + 1 + len(theirs)
-    assert sorted(set(documents)) == list(range(len(texts)))
-    assert len(documents) > len(texts), "no text was cut"
+    seen = views_of(texts, readers)
+    assert len(seen) > len(texts), "no text was cut"
+    for view, guidance in seen:
+        text, start = texts[view.document], view.start
+        teacher_tokens = tokens_between(readers[1].tokenizer, text, start, start + len(view.text))
+        for place, token in enumerate(view.tokens):
+            pieces = []
+            for teacher_place, (first, end) in enumerate(teacher_tokens.spans.tolist(), 1):
+                if first < token.end and end > token.start:
+                    loss = guidance.teacher_loss_BT[0, teacher_place].item()
+                    # The teacher's second token was not scored.
+                    pieces.append((view.text[first:end], math.nan if teacher_place == 2 else loss))
+            assert repr(list(token.pieces)) == repr(pieces)
+            assert token.weight == guidance.weight_BS[0, place]
+            if token.status in ("kept", "dropped"):
+                assert (token.status == "kept") == (token.weight >= 0.5)
+                assert token.teacher_loss_nats == guidance.teacher_loss_BS[0, place].item()
+            if token.status != "unlabelled":
+                assert token.student_loss_nats == guidance.student_loss_BS[0, place].item()
 
 
 def test_view_shows_every_character_once(
     fuzz_texts: Callable[..., list[str]], readers: tuple[Reader, Reader]
 ) -> None:
     texts = [text for text in fuzz_texts(60, seed=5) if text.strip()]
-    sample = sample_of(texts, *readers)
     found = dict.fromkeys(range(len(texts)), "")
-    views = sample.views(guidance_of(sample))
-    for view in sorted(views, key=lambda view: (view.document, view.start)):
+    for view, _ in views_of(texts, readers):
         assert shown(view) == view.text
         found[view.document] += view.text
     read = {number: text for number, text in found.items() if text}
@@ -128,100 +117,27 @@ def test_view_shows_every_character_once(
 
 
 def test_special_tokens_are_named_and_have_a_status(readers: tuple[Reader, Reader]) -> None:
-    sample = sample_of(["The answer"], *readers)
-    guidance = guidance_of(sample)
-    ((view,),) = views_of(sample, guidance)
+    view = view_of("The answer", readers)
     first, last = view.tokens[0], view.tokens[-1]
     assert (first.text, first.status, first.student_loss_nats) == ("<s>", "unlabelled", None)
     assert (last.text, last.status, last.teacher_loss_nats) == ("</s>", "unmapped", None)
     assert (last.start, last.end) == (10, 10)
-    assert first.is_special
-    assert not view.tokens[1].is_special
-    # A token with half a weight is kept.
-    trained = guidance._replace(weight_BS=torch.full_like(guidance.weight_BS, 0.5))
-    ((view,),) = views_of(sample, trained)
-    assert view.tokens[-1].weight
-    assert {token.status for token in view.tokens[1:-1]} == {"kept"}
 
 
 def test_tokens_share_a_character(readers: tuple[Reader, Reader]) -> None:
-    sample = sample_of(["a 🧮!"], *readers)
-    ((view,),) = views_of(sample, guidance_of(sample))
+    view = view_of("a 🧮!", readers)
     sharing = [token for token in view.tokens if view.text[token.start : token.end] == "🧮"]
-    assert len(sharing) == 4
     assert [token.text for token in sharing] == ["🧮", "", "", ""]
-    assert all(token.pieces and "🧮" in token.pieces[0][0] for token in sharing)
-
-
-def test_pieces_are_the_first_teachers(
-    tokenizers_by_family: dict[str, Any], readers: tuple[Reader, Reader]
-) -> None:
-    other = teacher_reader(tokenizers_by_family["byte_level"], TEACHER_CONTEXT)
-    texts = ["Anna has 12 apples.", "x_1 = 2025"]
-    alone = sample_of(texts, *readers)
-    both = sample_of(texts, readers[0], TeacherReaders((readers[1], other)))
-    pieces = [
-        [[text for text, _ in t.pieces] for view in row for t in view.tokens]
-        for sample in (alone, both)
-        for row in views_of(sample, guidance_of(sample))
-    ]
-    assert pieces[0] == pieces[1]
-    guidance = guidance_of(both)
-    (views,) = views_of(both, guidance)
-    place = 1
-    for view in views:
-        # They follow the loss of a start token.
-        losses = list({id(p): p[1] for token in view.tokens for p in token.pieces}.values())
-        assert losses == guidance.teacher_loss_BT[0, place : place + len(losses)].tolist()
-        place += len(losses) + 1
-
-
-def test_stored_losses_have_pieces(readers: tuple[Reader, Reader], tmp_path: Path) -> None:
-    """A store has no tokenizer, but the spans of its tokens."""
-    text = "The answer is 12."
-    stored = random_store(tmp_path / "store", [text], readers[1].tokenizer)
-    views = []
-    for guide in (readers[1], StoredReader([stored])):
-        sample = sample_of([text], readers[0], guide)
-        views += views_of(sample, guidance_of(sample))[0]
-    online, offline = ([[text for text, _ in t.pieces] for t in view.tokens] for view in views)
-    assert online == offline != [[] for _ in online]
-
-
-def test_teacher_tokens_without_a_label_are_not_scored(readers: tuple[Reader, Reader]) -> None:
-    sample = sample_of(["The answer is 12."], *readers)
-    sample.batch["teacher_labels"][0, 1] = IGNORED_LABEL
-    ((view,),) = views_of(sample, guidance_of(sample))
-    losses = [loss for token in view.tokens for _, loss in token.pieces]
-    assert math.isnan(losses[0])
-    assert all(map(math.isfinite, losses[1:]))
+    assert all("🧮" in token.pieces[0][0] for token in sharing)
 
 
 def test_mark_without_a_space_is_a_token_of_its_own(readers: tuple[Reader, Reader]) -> None:
-    sample = sample_of(["数 a"], *readers)
-    ((view,),) = views_of(sample, guidance_of(sample))
+    view = view_of("数 a", readers)
     _, mark, number, *_ = view.tokens
     assert (mark.text, mark.is_special, mark.student_loss_nats is None) == ("▁", True, False)
     assert (number.text, number.start, number.end) == ("数", 0, 1)
     assert mark.pieces == number.pieces != ()
     assert shown(view) == "数 a"
-
-
-def test_pieces_follow_a_document_without_a_teacher(
-    readers: tuple[Reader, Reader], tmp_path: Path
-) -> None:
-    texts = ["Anna has 12 apples.", "x_1 = 2025"]
-    stored = random_store(tmp_path / "store", texts[1:], readers[1].tokenizer)
-    sample = sample_of(texts, readers[0], StoredReader([stored], plain=True))
-    losses_BT = sample.batch["teacher_losses"]
-    (views,) = views_of(sample, guidance_of(sample)._replace(teacher_loss_BT=losses_BT))
-    document = stored.document(texts[1])
-    assert document is not None
-    pieces = [
-        list({id(piece): piece[1] for token in view.tokens for piece in token.pieces}.values())
-        for view in views
-    ]
-    assert pieces == [[], document.losses.tolist()]
 
 
 # The command.
@@ -320,11 +236,6 @@ def test_command_cuts_a_text(models: dict[str, str]) -> None:
     for view in views:
         mapped = [t for t in view.tokens if t.status in ("kept", "dropped")]
         assert sum(t.status == "kept" for t in mapped) == math.ceil(0.4 * len(mapped))
-
-
-def test_command_takes_no_length_that_exceeds_a_context(models: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="exceeds the student's context of 128"):
-        look(models, "--text", "one", "--max_length", "256")
 
 
 def test_command_rounds_the_teacher_alone(models: dict[str, str]) -> None:

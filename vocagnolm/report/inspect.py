@@ -15,7 +15,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -24,7 +24,7 @@ from vocagnolm.cli import Parser, shell
 from vocagnolm.conventions import TEXT, NonFiniteLoss
 from vocagnolm.fields import corpora_of, listed
 from vocagnolm.method import AGGREGATIONS, Selection, Unmapped
-from vocagnolm.report.view import GuidanceView, TextView, view_texts
+from vocagnolm.report.view import GuidanceView, TextView, view_tokens
 from vocagnolm.shell.io import check_outside, check_writable, claim_names, write_text
 
 if TYPE_CHECKING:
@@ -190,19 +190,21 @@ def view_documents(
         logging.getLogger(__name__).warning(message)
     arrays = segments.rows.with_format("numpy")
     device = next(student.parameters()).device
-    views: list[TextView] = []
+    views = []
     # Each segment is its own batch, so tokens compete only within it.
-    for place, row in enumerate(segments.rows):
+    for place, segment in enumerate(segments.rows):
         collate = PackedCollator(
-            row["student_tokens"],
+            segment["student_tokens"],
             teacher_max_length=readers[1].limit,
             shares=objective.method.aggregation_in_effect == "share",
         )
-        # The collator reads blocks of arrays, and `view_texts` reads the row as plain Python.
+        # The collator reads blocks of arrays, and `view_tokens` reads the row as plain Python.
         batch = send_to_device(collate([as_block(place, arrays[place : place + 1])]), device)
         guidance = measure(student, objective, batch)
-        (view,) = view_texts(batch, guidance, [[row]], corpus, readers[0].tokenizer)
-        views.append(replace(view, document=indices[view.document]))
+        document, start = segment["document"], segment["start"]
+        text = corpus[document]["text"][start : segment["end"]]
+        tokens = view_tokens(segment, text, readers[0].tokenizer, batch, guidance)
+        views.append(TextView(text, indices[document], start, place, tuple(tokens)))
     return views
 
 

@@ -109,7 +109,7 @@ def _mean(values: Iterable[float | None], sign: str = "") -> str:
 
 def _heading(text: TextView) -> str:
     end = text.start + len(text.text)
-    return f"document {text.document}, characters {text.start:,} to {end:,}, sequence {text.block}"
+    return f"document {text.document}, characters {text.start:,} to {end:,}, sequence {text.number}"
 
 
 def render_text(view: GuidanceView) -> str:
@@ -159,7 +159,7 @@ def render_html(view: GuidanceView) -> str:
         texts.append((_heading(text), tokens))
     return TEMPLATES.get_template("guidance.html").render(
         student=public_name(view.student),
-        teacher=" and ".join(map(public_name, view.teacher.split(" and "))),
+        teacher=public_name(view.teacher),
         settings=_settings_line(view),
         method=view.method,
         summary=_summary(view),

@@ -1,23 +1,17 @@
-"""The guidance view: which tokens are trained, with both losses and the teacher's tokens.
-
-From a batch of packed sequences, the losses and weights of its tokens (`guidance.TokenGuidance`)
-and the texts, `view_texts` makes plain data for pages.
-"""
+"""The guidance view: which tokens are trained, with both losses and the teacher's tokens."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from vocagnolm.alignment import align_segment, widen_spans
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.shell.io import JsonObject
 
 if TYPE_CHECKING:
-    import datasets
     from transformers import PreTrainedTokenizerBase
 
     from vocagnolm.collator import Batch
@@ -69,12 +63,12 @@ class TokenView:
 
 @dataclass(frozen=True)
 class TextView:
-    """A segment of a document, where it begins there, and its packed sequence."""
+    """A segment of a document, where it begins there, and its number on the page."""
 
     text: str
     document: int
     start: int
-    block: int
+    number: int
     tokens: tuple[TokenView, ...]
 
 
@@ -83,7 +77,6 @@ class GuidanceView:
     """Everything that one page shows: student and teacher by name, and the method."""
 
     student: str
-    # One or more names.
     teacher: str
     method: Method
     # Among which tokens the share is taken, in words.
@@ -96,109 +89,68 @@ class GuidanceView:
         return [token for text in self.texts for token in text.tokens]
 
 
-def view_texts(
-    batch: Batch,
-    guidance: TokenGuidance,
-    segments: Sequence[Sequence[JsonObject]],
-    corpus: datasets.Dataset,
-    tokenizer: PreTrainedTokenizerBase,
-) -> tuple[TextView, ...]:
-    """Make the views of a batch's segments. With several teachers, pieces are the first one's.
-
-    `segments` has rows of `data.Segments.rows` for each row of the batch, and `corpus` their
-    documents.
-    """
-    if "teacher_losses" in batch:
-        scored_BT = ~batch["teacher_losses"].isnan()
-    else:
-        scored_BT = batch["teacher_labels"] != IGNORED_LABEL
-    views = []
-    for row, row_segments in enumerate(segments):
-        # Each segment of the row takes its part of both iterators:
-        #   tokens  segment 0 | segment 1 ...        losses  segment 0 | ... | other teachers
-        decisions = iter(_decisions(guidance, row))
-        losses = iter(guidance.teacher_loss_BT[row].where(scored_BT[row], math.nan).tolist())
-        for segment in row_segments:
-            document, start = segment["document"], segment["start"]
-            text = corpus[document]["text"][start : segment["end"]]
-            segment_decisions = itertools.islice(decisions, len(segment["student_ids"]))
-            tokens = tuple(_tokens(segment, text, tokenizer, segment_decisions, losses))
-            views.append(TextView(text, document, start, int(batch["block"][row]), tokens))
-    return tuple(views)
-
-
-class _Decision(NamedTuple):
-    """What was decided about one student token, and why."""
-
-    student_loss: float
-    teacher_loss: float
-    has_label: bool
-    is_mapped: bool
-    weight: float
-
-
-def _decisions(guidance: TokenGuidance, row: int) -> list[_Decision]:
-    """Return the decisions about the tokens of one row of a batch."""
-    columns = zip(
-        guidance.student_loss_BS[row].tolist(),
-        guidance.teacher_loss_BS[row].tolist(),
-        guidance.valid_BS[row].tolist(),
-        guidance.mapped_BS[row].tolist(),
-        guidance.weight_BS[row].tolist(),
-        strict=True,
-    )
-    return [_Decision(*values) for values in columns]
-
-
-def _tokens(
+def view_tokens(
     segment: JsonObject,
     text: str,
     tokenizer: PreTrainedTokenizerBase,
-    decisions: Iterable[_Decision],
-    losses: Iterator[float],
+    batch: Batch,
+    guidance: TokenGuidance,
 ) -> Iterator[TokenView]:
-    """Yield the views of a segment's tokens, and take its teacher tokens' losses from `losses`."""
+    """Yield the views of a segment's student tokens.
+
+    Args:
+        segment: a row of `data.Segments.rows`, with one teacher.
+        text: its characters.
+        tokenizer: the student's.
+        batch: the segment alone.
+        guidance: of the batch.
+    """
+    is_scored_T = batch["teacher_labels"][0] != IGNORED_LABEL
+    teacher_losses = guidance.teacher_loss_BT[0].where(is_scored_T, math.nan).tolist()
+    # A teacher's start token has no span, but ranges count it.
+    pieces = [("", teacher_losses[0])]
+    teacher_spans = widen_spans(segment["teacher_codes"], segment["teacher_exceptions"]).tolist()
+    for place, (start, end) in enumerate(teacher_spans, 1):
+        pieces.append((text[start:end], teacher_losses[place]))
+    student_losses = guidance.student_loss_BS[0].tolist()
+    aggregated_losses = guidance.teacher_loss_BS[0].tolist()
+    has_label = guidance.valid_BS[0].tolist()
+    is_mapped = guidance.mapped_BS[0].tolist()
+    weights = guidance.weight_BS[0].tolist()
     ids = segment["student_ids"]
     # position   0      1 .. n          n + 1
     # token      <s>    of the text     </s>, only where the segment ends its document
     # Special tokens have no characters; those of a chat template are among the text's.
     spans = [[0, 0]]
     spans += widen_spans(segment["student_codes"], segment["student_exceptions"]).tolist()
-    if len(spans) < len(ids):
-        spans.append([len(text), len(text)])
-    # The spans of all teachers follow each other. A teacher's start token has no span, but ranges
-    # count it.
-    teacher_spans = widen_spans(segment["teacher_codes"], segment["teacher_exceptions"]).tolist()
-    pieces = [("", next(losses))]
-    for start, end in teacher_spans[: segment["teacher_counts"][0] - 1]:
-        pieces.append((text[start:end], next(losses)))
+    # The end of the text also bounds its last token.
+    spans.append([len(text), len(text)])
     ranges = align_segment(segment)[0].tolist()
     # Characters before this index belong to a token that was already yielded.
     covered = 0
-    next_starts = [start for start, _ in spans[1:]] + [len(text)]
-    rows = zip(ids, spans, next_starts, ranges, decisions, strict=True)
-    for token, (start, end), next_start, (first, last), decision in rows:
-        is_compared = decision.has_label and decision.is_mapped
-        if not decision.has_label:
+    for place, token in enumerate(ids):
+        start, end = spans[place]
+        first, last = ranges[place]
+        if not has_label[place]:
             status: Status = "unlabelled"
-        elif not decision.is_mapped:
+        elif not is_mapped[place]:
             status = "unmapped"
         else:
-            status = "kept" if decision.weight >= 0.5 else "dropped"
+            status = "kept" if weights[place] >= 0.5 else "dropped"
         characters = text[max(start, covered) : end]
         word = str(tokenizer.convert_ids_to_tokens(token))
         # A "▁" for which the text has no space has the characters of the next token
         # (docs/method.md, choices). They are shown with that token.
         if word == "▁":
-            end = min(end, next_start)
+            end = min(end, spans[place + 1][0])
         yield TokenView(
             text=word if start == end else characters,
             start=start,
             end=end,
             status=status,
-            weight=decision.weight,
-            student_loss_nats=decision.student_loss if decision.has_label else None,
-            teacher_loss_nats=decision.teacher_loss if is_compared else None,
+            weight=weights[place],
+            student_loss_nats=student_losses[place] if has_label[place] else None,
+            teacher_loss_nats=aggregated_losses[place] if status in ("kept", "dropped") else None,
             # The range of an unmapped token is (-1, -1), which selects no piece.
             pieces=tuple(pieces[first:last]),
         )
