@@ -4,7 +4,7 @@ The ways are a step of plain continual pretraining (CPT), a step with stored los
 teacher in memory, and the teacher's forward pass alone. They run through `VocAgnoTrainer`, and all
 models stay on the device. Models and losses are random. Documents have OpenWebMath's average length
 and are packed as in training. Batches are made in advance and moved to the device within a step.
-`vocagnolm.models.flops` defines MFU.
+`vocagnolm.models.cost` defines MFU.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from benchmarks.models import (
 )
 from vocagnolm import Method
 from vocagnolm.attention import takes_segments
-from vocagnolm.models.flops import model_work
-from vocagnolm.models.memory import (
+from vocagnolm.models.cost import (
     Layout,
+    model_work,
     sizes_of,
     student_memory,
     teacher_memory,

@@ -210,14 +210,13 @@ class Blocks(Dataset[Block]):
         # Sequence b has the segments order[edges[b] : edges[b + 1]].
         self._order: IntArray = np.concatenate(order)
         self._edges = np.append(0, np.cumsum(sequence_sizes, dtype=np.int64))
-        # The tokens of the longest segment, and of each sequence, for the student and each teacher.
+        # The tokens of the longest segment, for the student and each teacher.
         sizes = np.column_stack([tokens, by_teacher])
         rows = sizes
         # `reduceat` sums from each start to the next, and fails if there is no start at all.
         if sequence_sizes:
             rows = np.add.reduceat(sizes[self._order], self._edges[:-1])
-        self._longest: list[int] = sizes.max(0, initial=0).tolist()
-        self._widest: list[int] = rows.max(0, initial=0).tolist()
+        self.longest_segments: list[int] = sizes.max(0, initial=0).tolist()
         self.teacher_tokens: IntArray = rows[:, 1:].sum(1)
         # The other columns, such as the counts of text tokens, would be read with every row.
         columns = [name for name in segments.column_names if name in Block.__annotations__]
@@ -232,19 +231,6 @@ class Blocks(Dataset[Block]):
     def segments(self, block: int) -> IntArray:
         """Return the segments of a sequence, as rows of `data.Segments`."""
         return self._order[self._edges[block] : self._edges[block + 1]]
-
-    def longest_segments(self, attend_across_documents: bool = False) -> list[int]:
-        """Return the tokens of the longest segment that the student and each teacher reads."""
-        if not attend_across_documents:
-            return self._longest
-        # A row is then one segment, including padding. The student's rows have `max_length`, and a
-        # teacher's have the width to which `PackedCollator` pads its widest row.
-        lengths = [self.max_length]
-        widest = self._widest[1:]
-        limits = teacher_limits(self.teacher_max_length, len(widest))
-        for width, limit in zip(widest, limits, strict=True):
-            lengths.append(padded_width(width, limit))
-        return lengths
 
     @property
     def fill_fraction(self) -> float:

@@ -164,7 +164,7 @@ class VocAgnoTrainer(ResumableTrainer):
         self.add_callback(self.throughput)
         log_in_lines(self, self.blocks_per_step * collator.max_length)
         if isinstance(self.train_dataset, Blocks):
-            self._check_packing(self.train_dataset, args.attend_across_documents)
+            self._check_data(self.train_dataset)
 
     def _prepare_student(self) -> None:
         """Make the student return token losses, and turn off what Trainer would do to them."""
@@ -177,8 +177,8 @@ class VocAgnoTrainer(ResumableTrainer):
         # The device is passed, because FSDP2 moves the student only when training begins.
         add_token_losses(self.model, self.args.device)
 
-    def _check_packing(self, blocks: Blocks, crosses: bool) -> None:
-        """Reject missing losses, and attention that crosses documents or is too short for one."""
+    def _check_data(self, blocks: Blocks) -> None:
+        """Reject sequences without losses, or that the models cannot read."""
         check_stored(self.token_objective.teacher, blocks, self.data_collator)
         models = [self.model, *self.online_teachers]
         check_contexts(models, "train_dataset", blocks)
@@ -186,17 +186,20 @@ class VocAgnoTrainer(ResumableTrainer):
         for data in evaluated.values() if isinstance(evaluated, dict) else [evaluated]:
             if isinstance(data, Blocks):
                 check_contexts(models, "eval_dataset", data)
-        lengths = blocks.longest_segments(crosses)
-        student_length, teacher_lengths = lengths[0], lengths[1:]
+        if not cast(VocAgnoConfig, self.args).attend_across_documents:
+            self._check_packing(blocks)
+
+    def _check_packing(self, blocks: Blocks) -> None:
+        """Reject attention that crosses documents, or has a window that is too short for one."""
+        student_length, *teacher_lengths = blocks.longest_segments
         # A held-out document may be longer than all training documents.
         if isinstance(self.eval_dataset, Blocks):
-            eval_length = self.eval_dataset.longest_segments(crosses)[0]
-            student_length = max(student_length, eval_length)
-        check_packing(self.model, self.args.device, longest=student_length, crosses=crosses)
+            student_length = max(student_length, self.eval_dataset.longest_segments[0])
+        check_packing(self.model, self.args.device, longest=student_length)
         for index, teacher in enumerate(self.online_teachers):
             # A teacher with the student's tokens reads the student's rows.
             length = teacher_lengths[index] if teacher_lengths else student_length
-            check_packing(teacher, self.args.device, longest=length, crosses=crosses)
+            check_packing(teacher, self.args.device, longest=length)
 
     @python_door
     def train(self, *args: Any, **options: Any) -> Any:

@@ -44,11 +44,11 @@ from vocagnolm.demo.main import results_table
 from vocagnolm.demo.methods import METHODS, TEACHER
 from vocagnolm.demo.run import make_base
 from vocagnolm.demo.world import write_jsonl
-from vocagnolm.models.flops import model_work
-from vocagnolm.models.memory import (
+from vocagnolm.models.cost import (
     GATHERED,
     Layout,
     Sizes,
+    model_work,
     sizes_of,
     student_memory,
     teacher_memory,

@@ -27,7 +27,7 @@ from vocagnolm import collator, output_head, token_loss
 from vocagnolm.collator import PackedCollator
 from vocagnolm.method import Method
 from vocagnolm.models.adapters import adapt
-from vocagnolm.models.memory import sizes_of
+from vocagnolm.models.cost import sizes_of
 from vocagnolm.models.sharding import shard_inside_machine
 from vocagnolm.objective import StoredTeacher
 from vocagnolm.run.plan import device_memory

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.models import count_tokens
 from vocagnolm.collator import PackedCollator
-from vocagnolm.models.flops import model_work
+from vocagnolm.models.cost import model_work
 
 PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)
 

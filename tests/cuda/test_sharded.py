@@ -17,7 +17,7 @@ from fake_processes import start_first
 from fake_run import Step, check_step, make_run, one_step, planned
 
 from vocagnolm.method import Method
-from vocagnolm.models.memory import sizes_of
+from vocagnolm.models.cost import sizes_of
 
 Messages = dict[tuple[str, torch.dtype], int]
 Sharded = tuple[Step, float, Messages]

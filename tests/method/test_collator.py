@@ -130,18 +130,15 @@ def test_collator_equals_the_slow_reference(
         assert {type(count) for count in counts} == {int}
 
 
-@pytest.mark.parametrize("attend_across_documents", [False, True])
-def test_longest_segments_are_those_of_the_batches(
-    aligned: Segments, plain: Segments, attend_across_documents: bool
-) -> None:
+def test_longest_segments_are_those_of_the_batches(aligned: Segments, plain: Segments) -> None:
     for segments, width in ((aligned, 60), (aligned, 1000), (plain, 60)):
         blocks = Blocks(segments.rows, 48, width)
-        collator = PackedCollator(48, attend_across_documents, width)
+        collator = PackedCollator(48, teacher_max_length=width)
         batches = [collator([blocks[number]]) for number in range(len(blocks))]
         names = ("longest_segment", "teacher_longest_segment")
         found = [np.hstack([batch[name] for name in names if name in batch]) for batch in batches]
         expected = np.max(found, axis=0).tolist()
-        assert blocks.longest_segments(attend_across_documents) == expected
+        assert blocks.longest_segments == expected
 
 
 def test_worked_example_of_two_segments() -> None:

@@ -129,7 +129,7 @@ def test_blocks_count_tokens_when_asked(aligned: Segments) -> None:
     assert 0.5 < blocks.fill_fraction <= 1.0
     empty = Blocks(aligned.rows.select([]), 48, 60)
     assert (len(empty), empty.fill_fraction) == (0, 0.0)
-    assert empty.longest_segments() == [0]
+    assert empty.longest_segments == [0]
 
 
 def test_corpora_are_packed_apart(aligned: Segments) -> None:

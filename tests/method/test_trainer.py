@@ -185,7 +185,7 @@ def test_attention_is_checked_for_the_longest_segment_of_an_evaluation(
     )
     short = make_blocks([text[:20] for text in training_texts[:20]], *tokenizers)
     long = make_blocks(training_texts[:20], *tokenizers)
-    longest = [blocks.longest_segments(False)[0] for blocks in (short, long)]
+    longest = [blocks.longest_segments[0] for blocks in (short, long)]
     assert longest[0] < longest[1]
     make_trainer(tmp_path, short, *pair, options={"eval_dataset": long})
     assert lengths[0] == longest[1]

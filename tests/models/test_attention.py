@@ -172,11 +172,8 @@ def test_window_shorter_than_a_segment_is_rejected() -> None:
         model = with_attention(name, "torch_varlen", sliding_window=24, **options)
         check_packing(model)  # of a few tokens
         check_packing(model, longest=24)
-        for crosses in (False, True):
-            with pytest.raises(
-                ValueError, match="sliding window of 24 tokens, shorter than a segment of 25"
-            ):
-                check_packing(model, longest=25, crosses=crosses)
+        with pytest.raises(ValueError, match=r"sliding window of 24 tokens, .* segment of 25"):
+            check_packing(model, longest=25)
         model.set_attn_implementation("sdpa")
         check_packing(model, longest=25)
     unused = with_attention("qwen2", "torch_varlen", sliding_window=24)

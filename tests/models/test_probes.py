@@ -45,7 +45,6 @@ def test_check_packing_rejects_an_attention_that_crosses_documents():
         check_packing(model)
     with pytest.raises(ValueError, match="--attend_across_documents"):
         check_packing(model.bfloat16())
-    check_packing(model, crosses=True)
 
 
 def test_check_packing_rejects_models_that_ignore_position_ids(monkeypatch):

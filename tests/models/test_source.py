@@ -29,6 +29,7 @@ from transformers import (
     Qwen2Config,
 )
 
+from vocagnolm.models.cost import sizes_of
 from vocagnolm.models.load import (
     NO_LIMIT,
     ModelSource,
@@ -36,7 +37,6 @@ from vocagnolm.models.load import (
     context_length,
     tensor_parallel_size,
 )
-from vocagnolm.models.memory import sizes_of
 from vocagnolm.models.sharding import shard_inside_machine
 
 VOCABULARY = 700

@@ -13,7 +13,7 @@ import torch
 from adapter_world import World
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from vocagnolm.models.memory import (
+from vocagnolm.models.cost import (
     GATHERED,
     Layout,
     Precision,

@@ -537,7 +537,7 @@ def test_blocks_fit_into_the_contexts_of_their_models(
     )
     data = datasets.Dataset.from_list(pages(world))
     blocks = prepare_dataset(data, *tokenizers, max_length=64)
-    tokens = blocks.longest_segments()[role == "teacher"]
+    tokens = blocks.longest_segments[role == "teacher"]
     short = datasets.Dataset.from_list([{"text": "1 + 1 = 2"}])
     given = {"train_dataset": prepare_dataset(short, *tokenizers, max_length=64), name: blocks}
     config_of = {"student": student.config, "teacher": teacher.config}

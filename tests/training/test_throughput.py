@@ -23,7 +23,7 @@ from transformers import (
 from world import make_trainer
 
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.models.flops import model_work
+from vocagnolm.models.cost import model_work
 from vocagnolm.packing import Blocks
 from vocagnolm.token_loss import add_token_losses
 from vocagnolm.training import throughput

@@ -18,16 +18,16 @@ from vocagnolm.token_loss import (
 
 
 def check_packing(
-    model: nn.Module, device: torch.device | None = None, *, longest: int = 0, crosses: bool = False
+    model: nn.Module, device: torch.device | None = None, *, longest: int = 0
 ) -> None:
     """Check that documents packed into one row have the same losses as alone.
 
-    Position ids restart with every document, and attention must not cross documents, unless it
-    `crosses` them on purpose. Not every attention implementation separates them (flash attention
-    does not in batches of several rows), and not every model can (recurrent ones carry their state
-    on). Attention that needs segments is told that they have `longest` tokens, which attention with
-    a shorter window rejects. Calls `add_token_losses` first. `device` is where the model will run,
-    if it is not there yet, in its final dtype and attention.
+    Position ids restart with every document, and attention must not cross documents. Not every
+    attention implementation separates them (flash attention does not in batches of several rows),
+    and not every model can (recurrent ones carry their state on). Attention that needs segments is
+    told that they have `longest` tokens, which attention with a shorter window rejects. Calls
+    `add_token_losses` first. `device` is where the model will run, if it is not there yet, in its
+    final dtype and attention.
     """
     call: Callable[..., Tensor] = add_token_losses(model, device)
 
@@ -53,8 +53,6 @@ def check_packing(
         labels = ids.masked_fill(restarting_positions == 0, IGNORED_LABEL)
         # Plain positions make each row one document, as if all of its documents leaked.
         crossing_losses = losses(ids, plain_positions, labels, [16, 16])
-        if crosses:
-            return
         packed_losses = losses(ids, restarting_positions, labels, sum(documents, ()))
         document_losses = []
         # Each document also runs alone, where nothing can leak.

@@ -12,7 +12,7 @@ from vocagnolm.attention import needs_segments
 from vocagnolm.conventions import TEXT
 from vocagnolm.data import skip_reasons
 from vocagnolm.method import Method
-from vocagnolm.models.memory import GATHERED, Layout, Precision, student_memory, teacher_memory
+from vocagnolm.models.cost import GATHERED, Layout, Precision, student_memory, teacher_memory
 from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.spans import encode
 from vocagnolm.training.assembled import Assembled

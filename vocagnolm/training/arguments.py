@@ -217,7 +217,7 @@ def check_contexts(models: Sequence[Any], name: str, blocks: Blocks) -> None:
     `models` are the student and its loaded teachers. Documents are cut to fit, but the caller of
     `prepare_dataset` chooses how long the segments of Blocks may be.
     """
-    lengths = blocks.longest_segments()
+    lengths = blocks.longest_segments
     for index, model in enumerate(models):
         # A teacher with the student's tokens reads the student's segments.
         length = lengths[index] if index < len(lengths) else lengths[0]

@@ -13,12 +13,12 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from vocagnolm.attention import TORCH_VARLEN, why_not_varlen
 from vocagnolm.fields import one_for_each
 from vocagnolm.models.adapters import adapt, lora_config
+from vocagnolm.models.cost import Sizes, sizes_of
 from vocagnolm.models.load import (
     ModelSource,
     check_distinct,
     context_length,
 )
-from vocagnolm.models.memory import Sizes, sizes_of
 from vocagnolm.models.precision import choose_dtype
 from vocagnolm.models.quantization import quantization
 from vocagnolm.models.sharding import shard_inside_machine

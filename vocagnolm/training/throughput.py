@@ -1,6 +1,6 @@
 """How fast a run is: tokens per second, MFU, memory.
 
-MFU is model FLOPs / (seconds x peak FLOP/s), with the FLOPs of `vocagnolm.models.flops`.
+MFU is model FLOPs / (seconds x peak FLOP/s), with the FLOPs of `vocagnolm.models.cost`.
 """
 
 import logging
@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback
 
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.models.flops import ModelWork, model_work
+from vocagnolm.models.cost import ModelWork, model_work
 
 logger = logging.getLogger(__name__)
 

@@ -1,17 +1,22 @@
-"""Memory of a training step, estimated from the sizes of its models.
+"""What a model weighs and costs: bytes of a training step, and FLOPs of its tokens.
 
-This is the peak on one device, which is in the student's backward pass, within 3 % of what tensors
-take (tests/cuda/test_memory.py). It leaves out buffers of libraries, about 1.5 GiB with NCCL, and a
-teacher's activations, which are freed by then.
+Bytes are the peak on one device, which is in the student's backward pass, within 3 % of what
+tensors take (tests/cuda/test_memory.py). They leave out buffers of libraries, about 1.5 GiB with
+NCCL, and a teacher's activations, which are freed by then.
+
+FLOPs are counted from linear layers, and only for the matrix products that the losses need: no
+padding, no recomputation, and attention to visible keys only.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from vocagnolm.models.sharding import decoder_layers
 from vocagnolm.output_head import tile_rows
@@ -19,12 +24,21 @@ from vocagnolm.output_head import tile_rows
 # "mixed": float32 weights and residuals, with products in 16 bits, as under autocast. "16 bits":
 # all of the forward pass, as under FSDP2 with mixed precision.
 Precision = Literal["float32", "mixed", "16 bits"]
-# What a layer keeps of a token for its backward pass: bytes per hidden and per inner unit, counted
-# on Llama's layers. Or per hidden unit, if only the layer's input is kept.
-_KEPT: dict[Precision, tuple[int, int, int]] = {
-    "float32": (28, 18, 4),
-    "mixed": (28, 9, 4),
-    "16 bits": (18, 9, 2),
+
+
+class _Kept(NamedTuple):
+    """Bytes that a layer keeps of a token for its backward pass, counted on Llama's layers."""
+
+    per_hidden: int
+    per_inner: int
+    # Per hidden unit, if only the layer's input is kept.
+    of_input: int
+
+
+_KEPT: dict[Precision, _Kept] = {
+    "float32": _Kept(per_hidden=28, per_inner=18, of_input=4),
+    "mixed": _Kept(per_hidden=28, per_inner=9, of_input=4),
+    "16 bits": _Kept(per_hidden=18, per_inner=9, of_input=2),
 }
 # Bytes of a parameter in float32. AdamW has two moments.
 _WEIGHT, _GRADIENT, _MOMENTS = 4, 4, 8
@@ -136,18 +150,18 @@ def student_memory(student: Sizes, layout: Layout, tokens: float) -> dict[str, f
         # Autocast keeps its copies of the weights for the backward pass.
         if layout.precision == "mixed" and not layout.recomputes:
             parts["weights in 16 bits"] = 2 * student.linear
-    per_hidden, per_inner, of_input = _KEPT[layout.precision]
+    kept = _KEPT[layout.precision]
+    layer = kept.per_hidden * student.hidden + kept.per_inner * student.inner
     # Frozen norms keep 8 bytes less. Adapters keep the inputs of all linear layers in 16 bits.
     if layout.precision == "mixed" and student.trained < student.linear:
-        per_hidden -= 6
-    layer = per_hidden * student.hidden + per_inner * student.inner
+        layer -= 6 * student.hidden
     # PyTorch makes a float mask in every layer, and transformers repeats keys and values.
     if layout.mask:
         layer += 2 * layout.mask + 4 * (student.hidden - student.keys)
     activations = student.layers * layer
     # The inputs of all layers are kept, and one layer at a time is recomputed.
     if layout.recomputes:
-        activations = student.layers * of_input * student.hidden + layer
+        activations = student.layers * kept.of_input * student.hidden + layer
     parts["activations"] = tokens * activations
     parts["output head"] = _head_memory(student, layout, tokens)
     return parts
@@ -182,3 +196,91 @@ def teacher_memory(
     if devices > 1:
         parts[GATHERED] = width * teacher.gathered
     return parts
+
+
+# -- FLOPs ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelWork:
+    """Cost of tokens in a decoder, with two FLOPs for each multiplication and its addition.
+
+    Attributes:
+        body: weights of all linear layers without the output head; the embedding is a look-up.
+        head: weights of the output head.
+        trained_body, trained_head: those of them that get a gradient.
+        attention: layers x heads x head dimension, the multiplications of Q K^T for one key; A V
+            takes as many.
+    """
+
+    body: int
+    head: int
+    trained_body: int
+    trained_head: int
+    attention: int
+
+    def forward_flops(self, tokens: float, keys: float, head_tokens: float) -> float:
+        """Count the FLOPs of a forward pass of tokens that attend to `keys` keys in total."""
+        # Only tokens with a loss pass through the head.
+        weights = self.body * tokens + self.head * head_tokens
+        # Q K^T and A V are two products for each key, with two FLOPs per multiplication.
+        return 2 * weights + 4 * self.attention * keys
+
+    def training_flops(self, tokens: float, keys: float, used_tokens: float) -> float:
+        """Count the FLOPs of a forward and backward pass. The head reads only the used tokens."""
+        # In the backward pass, each weight is multiplied for the gradient of its input, and again
+        # for its own if it is trained. (Below the first trained weight, nothing needs an input's
+        # gradient. With adapters this counts slightly too much, less than 1 % from 10 layers on.)
+        body = (self.body + self.trained_body) * tokens
+        head = (self.head + self.trained_head) * used_tokens
+        forward = self.forward_flops(tokens, keys, tokens)
+        return forward + 2 * (body + head) + 8 * self.attention * keys
+
+
+def model_work(model: PreTrainedModel) -> ModelWork:
+    """Count the weights of a causal language model of `transformers`, including adapters.
+
+    Raises:
+        ValueError: tokens skip some weights of linear layers, as in a mixture of experts.
+    """
+    config = model.config.get_text_config()
+    output_head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    body = head = trained_body = trained_head = 0
+    for name, module in model.named_modules():
+        # PEFT keeps a layer's original next to its trained copy, and only the copy runs.
+        if "original_module" in name.split("."):
+            continue
+        # Count a layer by its features, because quantized weights have other shapes.
+        if isinstance(module, nn.Linear):
+            count = module.in_features * module.out_features
+        elif isinstance(module, Conv1D):
+            count = module.weight.numel()
+        elif isinstance(module, nn.Embedding) or not _has_weights(module):
+            continue
+        else:
+            raise ValueError(
+                f"the FLOPs of {type(model).__name__} cannot be counted from its linear layers: it "
+                f"has a {type(module).__name__}"
+            )
+        # A frozen weight needs no product for its own gradient.
+        trained = count * module.weight.requires_grad
+        if module is output_head:
+            head, trained_head = head + count, trained_head + trained
+        else:
+            body, trained_body = body + count, trained_body + trained
+    # Count all query heads, even if several share their keys, because each multiplies.
+    heads, layers = config.num_attention_heads, config.num_hidden_layers
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return ModelWork(body, head, trained_body, trained_head, layers * heads * head_dim)
+
+
+def _has_weights(module: nn.Module) -> bool:
+    """Return True for a matrix, quantized or not."""
+    weights: list[Tensor] = [*module.parameters(recurse=False)]
+    # Quantized weights may be buffers of integers or bytes. Masks are buffers of bools, and tables
+    # of positions are buffers of floats. Neither is a weight.
+    for buffer in module.buffers(recurse=False):
+        is_table = buffer.is_floating_point() and buffer.element_size() > 1
+        if not is_table and buffer.dtype != torch.bool:
+            weights.append(buffer)
+    return any(weight.dim() > 1 for weight in weights)
