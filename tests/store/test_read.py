@@ -271,17 +271,6 @@ def test_missing_document_is_plain_text_where_asked(
     assert len({other.fingerprint() for other in others}) == 4
 
 
-def test_reading_stops_at_a_nonfinite_loss(tmp_path: Path) -> None:
-    spans = np.array([[0, 1], [1, 2]])
-    for name, bad in (("nan", np.nan), ("inf", np.inf)):
-        document = StoredDocument(2, spans, np.array([1, bad], np.float32))
-        reader = StoredReader([write_store(tmp_path / name, [("ab", document)])])
-        with pytest.raises(
-            ValueError, match=rf"{name} is damaged .losses that are not finite.*'ab'"
-        ):
-            reader.read(["ab"])
-
-
 # Other processes, and the cache
 
 

@@ -1,21 +1,17 @@
 """Runs `vocagnolm score` with the `argv` of a `ForkServer` request, to be killed.
 
-A process writes the line "begin PROCESS SHARD" to the file `scored` before it scores a shard, and
-"end PROCESS SHARD" once the shard is written.
+A process writes the line "PROCESS SHARD" to the file `scored` once a shard is written.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 from fork_server import serve
 from transformers import LlamaForCausalLM  # noqa: F401 - imported before processes are forked
 
 from vocagnolm.store import score, scoring
-
-_SHARD_S = 0.02  # a shard takes at least this long, so that kills hit some
 
 
 def run(request: dict[str, Any]) -> int:
@@ -24,10 +20,8 @@ def run(request: dict[str, Any]) -> int:
     original = scoring.score_shard
 
     def score_shard(job: Any, shard: int, *rest: Any) -> None:
-        os.write(scored, f"begin {os.getpid()} {shard}\n".encode())
-        time.sleep(_SHARD_S)
         original(job, shard, *rest)
-        os.write(scored, f"end {os.getpid()} {shard}\n".encode())
+        os.write(scored, f"{os.getpid()} {shard}\n".encode())
 
     scoring.score_shard = score_shard
     return score.main(request["argv"])

@@ -20,7 +20,6 @@ DIR/teacher_losses. Exit status: 0 done, 2 a wrong argument or file, 3 a loss is
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,10 +85,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_writable(out)
     check_outside(out, listed(arguments.dataset))
     # These imports bring datasets, which --help does not need.
-    import numpy as np
-
     from vocagnolm.corpus import load_corpus
-    from vocagnolm.store.ranking import SCORES, Ranks, best_first, kept_count, write_rows
+    from vocagnolm.store.ranking import (
+        SCORES,
+        best_first,
+        kept_count,
+        rows_of,
+        score_corpus,
+        text_rows,
+        write_rows,
+    )
     from vocagnolm.texts import is_conversations
 
     ((name, options),) = corpora_of(arguments)
@@ -103,35 +108,31 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     claim_names(out, [RANKS] if arguments.keep is None else [RANKS, KEPT], "vocagnolm rank")
     student, teacher = _open_stores(arguments, corpus)
-    # This file of scores has no name, and disappears when the command ends in any way.
-    with tempfile.TemporaryFile(dir=out) as records:
-        ranks = Ranks(records)
-        values = ranks.score(corpus, student, teacher, arguments.by)
-        if not ranks.count:
-            raise ValueError(f"--dataset {name} has no document with losses of both models")
-        order = best_first(values, arguments.by)
-        write_rows(out / RANKS, ranks.rows(order if arguments.sort else range(ranks.count)))
-        left_out = len(corpus) - ranks.count
-        line = f"{out / RANKS}: {ranks.count:,} documents"
-        if left_out:
-            line += f"; left out: {left_out:,}, empty or without losses"
-        print_main(line)
-        means = [f"{score} {ranks.means[score]:.3f}" for score in SCORES]
-        print_main(f"means: {', '.join(means)}")
-        if arguments.keep is None:
-            return
-        kept = order[: kept_count(ranks.count, arguments.keep)]
-        write_rows(out / KEPT, ranks.text_rows(np.sort(kept), corpus))
-        last = values[kept[-1]]
-        print_main(f"{out / KEPT}: {len(kept):,} documents; the last: {arguments.by} {last:.3f}")
+    columns = score_corpus(corpus, student, teacher)
+    values = columns[arguments.by]
+    if not len(values):
+        raise ValueError(f"--dataset {name} has no document with losses of both models")
+    order = best_first(values, arguments.by)
+    write_rows(out / RANKS, rows_of(columns, order if arguments.sort else range(len(values))))
+    line = f"{out / RANKS}: {len(values):,} documents"
+    if len(values) < len(corpus):
+        line += f"; skipped: {len(corpus) - len(values):,}, empty or without losses"
+    print_main(line)
+    means = [f"{score} {columns[score].mean():.3f}" for score in SCORES]
+    print_main(f"means: {', '.join(means)}")
+    if arguments.keep is None:
+        return
+    kept = order[: kept_count(len(values), arguments.keep)]
+    write_rows(out / KEPT, text_rows(corpus, columns["document"][kept]))
+    last = values[kept[-1]]
+    print_main(f"{out / KEPT}: {len(kept):,} documents; the last: {arguments.by} {last:.3f}")
 
 
 def _open_stores(arguments: argparse.Namespace, corpus: datasets.Dataset) -> list[Store]:
     """Open the store of each role. If there is none, score with the role's model."""
     from vocagnolm.store.format import Store
-    from vocagnolm.store.ranking import count_missing
-    from vocagnolm.store.scoring import check_model
-    from vocagnolm.store.scoring import score as score_corpus
+    from vocagnolm.store.read import missing_documents
+    from vocagnolm.store.scoring import check_model, score
 
     stores = {}
     for role in ROLES:
@@ -141,7 +142,7 @@ def _open_stores(arguments: argparse.Namespace, corpus: datasets.Dataset) -> lis
         stores[role] = Store(directory)
         # Check this before a model scores for hours.
         if arguments.missing_losses == "error":
-            missing = count_missing(corpus, stores[role])
+            missing = len(list(missing_documents(stores[role], corpus)))
             if missing:
                 raise ValueError(
                     f"--{role}_losses {directory} lacks {missing:,} of {len(corpus):,} documents, "
@@ -158,7 +159,7 @@ def _open_stores(arguments: argparse.Namespace, corpus: datasets.Dataset) -> lis
     for role in unscored_roles:
         options = _scoring_options(arguments, role)
         with _named_as(role, arguments):
-            score_corpus(options)
+            score(options)
         stores[role] = Store(options.output_dir)
     student, teacher = (stores[role] for role in ROLES)
     if student.fingerprint() == teacher.fingerprint():

@@ -1,18 +1,15 @@
 """Scores how much a document has to teach, from both models' stored losses, and writes the files.
 
-The two stores are of one corpus and any two tokenizers, and are matched by characters. Numbers of
-documents go to the disk as they are made. Only the one to sort by is in memory, with its index: 16
-bytes a document.
+The two stores are of one corpus and any two tokenizers, and are matched by characters.
 """
 
 import json
 import math
-import struct
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import Any, BinaryIO
 
 import datasets
 import numpy as np
@@ -27,8 +24,6 @@ from vocagnolm.texts import read_texts
 
 # The scores, and whether a larger one is better.
 SCORES = {"excess": True, "ahead": True, "weight": True, "teacher": False}
-# A document's index in the corpus, its characters, and its scores.
-_RECORD = struct.Struct(f"<qq{len(SCORES)}d")
 # Further digits are noise from float16 losses, which would decide ties.
 _DIGITS = 6
 
@@ -73,64 +68,50 @@ def _characters(spans: Spans, length: int) -> npt.NDArray[np.float64]:
     return counts
 
 
-def count_missing(corpus: datasets.Dataset, store: Store) -> int:
-    """Count the usable documents of a corpus that a store lacks."""
-    return sum(text not in store for _, text in _texts(corpus, f"Looking in {store.directory}"))
+def score_corpus(
+    corpus: datasets.Dataset, student: Store, teacher: Store
+) -> dict[str, npt.NDArray[Any]]:
+    """Score the documents for which both stores have losses, in the order of the corpus.
+
+    Returns columns: the index `document` in the corpus, the scores, and `characters`.
+    """
+    columns: dict[str, array[Any]] = {"document": array("q")}
+    for name in SCORES:
+        columns[name] = array("d")
+    columns["characters"] = array("q")
+    for index, text in _texts(corpus, "Ranking"):
+        own, other = student.document(text), teacher.document(text)
+        # A document that a server could not score is stored without tokens.
+        if not own or not other or not len(own.losses) or not len(other.losses):
+            continue
+        columns["document"].append(index)
+        columns["characters"].append(len(text))
+        for name, value in score_document(own, other).items():
+            columns[name].append(value)
+    return {name: np.asarray(values) for name, values in columns.items()}
+
+
+def rows_of(
+    columns: Mapping[str, npt.NDArray[Any]], indices: Iterable[int]
+) -> Iterator[dict[str, float]]:
+    """Return rows of columns."""
+    for index in indices:
+        yield {name: values[index].item() for name, values in columns.items()}
+
+
+def text_rows(corpus: datasets.Dataset, documents: IntArray) -> Iterator[dict[str, object]]:
+    """Read the texts of some documents, in the order of the corpus."""
+    is_wanted = np.zeros(len(corpus), np.bool_)
+    is_wanted[documents] = True
+    for index, text in _texts(corpus, "Writing"):
+        if is_wanted[index]:
+            yield {"document": index, TEXT: text}
 
 
 def _texts(corpus: datasets.Dataset, description: str) -> Iterator[tuple[int, str]]:
     """Read the usable documents with their indices, and show progress."""
     texts = read_texts(corpus, range(len(corpus)))
     yield from tqdm(texts, description, len(corpus), unit="document")
-
-
-class Ranks:
-    """The scores of a corpus's documents, in its order, without those that have no losses.
-
-    They are in a binary file, which need not have a name.
-    """
-
-    def __init__(self, records: IO[bytes]) -> None:
-        self._records = records
-        self.count = 0
-        self.means = dict.fromkeys(SCORES, 0.0)
-
-    def score(
-        self, corpus: datasets.Dataset, student: Store, teacher: Store, by: str
-    ) -> npt.NDArray[np.float64]:
-        """Score all documents, and return the scores with one name."""
-        values = array("d")
-        for index, text in _texts(corpus, "Ranking"):
-            own, other = student.document(text), teacher.document(text)
-            # A document that a server could not score is stored without tokens.
-            if not own or not other or not len(own.losses) or not len(other.losses):
-                continue
-            scores = score_document(own, other)
-            self._records.write(_RECORD.pack(index, len(text), *scores.values()))
-            values.append(scores[by])
-            self.count += 1
-            for name, value in scores.items():
-                self.means[name] += (value - self.means[name]) / self.count
-        return np.asarray(values, np.float64)
-
-    def rows(self, places: Iterable[int]) -> Iterator[dict[str, float]]:
-        """Read the documents at some places of this ranking, counted from 0."""
-        for place in places:
-            self._records.seek(place * _RECORD.size)
-            index, characters, *scores = _RECORD.unpack(self._records.read(_RECORD.size))
-            named_scores = dict(zip(SCORES, scores, strict=True))
-            yield {"document": index, **named_scores, "characters": characters}
-
-    def text_rows(
-        self, places: Iterable[int], corpus: datasets.Dataset
-    ) -> Iterator[dict[str, object]]:
-        """Read the texts of the documents at increasing places."""
-        chosen = (row["document"] for row in self.rows(places))
-        next_chosen = next(chosen, None)
-        for index, text in _texts(corpus, "Writing"):
-            if index == next_chosen:
-                yield {"document": index, TEXT: text}
-                next_chosen = next(chosen, None)
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vocagnolm.cli import Exit, Parser, shell
-from vocagnolm.fields import json_settings
+from vocagnolm.fields import in_range, json_settings
 from vocagnolm.shell.extras import require, require_quantization
 from vocagnolm.shell.printing import print_main
 from vocagnolm.store.format import SHARDS, Store, find_faults, manifest_of
@@ -74,10 +74,9 @@ def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--verify", type=Path, metavar="STORE", help="Check a store against its checksums.")
     arguments = parser.parse_args(argv)
     _check_together(parser, arguments)
-    for name in ("context", "min_context", "shard_documents", "batch_tokens", "concurrency"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} must be at least 1, got {value}")
+    # A window has a start token, and at least one more.
+    in_range(arguments, "[2, inf)", "context")
+    in_range(arguments, "[1, inf)", "min_context", "shard_documents", "batch_tokens", "concurrency")
     if arguments.quantization is not None:
         arguments.quantization = json_settings("--quantization", arguments.quantization)
         require_quantization(arguments.quantization, "--quantization")
@@ -136,9 +135,10 @@ def _verify(arguments: argparse.Namespace) -> int:
         return Exit.FAULTS
     # The shards are whole, so a missing document was never in the store.
     if arguments.dataset:
-        from vocagnolm.store.scoring import find_missing
+        from vocagnolm.store.read import missing_documents
+        from vocagnolm.store.scoring import load_corpora
 
-        missing = find_missing(Store(directory), arguments)
+        missing = list(missing_documents(Store(directory), load_corpora(arguments)))
         if missing:
             indices = ", ".join(map(str, missing[:10]))
             if len(missing) > 10:

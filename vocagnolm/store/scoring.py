@@ -24,33 +24,37 @@ from vocagnolm.corpus import files_of, load_corpus
 from vocagnolm.fields import corpora_of
 from vocagnolm.models.load import (
     ModelSource,
+    context_length,
     revision_of,
 )
 from vocagnolm.models.precision import choose_dtype
 from vocagnolm.readers import Reader, TeacherReaders, each_alone, teacher_reader
 from vocagnolm.shell.dist import connect, rank0
-from vocagnolm.shell.io import check_outside, check_writable, count_reasons, versions
+from vocagnolm.shell.io import (
+    check_outside,
+    check_writable,
+    count_reasons,
+    differences,
+    versions,
+)
 from vocagnolm.shell.printing import print_main
 from vocagnolm.spans import Encoding, encode_batch, encode_rendered
 from vocagnolm.store import format as store
-from vocagnolm.store.plan import check_plan, context_of, describe_reading
-from vocagnolm.store.read import StoredReader
 from vocagnolm.store.server import ServerScorer, answer_files
 from vocagnolm.store.windows import HFScorer, Report, Window, document_windows
-from vocagnolm.texts import (
-    conversations_of,
-    is_conversations,
-    joined,
-    read_texts,
-    reasons_in,
-)
+from vocagnolm.texts import is_conversations, joined, read_texts, reasons_in
+from vocagnolm.tokenizer import tokenizer_sha256
 
 logger = logging.getLogger(__name__)
 
 # Every manifest has the versions of these packages.
-PACKAGES = "vocagnolm torch transformers tokenizers pyarrow"
+_PACKAGES = "vocagnolm torch transformers tokenizers pyarrow"
 # If this many documents fail together for one reason, the settings are wrong.
 _MIN_FAILURES_TO_STOP = 8
+# Defaults: the context before the first scored token, if there is room, and the most tokens that a
+# teacher reads at once, because more would need large activations.
+_MIN_CONTEXT = 512
+_LONGEST_CONTEXT = 4096
 
 Scorer = HFScorer | ServerScorer
 
@@ -101,13 +105,13 @@ class ScoringJob:
             partial(encode, self.reader.tokenizer), texts, lambda text, error: nothing
         )
 
-    def is_written(self, shard: int) -> bool:
-        """Test whether a shard exists; see `store.is_written`."""
-        return store.is_written(self.directory, shard, self.documents(shard))
-
     def missing_shards(self) -> list[int]:
-        """List the shards that are not written yet."""
-        return [shard for shard in range(self.shards) if not self.is_written(shard)]
+        """List the shards that are not written yet. One of another corpus is a ValueError."""
+        missing = []
+        for shard in range(self.shards):
+            if not store.is_written(self.directory, shard, self.documents(shard)):
+                missing.append(shard)
+        return missing
 
     def shards_to_score(self) -> list[int]:
         """List the missing shards, beginning at a random one.
@@ -145,10 +149,10 @@ def score(options: Namespace) -> None:
     source = source_of(options)
     config = source.config()
     job = _load_job(options, source, config)
-    served = None
+    server = None
     if options.server:
-        served = ServerScorer(options.server, options.served_model, job.reader, options.concurrency)
-        served.find_api(options.api)
+        server = ServerScorer(options.server, options.served_model, job.reader, options.concurrency)
+        server.find_api(options.api)
     # Up to here, all processes meet the same errors, and each ends by itself. After they are
     # connected, one that failed alone would leave the others waiting.
     state = connect()
@@ -160,7 +164,12 @@ def score(options: Namespace) -> None:
     plan = {
         "teacher": options.teacher,
         "teacher_revision": revision_of(options.teacher, config),
-        **describe_reading(job.reader, job.template, job.min_context),
+        "tokenizer_sha256": tokenizer_sha256(job.reader.tokenizer),
+        "special_tokens": {"before": job.reader.start},
+        **(job.template.as_json() if job.template else {}),
+        "segmentation": "windows of whole documents",
+        "context": job.reader.limit,
+        "min_context": job.min_context,
         "engine": "hf",
         "dtype": dtype,
         "quantization": options.quantization,
@@ -168,14 +177,14 @@ def score(options: Namespace) -> None:
         "dataset": options.dataset if len(options.dataset) > 1 else options.dataset[0],
         "dataset_documents": len(job.corpus),
         "shard_documents": options.shard_documents,
-        **(served.about if served else {}),
+        **(server.about if server else {}),
     }
     # Check the directory before the weights are loaded, which takes the longest.
     if rank0(lambda: _is_finished(job, plan)):
         return
     scorer: Scorer
-    if served:
-        scorer = served
+    if server:
+        scorer = server
     else:
         if state.is_main_process:
             logger.info("%s computes in %s (%s)", options.teacher, dtype, why)
@@ -188,7 +197,7 @@ def score(options: Namespace) -> None:
     # Another job may have claimed the directory for another store while this one loaded its model.
     # Its manifest was kept, and is compared with this plan.
     rank0(lambda: check_plan(job.directory, plan))
-    score_corpus(job, scorer, plan | {"versions": versions(PACKAGES)}, state)
+    score_corpus(job, scorer, plan | {"versions": versions(_PACKAGES)}, state)
     if state.is_main_process:
         manifest = store.manifest_of(job.directory)
         line = f"{job.directory}: {manifest['tokens']:,} tokens"
@@ -218,9 +227,7 @@ def check_model(options: Namespace) -> None:
 def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig) -> ScoringJob:
     """Load the teacher's tokenizer, with the context that the options allow, and the corpus."""
     tokenizer = source.checked_tokenizer(config, "teacher", options.teacher_tokenizer)
-    context, min_context = context_of(
-        config, is_served=bool(options.server), context=options.context, least=options.min_context
-    )
+    context, min_context = _context_of(config, options)
     reader = teacher_reader(tokenizer, context, options.teacher_chat_template)
     corpus = load_corpora(options)
     if is_conversations(corpus):
@@ -236,25 +243,64 @@ def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig)
     # A corpus without any usable document is found here, before any weights are loaded.
     skip_reasons = count_reasons(reasons_in(corpus))
     if next(read_texts(corpus, range(len(corpus)), job.template), None) is None:
+        reason = skip_reasons or "the teacher's chat template renders no conversation"
         raise ValueError(
             f"--dataset has no usable document: {len(corpus):,} read, all of them skipped "
-            f"({skip_reasons or _why_not_rendered(job)}); give another one, or another "
-            "--text_column"
+            f"({reason}); give another one, or another --text_column"
         )
     if skip_reasons:
         logger.warning("skipped: %s", skip_reasons)
     return job
 
 
-def _why_not_rendered(job: ScoringJob) -> str:
-    """Return why the teacher's template does not work for the first conversations."""
-    batch = job.corpus.with_format("arrow")[: min(len(job.corpus), 1000)]
-    conversations, _ = conversations_of(batch, range(batch.num_rows))
-    reasons = []
-    for turns in job.reader.read_turns(list(conversations.values()), "completions"):
-        if isinstance(turns, str):
-            reasons.append(turns)
-    return count_reasons(reasons)
+def _context_of(config: PreTrainedConfig, options: Namespace) -> tuple[int, int]:
+    """Return the most tokens of a window, and the least context before those that it scores."""
+    # A server generates one token after every window, which needs room in the context, too.
+    limit = context_length(config) - bool(options.server)
+    context = options.context or min(limit, _LONGEST_CONTEXT)
+    if context > limit:
+        raise ValueError(
+            f"--context {context} exceeds the teacher's context of {limit}: lower it to that"
+        )
+    min_context = options.min_context or min(_MIN_CONTEXT, context // 4)
+    # A window has a start token, and must score at least one token.
+    if min_context > context - 2:
+        raise ValueError(
+            f"--min_context {min_context} leaves no room in a context of {context}: lower it to "
+            f"at most {context - 2}"
+        )
+    return context, min_context
+
+
+def check_plan(directory: Path, plan: Mapping[str, object]) -> None:
+    """Raise a ValueError if a directory, which need not exist, has a store with other settings."""
+    manifest = store.read_manifest(directory)
+    if not manifest:
+        # Shards without a manifest may be any teacher's, so do not add to them.
+        if any(directory.glob("shard-*")):
+            raise ValueError(f"--output_dir {directory} holds shards, but no {store.MANIFEST_FILE}")
+        # A directory with a model and a store would mean one for a command and the other in Python.
+        if (directory / "config.json").exists():
+            raise ValueError(f"--output_dir {directory} holds a model: give another directory")
+        return
+    # Stores of version 0.1 also say that no token comes behind a document.
+    manifest.get("special_tokens", {}).pop("behind", None)
+    # A corpus is identified by its texts, and a teacher by its revision if it has one. Their names,
+    # and a server's address, do not matter.
+    ignored = {"dataset", "server"}
+    # A teacher without a known revision, such as one behind a server, is identified by its name.
+    if plan.get("teacher_revision") not in (None, "unknown"):
+        ignored.add("teacher")
+    compared_settings = {}
+    for name, value in plan.items():
+        if name not in ignored:
+            compared_settings[name] = value
+    changes = differences(manifest, compared_settings)
+    if changes:
+        raise ValueError(
+            f"--output_dir {directory} holds another store ({'; '.join(changes)}): give another "
+            "directory, or delete this one"
+        )
 
 
 def _is_finished(job: ScoringJob, plan: dict[str, object]) -> bool:
@@ -305,46 +351,37 @@ def score_corpus(
         logger.info("%d of %d shards are written already", job.shards - len(missing), job.shards)
     # Every process takes every n-th shard, so that all end at about the same time.
     shards = missing[state.process_index :: state.num_processes]
-    with Progress(job, shards, disable=not state.is_main_process) as progress:
+    documents = sum(job.documents_of(shard) for shard in shards)
+    with Progress(documents, disable=not state.is_main_process) as progress:
         for shard in shards:
             # Another job may have written the shard since the list was made.
-            if not job.is_written(shard):
+            if not (job.directory / store.shard_name(shard)).exists():
                 score_shard(job, shard, scorer, progress)
     # The manifest lists the shards of all processes, so wait for the slowest one.
     state.wait_for_everyone()
     rank0(lambda: store.finish_store(job.directory, description))
 
 
-class Progress:
+class Progress(tqdm):  # type: ignore[misc]
     """A progress bar of the tokens that a process scores, with their rate and the time left.
 
     The total is extrapolated from the documents that were encoded so far.
     """
 
-    def __init__(self, job: ScoringJob, shards: Sequence[int], *, disable: bool):
-        self._documents = sum(job.documents_of(shard) for shard in shards)
-        self._encoded_documents = 0
-        self._encoded_tokens = 0
-        self._bar = tqdm(
+    def __init__(self, documents: int, *, disable: bool):
+        super().__init__(
             desc="tokens of this process", unit="token", unit_scale=True, disable=disable
         )
-
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
+        self._documents = documents
+        self._encoded_documents = 0
+        self._encoded_tokens = 0
 
     def expect(self, documents: int, encodings: Sequence[Encoding]) -> None:
         """Count a shard before it is scored: its documents, and those with tokens."""
         self._encoded_documents += documents
         self._encoded_tokens += sum(len(encoding.ids) for encoding in encodings)
         share = self._encoded_documents / self._documents
-        self._bar.total = round(self._encoded_tokens / share)
-
-    def add(self, tokens: int) -> None:
-        """Count scored tokens."""
-        self._bar.update(tokens)
+        self.total = round(self._encoded_tokens / share)
 
 
 def score_shard(
@@ -357,11 +394,11 @@ def score_shard(
     """
     texts = list(job.documents(shard))
     encodings = job.encode(texts)
-    if progress:
+    if progress is not None:
         progress.expect(job.documents_of(shard), encodings)
     path = job.directory / store.shard_name(shard)
     # Score all windows of a shard together, because more windows fill batches better.
-    report = progress.add if progress else None
+    report = None if progress is None else progress.update
     rows, failed = _score_windows(job, scorer, encodings, path, report)
     documents = []
     for number, (text, encoding) in enumerate(zip(texts, encodings, strict=True)):
@@ -384,7 +421,7 @@ def score_shard(
         documents.append((store.document_key(text), document))
     if len(failed) == len(texts) >= _MIN_FAILURES_TO_STOP:
         raise ValueError(f"no document of shard {shard} could be scored: {failed[0]}")
-    store.write_shard(job.directory, shard, documents, job.loss_dtype, replace=False)
+    store.write_shard(job.directory, shard, documents, job.loss_dtype)
     # Keep a server's answers until the shard has them, so that a kill in between costs nothing.
     for answer_file in answer_files(path):
         answer_file.unlink(missing_ok=True)
@@ -421,17 +458,3 @@ def _score_windows(
         else:
             rows[window.document].append(row)
     return rows, failed
-
-
-# -- What a store lacks ------------------------------------------------------------------------
-
-
-def find_missing(opened: store.Store, options: Namespace) -> list[int]:
-    """List the indices of the usable documents of the corpora that a store lacks."""
-    corpus, template = load_corpora(options), None
-    if is_conversations(corpus):
-        StoredReader([opened]).check_templates()
-        template = Template.of_json(opened.manifest)
-    # Look for conversations by the text that the teacher's own template makes of them.
-    texts = read_texts(corpus, range(len(corpus)), template)
-    return [index for index, text in texts if opened.document(text) is None]
