@@ -18,9 +18,9 @@ from vocagnolm import __main__
 from vocagnolm.alignment import align_spans
 from vocagnolm.corpus import load_corpus
 from vocagnolm.report import audit as audit_module
-from vocagnolm.report import mapping
-from vocagnolm.report.audit import verdict
-from vocagnolm.report.mapping import audit, chunk_overlaps, count_map
+from vocagnolm.report.audit import audit
+from vocagnolm.report.audit_tables import labels, verdict
+from vocagnolm.report.mapping import chunk_overlaps, count_map
 from vocagnolm.spans import encode
 from vocagnolm.tokenizer import load_tokenizer
 
@@ -70,12 +70,9 @@ def test_audit_adds_up_batches(
     iou = pytest.approx(summed["iou_sum"] / summed["student_tokens"])
     assert content["teachers"][0]["token_level"] == {"iou": iou, "ios": 1.0}
     assert content["teachers"][0]["counts"] == pytest.approx(dict(summed))
-    monkeypatch.setattr(mapping, "_BATCH", 7)
+    monkeypatch.setattr(audit_module, "_BATCH", 7)
     again = audit(student, teachers, corpus_of(training_texts[:90]), **SMALL)
     assert again == content
-
-
-def test_equal_tokenizers_fit_perfectly(content: dict[str, Any]) -> None:
     same = content["teachers"][1]
     assert same["token_level"] == {"iou": 1.0, "ios": 1.0}
     assert [(point["iou"], point["ios"]) for point in same["chunks"]] == [(1.0, 1.0)] * 3
@@ -86,41 +83,25 @@ def sequences(student: Tokenizer, texts: list[str]) -> list[tuple[str, Any]]:
     """The first five texts of 64 tokens, from shuffled documents."""
     order = list(range(len(texts)))
     random.Random(0).shuffle(order)
-    return list(mapping._sequences(corpus_of(texts).select(order), student, 64))[:5]
+    return list(audit_module._sequences(corpus_of(texts).select(order), student, 64))[:5]
 
 
-def test_verdict_warns_of_unmapped_and_straddling_tokens() -> None:
-    fit = {"mapped": 1.0, "unmapped": 0.0, "one_to_one": 0.9, "straddling": 0.05}
-    assert verdict(fit).startswith("a good pair")
-    assert "--aggregation" not in verdict(fit)
-    assert "consider --aggregation share" in verdict(fit | {"straddling": 0.15})
-    assert verdict(fit | {"mapped": 0.97, "unmapped": 0.03}).startswith("a poor pair")
-
-
-def test_sequences_are_documents_cut_at_the_length(
-    student: Tokenizer, training_texts: list[str]
-) -> None:
-    found = sequences(student, training_texts[:90])
-    assert len(found) == 5
-    begun = set()
-    for text, spans in found:
-        assert len(spans) == 64
-        assert spans[-1, 1] == len(text)
-        begun.add(next(n for n, whole in enumerate(training_texts) if whole[:20] == text[:20]))
-        assert np.array_equal(encode(student, text).spans[:60], spans[:60])
-    assert begun != set(range(5))  # in random order
-
-
-def test_chunks_are_means_over_sequences_when_measured(
+def test_chunks_are_means_over_sequences_of_whole_documents(
     student: Tokenizer,
     teachers: dict[str, Tokenizer],
     training_texts: list[str],
     content: dict[str, Any],
 ) -> None:
-    pairs = [
-        (spans, encode(teachers["byte_level"], text).spans)
-        for text, spans in sequences(student, training_texts[:90])
-    ]
+    pairs = []
+    begun = set()
+    for text, spans in sequences(student, training_texts[:90]):
+        assert len(spans) == 64
+        assert spans[-1, 1] == len(text)
+        assert np.array_equal(encode(student, text).spans[:60], spans[:60])
+        begun.add(next(n for n, whole in enumerate(training_texts) if whole[:20] == text[:20]))
+        pairs.append((spans, encode(teachers["byte_level"], text).spans))
+    assert len(pairs) == 5
+    assert begun != set(range(5))  # in random order
     for point in content["teachers"][0]["chunks"]:
         means = [chunk_overlaps(*pair, point["chunks"])[0].mean() for pair in pairs]
         assert point["iou"] == pytest.approx(np.mean(means))
@@ -129,100 +110,31 @@ def test_chunks_are_means_over_sequences_when_measured(
     assert 1 > coarse["ios"] > fine["ios"] > 0
 
 
-def test_unusable_documents_are_counted_and_left_out(
-    student: Tokenizer, teachers: dict[str, Tokenizer], training_texts: list[str]
+def test_unusable_documents_are_counted_and_skipped(
+    student: Tokenizer, teachers: dict[str, Tokenizer], training_texts: list[str], tmp_path: Path
 ) -> None:
     texts = ["", None, "   ", training_texts[0]]
     found = audit(student, teachers, corpus_of(texts), **SMALL)
     assert (found["documents"], found["skipped"]) == (1, 3)
     with pytest.raises(ValueError, match="no usable document: 3 read"):
         audit(student, teachers, corpus_of(texts[:3]), **SMALL)
-
-
-def test_document_is_left_out_when_it_is_no_utf_8(
-    student: Tokenizer, teachers: dict[str, Tokenizer], tmp_path: Path
-) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "good"}\n{"text": "\xff\xfe"}\n')
     found = audit(student, teachers, load_corpus(str(path)), **SMALL)
     assert (found["documents"], found["skipped"]) == (1, 1)
 
 
+def test_verdict_warns_of_unmapped_and_straddling_tokens() -> None:
+    fit = {"mapped": 1.0, "unmapped": 0.0, "one_to_one": 0.9, "straddling": 0.05}
+    assert verdict(fit).startswith("a good pair")
+    assert "--aggregation" not in verdict(fit)
+    assert "--aggregation share" in verdict(fit | {"straddling": 0.15})
+    assert verdict(fit | {"mapped": 0.97, "unmapped": 0.03}).startswith("a poor pair")
+
+
 def test_teachers_of_one_name_have_whole_names() -> None:
     for names, expected in ((["a/T", "b/T"], ["a/T", "b/T"]), (["a/T", "b/U"], ["T", "U"])):
-        content = {"teachers": [{"teacher": name} for name in names]}
-        assert audit_module.labels(content) == expected
-
-
-# The command
-
-
-@pytest.fixture
-def command(
-    tmp_path: Path, tokenizer_dirs: dict[str, Path], training_texts: list[str]
-) -> list[str]:
-    path = tmp_path / "pages.jsonl"
-    lines = (json.dumps({"body": text}) + "\n" for text in training_texts[:60])
-    path.write_text("".join(lines), encoding="utf-8")
-    return [
-        *("--student", str(tokenizer_dirs["metaspace"])),
-        *("--teacher", str(tokenizer_dirs["nfc_digits"]), str(tokenizer_dirs["byte_level"])),
-        *("--dataset", str(path), "--text_column", "body", "--sequence_length", "64"),
-        *("--sequences", "4", "--chunks", "2", "16"),
-    ]
-
-
-def test_command_writes_table_json_and_figure(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "a" / "out"
-    assert __main__.main(["audit", *command, "--documents", "50", "--output_dir", str(out)]) == 0
-    shown = capsys.readouterr().out
-    assert shown == (out / "audit.md").read_text(encoding="utf-8")
-    header = next(line for line in shown.splitlines() if line.startswith("| chunks"))
-    assert [cell.strip() for cell in header.split("|")[2:-1]] == ["nfc_digits", "byte_level"]
-    assert (out / "audit.png").read_bytes().startswith(b"\x89PNG")
-    found = json.loads((out / "audit.json").read_text(encoding="utf-8"))
-    assert (found["format"], found["documents"], found["sequences"]) == (1, 50, 4)
-    assert found["settings"]["chunks"] == [2, 16]
-    for teacher in found["teachers"]:
-        assert {"teacher", "vocabulary_overlap", "mapping", "token_level", "chunks"} <= set(teacher)
-        assert {"teacher", "student", "union"} <= set(teacher["vocabulary_overlap"]["bytes"])
-        assert [point["chunks"] for point in teacher["chunks"]] == [2, 16]
-        assert 0 < teacher["token_level"]["iou"] <= teacher["token_level"]["ios"] == 1
-        assert len(teacher["teacher_sha256"]) == 64
-
-
-def test_command_replaces_its_own_files_and_no_others(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "audit.md").write_text("mine")
-    argv = ["audit", *command, "--documents", "50", "--output_dir", str(tmp_path)]
-    assert __main__.main(argv) == 2
-    assert "holds audit.md, which vocagnolm audit did not write" in capsys.readouterr().err
-    assert (tmp_path / "audit.md").read_text() == "mine"
-    (tmp_path / "audit.md").unlink()
-    assert (__main__.main(argv), __main__.main(argv)) == (0, 0)
-
-
-@pytest.mark.parametrize("option", ["--sequences", "--chunks", "--documents"])
-def test_audit_needs_something_to_count(
-    option: str, command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert __main__.main(["audit", *command, option, "0"]) == 2
-    assert f"error: {option} must be at least 1, got 0" in capsys.readouterr().err
-
-
-def test_audit_refuses_more_chunks_than_tokens_and_conversations(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert __main__.main(["audit", *command, "--chunks", "64", "65"]) == 2
-    assert "--chunks 65" in capsys.readouterr().err
-    path = tmp_path / "talks.jsonl"
-    path.write_text('{"prompt": "1 + 1?", "completion": "2"}\n')
-    models = command[: command.index("--dataset")]
-    assert __main__.main(["audit", *models, "--dataset", str(path)]) == 2
-    assert "has conversations" in capsys.readouterr().err
+        assert labels({"teachers": [{"teacher": name} for name in names]}) == expected
 
 
 @pytest.mark.slow
@@ -239,10 +151,69 @@ def test_vocabulary_overlap_is_the_papers(training_texts: list[str]) -> None:
         assert teacher["counts"]["unmapped"] == 0
 
 
-def test_chunks_end_at_the_length_of_a_sequence_when_none_are_asked_for(
-    command: list[str], tmp_path: Path
+# The command
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, tokenizer_dirs: dict[str, Path], training_texts: list[str]
+) -> list[str]:
+    path = tmp_path / "pages.jsonl"
+    lines = (json.dumps({"body": text}) + "\n" for text in training_texts[:60])
+    path.write_text("".join(lines), encoding="utf-8")
+    return [
+        *("audit", "--student", str(tokenizer_dirs["metaspace"])),
+        *("--teacher", str(tokenizer_dirs["nfc_digits"]), str(tokenizer_dirs["byte_level"])),
+        *("--dataset", str(path), "--text_column", "body", "--sequence_length", "64"),
+        *("--sequences", "4", "--documents", "50"),
+    ]
+
+
+def test_command_writes_table_json_and_figure(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    until_chunks = command[: command.index("--chunks")]
-    assert __main__.main(["audit", *until_chunks, "--output_dir", str(tmp_path)]) == 0
-    settings = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))["settings"]
-    assert settings["chunks"] == [2, 4, 8, 16, 32, 64]
+    out = tmp_path / "a" / "out"
+    # A second audit replaces the first one's files.
+    for chunks in ([], ["--chunks", "2", "16"]):
+        assert __main__.main([*command, *chunks, "--output_dir", str(out)]) == 0
+        shown = capsys.readouterr().out
+        assert shown == (out / "audit.md").read_text(encoding="utf-8")
+        found = json.loads((out / "audit.json").read_text(encoding="utf-8"))
+        # Without a choice, every chunk has a token.
+        assert found["settings"]["chunks"] == ([2, 16] if chunks else [2, 4, 8, 16, 32, 64])
+    assert (out / "audit.png").read_bytes().startswith(b"\x89PNG")
+    assert (found["format"], found["documents"], found["sequences"]) == (1, 50, 4)
+    for teacher in found["teachers"]:
+        assert {"teacher", "vocabulary_overlap", "mapping", "token_level", "chunks"} <= set(teacher)
+        assert [point["chunks"] for point in teacher["chunks"]] == [2, 16]
+        assert 0 < teacher["token_level"]["iou"] <= teacher["token_level"]["ios"] == 1
+        assert len(teacher["teacher_sha256"]) == 64
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "--sequences 0",
+        "--chunks 0",
+        "--chunks 64 65",
+        "--documents 0",
+        "--dataset talks.jsonl",
+        "--output_dir .",
+    ],
+)
+def test_wrong_argument_is_refused(
+    wrong: str,
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A corpus of conversations is none, and another program's audit.md stays."""
+    monkeypatch.chdir(tmp_path)
+    Path("talks.jsonl").write_text('{"prompt": "1 + 1?", "completion": "2"}\n')
+    Path("audit.md").write_text("mine")
+    if "talks" in wrong:
+        command = command[: command.index("--dataset")]
+    assert __main__.main([*command, *wrong.split()]) == 2
+    assert f"error: {wrong.split()[0]} " in capsys.readouterr().err
+    assert Path("audit.md").read_text() == "mine"

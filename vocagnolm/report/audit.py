@@ -9,155 +9,189 @@ Exit status: 0 done, 2 a wrong argument or file.
 
 from __future__ import annotations
 
+import itertools
+import logging
+import random
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+from tqdm.auto import tqdm
+
+from vocagnolm.alignment import align_spans
 from vocagnolm.cli import Parser, shell
-from vocagnolm.fields import corpora_of, listed
-from vocagnolm.report.mapping import CHUNKS, audit
-from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
+from vocagnolm.conventions import Spans
+from vocagnolm.fields import corpora_of, in_range, listed
+from vocagnolm.report.audit_tables import audit_markdown, draw_audit
+from vocagnolm.report.mapping import (
+    chunk_overlaps,
+    count_map,
+    decoded_vocabulary,
+    map_shares,
+    vocabulary_overlap,
+)
 from vocagnolm.shell.io import (
     JsonObject,
     check_outside,
     check_writable,
     claim_names,
     count_reasons,
-    markdown_table,
     write_json,
     write_text,
 )
 from vocagnolm.shell.printing import print_main
-from vocagnolm.tokenizer import load_tokenizer
+from vocagnolm.spans import encode, encode_batch
+from vocagnolm.tokenizer import load_tokenizer, tokenizer_sha256
 
-# A verdict warns if a larger share of the student's tokens is unmapped, or straddles.
-_MANY_UNMAPPED = 0.01
-_MANY_STRADDLING = 0.1
+if TYPE_CHECKING:
+    import datasets
+    from transformers import PreTrainedTokenizerBase
 
-
-def audit_markdown(content: JsonObject) -> str:
-    """Write an audit as tables with a column per teacher, in percent."""
-    teachers = content["teachers"]
-    names = labels(content)
-    lines = []
-    # The verdicts come first, because many readers need nothing else.
-    for name, teacher in zip(names, teachers, strict=True):
-        lines.append(f"- {name}: {verdict(teacher['mapping'])}")
-    lines.append("- No model was loaded: vocagnolm inspect shows what a teacher knows of a text")
-    lines.append("")
-    lines.append(f"student: {content['student']}")
-    for teacher in teachers:
-        lines.append(f"teacher: {teacher['teacher']}")
-    documents = f"{content['documents']:,} documents ({content['skipped']:,} left out)"
-    lines.append(f"corpus: {content['dataset']}, {documents}")
-    if content.get("files"):
-        lines.append(f"files: {content['files']}")
-    if content.get("skip_reasons"):
-        lines.append(f"skipped: {content['skip_reasons']}")
-    lines += ["", "## Vocabulary overlap (%)", "", markdown_table(_vocabulary_rows(content))]
-    table = markdown_table(_token_level_rows(content))
-    lines += ["", "## Token-level map (% of the student's tokens)", "", table]
-    if content["sequences"]:
-        sizes = f"{content['sequences']} x {content['settings']['sequence_length']:,}"
-        title = f"## Chunks of {sizes} student tokens, IoU / IoS (%)"
-        lines += ["", title, "", markdown_table(_chunk_rows(content))]
-    return "\n".join(lines) + "\n"
+_FILES = ("audit.json", "audit.md", "audit.png")
+# How many documents are in memory at once.
+_BATCH = 128
+# The default numbers of chunks per sequence, as in Figure 3 of the paper.
+CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
-def _vocabulary_rows(content: JsonObject) -> list[list[str]]:
-    """Return rows with the shares of common tokens."""
-    # Compare tokens as the vocabularies write them, and by the bytes that they stand for, because a
-    # space has several spellings.
-    rows = [["shared tokens, of"] + labels(content)]
-    for kind, spelling in (("raw", "as written"), ("bytes", "as bytes")):
-        for whole in ("teacher", "student", "union"):
-            row = [f"{whole}, {spelling}"]
-            for teacher in content["teachers"]:
-                row.append(_percent(teacher["vocabulary_overlap"][kind][whole]))
-            rows.append(row)
-    return rows
+def audit(
+    student: PreTrainedTokenizerBase,
+    teachers: Mapping[str, PreTrainedTokenizerBase],
+    corpus: datasets.Dataset,
+    *,
+    sequence_length: int = 2048,
+    sequences: int = 150,
+    chunks: Sequence[int] = CHUNKS,
+    seed: int = 0,
+) -> JsonObject:
+    """Measure how a student's tokens overlap each teacher's on the documents of a corpus.
+
+    Documents that are not text, or in which a tokenizer finds no token, are skipped for all.
+    Returns what docs/audit.md describes of `audit.json`. All shares are in [0, 1].
+    """
+    counts = {name: Counter[str]() for name in teachers}
+    usable: list[int] = []
+    documents = _documents(corpus, [student, *teachers.values()])
+    for index, text, spans_by_tokenizer in tqdm(documents, desc="usable documents", disable=None):
+        # Measure all teachers on the same documents.
+        if not all(len(spans) for spans in spans_by_tokenizer):
+            continue
+        usable.append(index)
+        student_spans = spans_by_tokenizer[0]
+        for name, teacher_spans in zip(teachers, spans_by_tokenizer[1:], strict=True):
+            ranges = align_spans(student_spans, teacher_spans)
+            counts[name].update(count_map(len(text), student_spans, teacher_spans, ranges))
+    if not usable:
+        from vocagnolm.texts import reasons_in
+
+        reasons = count_reasons(reasons_in(corpus)) or "without tokens"
+        raise ValueError(
+            f"--dataset has no usable document: {len(corpus):,} read, all of them skipped "
+            f"({reasons}); give another one, or another --text_column"
+        )
+    # Documents from one source often follow each other, so draw sequences from the whole corpus.
+    random.Random(seed).shuffle(usable)
+    all_sequences = _sequences(corpus.select(usable), student, sequence_length)
+    sampled = list(itertools.islice(all_sequences, sequences))
+    if not sampled:
+        logging.getLogger(__name__).warning(
+            f"{len(usable)} documents do not fill a sequence of {sequence_length} student tokens, "
+            "so there are no chunks: lower --sequence_length"
+        )
+    audited = []
+    for name, teacher in teachers.items():
+        audited.append(
+            {"teacher": name} | _audit_pair(student, teacher, counts[name], sampled, chunks)
+        )
+    return {
+        "format": 1,
+        "student_sha256": tokenizer_sha256(student),
+        "documents": len(usable),
+        "skipped": len(corpus) - len(usable),
+        "sequences": len(sampled),
+        "teachers": audited,
+    }
 
 
-def _token_level_rows(content: JsonObject) -> list[list[str]]:
-    """Return rows with the ratios and shares of the token-level map."""
-    # All teachers have the same keys, which become the rows of the table.
-    rows = [["student tokens"] + labels(content)]
-    columns = [teacher["mapping"] | teacher["token_level"] for teacher in content["teachers"]]
-    for key in columns[0]:
-        row = [key.replace("_", " ")]
-        for shares in columns:
-            # A ratio of tokens to tokens or characters is not a share.
-            is_ratio = "_per_" in key
-            row.append(f"{shares[key]:.4f}" if is_ratio else _percent(shares[key]))
-        rows.append(row)
-    return rows
+def _audit_pair(
+    student: PreTrainedTokenizerBase,
+    teacher: PreTrainedTokenizerBase,
+    counts: Mapping[str, float],
+    sampled: Sequence[tuple[str, Spans]],
+    chunks: Sequence[int],
+) -> JsonObject:
+    """Return what `audit.json` has of a teacher."""
+    tokens = counts["student_tokens"]
+    raw = vocabulary_overlap(set(student.get_vocab()), set(teacher.get_vocab()))
+    as_bytes = vocabulary_overlap(decoded_vocabulary(student), decoded_vocabulary(teacher))
+    pairs = []
+    # A sequence ends with a student token, and the teacher reads the same characters.
+    for text, student_spans in sampled:
+        pairs.append((student_spans, encode(teacher, text).spans))
+    return {
+        "teacher_sha256": tokenizer_sha256(teacher),
+        "vocabulary_overlap": {"raw": raw, "bytes": as_bytes},
+        "mapping": map_shares(counts),
+        "token_level": {"iou": counts["iou_sum"] / tokens, "ios": counts["ios_sum"] / tokens},
+        "chunks": [_mean_overlaps(pairs, n) for n in chunks] if pairs else [],
+        "counts": dict(counts),
+    }
 
 
-def _chunk_rows(content: JsonObject) -> list[list[str]]:
-    """Return rows with IoU and IoS by the number of chunks."""
-    teachers = content["teachers"]
-    rows = [["chunks"] + labels(content)]
-    for place, chunks in enumerate(content["settings"]["chunks"]):
-        row = [str(chunks)]
-        for teacher in teachers:
-            point = teacher["chunks"][place]
-            row.append(f"{_percent(point['iou'])} / {_percent(point['ios'])}")
-        rows.append(row)
-    return rows
+def _documents(
+    corpus: datasets.Dataset, tokenizers: Sequence[PreTrainedTokenizerBase]
+) -> Iterator[tuple[int, str, list[Spans]]]:
+    """Yield the documents that are text by index, with the spans of each tokenizer."""
+    # This imports datasets, which --help does not need.
+    from vocagnolm.texts import read_texts
+
+    indexed_texts = read_texts(corpus, range(len(corpus)))
+    while batch := list(itertools.islice(indexed_texts, _BATCH)):
+        texts = [text for _, text in batch]
+        encodings = [encode_batch(tokenizer, texts) for tokenizer in tokenizers]
+        for place, (index, text) in enumerate(batch):
+            yield index, text, [encoded[place].spans for encoded in encodings]
 
 
-def verdict(mapping: Mapping[str, float]) -> str:
-    """Say what the `map_shares` of a pair mean for a run."""
-    unmapped, straddling = mapping["unmapped"], mapping["straddling"]
-    shares = f"{mapping['mapped']:.2%} of the student's tokens have teacher tokens, "
-    shares += f"{mapping['one_to_one']:.0%} exactly one with the same characters"
-    # Judge unmapped tokens first, because no option gives them a teacher.
-    if unmapped > _MANY_UNMAPPED:
-        return f"a poor pair: {shares}; {unmapped:.1%} have none and are always trained"
-    if straddling > _MANY_STRADDLING:
-        shares += f"; {straddling:.0%} share a teacher token with neighbouring text: consider"
-        shares += " --aggregation share"
-    return f"a good pair: {shares}"
+def _sequences(
+    corpus: datasets.Dataset, student: PreTrainedTokenizerBase, length: int
+) -> Iterator[tuple[str, Spans]]:
+    """Join whole documents; yield texts of `length` student tokens, and the spans of these."""
+    parts: list[str] = []
+    tokens = 0
+    for _, text, (spans,) in _documents(corpus, [student]):
+        parts.append(text)
+        tokens += len(spans)
+        if tokens < length:
+            continue
+        joined = "\n\n".join(parts)
+        spans_of_sequence = encode(student, joined).spans[:length]
+        # Tokens may merge where documents meet. Then there are too few of them, and one more
+        # document is read.
+        if len(spans_of_sequence) == length:
+            end = spans_of_sequence[-1, 1]
+            yield joined[:end], spans_of_sequence
+            parts = []
+            tokens = 0
 
 
-def labels(content: JsonObject) -> list[str]:
-    """Shorten the teachers' names to their last parts, unless two are the same."""
-    names = [teacher["teacher"] for teacher in content["teachers"]]
-    short = [PurePosixPath(name).name for name in names]
-    return short if len(set(short)) == len(short) else names
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f}"
-
-
-def draw_audit(content: JsonObject, path: Path) -> None:
-    """Draw IoU and IoS against the number of chunks, with the token level on the right."""
-    figure, places = new_plot(10.4, 4.2, columns=2)
-    handles = {}
-    for axes, key, name in zip(places, ("iou", "ios"), ("IoU", "IoS"), strict=True):
-        ticks = [str(chunks) for chunks in content["settings"]["chunks"]] + ["token level"]
-        # The numbers of chunks are evenly spaced, and the token level follows after the last.
-        axes.set_xticks(range(len(ticks)), ticks)
-        for index, teacher in enumerate(content["teachers"]):
-            style = series_style(index)
-            points = teacher["chunks"]
-            # Bars are 95 % intervals over sequences: 1.96 standard errors, in percent.
-            errors = [196 * point.get(f"{key}_standard_error", 0.0) for point in points]
-            handles[labels(content)[index]] = axes.errorbar(
-                range(len(points)),
-                [100 * point[key] for point in points],
-                yerr=errors,
-                linestyle=dashes(index),
-                capsize=2.5,
-                **style,
-            )
-            axes.plot(len(ticks) - 1, 100 * teacher["token_level"][key], linestyle="none", **style)
-        axes.set(xlabel="chunks of a sequence", ylabel=f"{name} (% of characters)")
-    add_legend(figure, handles)
-    figure.savefig(path)
+def _mean_overlaps(pairs: Sequence[tuple[Spans, Spans]], chunks: int) -> JsonObject:
+    """Average IoU and IoS over sequences, with standard errors; a single one has none."""
+    rows = []
+    for student_spans, teacher_spans in pairs:
+        iou, ios = chunk_overlaps(student_spans, teacher_spans, chunks)
+        rows.append({"iou": iou.mean(), "ios": ios.mean()})
+    means = pd.DataFrame(rows)
+    # The standard error of a single sequence is NaN.
+    errors = means.sem().dropna().add_suffix("_standard_error")
+    point: JsonObject = {"chunks": chunks}
+    point |= means.mean().to_dict()
+    point |= errors.to_dict()
+    return point
 
 
 def _read_corpus(arguments: Namespace) -> tuple[Any, JsonObject]:
@@ -183,11 +217,6 @@ def _read_corpus(arguments: Namespace) -> tuple[Any, JsonObject]:
     return corpus, content
 
 
-def _chunks_up_to(sequence_length: int) -> list[int]:
-    """Return the default numbers of chunks, each of which needs a token."""
-    return [count for count in CHUNKS if count <= sequence_length] or [1]
-
-
 @shell("vocagnolm audit")
 def main(argv: Sequence[str] | None = None) -> None:
     """Audit the tokenizers and print the result."""
@@ -210,33 +239,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--output_dir", type=Path, help="For audit.json, audit.md and audit.png.")
     add("--trust_remote_code", action="store_true")
     arguments = parser.parse_args(argv)
-    arguments.chunks = arguments.chunks or _chunks_up_to(arguments.sequence_length)
-    for name in ("sequence_length", "sequences", "chunks", "documents"):
-        # Without a number of documents, read all.
-        for number in listed(vars(arguments)[name]):
-            if number is not None and number < 1:
-                raise ValueError(f"--{name} must be at least 1, got {number}")
+    length = arguments.sequence_length
+    in_range(arguments, "[1, inf)", "sequence_length", "sequences", "documents")
+    # A chunk needs a token.
+    in_range(arguments, f"[1, {length}]", "chunks")
+    if arguments.chunks is None:
+        arguments.chunks = [count for count in CHUNKS if count <= length] or [1]
     out = arguments.output_dir
     # Check the directory before the work, which may take minutes.
     if out:
         check_writable(out)
         check_outside(out, listed(arguments.dataset))
-    most_chunks = max(arguments.chunks)
-    if most_chunks > arguments.sequence_length:
-        raise ValueError(f"--chunks {most_chunks} exceeds --sequence_length: a chunk needs a token")
     # Tokenizers load in a second, so a wrong name shows before the corpus is read.
     load = partial(load_tokenizer, trust_remote_code=arguments.trust_remote_code)
     student = load(arguments.student, "student")
     teachers = {name: load(name, "teacher") for name in arguments.teacher}
     if out:
-        claim_names(out, ["audit.json", "audit.md", "audit.png"], "vocagnolm audit")
+        claim_names(out, _FILES, "vocagnolm audit")
     corpus, content = _read_corpus(arguments)
-    sizes = {
-        "sequence_length": arguments.sequence_length,
-        "sequences": arguments.sequences,
-        "chunks": arguments.chunks,
-        "seed": arguments.seed,
-    }
+    names = ("sequence_length", "sequences", "chunks", "seed")
+    sizes = {name: vars(arguments)[name] for name in names}
     content |= {"student": arguments.student, "settings": sizes}
     content |= audit(student, teachers, corpus, **sizes)
     text = audit_markdown(content)

@@ -1,36 +1,21 @@
-"""How well a teacher's tokens map to a student's, counted over documents."""
+"""How well a teacher's vocabulary and the tokens of a text map to a student's."""
 
 from __future__ import annotations
 
-import itertools
 import json
-import logging
-import random
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
-from tqdm.auto import tqdm
 
-from vocagnolm.alignment import align_spans
 from vocagnolm.conventions import UNMAPPED, Spans
-from vocagnolm.shell.io import JsonObject, count_reasons
-from vocagnolm.spans import encode, encode_batch
 from vocagnolm.token_bytes import byte_level, sentencepiece
-from vocagnolm.tokenizer import tokenizer_sha256
 
 if TYPE_CHECKING:
-    import datasets
     from transformers import PreTrainedTokenizerBase
 
 Shares = npt.NDArray[np.float64]
-# How many documents are in memory at once.
-_BATCH = 128
-# The default numbers of chunks per sequence, as in Figure 3 of the paper.
-CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 # A student part A and a teacher part B of a text, as sets of characters, have IoU = |A n B| / |A u
 # B| and IoS = |A n B| / |A| (Sections 2 and 6.1 of the paper).
@@ -181,133 +166,3 @@ def map_shares(counts: Mapping[str, float]) -> dict[str, float]:
         "many_to_one": counts["shared"] / tokens,
         "straddling": counts["straddling"] / tokens,
     }
-
-
-def audit(
-    student: PreTrainedTokenizerBase,
-    teachers: Mapping[str, PreTrainedTokenizerBase],
-    corpus: datasets.Dataset,
-    *,
-    sequence_length: int = 2048,
-    sequences: int = 150,
-    chunks: Sequence[int] = CHUNKS,
-    seed: int = 0,
-) -> JsonObject:
-    """Measure how a student's tokens overlap each teacher's on the documents of a corpus.
-
-    Documents that are not text, or in which a tokenizer finds no token, are left out for all.
-    Returns the content of `audit.json`. All shares are in [0, 1].
-    """
-    counts = {name: Counter[str]() for name in teachers}
-    usable: list[int] = []
-    documents = _documents(corpus, [student, *teachers.values()])
-    for index, text, spans_by_tokenizer in tqdm(documents, desc="usable documents", disable=None):
-        # Measure all teachers on the same documents.
-        if not all(len(spans) for spans in spans_by_tokenizer):
-            continue
-        usable.append(index)
-        student_spans = spans_by_tokenizer[0]
-        for name, teacher_spans in zip(teachers, spans_by_tokenizer[1:], strict=True):
-            ranges = align_spans(student_spans, teacher_spans)
-            counts[name].update(count_map(len(text), student_spans, teacher_spans, ranges))
-    if not usable:
-        from vocagnolm.texts import reasons_in
-
-        reasons = count_reasons(reasons_in(corpus)) or "without tokens"
-        raise ValueError(
-            f"--dataset has no usable document: {len(corpus):,} read, all of them skipped "
-            f"({reasons}); give another one, or another --text_column"
-        )
-    # Documents from one source often follow each other, so draw sequences from the whole corpus.
-    random.Random(seed).shuffle(usable)
-    all_sequences = _sequences(corpus.select(usable), student, sequence_length)
-    sampled = list(itertools.islice(all_sequences, sequences))
-    if not sampled:
-        logging.getLogger(__name__).warning(
-            f"{len(usable)} documents do not fill a sequence of {sequence_length} student tokens, "
-            "so there are no chunks: lower --sequence_length"
-        )
-    audited = []
-    for name, teacher in teachers.items():
-        teacher_counts = counts[name]
-        tokens = teacher_counts["student_tokens"]
-        raw = vocabulary_overlap(set(student.get_vocab()), set(teacher.get_vocab()))
-        as_bytes = vocabulary_overlap(decoded_vocabulary(student), decoded_vocabulary(teacher))
-        pairs = []
-        # A sequence ends with a student token, and the teacher reads the same characters.
-        for text, student_spans in sampled:
-            pairs.append((student_spans, encode(teacher, text).spans))
-        audited.append(
-            {
-                "teacher": name,
-                "teacher_sha256": tokenizer_sha256(teacher),
-                "vocabulary_overlap": {"raw": raw, "bytes": as_bytes},
-                "mapping": map_shares(teacher_counts),
-                "token_level": {
-                    "iou": teacher_counts["iou_sum"] / tokens,
-                    "ios": teacher_counts["ios_sum"] / tokens,
-                },
-                "chunks": [_mean_overlaps(pairs, n) for n in chunks] if pairs else [],
-                "counts": dict(teacher_counts),
-            }
-        )
-    return {
-        "format": 1,
-        "student_sha256": tokenizer_sha256(student),
-        "documents": len(usable),
-        "skipped": len(corpus) - len(usable),
-        "sequences": len(sampled),
-        "teachers": audited,
-    }
-
-
-def _documents(
-    corpus: datasets.Dataset, tokenizers: Sequence[PreTrainedTokenizerBase]
-) -> Iterator[tuple[int, str, list[Spans]]]:
-    """Yield the documents that are text by index, with the spans of each tokenizer."""
-    # This imports datasets, which --help does not need.
-    from vocagnolm.texts import read_texts
-
-    indexed_texts = read_texts(corpus, range(len(corpus)))
-    while batch := list(itertools.islice(indexed_texts, _BATCH)):
-        texts = [text for _, text in batch]
-        encodings = [encode_batch(tokenizer, texts) for tokenizer in tokenizers]
-        for place, (index, text) in enumerate(batch):
-            yield index, text, [encoded[place].spans for encoded in encodings]
-
-
-def _sequences(
-    corpus: datasets.Dataset, student: PreTrainedTokenizerBase, length: int
-) -> Iterator[tuple[str, Spans]]:
-    """Join whole documents; yield texts of `length` student tokens, and the spans of these."""
-    parts: list[str] = []
-    tokens = 0
-    for _, text, (spans,) in _documents(corpus, [student]):
-        parts.append(text)
-        tokens += len(spans)
-        if tokens < length:
-            continue
-        joined = "\n\n".join(parts)
-        spans_of_sequence = encode(student, joined).spans[:length]
-        # Tokens may merge where documents meet. Then there are too few of them, and one more
-        # document is read.
-        if len(spans_of_sequence) == length:
-            end = spans_of_sequence[-1, 1]
-            yield joined[:end], spans_of_sequence
-            parts = []
-            tokens = 0
-
-
-def _mean_overlaps(pairs: Sequence[tuple[Spans, Spans]], chunks: int) -> JsonObject:
-    """Average IoU and IoS over sequences, with standard errors; a single one has none."""
-    rows = []
-    for student_spans, teacher_spans in pairs:
-        iou, ios = chunk_overlaps(student_spans, teacher_spans, chunks)
-        rows.append({"iou": iou.mean(), "ios": ios.mean()})
-    means = pd.DataFrame(rows)
-    # The standard error of a single sequence is NaN.
-    errors = means.sem().dropna().add_suffix("_standard_error")
-    point: JsonObject = {"chunks": chunks}
-    point |= means.mean().to_dict()
-    point |= errors.to_dict()
-    return point
