@@ -20,8 +20,7 @@ DIR/teacher_losses. Exit status: 0 done, 2 a wrong argument or file, 3 a loss is
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -154,12 +153,10 @@ def _open_stores(arguments: argparse.Namespace, corpus: datasets.Dataset) -> lis
     unscored_roles = [role for role in ROLES if role not in stores]
     # Look at both models before the first one scores for hours.
     for role in unscored_roles:
-        with _named_as(role, arguments):
-            check_model(_scoring_options(arguments, role))
+        check_model(_scoring_options(arguments, role))
     for role in unscored_roles:
         options = _scoring_options(arguments, role)
-        with _named_as(role, arguments):
-            score(options)
+        score(options)
         stores[role] = Store(options.output_dir)
     student, teacher = (stores[role] for role in ROLES)
     if student.fingerprint() == teacher.fingerprint():
@@ -172,27 +169,13 @@ def _open_stores(arguments: argparse.Namespace, corpus: datasets.Dataset) -> lis
 
 def _scoring_options(arguments: argparse.Namespace, role: str) -> argparse.Namespace:
     """Return the options of `vocagnolm score` that score the corpus with the model of a role."""
-    from vocagnolm.store import score
+    from vocagnolm.store.score import make_parser
 
-    directory: Path = arguments.output_dir / f"{role}_losses"
-    argv = ["--teacher", getattr(arguments, role), "--output_dir", str(directory)]
-    for name in ("dataset", "dataset_config", "dataset_split", "text_column", *_OF_MODELS.split()):
-        value = getattr(arguments, name)
-        if value is True:
-            argv.append(f"--{name}")
-        elif value not in (None, False):
-            argv += [f"--{name}", str(value)]
-    return score.check(argv)
-
-
-@contextmanager
-def _named_as(role: str, arguments: argparse.Namespace) -> Iterator[None]:
-    """Let errors name the model of a role. For `vocagnolm score`, any model is a teacher."""
-    name = f"--{role} {getattr(arguments, role)}"
-    try:
-        yield
-    except ValueError as error:
-        message = str(error).replace(f"--teacher {getattr(arguments, role)}", name)
-        if not message.startswith(name):
-            message = f"{name}: {message}"
-        raise ValueError(message) from error
+    options = make_parser().parse_args([])
+    # For `vocagnolm score`, any model is a teacher.
+    options.teacher, options.role = getattr(arguments, role), role
+    options.output_dir = arguments.output_dir / f"{role}_losses"
+    options.dataset = [arguments.dataset]
+    for name in ("dataset_config", "dataset_split", "text_column", *_OF_MODELS.split()):
+        setattr(options, name, getattr(arguments, name))
+    return options

@@ -35,9 +35,11 @@ _OF_SCORING = (
 )
 
 
-def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the command line. A wrong argument is a ValueError."""
+def make_parser() -> Parser:
+    """Return the parser of the options."""
     parser = Parser("vocagnolm score", __doc__)
+    # Errors name the model by its role, which `vocagnolm rank` sets.
+    parser.set_defaults(role="teacher")
     add = parser.add_argument
     add("--teacher", help="Causal LM: a hub name, a directory or a GGUF file.")
     add("--teacher_revision", help="Branch, tag or commit on the hub.")
@@ -72,6 +74,12 @@ def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--concurrency", type=int, default=16, help="Requests in flight.")
     add("--verify", type=Path, metavar="STORE", help="Check a store against its checksums.")
+    return parser
+
+
+def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line. A wrong argument is a ValueError."""
+    parser = make_parser()
     arguments = parser.parse_args(argv)
     _check_together(parser, arguments)
     # A window has a start token, and at least one more.

@@ -209,7 +209,9 @@ def score(options: Namespace) -> None:
 def source_of(options: Namespace) -> ModelSource:
     """Return where the teacher comes from."""
     revision, attention = options.teacher_revision, options.attn_implementation
-    return ModelSource(options.teacher, "teacher", revision, attention, options.trust_remote_code)
+    return ModelSource(
+        options.teacher, options.role, revision, attention, options.trust_remote_code
+    )
 
 
 def check_model(options: Namespace) -> None:
