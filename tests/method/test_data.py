@@ -17,7 +17,7 @@ import datasets
 import numpy as np
 import pytest
 from filelock import FileLock
-from score_world import write_corpus
+from store_world import write_corpus
 from tokenizer_stubs import tokens_between
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from score_world import arguments, write_corpus
-from stored_place import Place, save_model, write_pages
+from store_world import Place, arguments, save_model, write_corpus
 from teacher_server import TeacherServer, serve
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
@@ -86,5 +85,5 @@ def place(
             for parameter in model.parameters():
                 parameter.mul_(5)
         save_model(root / role, tokenizer_dirs[family], model)
-    write_pages(root / "pages.jsonl", [text[:120] for text in training_texts[:40]])
+    write_corpus(root / "pages.jsonl", [text[:120] for text in training_texts[:40]])
     return Place(root)

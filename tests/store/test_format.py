@@ -14,7 +14,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
-from score_world import contents
+from store_world import contents
 
 from vocagnolm.store.format import (
     MANIFEST_FILE,

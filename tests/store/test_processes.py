@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fork_server import ForkServer
-from score_world import DOCUMENTS, arguments, contents, server_arguments
+from store_world import DOCUMENTS, arguments, contents, server_arguments
 from teacher_server import TeacherServer
 
 from vocagnolm.store.format import SHARDS, find_faults, manifest_of

@@ -11,15 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from score_world import arguments, write_corpus
-from stored_world import random_store, write_store
+from store_world import arguments, random_store, write_corpus, write_store
 from transformers import PreTrainedTokenizerFast
 
 from vocagnolm import __main__
 from vocagnolm.corpus import load_corpus
 from vocagnolm.spans import encode
 from vocagnolm.store.format import Store, StoredDocument
-from vocagnolm.store.ranking import SCORES, best_first, kept_count, score_document
+from vocagnolm.store.ranking import SCORES, kept_count, score_document
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 TEXTS = [
@@ -106,15 +105,6 @@ def test_scores_equal_a_loop_over_characters(
 
 
 # The order, and what is kept
-
-
-def test_best_comes_first_and_of_equal_ones_the_first() -> None:
-    # Unstable sorts keep the order of few values, so there are many.
-    values = np.tile([1.0, 3.0, 2.0], 40)
-    lowest, highest, middle = (list(range(first, 120, 3)) for first in range(3))
-    for name in ("excess", "ahead", "weight"):
-        assert best_first(values, name).tolist() == highest + middle + lowest
-    assert best_first(values, "teacher").tolist() == lowest + middle + highest
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
-from stored_world import in_memory, random_store, write_store
+from store_world import in_memory, random_store, write_store
 from tokenizer_stubs import tokens_between
 from transformers import PreTrainedTokenizerFast
 

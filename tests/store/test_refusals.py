@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from score_world import arguments, write_corpus
-from stored_world import random_store
+from store_world import arguments, random_store, write_corpus
 from transformers import PreTrainedTokenizerFast
 
 from vocagnolm import __main__

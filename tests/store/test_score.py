@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 from dataclasses import replace
@@ -18,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from accelerate import PartialState
 from processors import pretend
-from score_world import (
+from store_world import (
     ABOUT,
     CONTEXT,
     DOCUMENTS,
@@ -33,7 +32,6 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from vocagnolm import __main__
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.corpus import load_corpus
 from vocagnolm.data import align_corpus
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.shell.io import read_json, write_json
@@ -148,23 +146,6 @@ def test_unreadable_document_has_no_tokens(
     ]
 
 
-def test_unreadable_conversation_has_no_tokens(
-    teacher_tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(tokenizer: Any, texts: list[str]) -> Any:
-        raise ValueError("offsets are out of order")
-
-    monkeypatch.setattr(scoring, "encode_rendered", fail)
-    turns = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
-    path = tmp_path / "conversations.jsonl"
-    path.write_text(json.dumps({"messages": turns}) + "\n")
-    reader = teacher_reader(teacher_tokenizer, CONTEXT, "plain")
-    job = make_job(tmp_path, ["x"], teacher_tokenizer)
-    job = replace(job, corpus=load_corpus(str(path)), reader=reader)
-    scoring.score_shard(job, 0, FakeScorer())
-    assert not job.missing_shards()
-
-
 @pytest.mark.parametrize(
     ("loss", "loss_dtype", "advice"),
     [
@@ -197,20 +178,6 @@ def test_jobs_in_one_directory_begin_at_different_shards(
     scoring.score_shard(job, 1, FakeScorer())
     orders = [tuple(job.shards_to_score()) for _ in range(200)]
     assert set(orders) == {(0, 2, 3), (2, 3, 0), (3, 0, 2)}
-
-
-def test_broken_teacher_stops_score_with_status_3(
-    teacher: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = AutoModelForCausalLM.from_pretrained(teacher)
-    with torch.no_grad():
-        model.lm_head.weight[5] = float("nan")
-    model.save_pretrained(tmp_path / "broken")
-    for file in teacher.glob("*token*"):
-        shutil.copy(file, tmp_path / "broken")
-    argv = arguments(tmp_path / "broken", corpus, tmp_path / "S")
-    assert "NaN or infinite" in error(argv, capsys, status=3)
-    assert not contents(tmp_path / "S")
 
 
 # What a directory holds

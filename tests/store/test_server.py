@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from score_world import CONTEXT, contents, error, server_arguments, write_corpus
+from store_world import CONTEXT, contents, error, server_arguments, write_corpus
 from teacher_server import FAULTS, MODEL, TeacherServer
 from transformers import PreTrainedTokenizerBase
 

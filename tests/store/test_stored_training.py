@@ -22,8 +22,17 @@ import torch
 from built_trainer import build as build_trainer
 from real_data import real_data
 from references import full_losses
-from stored_place import Place, Tensors, assert_equal, save_model, write_pages
-from stored_world import in_memory, random_store, scored_store, write_store
+from store_world import (
+    Place,
+    Tensors,
+    assert_equal,
+    in_memory,
+    random_store,
+    save_model,
+    scored_store,
+    write_corpus,
+    write_store,
+)
 from tokenizer_stubs import tokens_between
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_trainer
@@ -379,8 +388,8 @@ def test_each_domain_has_a_teacher_and_the_rest_none(
     error_of: Callable[..., str],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    write_pages(tmp_path / "code.jsonl", [text[:120] for text in training_texts[50:60]])
-    write_pages(tmp_path / "rest.jsonl", [text[:120] for text in training_texts[60:65]])
+    write_corpus(tmp_path / "code.jsonl", [text[:120] for text in training_texts[50:60]])
+    write_corpus(tmp_path / "rest.jsonl", [text[:120] for text in training_texts[60:65]])
     math, code = place.score(), tmp_path / "code"
     place.score(str(code), teacher=str(place.root / "teacher2"), dataset=f"{code}.jsonl")
     given = {"teacher_losses": f"{code} {math}", "teacher_reduction": "first"}
@@ -402,7 +411,7 @@ def test_each_domain_has_a_teacher_and_the_rest_none(
 def test_evaluation_of_stored_run_equals_online_run(
     place: Place, training_texts: list[str], tmp_path: Path
 ) -> None:
-    write_pages(tmp_path / "eval.jsonl", training_texts[50:60])  # in no store
+    write_corpus(tmp_path / "eval.jsonl", training_texts[50:60])  # in no store
     changes = {"eval_dataset": str(tmp_path / "eval.jsonl"), "eval_steps": "1"}
     runs = {"online": {}, "stored": {"teacher_losses": str(place.score())}}
     logs = []
@@ -473,7 +482,7 @@ def test_stored_run_equals_online_run_on_real_text(
             for parameter in tiny.parameters():
                 parameter.mul_(5)  # losses far from uniform
         save_model(tmp_path / role, tokenizer, tiny)
-    write_pages(tmp_path / "pages.jsonl", texts)
+    write_corpus(tmp_path / "pages.jsonl", texts)
     store = place.score()
     rounded = in_float16(Store(store), texts, tmp_path / "float16").directory
 
