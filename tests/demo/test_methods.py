@@ -1,7 +1,5 @@
 """The options of the demo's runs: who gives which, and how many tokens they make."""
 
-from __future__ import annotations
-
 import pytest
 
 from vocagnolm.demo.methods import METHODS, check_options, flags_of, tokens_of
@@ -14,7 +12,6 @@ from vocagnolm.demo.methods import METHODS, check_options, flags_of, tokens_of
         "batch=1",
         "config=demo",
         "dataset=d",
-        "dry-run=true",
         "max_steps",
         "max_steps=-1",
         "method=random",

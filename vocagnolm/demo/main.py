@@ -25,6 +25,7 @@ from typing import Any
 from vocagnolm.cli import Exit, Parser, shell, stop
 from vocagnolm.demo.directory import CACHE, RESULTS, claimed, leave_for_the_docs, seed_name
 from vocagnolm.demo.methods import METHODS, check_options
+from vocagnolm.fields import in_range
 from vocagnolm.shell.io import markdown_table, write_json
 from vocagnolm.shell.printing import print_main
 
@@ -90,46 +91,28 @@ def _run(arguments: Namespace) -> int:
 
 
 def _read_arguments(argv: Sequence[str] | None) -> Namespace:
-    """Parse the command line with the options of the runs. A wrong one is a ValueError."""
+    """Parse the command line, and check the options of the runs."""
     parser = Parser(_NAME, __doc__)
     add = parser.add_argument
     add("--output_dir", type=Path, default=Path("runs/demo"))
+    choices = [*METHODS, "all"]
+    methods = f"Any of {', '.join(METHODS)}, or all; default: {' '.join(DEFAULT_METHODS)}."
+    share = "Share of the pages that have a wrong solution."
+    options = "Options for vocagnolm train."
     add("--seeds", type=int, nargs="+", default=DEFAULT_SEEDS, help="One student per seed.")
-    add(
-        "--wrong_share",
-        type=float,
-        default=0.4,
-        help="Share of the pages that have a wrong solution.",
-    )
-    add(
-        "--methods",
-        nargs="+",
-        choices=[*METHODS, "all"],
-        default=DEFAULT_METHODS,
-        metavar="NAME",
-        help=f"Any of {', '.join(METHODS)}, or all; default: {' '.join(DEFAULT_METHODS)}.",
-    )
-    add(
-        "--options",
-        nargs="+",
-        default=(),
-        metavar="NAME=VALUE",
-        help="Options for vocagnolm train.",
-    )
+    add("--wrong_share", type=float, default=0.4, help=share)
+    add("--methods", nargs="+", choices=choices, metavar="NAME", help=methods)
+    parser.set_defaults(methods=DEFAULT_METHODS)
+    add("--options", nargs="+", default=(), metavar="NAME=VALUE", help=options)
     arguments = parser.parse_args(argv)
-    if not 0 <= arguments.wrong_share <= 1:
-        raise ValueError(f"--wrong_share must be in [0, 1], got {arguments.wrong_share}")
-    seeds = arguments.seeds
-    for seed in seeds:
-        # PyTorch and NumPy accept no other seeds.
-        if not 0 <= seed < 2**32:
-            raise ValueError(f"--seeds must be from 0 to 2**32 - 1, got {seed}")
-    if len(set(seeds)) < len(seeds):
-        raise ValueError(f"--seeds names one twice, got {' '.join(map(str, seeds))}: name it once")
+    in_range(arguments, "[0, 1]", "wrong_share")
+    # PyTorch and NumPy accept no other seeds.
+    in_range(arguments, f"[0, {2**32 - 1}]", "seeds")
     if "all" in arguments.methods:
         arguments.methods = list(METHODS)
-    # A method that is named twice runs once.
+    # What is named twice runs once.
     arguments.methods = list(dict.fromkeys(arguments.methods))
+    arguments.seeds = list(dict.fromkeys(arguments.seeds))
     check_options(arguments.methods, arguments.options)
     return arguments
 

@@ -18,14 +18,11 @@ METHODS = {
     "cpt": ("CPT", "--method=cpt"),
     "random": ("random 40 %", "--method=random"),
 }
-# The demo sets these for all of its runs. A user's own would be ignored, or contradict the table's
-# labels.
-_OPTIONS_OF_THE_DEMO = (
-    "config student dataset output_dir teacher teacher_losses method seed dry_run"
-).split()
+# `run.train` gives these to every run.
+_OF_EVERY_RUN = {"config", "student", "dataset", "output_dir"}
 
 
-def flags_of(method: str, seed: int, options: Sequence[str]) -> list[str]:
+def flags_of(method: str, seed: int, options: Sequence[str] = ()) -> list[str]:
     """Return the flags that a run adds to the recipe, without its paths. Options are NAME=VALUE."""
     flags = [f"--seed={seed}"]
     flags += [f"--{option}" for option in options]
@@ -36,11 +33,7 @@ def flags_of(method: str, seed: int, options: Sequence[str]) -> list[str]:
 
 
 def tokens_of(flags: Sequence[str]) -> int:
-    """Count the student tokens that a run with these flags reads.
-
-    Raises:
-        ValueError: a flag is wrong, or the run has no number of steps.
-    """
+    """Count the student tokens that a run with these flags reads."""
     _, _, (_, _, _, run, _) = check([f"--config={RECIPE}", *flags])
     if run.max_steps < 1:
         raise ValueError(f"--max_steps must be at least 1 in the demo, got {run.max_steps}")
@@ -49,16 +42,16 @@ def tokens_of(flags: Sequence[str]) -> int:
 
 def check_options(methods: Sequence[str], options: Sequence[str]) -> None:
     """Reject options that the demo sets itself, and those that a run would reject."""
-    set_by_demo = set(_OPTIONS_OF_THE_DEMO)
+    set_by_demo = set(_OF_EVERY_RUN)
     for method in methods:
-        for flag in METHODS[method][1:]:
+        for flag in flags_of(method, 0):
             set_by_demo.add(flag.removeprefix("--").partition("=")[0])
     aliases = aliases_of(*OPTIONS)
     for option in options:
         name, _, value = option.partition("=")
+        name = name.replace("-", "_")
         if not value:
             raise ValueError(f"--options expected NAME=VALUE, got {option}")
-        name = name.replace("-", "_")
         if aliases.get(name, name) in set_by_demo:
             raise ValueError(f"--options {option}: the demo sets this itself: leave it out")
     try:

@@ -133,26 +133,23 @@ def judge(directory: Path, limit: int | None = None) -> dict[str, float]:
     problems = world.held_out_problems()[:limit]
     benchmark = BENCHMARKS["demo"]
     prompts = []
-    solutions = []
+    rows = []
+    answer_starts = []
     for problem in problems:
         prompt, solution = world.render(problem)
         prompts.append(prompt)
-        solutions.append(solution)
-    engine = HFEngine(model, tokenizer, batch_size=len(prompts))
-    right = 0
-    for group in engine.generate(prompts, benchmark.stops, benchmark.max_new_tokens):
-        for completion in group:
-            answer = extract(benchmark.answer_kind, completion.text)
-            right += answer == str(problems[completion.index].answer)
-    rows = []
-    answer_starts = []
-    for prompt, solution in zip(prompts, solutions, strict=True):
         encoding = encode(tokenizer, prompt + solution)
         rows.append([start_id(tokenizer, "student"), *encoding.ids.tolist()])
         # The token in which the solution begins belongs to the solution. So the prompt has the
         # tokens that end within it, and the start token.
         prompt_tokens = int((encoding.spans[:, 1] <= len(prompt)).sum())
         answer_starts.append(1 + prompt_tokens)
+    engine = HFEngine(model, tokenizer, batch_size=len(prompts))
+    right = 0
+    for group in engine.generate(prompts, benchmark.stops, benchmark.max_new_tokens):
+        for completion in group:
+            answer = extract(benchmark.answer_kind, completion.text)
+            right += answer == str(problems[completion.index].answer)
     width = max(len(row) for row in rows)
     labels_BS = torch.tensor([row + [IGNORED_LABEL] * (width - len(row)) for row in rows])
     logits_BSV = model(input_ids=labels_BS.clamp(min=0)).logits
