@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-SUFFIX = ".gguf"
-
 
 def split_name(name: str) -> tuple[str, str | None]:
     """Split a model's name into the place that from_pretrained takes and its GGUF file, if any.
@@ -11,7 +9,7 @@ def split_name(name: str) -> tuple[str, str | None]:
     "DIR/model.gguf" is a file in a directory. "ORGANISATION/NAME/model.gguf" is a file in a hub
     repository, perhaps in a folder. For any other name, the place is the name itself.
     """
-    if not name.endswith(SUFFIX):
+    if not name.endswith(".gguf"):
         return name, None
     path = Path(name).expanduser()
     parts = name.split("/")
@@ -19,8 +17,3 @@ def split_name(name: str) -> tuple[str, str | None]:
     if path.exists() or path.is_absolute() or len(parts) < 3:
         return str(path.parent), path.name
     return "/".join(parts[:2]), "/".join(parts[2:])
-
-
-def gguf_files(directory: Path) -> list[str]:
-    """List the GGUF files of a directory."""
-    return sorted(path.name for path in directory.glob(f"*{SUFFIX}"))

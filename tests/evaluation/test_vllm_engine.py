@@ -12,11 +12,21 @@ from typing import Any
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    MambaConfig,
+)
 
 from vocagnolm.evaluation.engines.generation import Chat, Completion
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
-from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine, longest_context
+from vocagnolm.evaluation.engines.vllm_engine import (
+    VLLMEngine,
+    longest_context,
+    tensor_parallel_size,
+)
 from vocagnolm.evaluation.sampling import Sampling
 from vocagnolm.models.load import ModelSource
 
@@ -246,3 +256,25 @@ def test_vllm_ends_texts_as_transformers_does(saved: tuple[Any, Any], vllm: list
     assert tokenizer.eos_token_id is not None
     expected = sorted({model.config.eos_token_id, tokenizer.eos_token_id})
     assert vllm[0].calls[0][1][0].stop_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups", "gpus", "expected"),
+    [
+        (28, 4, 8, 4),  # Qwen2.5-Math-7B: 7 of 8 would leave one idle
+        (32, 8, 8, 8),
+        (32, 4, 8, 8),  # groups are repeated
+        (24, 8, 6, 2),  # 3 and 6 cannot share 8 groups
+        (28, 4, 0, 1),
+        (28, 4, 1, 1),
+    ],
+)
+def test_gpus_share_heads_evenly(heads: int, groups: int, gpus: int, expected: int) -> None:
+    config = LlamaConfig(
+        num_attention_heads=heads, num_key_value_heads=groups, hidden_size=8 * heads
+    )
+    assert tensor_parallel_size(config, gpus) == expected
+
+
+def test_one_gpu_holds_a_model_without_heads() -> None:
+    assert tensor_parallel_size(MambaConfig(), 8) == 1

@@ -116,7 +116,7 @@ def test_a_file_that_is_not_there_is_rejected(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_gguf_files_is_told_to_name_one(gguf_file: Path) -> None:
-    with pytest.raises(ValueError, match=r"tiny\.gguf"):
+    with pytest.raises(ValueError, match="GGUF files"):
         ModelSource(str(gguf_file.parent), "teacher").config()
 
 

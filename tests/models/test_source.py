@@ -33,9 +33,7 @@ from vocagnolm.models.cost import sizes_of
 from vocagnolm.models.load import (
     NO_LIMIT,
     ModelSource,
-    check_distinct,
     context_length,
-    tensor_parallel_size,
 )
 from vocagnolm.models.sharding import shard_inside_machine
 
@@ -295,28 +293,6 @@ def test_context_length_follows_the_configuration(config: Any, expected: int) ->
     assert context_length(config) == expected
 
 
-@pytest.mark.parametrize(
-    ("heads", "groups", "gpus", "expected"),
-    [
-        (28, 4, 8, 4),  # Qwen2.5-Math-7B: 7 of 8 would leave one idle
-        (32, 8, 8, 8),
-        (32, 4, 8, 8),  # groups are repeated
-        (24, 8, 6, 2),  # 3 and 6 cannot share 8 groups
-        (28, 4, 0, 1),
-        (28, 4, 1, 1),
-    ],
-)
-def test_gpus_share_heads_evenly(heads: int, groups: int, gpus: int, expected: int) -> None:
-    config = LlamaConfig(
-        num_attention_heads=heads, num_key_value_heads=groups, hidden_size=8 * heads
-    )
-    assert tensor_parallel_size(config, gpus) == expected
-
-
-def test_one_gpu_holds_a_model_without_heads() -> None:
-    assert tensor_parallel_size(MambaConfig(), 8) == 1
-
-
 # Pairs
 
 
@@ -359,19 +335,6 @@ def test_tokenizer_of_an_evaluated_model_is_tested(
         source.tokenizer(config)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_one_model_with_two_tokenizers_is_rejected(
-    tiny_llama: Callable[..., Any], tokenizers_by_family: Tokenizers, dtype: torch.dtype
-) -> None:
-    ours, theirs = tokenizers_by_family["metaspace"], tokenizers_by_family["trimmed"]
-    student, same = tiny_llama(VOCABULARY), tiny_llama(VOCABULARY).to(dtype)
-    with pytest.raises(ValueError, match="are the same model, but their tokenizers differ"):
-        check_distinct(student, same, ours, theirs)
-    check_distinct(student, same, ours, ours)
-    check_distinct(student, tiny_llama(VOCABULARY, seed=1), ours, theirs)
-    check_distinct(student, tiny_llama(VOCABULARY + 1), ours, theirs)
-
-
 def test_machines_of_unequal_size_are_rejected(
     tiny_llama: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -384,5 +347,5 @@ def test_machines_of_unequal_size_are_rejected(
 def test_unfinished_run_names_a_checkpoint(tmp_path: Path) -> None:
     for step in (20, 100):
         AutoConfig.for_model("llama", **SMALL).save_pretrained(tmp_path / f"checkpoint-{step}")
-    with pytest.raises(ValueError, match=f"no model yet.*as in {tmp_path}/checkpoint-"):
+    with pytest.raises(ValueError, match=r"--model .* no config\.json"):
         ModelSource(str(tmp_path), "model").config()

@@ -238,7 +238,7 @@ def test_export_rejects_what_it_cannot_write(
 
 @pytest.mark.parametrize("role", ["model", "student"])
 def test_adapters_are_no_model(role: Any, world: World) -> None:
-    with pytest.raises(ValueError, match=f"--{role} .* holds adapters: merge them"):
+    with pytest.raises(ValueError, match=f"--{role} .* adapters are merged"):
         ModelSource(str(world.root / "adapted"), role).config()
 
 

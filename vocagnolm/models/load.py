@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vocagnolm.gguf import gguf_files, split_name
+from vocagnolm.gguf import split_name
 from vocagnolm.shell.extras import advice
 from vocagnolm.shell.hub import check_name
 from vocagnolm.shell.io import file_sha256
@@ -88,25 +88,12 @@ class ModelSource:
         check_name(f"--{self.role}", self.name)
         if self.loaded is not None:
             return self.loaded.config
-        if is_adapter(self.name):
+        if Path(self.name).is_dir() and not Path(self.name, "config.json").exists():
             raise ValueError(
-                f"{self._named} holds adapters: merge them into their model with vocagnolm export"
+                f"{self._named} has no config.json: give a model, a checkpoint of an unfinished "
+                "run, or one of the directory's GGUF files; adapters are merged into their model "
+                "by vocagnolm export"
             )
-        directory = Path(self.name)
-        if directory.is_dir() and not (directory / "config.json").exists():
-            candidates = gguf_files(directory)
-            if candidates:
-                raise ValueError(
-                    f"{self._named} holds GGUF files and no config.json: name one of them, as in "
-                    f"{directory / candidates[0]}"
-                )
-            # A run saves its model only when it ends.
-            checkpoints = sorted(directory.glob("checkpoint-*/config.json"))
-            if checkpoints:
-                raise ValueError(
-                    f"{self._named} holds no model yet, only checkpoints: name one of them, as in "
-                    f"{checkpoints[0].parent}"
-                )
         options = {"attn_implementation": self.attn_implementation}
         config: PreTrainedConfig = self._from_pretrained(AutoConfig, **options)
         return config
@@ -144,15 +131,10 @@ class ModelSource:
             "ignore_mismatched_sizes": True,
             "output_loading_info": True,
         }
-        # Quantized weights cannot be moved once they are loaded.
         if quantization:
+            # Quantized weights cannot be moved once they are loaded.
             options |= {"quantization_config": quantization, "device_map": {"": device}}
-        if self._is_gguf:
-            if quantization:
-                raise ValueError(
-                    f"{self._named} is a GGUF file, whose weights are unpacked when they are "
-                    "loaded: it cannot be quantized again"
-                )
+        elif self._is_gguf:
             options |= _unpacked()
         model: PreTrainedModel
         model, report = self._from_pretrained(AutoModelForCausalLM, **options)
@@ -315,46 +297,3 @@ def context_length(config: PreTrainedConfig) -> int:
     if rope.get("rope_type") == "longrope":
         length = min(length, rope.get("original_max_position_embeddings", length))
     return int(length)
-
-
-def tensor_parallel_size(config: PreTrainedConfig, gpus: int) -> int:
-    """Return over how many of the GPUs, evenly used, vLLM can spread a model's attention heads.
-
-    A head is on one GPU. Groups of keys are spread in the same way, or repeated if there are more
-    GPUs.
-    """
-    text_config = config.get_text_config()
-    heads = getattr(text_config, "num_attention_heads", None) or 1
-    groups = getattr(text_config, "num_key_value_heads", None) or heads
-    for size in range(gpus, 1, -1):
-        # Such a number divides the GPUs and the heads, and it divides the groups of keys or is a
-        # multiple of them.
-        if gpus % size == heads % size == 0 and 0 in (groups % size, size % groups):
-            return size
-    return 1
-
-
-def check_distinct(
-    student: PreTrainedModel,
-    teacher: PreTrainedModel,
-    student_tokenizer: PreTrainedTokenizerBase,
-    teacher_tokenizer: PreTrainedTokenizerBase,
-) -> None:
-    """Reject the same weights with two tokenizers, at least one of which must be wrong."""
-    # Distilling a model from itself is legitimate if both read the same tokens.
-    if student_tokenizer.get_vocab() == teacher_tokenizer.get_vocab():
-        return
-    student_embeddings: Any = student.get_input_embeddings()
-    teacher_embeddings: Any = teacher.get_input_embeddings()
-    student_weight = student_embeddings.weight.data
-    teacher_weight = teacher_embeddings.weight.data
-    if student_weight.shape != teacher_weight.shape:
-        return
-    # The teacher may have been loaded in a narrower dtype.
-    narrowed = student_weight.to(teacher_weight.device, teacher_weight.dtype)
-    if torch.equal(narrowed, teacher_weight):
-        raise ValueError(
-            f"{student.name_or_path} and {teacher.name_or_path} are the same model, but their "
-            "tokenizers differ: give both the model's own (--student_tokenizer, "
-            "--teacher_tokenizer)"
-        )

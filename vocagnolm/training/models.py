@@ -14,11 +14,7 @@ from vocagnolm.attention import TORCH_VARLEN, why_not_varlen
 from vocagnolm.fields import one_for_each
 from vocagnolm.models.adapters import adapt, lora_config
 from vocagnolm.models.cost import Sizes, sizes_of
-from vocagnolm.models.load import (
-    ModelSource,
-    check_distinct,
-    context_length,
-)
+from vocagnolm.models.load import ModelSource, context_length
 from vocagnolm.models.precision import choose_dtype
 from vocagnolm.models.quantization import quantization
 from vocagnolm.models.sharding import shard_inside_machine
@@ -279,8 +275,6 @@ def load_weights(
     teachers = []
     for teacher in models.teachers:
         model = teacher.source.load(teacher_dtype, models.teacher_quantization, device)
-        # This compares whole embeddings, so it comes before a teacher is sharded.
-        check_distinct(student, model, models.student.tokenizer, teacher.tokenizer)
         if models.options.teacher_sharding == "node":
             # Spread a teacher before the next one is loaded, because a machine may not hold two
             # whole ones.
@@ -288,7 +282,6 @@ def load_weights(
         teachers.append(model)
     trained: nn.Module = student
     if options.use_peft:
-        # Add the adapters after the comparison with the teachers, which they would mislead.
         trained = add_adapters(student, options, seed, models.student.source.revision)
     if options.teacher_losses:
         return trained, StoredTeacher(len(options.teacher_losses))

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.evaluation.engines.generation import Chat, Completion, Engine, Row
 from vocagnolm.gguf import split_name
-from vocagnolm.models.load import ModelSource, context_length, tensor_parallel_size
+from vocagnolm.models.load import ModelSource, context_length
 from vocagnolm.shell.dist import launched_processes
 
 # The engine uses this much of a model's context, or room for a prompt of this length and an answer,
@@ -89,3 +89,20 @@ class VLLMEngine(Engine):
             for row, output in zip(group, outputs, strict=True):
                 row.new = list(output.outputs[0].token_ids)
             yield [row.completion() for row in group]
+
+
+def tensor_parallel_size(config: PreTrainedConfig, gpus: int) -> int:
+    """Return over how many of the GPUs, evenly used, vLLM can spread a model's attention heads.
+
+    A head is on one GPU. Groups of keys are spread in the same way, or repeated if there are more
+    GPUs.
+    """
+    text_config = config.get_text_config()
+    heads = getattr(text_config, "num_attention_heads", None) or 1
+    groups = getattr(text_config, "num_key_value_heads", None) or heads
+    for size in range(gpus, 1, -1):
+        # Such a number divides the GPUs and the heads, and it divides the groups of keys or is a
+        # multiple of them.
+        if gpus % size == heads % size == 0 and 0 in (groups % size, size % groups):
+            return size
+    return 1
