@@ -20,7 +20,6 @@ from vocagnolm.chat.render import Rendered
 from vocagnolm.evaluation import evaluate as evaluate_math
 from vocagnolm.evaluation import evaluating
 from vocagnolm.evaluation.engines.generation import Chat
-from vocagnolm.evaluation.extraction import extract
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, INSTRUCTION
 from vocagnolm.readers import template_of
 
@@ -111,21 +110,6 @@ def test_turn_ends_with_the_templates_special_token(
     source = "{% for m in messages %}{{ m.content }}" + behind + "{% endfor %}"
     source += "{% if add_generation_prompt %}<|turn|>{% endif %}"
     assert Chat(tokenizer, source).end_ids == set(tokenizer.convert_tokens_to_ids(ends))
-
-
-@pytest.mark.parametrize(
-    ("output", "letter"),
-    [
-        (r"So \boxed{B}.", "B"),
-        (r"\boxed{A}, no: \boxed{\text{(d) 7}}", "D"),
-        (r"$\boxed{\textbf{C}}$", "C"),
-        (r"\boxed{Because}", "placeholder"),
-        (r"\boxed{12}", "placeholder"),
-        ("The answer is (e).", "E"),
-    ],
-)
-def test_letter_is_read_in_the_last_box(output: str, letter: str) -> None:
-    assert extract("boxed_letter", output) == letter
 
 
 def test_every_output_is_marked_and_resumes(

@@ -27,3 +27,19 @@ def grade_cases(grader: Grader, cases: list[dict[str, Any]]) -> Iterator[tuple[A
         chosen = [case for case in cases if BENCHMARKS[case["benchmark"]].answer_kind == kind]
         answers = [(case["raw_output"], case["gold"]) for case in chosen]
         yield from zip(chosen, grader.grade(kind, answers), strict=True)
+
+
+def read_table(table: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the rule and the parts of each case of a table.
+
+    A line is `rule :: part → part | part → part`, and a line that follows has more cases of the
+    same rule. "⏎" is a new line.
+    """
+    rule = ""
+    for line in table.strip().splitlines():
+        name, separator, cases = line.partition(" :: ")
+        if not separator:
+            name, cases = rule, line.strip().removeprefix("|")
+        rule = name
+        for case in cases.replace("⏎", "\n").split(" | "):
+            yield rule, [part.strip(" ") for part in case.split("→")]
