@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Under xdist the workers run the tests; the process that distributes them runs none.
     if config.getoption("dist", "no") == "no":
         gc.disable()  # until all is imported: none of it is garbage
-        for name in ("families", "world", "adapter_world", "wandb_files"):
+        for name in ("families", "world", "wandb_files"):
             config.pluginmanager.import_plugin(name)
 
 

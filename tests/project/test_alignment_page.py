@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_world import World
 from transformers import AutoTokenizer, LlamaForCausalLM
+from world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/alignment.md").read_text(encoding="utf-8")

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_world import World
 from inline_grader import graded_inline
 from safetensors.torch import load_file
+from world import World
 
 from vocagnolm import VocAgnoConfig, VocAgnoTrainer, __main__
 from vocagnolm.collator import PackedCollator

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_world import World
 from huggingface_hub.errors import HTTPError, LocalTokenNotFoundError
+from world import World
 
 from vocagnolm.run import main, parser
 from vocagnolm.shell import hub

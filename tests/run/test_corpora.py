@@ -10,7 +10,7 @@ from typing import Any
 
 import datasets
 import pytest
-from adapter_world import World
+from world import World
 
 from vocagnolm import data
 from vocagnolm.run import main, parser, prepare

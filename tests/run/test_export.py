@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_world import World, make_world
 from launch import run_jobs
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from world import World, make_world
 
 from vocagnolm import VocAgnoConfig, VocAgnoTrainer
 from vocagnolm.models.load import ModelSource

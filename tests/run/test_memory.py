@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_world import World
 from transformers import LlamaConfig, LlamaForCausalLM
+from world import World
 
 from vocagnolm.models.cost import (
     GATHERED,

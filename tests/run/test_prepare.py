@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from adapter_world import World
+from world import World
 
 import vocagnolm.data
 from vocagnolm.run import main, prepare

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from adapter_world import World
+from world import World
 
 from vocagnolm.evaluation import evaluate as evaluation
 from vocagnolm.run import main

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapter_world import World
 from wandb_files import PLACE, stored
+from world import World
 
 from vocagnolm.cli import Exit
 from vocagnolm.report import fetch

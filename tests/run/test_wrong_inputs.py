@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from adapter_world import World
+from world import World
 
 from vocagnolm import __main__, cli
 from vocagnolm.run.launch import launch, split

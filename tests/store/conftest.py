@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from store_world import Place, arguments, save_model, write_corpus
+from store_world import arguments, write_corpus
 from teacher_server import TeacherServer, serve
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
@@ -68,22 +67,3 @@ def server(
     model, known = answering
     with serve(model, teacher_tokenizer, known) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def place(
-    tokenizer_dirs: dict[str, Path],
-    tiny_llama: Callable[..., Any],
-    training_texts: list[str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Place:
-    root = tmp_path_factory.mktemp("place")
-    roles = ("student", "metaspace"), ("teacher", "nfc_digits"), ("teacher2", "byte_level")
-    for seed, (role, family) in enumerate(roles):
-        model = tiny_llama(700, seed=seed)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(5)
-        save_model(root / role, tokenizer_dirs[family], model)
-    write_corpus(root / "pages.jsonl", [text[:120] for text in training_texts[:40]])
-    return Place(root)

@@ -1,19 +1,15 @@
-"""Stores of teacher losses, the commands that write them, and runs that train from them."""
+"""Stores of teacher losses, and the commands that write them."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
 from teacher_server import MODEL, TeacherServer
 from transformers import PreTrainedTokenizerBase
 
@@ -36,7 +32,6 @@ DOCUMENTS = 36
 # The minimum that a store says about itself.
 ABOUT = {"teacher": "T", "tokenizer_sha256": "", "context": CONTEXT}
 _WHOLE = 100_000  # tokens: more than any document of the tests has
-Tensors = dict[str, torch.Tensor]
 
 
 def in_memory(texts: Sequence[str]) -> datasets.Dataset:
@@ -166,58 +161,3 @@ def error(argv: list[str], capsys: pytest.CaptureFixture[str], status: int = 2) 
     assert complained.startswith("vocagnolm score: error: ")
     assert complained.count("\n") == 1
     return complained
-
-
-@dataclass(frozen=True)
-class Place:
-    """Inputs for `train.py` and `vocagnolm score`; all documents fit both."""
-
-    root: Path
-
-    def score(self, output: str = "store", **changes: str) -> Path:
-        options = {
-            "teacher": str(self.root / "teacher"),
-            "dataset": str(self.root / "pages.jsonl"),
-            "min_context": "16",
-            "shard_documents": "16",
-            "loss_dtype": "float32",
-            **changes,
-        }
-        directory = self.root / output
-        if not directory.exists():
-            flags = [f"--{name}={value}" for name, value in options.items()]
-            assert __main__.main(["score", *flags, f"--output_dir={directory}"]) == 0
-        return directory
-
-    def argv(self, output: Path, **changes: str | None) -> list[str]:
-        options: dict[str, str | None] = {
-            "student": str(self.root / "student"),
-            "teacher": None if "teacher_losses" in changes else str(self.root / "teacher"),
-            "dataset": str(self.root / "pages.jsonl"),
-            "max_length": "128",
-            "global_batch_tokens": "512",
-            "max_steps": "3",
-            "learning_rate": "1e-2",
-            "use_cpu": "True",
-            "report_to": "none",
-            "output_dir": str(output),
-            **changes,
-        }
-        flags = [[f"--{k}", *v.split(" ")] for k, v in options.items() if v is not None]
-        return [word for flag in flags for word in flag]
-
-    def train(self, output: Path, **changes: str | None) -> Tensors:
-        assert __main__.main(["train", *self.argv(output, **changes)]) == 0
-        return load_file(output / "model.safetensors")
-
-
-def save_model(directory: Path, tokenizer: Path, model: Any) -> None:
-    model.save_pretrained(directory)
-    for file in tokenizer.glob("*token*.json"):
-        shutil.copy(file, directory)
-
-
-def assert_equal(ours: Tensors, theirs: Tensors) -> None:
-    assert ours.keys() == theirs.keys()
-    for name, parameter in ours.items():
-        assert torch.equal(parameter, theirs[name]), name

@@ -1,10 +1,12 @@
-"""A tiny world for trainer tests: aligned blocks and two random models, made the same anywhere."""
+"""A tiny student, teacher and corpus, in memory for trainers, and on disk for commands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -29,6 +31,9 @@ TIMING_KEYS = (
 ).split()
 # The student's tokenizer and the teacher's, as transformers has them.
 Tokenizers = tuple[Any, Any]
+
+
+# -- In memory -----------------------------------------------------------------------------------
 
 
 def make_segments(
@@ -156,3 +161,122 @@ def assert_same(one: Any, other: Any) -> None:
     assert one[1] == other[1]
     for name, weight in one[0].items():
         assert torch.equal(weight, other[0][name]), name
+
+
+# -- On disk -------------------------------------------------------------------------------------
+
+
+class World(NamedTuple):
+    """Where a student, a teacher and pages lie. Runs are made below `root`."""
+
+    root: Path
+    student: Path
+    teacher: Path
+    pages: Path
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The pages, as Python has them."""
+        return [json.loads(line) for line in self.pages.read_text().splitlines()]
+
+    def argv(self, name: str, **changes: str | Sequence[str] | None) -> list[str]:
+        """A command line for 5 steps below `root`, with checkpoints at the 2nd and the 4th."""
+        options: dict[str, str | Sequence[str] | None] = {
+            "student": str(self.student),
+            "teacher": str(self.teacher),
+            "dataset": str(self.pages),
+            "eval_fraction": "0.2",
+            "max_length": "64",
+            "global_batch_tokens": "512",
+            "max_steps": "5",
+            "save_steps": "2",
+            "save_total_limit": "5",
+            "learning_rate": "3e-3",
+            "report_to": "none",
+            "output_dir": str(self.root / name),
+            **changes,
+        }
+        if "teacher_losses" in changes:
+            options["teacher"] = None
+        argv = []
+        for option, values in options.items():
+            if isinstance(values, str):
+                argv.append(f"--{option}={values}")
+            elif values is not None:
+                argv += [f"--{option}", *values]
+        return argv
+
+    def train(self, name: str, **changes: str | Sequence[str] | None) -> dict[str, torch.Tensor]:
+        """Run `vocagnolm train` on the CPU, and return the student's weights."""
+        from safetensors.torch import load_file
+
+        from vocagnolm.run import main
+
+        assert main.main(self.argv(name, use_cpu="True", **changes)) == 0
+        return load_file(self.root / name / "model.safetensors")
+
+    def score(self, name: str = "store", **changes: str) -> Path:
+        """Score the pages with the teacher, once for each name, and return the store."""
+        from vocagnolm import __main__
+
+        store = self.root / name
+        options = {
+            "teacher": str(self.teacher),
+            "dataset": str(self.pages),
+            "min_context": "16",
+            "shard_documents": "16",
+            "loss_dtype": "float32",
+            "output_dir": str(store),
+            **changes,
+        }
+        if not store.exists():
+            argv = [f"--{option}={value}" for option, value in options.items()]
+            assert __main__.main(["score", *argv]) == 0
+        return store
+
+
+def make_world(
+    root: Path,
+    tiny_llama: Callable[..., Any],
+    tokenizer_dirs: dict[str, Path],
+    texts: Sequence[str],
+    **config: Any,
+) -> World:
+    """Make models with tokenizers of their own; `config` is the student's."""
+    world = World(root, root / "student", root / "teacher", root / "pages.jsonl")
+    save_model(world.student, tokenizer_dirs["metaspace"], tiny_llama(700, **config))
+    save_model(world.teacher, tokenizer_dirs["nfc_digits"], tiny_llama(700, seed=1))
+    write_pages(world.pages, texts)
+    return world
+
+
+def save_model(directory: Path, tokenizer: Path, model: Any) -> None:
+    """Save a model with the tokenizer of a directory."""
+    model.save_pretrained(directory)
+    for file in tokenizer.glob("*token*.json"):
+        shutil.copy(file, directory)
+
+
+def write_pages(path: Path, texts: Sequence[str]) -> None:
+    """Write texts as documents."""
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+
+def assert_equal_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    """Check that two models have the same weights, bit for bit."""
+    import torch
+
+    assert one.keys() == other.keys()
+    for name, weight in one.items():
+        assert torch.equal(weight, other[name]), name
+
+
+@pytest.fixture(scope="module")
+def world(
+    tokenizer_dirs: dict[str, Path],
+    tiny_llama: Callable[..., Any],
+    training_texts: list[str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> World:
+    """A world of 60 pages."""
+    root = tmp_path_factory.mktemp("world")
+    return make_world(root, tiny_llama, tokenizer_dirs, training_texts[:60])

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
 import pytest
-from adapter_world import World
-from transformers import AutoModelForCausalLM, AutoTokenizer
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, Trainer
+from world import World
 
-from vocagnolm import Method, VocAgnoConfig, VocAgnoTrainer, __main__
+from vocagnolm import VocAgnoConfig, VocAgnoTrainer, __main__, prepare_dataset
+from vocagnolm.run.parser import parse
+from vocagnolm.run.recipe import recipe_options
+from vocagnolm.training.checkpoints import changed_settings
+from vocagnolm.training.requirements import check_evaluation, evaluation_losses
 
 SHORT: dict[str, Any] = {"max_length": 64, "per_device_train_batch_size": 8, "save_steps": 1}
 
@@ -23,22 +30,21 @@ def config(directory: Path, **changes: Any) -> VocAgnoConfig:
     return VocAgnoConfig(output_dir=str(directory), report_to=["none"], **options)
 
 
-def pages(world: World) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in world.pages.read_text().splitlines()]
-
-
 def trainer_of(world: World, directory: Path, **changes: Any) -> VocAgnoTrainer:
-    given = {"model": str(world.student), "teacher": str(world.teacher)}
-    given |= {name: changes.pop(name) for name in [*changes] if name in (*given, "train_dataset")}
-    given.setdefault("train_dataset", pages(world))
-    return VocAgnoTrainer(args=config(directory, **changes), **given)
+    arguments: dict[str, Any] = {"model": str(world.student), "train_dataset": world.rows()}
+    if changes.get("method") != "cpt":
+        arguments["teacher"] = str(world.teacher)
+    settings = {}
+    for name, value in changes.items():
+        (settings if hasattr(VocAgnoConfig, name) else arguments)[name] = value
+    return VocAgnoTrainer(args=config(directory, **settings), **arguments)
 
 
 @pytest.fixture(scope="module")
 def run(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run in Python, on documents of which two are empty."""
     directory = tmp_path_factory.mktemp("python") / "run"
-    rows = [*pages(world), {"text": ""}, {"text": " "}]
+    rows = [*world.rows(), {"text": ""}, {"text": " "}]
     trainer_of(world, directory, train_dataset=rows).train()
     return directory
 
@@ -59,7 +65,7 @@ def test_saved_models_may_use_their_cache(run: Path, world: World, tmp_path: Pat
     assert json.loads((run / "checkpoint-1" / "config.json").read_text())["use_cache"] is True
     model: Any = AutoModelForCausalLM.from_pretrained(world.student, dtype="float32")
     model.config.use_cache = False
-    trainer = trainer_of(world, tmp_path / "run", model=model, teacher=None, method="cpt")
+    trainer = trainer_of(world, tmp_path / "run", model=model, method="cpt")
     trainer.save_model(str(tmp_path / "saved"))
     assert json.loads((tmp_path / "saved" / "config.json").read_text())["use_cache"] is False
 
@@ -80,7 +86,7 @@ def test_another_run_does_not_resume(
 ) -> None:
     other = tmp_path / "other"
     shutil.copytree(world.student, other)
-    rows = [*pages(world), {"text": ""}, {"text": " "}]
+    rows = [*world.rows(), {"text": ""}, {"text": " "}]
     places = {"OTHER": str(other), "STUDENT": str(world.student), "FEWER": rows[1:]}
     changes = {key: places.get(str(value), value) for key, value in changes.items()}
     trainer = trainer_of(world, run, **{"train_dataset": rows, **changes})
@@ -123,31 +129,15 @@ def test_nobody_elses_objects_are_changed(world: World, tmp_path: Path) -> None:
     tokenizer(["a b c"] * 2, truncation=True, max_length=2, padding=True)
     args = config(tmp_path / "run", method="cpt", logging_nan_inf_filter=True)
     before = json.dumps(args.to_dict(), default=str), tokenizer.backend_tokenizer.to_str()
-    trainer = VocAgnoTrainer(
-        str(world.student), args, None, pages(world), processing_class=tokenizer
-    )
-    trainer.train()
+    VocAgnoTrainer(str(world.student), args, None, world.rows(), processing_class=tokenizer).train()
     after = json.dumps(args.to_dict(), default=str), tokenizer.backend_tokenizer.to_str()
     assert after == before
-
-
-def test_method_beside_a_config_is_checked_with_it(world: World, tmp_path: Path) -> None:
-    args = config(tmp_path, missing_losses="plain")
-    with pytest.raises(ValueError, match="missing_losses plain trains on every token"):
-        VocAgnoTrainer(
-            str(world.student),
-            args,
-            None,
-            pages(world),
-            teacher=str(world.teacher),
-            method=Method(unmapped="exclude"),
-        )
 
 
 def test_arguments_without_effect_are_told(
     world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    trainer_of(world, tmp_path, teacher=None, method="cpt", chunks=8, hub_model_id="a/b")
+    trainer_of(world, tmp_path, method="cpt", chunks=8, hub_model_id="a/b")
     told = capfd.readouterr().err
     assert "warning: chunks has no effect with method cpt" in told
     assert "warning: hub_model_id has no effect without push_to_hub" in told
@@ -156,15 +146,6 @@ def test_arguments_without_effect_are_told(
 def test_run_is_compared(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert __main__.main(["compare", str(run)]) == 0
     assert "VocAgnoLM" in capfd.readouterr().out
-
-
-def test_documents_late_are_those_at_once(world: World, tmp_path: Path) -> None:
-    rows = pages(world)
-    trainer = trainer_of(world, tmp_path, train_dataset=rows)
-    held_out = datasets.Dataset.from_list(rows[:8])
-    losses = {trainer.evaluate(form)["eval_loss"] for form in (rows[:8], held_out)}
-    assert len(losses) == 1
-    assert trainer.predict(rows[:8]).metrics["test_loss"] in losses
 
 
 def test_used_directory_is_told(run: Path, world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -180,38 +161,217 @@ def test_adapters_that_are_drawn_by_the_weights_are_checked_without_them(
 ) -> None:
     peft = pytest.importorskip("peft")
     adapters = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights="pissa")
-    trainer = VocAgnoTrainer(
-        str(world.student),
-        config(tmp_path, method="cpt"),
-        train_dataset=pages(world),
-        peft_config=adapters,
-    )
+    trainer = trainer_of(world, tmp_path, method="cpt", peft_config=adapters)
     drawn = [weight for name, weight in trainer.model.named_parameters() if "lora_B" in name]
     assert all(weight.any() for weight in drawn)
-
-
-def test_adapted_model_takes_no_other_adapters(world: World, tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
-    adapters = peft.LoraConfig(target_modules=["q_proj"])
-    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(world.student), adapters)
-    with pytest.raises(ValueError, match="peft_config: the model has adapters already"):
-        VocAgnoTrainer(
-            model,
-            config(tmp_path, method="cpt"),
-            train_dataset=pages(world),
-            peft_config=adapters,
-        )
 
 
 def test_settings_hold_the_adapters_of_a_peft_config(world: World, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     adapters = peft.LoraConfig(r=3, lora_alpha=5, target_modules=["q_proj", "v_proj"])
-    given = {"model": str(world.student), "peft_config": adapters}
-    trainer = VocAgnoTrainer(
-        args=config(tmp_path, method="cpt"), train_dataset=pages(world), **given
-    )
+    trainer = trainer_of(world, tmp_path, method="cpt", peft_config=adapters)
     settings = json.loads(json.dumps(trainer.settings))
     assert settings["use_peft"]
     rebuilt = peft.get_peft_config(settings["peft_config"])
     for name in ("r", "lora_alpha", "target_modules", "modules_to_save", "use_dora"):
         assert getattr(rebuilt, name) == getattr(adapters, name), name
+
+
+def test_checkpoint_holds_the_config(world: World, tmp_path: Path) -> None:
+    trainer = trainer_of(world, tmp_path, method="cpt", weight_decay=0.5)
+    trainer.train()
+    path = tmp_path / "checkpoint-1" / "training_args.bin"
+    saved = torch.load(path, weights_only=False)
+    assert isinstance(saved, VocAgnoConfig)
+    assert saved.to_dict() == trainer.args.to_dict()
+    assert (saved.method, saved.weight_decay, saved.max_length) == ("cpt", 0.5, 64)
+    again = VocAgnoConfig(**saved.to_dict())
+    VocAgnoTrainer(str(world.student), again, None, world.rows()).train(resume_from_checkpoint=True)
+
+
+def test_config_is_read_by_any_parser_of_dataclasses(tmp_path: Path) -> None:
+    (args,) = HfArgumentParser(VocAgnoConfig).parse_args_into_dataclasses(
+        ["--output_dir", str(tmp_path), "--use_cpu", "--top_k", "0.3", "--max_length", "64"]
+    )
+    assert (args.top_k, args.max_length, args.global_batch_tokens) == (0.3, 64, 512)
+
+
+def test_init_kwargs_reach_the_models(world: World, tmp_path: Path) -> None:
+    trainer = trainer_of(
+        world,
+        tmp_path,
+        model_init_kwargs={"attention_dropout": 0.25},
+        teacher_model_init_kwargs='{"attention_dropout": 0.5}',
+    )
+    assert trainer.model.config.attention_dropout == 0.25
+    assert trainer.online_teachers[0].config.attention_dropout == 0.5
+
+
+def test_config_takes_a_dtype_and_one_name_for_a_list(tmp_path: Path) -> None:
+    args = config(tmp_path, teacher_dtype=torch.bfloat16, teacher_tokenizer="org/t")
+    assert (args.teacher_dtype, args.teacher_tokenizer) == ("bfloat16", ["org/t"])
+    args.check_teacher(1)
+
+
+def test_losses_that_an_evaluation_gives_may_choose_the_best_model(tmp_path: Path) -> None:
+    rows = [{"text": "a"}]
+    blocks = SimpleNamespace(parts={"web": 3, "math": 4})
+    for evaluated, metric in (
+        (rows, "loss"),
+        ({"a": rows, "b": rows}, "eval_b_loss"),
+        (blocks, "eval_math_loss"),
+        ({"a": blocks}, "a_web_loss"),
+    ):
+        args = config(tmp_path, eval_strategy="steps", metric_for_best_model=metric)
+        check_evaluation(args, evaluation_losses(evaluated))
+
+
+def test_names_of_trl_and_transformers_work_at_both_doors(world: World, tmp_path: Path) -> None:
+    args = VocAgnoConfig(
+        output_dir=str(tmp_path), use_cpu=True, max_seq_length=64, batch_size=3, lr=1e-3, epochs=2
+    )
+    assert (args.max_length, args.per_device_train_batch_size) == (64, 3)
+    assert (args.learning_rate, args.num_train_epochs) == (1e-3, 2)
+    line = (
+        "--model_name_or_path s --teacher_model t --dataset_name d.jsonl --max-seq-length=64 "
+        "--batch_size 3 --gradient_accumulation_steps 1 --lr 1e-3 --use_lora --use_cpu"
+    )
+    job = parse(line.split())
+    assert (job.model.student, job.model.teacher, job.model.use_peft) == ("s", ["t"], True)
+    assert (job.data.dataset, job.args.max_length) == (["d.jsonl"], 64)
+    assert (job.args.per_device_train_batch_size, job.args.learning_rate) == (3, 1e-3)
+    # A recipe's option overrides its base's, whichever name either uses.
+    (tmp_path / "base.yaml").write_text("max_length: 128\nteacher: t\n")
+    (tmp_path / "middle.yaml").write_text("base: base.yaml\nblock_size: 64\n")
+    (tmp_path / "top.yaml").write_text("base: middle.yaml\nmax_length: 32\n")
+    for name, length in (("base", 128), ("middle", 64), ("top", 32)):
+        assert recipe_options(tmp_path / f"{name}.yaml")["max_length"] == length
+    tokenizer = AutoTokenizer.from_pretrained(world.student)
+    names = {"teacher": None, "teacher_model": str(world.teacher), "tokenizer": tokenizer}
+    trainer = trainer_of(world, tmp_path, **names)
+    assert trainer.online_teachers
+    assert trainer.processing_class is tokenizer
+
+
+def test_what_happens_anyway_is_taken_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert config(tmp_path, packing=True, assistant_only_loss=True).max_length == 64
+    assert [line.split()[0] for line in caplog.messages] == ["packing", "assistant_only_loss"]
+
+
+def test_advice_about_the_batch_is_a_number_that_works(world: World, tmp_path: Path) -> None:
+    for options in (
+        {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 9999},
+        {"per_device_train_batch_size": 9999},
+        {"per_device_train_batch_size": 3, "global_batch_tokens": 64 * 3 * 9999},
+        {"global_batch_tokens": 64 * 9999},
+    ):
+        options = {"method": "cpt", "per_device_train_batch_size": None, **options}
+        with pytest.raises(ValueError, match=r"lower \w+ to") as caught:
+            trainer_of(world, tmp_path, **options)
+        for name, number in re.findall(r"(\w+) to (?:at most )?(\d+)", str(caught.value)):
+            options[name] = int(number)
+        trainer_of(world, tmp_path, **options)
+
+
+def test_model_of_a_run_is_not_overwritten(world: World, tmp_path: Path) -> None:
+    student = tmp_path / "student"
+    shutil.copytree(world.student, student)
+    trainer = trainer_of(world, student, model=str(student), method="cpt")
+    with pytest.raises(ValueError, match=r"output_dir .* has the student or a teacher of this run"):
+        trainer.train()
+
+
+def test_evaluation_that_steers_a_run_belongs_to_its_settings(world: World, tmp_path: Path) -> None:
+    """The losses of other documents cannot be compared with those of the best checkpoint."""
+
+    def evaluation(held_out: Any, **options: Any) -> Any:
+        options |= {"method": "cpt", "eval_strategy": "steps", "eval_steps": 1}
+        trainer = trainer_of(world, tmp_path, eval_dataset=held_out, **options)
+        return trainer.settings.get("evaluation")
+
+    rows = world.rows()
+    first = evaluation(rows[:3], load_best_model_at_end=True)
+    assert first
+    assert evaluation(rows[:3], load_best_model_at_end=True) == first
+    assert evaluation(rows[:4], load_best_model_at_end=True) != first
+    assert evaluation(rows[:3], lr_scheduler_type="reduce_lr_on_plateau") == first
+    named = {"a": rows[:3], "b": rows[:3]}
+    assert evaluation(named, load_best_model_at_end=True, metric_for_best_model="a_loss") != first
+    assert evaluation(rows[:3]) is None
+    saved, now = {"evaluation": first}, {"evaluation": {"metric": "loss", "documents": {}}}
+    assert changed_settings(saved, now) == ["the evaluation that steers the run has changed"]
+    # The earlier part of the run was not steered.
+    assert changed_settings({}, now) == []
+
+
+def test_documents_may_be_given_to_an_evaluation(world: World, tmp_path: Path) -> None:
+    rows = world.rows()
+    trainer = trainer_of(world, tmp_path, method="cpt", eval_dataset=rows[:9])
+    expected = trainer.evaluate()["eval_loss"]
+    assert trainer.evaluate(rows[:9])["eval_loss"] == expected
+    assert trainer.evaluate(datasets.Dataset.from_list(rows[:9]))["eval_loss"] == expected
+    assert trainer.predict(rows[:9]).metrics["test_loss"] == expected
+
+
+def test_full_disk_is_one_line_that_says_what_is_safe(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of(world, tmp_path, method="cpt", save_strategy="steps", max_steps=3)
+    save = Trainer._save_optimizer_and_scheduler
+
+    def save_until_full(self: Trainer, directory: str) -> None:
+        if directory.endswith("-2"):
+            raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 5 vs 4")
+        save(self, directory)
+
+    monkeypatch.setattr(Trainer, "_save_optimizer_and_scheduler", save_until_full)
+    with pytest.raises(
+        OSError, match=r"checkpoint-1 is whole.*resume_from_checkpoint=True"
+    ) as caught:
+        trainer.train()
+    assert str(tmp_path) in str(caught.value)
+    # The unfinished save is removed.
+    assert sorted(path.name for path in tmp_path.glob("*/*")) == sorted(
+        path.name for path in (tmp_path / "checkpoint-1").iterdir()
+    )
+    assert not (tmp_path / ".saving").exists()
+
+
+@pytest.mark.parametrize("role", ["student", "teacher"])
+@pytest.mark.parametrize("name", ["train_dataset", "eval_dataset"])
+def test_packed_sequences_fit_into_the_contexts_of_their_models(
+    name: str, role: str, world: World, tmp_path: Path
+) -> None:
+    places = {"student": world.student, "teacher": world.teacher}
+    tokenizers = [AutoTokenizer.from_pretrained(place) for place in places.values()]
+    models = {}
+    for each, place in places.items():
+        models[each] = AutoModelForCausalLM.from_pretrained(place, dtype="float32")
+    long = datasets.Dataset.from_list(world.rows())
+    short = datasets.Dataset.from_list([{"text": "1 + 1 = 2"}] * 9)
+    data = {"train_dataset": prepare_dataset(short, *tokenizers, max_length=64)}
+    data[name] = prepare_dataset(long, *tokenizers, max_length=64)
+    given = {"model": models["student"], "teacher": models["teacher"], **data}
+    given |= {"per_device_train_batch_size": 1}
+    tokens = data[name].longest_segments[role == "teacher"]
+    models[role].config.max_position_embeddings = tokens
+    trainer_of(world, tmp_path, **given)
+    models[role].config.max_position_embeddings = tokens - 1
+    with pytest.raises(ValueError, match=rf"{name} .*{tokens} {role} tokens"):
+        trainer_of(world, tmp_path, **given)
+
+
+def test_online_teacher_needs_sequences_that_were_packed_for_it(
+    world: World, tmp_path: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(world.student)
+    rows = datasets.Dataset.from_list(world.rows())
+    loaded = {}
+    for name, place in (("model", world.student), ("teacher", world.teacher)):
+        loaded[name] = AutoModelForCausalLM.from_pretrained(place, dtype="float32")
+    packed = prepare_dataset(rows, tokenizer, max_length=64)
+    trainer = trainer_of(world, tmp_path, train_dataset=packed, **loaded)
+    with pytest.raises(ValueError, match="packed without a teacher"):
+        trainer.train()

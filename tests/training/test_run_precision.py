@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_world import World
 from processors import pretend
 from safetensors.torch import load_file
 from torch.nn import functional as F
-from world import make_trainer
+from world import World, make_trainer
 
 from benchmarks.models import backward, prepare
 from vocagnolm.method import Method
