@@ -1,10 +1,12 @@
-"""Scores how much a document has to teach, from both models' stored losses, and writes the files.
+"""Ranks the documents of a corpus by how much they have to teach.
 
-The two stores are of one corpus and any two tokenizers, and are matched by characters.
+Two stores have a student's and a teacher's losses on the corpus. Their tokenizers may differ, and
+losses are matched by characters.
 """
 
 import json
 import math
+from argparse import Namespace
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
@@ -18,14 +20,115 @@ from tqdm.auto import tqdm
 
 from vocagnolm.alignment import aggregate_losses, align_spans, covered_shares
 from vocagnolm.conventions import TEXT, UNMAPPED, IntArray, Spans
-from vocagnolm.shell.io import write_file
+from vocagnolm.corpus import load_corpus
+from vocagnolm.fields import corpora_of
+from vocagnolm.shell.io import check_outside, check_writable, claim_names, write_file
+from vocagnolm.shell.printing import print_main
 from vocagnolm.store.format import Store, StoredDocument
-from vocagnolm.texts import read_texts
+from vocagnolm.store.read import missing_documents
+from vocagnolm.store.scoring import check_model, score
+from vocagnolm.texts import is_conversations, read_texts
 
+RANKS, KEPT = "ranks.jsonl", "kept.jsonl"
+ROLES = ("student", "teacher")
 # The scores, and whether a larger one is better.
 SCORES = {"excess": True, "ahead": True, "weight": True, "teacher": False}
 # Further digits are noise from float16 losses, which would decide ties.
 _DIGITS = 6
+
+
+def rank(options: Namespace, scoring: Namespace) -> None:
+    """Rank a corpus by the options of `vocagnolm rank`, and write its files.
+
+    A model scores the corpus by the options `scoring` of `vocagnolm score`.
+    """
+    out: Path = options.output_dir
+    check_writable(out)
+    check_outside(out, [options.dataset])
+    ((name, corpus_options),) = corpora_of(options)
+    for file in (RANKS, KEPT):
+        if Path(name).resolve() == (out / file).resolve():
+            raise ValueError(f"--output_dir {out}: --dataset {name} would be replaced")
+    corpus = load_corpus(name, **corpus_options)
+    if is_conversations(corpus):
+        raise ValueError(
+            "--dataset has conversations: rank documents, for example by --text_column"
+        )
+    claim_names(out, [RANKS] if options.keep is None else [RANKS, KEPT], "vocagnolm rank")
+    student, teacher = _open_stores(options, scoring, corpus)
+    columns = score_corpus(corpus, student, teacher)
+    values = columns[options.by]
+    if not len(values):
+        raise ValueError(f"--dataset {name} has no document with losses of both models")
+    order = best_first(values, options.by)
+    write_rows(out / RANKS, rows_of(columns, order if options.sort else range(len(values))))
+    line = f"{out / RANKS}: {len(values):,} documents"
+    if len(values) < len(corpus):
+        line += f"; skipped: {len(corpus) - len(values):,}, empty or without losses"
+    print_main(line)
+    means = [f"{score} {columns[score].mean():.3f}" for score in SCORES]
+    print_main(f"means: {', '.join(means)}")
+    if options.keep is None:
+        return
+    kept = order[: kept_count(len(values), options.keep)]
+    write_rows(out / KEPT, text_rows(corpus, np.sort(columns["document"][kept])))
+    last = values[kept[-1]]
+    print_main(f"{out / KEPT}: {len(kept):,} documents; the last: {options.by} {last:.3f}")
+
+
+def _open_stores(options: Namespace, scoring: Namespace, corpus: datasets.Dataset) -> list[Store]:
+    """Open the store of each role. If there is none, score with the role's model."""
+    stores = {}
+    for role in ROLES:
+        directory = getattr(options, f"{role}_losses")
+        if directory is not None:
+            stores[role] = Store(directory)
+            # Check this before a model scores for hours.
+            if options.missing_losses == "error":
+                _check_complete(stores[role], corpus, f"--{role}_losses")
+    if options.student and options.student == options.teacher:
+        raise ValueError(f"--student and --teacher are the same model, {options.student}")
+    jobs = {}
+    for role in ROLES:
+        if role not in stores:
+            jobs[role] = _scoring_options(options, scoring, role)
+    # Look at both models before the first one scores for hours.
+    for job in jobs.values():
+        check_model(job)
+    for role, job in jobs.items():
+        score(job)
+        stores[role] = Store(job.output_dir)
+    student, teacher = (stores[role] for role in ROLES)
+    if student.fingerprint() == teacher.fingerprint():
+        raise ValueError(
+            f"{student.directory} and {teacher.directory} are the same losses: give a student's "
+            "and a teacher's"
+        )
+    return [student, teacher]
+
+
+def _check_complete(store: Store, corpus: datasets.Dataset, option: str) -> None:
+    """Raise a ValueError if a store lacks documents of a corpus."""
+    missing = len(list(missing_documents(store, corpus)))
+    if missing:
+        raise ValueError(
+            f"{option} {store.directory} lacks {missing:,} of {len(corpus):,} documents, or has "
+            "another text of them: score this corpus, or skip them with --missing_losses skip"
+        )
+
+
+def _scoring_options(options: Namespace, scoring: Namespace, role: str) -> Namespace:
+    """Return the options of `vocagnolm score` that score the corpus with the model of a role."""
+    job = Namespace(**vars(scoring))
+    # For `vocagnolm score`, any model is a teacher.
+    job.teacher, job.role = getattr(options, role), role
+    job.output_dir = options.output_dir / f"{role}_losses"
+    job.dataset = [options.dataset]
+    for name in ("dataset_config", "dataset_split", "text_column"):
+        setattr(job, name, getattr(options, name))
+    for name in ("dtype", "batch_tokens", "trust_remote_code"):
+        setattr(job, name, getattr(options, name))
+    return job
 
 
 def score_document(student: StoredDocument, teacher: StoredDocument) -> dict[str, float]:
@@ -42,14 +145,14 @@ def score_document(student: StoredDocument, teacher: StoredDocument) -> dict[str
     """
     ranges = align_spans(student.spans, teacher.spans)
     shares = covered_shares(student.spans, teacher.spans, ranges)
-    own = student.losses.astype(np.float64)
+    student_losses = student.losses.astype(np.float64)
     aggregated = aggregate_losses(teacher.losses, ranges, "share", shares)
     # A token without characters has no teacher loss. Its weight is 1, and the teacher is not ahead.
-    excess = np.where(ranges[:, 0] == UNMAPPED, 0.0, own - aggregated)
+    excess = np.where(ranges[:, 0] == UNMAPPED, 0.0, student_losses - aggregated)
     characters = _characters(student.spans, student.length)
     teacher_total = teacher.losses.sum(dtype=np.float64)
     scores = {
-        "excess": (own.sum() - teacher_total) / student.length,
+        "excess": (student_losses.sum() - teacher_total) / student.length,
         "ahead": characters[excess > 0].sum() / student.length,
         "weight": np.exp(np.minimum(excess, 0.0)).mean(),
         "teacher": teacher_total / student.length,
@@ -79,14 +182,19 @@ def score_corpus(
     for name in SCORES:
         columns[name] = array("d")
     columns["characters"] = array("q")
-    for index, text in _texts(corpus, "Ranking"):
-        own, other = student.document(text), teacher.document(text)
-        # A document that a server could not score is stored without tokens.
-        if not own or not other or not len(own.losses) or not len(other.losses):
+    texts = read_texts(corpus, range(len(corpus)))
+    for index, text in tqdm(texts, "Ranking", len(corpus), unit="document"):
+        documents = []
+        for store in (student, teacher):
+            document = store.document(text)
+            # A document that a server could not score is stored without tokens.
+            if document is not None and len(document.losses):
+                documents.append(document)
+        if len(documents) < 2:
             continue
         columns["document"].append(index)
         columns["characters"].append(len(text))
-        for name, value in score_document(own, other).items():
+        for name, value in score_document(*documents).items():
             columns[name].append(value)
     return {name: np.asarray(values) for name, values in columns.items()}
 
@@ -100,18 +208,9 @@ def rows_of(
 
 
 def text_rows(corpus: datasets.Dataset, documents: IntArray) -> Iterator[dict[str, object]]:
-    """Read the texts of some documents, in the order of the corpus."""
-    is_wanted = np.zeros(len(corpus), np.bool_)
-    is_wanted[documents] = True
-    for index, text in _texts(corpus, "Writing"):
-        if is_wanted[index]:
-            yield {"document": index, TEXT: text}
-
-
-def _texts(corpus: datasets.Dataset, description: str) -> Iterator[tuple[int, str]]:
-    """Read the usable documents with their indices, and show progress."""
-    texts = read_texts(corpus, range(len(corpus)))
-    yield from tqdm(texts, description, len(corpus), unit="document")
+    """Read the texts of some documents by their indices."""
+    for index, row in zip(documents.tolist(), corpus.select(documents), strict=True):
+        yield {"document": index, TEXT: row[TEXT]}
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
