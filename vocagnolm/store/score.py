@@ -28,11 +28,6 @@ from vocagnolm.store.format import SHARDS, Store, find_faults, manifest_of
 _OF_SERVER = "served_model api concurrency"
 _OF_WEIGHTS = "dtype quantization attn_implementation batch_tokens"
 _OF_CORPUS = "dataset_config dataset_split text_column"
-_OF_SCORING = (
-    "teacher teacher_revision teacher_tokenizer teacher_chat_template output_dir context "
-    "min_context shard_documents loss_dtype trust_remote_code server "
-    f"{_OF_SERVER} {_OF_WEIGHTS}"
-)
 
 
 def make_parser() -> Parser:
@@ -67,11 +62,8 @@ def make_parser() -> Parser:
     add("--trust_remote_code", action="store_true")
     add("--server", metavar="URL", help="Server that runs the teacher.")
     add("--served_model", metavar="NAME", help="The teacher's name on that server.")
-    add(
-        "--api",
-        choices=("vllm", "sglang", "echo"),
-        help="The server's kind; default: detected.",
-    )
+    apis = ("vllm", "sglang", "echo")
+    add("--api", choices=apis, help="The server's kind; default: detected.")
     add("--concurrency", type=int, default=16, help="Requests in flight.")
     add("--verify", type=Path, metavar="STORE", help="Check a store against its checksums.")
     return parser
@@ -93,15 +85,18 @@ def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def _check_together(parser: Parser, arguments: argparse.Namespace) -> None:
     """Raise a ValueError for an option that is missing, or has no effect with the others."""
-    # argparse cannot require these, because --verify works without them.
-    for name in ("teacher", "dataset", "output_dir"):
-        if not arguments.verify and getattr(arguments, name) is None:
-            raise ValueError(f"--{name} is required without --verify")
     if arguments.verify:
-        parser.refuse(arguments, _OF_SCORING, "with --verify")
+        # Every other option is for scoring.
+        others = vars(arguments).keys() - {"verify", "dataset", *_OF_CORPUS.split()}
+        parser.refuse(arguments, " ".join(sorted(others)), "with --verify")
         if not arguments.dataset:
             parser.refuse(arguments, _OF_CORPUS, "with --verify without --dataset")
-    elif arguments.server:
+        return
+    # argparse cannot require these, because --verify works without them.
+    for name in ("teacher", "dataset", "output_dir"):
+        if getattr(arguments, name) is None:
+            raise ValueError(f"--{name} is required without --verify")
+    if arguments.server:
         require("httpx", "--server")
         if arguments.served_model is None:
             raise ValueError("--server needs --served_model, the teacher's name on that server")
