@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from vocagnolm.report.comparison import Comparison
-from vocagnolm.report.evaluations import Evaluation, are_alike
+from vocagnolm.report.evaluations import Evaluation, are_alike, heading, in_order
 from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
 from vocagnolm.report.trainings import TrainingRun
 
@@ -71,11 +71,9 @@ def _bars(group: Sequence[Evaluation]) -> pd.DataFrame:
     return bars
 
 
-def draw_bars(
-    series: Mapping[str, pd.DataFrame], headings: Mapping[str, str], title: str
-) -> Figure:
+def draw_bars(series: Mapping[str, pd.DataFrame], title: str) -> Figure:
     """Draw accuracies with intervals by column. The paper's are hollow."""
-    columns = list(headings)
+    columns = in_order(column for bars in series.values() for column in bars.index)
     # The bars of a column take four fifths of its width, and a bar at most one fifth.
     width = min(0.8 / max(len(series), 1), 0.2)
     inches_per_column = max(0.8, 0.25 + 0.12 * len(series))
@@ -99,8 +97,8 @@ def draw_bars(
             error_kw={"capsize": 1.5, "elinewidth": 0.9},
         )
     names = []
-    for text in headings.values():
-        names.append(text.replace("w/o ", "w/o\n").replace(", ", ",\n"))
+    for column in columns:
+        names.append(heading(column).replace("w/o ", "w/o\n").replace(", ", ",\n"))
     axes.set_xticks(range(len(names)), names)
     axes.set(ylabel="accuracy (%)", xlim=(-0.6, len(names) - 0.4))
     axes.set_ylim(bottom=0)

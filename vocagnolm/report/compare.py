@@ -11,7 +11,7 @@ the published ones, are always marked. Exit status: 0 done, 2 a wrong argument o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -111,19 +111,11 @@ def _accuracies(comparison: Comparison) -> _Section:
     for cell in comparison.reported:
         line = f"reported: {cell['row']} ({cell['table']})", "paper"
         lines.setdefault(line, {})[cell["column"]] = f"{cell['reported']:.1f}"
-    columns = _columns(lines.values())
+    columns = in_order(column for cells in lines.values() for column in cells)
     rows = [["run", "prompts"] + [heading(column) for column in columns]]
     for (label, prompts), cells in lines.items():
         rows.append([label, prompts] + [cells.get(column, "-") for column in columns])
     return "Accuracy (%)", rows, notes
-
-
-def _columns(lines: Iterable[Iterable[str]]) -> list[str]:
-    """Return the columns that any line has, in the order of Table 1."""
-    columns: set[str] = set()
-    for line in lines:
-        columns.update(line)
-    return in_order(columns)
 
 
 def _pairings(comparison: Comparison) -> list[_Section]:
@@ -143,10 +135,10 @@ def _pairings(comparison: Comparison) -> list[_Section]:
         is_marked = (first, column) in marked or (other, column) in marked
         row = [other, heading(column) + ("*" if is_marked else "")]
         rows.append(row + _pairing_cells(pairing))
-    sections: list[_Section] = []
-    for first, rows in tables.items():
-        sections.append((f"Points above {first}, over the same items", rows, [_PAIRINGS]))
-    return sections
+    return [
+        (f"Points above {first}, over the same items", rows, [_PAIRINGS])
+        for first, rows in tables.items()
+    ]
 
 
 def _pairing_cells(pairing: Pairing) -> list[str]:
@@ -204,10 +196,7 @@ def write_comparison(comparison: Comparison, directory: Path) -> None:
     pictures = []
     if comparison.evaluations:
         graders = ", ".join(dict.fromkeys(run.grader for run in comparison.evaluations))
-        series = bar_series(comparison)
-        columns = _columns(bars.index for bars in series.values())
-        headings = {column: heading(column) for column in columns}
-        figure = draw_bars(series, headings, f"Accuracies; verdicts of {graders}")
+        figure = draw_bars(bar_series(comparison), f"Accuracies; verdicts of {graders}")
         figure.savefig(directory / "comparison.png")
         pictures.append(("Accuracy", embed(figure), _BARS))
     else:

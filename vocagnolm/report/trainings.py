@@ -170,39 +170,33 @@ def group_by_setting(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]
     A run that was repeated with the same seed is not another seed of its setting, so each of the
     two makes a group of its own.
     """
+    repeated = set()
+    for run, other in combinations(runs, 2):
+        if run.seed == other.seed and _have_one_setting(run, other):
+            repeated |= {run.label, other.label}
     settings: list[list[TrainingRun]] = []
-    # Those that other seeds may join.
-    open_settings: list[list[TrainingRun]] = []
     for run in runs:
-        same_seed = [other for other in runs if other.seed == run.seed]
-        if sum(_have_one_setting(run, other) for other in same_seed) > 1:
-            settings.append([run])
-            continue
-        for setting in open_settings:
-            if all(_have_one_setting(run, member) for member in setting):
+        for setting in settings:
+            can_join = repeated.isdisjoint((run.label, setting[0].label))
+            if can_join and all(_have_one_setting(run, member) for member in setting):
                 setting.append(run)
                 break
         else:
-            setting = [run]
-            settings.append(setting)
-            open_settings.append(setting)
+            settings.append([run])
     # A label is method and teacher. If several settings have the same, it also has the options in
     # which they differ.
-    namesakes: dict[str, list[TrainingRun]] = {}
-    for setting in settings:
-        namesakes.setdefault(setting[0].name, []).append(setting[0])
-    texts_of = {name: differing(firsts) for name, firsts in namesakes.items()}
     labels = []
     for setting in settings:
         first = setting[0]
-        place = namesakes[first.name].index(first)
-        parts = [first.name]
-        for name, texts in texts_of[first.name].items():
-            parts.append(f"{name} {texts[place]}")
-        labels.append(", ".join(parts))
+        namesakes = [runs[0] for runs in settings if runs[0].name == first.name]
+        label = first.name
+        for name, texts in differing(namesakes).items():
+            label += f", {name} {texts[namesakes.index(first)]}"
+        labels.append(label)
     grouped = {}
     for label, setting in zip(labels, settings, strict=True):
-        # Repeated runs differ in no option, so their own labels distinguish them.
+        # Repeated runs differ in no option, and paths may have one ending, so their own labels
+        # distinguish them.
         is_ambiguous = labels.count(label) > 1
         grouped[f"{label}, {setting[0].label}" if is_ambiguous else label] = setting
     return grouped
