@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -32,10 +33,11 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from vocagnolm import __main__
 from vocagnolm.conventions import NonFiniteLoss
+from vocagnolm.corpus import load_corpus
 from vocagnolm.data import align_corpus
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.shell.io import read_json, write_json
-from vocagnolm.spans import encode
+from vocagnolm.spans import encode, encode_rendered
 from vocagnolm.store import scoring
 from vocagnolm.store.format import MANIFEST_FILE, LossDtype, Store, find_faults, shard_name
 from vocagnolm.store.read import StoredReader
@@ -144,6 +146,25 @@ def test_unreadable_document_has_no_tokens(
     assert segments.skipped == [
         (1, "a tokenizer finds no token in it, or a store has no losses of it")
     ]
+
+
+def test_conversation_has_a_loss_for_each_token_and_none_for_the_first(
+    teacher_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    turns = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+    path = tmp_path / "conversations.jsonl"
+    path.write_text(json.dumps({"messages": turns}) + "\n")
+    job = make_job(tmp_path / "S", ["x"], teacher_tokenizer)
+    reader = teacher_reader(teacher_tokenizer, CONTEXT, "plain")
+    job = replace(job, corpus=load_corpus(str(path)), reader=reader)
+    job.directory.mkdir()
+    scoring.score_corpus(job, FakeScorer(), ABOUT, PartialState())
+    (text,) = job.documents(0)
+    document = Store(job.directory).document(text)
+    assert document is not None
+    assert len(document.losses) == len(encode_rendered(teacher_tokenizer, [text])[0].ids)
+    assert document.losses[0] == 0
+    assert document.losses[1:].all()
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,7 @@ def write_shard(
         # An exception is (index, length, overlap). A negative length is a span that ends before the
         # one before it, and a negative overlap is a gap between the two. Encoders make neither.
         assert exceptions.reshape(-1, 3)[:, 1:].min(initial=0) >= 0
+        assert len(document.losses) == len(document.spans)
         losses = document.losses.astype(loss_dtype)
         row = (key, 0, document.length, codes, exceptions, losses)
         rows.append(dict(zip(schema.names, row, strict=True)))
