@@ -25,6 +25,8 @@ from torch.nn import functional as F
 from torch.nn.attention import varlen
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from vocagnolm.fields import OptionError, named
+
 TORCH_VARLEN = "torch_varlen"
 _USE_SDPA = "use --attn_implementation sdpa"
 
@@ -228,9 +230,10 @@ def _check(module: torch.nn.Module, options: Mapping[str, object], longest: int)
     }
     for extra, is_asked_for in extras.items():
         if is_asked_for:
-            raise ValueError(
-                f"--attn_implementation {TORCH_VARLEN} does not support {extra}, which "
-                f"{type(module).__name__} uses: {_USE_SDPA}"
+            raise OptionError(
+                "attn_implementation",
+                f"{TORCH_VARLEN} does not support {extra}, which "
+                f"{type(module).__name__} uses: {_USE_SDPA}",
             )
 
 
@@ -252,9 +255,11 @@ def _reference(rows_NHD: _Rows, segments: RowSegments, scale: float | None) -> T
 def _on_gpu(rows_NHD: _Rows, segments: RowSegments, scale: float | None) -> Tensor:
     dtype = rows_NHD[0].dtype
     if dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(
-            f"--attn_implementation {TORCH_VARLEN} computes in 16 bits on a GPU, found "
-            f"{dtype}: use --bf16 true and a --teacher_dtype of bfloat16, or {_USE_SDPA}"
+        raise OptionError(
+            "attn_implementation",
+            f"{TORCH_VARLEN} computes in 16 bits on a GPU, found "
+            f"{dtype}: use {named('bf16')} true and a {named('teacher_dtype')} of bfloat16, or "
+            f"{_USE_SDPA}",
         )
     edges, longest = segments
     # A token's window is every earlier position, which -1 stands for, and no later one.

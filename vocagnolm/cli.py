@@ -15,36 +15,28 @@ import signal
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from functools import partial, wraps
 from types import FrameType
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from vocagnolm.conventions import NonFiniteLoss, SharedError
-from vocagnolm.doors import near, shell_door
-from vocagnolm.fields import listed
+from vocagnolm.fields import (
+    Kind,
+    Option,
+    OptionError,
+    at_shell,
+    kinds_of,
+    listed,
+    near,
+    options_of,
+)
 from vocagnolm.shell.printing import log_main
 
 # A command may be called with the words of a command line, or without them.
 _Main = Callable[..., int]
 
-# Options whose values may be names on the hub, with the kind of repository.
-_ON_HUB: dict[str, Literal["model", "dataset"]] = {
-    "model": "model",
-    "student": "model",
-    "teacher": "model",
-    "student_tokenizer": "model",
-    "teacher_tokenizer": "model",
-    "dataset": "dataset",
-    "eval_dataset": "dataset",
-}
-
-
-# Options with these endings may have an empty value: a secret that is not set, or among several
-# models or corpora the revision of a directory, the configuration of a file, and the column of
-# conversations.
-_MAY_BE_EMPTY = ("revision", "token", "dataset_config", "text_column")
 # An error lists up to this many choices. If there are more, it names only the nearest.
 _MOST_CHOICES = 12
 
@@ -62,7 +54,15 @@ class Exit(IntEnum):
 
 
 class OneLineErrors(argparse.ArgumentParser):
-    """A parser whose errors are ValueErrors that suggest the nearest option or choice."""
+    """A parser whose errors are ValueErrors that suggest the nearest option or choice.
+
+    Attributes:
+        options: what is declared of its options, by name and alias.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        self.options: dict[str, Option] = {}
+        super().__init__(*args, **settings)
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -79,7 +79,10 @@ class OneLineErrors(argparse.ArgumentParser):
                 is_empty = bool(equals) and not value
             else:
                 is_empty = not word
-            if is_empty and not option.endswith(_MAY_BE_EMPTY):
+            declared = self.options.get(option[2:].replace("-", "_"))
+            # A secret may be a variable that is not set.
+            may_be_empty = option.endswith("token") or (declared and declared.may_be_empty)
+            if is_empty and not may_be_empty:
                 raise ValueError(f"{option or 'a word'} is empty: give a value, or leave it out")
         return super().parse_known_args(args, namespace)
 
@@ -121,18 +124,48 @@ class Parser(OneLineErrors):
         # list of integers.
         for name, value in vars(arguments).items():
             if isinstance(value, int) and value < 0:
-                raise ValueError(f"--{name} must not be negative, got {value}")
-        check_names(arguments)
+                raise OptionError(name, f"must not be negative, got {value}")
+        self._check_combinations(vars(arguments))
+        check_hub_names(vars(arguments), self.options)
         return arguments
 
-    def refuse(self, arguments: argparse.Namespace, names: str, where: str) -> None:
-        """Raise a ValueError for the first of these options that was given: it has no effect.
+    def add_argument(
+        self,
+        *names: str,
+        group: Any = None,
+        hub: Kind | None = None,
+        needs: Sequence[str] = (),
+        excludes: Sequence[str] = (),
+        may_be_empty: bool = False,
+        **settings: Any,
+    ) -> argparse.Action:
+        """Add an option, perhaps to a group, with what `Option` says of it."""
+        add = group.add_argument if group else super().add_argument
+        action: argparse.Action = add(*names, **settings)
+        self.options[action.dest] = Option(
+            action.dest,
+            action.default,
+            hub=hub,
+            needs=needs,
+            excludes=excludes,
+            may_be_empty=may_be_empty,
+        )
+        return action
+
+    def _check_combinations(self, values: dict[str, Any]) -> None:
+        """Raise an OptionError for an option that has no effect beside the others.
 
         An option with its default value counts as not given.
         """
-        for name in names.split():
-            if getattr(arguments, name) != self.get_default(name):
-                raise ValueError(f"--{name} has no effect {where}: leave it out")
+        for name, declared in self.options.items():
+            if name not in values or values[name] == declared.default:
+                continue
+            for other in declared.excludes:
+                if values[other]:
+                    raise OptionError(name, f"has no effect with --{other}: leave it out")
+            if declared.needs and not any(values[need] for need in declared.needs):
+                needs = " or ".join(f"--{need}" for need in declared.needs)
+                raise OptionError(name, f"has no effect without {needs}: leave it out")
 
     def add_dataset(
         self, *, required: bool = False, source: bool = True, several: bool = False
@@ -141,31 +174,116 @@ class Parser(OneLineErrors):
         add = partial(self.add_argument, nargs="+" if several else None)
         if source:
             description = "A file, a directory or a hub name, as for vocagnolm train."
-            add("--dataset", required=required, help=description)
+            add("--dataset", required=required, hub="dataset", help=description)
+        add = partial(add, needs=["dataset"], may_be_empty=True)
         add("--dataset_config", help="Configuration of a hub dataset or a directory.")
         add("--dataset_split", default="train", help="Split to read; default: train.")
         add("--text_column", help="Column to read; default: text or conversations.")
 
-    def add_dtype(self, whose: str = "") -> None:
+    def add_dtype(self, whose: str = "", **declaration: Any) -> None:
         """Add `--dtype`, which `choose_dtype` reads."""
         choices = ("auto", "bfloat16", "float16", "float32")
         description = (
             f"Precision{whose}. auto: bfloat16 on a GPU and on a CPU that supports it in "
             "hardware, else float32."
         )
-        self.add_argument("--dtype", choices=choices, default="auto", help=description)
+        self.add_argument(
+            "--dtype", choices=choices, default="auto", help=description, **declaration
+        )
 
 
-def check_names(*options: object) -> None:
+class OptionsParser(OneLineErrors):
+    """A parser of dataclasses of options. Its result has only the options that are given.
+
+    Options that are `first` are at the top of the help.
+    """
+
+    def __init__(self, prog: str, description: str, usage: str, epilog: str) -> None:
+        super().__init__(
+            prog,
+            usage,
+            description,
+            epilog,
+            formatter_class=_Help,
+            allow_abbrev=False,
+            add_help=False,
+            argument_default=argparse.SUPPRESS,
+        )
+        self._first = self.add_argument_group("most used")
+
+    def add_first(self, name: str, **settings: Any) -> None:
+        """Add an option that no dataclass declares to the top of the help."""
+        self._first.add_argument(name, **settings)
+
+    def add_options(self, kind: type, title: str) -> None:
+        """Add the options of a dataclass as a group of the help."""
+        group = self.add_argument_group(title)
+        for declared in options_of(kind):
+            names = []
+            # Each name may be written with dashes, too.
+            for name in (declared.name, *declared.aliases):
+                for spelling in dict.fromkeys([name, name.replace("_", "-")]):
+                    names.append(f"--{spelling}")
+            target = self._first if declared.first else group
+            settings = _settings_of_argparse(declared, *kinds_of(kind)[declared.name])
+            target.add_argument(*names, dest=declared.name, **settings)
+            for name in (declared.name, *declared.aliases):
+                self.options[name] = declared
+
+
+def _settings_of_argparse(declared: Option, kind: Any, is_list: bool) -> dict[str, Any]:
+    """Return what argparse is told of an option with values of a kind."""
+    help_text, default = declared.help, declared.default
+    if default not in (None, False, ""):
+        shown = " ".join(map(str, listed(default)))
+        help_text = f"{help_text} [{shown}]".strip()
+    settings: dict[str, Any] = {"help": help_text.replace("%", "%%")}
+    if is_list:
+        settings["nargs"] = "+"
+    if get_origin(kind) is Literal:
+        settings["choices"] = get_args(kind)
+    elif declared.choices:
+        settings["choices"] = declared.choices
+    elif kind is bool:
+        settings |= {"nargs": "?", "const": True, "type": _switch}
+    elif kind in (int, float):
+        settings["type"] = kind
+    return settings
+
+
+def _switch(text: str) -> bool:
+    """Read the value of a switch."""
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"expected true or false, got {text}")
+    return text.lower() == "true"
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Shows one spelling of each option, and the kind of its values."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        name = action.option_strings[0]
+        if action.const is True:
+            return name
+        kind = "NAME"
+        if action.type is int:
+            kind = "N"
+        elif action.type is float:
+            kind = "X"
+        return f"{name} {self._format_args(action, kind)}".rstrip()
+
+
+def check_hub_names(values: Mapping[str, Any], options: Mapping[str, Option]) -> None:
     """Reject models and corpora that are neither local nor on the hub, before slow work starts."""
     # Importing the hub's library takes a moment, which --help should not.
     from vocagnolm.shell.hub import check_name
 
-    for option, kind in _ON_HUB.items():
-        for namespace in options:
-            for name in listed(vars(namespace).get(option)):
+    for option, value in values.items():
+        declared = options.get(option)
+        if declared and declared.hub:
+            for name in listed(value):
                 if name:
-                    check_name(f"--{option}", name, kind)
+                    check_name(option, name, declared.hub)
 
 
 def shell(
@@ -182,10 +300,10 @@ def shell(
         @wraps(work)
         def main(argv: Sequence[str] | None = None) -> int:
             quiet_logs()
+            token = at_shell.set(True)
             # Other errors are bugs of this project and keep their traceback.
             try:
-                with shell_door():
-                    return work(argv) or Exit.DONE
+                return work(argv) or Exit.DONE
             except NonFiniteLoss as error:
                 return stop(name, error, Exit.BAD_NUMBERS)
             except (ValueError, ImportError, OSError, MemoryError) as error:
@@ -200,6 +318,8 @@ def shell(
                 again = ": give the same command again to continue" if resumable else ""
                 log_main(f"{name}: interrupted{again}")
                 return Exit.INTERRUPTED
+            finally:
+                at_shell.reset(token)
 
         return main
 

@@ -26,6 +26,7 @@ from vocagnolm.chat.formats import (
 )
 from vocagnolm.conventions import TEXT
 from vocagnolm.csv_rows import csv_records, csv_rows
+from vocagnolm.fields import OptionError
 from vocagnolm.files import Files, find_files, kind_of, splits_of
 from vocagnolm.jsonl import Row, open_file, read_rows
 from vocagnolm.shell.hub import check_name
@@ -112,7 +113,7 @@ def _select_parts(
         parts = datasets.ReadInstruction.from_spec(instruction).to_absolute(sizes)
     # The library checks ranges with assertions.
     except (ValueError, AssertionError) as error:
-        raise ValueError(f"--dataset_split {instruction}: {error}") from error
+        raise OptionError("dataset_split", f"{instruction}: {error}") from error
     corpora = []
     for part in parts:
         corpus = by_split[part.splitname]
@@ -176,7 +177,7 @@ def _local_path(dataset: str, option: str) -> Path | None:
     # A name that ends in .jsonl or similar means a file, so the hub is not asked.
     if kind_of(path):
         raise ValueError(f"{option} {dataset}: no such file or directory")
-    check_name(option, dataset, "dataset")
+    check_name(option.removeprefix("--"), dataset, "dataset")
     return None
 
 

@@ -33,6 +33,7 @@ from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, fit_turns, join_turns, turn_columns
 from vocagnolm.conventions import TEXT, IntArray
 from vocagnolm.cutting import cut_text
+from vocagnolm.fields import OptionError
 from vocagnolm.layout import lay_out
 from vocagnolm.readers import Reader, TeacherReaders
 from vocagnolm.shell.io import count_reasons
@@ -244,7 +245,7 @@ def check_readable(
         return
     teachers = teacher or TeacherReaders()
     if teachers.by_position:
-        raise ValueError("--uld_pairing position does not support conversations: use last")
+        raise OptionError("uld_pairing", "position does not support conversations: use last")
     teachers.check_templates(student)
 
 

@@ -8,14 +8,14 @@ the token that is predicted.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from vocagnolm.conventions import UNMAPPED
-from vocagnolm.fields import check_choice
+from vocagnolm.fields import OptionError, check_choice
 from vocagnolm.method import (
     AGGREGATIONS,
     UNITS,
@@ -109,14 +109,15 @@ def _by_function(
     held_BSW &= valid_BT.gather(-1, flat).view_as(place_BSW)
     aggregated_BS = function(loss_BSW, held_BSW)
     if aggregated_BS.shape != first_BS.shape:
-        raise ValueError(
-            f"--aggregation: expected one loss for each student token, {list(first_BS.shape)}, got "
-            f"{list(aggregated_BS.shape)}"
+        raise OptionError(
+            "aggregation",
+            f"expected one loss for each student token, {list(first_BS.shape)}, got "
+            f"{list(aggregated_BS.shape)}",
         )
     # NaN would be less than any threshold, so such tokens would silently count as not selected.
     is_sound_BS = held_BSW.any(-1) & (loss_BSW.isfinite() | ~held_BSW).all(-1)
     if bool((aggregated_BS.isnan() & is_sound_BS).any()):
-        raise ValueError("--aggregation: got NaN for a token whose teacher losses are finite")
+        raise OptionError("aggregation", "got NaN for a token whose teacher losses are finite")
     return aggregated_BS
 
 
@@ -245,7 +246,7 @@ def select_top(score_BS: Tensor, candidates_BS: Tensor, top_k: float, scope: Sco
 
     Ties go to the lower position, and with scope "batch" to the earlier sequence.
     """
-    check_choice("selection_scope", scope, Scope)
+    check_choice("selection_scope", scope, get_args(Scope))
     if scope == "batch":
         flat = select_top(score_BS.reshape(1, -1), candidates_BS.reshape(1, -1), top_k, "sequence")
         return flat.view_as(candidates_BS)
@@ -283,7 +284,7 @@ def select_tokens(
     Returns float32 [B, S] of 0.0 and 1.0, without gradient. Each sequence or batch has
     `selected_count` ones, or fewer with entropies.
     """
-    check_choice("unmapped", unmapped, Unmapped)
+    check_choice("unmapped", unmapped, get_args(Unmapped))
     candidates_BS = valid_BS & mapped_BS
     if unmapped == "mean":
         known_BS = teacher_loss_BS.masked_fill(~candidates_BS, 0.0)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal, get_args
 
-from vocagnolm.doors import python_door
-from vocagnolm.fields import Names, check_choice, check_types, in_range, option
+from vocagnolm.fields import Names, OptionError, check_options, named, option
 
 Aggregation = Literal["max", "mean", "sum", "share"]
 Unmapped = Literal["include", "exclude", "mean"]
@@ -57,10 +56,11 @@ def load_own(option: str, name: str) -> Any:
         return attrgetter(attribute)(importlib.import_module(module))
     # A user's module can raise anything when it is imported.
     except Exception as error:
-        raise ValueError(
-            f"--{option} {name} cannot be loaded ({type(error).__name__}: {error}): expected "
+        raise OptionError(
+            option,
+            f"{name} cannot be loaded ({type(error).__name__}: {error}): expected "
             "package.module:name, defined at the top level of a module of the working directory "
-            "or of an installed package"
+            "or of an installed package",
         ) from error
 
 
@@ -70,7 +70,7 @@ def name_own(option: str, value: Any) -> str:
     # resumes, which is impossible for a lambda or a nested function.
     name = f"{getattr(value, '__module__', None)}:{getattr(value, '__qualname__', value)}"
     if load_own(option, name) is not value:
-        raise ValueError(f"--{option}: {name} does not import as the object that was given")
+        raise OptionError(option, f"{name} does not import as the object that was given")
     return name
 
 
@@ -95,7 +95,9 @@ class Method:
         first=True,
         choices=METHODS,
     )
-    top_k: float = option(0.4, "Share of the tokens to train on (Eq. 4).", first=True)
+    top_k: float = option(
+        0.4, "Share of the tokens to train on (Eq. 4).", interval="(0, 1]", first=True
+    )
     aggregation: str = option(
         "max",
         "How to combine the losses of the teacher tokens that cover a student token (Eq. 2). "
@@ -120,7 +122,9 @@ class Method:
         first=True,
     )
     unselected_weight: float = option(
-        0.0, "Weight of tokens that are not selected (beyond the paper). 0: Eq. 4."
+        0.0,
+        "Weight of tokens that are not selected (beyond the paper). 0: Eq. 4.",
+        interval="[0, 1)",
     )
     kld_direction: Literal["reverse", "forward"] = option(
         "reverse", "reverse: KL(student || teacher), Eq. 5. forward: KL(teacher || student)."
@@ -128,8 +132,9 @@ class Method:
     top_k_warmup_steps: float = option(
         0.0,
         "Steps in which --top_k falls from 1 (beyond the paper); below 1, a share of the run.",
+        interval="[0, inf)",
     )
-    uld_weight: float = option(0.5, "Lambda of Eq. 6.")
+    uld_weight: float = option(0.5, "Lambda of Eq. 6.", interval="(0, inf)")
     uld_pairing: Literal["position", "last"] = option(
         "position",
         "Compare a student token with the teacher token at the same position in the document "
@@ -140,7 +145,7 @@ class Method:
         "loss: the top_k by excess loss. loss_and_entropy: of these, only tokens that are also in "
         "the top_k of lowest entropy in the reference (Lin et al. 2024, Appendix H).",
     )
-    chunks: int = option(32, "Chunks per sequence (Section 6.1).")
+    chunks: int = option(32, "Chunks per sequence (Section 6.1).", interval="[1, inf)")
     chunk_guidance: Literal["teacher", "random"] = option(
         "teacher",
         "teacher: compare chunks with the teacher's. random: pick whole chunks at random.",
@@ -155,63 +160,58 @@ class Method:
         "document.",
     )
     teacher_weights: list[float] | None = option(
-        None, "Weight of each teacher, for --teacher_reduction weighted."
+        None,
+        "Weight of each teacher, for --teacher_reduction weighted.",
+        interval="(0, inf)",
     )
 
     _argument_group_name = "method"
 
-    @python_door
     def __post_init__(self) -> None:
-        # The choices come first, because the other checks ask which method it is.
-        check_types(self)
+        # The settings have the names of the user's own class and function, not the objects.
+        for name in ("method", "aggregation"):
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                setattr(self, name, name_own(name, value))
+        check_options(self)
         self._check_own()
-        in_range(self, "(0, 1]", "top_k")
-        in_range(self, "[0, 1)", "unselected_weight")
-        in_range(self, "[0, inf)", "top_k_warmup_steps")
-        in_range(self, "(0, inf)", "uld_weight", "teacher_weights")
-        in_range(self, "[1, inf)", "chunks")
-        # Shares are counted in millionths, so a number that would be rounded is rejected.
-        if abs(self.top_k - round(self.top_k * UNITS) / UNITS) > 1e-12:
-            raise ValueError(f"--top_k must have at most six decimals, got {self.top_k}")
         self._check_chunk()
         # The next two rules are about pairs of settings that are each valid alone.
         if self.with_entropies and self.unmapped == "mean":
-            raise ValueError(
-                "--rho1_score loss_and_entropy cannot rank unmapped tokens, which have no entropy"
+            raise OptionError(
+                "rho1_score", "loss_and_entropy cannot rank unmapped tokens, which have no entropy"
             )
         if self.with_entropies and self.loss_divisor == "selected":
-            raise ValueError(
-                "--rho1_score loss_and_entropy does not support --loss_divisor selected: it knows "
-                "the number of selected tokens too late"
+            raise OptionError(
+                "rho1_score",
+                f"loss_and_entropy does not support {named('loss_divisor')} selected: it knows "
+                "the number of selected tokens too late",
             )
 
     def _check_own(self) -> None:
-        """Check that a user's own class and function exist, and keep their names."""
-        for name, choices in (("method", METHODS), ("aggregation", AGGREGATIONS)):
-            value = getattr(self, name)
-            if not isinstance(value, str):
-                value = name_own(name, value)
-                setattr(self, name, value)
-            check_choice(name, value, choices)
+        """Check that a user's own class and function exist."""
         if ":" in self.aggregation and not callable(load_own("aggregation", self.aggregation)):
-            raise ValueError(f"--aggregation {self.aggregation} is not a function")
+            raise OptionError("aggregation", f"{self.aggregation} is not a function")
         if self.own_objective and self.loss_divisor == "selected":
-            raise ValueError(
-                f"--loss_divisor selected: {self.as_typed} counts its tokens itself, in "
-                "divisor_tokens: leave the option out"
+            raise OptionError(
+                "loss_divisor",
+                f"selected: {self.as_typed} counts its tokens itself, in "
+                "divisor_tokens: leave the option out",
             )
 
     def _check_chunk(self) -> None:
         """Reject settings for characters or single tokens if chunks are compared."""
         if self.method in ("chunk", "rho1") and self.aggregation == "share":
-            raise ValueError(
-                f"--aggregation share counts characters, but --method {self.method} compares whole "
-                "tokens: use --aggregation sum"
+            raise OptionError(
+                "aggregation",
+                f"share counts characters, but {named('method')} {self.method} compares whole "
+                f"tokens: use {named('aggregation')} sum",
             )
         if self.method == "chunk" and self.selection == "accept":
-            raise ValueError(
-                "--selection accept weighs each token, but --method chunk compares chunks: "
-                "use --method vocagnolm"
+            raise OptionError(
+                "selection",
+                f"accept weighs each token, but {named('method')} chunk compares chunks: "
+                f"use {named('method')} vocagnolm",
             )
 
     def in_effect(self) -> dict[str, object]:
@@ -249,10 +249,10 @@ class Method:
     def as_typed(self) -> str:
         """The method as typed on the command line."""
         if self.method == "chunk" and self.chunk_guidance == "random":
-            return "--method chunk --chunk_guidance random"
+            return f"{named('method')} chunk {named('chunk_guidance')} random"
         if self.accepts:
-            return f"--method {self.method} --selection accept"
-        return f"--method {self.method}"
+            return f"{named('method')} {self.method} {named('selection')} accept"
+        return f"{named('method')} {self.method}"
 
     @property
     def own_objective(self) -> Any:
@@ -265,7 +265,7 @@ class Method:
         for base in getattr(own_class, "__mro__", ()):
             bases.append(f"{base.__module__}.{base.__qualname__}")
         if "vocagnolm.objective.Objective" not in bases:
-            raise ValueError(f"--method {self.method} is not a subclass of vocagnolm.Objective")
+            raise OptionError("method", f"{self.method} is not a subclass of vocagnolm.Objective")
         return own_class
 
     @property
@@ -317,7 +317,9 @@ class Method:
     def check_chunks(self, max_length: int) -> None:
         """Raise a ValueError for more chunks than a packed sequence has tokens."""
         if self.method == "chunk" and self.chunks > max_length:
-            raise ValueError(f"--chunks {self.chunks} exceeds --max_length {max_length}: lower it")
+            raise OptionError(
+                "chunks", f"{self.chunks} exceeds --max_length {max_length}: lower it"
+            )
 
     def check_teacher(self, count: int, *, is_stored: bool = False) -> None:
         """Raise a ValueError if the teacher is missing, or is of the wrong kind or number."""
@@ -330,20 +332,22 @@ class Method:
         if compares and is_stored:
             raise ValueError(
                 f"{self.as_typed} compares distributions, which a store of losses does not hold: "
-                "give the model itself with --teacher"
+                f"give the model itself with {named('teacher')}"
             )
         if compares and count > 1:
             raise ValueError(f"{self.as_typed} takes one teacher, got {count}")
         if self.teacher_reduction == "first" and count > 1 and not is_stored:
-            raise ValueError(
-                "--teacher_reduction first needs stores, as the first teacher in memory has every "
-                "document: score each teacher's documents, and give --teacher_losses"
+            raise OptionError(
+                "teacher_reduction",
+                "first needs stores, as the first teacher in memory has every "
+                f"document: score each teacher's documents, and give {named('teacher_losses')}",
             )
         # Weights that no reduction reads are rejected, too, because they would silently be ignored.
         expected = count if self.teacher_reduction == "weighted" else 0
         weights = len(self.teacher_weights or ())
         if weights != expected:
-            raise ValueError(
-                f"--teacher_reduction {self.teacher_reduction} takes {expected or 'no'} "
-                f"--teacher_weights, found {weights}"
+            raise OptionError(
+                "teacher_reduction",
+                f"{self.teacher_reduction} takes {expected or 'no'} "
+                f"{named('teacher_weights')}, found {weights}",
             )

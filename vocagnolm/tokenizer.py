@@ -6,6 +6,7 @@ import hashlib
 import logging
 from typing import TYPE_CHECKING, Literal
 
+from vocagnolm.fields import OptionError, named
 from vocagnolm.gguf import split_name
 from vocagnolm.shell.extras import advice
 from vocagnolm.shell.hub import check_name
@@ -32,7 +33,7 @@ def load_tokenizer(
     """Load a tokenizer from a directory or the hub. Test its offsets, and its ids by its files."""
     from transformers import AutoTokenizer
 
-    check_name(f"{role} tokenizer", name)
+    check_name(f"{role}_tokenizer", name)
     place, gguf_file = split_name(name)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -145,17 +146,19 @@ def check_same_tokens(
     # Vocabularies have any order, but a message must be the same each time.
     wrong.sort()
     if wrong:
-        raise ValueError(
-            f"--method {method} needs a teacher with the student's vocabulary of "
+        raise OptionError(
+            "method",
+            f"{method} needs a teacher with the student's vocabulary of "
             f"{len(student_ids):,} tokens, found {len(wrong):,} that are not the same in "
-            f"{teacher.name_or_path} ({', '.join(map(repr, wrong[:3]))}): use --method uld or "
-            "vocagnolm"
+            f"{teacher.name_or_path} ({', '.join(map(repr, wrong[:3]))}): use "
+            f"{named('method')} uld or vocagnolm",
         )
     # Equal vocabularies may have other merges, or another normalisation.
     if encode(student, PROBE).ids.tolist() != encode(teacher, PROBE).ids.tolist():
-        raise ValueError(
-            f"--method {method}: the tokenizer of {teacher.name_or_path} has the student's "
-            "vocabulary, but splits a text differently: use --method uld or vocagnolm"
+        raise OptionError(
+            "method",
+            f"{method}: the tokenizer of {teacher.name_or_path} has the student's "
+            f"vocabulary, but splits a text differently: use {named('method')} uld or vocagnolm",
         )
 
 

@@ -26,7 +26,6 @@ from vocagnolm.collator import (
     student_segments,
 )
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.doors import python_door
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.method import Method
 from vocagnolm.models.adapters import adapt, check_adapted
@@ -92,7 +91,6 @@ class VocAgnoTrainer(ResumableTrainer):
     # Trainer would also divide each loss by the number of micro-batches.
     loss_is_scaled_for_ga = True
 
-    @python_door
     def __init__(
         self,
         model: str | nn.Module | None = None,
@@ -201,22 +199,20 @@ class VocAgnoTrainer(ResumableTrainer):
             length = teacher_lengths[index] if teacher_lengths else student_length
             check_packing(teacher, self.args.device, longest=length)
 
-    @python_door
     def train(self, *args: Any, **options: Any) -> Any:
-        """Train like `ResumableTrainer.train`. Errors name Python arguments."""
-        if cast(VocAgnoConfig, self.args).as_method() != self._method:
+        """Train like `ResumableTrainer.train`."""
+        # The settings are also attributes of the arguments, where changing them does nothing.
+        if not vars(self._method).items() <= vars(self.args).items():
             raise ValueError(
                 "args: settings of the method were changed after the trainer was made, which has "
                 "no effect: make another trainer"
             )
         return super().train(*args, **options)
 
-    @python_door
     def evaluate(self, eval_dataset: Any = None, *args: Any, **options: Any) -> dict[str, float]:
         """Evaluate on packed sequences, or on documents like those of the constructor."""
         return super().evaluate(self._packed(eval_dataset, "eval_dataset"), *args, **options)
 
-    @python_door
     def predict(self, test_dataset: Any, *args: Any, **options: Any) -> Any:
         """Return the sums of losses of packed sequences or documents."""
         return super().predict(self._packed(test_dataset, "test_dataset"), *args, **options)

@@ -21,9 +21,7 @@ RECIPES = Path(__file__).resolve().parents[2] / "recipes" / "paper"
 
 
 def method_of(recipe: str) -> Method:
-    return parse(
-        ["--config", str(RECIPES / f"{recipe}.yaml"), "--use_cpu", "True"]
-    ).args.as_method()
+    return parse(["--config", str(RECIPES / f"{recipe}.yaml"), "--use_cpu", "True"]).args.guidance
 
 
 def guided(tokens: int) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def test_hub_is_asked_before_a_push(
     monkeypatch.setattr(hub.HfApi, "whoami", reject)
     assert main.main(argv_of(world, tmp_path / "out", push_to_hub="True")) == 2
     reason = " ".join(str(error).split())
-    assert f"--push_to_hub: {reason}: run `hf auth login`" in capfd.readouterr().err
+    assert f"--push_to_hub {reason}: run `hf auth login`" in capfd.readouterr().err
 
 
 def plan_of(capfd: pytest.CaptureFixture[str], argv: list[str]) -> dict[str, str]:
@@ -87,7 +87,7 @@ def test_small_corpus_is_read_whole_when_its_part_is_too_small(
     monkeypatch.setattr(documents, "_SAMPLE_DOCUMENTS", 3)
     argv = argv_of(world, tmp_path / "out", global_batch_tokens="640000", dry_run="True")
     assert main.main(argv) == 2
-    assert "one optimizer step needs 10,000: lower" in capfd.readouterr().err
+    assert "one optimizer step needs 10,000" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("attention", ["torch_varlen", "flash_attention_2"])

@@ -9,6 +9,7 @@ from filelock import FileLock, Timeout
 
 from vocagnolm.demo import world
 from vocagnolm.demo.methods import TEACHER
+from vocagnolm.fields import OptionError
 from vocagnolm.shell.io import ASSETS, check_writable, claim_names
 
 # In a seed's directory: the student that all methods begin with, pages and conversations.
@@ -46,8 +47,9 @@ def claimed(directory: Path, seeds: Sequence[int]) -> Iterator[None]:
                 _remove(directory / name)
             yield
     except Timeout as error:
-        raise ValueError(
-            f"--output_dir {directory}: another demo is running there: wait for it, or give another"
+        raise OptionError(
+            "output_dir",
+            f"{directory}: another demo is running there: wait for it, or give another",
         ) from error
 
 

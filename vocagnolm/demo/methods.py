@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from vocagnolm.fields import aliases_of
+from vocagnolm.fields import OptionError, aliases_of
 from vocagnolm.run.parser import OPTIONS, check
 from vocagnolm.run.recipe import RECIPES
 from vocagnolm.shell.io import ASSETS
@@ -34,10 +34,11 @@ def flags_of(method: str, seed: int, options: Sequence[str] = ()) -> list[str]:
 
 def tokens_of(flags: Sequence[str]) -> int:
     """Count the student tokens that a run with these flags reads."""
-    _, _, (_, _, _, run, _) = check([f"--config={RECIPE}", *flags])
-    if run.max_steps < 1:
-        raise ValueError(f"--max_steps must be at least 1 in the demo, got {run.max_steps}")
-    return int(run.max_steps * run.global_batch_tokens)
+    _, values, _ = check([f"--config={RECIPE}", *flags])
+    steps = values["max_steps"]
+    if steps < 1:
+        raise OptionError("max_steps", f"must be at least 1 in the demo, got {steps}")
+    return int(steps * values["global_batch_tokens"])
 
 
 def check_options(methods: Sequence[str], options: Sequence[str]) -> None:
@@ -51,11 +52,11 @@ def check_options(methods: Sequence[str], options: Sequence[str]) -> None:
         name, _, value = option.partition("=")
         name = name.replace("-", "_")
         if not value:
-            raise ValueError(f"--options expected NAME=VALUE, got {option}")
+            raise OptionError("options", f"expected NAME=VALUE, got {option}")
         if aliases.get(name, name) in set_by_demo:
-            raise ValueError(f"--options {option}: the demo sets this itself: leave it out")
+            raise OptionError("options", f"{option}: the demo sets this itself: leave it out")
     try:
         for method in methods:
             tokens_of(flags_of(method, 0, options))
     except ValueError as error:
-        raise ValueError(f"--options: {error}") from error
+        raise OptionError("options", f"{error}") from error

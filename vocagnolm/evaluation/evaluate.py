@@ -14,14 +14,14 @@ file, 130 interrupted.
 
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from vocagnolm import cli as command
-from vocagnolm.doors import near
 from vocagnolm.evaluation.sampling import Sampling
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Benchmark
 from vocagnolm.evaluation.tasks.own_benchmarks import read_benchmarks
-from vocagnolm.fields import in_range
+from vocagnolm.fields import OptionError, in_range, near
 from vocagnolm.shell.extras import require, require_trackers
 
 _NAME = "vocagnolm evaluate"
@@ -31,7 +31,7 @@ _NO_MEMORY = "give a smaller --batch_size, a narrower --dtype, or --engine vllm"
 def _parser() -> command.Parser:
     parser = command.Parser(_NAME, __doc__)
     add = parser.add_argument
-    add("--model", help="A hub name or a directory.")
+    add("--model", hub="model", help="A hub name or a directory.")
     add("--revision", help="Branch, tag or commit on the hub.")
     names = ", ".join(BENCHMARKS)
     add("--benchmarks", nargs="+", help=f"Any of {names}; default: the paper's nine, or your own.")
@@ -56,6 +56,8 @@ def _parser() -> command.Parser:
     add("--report_to", choices=("none", "wandb"), default="none")
     add("--dry_run", action="store_true", help="Print one prompt per benchmark, and token counts.")
     add("--regrade", type=Path, metavar="FILE", help="Grade stored outputs; needs --benchmark.")
+    # Without this, --benchmark for --benchmarks would ask all nine.
+    add = partial(add, excludes=["model"])
     add("--benchmark", help="Benchmark of the outputs in --regrade FILE.")
     add("--output", type=Path, help="File for the items of --regrade; default: standard output.")
     return parser
@@ -68,10 +70,7 @@ def check(argv: Sequence[str] | None = None) -> Namespace:
     if bool(arguments.model) == bool(arguments.regrade):
         raise ValueError("give --model, or --regrade FILE and its --benchmark")
     if arguments.regrade and not arguments.benchmark:
-        raise ValueError("--regrade needs the --benchmark of its outputs")
-    if arguments.model:
-        # Without this, --benchmark for --benchmarks would ask all nine.
-        parser.refuse(arguments, "benchmark output", "with --model")
+        raise OptionError("regrade", "needs the --benchmark of its outputs")
     in_range(arguments, "[1, inf)", "limit", "batch_size", "samples")
     arguments.sampling = _sampling(arguments)
     # Check packages and names before torch is imported, which takes seconds.
@@ -86,7 +85,7 @@ def _sampling(arguments: Namespace) -> Sampling | None:
     """Return how outputs are drawn, or None for greedy decoding."""
     if arguments.temperature == 0:
         if arguments.samples > 1 or arguments.top_p != 1:
-            raise ValueError("--samples and --top_p need a --temperature, for example 0.6")
+            raise OptionError("samples", "and --top_p need a --temperature, for example 0.6")
         return None
     # vLLM would raise any value between to 0.01.
     in_range(arguments, "[0.01, inf)", "temperature")
@@ -116,7 +115,7 @@ def _choose_benchmarks(arguments: Namespace) -> None:
         chosen[name] = benchmarks[name]
         if arguments.chat:
             if chosen[name].answer_kind == "marked":
-                raise ValueError(f"--chat: {name} asks for no boxed answers")
+                raise OptionError("chat", f"{name} asks for no boxed answers")
             chosen[name] = chosen[name].in_chat()
     arguments.benchmarks = list(chosen.values())
 

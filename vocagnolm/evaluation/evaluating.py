@@ -22,6 +22,7 @@ from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.tasks.benchmarks import HARNESS
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
 from vocagnolm.evaluation.wandb_run import log_evaluation
+from vocagnolm.fields import OptionError
 from vocagnolm.models.load import NO_LIMIT, ModelSource, context_length, revision_of
 from vocagnolm.models.precision import choose_dtype
 from vocagnolm.shell import printing
@@ -112,7 +113,7 @@ def _read_all_but_weights(
         chat = None
         if arguments.chat:
             if not tokenizer.chat_template:
-                raise ValueError(f"--chat: the tokenizer of {source.name} has no chat template")
+                raise OptionError("chat", f"the tokenizer of {source.name} has no chat template")
             chat = Chat(tokenizer, tokenizer.get_chat_template())
         tasks = load_tasks(
             arguments.benchmarks,

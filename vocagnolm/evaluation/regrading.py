@@ -13,6 +13,7 @@ from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.results import one_line_summary
 from vocagnolm.evaluation.tasks.benchmarks import Benchmark
 from vocagnolm.evaluation.tasks.tasks import numbered_lines, to_line
+from vocagnolm.fields import OptionError
 from vocagnolm.shell.io import JsonObject, check_writable, write_text
 
 # Every stored output has these fields, whoever wrote it.
@@ -34,7 +35,7 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
         try:
             answers.append(_answer(record, benchmark))
         except ValueError as error:
-            raise ValueError(f"--regrade {file}:{number}: {error}") from error
+            raise OptionError("regrade", f"{file}:{number}: {error}") from error
         records.append(record)
     _check_counts(records, file)
     with Grader() as grader:
@@ -61,7 +62,7 @@ def _content(file: Path) -> bytes:
     try:
         return gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"--regrade {file} is not a complete gzip file: {error}") from error
+        raise OptionError("regrade", f"{file} is not a complete gzip file: {error}") from error
 
 
 def _answer(record: JsonObject, benchmark: Benchmark) -> tuple[str, str]:
@@ -93,8 +94,10 @@ def _check_counts(records: list[JsonObject], file: Path) -> None:
     for idx, numbers in samples.items():
         if len(set(numbers)) < len(numbers):
             fault = f"idx {idx} comes twice: number the outputs of an item by sample, from 0"
-            raise ValueError(f"--regrade {file}: {fault}")
+            raise OptionError("regrade", f"{file}: {fault}")
     counts = sorted({len(numbers) for numbers in samples.values()})
     if len(counts) != 1:
         found = f"{counts} per item" if counts else "none"
-        raise ValueError(f"--regrade {file}: expected equally many outputs per item, found {found}")
+        raise OptionError(
+            "regrade", f"{file}: expected equally many outputs per item, found {found}"
+        )

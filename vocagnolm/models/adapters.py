@@ -117,12 +117,12 @@ def lora_config(
                 named_layers.append(path)
                 modules_inside.update(module.modules())
         if not named_layers:
-            raise ValueError(f"--lora_*_modules: {type(model).__name__} has no layer {name}")
+            raise ValueError(f"{type(model).__name__} has no layer {name}: name others to adapt")
         # A block that contains the head would train it, too.
         if whole_modules & modules_inside:
             raise ValueError(
-                f"--lora_*_modules: {name} cannot be adapted, because losses are computed from the "
-                "output head's own weight: leave it out"
+                f"{name} cannot be adapted, because losses are computed from the output "
+                "head's own weight: leave it out"
             )
         # PEFT would train every layer whose name ends with one of these: `norm` also means
         # `k_norm`.

@@ -85,7 +85,7 @@ class ModelSource:
 
     def config(self) -> PreTrainedConfig:
         """Read only its configuration."""
-        check_name(f"--{self.role}", self.name)
+        check_name(self.role, self.name)
         if self.loaded is not None:
             return self.loaded.config
         if Path(self.name).is_dir() and not Path(self.name, "config.json").exists():

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from vocagnolm.attention import segments_of
 from vocagnolm.conventions import IGNORED_LABEL
+from vocagnolm.fields import named
 from vocagnolm.token_loss import (
     add_token_losses,
     inner_model,
@@ -81,7 +82,7 @@ def check_packing(
             f"{type(model).__name__} with attention implementation {attention} lets "
             f"packed documents see each other: losses differ by up to {error:.2g} nats from those "
             f"of the same documents alone (by {scale:.2g} when attention crosses on purpose): "
-            f"{way_out}accept it with --attend_across_documents, or take another model"
+            f"{way_out}accept it with {named('attend_across_documents')}, or take another model"
         )
 
 

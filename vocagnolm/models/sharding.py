@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
+from vocagnolm.fields import OptionError, named
 from vocagnolm.token_loss import add_token_losses
 
 
@@ -32,12 +33,14 @@ def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTra
     if not (layers := decoder_layers(model)):
         raise ValueError(
             f"{type(model).__name__} names no decoder layers (_no_split_modules), which "
-            "--teacher_sharding shards one by one: leave it out"
+            f"{named('teacher_sharding')} shards one by one: leave it out"
         )
     world, local = torch.distributed.get_world_size(), devices_of_a_machine()
     # The mesh is a rectangle, so all machines must have the same number of processes.
     if world % local:
-        raise ValueError(f"--teacher_sharding node: {world} processes are not {local} per machine")
+        raise OptionError(
+            "teacher_sharding", f"node: {world} processes are not {local} per machine"
+        )
     # Weights are sharded inside a machine, where links are fast, and each machine has a whole copy.
     # Every process builds the mesh of all machines, because making its groups is collective.
     names = ("node", "device")

@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 from vocagnolm.alignment import align_spans
 from vocagnolm.cli import Parser, shell
 from vocagnolm.conventions import Spans
-from vocagnolm.fields import corpora_of, in_range, listed
+from vocagnolm.fields import OptionError, corpora_of, in_range, listed
 from vocagnolm.report.audit_tables import audit_markdown, draw_audit
 from vocagnolm.report.mapping import (
     chunk_overlaps,
@@ -89,9 +89,10 @@ def audit(
         from vocagnolm.texts import reasons_in
 
         reasons = count_reasons(reasons_in(corpus)) or "without tokens"
-        raise ValueError(
-            f"--dataset has no usable document: {len(corpus):,} read, all of them skipped "
-            f"({reasons}); give another one, or another --text_column"
+        raise OptionError(
+            "dataset",
+            f"has no usable document: {len(corpus):,} read, all of them skipped "
+            f"({reasons}); give another one, or another --text_column",
         )
     # Documents from one source often follow each other, so draw sequences from the whole corpus.
     random.Random(seed).shuffle(usable)
@@ -207,8 +208,8 @@ def _read_corpus(arguments: Namespace) -> tuple[Any, JsonObject]:
         # A sample of a hub dataset does not download the rest of it.
         corpus, _ = load_sample(name, arguments.documents, **options)
     if is_conversations(corpus):
-        raise ValueError(
-            "--dataset has conversations: audit documents, for example by --text_column"
+        raise OptionError(
+            "dataset", "has conversations: audit documents, for example by --text_column"
         )
     files = files_of(name, split=options["split"], config_name=options["config_name"])
     content = {"dataset": name} | options
@@ -223,8 +224,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser("vocagnolm audit", __doc__)
     add = parser.add_argument
     cut = "Student tokens per sequence that is cut into chunks; default: 2048."
-    add("--student", required=True, help="The student's tokenizer: a hub name or a directory.")
-    add("--teacher", required=True, nargs="+", help="The teachers' tokenizers.")
+    add("--student", required=True, hub="model", help="Tokenizer: a hub name or a directory.")
+    add("--teacher", required=True, nargs="+", hub="model", help="The teachers' tokenizers.")
     parser.add_dataset(required=True)
     add("--documents", type=int, help="Read only the first N; default: all.")
     add("--sequence_length", type=int, default=2048, help=cut)

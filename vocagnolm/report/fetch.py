@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers.trainer import TRAINER_STATE_NAME
 
+from vocagnolm.fields import OptionError
 from vocagnolm.shell.io import RUN_FILE, JsonObject, claim_names, write_json
 from vocagnolm.training.tracking import EVALUATION, log_name
 
@@ -87,7 +88,7 @@ def _list_runs(projects: Sequence[str]) -> list[Any]:
         for project in projects:
             runs += api.runs(project, lazy=False)
     except (wandb.errors.Error, ValueError) as error:
-        raise ValueError(f"--wandb {' '.join(projects)}: {error}") from error
+        raise OptionError("wandb", f"{' '.join(projects)}: {error}") from error
     return runs
 
 

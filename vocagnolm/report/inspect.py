@@ -16,13 +16,14 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from vocagnolm.chat.reading import TRAIN_ON, TrainOn
 from vocagnolm.cli import Parser, shell
 from vocagnolm.conventions import TEXT, NonFiniteLoss
-from vocagnolm.fields import corpora_of, listed
+from vocagnolm.fields import OptionError, corpora_of, listed
 from vocagnolm.method import AGGREGATIONS, Selection, Unmapped
 from vocagnolm.report.view import GuidanceView, TextView, view_tokens
 from vocagnolm.shell.io import check_outside, check_writable, claim_names, write_text
@@ -37,12 +38,6 @@ if TYPE_CHECKING:
     from vocagnolm.readers import Reader
 
 PAGE = "guidance.html"
-# A text on the command line is a document by itself. Acceptance weights each token by itself.
-_OF_DATASET = (
-    "document dataset_config dataset_split text_column train_on student_chat_template "
-    "teacher_chat_template"
-)
-_OF_RANKING = "top_k aggregation unmapped"
 
 
 def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -50,16 +45,21 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--text", help="Text to show.")
-    source.add_argument("--dataset", help="A file, a directory or a hub name, as for train.")
+    corpus_help = "A file, a directory or a hub name, as for train."
+    add("--dataset", group=source, hub="dataset", help=corpus_help)
     indices = "Documents to show, counted from 0; default: 0."
-    add("--document", type=int, nargs="+", default=[0], metavar="INDEX", help=indices)
+    # A text on the command line is a document by itself.
+    of_dataset = partial(add, needs=["dataset"])
+    of_dataset("--document", type=int, nargs="+", default=[0], metavar="INDEX", help=indices)
     parser.add_dataset(source=False)
     # With one teacher these values are lists, as those of several teachers are in vocagnolm train.
     for role, number in (("student", None), ("teacher", 1)):
-        add(f"--{role}", nargs=number, required=True, help="Causal LM: a hub name or a directory.")
+        model_help = "Causal LM: a hub name or a directory."
+        add(f"--{role}", nargs=number, required=True, hub="model", help=model_help)
         add(f"--{role}_revision", nargs=number, help="Branch, tag or commit on the hub.")
-        add(f"--{role}_tokenizer", nargs=number, help="If it is not stored with the weights.")
-        add(
+        tokenizer_help = "If it is not stored with the weights."
+        add(f"--{role}_tokenizer", nargs=number, hub="model", help=tokenizer_help)
+        of_dataset(
             f"--{role}_chat_template",
             nargs=number,
             help="plain, chatml or a file; default: its own.",
@@ -68,8 +68,8 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--attn_implementation", help="As in from_pretrained.")
     add("--trust_remote_code", action="store_true")
     add("--max_length", type=int, help="Student tokens per part; default: 2048 or its context.")
-    add("--top_k", type=float, default=0.4, help="Share of the tokens to keep (Eq. 4).")
     add("--selection", choices=get_args(Selection), default="top_k", help="As for train.")
+    add("--top_k", type=float, default=0.4, help="Share of the tokens to keep (Eq. 4).")
     add("--aggregation", choices=AGGREGATIONS, default="max", help="As for train (Eq. 2).")
     add(
         "--unmapped",
@@ -77,15 +77,11 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default="include",
         help="As for train (Section 6.2).",
     )
-    add("--train_on", choices=TRAIN_ON, default=TRAIN_ON[0], help="As for train.")
+    of_dataset("--train_on", choices=TRAIN_ON, default=TRAIN_ON[0], help="As for train.")
     add("--output_dir", type=Path, help=f"For {PAGE}.")
     arguments = parser.parse_args(argv)
-    if arguments.text is not None:
-        parser.refuse(arguments, _OF_DATASET, "with --text")
-    if arguments.selection == "accept":
-        parser.refuse(arguments, _OF_RANKING, "with --selection accept")
     if min(arguments.document) < 0:
-        raise ValueError(f"--document must not be negative, got {min(arguments.document)}")
+        raise OptionError("document", f"must not be negative, got {min(arguments.document)}")
     return arguments
 
 
@@ -129,7 +125,7 @@ def build_view(arguments: argparse.Namespace) -> GuidanceView:
 
     model_options = from_values(ModelOptions)
     guidance_options = from_values(GuidanceOptions)
-    method = guidance_options.as_method()
+    method = guidance_options.guidance
     corpus, indices = _read_documents(arguments)
     device = torch.device("cpu") if is_on_cpu() else torch.accelerator.current_accelerator()
     assert device is not None
@@ -161,7 +157,7 @@ def _read_documents(arguments: argparse.Namespace) -> tuple[datasets.Dataset, li
     # This also reads the documents before the last one.
     corpus, _ = load_sample(name, max(indices) + 1, **corpus_options)
     if max(indices) >= len(corpus):
-        raise ValueError(f"--document must be below {len(corpus):,}, got {max(indices)}")
+        raise OptionError("document", f"must be below {len(corpus):,}, got {max(indices)}")
     return corpus.select(indices), indices
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
+from vocagnolm.fields import OptionError
 from vocagnolm.shell.io import ASSETS, read_json
 
 REPORTED_FILE = ASSETS / "reported.json"
@@ -41,7 +42,9 @@ def read_reported(names: Sequence[str]) -> list[Reported]:
     for name in names:
         if name not in cells_of:
             expected = ", ".join(map(repr, cells_of))
-            raise ValueError(f"--reported {name!r} is not a row or table of the paper: {expected}")
+            raise OptionError(
+                "reported", f"{name!r} is not a row or table of the paper: {expected}"
+            )
         for cell in cells_of[name]:
             if cell not in cells:
                 cells.append(cell)

@@ -7,6 +7,7 @@ from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCardData
 
+from vocagnolm.fields import OptionError
 from vocagnolm.gguf import split_name
 from vocagnolm.shell.hub import hub_name, public_name
 from vocagnolm.shell.io import ASSETS
@@ -87,4 +88,4 @@ def push(
     # Network errors have no common base class, and none may hide that the model was saved.
     except Exception as error:
         remedy = "everything is saved; the same command pushes it"
-        raise ValueError(f"--push_to_hub {repository}: {error}: {remedy}") from error
+        raise OptionError("push_to_hub", f"{repository}: {error}: {remedy}") from error

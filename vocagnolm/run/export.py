@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from vocagnolm.cli import Parser, shell
+from vocagnolm.fields import OptionError
 from vocagnolm.models.adapters import lora_config, merge_adapters, read_adapters
 from vocagnolm.models.load import ADAPTER_CONFIG, ModelSource, is_adapter, model_files
 from vocagnolm.shell.extras import require
@@ -82,7 +83,7 @@ def export(
         require("peft", f"{checkpoint} holds adapters: to add them to their model")
     target = output_dir or checkpoint.with_name(f"export-{checkpoint.name.split('-')[-1]}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"--output_dir {target} is not empty: give another")
+        raise OptionError("output_dir", f"{target} is not empty: give another")
     trusted: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     name, role, revision = _student_of(checkpoint, settings)
     # A moved model, which transformers would look for on the hub.

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from vocagnolm.cli import OneLineErrors
+from vocagnolm.fields import OptionError
 from vocagnolm.run.recipe import as_flags, find_file, read_mapping
 from vocagnolm.shell.printing import log_main
 
@@ -41,7 +42,7 @@ def launch(command: str, argv: Sequence[str], check: Callable[[Sequence[str]], o
     words, command_argv = split(argv)
     # Every process of a job would start a job of its own.
     if "RANK" in os.environ:
-        raise ValueError("--accelerate_config starts the processes: leave accelerate launch out")
+        raise OptionError("accelerate_config", "starts the processes: leave accelerate launch out")
     check(command_argv)
     words += ["--module", "vocagnolm", command]
     words += command_argv
@@ -57,8 +58,8 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     # Unknown words are for the command, whose own parser reads them.
     launch_options, command_argv = parser.parse_known_args(argv)
     options = vars(launch_options)
-    path = find_file("--accelerate_config", options.pop("accelerate_config"), CONFIGS)
-    content = read_mapping("--accelerate_config", path)
+    path = find_file("accelerate_config", options.pop("accelerate_config"), CONFIGS)
+    content = read_mapping("accelerate_config", path)
     distributed_type = content.get("distributed_type")
     # On CPUs, Accelerate starts several processes only by MPI.
     lacks_mpi = distributed_type == "MULTI_CPU" and not content.get("mpirun_config")
@@ -66,9 +67,10 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     processes = launch_options.num_processes or content.get("num_processes", 1)
     # Accelerate would start one process, although several are requested.
     if starts_one and processes > 1:
-        raise ValueError(
-            f"--num_processes: {path} has distributed_type {distributed_type or 'NO'}, which "
-            "starts one: use ddp or fsdp2"
+        raise OptionError(
+            "num_processes",
+            f"{path} has distributed_type {distributed_type or 'NO'}, which "
+            "starts one: use ddp or fsdp2",
         )
     return as_flags({"config_file": path} | options), command_argv
 

@@ -59,7 +59,7 @@ def plan(assembled: Assembled, checkpoint: str | None = None) -> str:
 
 def _method(job: Job) -> str:
     """Name the method, and its settings that differ from the paper's."""
-    settings = job.args.in_effect()
+    settings = job.args.guidance.in_effect()
     parts = [str(settings["method"])]
     for name, value in settings.items():
         if name != "method" and value != getattr(Method, name):

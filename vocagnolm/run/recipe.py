@@ -8,28 +8,12 @@ from typing import Any
 import yaml
 
 from vocagnolm.cli import Parser, shell
-from vocagnolm.doors import near
-from vocagnolm.fields import aliases_of
+from vocagnolm.fields import OptionError, aliases_of, near, options_of
 from vocagnolm.shell.io import read_yaml
 from vocagnolm.shell.printing import print_main
 from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions, RunOptions
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
-# Options that exclude others. Whoever gives one over a recipe replaces the recipe's others.
-_REPLACED = {
-    "teacher": ("teacher_losses", "missing_losses"),
-    "teacher_losses": (
-        "teacher",
-        "teacher_revision",
-        "teacher_tokenizer",
-        "teacher_chat_template",
-        "teacher_dtype",
-        "teacher_quantization",
-        "teacher_sharding",
-    ),
-    "eval_dataset": ("eval_fraction",),
-    "eval_fraction": ("eval_dataset",),
-}
 
 
 def names_in(directory: Path) -> list[str]:
@@ -47,7 +31,7 @@ def find_file(option: str, value: str, directory: Path = RECIPES) -> Path:
     if value not in names:
         choices = "`vocagnolm recipes` lists them" if directory == RECIPES else ", ".join(names)
         hint = near(value, names)
-        raise ValueError(f"{option} {value}: no such file, here or in the package{hint}: {choices}")
+        raise OptionError(option, f"{value}: no such file, here or in the package{hint}: {choices}")
     return directory / f"{value}.yaml"
 
 
@@ -56,56 +40,63 @@ def read_mapping(option: str, path: str | Path) -> dict[str, Any]:
     try:
         content = read_yaml(Path(path))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{option} {path} cannot be read: {error}") from error
+        raise OptionError(option, f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{option} {path} must be a mapping of options to values")
+        raise OptionError(option, f"{path} must be a mapping of options to values")
     # YAML rejects a repeated key, but not one in two spellings.
     names = [str(name).replace("-", "_") for name in content]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"{option} {path} gives {name} twice, in two spellings")
+            raise OptionError(option, f"{path} gives {name} twice, in two spellings")
     return content
 
 
 def recipe_options(path: str | Path) -> dict[str, Any]:
     """Read a YAML file of options over those of its `base`, a file in the same directory."""
-    options = read_mapping("--config", path)
+    options = read_mapping("config", path)
     # Give every option its own name here, so that it overrides the base's, whatever spelling that
     # uses.
     aliases = aliases_of(ModelOptions, DataOptions, GuidanceOptions, RunOptions)
     for alias in aliases.keys() & options.keys():
         name = aliases[alias]
         if name in options:
-            raise ValueError(f"--config {path} gives {name} twice, in two spellings")
+            raise OptionError("config", f"{path} gives {name} twice, in two spellings")
         options[name] = options.pop(alias)
     if "config" in options:
-        raise ValueError(f"--config {path} has an option config: call it base")
+        raise OptionError("config", f"{path} has an option config: call it base")
     for name, value in options.items():
         if isinstance(value, list) and None in value:
-            raise ValueError(f"--config {path}: --{name} has an empty item")
+            raise OptionError("config", f"{path}: --{name} has an empty item")
     base = options.pop("base", None)
     if base is None:
         return options
     if not isinstance(base, str):
-        raise ValueError(f"--config {path}: base must be the name of one file, got {base}")
+        raise OptionError("config", f"{path}: base must be the name of one file, got {base}")
     try:
         # The base may have its own base. On the right side of |, its values would win.
         return without_replaced(recipe_options(Path(path).parent / base), options) | options
     except RecursionError:
-        raise ValueError(f"--config {path} is its own base") from None
+        raise OptionError("config", f"{path} is its own base") from None
 
 
 def without_replaced(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Leave out the options of a recipe that options with these names replace.
 
-    >>> without_replaced({"teacher": "T", "top_k": 0.4}, ["teacher_losses"])
-    {'top_k': 0.4}
+    These are the ones that they exclude, and others that only have an effect with those.
+
+    >>> without_replaced({"teacher": "T", "teacher_dtype": "float32"}, ["teacher_losses"])
+    {}
     """
-    left = dict(options)
-    for name in names:
-        for replaced in _REPLACED.get(name, ()):
-            left.pop(replaced, None)
-    return left
+    excluded: set[str] = set()
+    table = list(options_of(ModelOptions, DataOptions, GuidanceOptions, RunOptions))
+    for declared in table:
+        if declared.name in names:
+            excluded.update(declared.excludes)
+    replaced = set(excluded)
+    for declared in table:
+        if declared.needs and excluded.issuperset(declared.needs):
+            replaced.add(declared.name)
+    return {name: value for name, value in options.items() if name not in replaced}
 
 
 def as_flags(options: Mapping[str, Any]) -> list[str]:

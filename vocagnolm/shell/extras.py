@@ -11,6 +11,8 @@ from importlib.util import find_spec
 
 from packaging.version import Version
 
+from vocagnolm.fields import named
+
 # The newest version that passed all tests. Minor releases have renamed what this package uses.
 NEWEST_TRANSFORMERS = "5.24"
 # The extra that installs each optional package, by import name.
@@ -78,7 +80,7 @@ def require_trackers(report_to: str | Iterable[str] | None) -> None:
         # tensorboardX writes the same files, and transformers accepts either.
         is_replaced = name == "tensorboard" and is_installed("tensorboardX")
         if name in _TRACKERS and not is_replaced:
-            require(name, f"--report_to {name}")
+            require(name, f"{named('report_to')} {name}")
 
 
 def require_quantization(settings: Mapping[str, object], wanted_by: str) -> None:
@@ -89,15 +91,6 @@ def require_quantization(settings: Mapping[str, object], wanted_by: str) -> None
         method = "bitsandbytes"
     if method in ("bitsandbytes", "torchao"):
         require(method, wanted_by)
-
-
-def require_optimizer(optim: str) -> None:
-    """Require the package of an optimizer of transformers, if an extra installs it."""
-    # Match parts of names, because a list of names would have to follow every release.
-    if optim.startswith("adamw_torch_") and optim.endswith("bit"):
-        require("torchao", f"--optim {optim}")
-    elif any(part in optim for part in ("bnb", "8bit", "paged", "lion", "ademamix")):
-        require("bitsandbytes", f"--optim {optim}")
 
 
 @cache

@@ -12,6 +12,7 @@ from huggingface_hub import HfApi, constants, get_session
 from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
+from vocagnolm.fields import OptionError
 from vocagnolm.gguf import split_name
 
 Kind = Literal["model", "dataset"]
@@ -35,7 +36,7 @@ def check_name(option: str, name: str, kind: Kind = "model") -> None:
             raise HFValidationError("a file on the hub is ORGANISATION/NAME/FILE")
         validate_repo_id(repository)
     except HFValidationError:
-        raise ValueError(f"{option} {name}: {absent}") from None
+        raise OptionError(option, f"{name}: {absent}") from None
     # Whether the hub has the name is left to the libraries, which know logins and revisions. Only a
     # hub that does not answer is handled here, because they would ask it five times.
     fault = "" if constants.HF_HUB_OFFLINE else _unreachable()
@@ -43,9 +44,10 @@ def check_name(option: str, name: str, kind: Kind = "model") -> None:
         return
     reason = f"{constants.ENDPOINT} cannot be reached ({fault})"
     if not _is_cached(repository, kind):
-        raise ValueError(
-            f"{option} {name}: {absent}, and {reason}: give one, or put it into the cache and "
-            "set HF_HUB_OFFLINE=1"
+        raise OptionError(
+            option,
+            f"{name}: {absent}, and {reason}: give one, or put it into the cache and "
+            "set HF_HUB_OFFLINE=1",
         )
     _warn_once(f"{reason}: set HF_HUB_OFFLINE=1 to read what is cached at once")
 
@@ -122,4 +124,4 @@ def check_login(token: str | None) -> None:
     # Network errors have no common base class.
     except Exception as error:
         remedy = "run `hf auth login` or set HF_TOKEN, or leave --push_to_hub out"
-        raise ValueError(f"--push_to_hub: {error}: {remedy}") from error
+        raise OptionError("push_to_hub", f"{error}: {remedy}") from error

@@ -21,6 +21,8 @@ from typing import Any, BinaryIO
 
 import yaml
 
+from vocagnolm.fields import OptionError
+
 JsonObject = dict[str, Any]
 # The package's data: tables, templates, the demo's models.
 ASSETS = Path(__file__).parents[1] / "assets"
@@ -279,9 +281,10 @@ def claim_names(
         is_made = name in made and (name not in links or path.is_symlink())
         # A broken link exists, too.
         if os.path.lexists(path) and not is_made:
-            raise ValueError(
-                f"--output_dir {directory} holds {name}, which {command} did not write there: "
-                "give another directory, or move it away"
+            raise OptionError(
+                "output_dir",
+                f"{directory} holds {name}, which {command} did not write there: "
+                "give another directory, or move it away",
             )
     made.update(names, links)
     directory.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ DIR/teacher_losses. Exit status: 0 done, 2 a wrong argument or file, 3 a loss is
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from vocagnolm.cli import Parser, shell
@@ -27,22 +28,27 @@ from vocagnolm.store.score import make_parser
 
 # The names in `ranking.SCORES`, which cannot be imported before the options are read.
 _SCORES = ("excess", "ahead", "weight", "teacher")
-_OF_MODELS = "dtype batch_tokens trust_remote_code"
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("vocagnolm rank", __doc__)
     add = parser.add_argument
     missing = "What to do with documents that are not in a store; default: error."
-    for role in ("student", "teacher"):
+    roles = ("student", "teacher")
+    for role in roles:
         of_role = parser.add_mutually_exclusive_group(required=True)
         help_text = f"Store of the {role}'s losses."
         of_role.add_argument(f"--{role}_losses", type=Path, metavar="STORE", help=help_text)
-        of_role.add_argument(f"--{role}", help="Model to score with: a hub name or a directory.")
+        model_help = "Model to score with: a hub name or a directory."
+        add(f"--{role}", group=of_role, hub="model", help=model_help)
     parser.add_dataset(required=True)
     add("--output_dir", type=Path, required=True, help="For the results.")
     add(
-        "--by", choices=_SCORES, default="excess", help="Score to sort or keep by; default: excess."
+        "--by",
+        choices=_SCORES,
+        default="excess",
+        needs=["sort", "keep"],
+        help="Score to sort or keep by; default: excess.",
     )
     add("--sort", action="store_true", help="Write the best first; default: corpus order.")
     add(
@@ -52,16 +58,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="Keep this share of the documents, the best ones.",
     )
     add("--missing_losses", choices=("error", "skip"), default="error", help=missing)
-    parser.add_dtype(" of a model")
+    parser.add_dtype(" of a model", needs=roles)
+    add = partial(add, needs=roles)
     add("--batch_tokens", type=int, default=16384, help="Tokens per forward pass of a model.")
     add("--trust_remote_code", action="store_true")
     arguments = parser.parse_args(argv)
     in_range(arguments, "(0, 1]", "keep")
     in_range(arguments, "[1, inf)", "batch_tokens")
-    if not arguments.sort and arguments.keep is None:
-        parser.refuse(arguments, "by", "without --sort or --keep")
-    if not arguments.student and not arguments.teacher:
-        parser.refuse(arguments, _OF_MODELS, "without a model to score with")
     return arguments
 
 

@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from vocagnolm.alignment import aggregate_losses, align_spans, covered_shares
 from vocagnolm.conventions import TEXT, UNMAPPED, IntArray, Spans
 from vocagnolm.corpus import load_corpus
-from vocagnolm.fields import corpora_of
+from vocagnolm.fields import OptionError, corpora_of
 from vocagnolm.shell.io import check_outside, check_writable, claim_names, write_file
 from vocagnolm.shell.printing import print_main
 from vocagnolm.store.format import Store, StoredDocument
@@ -48,18 +48,18 @@ def rank(options: Namespace, scoring: Namespace) -> None:
     ((name, corpus_options),) = corpora_of(options)
     for file in (RANKS, KEPT):
         if Path(name).resolve() == (out / file).resolve():
-            raise ValueError(f"--output_dir {out}: --dataset {name} would be replaced")
+            raise OptionError("output_dir", f"{out}: --dataset {name} would be replaced")
     corpus = load_corpus(name, **corpus_options)
     if is_conversations(corpus):
-        raise ValueError(
-            "--dataset has conversations: rank documents, for example by --text_column"
+        raise OptionError(
+            "dataset", "has conversations: rank documents, for example by --text_column"
         )
     claim_names(out, [RANKS] if options.keep is None else [RANKS, KEPT], "vocagnolm rank")
     student, teacher = _open_stores(options, scoring, corpus)
     columns = score_corpus(corpus, student, teacher)
     values = columns[options.by]
     if not len(values):
-        raise ValueError(f"--dataset {name} has no document with losses of both models")
+        raise OptionError("dataset", f"{name} has no document with losses of both models")
     order = best_first(values, options.by)
     write_rows(out / RANKS, rows_of(columns, order if options.sort else range(len(values))))
     line = f"{out / RANKS}: {len(values):,} documents"
@@ -87,7 +87,7 @@ def _open_stores(options: Namespace, scoring: Namespace, corpus: datasets.Datase
             if options.missing_losses == "error":
                 _check_complete(stores[role], corpus, f"--{role}_losses")
     if options.student and options.student == options.teacher:
-        raise ValueError(f"--student and --teacher are the same model, {options.student}")
+        raise OptionError("student", f"and --teacher are the same model, {options.student}")
     jobs = {}
     for role in ROLES:
         if role not in stores:

@@ -16,18 +16,14 @@ interrupted.
 import argparse
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from vocagnolm.cli import Exit, Parser, shell
-from vocagnolm.fields import in_range, json_settings
+from vocagnolm.fields import OptionError, in_range, json_settings
 from vocagnolm.shell.extras import require, require_quantization
 from vocagnolm.shell.printing import print_main
 from vocagnolm.store.format import SHARDS, Store, find_faults, manifest_of
-
-# Options that would be ignored without another one.
-_OF_SERVER = "served_model api concurrency"
-_OF_WEIGHTS = "dtype quantization attn_implementation batch_tokens"
-_OF_CORPUS = "dataset_config dataset_split text_column"
 
 
 def make_parser() -> Parser:
@@ -36,11 +32,13 @@ def make_parser() -> Parser:
     # Errors name the model by its role, which `vocagnolm rank` sets.
     parser.set_defaults(role="teacher")
     add = parser.add_argument
-    add("--teacher", help="Causal LM: a hub name, a directory or a GGUF file.")
-    add("--teacher_revision", help="Branch, tag or commit on the hub.")
-    add("--teacher_tokenizer", help="If it is not stored with the weights.")
-    add("--teacher_chat_template", help="plain, chatml or a file; default: the tokenizer's own.")
+    add("--verify", type=Path, metavar="STORE", help="Check a store against its checksums.")
     parser.add_dataset(several=True)
+    add = partial(parser.add_argument, excludes=["verify"])
+    add("--teacher", hub="model", help="Causal LM: a hub name, a directory or a GGUF file.")
+    add("--teacher_revision", help="Branch, tag or commit on the hub.")
+    add("--teacher_tokenizer", hub="model", help="If it is not stored with the weights.")
+    add("--teacher_chat_template", help="plain, chatml or a file; default: the tokenizer's own.")
     add("--output_dir", type=Path, help="Directory of the store.")
     add(
         "--context",
@@ -53,19 +51,22 @@ def make_parser() -> Parser:
         help="Tokens that a window repeats from the one before; default: 512.",
     )
     add("--shard_documents", type=int, default=1000, help="Documents per shard.")
-    add("--batch_tokens", type=int, default=16384, help="Tokens per forward pass.")
     dtypes = ("float16", "float32")
     add("--loss_dtype", choices=dtypes, default="float16", help="Precision of the stored losses.")
-    parser.add_dtype()
+    add("--trust_remote_code", action="store_true")
+    # A server has the weights.
+    excludes = ["verify", "server"]
+    add = partial(parser.add_argument, excludes=excludes)
+    add("--batch_tokens", type=int, default=16384, help="Tokens per forward pass.")
+    parser.add_dtype(excludes=excludes)
     add("--quantization", help="A transformers quantization config, as JSON.")
     add("--attn_implementation", help="As in from_pretrained.")
-    add("--trust_remote_code", action="store_true")
-    add("--server", metavar="URL", help="Server that runs the teacher.")
+    add = partial(parser.add_argument, needs=["server"], excludes=["verify"])
+    parser.add_argument("--server", metavar="URL", help="Server that runs the teacher.")
     add("--served_model", metavar="NAME", help="The teacher's name on that server.")
     apis = ("vllm", "sglang", "echo")
     add("--api", choices=apis, help="The server's kind; default: detected.")
     add("--concurrency", type=int, default=16, help="Requests in flight.")
-    add("--verify", type=Path, metavar="STORE", help="Check a store against its checksums.")
     return parser
 
 
@@ -73,36 +74,26 @@ def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line. A wrong argument is a ValueError."""
     parser = make_parser()
     arguments = parser.parse_args(argv)
-    _check_together(parser, arguments)
+    _check_together(arguments)
     # A window has a start token, and at least one more.
     in_range(arguments, "[2, inf)", "context")
     in_range(arguments, "[1, inf)", "min_context", "shard_documents", "batch_tokens", "concurrency")
     if arguments.quantization is not None:
-        arguments.quantization = json_settings("--quantization", arguments.quantization)
+        arguments.quantization = json_settings("quantization", arguments.quantization)
         require_quantization(arguments.quantization, "--quantization")
     return arguments
 
 
-def _check_together(parser: Parser, arguments: argparse.Namespace) -> None:
-    """Raise a ValueError for an option that is missing, or has no effect with the others."""
-    if arguments.verify:
-        # Every other option is for scoring.
-        others = vars(arguments).keys() - {"verify", "dataset", *_OF_CORPUS.split()}
-        parser.refuse(arguments, " ".join(sorted(others)), "with --verify")
-        if not arguments.dataset:
-            parser.refuse(arguments, _OF_CORPUS, "with --verify without --dataset")
-        return
+def _check_together(arguments: argparse.Namespace) -> None:
+    """Raise an OptionError for an option that is missing beside the others."""
     # argparse cannot require these, because --verify works without them.
     for name in ("teacher", "dataset", "output_dir"):
-        if getattr(arguments, name) is None:
-            raise ValueError(f"--{name} is required without --verify")
+        if not arguments.verify and getattr(arguments, name) is None:
+            raise OptionError(name, "is required without --verify")
     if arguments.server:
         require("httpx", "--server")
         if arguments.served_model is None:
-            raise ValueError("--server needs --served_model, the teacher's name on that server")
-        parser.refuse(arguments, _OF_WEIGHTS, "with --server, which has the weights")
-    else:
-        parser.refuse(arguments, _OF_SERVER, "without --server")
+            raise OptionError("server", "needs --served_model, the teacher's name on that server")
 
 
 @shell(

@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig
 from vocagnolm.chat.render import Template
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import files_of, load_corpus
-from vocagnolm.fields import corpora_of
+from vocagnolm.fields import OptionError, corpora_of
 from vocagnolm.models.load import (
     ModelSource,
     context_length,
@@ -136,7 +136,9 @@ def load_corpora(options: Namespace) -> datasets.Dataset:
         if description:
             logger.info("%s: %s", name, description)
     if len({is_conversations(corpus) for corpus in corpora}) > 1:
-        raise ValueError("--dataset: a store has documents or conversations: score them separately")
+        raise OptionError(
+            "dataset", "a store has documents or conversations: score them separately"
+        )
     return joined(corpora)
 
 
@@ -246,9 +248,10 @@ def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig)
     skip_reasons = count_reasons(reasons_in(corpus))
     if next(read_texts(corpus, range(len(corpus)), job.template), None) is None:
         reason = skip_reasons or "the teacher's chat template renders no conversation"
-        raise ValueError(
-            f"--dataset has no usable document: {len(corpus):,} read, all of them skipped "
-            f"({reason}); give another one, or another --text_column"
+        raise OptionError(
+            "dataset",
+            f"has no usable document: {len(corpus):,} read, all of them skipped "
+            f"({reason}); give another one, or another --text_column",
         )
     if skip_reasons:
         logger.warning("skipped: %s", skip_reasons)
@@ -261,15 +264,16 @@ def _context_of(config: PreTrainedConfig, options: Namespace) -> tuple[int, int]
     limit = context_length(config) - bool(options.server)
     context = options.context or min(limit, _LONGEST_CONTEXT)
     if context > limit:
-        raise ValueError(
-            f"--context {context} exceeds the teacher's context of {limit}: lower it to that"
+        raise OptionError(
+            "context", f"{context} exceeds the teacher's context of {limit}: lower it to that"
         )
     min_context = options.min_context or min(_MIN_CONTEXT, context // 4)
     # A window has a start token, and must score at least one token.
     if min_context > context - 2:
-        raise ValueError(
-            f"--min_context {min_context} leaves no room in a context of {context}: lower it to "
-            f"at most {context - 2}"
+        raise OptionError(
+            "min_context",
+            f"{min_context} leaves no room in a context of {context}: lower it to "
+            f"at most {context - 2}",
         )
     return context, min_context
 
@@ -280,10 +284,12 @@ def check_plan(directory: Path, plan: Mapping[str, object]) -> None:
     if not manifest:
         # Shards without a manifest may be any teacher's, so do not add to them.
         if any(directory.glob("shard-*")):
-            raise ValueError(f"--output_dir {directory} holds shards, but no {store.MANIFEST_FILE}")
+            raise OptionError(
+                "output_dir", f"{directory} holds shards, but no {store.MANIFEST_FILE}"
+            )
         # A directory with a model and a store would mean one for a command and the other in Python.
         if (directory / "config.json").exists():
-            raise ValueError(f"--output_dir {directory} holds a model: give another directory")
+            raise OptionError("output_dir", f"{directory} holds a model: give another directory")
         return
     # Stores of version 0.1 also say that no token comes behind a document.
     manifest.get("special_tokens", {}).pop("behind", None)
@@ -299,9 +305,10 @@ def check_plan(directory: Path, plan: Mapping[str, object]) -> None:
             compared_settings[name] = value
     changes = differences(manifest, compared_settings)
     if changes:
-        raise ValueError(
-            f"--output_dir {directory} holds another store ({'; '.join(changes)}): give another "
-            "directory, or delete this one"
+        raise OptionError(
+            "output_dir",
+            f"{directory} holds another store ({'; '.join(changes)}): give another "
+            "directory, or delete this one",
         )
 
 

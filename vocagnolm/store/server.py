@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
 
+from vocagnolm.fields import OptionError
 from vocagnolm.readers import Reader
 from vocagnolm.shell.io import JsonObject
 from vocagnolm.spans import encode
@@ -141,7 +142,7 @@ class ServerScorer:
     def __init__(self, url: str, model: str, reader: Reader, concurrency: int):
         # A key in the address would get into logs and manifests, so it is rejected.
         if not re.fullmatch(r"https?://[^@?]+", url):
-            raise ValueError(f"--server must be http://HOST:PORT, and its key in {API_KEY}")
+            raise OptionError("server", f"must be http://HOST:PORT, and its key in {API_KEY}")
         # People copy the address of an OpenAI client, which ends in /v1. The paths here begin with
         # it.
         self._url = url.rstrip("/").removesuffix("/v1")
@@ -184,10 +185,11 @@ class ServerScorer:
                 self._waits_s = WAITS_S
                 return
             reasons.append(f"{api.name}: {reason}")
-        raise ValueError(
-            f"--server {self._url} returns no losses for a prompt ({'; '.join(reasons)}): serve "
+        raise OptionError(
+            "server",
+            f"{self._url} returns no losses for a prompt ({'; '.join(reasons)}): serve "
             "the teacher with vLLM or SGLang, or use a host whose completions accept ids, echo and "
-            "logprobs"
+            "logprobs",
         )
 
     async def _try_api(self, window: Window) -> str | None:
@@ -322,7 +324,7 @@ class ServerScorer:
                     if retry_after.isdigit():
                         retry_after_s = min(float(retry_after), _LONGEST_S)
                 elif not response.is_success:
-                    raise ValueError(f"--server {self._url}{self._api.path} answers {reason}")
+                    raise OptionError("server", f"{self._url}{self._api.path} answers {reason}")
                 else:
                     # A proxy may cut off an answer, or replace it by a page of its own.
                     with suppress(ValueError):

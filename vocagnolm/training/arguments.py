@@ -1,19 +1,17 @@
 """Turns the arguments of `VocAgnoTrainer` into those of `Trainer`."""
 
 import copy
-import inspect
-import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch.utils.data import IterableDataset
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedModel
 
 from vocagnolm.collator import PackedCollator
-from vocagnolm.doors import own_arguments
-from vocagnolm.fields import listed
+from vocagnolm.fields import OptionError, listed
 from vocagnolm.method import Method, name_own
 from vocagnolm.models.load import context_length
 from vocagnolm.objective import Objective, StoredTeacher
@@ -24,11 +22,6 @@ from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions
 from vocagnolm.training.requirements import check_evaluation, evaluation_losses
 from vocagnolm.training.settings import Job
-
-logger = logging.getLogger(__name__)
-
-# The name of `processing_class` before transformers 5.
-_ALIASES = {"tokenizer": "processing_class"}
 
 
 def own_copy(args: VocAgnoConfig | None, peft_config: object = None) -> VocAgnoConfig:
@@ -55,15 +48,16 @@ def resolve_method(
     args: VocAgnoConfig, method: str | Method | None, objective: type[Objective] | None
 ) -> Method:
     """Return the settings of the method. A `method` next to a config replaces the config's."""
+    if isinstance(method, str):
+        method = Method(method)
+    if objective:
+        method = replace(method or args.guidance, method=name_own("method", objective))
     if method is not None:
-        settings = Method(method) if isinstance(method, str) else method
-        for name, value in vars(settings).items():
+        for name, value in vars(method).items():
             setattr(args, name, value)
         # Together they are checked like a config's.
         GuidanceOptions.__post_init__(args)
-    if objective:
-        args.method = name_own("method", objective)
-    return args.as_method()
+    return args.guidance
 
 
 def assemble_arguments(
@@ -116,14 +110,13 @@ def load_models(
 
 
 def arguments_of_trainer(kwargs: dict[str, Any], peft_config: Any) -> dict[str, Any]:
-    """Return the arguments for Trainer. Reject others, and those without effect."""
+    """Return the arguments for Trainer. Reject those without effect."""
     if peft_config is not None and kwargs.get("model_init"):
         raise ValueError("peft_config has no effect with model_init: let it return a PeftModel")
     for name in ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics"):
         if kwargs.pop(name, None) is not None:
             raise ValueError(f"{name} has no effect: the method computes no logits")
-    names = {*inspect.signature(Trainer).parameters, "teacher_model"}
-    return own_arguments("VocAgnoTrainer", kwargs, names, _ALIASES, logger.warning)
+    return kwargs
 
 
 def _reject_shared_model(student: Any, teachers: Sequence[Any]) -> None:
@@ -177,9 +170,10 @@ def make_collator(
             f"{type(dataset).__name__}"
         )
     if not isinstance(collator, PackedCollator) or collator.chunks != chunks:
-        raise ValueError(
-            f"--method {method.method} needs the packed sequences of vocagnolm.packing.Blocks and "
-            f"data_collator=PackedCollator(..., chunks={chunks}), got {str(collator)[:99]}"
+        raise OptionError(
+            "method",
+            f"{method.method} needs the packed sequences of vocagnolm.packing.Blocks and "
+            f"data_collator=PackedCollator(..., chunks={chunks}), got {str(collator)[:99]}",
         )
     if isinstance(dataset, Blocks):
         _check_collator(collator, dataset, args)

@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerBase
 from vocagnolm.chat.reading import TrainOn
 from vocagnolm.corpus import read_list
 from vocagnolm.data import skipped_line
-from vocagnolm.doors import python_door, worded
 from vocagnolm.fields import listed
 from vocagnolm.models.adapters import adapt
 from vocagnolm.objective import StoredTeacher
@@ -39,7 +38,6 @@ from vocagnolm.training.requirements import check_enough, check_launch
 from vocagnolm.training.settings import Job, options_without_effect, settings_of
 
 
-@python_door
 def prepare_dataset(
     dataset: datasets.Dataset,
     student_tokenizer: PreTrainedTokenizerBase,
@@ -160,7 +158,7 @@ def assemble(
         rank0(lambda: check_login(args.hub_token))
     evaluates = eval_dataset is not None or job.data.eval_dataset or job.data.eval_fraction
     for line in options_without_effect(job, evaluates=bool(evaluates)):
-        log_main(worded(f"warning: {line}"))
+        log_main(f"warning: {line}")
     if train_dataset is None:
         return _of_documents(job, models, load_documents(job, models, sample=sample))
     if job.peft_config is not None and models.student.source.loaded is None:
@@ -178,7 +176,7 @@ def assemble(
         evaluated = None
         if eval_dataset is not None:
             evaluated = _packed(job, models, eval_dataset, "eval_dataset").blocks
-    log_main(worded(f"step: {args.batch_arithmetic()}"))
+    log_main(f"step: {args.batch_arithmetic()}")
     return Assembled(
         job=job,
         models=models,
@@ -261,7 +259,7 @@ def assemble_in_python(
             "model_init, give the Blocks of prepare_dataset and a loaded teacher"
         )
     if not isinstance(teacher, StoredTeacher):
-        args.check_teacher(names.teachers, is_stored=bool(stores))
+        args.check_teachers(names.teachers, is_stored=bool(stores))
     args.output_dir = args.output_dir or names.output_dir(args.method)
     return assemble(job, train_dataset, eval_dataset, processing_class=processing_class)
 

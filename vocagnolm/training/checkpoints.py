@@ -12,6 +12,7 @@ from pathlib import Path
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from vocagnolm.fields import OptionError, named
 from vocagnolm.shell.io import MANIFEST_FILE, differences, json_or_empty, size_fault, write_json
 
 logger = logging.getLogger(__name__)
@@ -167,7 +168,7 @@ def resolve(option: str | None, directory: Path, settings: Settings | None = Non
         return newest
     fault = checkpoint_fault(option, settings)
     if fault:
-        raise ValueError(f"--resume_from_checkpoint {option}: {fault}")
+        raise OptionError("resume_from_checkpoint", f"{option}: {fault}")
     return option
 
 
@@ -206,8 +207,8 @@ def finish_checkpoint(
         time.sleep(1)
     else:
         raise OSError(
-            f"{staged} lacks {missing_files[0]}, which another process has written: --output_dir "
-            "must be a directory that all machines share"
+            f"{staged} lacks {missing_files[0]}, which another process has written: "
+            f"{named('output_dir')} must be a directory that all machines share"
         )
     # The manifest declares the checkpoint complete, so it comes after all other files.
     write_json(staged / MANIFEST_FILE, {**manifest, "files": files})

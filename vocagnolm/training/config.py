@@ -1,12 +1,9 @@
-"""`VocAgnoConfig`: `TrainingArguments` with the paper's setup, and what a run cannot have."""
+"""`VocAgnoConfig`: `TrainingArguments` with the paper's setup, and the arguments it rejects."""
 
-import json
-import logging
 import os
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import wraps
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,25 +11,14 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from transformers import TrainingArguments, get_scheduler
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
-from transformers.training_args import OptimizerNames
 
-from vocagnolm.doors import near, own_arguments, python_door
-from vocagnolm.fields import aliases_of, in_range
+from vocagnolm.fields import OptionError, json_settings, named, option
 from vocagnolm.models.precision import choose_dtype
 from vocagnolm.shell.dist import check_connected, is_on_cpu, launched_processes
-from vocagnolm.shell.extras import require, require_optimizer
+from vocagnolm.shell.extras import require
 from vocagnolm.shell.io import RUN_FILE, json_or_empty
-from vocagnolm.training.options import (
-    PAPER_TOKENS,
-    DataOptions,
-    GuidanceOptions,
-    ModelOptions,
-    RunOptions,
-)
-
-logger = logging.getLogger(__name__)
+from vocagnolm.training.options import PAPER_TOKENS, GuidanceOptions, RunOptions
 
 # What `accelerate launch --mixed_precision` asks for, by its value in the environment.
 _LAUNCHED = {"bf16": "bfloat16", "fp16": "float16"}
@@ -41,27 +27,14 @@ _LAUNCHED = {"bf16": "bfloat16", "fp16": "float16"}
 _MAX_DERIVED_BATCH = 8
 # Trainer's own default, for users who come from it and ask for nothing.
 _TRAINER_BATCH = 8
-# An error about the batch advises on those of these that the user gave.
-_BATCH_ARGUMENTS = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "global_batch_tokens",
-)
 # A run can have only one value of each of these fields. The text says what any other does.
 _ONE_VALUE: dict[str, tuple[object, str]] = {
     "ignore_data_skip": (False, "trains on the same data again after every resume"),
     "auto_find_batch_size": (False, "shrinks the global batch where memory runs out"),
     "train_sampling_strategy": ("random", "makes other batches than a resumed run"),
-    "dataloader_in_order": (True, "leaves the order of the batches to chance"),
-    "label_smoothing_factor": (0.0, "has no effect: losses are those of the labels"),
     "save_only_model": (False, "leaves nothing to resume from"),
-    "save_on_each_node": (False, "makes two directories of one run"),
     "bf16_full_eval": (False, "casts the student that is saved"),
-    "fp16_full_eval": (False, "casts the student that is saved"),
     "dataloader_drop_last": (False, "leaves texts out of an evaluation"),
-    "eval_do_concat_batches": (True, "keeps apart the losses that an evaluation sums"),
-    "batch_eval_metrics": (False, "keeps apart the losses that an evaluation sums"),
-    "enable_jit_checkpoint": (False, "saves in the middle of a step: a signal saves already"),
 }
 # These Liger kernels replace the computation of the loss, which a guided run needs per token.
 _LIGER_LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
@@ -77,10 +50,22 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
     and weight decay are LitGPT's. The paper trains with LitGPT, but does not name them.
     """
 
-    adam_beta2: float = 0.95
-    weight_decay: float = 0.1
+    # These fields of Trainer define a run, too. Outside the intervals, it would silently train
+    # otherwise: with a norm below 0, for example, it does not clip.
+    optim: str = option(TrainingArguments.optim, "Optimizer.")
+    optim_args: str | None = option(None, "More arguments of the optimizer.")
+    adam_beta1: float = option(0.9, "Beta1 of AdamW.", interval="[0, 1)")
+    adam_beta2: float = option(0.95, "Beta2 of AdamW.", interval="[0, 1)")
+    adam_epsilon: float = option(1e-8, "Epsilon of AdamW.", interval="[0, inf)")
+    weight_decay: float = option(0.1, "Weight decay of AdamW.", interval="[0, inf)")
+    max_grad_norm: float = option(1.0, "Clip gradients to this norm.", interval="[0, inf]")
+    neftune_noise_alpha: float | None = option(None, "Noise of NEFTune.", interval="[0, inf)")
+    data_seed: int | None = option(None, "Seed of the data order alone.")
+    fp16: bool = option(False, "Compute in float16.", excludes=["bf16"])
     # None stands for the batch size of training, which `_set_batch` fills in.
-    per_device_eval_batch_size: int = None  # type: ignore[assignment]
+    per_device_eval_batch_size: int = option(  # type: ignore[assignment]
+        None, "Packed sequences per device in evaluations.", role="words", interval="[1, inf)"
+    )
     # A push on the way would upload files that are being written.
     hub_strategy: str = "end"
     logging_first_step: bool = True
@@ -101,12 +86,14 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         "liger_kernel_config",
     ]
 
-    @python_door
     def __post_init__(self) -> None:
         # Check the options first, because the parent class connects the processes of a job, and a
         # wrong option should be reported without waiting for the others.
         GuidanceOptions.__post_init__(self)
         RunOptions.__post_init__(self)
+        self._read_json()
+        if self.deepspeed:
+            raise OptionError("deepspeed", "is not supported: shard with FSDP2")
         # transformers requires the lowest rate for this schedule. The paper ends at a tenth of the
         # peak.
         if self.lr_scheduler_kwargs is None and self.lr_scheduler_type == "cosine_with_min_lr":
@@ -118,8 +105,6 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         # Progress bars would fill a log file.
         if self.disable_tqdm is None:
             self.disable_tqdm = not sys.stderr.isatty()
-        _check_library_names(self)
-        _check_library_values(self)
         # Decide the precision before the parent class compares it with the device.
         self._set_precision()
         self.dataloader_pin_memory = self.dataloader_pin_memory and torch.cuda.is_available()
@@ -143,11 +128,17 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
             self.liger_kernel_config = dict.fromkeys(_LIGER_LOSSES, False) | kernels
         check_arguments(self)
         # A plan may be made on a smaller machine than the job's.
-        if not self.dry_run:
-            require_optimizer(OptimizerNames(self.optim).value)
         if self.use_liger_kernel and not self.dry_run:
-            require("liger_kernel", "--use_liger_kernel")
+            require("liger_kernel", named("use_liger_kernel"))
         self._set_batch()
+
+    def _read_json(self) -> None:
+        """Read the settings that a command line gives as JSON."""
+        for name in self._VALID_DICT_FIELDS:
+            text = getattr(self, name, None)
+            # It may also be the name of a file.
+            if isinstance(text, str) and text.startswith("{"):
+                setattr(self, name, json_settings(name, text))
 
     def _set_precision(self) -> None:
         """Compute in bfloat16 if the device multiplies in it, unless something else was requested.
@@ -199,8 +190,7 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
 
     def _set_batch(self) -> None:
         """Derive batch size and accumulation from the global batch, or the other way round."""
-        # Note this before the fields are filled in, because none of them is None afterwards.
-        self.asked_of_batch = {name for name in _BATCH_ARGUMENTS if getattr(self, name) is not None}
+        self.is_batch_derived = self.global_batch_tokens is None
         rows, steps = split_global_batch(
             self.global_batch_tokens,
             self.max_length,
@@ -225,58 +215,9 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         whose = "as asked for"
         if self.global_batch_tokens == PAPER_TOKENS:
             whose = "the paper's step"
-        elif "global_batch_tokens" not in self.asked_of_batch:
-            whose = "Trainer's step; the paper's is --global_batch_tokens 2097152"
+        elif self.is_batch_derived:
+            whose = f"Trainer's step; the paper's is {named('global_batch_tokens')} 2097152"
         return f"{self.global_batch_tokens:,} tokens = {product} ({whose})"
-
-
-# The decorator has generated this `__init__`, so it can be wrapped only after the class exists.
-_make_config = VocAgnoConfig.__init__
-
-
-@wraps(_make_config)
-def _answer_other_names(self: VocAgnoConfig, *args: Any, **options: Any) -> None:
-    """Handle names of TRL and transformers before Python calls them unexpected."""
-    names = {one_field.name for one_field in fields(VocAgnoConfig) if one_field.init}
-    aliases = aliases_of(ModelOptions, DataOptions, VocAgnoConfig)
-    arguments = own_arguments("VocAgnoConfig", options, names, aliases, logger.warning)
-    _make_config(self, *args, **arguments)
-
-
-VocAgnoConfig.__init__ = _answer_other_names  # type: ignore[method-assign]
-
-
-def _check_library_names(args: VocAgnoConfig) -> None:
-    """Raise a ValueError for what transformers would reject with a list of forty names."""
-    if args.deepspeed:
-        raise ValueError("--deepspeed is not supported: shard with FSDP2 (accelerate_configs)")
-    trackers = [*INTEGRATION_TO_CALLBACK, "all", "none"]
-    report_to = args.report_to if isinstance(args.report_to, list) else [args.report_to or "none"]
-    optimizers = [optimizer.value for optimizer in OptimizerNames]
-    schedules = [schedule.value for schedule in SchedulerType]
-    _check_choices("optim", [args.optim], optimizers)
-    _check_choices("lr_scheduler_type", [args.lr_scheduler_type], schedules)
-    _check_choices("report_to", report_to, trackers)
-
-
-def _check_library_values(args: VocAgnoConfig) -> None:
-    """Raise a ValueError for values with which transformers would silently train otherwise."""
-    # Trainer clips only if the norm is above 0, so a negative one or NaN would turn clipping off.
-    # An infinite norm is measured, and never clipped.
-    in_range(args, "[0, inf]", "max_grad_norm")
-    in_range(args, "[0, 1)", "adam_beta1", "adam_beta2")
-    in_range(args, "[0, inf)", "adam_epsilon", "weight_decay", "neftune_noise_alpha")
-    in_range(args, "[1, inf)", "per_device_eval_batch_size")
-    if args.fp16 and args.bf16:
-        raise ValueError("--fp16 and --bf16 cannot be combined: give one")
-    for name in args._VALID_DICT_FIELDS:
-        text = getattr(args, name, None)
-        # transformers parses such a text as JSON, and its error names no option.
-        if isinstance(text, str) and text.startswith("{"):
-            try:
-                json.loads(text)
-            except ValueError as error:
-                raise ValueError(f"--{name}: {text} is not JSON: {error}") from error
 
 
 def _check_schedule(args: VocAgnoConfig) -> None:
@@ -288,10 +229,7 @@ def _check_schedule(args: VocAgnoConfig) -> None:
     schedule = SchedulerType(args.lr_scheduler_type)
     settings: Any = args.lr_scheduler_kwargs
     steps = 10
-    fault = (
-        f"--lr_scheduler_type {schedule.value} does not work with --lr_scheduler_kwargs "
-        f"{settings!r}"
-    )
+    fault = f"{schedule.value} does not work with {named('lr_scheduler_kwargs')} {settings!r}"
     rates: list[float] = []
     try:
         scheduler: Any = get_scheduler(schedule, optimizer, 0, steps, settings)
@@ -301,17 +239,14 @@ def _check_schedule(args: VocAgnoConfig) -> None:
             rates += [rate_at(step) for step in range(steps + 1)]
     # The schedules do not check their settings, and raise whatever these cause.
     except Exception as error:
-        raise ValueError(f"{fault}: {type(error).__name__}: {error}") from error
+        raise OptionError(
+            "lr_scheduler_type", f"{fault}: {type(error).__name__}: {error}"
+        ) from error
     # NaN is not at least 0, so it is rejected, too.
     if not all(rate >= 0 for rate in rates):
-        raise ValueError(f"{fault}: the learning rate would become negative or NaN")
-
-
-def _check_choices(option: str, values: list[Any], choices: list[str]) -> None:
-    for value in values:
-        # Python may give a member of the Enum itself, which needs no check.
-        if isinstance(value, str) and value not in choices:
-            raise ValueError(f"--{option}: there is no {value}{near(value, choices)}")
+        raise OptionError(
+            "lr_scheduler_type", f"{fault}: the learning rate would become negative or NaN"
+        )
 
 
 def _begun_in(output_dir: str | None) -> str | None:
@@ -331,29 +266,32 @@ def check_arguments(args: TrainingArguments) -> None:
         # Another version of transformers may lack one of these.
         value = getattr(args, name, allowed)
         if value != allowed:
-            raise ValueError(f"--{name} {value} {reason}: leave it out")
+            raise OptionError(name, f"{value} {reason}: leave it out")
     if getattr(args.accelerator_config, "split_batches", False):
-        raise ValueError("--accelerator_config: split_batches makes other batches: leave it out")
+        raise OptionError("accelerator_config", "split_batches makes other batches: leave it out")
     _check_parallelism(args)
     # With several GPUs in one process, Trainer falls back on DataParallel, which would split a
     # packed batch.
     if args.n_gpu > 1:
         raise ValueError(
-            f"one process sees {args.n_gpu} GPUs: start one for each, with --accelerate_config ddp"
+            f"one process sees {args.n_gpu} GPUs: start one for each, with accelerate launch"
         )
     check_connected(args.world_size)
     kernels = args.liger_kernel_config or {}
     if args.use_liger_kernel and any(kernels.get(name, True) for name in _LIGER_LOSSES):
-        raise ValueError(
-            "--use_liger_kernel would replace the loss: set fused_linear_cross_entropy and "
-            "cross_entropy to false in --liger_kernel_config"
+        raise OptionError(
+            "use_liger_kernel",
+            "would replace the loss: set fused_linear_cross_entropy and "
+            f"cross_entropy to false in {named('liger_kernel_config')}",
         )
     if args.save_strategy == SaveStrategy.BEST and args.eval_strategy == IntervalStrategy.NO:
-        raise ValueError("--save_strategy best needs an evaluation: set --eval_strategy")
+        raise OptionError(
+            "save_strategy", f"best needs an evaluation: set {named('eval_strategy')}"
+        )
     # A push during training would upload checkpoints that are still in the staging directory.
     strategy = HubStrategy(args.hub_strategy)
     if args.push_to_hub and strategy != HubStrategy.END:
-        raise ValueError(f"--hub_strategy {strategy.value} uploads files that are being written")
+        raise OptionError("hub_strategy", f"{strategy.value} uploads files that are being written")
 
 
 def _check_parallelism(args: TrainingArguments) -> None:
@@ -423,9 +361,7 @@ def split_global_batch(
     if tokens != global_batch_tokens:
         product = _product(world_size, batch_size, accumulation, max_length)
         raise ValueError(
-            f"{product} = {tokens:,} tokens, not --global_batch_tokens "
-            f"{global_batch_tokens:,}: change --global_batch_tokens, --per_device_train_batch_size "
-            "or the number of processes, or give --per_device_train_batch_size with "
-            "--gradient_accumulation_steps alone"
+            f"{product} = {tokens:,} tokens, not {named('global_batch_tokens')} "
+            f"{global_batch_tokens:,}: change one of them"
         )
     return batch_size, accumulation

@@ -26,7 +26,7 @@ from vocagnolm.data import (
     skip_reasons,
     skipped_line,
 )
-from vocagnolm.fields import corpora_of
+from vocagnolm.fields import OptionError, corpora_of, named
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, TeacherReaders
 from vocagnolm.shell.dist import cores, machine_first
@@ -171,9 +171,9 @@ def _align_corpora(job: Job, models: Models, sample: bool) -> list[Corpus]:
         texts, total = _read(job, name, options, sample)
         readings.append((name, texts, total))
         if job.args.method == "chunk" and is_conversations(texts):
-            raise ValueError(
-                "--method chunk needs a loss of every token, and the questions of a conversation "
-                "have none"
+            raise OptionError(
+                "method",
+                "chunk needs a loss of every token, and the questions of a conversation have none",
             )
         check_readable(texts, models.reader, models.guide)
     corpora = []
@@ -202,9 +202,10 @@ def _hold_out(corpora: Sequence[Corpus], job: Job) -> tuple[list[Corpus], list[S
         # Take the same share of each corpus, so that each has its own evaluation loss.
         segments, evaluated = corpus.segments.split(fraction, seed)
         if not len(segments.rows):
-            raise ValueError(
-                f"--eval_fraction {fraction} leaves no document of {corpus.name} to train on: "
-                "lower it, or evaluate on other documents with --eval_dataset"
+            raise OptionError(
+                "eval_fraction",
+                f"{fraction} leaves no document of {corpus.name} to train on: "
+                f"lower it, or evaluate on other documents with {named('eval_dataset')}",
             )
         remaining.append(replace(corpus, segments=segments))
         held_out.append(evaluated)
@@ -310,10 +311,12 @@ def align(
         )
     missing = sum(reason == MISSING for _, reason in segments.skipped)
     if missing and options.missing_losses == "error":
-        raise ValueError(
-            f"--teacher_losses lacks {missing:,} of {len(texts):,} documents of {corpus_name}, or "
-            "has a different text of them: score this corpus, leave them out with --missing_losses "
-            "skip, or train on them without a teacher with --missing_losses plain"
+        raise OptionError(
+            "teacher_losses",
+            f"lacks {missing:,} of {len(texts):,} documents of {corpus_name}, or "
+            f"has a different text of them: score this corpus, leave them out with "
+            f"{named('missing_losses')} skip, or train on them without a teacher with "
+            f"{named('missing_losses')} plain",
         )
     if not len(segments.rows):
         raise ValueError(

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vocagnolm.attention import TORCH_VARLEN, why_not_varlen
-from vocagnolm.fields import one_for_each
+from vocagnolm.fields import OptionError, named, one_for_each
 from vocagnolm.models.adapters import adapt, lora_config
 from vocagnolm.models.cost import Sizes, sizes_of
 from vocagnolm.models.load import ModelSource, context_length
@@ -110,7 +110,7 @@ def read_models(
     context = context_length(student.config)
     length = min(options.max_length, context) if shorten else options.max_length
     if length > context:
-        raise ValueError(f"--max_length {length} exceeds the student's context of {context}")
+        raise OptionError("max_length", f"{length} exceeds the student's context of {context}")
     return Models(
         student=student,
         reader=student_reader(student.tokenizer, length, options.student_chat_template),
@@ -236,8 +236,8 @@ def _guide_of(
     contexts = [context_length(teacher.config) for teacher in teachers]
     # With KLD, the teacher gets the student's own tokens, and nothing is mapped.
     if options.method == "kld" and options.max_length > contexts[0]:
-        raise ValueError(
-            f"--max_length {options.max_length} exceeds the teacher's context of {contexts[0]}"
+        raise OptionError(
+            "max_length", f"{options.max_length} exceeds the teacher's context of {contexts[0]}"
         )
     if options.method == "kld" or not teachers:
         return None
@@ -254,10 +254,11 @@ def _guide_of(
 def _check_same_tokenizer(store: Store, student: Model) -> None:
     """Reject a store for Rho-1 that was scored with another tokenizer than the student's."""
     if store.manifest["tokenizer_sha256"] != tokenizer_sha256(student.tokenizer):
-        raise ValueError(
-            f"--method rho1: --teacher_losses {store.directory} was scored by "
+        raise OptionError(
+            "method",
+            f"rho1: {named('teacher_losses')} {store.directory} was scored by "
             f"{store.manifest['teacher']} with another tokenizer than the student's: score the "
-            "corpus with a model that has the student's, or use --method vocagnolm"
+            f"corpus with a model that has the student's, or use {named('method')} vocagnolm",
         )
 
 

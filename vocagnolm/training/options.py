@@ -11,25 +11,25 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from vocagnolm.doors import DTYPE_OPTIONS, python_door
-from vocagnolm.fields import check_types, in_range, json_settings, one_for_each, option
+from vocagnolm.fields import (
+    OptionError,
+    check_options,
+    declare,
+    json_settings,
+    named,
+    one_for_each,
+    option,
+)
 from vocagnolm.method import Method
 from vocagnolm.shell.extras import require, require_trackers
 
 # The paper's optimizer step has this many tokens (Section 4.3).
 PAPER_TOKENS = 2**21
-# argparse gets these words for a switch that may also be None. Its bare name means true.
-_SWITCH: dict[str, Any] = {"nargs": "?", "const": True}
 # These arguments of from_pretrained are options here. If both were given, one would silently win.
-_RESERVED_ARGUMENTS = {
-    "dtype": DTYPE_OPTIONS,
-    "torch_dtype": DTYPE_OPTIONS,
-    "quantization_config": "--teacher_quantization",
-    "device_map": "--teacher_quantization",
-    "revision": "--student_revision or --teacher_revision",
-    "attn_implementation": "--attn_implementation",
-    "trust_remote_code": "--trust_remote_code",
-}
+_RESERVED_ARGUMENTS = (
+    "dtype torch_dtype quantization_config device_map revision attn_implementation "
+    "trust_remote_code"
+).split()
 
 
 @dataclass
@@ -39,43 +39,76 @@ class ModelOptions:
     student: str = option(
         "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T",
         "Model to train: a hub name, a directory or a GGUF file.",
+        role="place",
+        hub="model",
+        python="model",
         first=True,
-        aliases=["--model", "--model_name_or_path"],
+        aliases=["model", "model_name_or_path"],
     )
     teacher: list[str] | None = option(
         None,
         "One or more causal LMs that guide the student; any vocabulary.",
+        role="place",
+        hub="model",
+        excludes=["teacher_losses"],
         first=True,
-        aliases=["--teacher_model", "--teacher_model_name_or_path"],
+        aliases=["teacher_model", "teacher_model_name_or_path"],
     )
     teacher_losses: list[str] | None = option(
-        None, "Read the teacher's losses from these stores (vocagnolm score).", first=True
+        None,
+        "Read the teacher's losses from these stores (vocagnolm score).",
+        excludes=["teacher"],
+        python="teacher",
+        first=True,
     )
     use_peft: bool = option(
         False,
         "Train LoRA adapters instead of the student's weights.",
+        python="peft_config",
         first=True,
-        aliases=["--use_lora"],
+        aliases=["use_lora"],
     )
-    lora_r: int = option(16, "Rank of the adapters.")
-    lora_alpha: int = option(32, "Adapters are scaled by lora_alpha / lora_r.")
-    lora_dropout: float = option(0.0, "Dropout on the adapters' inputs, in [0, 1).")
+    lora_r: int = option(
+        16,
+        "Rank of the adapters.",
+        interval="[1, inf)",
+        needs=["use_peft"],
+        python="r of peft_config",
+    )
+    lora_alpha: int = option(
+        32,
+        "Adapters are scaled by lora_alpha / lora_r.",
+        interval="[1, inf)",
+        needs=["use_peft"],
+        python="lora_alpha of peft_config",
+    )
+    lora_dropout: float = option(
+        0.0,
+        "Dropout on the adapters' inputs, in [0, 1).",
+        interval="[0, 1)",
+        needs=["use_peft"],
+        python="lora_dropout of peft_config",
+    )
     lora_target_modules: list[str] | None = option(
-        None, "Layers that get an adapter. Default: all linear layers but the head."
+        None,
+        "Layers that get an adapter. Default: all linear layers but the head.",
+        needs=["use_peft"],
+        python="target_modules of peft_config",
     )
-    lora_modules_to_save: list[str] | None = option(None, "Other layers to train in full.")
+    lora_modules_to_save: list[str] | None = option(
+        None,
+        "Other layers to train in full.",
+        needs=["use_peft"],
+        python="modules_to_save of peft_config",
+    )
 
     _argument_group_name = "models"
 
     def __post_init__(self) -> None:
-        check_types(self)
-        in_range(self, "[1, inf)", "lora_r", "lora_alpha")
-        in_range(self, "[0, 1)", "lora_dropout")
-        if self.teacher and self.teacher_losses:
-            raise ValueError("--teacher and --teacher_losses cannot be combined: give one")
+        check_options(self)
         # This package is loaded hours later, with the weights, so check it now.
         if self.use_peft:
-            require("peft", "--use_peft")
+            require("peft", named("use_peft"))
 
     @property
     def teachers(self) -> int:
@@ -110,43 +143,63 @@ class LoadOptions:
     """How models are loaded."""
 
     student_revision: str | None = option(
-        None, "Hub revision of the student.", aliases=["--model_revision"]
+        None,
+        "Hub revision of the student.",
+        may_be_empty=True,
+        aliases=["model_revision"],
     )
     teacher_revision: list[str] | None = option(
         None,
         "Hub revision of each teacher ('' for a directory).",
-        aliases=["--teacher_model_revision"],
+        needs=["teacher"],
+        may_be_empty=True,
+        aliases=["teacher_model_revision"],
     )
     student_tokenizer: str | None = option(
         None,
         "The student's tokenizer, if it is not stored with the weights.",
-        aliases=["--tokenizer", "--tokenizer_name_or_path"],
+        role="place",
+        hub="model",
+        python="processing_class",
+        aliases=["tokenizer", "tokenizer_name_or_path"],
     )
     teacher_tokenizer: list[str] | None = option(
         None,
         "Each teacher's tokenizer, if it is not stored with the weights.",
-        aliases=["--teacher_tokenizer_name_or_path"],
+        role="place",
+        hub="model",
+        needs=["teacher"],
+        aliases=["teacher_tokenizer_name_or_path"],
     )
     teacher_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "The teacher's precision. auto: bfloat16 on a GPU; on a CPU, the student's."
+        "auto",
+        "The teacher's precision. auto: bfloat16 on a GPU; on a CPU, the student's.",
+        needs=["teacher"],
     )
     teacher_quantization: str | None = option(
-        None, "fp8, nf4, int8, or a transformers quantization config as JSON."
+        None,
+        "fp8, nf4, int8, or a transformers quantization config as JSON.",
+        needs=["teacher"],
     )
     teacher_sharding: Literal["none", "node"] = option(
-        "none", "node: shard the teacher's weights over the devices of each machine."
+        "none",
+        "node: shard the teacher's weights over the devices of each machine.",
+        role="words",
+        needs=["teacher"],
     )
     attn_implementation: str | None = option(
         None,
         "As in from_pretrained, for all models. Default on a GPU in 16 bits: torch_varlen.",
         first=True,
     )
-    trust_remote_code: bool = option(False, "Allow models to run their own code from the hub.")
+    trust_remote_code: bool = option(
+        False, "Allow models to run their own code from the hub.", role="words"
+    )
     model_init_kwargs: dict[str, Any] | str | None = option(
         None, "More from_pretrained arguments for the student, as JSON."
     )
     teacher_model_init_kwargs: dict[str, Any] | str | None = option(
-        None, "The same for every teacher."
+        None, "The same for every teacher.", needs=["teacher"]
     )
 
     _argument_group_name = "loading of models"
@@ -159,26 +212,29 @@ class LoadOptions:
         for name in ("teacher_tokenizer", "teacher_revision"):
             if isinstance(getattr(self, name), str):
                 setattr(self, name, [getattr(self, name)])
-        check_types(self)
+        check_options(self)
         for name in ("model_init_kwargs", "teacher_model_init_kwargs"):
-            arguments = getattr(self, name)
-            # A command line or a recipe gives text, and Python gives a dictionary.
-            if isinstance(arguments, str):
-                arguments = json_settings(f"--{name}", arguments)
-            for argument in sorted(arguments or ()):
-                if argument in _RESERVED_ARGUMENTS:
-                    option = _RESERVED_ARGUMENTS[argument]
-                    raise ValueError(f"--{name}: give {argument} as {option}")
-                try:
-                    json.dumps(arguments[argument])
-                except TypeError as error:
-                    # They are kept in the run's directory, to be compared when it resumes.
-                    kind = type(arguments[argument]).__name__
-                    raise ValueError(
-                        f"--{name}: {argument} must be a value of JSON, got {kind}"
-                    ) from error
-            # Replace the text by the parsed value, because a run's settings compare values.
-            setattr(self, name, arguments)
+            # A run's settings compare values, so the text of a command line becomes one.
+            setattr(self, name, _init_kwargs(name, getattr(self, name)))
+
+
+def _init_kwargs(name: str, arguments: Any) -> dict[str, Any] | None:
+    """Return arguments for `from_pretrained`, which are text or a dictionary.
+
+    Raises:
+        OptionError: one of them is an option here, or cannot be kept in the run's directory.
+    """
+    if isinstance(arguments, str):
+        arguments = json_settings(name, arguments)
+    for argument in sorted(arguments or ()):
+        if argument in _RESERVED_ARGUMENTS:
+            raise OptionError(name, f"cannot have {argument}, for which there is an option")
+        try:
+            json.dumps(arguments[argument])
+        except TypeError as error:
+            kind = type(arguments[argument]).__name__
+            raise OptionError(name, f"has {argument}, a {kind}: give a value of JSON") from error
+    return arguments  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -188,60 +244,74 @@ class DataOptions:
     dataset: list[str] = option(
         ["open-web-math/open-web-math"],
         "One or more corpora: a file, a directory or a hub name.",
+        role="place",
+        hub="dataset",
+        python="train_dataset",
         first=True,
-        aliases=["--dataset_name", "--train_file"],
+        aliases=["dataset_name", "train_file"],
     )
     dataset_weights: list[float] | None = option(
-        None, "Mixing weight of each corpus. Smaller corpora are repeated."
+        None,
+        "Mixing weight of each corpus. Smaller corpora are repeated.",
+        interval="(0, inf)",
+        python="the weights of its Blocks",
     )
     dataset_config: list[str] | None = option(
         None,
         "Hub configuration, one for all corpora or one for each ('' for files).",
-        aliases=["--dataset_config_name"],
+        may_be_empty=True,
+        python="train_dataset",
+        aliases=["dataset_config_name"],
     )
     dataset_split: list[str] = option(
         ["train"],
         "Split to read, one for all corpora or one for each.",
-        aliases=["--dataset_train_split"],
+        python="train_dataset",
+        aliases=["dataset_train_split"],
     )
     text_column: list[str] | None = option(
         None,
         "Column to read, one for all corpora or one for each. Default: text or conversations.",
-        aliases=["--dataset_text_field"],
+        may_be_empty=True,
+        aliases=["dataset_text_field"],
     )
     eval_fraction: float = option(
-        0.0, "Share of the documents to hold out for evaluation, in [0, 1).", first=True
+        0.0,
+        "Share of the documents to hold out for evaluation, in [0, 1).",
+        interval="[0, 1)",
+        excludes=["eval_dataset"],
+        python="eval_dataset",
+        first=True,
     )
     eval_dataset: str | None = option(
         None,
         "Evaluate on these documents instead of a held-out share.",
+        role="words",
+        hub="dataset",
+        excludes=["eval_fraction"],
         first=True,
-        aliases=["--validation_file"],
+        aliases=["validation_file"],
     )
 
     _argument_group_name = "data"
 
     def __post_init__(self) -> None:
-        check_types(self)
-        in_range(self, "(0, inf)", "dataset_weights")
-        in_range(self, "[0, 1)", "eval_fraction")
+        check_options(self)
         count = len(self.dataset)
         # A corpus that is named twice would silently count twice. Weights say so openly.
         if len({_one_spelling(name) for name in self.dataset}) < count:
-            raise ValueError(
-                "--dataset names a corpus twice: name it once, and give --dataset_weights"
+            raise OptionError(
+                "dataset", "names a corpus twice: name it once, and give --dataset_weights"
             )
         weights = self.dataset_weights
         if weights and (count == 1 or len(weights) != count):
-            raise ValueError("--dataset_weights needs several corpora, and a weight for each")
+            raise OptionError("dataset_weights", "needs several corpora, and a weight for each")
         for name in ("dataset_config", "dataset_split", "text_column"):
             one_for_each(name, vars(self)[name], count, "corpora")
         if self.eval_dataset and len(self.text_column or ()) > 1:
-            raise ValueError(
-                "--eval_dataset needs one --text_column: hold out an --eval_fraction instead"
+            raise OptionError(
+                "eval_dataset", "needs one --text_column: hold out an --eval_fraction instead"
             )
-        if self.eval_dataset and self.eval_fraction:
-            raise ValueError("--eval_dataset and --eval_fraction cannot be combined: give one")
 
 
 def _one_spelling(name: str) -> str:
@@ -256,8 +326,9 @@ class PackOptions:
     max_length: int = option(
         2048,
         "Student tokens per packed sequence.",
+        interval="[4, 16777216]",
         first=True,
-        aliases=["--max_seq_length", "--max_seq_len", "--block_size"],
+        aliases=["max_seq_length", "max_seq_len", "block_size"],
     )
     train_on: Literal["completions", "all"] | None = option(
         None, "In conversations, train on completions (the answers; the default) or all tokens."
@@ -268,143 +339,187 @@ class PackOptions:
     dataset_num_proc: int | None = option(
         None,
         "Processes that tokenize and align. Default: one per core.",
-        aliases=["--preprocessing_num_workers"],
+        role="words",
+        interval="[1, inf)",
+        aliases=["preprocessing_num_workers"],
     )
     missing_losses: Literal["error", "skip", "plain"] = option(
         "error",
         "What to do with documents that have no losses in --teacher_losses. plain: train on them "
         "without a teacher.",
+        needs=["teacher_losses"],
     )
     student_chat_template: str | None = option(
-        None, "plain, chatml or a file. Default: the tokenizer's own."
+        None, "plain, chatml or a file. Default: the tokenizer's own.", role="place"
     )
     teacher_chat_template: list[str] | None = option(
-        None, "The same for the teachers, one for all or one for each."
+        None,
+        "The same for the teachers, one for all or one for each.",
+        role="place",
+        needs=["teacher"],
     )
 
     _argument_group_name = "packing"
 
     def __post_init__(self) -> None:
-        check_types(self)
-        in_range(self, "[4, 16777216]", "max_length")
-        in_range(self, "[1, inf)", "dataset_num_proc")
+        check_options(self)
 
 
 @dataclass
 class GuidanceOptions(Method, PackOptions, LoadOptions):
-    """How models are loaded, documents packed, and tokens chosen."""
+    """How models are loaded, documents packed, and tokens chosen.
 
-    @python_door
+    Attributes:
+        guidance: the settings of the method alone. Whatever computes reads them from there.
+    """
+
     def __post_init__(self) -> None:
-        # Call the checks by name, because `super()` would find another class in a subclass.
         LoadOptions.__post_init__(self)
-        PackOptions.__post_init__(self)
-        Method.__post_init__(self)
-        self.check_chunks(self.max_length)
+        settings = {field.name: getattr(self, field.name) for field in fields(Method)}
+        self.guidance = Method(**settings)
+        # A class or function of the user's own has become its name.
+        self.method, self.aggregation = self.guidance.method, self.guidance.aggregation
+        self.guidance.check_chunks(self.max_length)
         # A document without losses is treated as one whose tokens are all unmapped.
-        includes = self.unmapped == "include" or self.accepts
+        includes = self.unmapped == "include" or self.guidance.accepts
         if self.missing_losses == "plain" and (self.method == "chunk" or not includes):
-            raise ValueError(
-                "--missing_losses plain trains on every token of documents without losses, which "
-                f"--method {self.method} --unmapped {self.unmapped} does not: use skip"
+            raise OptionError(
+                "missing_losses",
+                "plain trains on every token of documents without losses, which "
+                f"{named('method')} {self.method} {named('unmapped')} {self.unmapped} does not: "
+                "use skip",
             )
 
-    def check_teacher(self, count: int, *, is_stored: bool = False) -> None:
-        """Also check the options that have one value for each teacher."""
-        super().check_teacher(count, is_stored=is_stored)
+    def check_teachers(self, count: int, *, is_stored: bool) -> None:
+        """Check the method, and the options that have one value for each teacher, with teachers."""
+        self.guidance.check_teacher(count, is_stored=is_stored)
         for name in ("teacher_tokenizer", "teacher_revision"):
             # A tokenizer or a revision belongs to one model, and cannot serve all teachers.
             values = getattr(self, name)
             if values and len(values) != count:
-                raise ValueError(
-                    f"--{name} needs one value for each of {count} teachers, got {len(values)}"
+                raise OptionError(
+                    name, f"needs one value for each of {count} teachers, got {len(values)}"
                 )
-
-    def as_method(self) -> Method:
-        """Return only the settings of the method."""
-        return Method(**{field.name: getattr(self, field.name) for field in fields(Method)})
 
 
 @dataclass
 class RunOptions:
     """The run: mostly fields of `transformers.TrainingArguments`, with the paper's defaults."""
 
-    dry_run: bool = option(False, "Print the plan of the run and exit.", first=True)
-    output_dir: str = option("", "Default: runs/STUDENT__TEACHER.", first=True)
+    dry_run: bool = option(False, "Print the plan of the run and exit.", role="words", first=True)
+    output_dir: str = option("", "Default: runs/STUDENT__TEACHER.", role="words", first=True)
     # Where None is no kind of the option, `VocAgnoConfig` derives it.
     global_batch_tokens: int = option(  # type: ignore[assignment]
         None,
         "Tokens per optimizer step, over all devices. Default: the paper's 2,097,152, unless both "
         "the batch size and the accumulation steps are given.",
+        interval="[1, inf)",
         first=True,
     )
     per_device_train_batch_size: int = option(  # type: ignore[assignment]
         None,
         "Packed sequences per device. Default: derived from the global batch.",
+        role="words",
+        interval="[1, inf)",
         first=True,
-        aliases=["--batch_size", "--per_device_batch_size"],
+        aliases=["batch_size", "per_device_batch_size"],
     )
     gradient_accumulation_steps: int = option(  # type: ignore[assignment]
-        None, "Micro-batches per step. Default: derived from the global batch."
+        None,
+        "Micro-batches per step. Default: derived from the global batch.",
+        role="words",
+        interval="[1, inf)",
     )
     num_train_epochs: float = option(
-        1.0, "Passes over the corpus.", aliases=["--epochs", "--num_epochs"]
+        1.0, "Passes over the corpus.", interval="(0, inf)", aliases=["epochs", "num_epochs"]
     )
-    max_steps: int = option(-1, "Optimizer steps. -1: set by --num_train_epochs.", first=True)
-    learning_rate: float = option(8e-5, "Peak learning rate.", first=True, aliases=["--lr"])
+    max_steps: int = option(
+        -1,
+        "Optimizer steps. -1: set by --num_train_epochs.",
+        interval="[-1, inf)",
+        first=True,
+    )
+    learning_rate: float = option(
+        8e-5, "Peak learning rate.", interval="[0, inf)", first=True, aliases=["lr"]
+    )
     lr_scheduler_type: str = option("cosine_with_min_lr", "Learning rate schedule.")
     lr_scheduler_kwargs: dict[str, Any] | str | None = option(
         None, "JSON. By default, cosine_with_min_lr decays to a tenth: 8e-5 to 8e-6."
     )
+    # Trainer takes a warm-up of NaN for none.
     warmup_steps: float = option(
-        0, "Warm-up steps; below 1, their share of the run.", aliases=["--warmup_ratio"]
+        0,
+        "Warm-up steps; below 1, their share of the run.",
+        interval="[0, inf)",
+        aliases=["warmup_ratio"],
     )
-    seed: int = option(42, "Seed of the data order, adapters and dropout.", first=True)
+    seed: int = option(
+        42,
+        "Seed of the data order, adapters and dropout.",
+        interval="[0, 4294967295]",
+        first=True,
+    )
     bf16: bool | None = option(
         None,
         "Compute in bfloat16. Default: yes where the GPU or CPU supports it in hardware.",
         first=True,
-        **_SWITCH,
     )
     activation_checkpointing: bool | None = option(
-        None, "Keep only the layers' inputs and recompute the rest.", first=True, **_SWITCH
+        None, "Keep only the layers' inputs and recompute the rest.", role="words", first=True
     )
     max_bad_steps: int = option(
-        0, "Steps in a row that may be skipped because of a NaN loss or gradient."
+        0,
+        "Steps in a row that may be skipped because of a NaN loss or gradient.",
+        role="words",
+        interval="[0, inf)",
     )
-    save_steps: float = option(250, "Steps between checkpoints.", first=True)
-    save_total_limit: int | None = option(2, "Checkpoints to keep. 0: all.")
+    save_steps: float = option(
+        250, "Steps between checkpoints.", role="words", interval="[0, inf)", first=True
+    )
+    save_total_limit: int | None = option(2, "Checkpoints to keep. 0: all.", role="words")
     resume_from_checkpoint: str | None = option(
-        "auto", "auto (the newest good checkpoint in --output_dir) or a path."
+        "auto", "auto (the newest good checkpoint in --output_dir) or a path.", role="words"
     )
-    eval_steps: float | None = option(None, "Steps between evaluations. Default: --save_steps.")
-    logging_steps: float = option(10, "Steps between logs.")
+    eval_steps: float | None = option(
+        None,
+        "Steps between evaluations. Default: --save_steps.",
+        role="words",
+        interval="[0, inf)",
+        needs=["eval_fraction", "eval_dataset"],
+    )
+    logging_steps: float = option(10, "Steps between logs.", role="words", interval="[0, inf)")
     report_to: list[str] = option(
-        ["none"], "Trackers: wandb, tensorboard, trackio, ...", first=True
+        ["none"], "Trackers: wandb, tensorboard, trackio, ...", role="words", first=True
     )
     run_name: str | None = option(
-        None, "Name of the run in trackers. Default: the path of --config, or --output_dir."
+        None,
+        "Name of the run in trackers. Default: the path of --config, or --output_dir.",
+        role="words",
     )
-    project: str = option("vocagnolm", "Project in trackers: PROJECT or ENTITY/PROJECT.")
+    project: str = option(
+        "vocagnolm", "Project in trackers: PROJECT or ENTITY/PROJECT.", role="words"
+    )
     device_peak_tflops: float | None = option(
-        None, "Peak TFLOP/s of a device, for the MFU in the logs. Default: by its name."
+        None,
+        "Peak TFLOP/s of a device, for the MFU in the logs. Default: by its name.",
+        role="words",
+        interval="(0, inf)",
     )
-    push_to_hub: bool = option(False, "Push the model and its card to the hub.")
+    push_to_hub: bool = option(False, "Push the model and its card to the hub.", role="words")
     hub_model_id: str | None = option(
-        None, "The model's name on the hub. Default: the name of --output_dir."
+        None,
+        "The model's name on the hub. Default: the name of --output_dir.",
+        role="words",
+        needs=["push_to_hub"],
     )
 
     _argument_group_name = "run"
 
     def __post_init__(self) -> None:
-        in_range(self, "[1, inf)", "global_batch_tokens", "per_device_train_batch_size")
-        in_range(self, "[1, inf)", "gradient_accumulation_steps")
-        in_range(self, "(0, inf)", "num_train_epochs", "device_peak_tflops")
-        in_range(self, "[0, inf)", "learning_rate", "save_steps", "eval_steps", "logging_steps")
-        # Trainer takes a warm-up of NaN for none, and any negative number of steps for -1.
-        in_range(self, "[0, inf)", "max_bad_steps", "warmup_steps")
-        in_range(self, "[-1, inf)", "max_steps")
-        in_range(self, "[0, 4294967295]", "seed")
-        require_trackers(self.report_to)
+        check_options(self)
         if self.max_steps == 0:
-            raise ValueError("--max_steps 0 makes no update: use --dry_run to see the plan")
+            raise OptionError("max_steps", "0 makes no update: use --dry_run to see the plan")
+        require_trackers(self.report_to)
+
+
+declare(ModelOptions, DataOptions, GuidanceOptions, RunOptions)

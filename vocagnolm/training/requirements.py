@@ -9,6 +9,7 @@ from transformers import Trainer
 from transformers.trainer_utils import IntervalStrategy
 from transformers.training_args import OptimizerNames
 
+from vocagnolm.fields import OptionError, named
 from vocagnolm.models.quantization import QUANTIZATIONS, quantization
 from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.packing import Blocks
@@ -24,29 +25,31 @@ def check_launch(job: Job) -> None:
     # A layer's weights are gathered only for its own forward pass. Whatever reads the output head
     # from outside would get a shard.
     if args.teacher_sharding == "node":
-        if args.teacher_quantization or args.distance:
-            raise ValueError(
-                "--teacher_sharding is not supported with --teacher_quantization, or with --method "
-                "kld or uld, which need the teacher's whole output head: leave it out"
+        if args.teacher_quantization or args.guidance.distance:
+            raise OptionError(
+                "teacher_sharding",
+                f"is not supported with {named('teacher_quantization')}, or with {named('method')} "
+                "kld or uld, which need the teacher's whole output head: leave it out",
             )
         if devices_of_a_machine() < 2 and not args.dry_run:
-            raise ValueError("--teacher_sharding node needs several processes on a machine")
+            raise OptionError("teacher_sharding", "node needs several processes on a machine")
     # On a GPU, such attention computes only in 16 bits. Otherwise the error would come in the first
     # step, after the alignment.
     attention = args.attn_implementation or ""
     is_wide = not args.is_mixed or args.teacher_dtype == "float32"
     if args.device.type == "cuda" and is_wide and ("flash" in attention or "varlen" in attention):
-        raise ValueError(
-            f"--attn_implementation {attention} computes in 16 bits on a GPU: use --bf16 true "
-            "without --teacher_dtype float32, or --attn_implementation sdpa"
+        raise OptionError(
+            "attn_implementation",
+            f"{attention} computes in 16 bits on a GPU: use {named('bf16')} true "
+            f"without {named('teacher_dtype')} float32, or {named('attn_implementation')} sdpa",
         )
     # FSDP may be set up by the arguments or by the launcher, which uses the environment.
     plugin = args.fsdp_config if isinstance(args.fsdp_config, dict) else {}
     recomputes = parse_flag_from_env("FSDP_ACTIVATION_CHECKPOINTING")
     if job.model.use_peft and (recomputes or plugin.get("activation_checkpointing")):
         raise ValueError(
-            "fsdp_activation_checkpointing is not supported with --use_peft: PEFT would save no "
-            "adapters: set it to false and use --activation_checkpointing"
+            f"fsdp_activation_checkpointing is not supported with {named('use_peft')}: PEFT would "
+            f"save no adapters: set it to false and use {named('activation_checkpointing')}"
         )
 
 
@@ -60,19 +63,19 @@ def check_evaluation(args: VocAgnoConfig, losses: Sequence[str]) -> None:
     evaluates["eval_on_start"] = args.eval_on_start
     for name, is_requested in evaluates.items():
         if is_requested and not losses:
-            raise ValueError(f"--{name} needs --eval_fraction or --eval_dataset")
+            raise OptionError(name, f"needs {named('eval_fraction')} or {named('eval_dataset')}")
     metric = args.metric_for_best_model
     if metric is None or not any(evaluates.values()):
         return
     # As in Trainer, the prefix may be left out. Other numbers of an evaluation, such as its speed,
     # say nothing about a model.
     if not any(fnmatchcase(metric.removeprefix("eval_"), loss) for loss in losses):
-        raise ValueError(
-            f"--metric_for_best_model {metric} is not among the losses of the evaluation: give one "
-            f"of {', '.join(losses)}"
+        raise OptionError(
+            "metric_for_best_model",
+            f"{metric} is not among the losses of the evaluation: give one of {', '.join(losses)}",
         )
     if args.greater_is_better:
-        raise ValueError("--greater_is_better True keeps the worst model: a lower loss is better")
+        raise OptionError("greater_is_better", "True keeps the worst model: a lower loss is better")
 
 
 def evaluation_losses(eval_dataset: Any) -> list[str]:
@@ -94,19 +97,19 @@ def _check_packages(args: VocAgnoConfig) -> None:
     # A plan may be made on a smaller machine than the job's.
     is_planned = args.dry_run and args.teacher_quantization in QUANTIZATIONS
     if args.teacher_quantization and not is_planned:
-        option = f"--teacher_quantization {args.teacher_quantization}"
+        option = f"{named('teacher_quantization')} {args.teacher_quantization}"
         if args.teacher_quantization == "fp8":
             require("torchao", option)
         require_quantization(quantization(args.teacher_quantization), option)
     # The hub's kernels replace the package.
     if args.attn_implementation == "flash_attention_2" and not is_installed("kernels"):
-        require("flash_attn", "--attn_implementation flash_attention_2")
+        require("flash_attn", f"{named('attn_implementation')} flash_attention_2")
     if args.dry_run:
         return
     try:
         Trainer.get_optimizer_cls_and_kwargs(args)
     except ImportError as error:
-        raise ValueError(f"--optim {OptimizerNames(args.optim).value}: {error}") from error
+        raise OptionError("optim", f"{OptimizerNames(args.optim).value}: {error}") from error
     except ValueError:
         # Some optimizers need the model, or more settings. Trainer reports that.
         return
@@ -115,10 +118,7 @@ def _check_packages(args: VocAgnoConfig) -> None:
 def check_enough(
     blocks: Blocks, args: VocAgnoConfig, corpus_name: str, left_out: Sequence[str] = ()
 ) -> None:
-    """Raise a ValueError if there are fewer packed sequences than one optimizer step needs.
-
-    The message says why documents were left out, and suggests numbers that work.
-    """
+    """Raise a ValueError if there are fewer packed sequences than one optimizer step needs."""
     rows, processes = args.per_device_train_batch_size, args.world_size
     needed = rows * args.gradient_accumulation_steps * processes
     if len(blocks) >= needed:
@@ -130,29 +130,6 @@ def check_enough(
     )
     if left_out:
         fault += f" ({'; '.join(left_out)})"
-    raise ValueError(f"{fault}: lower {' and '.join(_smaller_steps(len(blocks), args))}")
-
-
-def _smaller_steps(sequences: int, args: VocAgnoConfig) -> list[str]:
-    """Say which options would make a step that these packed sequences fill."""
-    rows, processes = args.per_device_train_batch_size, args.world_size
-    # The sequences fill this many micro-batches of the requested size.
-    micro_batches = sequences // (rows * processes)
-    # With fewer sequences than processes, some processes would have none at any batch size.
-    most_rows = sequences // processes
-    if not most_rows:
-        return ["--max_length, or give more documents"]
-    # Advise on options that the user gave, because derived ones follow from them.
-    asked_for_rows = "per_device_train_batch_size" in args.asked_of_batch
-    if "global_batch_tokens" in args.asked_of_batch:
-        step_rows = micro_batches * rows if asked_for_rows and micro_batches else most_rows
-        advice = [f"--global_batch_tokens to at most {step_rows * processes * args.max_length}"]
-        if asked_for_rows and not micro_batches:
-            advice.append(f"--per_device_train_batch_size to {most_rows}")
-        return advice
-    if micro_batches:
-        return [f"--gradient_accumulation_steps to at most {micro_batches}"]
-    advice = [f"--per_device_train_batch_size to at most {most_rows}"]
-    if args.gradient_accumulation_steps > 1:
-        advice.append("--gradient_accumulation_steps to 1")
-    return advice
+    raise ValueError(
+        f"{fault}: {args.batch_arithmetic()}; lower one of these, or give more documents"
+    )

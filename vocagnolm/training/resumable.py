@@ -28,7 +28,7 @@ from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
-from vocagnolm.doors import how_to_go_on
+from vocagnolm.fields import at_shell
 from vocagnolm.shell.dist import rank0
 from vocagnolm.shell.extras import check_transformers, unsupported
 from vocagnolm.shell.io import MANIFEST_FILE, json_or_empty, told_of_full_disk
@@ -237,13 +237,11 @@ class ResumableTrainer(Trainer):
         """Remove what is unfinished, and say where the run can resume."""
         directory = Path(str(self.args.output_dir))
         shutil.rmtree(directory / _SAVING, ignore_errors=True)
+        again = "the same command" if at_shell.get() else "train(resume_from_checkpoint=True)"
         for checkpoint in checkpoints(directory):
             if checkpoint_fault(checkpoint) is None:
-                return (
-                    f"{checkpoint.name} is whole: free some room, and {how_to_go_on()} goes on "
-                    "from there"
-                )
-        return f"Nothing was saved yet: free some room, and {how_to_go_on()} begins again"
+                return f"{checkpoint.name} is whole: free some room, and {again} goes on from there"
+        return f"Nothing was saved yet: free some room, and {again} begins again"
 
     def _check_layout(self, checkpoint: Path) -> None:
         """Reject a checkpoint of another sharding, and warn about another number of processes."""

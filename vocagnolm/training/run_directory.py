@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from vocagnolm.fields import named
 from vocagnolm.shell.io import (
     MANIFEST_FILE,
     RUN_FILE,
@@ -74,7 +75,7 @@ def check_settings(directory: Path, settings: Settings, checkpoint: str | None =
     if changes:
         raise ValueError(
             f"{directory} holds a run with other settings ({'; '.join(changes)}): give another "
-            "--output_dir"
+            f"{named('output_dir')}"
         )
     # The checkpoint may be in another directory, so compare its settings as well.
     fault = checkpoint_fault(checkpoint, settings) if checkpoint else None
@@ -240,6 +241,6 @@ def is_finished(directory: Path) -> bool:
     # The run can write its model again as long as it has a checkpoint.
     fault = f"{directory} holds a finished run, but {fault}"
     if newest_checkpoint(directory) is None:
-        raise ValueError(f"{fault}, and no checkpoint: give another --output_dir")
+        raise ValueError(f"{fault}, and no checkpoint: give another {named('output_dir')}")
     logger.warning("%s: writing it again from the newest checkpoint", fault)
     return False

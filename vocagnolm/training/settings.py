@@ -4,32 +4,16 @@ import hashlib
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vocagnolm.fields import named, options_of, without_effect
 from vocagnolm.method import Method, load_own
 from vocagnolm.models.load import weight_sizes
 from vocagnolm.store.format import manifest_of
 from vocagnolm.training.config import VocAgnoConfig
-from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions
-
-# These settings define a run, together with those of the model, the data and the method.
-RUN_SETTINGS = (
-    "global_batch_tokens num_train_epochs max_steps seed data_seed bf16 fp16 learning_rate "
-    "lr_scheduler_type lr_scheduler_kwargs warmup_steps optim adam_beta1 adam_beta2 adam_epsilon "
-    "weight_decay max_grad_norm optim_args neftune_noise_alpha"
-).split()
-# A run may resume with other values of these, because they do not change what training computes.
-_NO_EFFECT_ON_NUMBERS = "dataset_num_proc trust_remote_code eval_dataset teacher_sharding".split()
-# Options that name files, directories or models.
-_PATH_OPTIONS = (
-    "student teacher student_tokenizer teacher_tokenizer student_chat_template "
-    "teacher_chat_template dataset"
-).split()
-# Options for loading and reading a teacher, which have no effect without one.
-_TEACHER_OPTIONS = {"teacher_revision", "teacher_tokenizer", "teacher_chat_template"}
-_WEIGHT_OPTIONS = {"teacher_dtype", "teacher_quantization", "teacher_sharding"}
+from vocagnolm.training.options import DataOptions, ModelOptions
 
 
 @dataclass(frozen=True)
@@ -60,25 +44,22 @@ def settings_of(job: Job) -> dict[str, Any]:
     within it.
     """
     settings: dict[str, Any] = {}
-    for options in (job.model, job.data):
-        settings |= {field.name: getattr(options, field.name) for field in fields(options)}
-    for field in fields(GuidanceOptions):
-        settings[field.name] = getattr(job.args, field.name)
-    for name in RUN_SETTINGS:
-        settings[name] = getattr(job.args, name)
-    for name in _NO_EFFECT_ON_NUMBERS:
-        del settings[name]
-    # A run that is started from another directory is the same run.
-    for name in _PATH_OPTIONS:
-        settings[name] = _absolute(settings[name])
-    settings |= _teacher_files(job) | _own_code(job.args)
+    for options in (job.model, job.data, job.args):
+        for declared in options_of(options):
+            value = getattr(options, declared.name)
+            if declared.role == "place":
+                # A run that is started from another directory is the same run.
+                value = _absolute(value)
+            if declared.role != "words":
+                settings[declared.name] = value
+    settings |= _teacher_files(job) | _own_code(job.args.guidance)
     if job.model.teacher_losses:
         settings["teacher_losses"] = _stores(job.model.teacher_losses)
     if job.peft_config is not None:
         settings["use_peft"] = True
         settings["peft_config"] = _described(job.peft_config)
     # Such a method ranks or averages tokens within a micro-batch, so its size matters.
-    if not job.args.splits_alike:
+    if not job.args.guidance.splits_alike:
         settings["per_device_train_batch_size"] = job.args.per_device_train_batch_size
     return settings
 
@@ -142,26 +123,15 @@ def _described(peft_config: Any) -> dict[str, Any]:
 
 
 def options_without_effect(job: Job, *, evaluates: bool) -> Iterator[str]:
-    """Yield a line for each given option that has no effect."""
-    model, args = job.model, job.args
-    changed_options = set()
-    for options, kind in ((model, ModelOptions), (args, GuidanceOptions), (args, VocAgnoConfig)):
-        # An option counts as given if its value is not the default, whoever chose it.
-        for field in fields(kind):
-            if getattr(options, field.name) != field.default:
-                changed_options.add(field.name)
-    # A method reads only some of the settings, and ignores the rest.
-    unread_options = {field.name for field in fields(Method)} - args.in_effect().keys()
-    adapter_options = {field.name for field in fields(ModelOptions) if "lora_" in field.name}
-    conditions: Sequence[tuple[object, set[str], str]] = (
-        (False, unread_options, f"with {args.as_typed}"),
-        (model.teacher, _TEACHER_OPTIONS | _WEIGHT_OPTIONS, "without --teacher"),
-        (model.teacher_losses, {"missing_losses"}, "without --teacher_losses"),
-        (model.use_peft, adapter_options, "without --use_peft"),
-        (evaluates, {"eval_steps"}, "without --eval_fraction or --eval_dataset"),
-        (args.push_to_hub, {"hub_model_id"}, "without --push_to_hub"),
-    )
-    for has_effect, names, condition in conditions:
-        if not has_effect:
-            for name in sorted(changed_options & names):
-                yield f"--{name} has no effect {condition}"
+    """Yield a line for each option that has another value than its default and no effect."""
+    classes = (ModelOptions, DataOptions, VocAgnoConfig)
+    values: dict[str, object] = vars(job.args) | vars(job.data) | vars(job.model)
+    values["eval_dataset"] = evaluates
+    faults = dict(without_effect(values, *classes))
+    # A method reads only some of its settings.
+    read = job.args.guidance.in_effect()
+    for declared in options_of(Method):
+        if declared.name not in read and values[declared.name] != declared.default:
+            faults[declared.name] = f"with {job.args.guidance.as_typed}"
+    for name in sorted(faults):
+        yield f"{named(name)} has no effect {faults[name]}"

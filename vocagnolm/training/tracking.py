@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers.integrations import integration_utils
 
+from vocagnolm.fields import OptionError
 from vocagnolm.shell.io import JsonObject, json_or_empty
 from vocagnolm.shell.printing import log_main
 
@@ -86,7 +87,7 @@ def check_trackers(report_to: Sequence[str]) -> None:
         for make in integration_utils.get_reporting_integration_callbacks(report_to):  # type: ignore[no-untyped-call]
             make()
     except (ImportError, RuntimeError) as error:
-        raise ValueError(f"--report_to {' '.join(report_to)}: {error}") from error
+        raise OptionError("report_to", f"{' '.join(report_to)}: {error}") from error
     if "wandb" in report_to:
         import wandb
 

@@ -18,6 +18,7 @@ from vocagnolm.chat.render import DATE, check_date
 from vocagnolm.evaluation.sampling import Sampling, uniform
 from vocagnolm.evaluation.tasks.benchmarks import CHAT_PROTOCOL, INSTRUCTION
 from vocagnolm.evaluation.tasks.tasks import text_sha256
+from vocagnolm.fields import OptionError
 
 # A stop string, an end-of-text token, `max_new_tokens` generated, or a full context.
 FinishReason = Literal["stop", "eos", "length", "context"]
@@ -33,7 +34,7 @@ class Chat:
     def __post_init__(self) -> None:
         check_date(self.source, "its tokenizer_config.json")
         if self.prompt("1 + 1?") == self.prompt("2 + 2?"):
-            raise ValueError("--chat: the tokenizer's chat template leaves the question out")
+            raise OptionError("chat", "the tokenizer's chat template leaves the question out")
 
     def prompt(self, *turns: str) -> str:
         """Render a question up to where the answer begins, or a question with its answer."""
@@ -51,7 +52,7 @@ class Chat:
         # A template can raise anything.
         except Exception as error:
             reason = " ".join(str(error).split())
-            raise ValueError(f"--chat: the tokenizer's chat template says: {reason}") from error
+            raise OptionError("chat", f"the tokenizer's chat template says: {reason}") from error
         return str(text)
 
     @cached_property

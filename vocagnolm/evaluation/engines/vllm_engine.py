@@ -12,6 +12,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.evaluation.engines.generation import Chat, Completion, Engine, Row
+from vocagnolm.fields import OptionError
 from vocagnolm.gguf import split_name
 from vocagnolm.models.load import ModelSource, context_length
 from vocagnolm.shell.dist import launched_processes
@@ -41,11 +42,11 @@ class VLLMEngine(Engine):
         new_tokens: int = 0,
     ):
         if launched_processes() > 1:
-            raise ValueError("--engine vllm uses all GPUs by itself: start it with python")
+            raise OptionError("engine", "vllm uses all GPUs by itself: start it with python")
         import vllm
 
         if split_name(source.name)[1]:
-            raise ValueError(f"--engine vllm does not read {source.name}: use --engine hf")
+            raise OptionError("engine", f"vllm does not read {source.name}: use --engine hf")
         config, name, revision = source.config(), source.name, source.revision
         try:
             ending = GenerationConfig.from_pretrained(name, revision=revision or "main")

@@ -10,7 +10,7 @@ import yaml
 
 from vocagnolm.evaluation.extraction import AnswerKind
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, Benchmark
-from vocagnolm.fields import in_range
+from vocagnolm.fields import OptionError, in_range
 from vocagnolm.shell.io import read_yaml
 
 
@@ -24,9 +24,9 @@ def read_benchmarks(path: Path) -> dict[str, Benchmark]:
     try:
         records = read_yaml(path)
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"--benchmarks_file {path} cannot be read: {error}") from error
+        raise OptionError("benchmarks_file", f"{path} cannot be read: {error}") from error
     if not (isinstance(records, dict) and records):
-        raise ValueError(f"--benchmarks_file {path}: expected benchmarks by their names")
+        raise OptionError("benchmarks_file", f"{path}: expected benchmarks by their names")
     benchmarks = {}
     # Results are stored by name and shown by column, so no other benchmark may have either. "model"
     # is the heading of the first column.
@@ -41,7 +41,7 @@ def read_benchmarks(path: Path) -> dict[str, Benchmark]:
                     raise ValueError(f"{text} is a name or column of another benchmark")
         # The constructor raises a TypeError for a field that it does not know.
         except (TypeError, ValueError) as error:
-            raise ValueError(f"--benchmarks_file {path}: {name}: {error}") from error
+            raise OptionError("benchmarks_file", f"{path}: {name}: {error}") from error
         taken |= {benchmark.id, benchmark.column}
         benchmarks[benchmark.id] = benchmark
     return benchmarks
