@@ -231,7 +231,7 @@ def check_interval(name: str, value: Any, interval: str) -> None:
         # NaN is neither above nor below anything.
         is_inside = is_above and is_below
     if not is_inside:
-        raise OptionError(name, f"must be in {interval}, got {value}")
+        raise OptionError(name, f"must be in {interval}, got {value!r}")
 
 
 def in_range(options: object, interval: str, *names: str) -> None:

@@ -48,7 +48,7 @@ WRONG: list[dict[str, Any]] = [
     {"aggregation": "math:pi"},
     {"aggregation": lambda loss_BSW, held_BSW: loss_BSW},
     {"loss_divisor": "selected", "method": Hardest},
-    *({"top_k": value} for value in (1.4, 0.0, float("nan"), 1e-7, 0.1234567, 1 / 3)),
+    *({"top_k": value} for value in (1.4, 0.0, float("nan"))),
     *({"top_k_warmup_steps": value} for value in (-1.0, float("nan"), float("inf"))),
     *({"unselected_weight": value} for value in (1.0, -0.1, float("nan"))),
     *({"uld_weight": value} for value in (0.0, float("nan"))),
@@ -114,7 +114,7 @@ def test_method_tells_what_it_needs(
     assert method.choice == choice
     assert method.needs_teacher == needs_teacher
     message = "does not use a teacher" if not needs_teacher else "needs a teacher"
-    with pytest.raises(ValueError, match=f"--method {method.method}.* {message}"):
+    with pytest.raises(ValueError, match=f"method {method.method}.* {message}"):
         method.check_teacher(0 if needs_teacher else 1)
     if compares:
         with pytest.raises(ValueError, match="which a store of losses does not hold: give the mod"):

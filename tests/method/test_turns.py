@@ -74,7 +74,7 @@ def test_cache_tells_labels_and_templates_apart(
 
 def test_conversations_are_not_paired_by_number(tokenizers_by_family: Tokenizers) -> None:
     student, teacher = pair(tokenizers_by_family)
-    with pytest.raises(ValueError, match="--uld_pairing position does not support"):
+    with pytest.raises(ValueError, match="uld_pairing position does not support"):
         align_corpus(corpus_of(talk(*TALK)), student, TeacherReaders((teacher,), by_position=True))
 
 

@@ -209,7 +209,7 @@ def test_kernel_unlike_the_models_attention_is_rejected(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         packed_attention, "_reference", lambda rows, s, scale: own(rows, s, 2 * scale)
     )
-    with pytest.raises(ValueError, match=r"output head \(or --attn_implementation torch_varlen\)"):
+    with pytest.raises(ValueError, match=r"output head \(or attn_implementation torch_varlen\)"):
         with_attention("llama", "torch_varlen")
 
 
@@ -218,7 +218,7 @@ def test_gpu_call_has_the_right_form() -> None:
     shapes = ((16, 4, 8), (16, 2, 8), (16, 2, 8))
     tensors = [torch.empty(s, dtype=torch.bfloat16, device="meta") for s in shapes]
     assert packed_attention._on_gpu((*tensors,), segments, 0.3).shape == (16, 4, 8)
-    with pytest.raises(ValueError, match=r"16 bits on a GPU, found torch.float32: use --bf16"):
+    with pytest.raises(ValueError, match=r"16 bits on a GPU, found torch.float32: use bf16"):
         packed_attention._on_gpu(tuple(x.float() for x in tensors), segments, 0.3)
 
 

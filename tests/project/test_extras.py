@@ -37,8 +37,6 @@ CASES: list[tuple[str, Callable[[], object]]] = [
     ("tensorboard", lambda: VocAgnoConfig(output_dir="o", report_to=["tensorboard"])),
     ("trackio", lambda: VocAgnoConfig(output_dir="o", report_to="trackio")),
     ("liger_kernel", lambda: VocAgnoConfig(output_dir="o", use_liger_kernel=True)),
-    ("bitsandbytes", lambda: VocAgnoConfig(output_dir="o", optim="paged_adamw_32bit")),
-    ("torchao", lambda: VocAgnoConfig(output_dir="o", optim="adamw_torch_4bit")),
     ("torchao", lambda: launched(teacher_quantization="fp8")),
     ("bitsandbytes", lambda: launched(teacher_quantization="nf4")),
     ("bitsandbytes", lambda: launched(teacher_quantization='{"load_in_8bit": true}')),

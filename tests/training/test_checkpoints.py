@@ -84,7 +84,7 @@ def test_damaged_checkpoint_gives_way_to_an_older_one(
         assert newest_checkpoint(tmp_path) == str(good)
     if damage != "absent":
         assert caplog.messages[0].startswith(f"not resuming from {bad}: {fault}")
-    with pytest.raises(ValueError, match=f"^--resume_from_checkpoint {bad}: {re.escape(fault)}"):
+    with pytest.raises(ValueError, match=f"^resume_from_checkpoint {bad}: {re.escape(fault)}"):
         resolve(str(bad), tmp_path / "elsewhere")
 
 
@@ -157,7 +157,7 @@ def test_checkpoint_of_other_settings_is_skipped_or_rejected(tmp_path: Path) -> 
     assert newest_checkpoint(tmp_path, {"top_k": 0.4}) == str(foreign)
     settings = {"top_k": 0.6, "seed": 1}
     assert newest_checkpoint(tmp_path, settings) == str(own)
-    fault = "it is of a run with other settings (--top_k was 0.4, now 0.6)"
+    fault = "it is of a run with other settings (top_k was 0.4, now 0.6)"
     assert checkpoint_fault(foreign, settings) == fault
     assert "lacks the settings of its run" in str(checkpoint_fault(nameless, settings))
     with pytest.raises(ValueError, match=re.escape(fault)):
@@ -183,17 +183,17 @@ def test_changes_of_no_option_are_told_in_words(tmp_path: Path) -> None:
         ({"dataset": ["/b/pages.jsonl"]}, []),
         (
             {"dataset": ["/a/other.jsonl"]},
-            ["--dataset was ['/a/pages.jsonl'], now ['/a/other.jsonl']"],
+            ["dataset was ['/a/pages.jsonl'], now ['/a/other.jsonl']"],
         ),
         (
             {"teacher": ["/b/teacher"], "teacher_files": ["b"]},
             ["the files of --teacher have changed"],
         ),
-        ({"teacher": ["hub/teacher"]}, ["--teacher was ['/a/teacher'], now ['hub/teacher']"]),
+        ({"teacher": ["hub/teacher"]}, ["teacher was ['/a/teacher'], now ['hub/teacher']"]),
         # Nothing tells one checkpoint-500 from another.
         (
             {"student": "/b/checkpoint-500"},
-            ["--student was /a/checkpoint-500, now /b/checkpoint-500"],
+            ["student was /a/checkpoint-500, now /b/checkpoint-500"],
         ),
     ],
 )
@@ -325,16 +325,16 @@ def test_directory_takes_runs_of_its_settings_only(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, 1)
     check_settings(tmp_path, before)
     expected = (
-        f"{tmp_path} holds a run with other settings (--new was None, now y; "
-        "--top_k was 0.4, now 0.5): give another --output_dir"
+        f"{tmp_path} holds a run with other settings (new was None, now y; "
+        "top_k was 0.4, now 0.5): give another output_dir"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
         check_settings(tmp_path, {"top_k": 0.5, "seed": 1, "new": "y"})
     # Of a mapping, such as a PEFT config, only what differs is told.
-    expected = r"\(--kwargs.a was \[1, 2\], now 3; --kwargs.b was None, now 4\)"
+    expected = r"\(kwargs.a was \[1, 2\], now 3; kwargs.b was None, now 4\)"
     with pytest.raises(ValueError, match=expected):
         check_settings(tmp_path, {"kwargs": {"a": 3, "b": 4}})
-    with pytest.raises(ValueError, match=r"\(--kwargs.a was \[1, 2\], now None\)"):
+    with pytest.raises(ValueError, match=r"\(kwargs.a was \[1, 2\], now None\)"):
         check_settings(tmp_path, {"kwargs": {}})
 
 

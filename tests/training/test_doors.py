@@ -74,7 +74,7 @@ OTHER_RUNS: list[tuple[str, dict[str, Any]]] = [
     ("top_k was ", {"top_k": 0.9}),
     ("selection was ", {"selection": "accept"}),
     ("learning_rate was ", {"learning_rate": 1e-3}),
-    ("model was ", {"model": "OTHER"}),
+    ("student was ", {"model": "OTHER"}),
     ("teacher was ", {"teacher": "STUDENT"}),
     ("the documents have changed", {"train_dataset": "FEWER"}),
 ]

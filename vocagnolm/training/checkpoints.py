@@ -12,7 +12,7 @@ from pathlib import Path
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from vocagnolm.fields import OptionError, named
+from vocagnolm.fields import OptionError, at_shell, named
 from vocagnolm.shell.io import MANIFEST_FILE, differences, json_or_empty, size_fault, write_json
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def changed_settings(before: Settings, settings: Settings) -> list[str]:
     for name, value in settings.items():
         if name not in _CHANGES and not _is_moved(name, before, settings):
             options[name] = value
-    changes = differences(before, options, prefix="--")
+    changes = differences(before, options, prefix="--" if at_shell.get() else "")
     for name, change in _CHANGES.items():
         # Only a run that has them, too, can be compared.
         if name not in before or name not in settings:
