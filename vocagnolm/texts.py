@@ -108,9 +108,9 @@ def _no_column(text_column: str | None, source: str, columns: Sequence[str]) -> 
     column_names = ", ".join(columns) or "none"
     remedy = ""
     if not text_column:
-        remedy = f"; columns that are understood: {KNOWN}; or give --text_column"
+        remedy = f"; columns that are understood: {KNOWN}; or give {named('text_column')}"
     return (
-        f"--text_column {text_column or TEXT!r} is not a column of {corpus_name}; its columns are "
+        f"{named('text_column')} {text_column or TEXT!r} is not a column of {corpus_name}; its columns are "
         f"{column_names}{remedy}"
     )
 

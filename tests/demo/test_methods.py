@@ -24,7 +24,7 @@ from vocagnolm.demo.methods import METHODS, check_options, flags_of, tokens_of
     ],
 )
 def test_option_is_refused_when_the_demo_gives_it_or_no_run_takes_it(option: str) -> None:
-    with pytest.raises(ValueError, match=f"--options.*{option.partition('=')[0]}"):
+    with pytest.raises(ValueError, match=f"options.*{option.partition('=')[0]}"):
         check_options(["cpt", "share"], ["top_k=0.3", option])
 
 

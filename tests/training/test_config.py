@@ -176,7 +176,7 @@ def test_global_batch_is_made_exactly_or_not_at_all(
 ) -> None:
     fixed = world_size * (given[0] or 1) * (given[1] or 1)
     possible = fixed == 1024 if None not in given else 1024 % fixed == 0
-    with nullcontext() if possible else pytest.raises(ValueError, match="not --global_batch_tok"):
+    with nullcontext() if possible else pytest.raises(ValueError, match="not global_batch_tok"):
         rows, steps = split_global_batch(2**21, 2048, world_size, *given)
         assert world_size * rows * steps == 1024
         assert given[0] in (None, rows)

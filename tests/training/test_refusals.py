@@ -60,12 +60,8 @@ def store_and_model(world: World) -> list[str]:
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     # Options.
     ({"top_k": 2}, "top_k", "(0, 1]"),
-    ({"max_length": 64.0}, "max_length", "whole number"),
     ({"train_on": "All"}, "train_on", "completions"),
     ({"lr_scheduler_kwargs": [1]}, "lr_scheduler_kwargs", "TypeError"),
-    ({"max_seq_length": 64, "block_size": 64}, "max_length", "twice"),
-    ({"topk": 0.4}, "topk", "top_k"),
-    ({"max_grad_norm": None}, "max_grad_norm", "number"),
     ({"model_init_kwargs": {"config": object()}}, "config", "JSON"),
     (
         {"missing_losses": "plain", "method": Method(unmapped="exclude")},
@@ -114,7 +110,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"eval_dataset": OtherRows()}, "eval_dataset", "Blocks"),
     ({"eval_dataset": [{"text": ""}]}, "eval_dataset", "no usable"),
-    ({"train_dataset": [ROW]}, "global_batch_tokens", "1 sequence"),
+    ({"train_dataset": [ROW]}, "train_dataset", "1 sequence"),
     # Packed sequences.
     (
         {"train_dataset": lambda world: packed(world, "student", max_length=32), **CPT},
