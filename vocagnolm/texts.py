@@ -17,6 +17,7 @@ from vocagnolm.chat.formats import (
 )
 from vocagnolm.chat.render import Template
 from vocagnolm.conventions import TEXT
+from vocagnolm.fields import named
 
 # The column of reasons why rows are no documents or conversations.
 FAULT = "fault"
@@ -110,8 +111,8 @@ def _no_column(text_column: str | None, source: str, columns: Sequence[str]) -> 
     if not text_column:
         remedy = f"; columns that are understood: {KNOWN}; or give {named('text_column')}"
     return (
-        f"{named('text_column')} {text_column or TEXT!r} is not a column of {corpus_name}; its columns are "
-        f"{column_names}{remedy}"
+        f"{named('text_column')} {text_column or TEXT!r} is not a column of {corpus_name}; its "
+        f"columns are {column_names}{remedy}"
     )
 
 
