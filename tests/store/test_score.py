@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accelerate import PartialState
+from kills import Killed, kill_at
 from processors import pretend
 from store_world import (
     ABOUT,
@@ -251,43 +251,6 @@ def test_deleted_shards_are_scored_again(
     assert sorted(again) == [1, 3, 5]
     assert contents(path) == contents(scored)
     assert __main__.main(["score", "--verify", str(path)]) == 0
-
-
-class Killed(BaseException):
-    """Ends what runs as SIGKILL would: no code of the package catches it."""
-
-
-def kill_at(patch: pytest.MonkeyPatch, at: int, *, before: bool) -> list[str]:
-    """Kill before or after the operation of this number that changes a directory.
-
-    Returns a list that gets the names of the operations.
-    """
-    operations: list[str] = []
-
-    def wrap(owner: Any, name: str) -> None:
-        # A real fsync would take long.
-        original = getattr(owner, name) if name != "fsync" else int
-
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if name == "open" and "w" not in str(args[1:]):
-                return original(*args, **kwargs)
-            operations.append(name)
-            is_last = len(operations) == at
-            if is_last and before:
-                raise Killed
-            try:
-                return original(*args, **kwargs)
-            finally:
-                if is_last:
-                    raise Killed
-
-        patch.setattr(owner, name, wrapped)
-
-    wrap(os, "link")
-    wrap(os, "fsync")
-    for name in ("replace", "unlink", "open"):
-        wrap(Path, name)
-    return operations
 
 
 @pytest.mark.parametrize("begins", ["new", "finished without two shards"])
