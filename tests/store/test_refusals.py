@@ -55,7 +55,7 @@ def test_options_of_score_that_do_not_go_together(
     if OPTIONS[options] is None:
         score.check(options.split())
         return
-    with pytest.raises(ValueError, match=rf"--{OPTIONS[options]}\b"):
+    with pytest.raises(ValueError, match=rf"{OPTIONS[options]}\b"):
         score.check(options.split())
 
 
