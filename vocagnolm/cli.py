@@ -6,7 +6,6 @@ For an error that is not its own fault, a command prints one line and returns an
 from __future__ import annotations
 
 import argparse
-import atexit
 import logging
 import os
 import re
@@ -14,7 +13,6 @@ import runpy
 import signal
 import sys
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from functools import partial, wraps
@@ -353,24 +351,12 @@ def stop(name: str, error: BaseException | str, status: int) -> int:
 
 
 def _interrupt(owner: int, number: int, frame: FrameType | None) -> NoReturn:
-    """Raise KeyboardInterrupt, so that a command removes its unfinished files.
-
-    During an import it exits at once, because an import may turn the exception into any other
-    error.
-    """
+    """Raise KeyboardInterrupt, so that a command removes its unfinished files."""
     # A forked process has inherited the handler. Pools end their workers with SIGTERM, and would
     # wait for a worker that first cleans up what is not its own.
     if os.getpid() != owner:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
-    # Walk from the interrupted frame up to the command's own.
-    while frame:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            log_main("vocagnolm: interrupted")
-            # Remove temporary directories, as Python does when it exits normally.
-            weakref.finalize._exitfunc()  # type: ignore[attr-defined]
-            os._exit(Exit.INTERRUPTED)
-        frame = frame.f_back
     raise KeyboardInterrupt
 
 
@@ -393,8 +379,6 @@ def run_script(main: _Main) -> NoReturn:
     # if all of them ended with the same status.
     if status in (Exit.DONE, Exit.STOPPED):
         sys.modules["torch"].distributed.destroy_process_group()
-        # Trackers finish their uploads here. `os._exit` would skip that.
-        atexit._run_exitfuncs()
     sys.stdout.flush()
     # When Python exits normally, gloo's threads sometimes abort it.
     os._exit(status)

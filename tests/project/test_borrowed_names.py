@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import argparse
 import ast
-import atexit
 import inspect
 import re
-import weakref
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -87,8 +85,6 @@ READ: list[tuple[Callable[[], Any], str]] = [
     (lambda: integration_utils, "rewrite_logs get_reporting_integration_callbacks"),
     (lambda: argparse.ArgumentParser(), "_option_string_actions _actions"),
     (lambda: argparse.HelpFormatter("prog"), "_format_args"),
-    (lambda: atexit, "_run_exitfuncs"),
-    (lambda: weakref.finalize, "_exitfunc"),
     (lambda: _pytree, "tree_map_only"),
     (lambda: torch.cpu, "_is_amx_tile_supported _is_avx512_bf16_supported"),
     (lambda: torch.backends.cpu, "get_cpu_capability"),
