@@ -10,7 +10,7 @@ resuming are in `training.resumable`.
 import copy
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,34 +28,31 @@ from vocagnolm.collator import (
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.method import Method
-from vocagnolm.models.adapters import adapt, check_adapted
+from vocagnolm.models.adapters import check_adapted
 from vocagnolm.models.probes import check_packing
 from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher
 from vocagnolm.packing import Blocks
 from vocagnolm.token_loss import add_token_losses
-from vocagnolm.training.arguments import (
-    arguments_of_trainer,
-    assemble_arguments,
-    check_contexts,
-    check_packed,
-    check_stored,
-    load_models,
-    make_collator,
-    own_copy,
-    resolve_method,
-)
-from vocagnolm.training.assembled import Assembled
+from vocagnolm.training.batches import check_contexts, check_packed, check_stored, make_collator
 from vocagnolm.training.config import VocAgnoConfig
+from vocagnolm.training.job import (
+    arguments_in_python,
+    job_in_python,
+    load_models,
+    pack_evaluations,
+    settings_of_data,
+)
 from vocagnolm.training.log import log_in_lines
+from vocagnolm.training.models import Models
+from vocagnolm.training.packed import Packed
 from vocagnolm.training.resumable import ResumableTrainer
+from vocagnolm.training.settings import Job, settings_of
 from vocagnolm.training.throughput import Throughput
 
 if TYPE_CHECKING:
     from peft import PeftConfig
 
 logger = logging.getLogger(__name__)
-
-_NO_DATA = "train_dataset is missing: give documents, or the Blocks of prepare_dataset"
 
 
 class VocAgnoTrainer(ResumableTrainer):
@@ -80,8 +77,8 @@ class VocAgnoTrainer(ResumableTrainer):
         method: all settings of the method, or the name of a method with the paper's settings. It
             replaces the settings in `args`.
         objective: your own method, in place of `method`.
-        assembled: a job from `vocagnolm.training.assembly.assemble`, in place of models, arguments
-            and data.
+        prepared: a job with its models and packed sequences (`vocagnolm.training.job`), in place of
+            models, arguments and data.
 
     `predict` returns no logits: `predictions` are the sums of the losses of each row, in nats, and
     `label_ids` the numbers of label tokens.
@@ -102,32 +99,32 @@ class VocAgnoTrainer(ResumableTrainer):
         peft_config: "PeftConfig | None" = None,
         method: str | Method | None = None,
         objective: type[Objective] | None = None,
-        assembled: Assembled | None = None,
+        prepared: tuple[Job, Models | None, Packed] | None = None,
         **kwargs: Any,
     ):
-        kwargs = arguments_of_trainer(kwargs, peft_config)
-        # TRL's trainers call it `teacher_model`.
-        teacher = kwargs.pop("teacher_model", teacher)
-        args = own_copy(args, peft_config) if assembled is None else own_copy(assembled.job.args)
-        method = resolve_method(args, method, objective)
-        # The command line has already assembled the job, to print its plan.
-        if assembled is None:
-            if train_dataset is None and data_collator is None:
-                raise ValueError(_NO_DATA)
-            kwargs["train_dataset"] = train_dataset
-            assembled = assemble_arguments(args, model, teacher, kwargs, peft_config)
+        _check_metrics(kwargs)
+        if prepared is None:
+            prepared = job_in_python(
+                arguments_in_python(args, method, objective),
+                model,
+                # TRL's trainers call it `teacher_model`.
+                kwargs.pop("teacher_model", teacher),
+                train_dataset,
+                kwargs.get("eval_dataset"),
+                tokenizer=kwargs.get("processing_class"),
+                peft_config=peft_config,
+            )
+        job, models, packed = prepared
+        args, guidance = job.args, job.args.guidance
         # This checks the data, so it comes before gigabytes of weights are loaded.
-        collator = make_collator(method, args, data_collator, assembled)
-        student, teachers = load_models(assembled, model, teacher, method, args)
-        if peft_config is not None:
-            student = adapt(student, peft_config, args.seed)
-        elif isinstance(student, nn.Module):
-            # A model may already have adapters, to which the same rules apply.
-            check_adapted(student)
+        collator = make_collator(guidance, args, packed.blocks, data_collator)
+        check_packed(packed.eval_blocks, collator, "eval_dataset")
+        student, teachers = load_models(job, models, model, teacher)
+        if models is not None:
+            kwargs["processing_class"] = models.student.tokenizer
         kwargs |= {
-            "train_dataset": assembled.train_dataset,
-            "eval_dataset": assembled.eval_dataset,
-            "processing_class": assembled.processing_class,
+            "train_dataset": packed.blocks,
+            "eval_dataset": packed.eval_blocks,
             "data_collator": collator,
             "compute_metrics": self._mean_token_losses,
         }
@@ -142,19 +139,18 @@ class VocAgnoTrainer(ResumableTrainer):
         source: OnlineTeacher | StoredTeacher | None = None
         if isinstance(teachers, StoredTeacher):
             source = teachers
-        if isinstance(teachers, Sequence):
+        elif teachers:
             source = OnlineTeacher(teachers, self.args.device)
-        self._method = method
+        self._job, self._models = job, models
         # Sorting sequences by width changes the micro-batches, so the split must not matter.
-        self.orders_steps = method.splits_alike
-        self._assembled = assembled
-        self.settings = assembled.settings
-        self.skipped = assembled.skipped
+        self.orders_steps = guidance.splits_alike
+        self.settings = settings_of(job) | settings_of_data(job, models, packed)
+        self.skipped = packed.skipped
         # Trainer's own `objective` is the metric of a hyperparameter search.
-        self.token_objective: Objective = (method.own_objective or Objective)(
-            method, source, self.args.seed
+        self.token_objective: Objective = (guidance.own_objective or Objective)(
+            guidance, source, self.args.seed
         )
-        if method.accepts:
+        if guidance.accepts:
             self.metrics.weight_name = "mean_weight"
         self.throughput = Throughput(
             self.accelerator, self.online_teachers, args.device_peak_tflops
@@ -179,11 +175,11 @@ class VocAgnoTrainer(ResumableTrainer):
         """Reject sequences without losses, or that the models cannot read."""
         check_stored(self.token_objective.teacher, blocks, self.data_collator)
         models = [self.model, *self.online_teachers]
-        check_contexts(models, "train_dataset", blocks)
+        check_contexts(models, blocks, "train_dataset")
         evaluated = self.eval_dataset
         for data in evaluated.values() if isinstance(evaluated, dict) else [evaluated]:
             if isinstance(data, Blocks):
-                check_contexts(models, "eval_dataset", data)
+                check_contexts(models, data, "eval_dataset")
         if not cast(VocAgnoConfig, self.args).attend_across_documents:
             self._check_packing(blocks)
 
@@ -202,7 +198,7 @@ class VocAgnoTrainer(ResumableTrainer):
     def train(self, *args: Any, **options: Any) -> Any:
         """Train like `ResumableTrainer.train`."""
         # The settings are also attributes of the arguments, where changing them does nothing.
-        if not vars(self._method).items() <= vars(self.args).items():
+        if not vars(self._job.args.guidance).items() <= vars(self.args).items():
             raise ValueError(
                 "args: settings of the method were changed after the trainer was made, which has "
                 "no effect: make another trainer"
@@ -217,26 +213,13 @@ class VocAgnoTrainer(ResumableTrainer):
         """Return the sums of losses of packed sequences or documents."""
         return super().predict(self._packed(test_dataset, "test_dataset"), *args, **options)
 
-    def _packed(self, dataset: Any, name: str) -> Any:
-        """Align and pack documents; packed sequences stay as they are."""
-        if dataset is None or isinstance(dataset, Blocks):
+    def _packed(self, dataset: Any, argument: str) -> Any:
+        """Align and pack documents; packed sequences, and names of evaluations, stay."""
+        if dataset is None or isinstance(dataset, Blocks | str):
             return dataset
-        # This import needs `datasets`, which a machine that only measures speed may lack.
-        from vocagnolm.training.assembly import pack_late
-
-        if isinstance(dataset, str):
-            self._check_name(dataset)
-            return dataset
-        packed = pack_late(self._assembled, dataset, name)
-        check_packed(packed, self.data_collator, name)
+        packed = pack_evaluations(self._job, self._models, dataset, argument)
+        check_packed(packed, self.data_collator, argument)
         return packed
-
-    def _check_name(self, name: str) -> None:
-        """Reject the name of an evaluation that the trainer does not have."""
-        evaluations = self.eval_dataset if isinstance(self.eval_dataset, dict) else {}
-        if name not in evaluations:
-            names = ", ".join(map(str, evaluations)) or "none with a name"
-            raise ValueError(f"eval_dataset {name!r}: the trainer has {names}")
 
     @property
     def online_teachers(self) -> Sequence[PreTrainedModel]:
@@ -273,7 +256,7 @@ class VocAgnoTrainer(ResumableTrainer):
         if self.state.global_step >= self.state.max_steps:
             return [], None
         # With a warm-up of top_k, the share of the tokens changes from step to step.
-        method = self._method.at_step(self.state.global_step, self.state.max_steps)
+        method = self._job.args.guidance.at_step(self.state.global_step, self.state.max_steps)
         if method != self.token_objective.method:
             # An objective of the user's own keeps the attributes that it has set.
             self.token_objective = copy.copy(self.token_objective)
@@ -375,7 +358,7 @@ class VocAgnoTrainer(ResumableTrainer):
         teacher = self.token_objective.teacher_losses(inputs)
         if teacher is None:
             raise ValueError(
-                f"{self._method.as_typed} does not choose tokens by a teacher's losses"
+                f"{self._job.args.guidance.as_typed} does not choose tokens by a teacher's losses"
             )
         was_training = self.model.training
         self.model.train(False)
@@ -448,6 +431,13 @@ class VocAgnoTrainer(ResumableTrainer):
                 report[name] = float(loss / tokens)
         report["tokens"] = int(counts.sum())
         return report
+
+
+def _check_metrics(arguments: Mapping[str, Any]) -> None:
+    """Reject functions of logits, which no method computes."""
+    for name in ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics"):
+        if arguments.get(name) is not None:
+            raise ValueError(f"{name} has no effect: the method computes no logits")
 
 
 def _check_student(model: PreTrainedModel, optimizer: torch.optim.Optimizer | None) -> None:

@@ -219,8 +219,8 @@ class Weights:
         """Record the weights that a run selects, after shuffling them if `shuffled`."""
         make, select = run_train.VocAgnoTrainer, Objective.select
 
-        def made(assembled: Any) -> Any:
-            self.documents, self.trainer = assembled.documents, make(assembled=assembled)
+        def made(prepared: Any) -> Any:
+            self.packed, self.trainer = prepared[2], make(prepared=prepared)
             return self.trainer
 
         def selected(objective: Objective, student: Any, batch: Any, teacher: Any = None) -> Any:
@@ -262,7 +262,7 @@ class Weights:
     @cached_property
     def _fifths(self) -> torch.Tensor:
         """The fifth of each vocabulary entry, rarest first; all have about as many tokens."""
-        ids = np.concatenate(self.documents.segments.rows["student_ids"])
+        ids = np.concatenate(self.packed.segments.rows["student_ids"])
         counts = np.bincount(ids, minlength=self.trainer.model.config.vocab_size)
         order = counts.argsort(kind="stable")
         before = np.cumsum(counts[order]) - counts[order]
@@ -276,8 +276,8 @@ class Weights:
             return np.full(length, -1)
         if block not in self.kinds:
             kind, at = np.full(length, -1), 0
-            for place in self.documents.blocks.segments(block).tolist():
-                row = self.documents.segments.rows[place]
+            for place in self.packed.blocks.segments(block).tolist():
+                row = self.packed.segments.rows[place]
                 spans = row["start"] + widen_spans(row["student_codes"], row["student_exceptions"])
                 spoilt = np.append(0, np.cumsum(~self.world.pages[row["document"]][1]))
                 is_good = spoilt[spans[:, 1]] == spoilt[spans[:, 0]]

@@ -383,7 +383,7 @@ def test_log_reports_what_a_slow_count_finds(
         ({"data_collator": PackedCollator(MAX_LENGTH, chunks=8)}, True, "chunks=None"),
         ({"compute_metrics": print}, True, "compute_metrics has no effect"),
         ({"compute_loss_func": print}, True, "compute_loss_func has no effect"),
-        ({"data_collator": print}, True, "packed sequences of vocagnolm.packing"),
+        ({"data_collator": print}, True, "data_collator must be a PackedCollator"),
         ({"teacher": []}, False, "method vocagnolm needs a teacher"),
     ],
 )

@@ -13,7 +13,7 @@ from world import World
 
 from vocagnolm.run import main, parser
 from vocagnolm.shell import hub
-from vocagnolm.training import documents, requirements
+from vocagnolm.training import job, requirements
 
 
 def argv_of(world: World, out: Path, **changes: str) -> list[str]:
@@ -56,8 +56,8 @@ def test_plan_of_a_large_corpus_is_extrapolated(
     epoch: dict[str, Any] = {"max_steps": "-1", "num_train_epochs": "3"}
     argv = argv_of(world, tmp_path / "out", **epoch)
     whole = plan_of(capfd, argv)
-    monkeypatch.setattr(documents, "_SMALL_DOCUMENTS", 20)
-    monkeypatch.setattr(documents, "_SAMPLE_DOCUMENTS", 40)
+    monkeypatch.setattr(job, "_SMALL_DOCUMENTS", 20)
+    monkeypatch.setattr(job, "_SAMPLE_DOCUMENTS", 40)
     part = plan_of(capfd, argv)
     assert part["corpus"].startswith("pages.jsonl: of the first ones, 40 documents, ")
     assert part["steps"].endswith(" (from 40 of 60 documents)")
@@ -83,8 +83,8 @@ def test_small_corpus_is_read_whole_when_its_part_is_too_small(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(documents, "_SMALL_DOCUMENTS", 3)
-    monkeypatch.setattr(documents, "_SAMPLE_DOCUMENTS", 3)
+    monkeypatch.setattr(job, "_SMALL_DOCUMENTS", 3)
+    monkeypatch.setattr(job, "_SAMPLE_DOCUMENTS", 3)
     argv = argv_of(world, tmp_path / "out", global_batch_tokens="640000", dry_run="True")
     assert main.main(argv) == 2
     assert "one optimizer step needs 10,000" in capfd.readouterr().err

@@ -15,8 +15,9 @@ from world import World
 from vocagnolm import data
 from vocagnolm.run import main, parser, prepare
 from vocagnolm.store import score
-from vocagnolm.training.documents import Documents, epoch_steps, load_documents
+from vocagnolm.training.job import epoch_steps, load_documents, settings_of_data
 from vocagnolm.training.models import read_models
+from vocagnolm.training.packed import Packed
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def test_corpora_without_weights_are_read_once_as_one(
     assert all(0.9 < one <= 1 for one in times)
 
 
-def documents_of(argv: list[str]) -> Documents:
+def packed_of(argv: list[str]) -> Packed:
     job = parser.parse(argv)
     models = read_models(job.model, job.args, job.args.device)
     return load_documents(job, models)
@@ -71,16 +72,17 @@ def documents_of(argv: list[str]) -> Documents:
 def test_documents_are_counted_through_all_corpora(
     argv: list[str], training_texts: list[str]
 ) -> None:
-    found = documents_of(argv)
-    rows, first = found.segments.rows["document"], len(found.corpora[0].segments.rows)
-    texts = [found.texts[index]["text"] for index in rows]
+    found = packed_of(argv)
+    rows, first = found.segments.rows["document"], len(found.parts[0].rows)
+    documents = [row["text"] for texts in found.texts.values() for row in texts]
+    texts = [documents[index] for index in rows]
     assert set(texts[:first]) < set(training_texts[:60])
     assert set(texts[first:]) < set(training_texts[60:80])
 
 
 def test_held_out_documents_depend_on_the_seed_of_the_data(argv: list[str]) -> None:
     seeds = ["--seed=7"], ["--seed=8", "--data_seed=7"], ["--seed=7", "--data_seed=8"]
-    one, same, other = (documents_of([*argv, *each]).settings["corpus_digest"] for each in seeds)
+    one, same, other = (packed_of([*argv, *each]).blocks.corpus_digest for each in seeds)
     assert one == same != other
 
 
@@ -92,14 +94,16 @@ def test_conversations_have_templates_and_losses_of_answers_alone(
     pages.write_text((json.dumps({"messages": said}) + "\n") * 40)
     chats = {"dataset": str(pages), "student_chat_template": "plain", "use_cpu": "true"}
     argv = world.argv("unused", teacher_chat_template="plain", global_batch_tokens="64", **chats)
-    assert documents_of(argv).settings["chat_templates_sha256"]
+    job = parser.parse(argv)
+    models = read_models(job.model, job.args, job.args.device)
+    settings = settings_of_data(job, models, load_documents(job, models))
+    assert settings["chat_templates_sha256"]
     with pytest.raises(ValueError, match="the questions of a conversation have none"):
-        documents_of([*argv, "--method=chunk"])
+        packed_of([*argv, "--method=chunk"])
 
 
-@pytest.mark.parametrize("option", ["dataset", "eval_dataset"])
-def test_missing_template_shows_before_anything_is_aligned(
-    option: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_missing_template_of_an_evaluation_shows_before_anything_is_aligned(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
     chats = tmp_path / "chats.jsonl"
@@ -110,10 +114,10 @@ def test_missing_template_shows_before_anything_is_aligned(
         "--dataset",
         str(world.pages),
     ]
-    argv += [str(chats)] if option == "dataset" else [f"--eval_dataset={chats}"]
+    argv += [f"--eval_dataset={chats}"]
     monkeypatch.setattr(data._Aligner, "align_batch", lambda *_: pytest.fail("aligned"))
     with pytest.raises(ValueError, match="conversations need a chat template"):
-        documents_of(argv)
+        packed_of(argv)
 
 
 def test_adding_a_corpus_does_not_align_the_first_again(
@@ -152,7 +156,7 @@ def test_one_store_serves_all_corpora(
 def test_steps_of_a_mixture_are_extrapolated() -> None:
     """From a tenth of each corpus: 1,000 sequences of b are 30 %, and 2,334 of a the rest."""
     blocks = SimpleNamespace(parts={"a": 70, "b": 100}, weights=[0.7, 0.3])
-    corpus = SimpleNamespace(total=100, texts=range(10))
-    documents: Any = SimpleNamespace(blocks=blocks, corpora=[corpus, corpus])
+    texts: Any = {"a": range(10), "b": range(10)}
+    packed = Packed(blocks, texts=texts, totals=[100, 100])
     job: Any = SimpleNamespace(args=SimpleNamespace(global_batch_tokens=640, max_length=64))
-    assert epoch_steps(job, documents) == 333
+    assert epoch_steps(job, packed) == 333

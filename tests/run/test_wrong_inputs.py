@@ -275,7 +275,7 @@ def test_wrong_run_leaves_no_trace(
 ) -> None:
     if "global_batch_tokens" not in options or "max_length" in options:
         # The error comes before any corpus is aligned.
-        monkeypatch.setattr("vocagnolm.training.documents.align_corpus", None)
+        monkeypatch.setattr("vocagnolm.training.packed.align_corpus", None)
     given = {"output_dir": str(tmp_path / "out"), "eval_fraction": None, "use_cpu": "true"}
     assert __main__.main(["train", *world.argv("", **given | options)]) == cli.Exit.WRONG
     err = capfd.readouterr().err

@@ -26,8 +26,9 @@ from transformers import LlamaForCausalLM
 
 from vocagnolm.cli import run_script
 from vocagnolm.run import main
+from vocagnolm.run import train as run_train
 from vocagnolm.trainer import VocAgnoTrainer
-from vocagnolm.training import assembly, documents, resumable
+from vocagnolm.training import packed, resumable
 
 _SAVE_S = 0.01  # each operation of a save takes at least this long, so that signals hit some
 
@@ -70,7 +71,7 @@ def watch(moment: Moment) -> None:
 
         setattr(owner, name, replacement)
 
-    told(assembly, "load_documents", slow=False)
+    told(run_train, "load_documents", slow=False)
     told(VocAgnoTrainer, "compute_loss", slow=False)
     told(resumable.ResumableTrainer, "_save_checkpoint")
     for owner, name in (
@@ -117,14 +118,14 @@ def _shard(version: int) -> None:
 
 def _slow_alignment(seconds: float) -> None:
     """Let the first process take long to align the corpus, while the others wait."""
-    original = documents.align_corpus
+    original = packed.align_corpus
 
     def align_corpus(*args: Any, **kwargs: Any) -> Any:
         if os.environ.get("RANK", "0") == "0":
             time.sleep(seconds)
         return original(*args, **kwargs)
 
-    documents.align_corpus = align_corpus
+    packed.align_corpus = align_corpus
 
 
 BREAKS = {

@@ -96,11 +96,8 @@ def test_settings_of_the_method_stay_when_the_trainer_is_made(
 @pytest.mark.parametrize(
     ("collator", "message"),
     [
-        (PackedCollator(MAX_LENGTH // 2), f"max_length={MAX_LENGTH // 2}, and train_dataset"),
-        (
-            PackedCollator(MAX_LENGTH, attend_across_documents=True),
-            "attend_across_documents=True, and args False",
-        ),
+        (PackedCollator(MAX_LENGTH // 2), f"max_length={MAX_LENGTH}"),
+        (PackedCollator(MAX_LENGTH, attend_across_documents=True), "across_documents=False"),
     ],
 )
 def test_collator_that_contradicts_is_refused(
@@ -108,12 +105,6 @@ def test_collator_that_contradicts_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         make_trainer(tmp_path, blocks, *pair, options={"data_collator": collator})
-
-
-def test_adapters_next_to_model_init_are_refused(blocks: Any, tmp_path: Path) -> None:
-    options = {"peft_config": object(), "model_init": lambda: None}
-    with pytest.raises(ValueError, match="peft_config has no effect with model_init"):
-        make_trainer(tmp_path, blocks, None, method="cpt", options=options)
 
 
 def test_log_is_saved_with_the_model(blocks: Any, pair: tuple[Any, Any], tmp_path: Path) -> None:

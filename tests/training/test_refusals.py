@@ -81,7 +81,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"model": adapted, "peft_config": lora, **CPT}, "peft_config", "already"),
     ({"teacher": {"name": "t"}}, "teacher", "dict"),
     ({"teacher": store_and_model}, "teacher", "only one"),
-    ({"peft_config": {"r": 4}}, "peft_config", "dict"),
     (
         {"optimizers": (torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]), None)},
         "optimizer",
@@ -90,7 +89,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     # Documents.
     ({"train_dataset": None}, "train_dataset", "missing"),
     ({"train_dataset": []}, "train_dataset", "empty"),
-    ({"train_dataset": ["a"]}, "train_dataset", "list of str"),
+    ({"train_dataset": ["a"]}, "train_dataset", "must be a datasets.Dataset"),
     ({"train_dataset": OtherRows()}, "train_dataset", "Blocks"),
     ({"train_dataset": [{"id": 1}, {"text": 5}]}, "train_dataset", "1 null, 1 not text"),
     (

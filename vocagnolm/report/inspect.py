@@ -133,13 +133,13 @@ def build_view(arguments: argparse.Namespace) -> GuidanceView:
     shorten = arguments.max_length is None
     models = read_models(model_options, guidance_options, device, shorten=shorten)
     student, teachers = load_weights(models, model_options, device)
-    assert models.guide
+    assert models.teacher_readers
     assert isinstance(teachers, list)
     student = add_token_losses(student.to(device).train(False))
     objective = Objective(method, OnlineTeacher(teachers, device))
-    readers = models.reader, models.guide.readers[0]
+    readers = models.student_reader, models.teacher_readers.readers[0]
     views = view_documents(corpus, readers, student, objective, indices, arguments.train_on)
-    competition = f"the mapped tokens of each text of up to {models.reader.limit:,} tokens"
+    competition = f"the mapped tokens of each text of up to {models.student_reader.limit:,} tokens"
     teacher = arguments.teacher[0]
     return GuidanceView(arguments.student, teacher, method, competition, texts=tuple(views))
 

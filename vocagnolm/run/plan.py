@@ -15,11 +15,11 @@ from vocagnolm.method import Method
 from vocagnolm.models.cost import GATHERED, Layout, Precision, student_memory, teacher_memory
 from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.spans import encode
-from vocagnolm.training.assembled import Assembled
 from vocagnolm.training.checkpoints import step_of
 from vocagnolm.training.config import VocAgnoConfig
-from vocagnolm.training.documents import Documents, expected_sequences, steps_of
+from vocagnolm.training.job import steps_of
 from vocagnolm.training.models import Models
+from vocagnolm.training.packed import Packed
 from vocagnolm.training.settings import Job
 
 # If one process makes a plan alone, it is for machines with this many devices.
@@ -27,11 +27,8 @@ _USUAL_MACHINE = 8
 _GIB = 2**30
 
 
-def plan(assembled: Assembled, checkpoint: str | None = None) -> str:
+def plan(job: Job, models: Models, packed: Packed, checkpoint: str | None = None) -> str:
     """Describe a run in lines that each begin with a word. Nothing is loaded for it."""
-    job, models, documents = assembled.job, assembled.models, assembled.documents
-    assert models
-    assert documents
     student, run, memory = models.student.sizes, job.args, device_memory(job, models)
     lines = [f"student    {job.model.student}: {student.parameters:,} parameters"]
     if student.trained < student.parameters:
@@ -40,17 +37,17 @@ def plan(assembled: Assembled, checkpoint: str | None = None) -> str:
         size = f"{teacher.sizes.parameters:,} parameters, frozen, {models.teacher_dtype}"
         lines.append(f"teacher    {teacher.source.name}: {size}")
     # A store has no model that the loop above could name, so the guide describes it.
-    if models.guide:
-        lines += [f"teacher    {stored}" for stored in models.guide.describe()]
+    if models.teacher_readers:
+        lines += [f"teacher    {stored}" for stored in models.teacher_readers.describe()]
     lines.append(f"precision  {run.describe_precision()}")
     lines.append(f"method     {_method(job)}")
-    lines += describe_documents(documents, models)
-    if len(documents.blocks.parts) > 1:
-        lines.append(f"mixture    {_mixture(job, documents)}")
+    lines += describe_documents(packed, models)
+    if len(packed.blocks.parts) > 1:
+        lines.append(f"mixture    {_mixture(job, packed)}")
     parts = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in memory.items())
     lines += [
         f"batch      {run.batch_arithmetic()}",
-        f"steps      {_steps(job, documents, checkpoint)}",
+        f"steps      {_steps(job, packed, checkpoint)}",
         f"memory     about {sum(memory.values()) / _GIB:.2f} GiB a device: {parts}",
         f"output     {run.output_dir}",
     ]
@@ -70,20 +67,21 @@ def _method(job: Job) -> str:
 # -- Documents and steps -----------------------------------------------------------------------
 
 
-def describe_documents(documents: Documents, models: Models) -> list[str]:
+def describe_documents(packed: Packed, models: Models) -> list[str]:
     """Count what was aligned and packed, and what was left out and why."""
-    blocks, lines = documents.blocks, []
-    lines += [f"files      {note}" for note in documents.files]
-    for corpus in documents.corpora:
-        segments = corpus.segments
+    blocks, lines = packed.blocks, []
+    lines += [f"files      {note}" for note in packed.files]
+    corpora = zip(packed.texts.items(), packed.parts, packed.totals, strict=True)
+    for (name, texts), part, total in corpora:
         # Skipped documents have no segment, so they are not counted here.
-        count = len(np.unique(segments.rows.with_format("numpy")["document"][:]))
-        sample = "" if corpus.total == len(corpus.texts) else "of the first ones, "
+        count = len(np.unique(part.rows.with_format("numpy")["document"][:]))
+        sample = "" if total == len(texts) else "of the first ones, "
         lines.append(
-            f"corpus     {Path(corpus.name).name}: {sample}{count:,} documents, "
-            f"{len(segments.rows):,} segments, {segments.total('student_tokens'):,} student tokens"
+            f"corpus     {Path(name).name}: {sample}{count:,} documents, "
+            f"{len(part.rows):,} segments, {part.total('student_tokens'):,} student tokens"
         )
-    segments = documents.segments
+    segments = packed.segments
+    assert segments
     if segments.skipped:
         lines.append(f"skipped    {len(segments.skipped):,} documents ({skip_reasons(segments)})")
     messages = segments.total("left_out_messages")
@@ -92,31 +90,32 @@ def describe_documents(documents: Documents, models: Models) -> list[str]:
     trimmed = segments.total("trimmed_characters")
     if trimmed:
         lines.append(f"trimmed    {trimmed:,} characters of white space, by chat templates")
-    if models.guide:
+    if models.teacher_readers:
         student, teacher = segments.total("student_tokens"), segments.total("teacher_tokens")
         lines.append(
             f"aligned    {teacher:,} teacher tokens ({teacher / student:.3f} per student token), "
             f"{segments.mapped_text_fraction:.2%} of the text tokens mapped"
         )
         # A store has losses, but no tokenizer to show an example with.
-        if models.guide.readers:
-            lines.append(f"example    {_example(documents, models)}")
+        if models.teacher_readers.readers:
+            lines.append(f"example    {_example(packed, models)}")
     lines.append(
         f"packed     {len(blocks):,} sequences of {blocks.max_length} tokens, "
         f"{blocks.fill_fraction:.1%} full"
     )
-    if documents.eval_blocks is not None:
-        lines.append(f"evaluated  {len(documents.eval_blocks):,} sequences")
+    if packed.eval_blocks is not None:
+        lines.append(f"evaluated  {len(packed.eval_blocks):,} sequences")
     return lines
 
 
-def _example(documents: Documents, models: Models) -> str:
+def _example(packed: Packed, models: Models) -> str:
     """Show the first tokens of the first segment, and the first teacher's."""
-    assert models.guide
-    row = documents.segments.rows[0]
-    text = documents.texts[row["document"]][TEXT][row["start"] : row["end"]]
-    student_spans = encode(models.reader.tokenizer, text).spans
-    teacher_spans = encode(models.guide.readers[0].tokenizer, text).spans
+    assert models.teacher_readers
+    row = packed.parts[0].rows[0]
+    first_corpus = next(iter(packed.texts.values()))
+    text = first_corpus[row["document"]][TEXT][row["start"] : row["end"]]
+    student_spans = encode(models.student_reader.tokenizer, text).spans
+    teacher_spans = encode(models.teacher_readers.readers[0].tokenizer, text).spans
     ranges = align_spans(student_spans, teacher_spans)
     pairs = []
     for (start, end), (first, last) in zip(student_spans, ranges, strict=True):
@@ -127,31 +126,29 @@ def _example(documents: Documents, models: Models) -> str:
     return " | ".join(pairs[:6])
 
 
-def _mixture(job: Job, documents: Documents) -> str:
+def _mixture(job: Job, packed: Packed) -> str:
     """Say in which shares several corpora are read, and how often each."""
     # If a corpus has no known size, its numbers are only those of its first documents.
-    sizes = expected_sequences(documents) or list(documents.blocks.parts.values())
-    weights = documents.blocks.weights or sizes
-    sequences = (steps_of(job, documents) or 0) * (
-        job.args.global_batch_tokens // job.args.max_length
-    )
+    sizes = packed.expected_sequences() or list(packed.blocks.parts.values())
+    weights = packed.blocks.weights or sizes
+    sequences = (steps_of(job, packed) or 0) * (job.args.global_batch_tokens // job.args.max_length)
     shares = []
-    for name, size, weight in zip(documents.blocks.parts, sizes, weights, strict=True):
+    for name, size, weight in zip(packed.blocks.parts, sizes, weights, strict=True):
         # Without weights, the sizes take their place, and every corpus is read once per epoch.
         share = weight / sum(weights)
         shares.append(f"{name} {share:.1%} (read {sequences * share / size:.3g} times)")
     return ", ".join(shares)
 
 
-def _steps(job: Job, documents: Documents, checkpoint: str | None) -> str:
-    steps = steps_of(job, documents)
+def _steps(job: Job, packed: Packed, checkpoint: str | None) -> str:
+    steps = steps_of(job, packed)
     if steps is None:
         return "known when the whole corpus is read"
     description = f"{steps:,}, {steps * job.args.global_batch_tokens:,} tokens"
     # A requested number of steps is exact, whatever the corpus contains.
-    if not documents.is_whole and job.args.max_steps <= 0:
-        read = sum(len(corpus.texts) for corpus in documents.corpora)
-        total = sum(corpus.total or 0 for corpus in documents.corpora)
+    if not packed.is_whole and job.args.max_steps <= 0:
+        read = sum(len(texts) for texts in packed.texts.values())
+        total = sum(total or 0 for total in packed.totals)
         description = f"about {description} (from {read:,} of {total:,} documents)"
     if checkpoint:
         description += f"; {step_of(checkpoint):,} done, from {checkpoint}"

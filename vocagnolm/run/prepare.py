@@ -26,10 +26,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     job = parse(argv, on_hub=True)
     from vocagnolm.run.plan import describe_documents
-    from vocagnolm.training.documents import load_documents
+    from vocagnolm.training.job import load_documents
     from vocagnolm.training.models import read_models
 
     # Read only configurations and tokenizers, because aligning needs no weights.
     models = read_models(job.model, job.args, job.args.device)
-    documents = load_documents(job, models)
-    print_main("\n".join(describe_documents(documents, models)))
+    packed = load_documents(job, models)
+    print_main("\n".join(describe_documents(packed, models)))

@@ -20,8 +20,9 @@ from transformers.integrations import integration_utils
 
 from vocagnolm.shell.io import JsonObject, versions, write_json
 from vocagnolm.shell.printing import is_main
-from vocagnolm.training.assembled import Assembled
+from vocagnolm.training.models import Models
 from vocagnolm.training.options import RunOptions
+from vocagnolm.training.packed import Packed
 from vocagnolm.training.settings import Job
 from vocagnolm.training.tracking import PLACE_FILE, begin_run, read_place, tracked
 
@@ -64,7 +65,9 @@ def place(job: Job, settings: Mapping[str, Any]) -> JsonObject:
 
 
 @contextmanager
-def running(trainer: Trainer, assembled: Assembled, *, is_resumed: bool) -> Iterator[None]:
+def running(
+    trainer: Trainer, job: Job, description: JsonObject, *, is_resumed: bool
+) -> Iterator[None]:
     """Describe the run that trains inside to all trackers, if there are any.
 
     A run that was interrupted and resumed is one run, in Weights & Biases, too.
@@ -77,7 +80,7 @@ def running(trainer: Trainer, assembled: Assembled, *, is_resumed: bool) -> Iter
     library_names = integration_utils.rewrite_logs
     integration_utils.rewrite_logs = tracked
     try:
-        begin(trainer, assembled.job, about(assembled), is_resumed=is_resumed)
+        begin(trainer, job, description, is_resumed=is_resumed)
         yield
     finally:
         integration_utils.rewrite_logs = library_names
@@ -107,15 +110,13 @@ def finish() -> None:
         sys.modules["wandb"].finish()
 
 
-def about(assembled: Assembled) -> JsonObject:
+def about(job: Job, models: Models, packed: Packed, settings: Mapping[str, Any]) -> JsonObject:
     """Describe a run by the values that trackers filter and group by."""
-    models, documents = assembled.models, assembled.documents
-    assert models
-    assert documents
-    student, segments, blocks = models.student.sizes, documents.segments, documents.blocks
+    student, segments, blocks = models.student.sizes, packed.segments, packed.blocks
+    assert segments
     description = {
-        "settings": assembled.settings,
-        "recipe": assembled.job.recipe,
+        "settings": settings,
+        "recipe": job.recipe,
         "parameters": student.parameters,
         "trained_parameters": student.trained,
         "teacher_parameters": [teacher.sizes.parameters for teacher in models.teachers],

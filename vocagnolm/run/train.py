@@ -1,4 +1,4 @@
-"""One training job: check its directory, assemble, plan, train, save."""
+"""One training job: check its directory, read, plan, train, save."""
 
 import math
 from pathlib import Path
@@ -14,7 +14,7 @@ from vocagnolm.shell.io import told_of_full_disk, write_text
 from vocagnolm.shell.printing import print_main
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import run_directory
-from vocagnolm.training.assembly import assemble, read_whole
+from vocagnolm.training.job import load_documents, prepare_models
 from vocagnolm.training.settings import Job, settings_of
 from vocagnolm.training.tracking import check_trackers
 
@@ -43,19 +43,22 @@ def train(job: Job) -> int:
         rank0(lambda: check_trackers(args.report_to))
 
     # The plan is made from the first documents, which are enough for a large corpus.
-    assembled = assemble(job, sample=True)
-    print_main(plan(assembled, start.checkpoint))
+    models = prepare_models(job, evaluates=bool(job.data.eval_dataset or job.data.eval_fraction))
+    packed = load_documents(job, models, sample=True)
+    print_main(plan(job, models, packed, start.checkpoint))
     if args.dry_run:
         print_main(f"note       {start.conflict}" if start.conflict else None)
         return Exit.DONE
-    assembled = read_whole(assembled)
+    if not packed.is_whole:
+        packed = load_documents(job, models)
 
     # The trainer comes last, so that a wrong command leaves no trace in the directory.
-    trainer = VocAgnoTrainer(assembled=assembled)
+    trainer = VocAgnoTrainer(prepared=(job, models, packed))
     is_resumed = start.checkpoint is not None
     # The claim holds until the model is saved. `train` inside claims again, and releases only its
     # own claim.
-    with trainer.claiming(), trackers.running(trainer, assembled, is_resumed=is_resumed):
+    description = trackers.about(job, models, packed, trainer.settings)
+    with trainer.claiming(), trackers.running(trainer, job, description, is_resumed=is_resumed):
         trained = trainer.train(resume_from_checkpoint=start.checkpoint)
         if trainer.preemption.is_agreed:
             step, steps = trainer.state.global_step, trainer.state.max_steps

@@ -49,17 +49,17 @@ class Models:
     """The student and its teachers before their weights are loaded.
 
     Attributes:
-        reader: reads texts for the student.
+        student_reader: reads texts for the student.
         teachers: none with a store of losses, and none without a teacher.
-        guide: maps the teachers' tokens to the student's; None where nothing is mapped.
+        teacher_readers: read texts for the teachers; None where nothing is mapped.
         teacher_dtype: precision of the teachers, never "auto".
         options: how models are loaded, and read texts.
     """
 
     student: Model
-    reader: Reader
+    student_reader: Reader
     teachers: list[Model]
-    guide: TeacherReaders | None
+    teacher_readers: TeacherReaders | None
     teacher_dtype: str
     options: GuidanceOptions
 
@@ -113,9 +113,9 @@ def read_models(
         raise OptionError("max_length", f"{length} exceeds the student's context of {context}")
     return Models(
         student=student,
-        reader=student_reader(student.tokenizer, length, options.student_chat_template),
+        student_reader=student_reader(student.tokenizer, length, options.student_chat_template),
         teachers=teachers,
-        guide=_guide_of(student, teachers, model, options),
+        teacher_readers=_teacher_readers(student, teachers, model, options),
         teacher_dtype=_teacher_dtype(options, device),
         options=options,
     )
@@ -212,7 +212,7 @@ def _with_attention(
     return replace(source, attn_implementation=TORCH_VARLEN)
 
 
-def _guide_of(
+def _teacher_readers(
     student: Model,
     teachers: Sequence[Model],
     model: ModelOptions,

@@ -115,21 +115,14 @@ def _check_packages(args: VocAgnoConfig) -> None:
         return
 
 
-def check_enough(
-    blocks: Blocks, args: VocAgnoConfig, corpus_name: str, left_out: Sequence[str] = ()
-) -> None:
+def check_enough(blocks: Blocks, args: VocAgnoConfig, corpus_name: str) -> None:
     """Raise a ValueError if there are fewer packed sequences than one optimizer step needs."""
     rows, processes = args.per_device_train_batch_size, args.world_size
     needed = rows * args.gradient_accumulation_steps * processes
     if len(blocks) >= needed:
         return
     sequences = "1 sequence" if len(blocks) == 1 else f"{len(blocks):,} sequences"
-    fault = (
-        f"{corpus_name} makes {sequences} of {args.max_length} tokens, and one optimizer step "
-        f"needs {needed:,}"
-    )
-    if left_out:
-        fault += f" ({'; '.join(left_out)})"
     raise ValueError(
-        f"{fault}: {args.batch_arithmetic()}; lower one of these, or give more documents"
+        f"{corpus_name} makes {sequences} of {args.max_length} tokens, and one optimizer step "
+        f"needs {needed:,}: {args.batch_arithmetic()}; lower one of these, or give more documents"
     )
