@@ -26,7 +26,7 @@ def audit_markdown(content: JsonObject) -> str:
     lines.append(f"student: {content['student']}")
     for teacher in teachers:
         lines.append(f"teacher: {teacher['teacher']}")
-    documents = f"{content['documents']:,} documents ({content['skipped']:,} left out)"
+    documents = f"{content['documents']:,} documents ({content['skipped']:,} skipped)"
     lines.append(f"corpus: {content['dataset']}, {documents}")
     if content.get("files"):
         lines.append(f"files: {content['files']}")
