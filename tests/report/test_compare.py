@@ -167,8 +167,12 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.Mon
     for path in paths:
         write_evaluation(path / "evaluation", {"gsm8k": FIRST})
     assert compare(paths).labels() == [str(paths[0]), str(paths[1]), "c"]
-    monkeypatch.chdir(paths[2])
-    assert compare([Path()]).labels() == ["c"]
+    chat = write_evaluation(paths[2] / "evaluation-chat", {"gsm8k": FIRST})
+    assert compare([paths[2], paths[2]]).labels() == ["c", "c-chat"]
+    other = write_evaluation(tmp_path / "c-chat", {"gsm8k": FIRST})
+    assert compare([paths[2], other]).labels() == ["c", str(chat), "c-chat"]
+    monkeypatch.chdir(paths[0])
+    assert compare([Path()]).labels() == ["model"]
 
 
 @pytest.mark.parametrize("place", ["run.json", "results.json", "evaluation/results.json"])

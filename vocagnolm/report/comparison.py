@@ -69,13 +69,17 @@ def compare(paths: Sequence[Path], reported: Sequence[str] = ()) -> Comparison:
     trained: list[TrainingRun] = []
     evaluations: list[Evaluation] = []
     unfinished = []
+    # A path that is given twice counts once.
+    paths = list(dict.fromkeys(paths))
     names = [path.absolute().name for path in paths]
     for path, name in zip(paths, names, strict=True):
         # If two directories have the same name, their paths distinguish them.
         label = name if names.count(name) == 1 else str(path)
         directories = {path: label}
         for folder, suffix in _FOLDERS.items():
-            directories[path / folder] = label + suffix
+            # Another directory may have the longer name.
+            is_free = not suffix or label + suffix not in names
+            directories[path / folder] = label + suffix if is_free else str(path / folder)
             if is_unfinished(path / folder):
                 unfinished.append(f"{name}: its {folder} is unfinished: evaluate it again.")
         read_before = len(trained) + len(evaluations)
