@@ -83,7 +83,6 @@ LEFT_OUT = {
     "vocagnolm train --config demo --student student --teacher teacher --dataset pages.jsonl "
     "--report_to wandb": "it needs the extra wandb",
     "vocagnolm evaluate --model runs/tracked --report_to wandb": "the same",
-    "vocagnolm train --use_uld_loss": "it shows what is refused",
     "export HF_DATASETS_CACHE": "there is no /data",
 }
 # Pages whose numbers are the same on every machine.

@@ -23,8 +23,6 @@ PAGES = [
     path for place in (".", "docs", "benchmarks") for path in sorted(ROOT.glob(f"{place}/*.md"))
 ]
 SCRIPTS = {"train.py": "train", "evaluate_math.py": "evaluate"}
-# A page shows the answer to another library's option.
-REFUSED = ["--use_uld_loss"]
 
 
 def typed_commands() -> list[Any]:
@@ -116,10 +114,6 @@ def test_command_to_type_is_taken(words: list[str], monkeypatch: pytest.MonkeyPa
         return
     if "--accelerate_config" in argv:
         _, argv = split(argv)
-    if argv == REFUSED:
-        with pytest.raises(ValueError, match="here it is"):
-            parse(argv)
-        return
     if name in ("train", "prepare"):
         assert parse(argv)
         return
