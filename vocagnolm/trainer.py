@@ -45,6 +45,7 @@ from vocagnolm.training.job import (
 from vocagnolm.training.log import log_in_lines
 from vocagnolm.training.models import Models
 from vocagnolm.training.packed import Packed
+from vocagnolm.training.requirements import check_evaluation
 from vocagnolm.training.resumable import ResumableTrainer
 from vocagnolm.training.settings import Job, settings_of
 from vocagnolm.training.throughput import Throughput
@@ -119,6 +120,7 @@ class VocAgnoTrainer(ResumableTrainer):
         # This checks the data, so it comes before gigabytes of weights are loaded.
         collator = make_collator(guidance, args, packed.blocks, data_collator)
         check_packed(packed.eval_blocks, collator, "eval_dataset")
+        check_evaluation(args, packed.eval_blocks)
         student, teachers = load_models(job, models, model, teacher)
         if models is not None:
             kwargs["processing_class"] = models.student.tokenizer

@@ -65,16 +65,6 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     ((*T, "--dataset", "a", "b", "--dataset_weights", "1"), "--dataset_weights needs several"),
     ((*T, "--dataset", "a", "b", "--text_column", *"xyz"), "--text_column needs one value, or one"),
     ((*T, "--eval_dataset", "e", "--eval_fraction", ".1"), "cannot be combined"),
-    ((*T, "--eval_strategy", "steps"), "--eval_strategy needs --eval_fraction or --eval_dataset"),
-    ((*T, "--eval_on_start"), "--eval_on_start needs --eval_fraction or --eval_dataset"),
-    (
-        (*T, "--eval_fraction", ".1", "--metric_for_best_model", "foo"),
-        "--metric_for_best_model foo is not among the losses of the evaluation: give one of loss",
-    ),
-    (
-        (*T, *"--eval_fraction .1 --load_best_model_at_end --greater_is_better True".split()),
-        "--greater_is_better True keeps the worst model",
-    ),
     # Schedules, which are made when training begins.
     ((*T, "--lr_scheduler_kwargs", "{"), "--lr_scheduler_kwargs { is not JSON"),
     ((*T, "--lr_scheduler_kwargs", "5"), "--lr_scheduler_kwargs '5': TypeError"),

@@ -69,7 +69,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "every token",
     ),
     # Evaluations.
-    ({"eval_on_start": True}, "eval_on_start", "eval_dataset"),
     ({"eval_strategy": "steps"}, "eval_strategy", "eval_dataset"),
     ({**BEST, "metric_for_best_model": "foo", "eval_dataset": [ROW]}, "foo", "loss"),
     # Without a metric, it is the loss. Several sets have one each, and none together.

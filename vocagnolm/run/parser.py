@@ -109,15 +109,13 @@ def parse(argv: Sequence[str], *, on_hub: bool = False) -> Job:
 
     # Import them only now, because they import torch.
     from vocagnolm.training.config import VocAgnoConfig
-    from vocagnolm.training.requirements import check_evaluation
     from vocagnolm.training.settings import Job
 
     arguments = {name: values[name] for name in _names(VocAgnoConfig) & values.keys()}
     if words:
         arguments |= vars(_trainer_parser().parse_args(words))
     # These defaults depend on other options.
-    evaluates = data.eval_fraction or data.eval_dataset
-    if evaluates:
+    if data.eval_fraction or data.eval_dataset:
         arguments.setdefault("eval_strategy", "steps")
         arguments.setdefault("eval_steps", arguments.get("save_steps", RunOptions.save_steps))
     # The batch size and the accumulation steps together decide the global batch. If only one of
@@ -128,9 +126,6 @@ def parse(argv: Sequence[str], *, on_hub: bool = False) -> Job:
     if not arguments.get("output_dir"):
         arguments["output_dir"] = model.output_dir(arguments.get("method", Method.method))
     args = VocAgnoConfig(**arguments)
-    # Of several corpora, each has a loss, too.
-    losses = ["loss", "*_loss"] if data.eval_fraction and len(data.dataset) > 1 else ["loss"]
-    check_evaluation(args, losses if evaluates else [])
     sources = [*data.dataset, *([data.eval_dataset] if data.eval_dataset else [])]
     check_outside(args.output_dir, sources)
     return Job(model, data, args, recipe)

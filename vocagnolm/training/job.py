@@ -31,12 +31,7 @@ from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.models import Models, load_weights, read_models
 from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions
 from vocagnolm.training.packed import Packed, is_documents, pack_corpora, read_documents
-from vocagnolm.training.requirements import (
-    check_enough,
-    check_evaluation,
-    check_launch,
-    evaluation_losses,
-)
+from vocagnolm.training.requirements import check_enough, check_launch
 from vocagnolm.training.sampler import mixed_counts
 from vocagnolm.training.settings import Job, options_without_effect
 
@@ -238,7 +233,6 @@ def job_in_python(
     Raises:
         ValueError: an argument, a model or the data is wrong.
     """
-    check_evaluation(args, evaluation_losses(eval_dataset))
     # The losses of a `StoredTeacher` come with the packed sequences, so it has no path to read.
     is_stored = isinstance(teacher, StoredTeacher)
     options = _model_options(student, [] if is_stored else listed(teacher or []))

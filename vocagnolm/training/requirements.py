@@ -1,12 +1,9 @@
 """What options need from packages, processes, devices and documents, checked before training."""
 
-from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 from accelerate.utils import parse_flag_from_env
 from transformers import Trainer
-from transformers.trainer_utils import IntervalStrategy
 from transformers.training_args import OptimizerNames
 
 from vocagnolm.fields import OptionError, named
@@ -33,16 +30,6 @@ def check_launch(job: Job) -> None:
             )
         if devices_of_a_machine() < 2 and not args.dry_run:
             raise OptionError("teacher_sharding", "node needs several processes on a machine")
-    # On a GPU, such attention computes only in 16 bits. Otherwise the error would come in the first
-    # step, after the alignment.
-    attention = args.attn_implementation or ""
-    is_wide = not args.is_mixed or args.teacher_dtype == "float32"
-    if args.device.type == "cuda" and is_wide and ("flash" in attention or "varlen" in attention):
-        raise OptionError(
-            "attn_implementation",
-            f"{attention} computes in 16 bits on a GPU: use {named('bf16')} true "
-            f"without {named('teacher_dtype')} float32, or {named('attn_implementation')} sdpa",
-        )
     # FSDP may be set up by the arguments or by the launcher, which uses the environment.
     plugin = args.fsdp_config if isinstance(args.fsdp_config, dict) else {}
     recomputes = parse_flag_from_env("FSDP_ACTIVATION_CHECKPOINTING")
@@ -53,23 +40,17 @@ def check_launch(job: Job) -> None:
         )
 
 
-def check_evaluation(args: VocAgnoConfig, losses: Sequence[str]) -> None:
-    """Raise a ValueError for options of an evaluation that it would not meet.
+def check_evaluation(args: VocAgnoConfig, eval_dataset: Any) -> None:
+    """Raise an OptionError if no evaluation gives the metric that chooses the best model.
 
-    `losses` are the names of the losses that an evaluation gives. Those of unknown corpora are
-    `*_loss`. If nothing is evaluated, there are none.
+    Trainer would find that after the first evaluation.
     """
-    evaluates = {"eval_strategy": args.eval_strategy != IntervalStrategy.NO}
-    evaluates["eval_on_start"] = args.eval_on_start
-    for name, is_requested in evaluates.items():
-        if is_requested and not losses:
-            raise OptionError(name, f"needs {named('eval_fraction')} or {named('eval_dataset')}")
     metric = args.metric_for_best_model
-    if metric is None or not any(evaluates.values()):
+    losses = _losses_of(eval_dataset)
+    if metric is None or not losses:
         return
-    # As in Trainer, the prefix may be left out. Other numbers of an evaluation, such as its speed,
-    # say nothing about a model.
-    if not any(fnmatchcase(metric.removeprefix("eval_"), loss) for loss in losses):
+    # As in Trainer, the prefix may be left out.
+    if metric.removeprefix("eval_") not in losses:
         raise OptionError(
             "metric_for_best_model",
             f"{metric} is not among the losses of the evaluation: give one of {', '.join(losses)}",
@@ -78,14 +59,14 @@ def check_evaluation(args: VocAgnoConfig, losses: Sequence[str]) -> None:
         raise OptionError("greater_is_better", "True keeps the worst model: a lower loss is better")
 
 
-def evaluation_losses(eval_dataset: Any) -> list[str]:
-    """Return the names of the losses that an evaluation of these documents or sequences gives."""
+def _losses_of(eval_dataset: Any) -> list[str]:
+    """Return the names of the losses that an evaluation of these packed sequences gives."""
     if eval_dataset is None:
         return []
     if isinstance(eval_dataset, dict):
         losses = []
         for name, dataset in eval_dataset.items():
-            losses += [f"{name}_{loss}" for loss in evaluation_losses(dataset)]
+            losses += [f"{name}_{loss}" for loss in _losses_of(dataset)]
         return losses
     # Packed sequences of several corpora also have a loss of each.
     parts = getattr(eval_dataset, "parts", {})
