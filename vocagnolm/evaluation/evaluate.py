@@ -109,9 +109,9 @@ def _choose_benchmarks(arguments: Namespace) -> None:
     chosen: dict[str, Benchmark] = {}
     for name in names:
         if name not in benchmarks:
-            option = "--benchmark" if arguments.regrade else "--benchmarks"
+            option = "benchmark" if arguments.regrade else "benchmarks"
             listed = ", ".join(benchmarks)
-            raise ValueError(f"{option}: {name}{near(name, benchmarks)} not among {listed}")
+            raise OptionError(option, f"{name}{near(name, benchmarks)} not among {listed}")
         chosen[name] = benchmarks[name]
         if arguments.chat:
             if chosen[name].answer_kind == "marked":
