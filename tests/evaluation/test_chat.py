@@ -74,16 +74,16 @@ def test_prompt_is_the_users_turn_with_the_instruction(student_tokenizer: Tokeni
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("hello", "leaves the question out"),
-        ("{% if false %}x{% endif %}", "leaves the question out"),
-        ("{{ raise_exception('system first') }}", "says: system first"),
-        ("{% for m in messages %}", "says: "),
+        ("hello", "question"),
+        ("{% if false %}x{% endif %}", "question"),
+        ("{{ raise_exception('system first') }}", "system first"),
+        ("{% for m in messages %}", "template: "),
     ],
 )
 def test_template_that_cannot_ask_is_told(
     template: str, message: str, student_tokenizer: Tokenizer
 ) -> None:
-    with pytest.raises(ValueError, match=f"--chat: the tokenizer's chat template {message}"):
+    with pytest.raises(ValueError, match=f"chat .*{message}"):
         Chat(student_tokenizer, template)
 
 
@@ -178,4 +178,4 @@ def test_protocols_do_not_share_a_directory(
 
 def test_chat_needs_a_template(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate_math.main([*argv, "--chat"]) == 2
-    assert "--chat: the tokenizer of" in capsys.readouterr().err
+    assert "--chat needs a chat template" in capsys.readouterr().err

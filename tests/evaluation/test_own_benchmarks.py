@@ -68,7 +68,7 @@ WRONG_FILES: list[tuple[object, str]] = [
 def test_wrong_file_of_benchmarks_is_named(content: object, named: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(ValueError, match=f"^--benchmarks_file {path}.*{named}"):
+    with pytest.raises(ValueError, match=f"benchmarks_file {path}.*{named}"):
         read_benchmarks(path)
 
 
@@ -79,7 +79,7 @@ def test_own_benchmarks_are_of_one_command_alone(write: Write, tmp_path: Path) -
     assert check(own_argv).benchmarks == [mine]
     both = check([*own_argv, "--benchmarks", "gsm8k,m", "gsm8k"]).benchmarks
     assert both == [BENCHMARKS["gsm8k"], mine]
-    with pytest.raises(ValueError, match="--benchmarks: m"):
+    with pytest.raises(ValueError, match="benchmarks m"):
         check([*argv, "--benchmarks", "m"])
 
 

@@ -115,7 +115,7 @@ def _choose_benchmarks(arguments: Namespace) -> None:
         chosen[name] = benchmarks[name]
         if arguments.chat:
             if chosen[name].answer_kind == "marked":
-                raise OptionError("chat", f"{name} asks for no boxed answers")
+                raise OptionError("chat", f"cannot ask {name}, whose answers are not boxed")
             chosen[name] = chosen[name].in_chat()
     arguments.benchmarks = list(chosen.values())
 

@@ -113,7 +113,7 @@ def _read_all_but_weights(
         chat = None
         if arguments.chat:
             if not tokenizer.chat_template:
-                raise OptionError("chat", f"the tokenizer of {source.name} has no chat template")
+                raise OptionError("chat", f"needs a chat template, which {source.name} lacks")
             chat = Chat(tokenizer, tokenizer.get_chat_template())
         tasks = load_tasks(
             arguments.benchmarks,

@@ -34,7 +34,9 @@ class Chat:
     def __post_init__(self) -> None:
         check_date(self.source, "its tokenizer_config.json")
         if self.prompt("1 + 1?") == self.prompt("2 + 2?"):
-            raise OptionError("chat", "the tokenizer's chat template leaves the question out")
+            raise OptionError(
+                "chat", "needs a template with the question, which the tokenizer's leaves out"
+            )
 
     def prompt(self, *turns: str) -> str:
         """Render a question up to where the answer begins, or a question with its answer."""
@@ -52,7 +54,7 @@ class Chat:
         # A template can raise anything.
         except Exception as error:
             reason = " ".join(str(error).split())
-            raise OptionError("chat", f"the tokenizer's chat template says: {reason}") from error
+            raise OptionError("chat", f"fails in the tokenizer's template: {reason}") from error
         return str(text)
 
     @cached_property
