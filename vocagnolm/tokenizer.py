@@ -7,9 +7,8 @@ import logging
 from typing import TYPE_CHECKING, Literal
 
 from vocagnolm.fields import OptionError, named
-from vocagnolm.gguf import split_name
 from vocagnolm.shell.extras import advice
-from vocagnolm.shell.hub import check_name
+from vocagnolm.shell.hub import check_name, split_name
 from vocagnolm.spans import encode, encode_raw, tokenizer_name, without_limits
 
 if TYPE_CHECKING:

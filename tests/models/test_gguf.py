@@ -11,9 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from vocagnolm.gguf import split_name
 from vocagnolm.models.load import ModelSource, revision_of
-from vocagnolm.shell.hub import check_name
+from vocagnolm.shell.hub import check_name, split_name
 from vocagnolm.tokenizer import load_tokenizer
 
 # The names of a layer in a GGUF file, and those of transformers.

@@ -15,7 +15,7 @@ from world import World
 
 from vocagnolm.cli import Exit
 from vocagnolm.report import fetch
-from vocagnolm.run import main, trackers
+from vocagnolm.run import main, tracked_run
 from vocagnolm.run.parser import parse
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import tracking
@@ -130,7 +130,7 @@ def test_place_follows_options_environment_and_recipe(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     job = parse([*options, *given, f"--output_dir={tmp_path / 'out'}"])
-    assert trackers.place(job, settings_of(job)).items() >= expected.items()
+    assert tracked_run.wandb_arguments(job, settings_of(job)).items() >= expected.items()
 
 
 def test_run_that_cannot_be_online_begins_offline(

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from vocagnolm.models.sharding import decoder_layers
 from vocagnolm.output_head import tile_rows
 
 # "mixed": float32 weights and residuals, with products in 16 bits, as under autocast. "16 bits":
@@ -103,6 +102,12 @@ def sizes_of(model: PreTrainedModel | nn.Module) -> Sizes:
         words=head.weight.shape[0],
         trained_head=head.weight.numel() if head.weight.requires_grad else 0,
     )
+
+
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """Return the repeated layers, which a model says must not be split. Some models name none."""
+    names = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def _key_width(config: PreTrainedConfig, hidden: int) -> int:

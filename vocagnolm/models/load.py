@@ -20,9 +20,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vocagnolm.gguf import split_name
 from vocagnolm.shell.extras import advice
-from vocagnolm.shell.hub import check_name
+from vocagnolm.shell.hub import check_name, split_name
 from vocagnolm.shell.io import file_sha256
 from vocagnolm.tokenizer import Role, check_tokenizer, load_tokenizer
 

@@ -3,19 +3,13 @@
 import os
 
 import torch
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
 from vocagnolm.fields import OptionError, named
+from vocagnolm.models.cost import decoder_layers
 from vocagnolm.token_loss import add_token_losses
-
-
-def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the repeated layers, which a model says must not be split. Some models name none."""
-    names = set(model._no_split_modules or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def devices_of_a_machine() -> int:

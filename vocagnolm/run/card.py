@@ -8,8 +8,7 @@ from typing import Any
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCardData
 
 from vocagnolm.fields import OptionError
-from vocagnolm.gguf import split_name
-from vocagnolm.shell.hub import hub_name, public_name
+from vocagnolm.shell.hub import hub_name, public_name, split_name
 from vocagnolm.shell.io import ASSETS
 
 

@@ -1,12 +1,13 @@
 """One training job: check its directory, read, plan, train, save."""
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from vocagnolm.cli import Exit
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.models.load import model_files
-from vocagnolm.run import trackers
+from vocagnolm.run import tracked_run
 from vocagnolm.run.card import model_card, push
 from vocagnolm.run.plan import plan
 from vocagnolm.shell.dist import rank0
@@ -57,8 +58,11 @@ def train(job: Job) -> int:
     is_resumed = start.checkpoint is not None
     # The claim holds until the model is saved. `train` inside claims again, and releases only its
     # own claim.
-    description = trackers.about(job, models, packed, trainer.settings)
-    with trainer.claiming(), trackers.running(trainer, job, description, is_resumed=is_resumed):
+    tracking: AbstractContextManager[None] = nullcontext()
+    if args.report_to:
+        about = tracked_run.about(job, models, packed, trainer.settings)
+        tracking = tracked_run.running(trainer, job, about, is_resumed=is_resumed)
+    with trainer.claiming(), tracking:
         trained = trainer.train(resume_from_checkpoint=start.checkpoint)
         if trainer.preemption.is_agreed:
             step, steps = trainer.state.global_step, trainer.state.max_steps
@@ -73,7 +77,7 @@ def train(job: Job) -> int:
         with told_of_full_disk(output_dir, trainer.what_is_safe):
             save(trainer, output_dir)
         # A run that was stopped is not finished here, because it will be resumed.
-        trackers.finish()
+        tracked_run.finish()
     print_main(f"saved {output_dir}")
     return Exit.DONE
 

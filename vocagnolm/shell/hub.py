@@ -1,4 +1,4 @@
-"""Checks hub names in seconds. The libraries ask five times before they give up."""
+"""Names on the hub, checked in seconds. The libraries ask five times before they give up."""
 
 import logging
 import os
@@ -13,12 +13,27 @@ from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from vocagnolm.fields import OptionError
-from vocagnolm.gguf import split_name
 
 Kind = Literal["model", "dataset"]
 # The hub must answer within this time, whatever it says.
 _WAIT_S = 3.0
 _warn_once = cache(logging.getLogger(__name__).warning)
+
+
+def split_name(name: str) -> tuple[str, str | None]:
+    """Split a model's name into the place that from_pretrained takes and its GGUF file, if any.
+
+    "DIR/model.gguf" is a file in a directory. "ORGANISATION/NAME/model.gguf" is a file in a hub
+    repository, perhaps in a folder. For any other name, the place is the name itself.
+    """
+    if not name.endswith(".gguf"):
+        return name, None
+    path = Path(name).expanduser()
+    parts = name.split("/")
+    # A path that does not exist stays a path if it cannot be a hub name.
+    if path.exists() or path.is_absolute() or len(parts) < 3:
+        return str(path.parent), path.name
+    return "/".join(parts[:2]), "/".join(parts[2:])
 
 
 def check_name(option: str, name: str, kind: Kind = "model") -> None:

@@ -342,6 +342,9 @@ def load_models(
 ) -> tuple[Any, StoredTeacher | list[Any]]:
     """Return the student, with its adapters, and its teachers. Loaded ones stay as they are."""
     args = job.args
+    if isinstance(student, nn.Module):
+        # It may already have adapters, to which the same rules apply.
+        check_adapted(student)
     if models is not None:
         student, loaded = load_weights(models, job.model, args.device, args.seed)
         teacher = loaded or teacher
@@ -357,12 +360,10 @@ def load_models(
                 "model and teacher are one object, and freezing the teacher would freeze the "
                 "student; pass copy.deepcopy(model)"
             )
-        _keep_teacher_rope(student, teachers, args)
+        if args.use_liger_kernel:
+            _keep_teacher_rope(student, teachers, args)
     if job.peft_config is not None:
         student = adapt(student, job.peft_config, args.seed)
-    elif isinstance(student, nn.Module):
-        # A model may already have adapters, to which the same rules apply.
-        check_adapted(student)
     return student, teachers
 
 
@@ -372,9 +373,9 @@ def _keep_teacher_rope(student: Any, teachers: list[Any], args: VocAgnoConfig) -
     When training begins, after the teachers were tested, Liger replaces it for the whole family, so
     the teacher would compute with it, too.
     """
-    kernels = args.liger_kernel_config
+    kernels: Any = args.liger_kernel_config
     families = [teacher.config.model_type for teacher in teachers]
-    if isinstance(kernels, dict) and student and student.config.model_type in families:
+    if student is not None and student.config.model_type in families:
         args.liger_kernel_config = kernels | {"rope": False}
 
 

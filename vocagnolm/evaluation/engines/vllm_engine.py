@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.evaluation.engines.generation import Chat, Completion, Engine, Row
 from vocagnolm.fields import OptionError
-from vocagnolm.gguf import split_name
 from vocagnolm.models.load import ModelSource, context_length
 from vocagnolm.shell.dist import launched_processes
+from vocagnolm.shell.hub import split_name
 
 # The engine uses this much of a model's context, or room for a prompt of this length and an answer,
 # if that is more. vLLM reserves memory for one such text.

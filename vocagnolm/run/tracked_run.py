@@ -27,7 +27,7 @@ from vocagnolm.training.settings import Job
 from vocagnolm.training.tracking import PLACE_FILE, begin_run, read_place, tracked
 
 
-def place(job: Job, settings: Mapping[str, Any]) -> JsonObject:
+def wandb_arguments(job: Job, settings: Mapping[str, Any]) -> JsonObject:
     """Return the arguments of `wandb.init` that give a run its place among others.
 
     Options override the environment, and the environment overrides the recipe, whose folder is the
@@ -68,11 +68,11 @@ def place(job: Job, settings: Mapping[str, Any]) -> JsonObject:
 def running(
     trainer: Trainer, job: Job, description: JsonObject, *, is_resumed: bool
 ) -> Iterator[None]:
-    """Describe the run that trains inside to all trackers, if there are any.
+    """Describe the run that trains inside to all trackers.
 
     A run that was interrupted and resumed is one run, in Weights & Biases, too.
     """
-    if not (trainer.args.report_to and is_main()):
+    if not is_main():
         yield
         return
     # transformers' callbacks look this function up whenever they log, so it is replaced during
@@ -89,7 +89,7 @@ def running(
 def begin(trainer: Trainer, job: Job, description: JsonObject, *, is_resumed: bool) -> None:
     """Begin a run before it trains, on rank 0."""
     args = trainer.args
-    where = place(job, description["settings"])
+    where = wandb_arguments(job, description["settings"])
     # Other trackers' callbacks read these two arguments when training begins.
     args.project, args.run_name = where["project"], where["name"]
     if "wandb" in (args.report_to or ()):
