@@ -50,7 +50,7 @@ _MODULES = {
     "aggregate_teacher_losses": "guidance",
     "align_spans": "alignment",
     "encode": "spans",
-    "prepare_dataset": "training.packed",
+    "prepare_dataset": "training.in_python",
     "select_tokens": "guidance",
 }
 __all__ = list(_MODULES)

@@ -33,19 +33,22 @@ from vocagnolm.models.probes import check_packing
 from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher
 from vocagnolm.packing import Blocks
 from vocagnolm.token_loss import add_token_losses
-from vocagnolm.training.batches import check_contexts, check_packed, check_stored, make_collator
+from vocagnolm.training.batches import (
+    check_contexts,
+    check_evaluation,
+    check_packed,
+    check_stored,
+    make_collator,
+)
 from vocagnolm.training.config import VocAgnoConfig
+from vocagnolm.training.in_python import arguments_in_python, job_in_python, pack_evaluations
 from vocagnolm.training.job import (
-    arguments_in_python,
-    job_in_python,
     load_models,
-    pack_evaluations,
     settings_of_data,
 )
 from vocagnolm.training.log import log_in_lines
 from vocagnolm.training.models import Models
 from vocagnolm.training.packed import Packed
-from vocagnolm.training.requirements import check_evaluation
 from vocagnolm.training.resumable import ResumableTrainer
 from vocagnolm.training.settings import Job, settings_of
 from vocagnolm.training.throughput import Throughput

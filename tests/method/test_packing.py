@@ -19,7 +19,7 @@ from vocagnolm.alignment import align_segment
 from vocagnolm.collator import PackedCollator, chunk_edges
 from vocagnolm.data import Segments
 from vocagnolm.packing import Block, Blocks, pack
-from vocagnolm.training.packed import prepare_dataset
+from vocagnolm.training.in_python import prepare_dataset
 
 ROOM, TEACHER_ROOM = 16, 20
 segment_lengths = st.lists(

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from huggingface_hub.errors import HTTPError, LocalTokenNotFoundError
 from world import World
 
-from vocagnolm.run import main, parser
+from vocagnolm.run import main
 from vocagnolm.shell import hub
-from vocagnolm.training import job, requirements
+from vocagnolm.training import job
 
 
 def argv_of(world: World, out: Path, **changes: str) -> list[str]:
@@ -88,19 +87,6 @@ def test_small_corpus_is_read_whole_when_its_part_is_too_small(
     argv = argv_of(world, tmp_path / "out", global_batch_tokens="640000", dry_run="True")
     assert main.main(argv) == 2
     assert "one optimizer step needs 10,000" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("attention", ["torch_varlen", "flash_attention_2"])
-def test_attention_for_16_bits_is_not_launched_in_32(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attention: str
-) -> None:
-    """Otherwise the first step on a GPU would fail, after the corpus is aligned."""
-    argv = argv_of(world, tmp_path / "out", use_cpu="True", attn_implementation=attention)
-    monkeypatch.setattr(requirements, "is_installed", lambda package: True)
-    asked = parser.parse(argv)
-    monkeypatch.setattr(type(asked.args), "device", torch.device("cuda"))
-    with pytest.raises(ValueError, match="computes in 16 bits"):
-        requirements.check_launch(asked)
 
 
 def test_last_evaluation_is_of_the_best_model_that_is_saved(world: World, tmp_path: Path) -> None:

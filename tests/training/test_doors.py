@@ -18,8 +18,8 @@ from world import World
 from vocagnolm import VocAgnoConfig, VocAgnoTrainer, __main__, prepare_dataset
 from vocagnolm.run.parser import parse
 from vocagnolm.run.recipe import recipe_options
+from vocagnolm.training.batches import check_evaluation
 from vocagnolm.training.checkpoints import changed_settings
-from vocagnolm.training.requirements import check_evaluation
 
 SHORT: dict[str, Any] = {"max_length": 64, "per_device_train_batch_size": 8, "save_steps": 1}
 

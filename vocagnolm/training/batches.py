@@ -1,4 +1,4 @@
-"""Whether the collator and the models of a run can read its packed sequences."""
+"""Whether the collator, the models and the arguments of a run suit its packed sequences."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from vocagnolm.collator import PackedCollator
+from vocagnolm.fields import OptionError
 from vocagnolm.method import Method
 from vocagnolm.models.load import context_length
 from vocagnolm.objective import StoredTeacher
@@ -92,3 +93,36 @@ def check_contexts(models: Sequence[Any], blocks: Blocks, argument: str) -> None
                 f"{argument} has a segment of {length} {role} tokens, and the {role}'s context is "
                 f"{context}: give prepare_dataset {option}={context}"
             )
+
+
+def check_evaluation(args: VocAgnoConfig, eval_dataset: Any) -> None:
+    """Raise an OptionError if no evaluation gives the metric that chooses the best model.
+
+    Trainer would find that after the first evaluation.
+    """
+    metric = args.metric_for_best_model
+    losses = _losses_of(eval_dataset)
+    if metric is None or not losses:
+        return
+    # As in Trainer, the prefix may be left out.
+    if metric.removeprefix("eval_") not in losses:
+        raise OptionError(
+            "metric_for_best_model",
+            f"{metric} is not among the losses of the evaluation: give one of {', '.join(losses)}",
+        )
+    if args.greater_is_better:
+        raise OptionError("greater_is_better", "True keeps the worst model: a lower loss is better")
+
+
+def _losses_of(eval_dataset: Any) -> list[str]:
+    """Return the names of the losses that an evaluation of these packed sequences gives."""
+    if eval_dataset is None:
+        return []
+    if isinstance(eval_dataset, dict):
+        losses = []
+        for name, dataset in eval_dataset.items():
+            losses += [f"{name}_{loss}" for loss in _losses_of(dataset)]
+        return losses
+    # Packed sequences of several corpora also have a loss of each.
+    parts = getattr(eval_dataset, "parts", {})
+    return ["loss", *(f"{name}_loss" for name in parts if len(parts) > 1)]

@@ -1,8 +1,7 @@
-"""A job before it trains: its models and documents, named by options or given in Python."""
+"""A job before it trains: the models and documents that its options name."""
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import math
 from collections.abc import Mapping
@@ -11,27 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+from accelerate.utils import parse_flag_from_env
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, Trainer
 from transformers.trainer_utils import SaveStrategy, SchedulerType
+from transformers.training_args import OptimizerNames
 
 from vocagnolm.corpus import files_of, load_corpus, load_sample
-from vocagnolm.fields import OptionError, corpora_of, listed, named
-from vocagnolm.method import Method, name_own
+from vocagnolm.fields import OptionError, corpora_of, named
 from vocagnolm.models.adapters import adapt, check_adapted
-from vocagnolm.objective import Objective, StoredTeacher
+from vocagnolm.models.quantization import QUANTIZATIONS, quantization
+from vocagnolm.models.sharding import devices_of_a_machine
+from vocagnolm.objective import StoredTeacher
 from vocagnolm.packing import Blocks
 from vocagnolm.shell.dist import machine_first, rank0
+from vocagnolm.shell.extras import is_installed, require, require_quantization
 from vocagnolm.shell.hub import check_login
 from vocagnolm.shell.printing import log_main
-from vocagnolm.store.format import is_store
 from vocagnolm.texts import is_conversations
-from vocagnolm.tokenizer import tokenizer_sha256
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.models import Models, load_weights, read_models
-from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions
-from vocagnolm.training.packed import Packed, is_documents, pack_corpora, read_documents
-from vocagnolm.training.requirements import check_enough, check_launch
+from vocagnolm.training.options import DataOptions
+from vocagnolm.training.packed import Packed, pack_corpora
 from vocagnolm.training.sampler import mixed_counts
 from vocagnolm.training.settings import Job, options_without_effect
 
@@ -55,6 +55,54 @@ def prepare_models(
     return models
 
 
+def check_launch(job: Job) -> None:
+    """Raise a ValueError for options that these processes and devices cannot support."""
+    args = job.args
+    _check_packages(args)
+    # A layer's weights are gathered only for its own forward pass. Whatever reads the output head
+    # from outside would get a shard.
+    if args.teacher_sharding == "node":
+        if args.teacher_quantization or args.guidance.distance:
+            raise OptionError(
+                "teacher_sharding",
+                f"is not supported with {named('teacher_quantization')}, or with {named('method')} "
+                "kld or uld, which need the teacher's whole output head: leave it out",
+            )
+        if devices_of_a_machine() < 2 and not args.dry_run:
+            raise OptionError("teacher_sharding", "node needs several processes on a machine")
+    # FSDP may be set up by the arguments or by the launcher, which uses the environment.
+    plugin = args.fsdp_config if isinstance(args.fsdp_config, dict) else {}
+    recomputes = parse_flag_from_env("FSDP_ACTIVATION_CHECKPOINTING")
+    if job.model.use_peft and (recomputes or plugin.get("activation_checkpointing")):
+        raise ValueError(
+            f"fsdp_activation_checkpointing is not supported with {named('use_peft')}: PEFT would "
+            f"save no adapters: set it to false and use {named('activation_checkpointing')}"
+        )
+
+
+def _check_packages(args: VocAgnoConfig) -> None:
+    """Raise a ValueError for options whose packages are missing. They are loaded late."""
+    # A plan may be made on a smaller machine than the job's.
+    is_planned = args.dry_run and args.teacher_quantization in QUANTIZATIONS
+    if args.teacher_quantization and not is_planned:
+        option = f"{named('teacher_quantization')} {args.teacher_quantization}"
+        if args.teacher_quantization == "fp8":
+            require("torchao", option)
+        require_quantization(quantization(args.teacher_quantization), option)
+    # The hub's kernels replace the package.
+    if args.attn_implementation == "flash_attention_2" and not is_installed("kernels"):
+        require("flash_attn", f"{named('attn_implementation')} flash_attention_2")
+    if args.dry_run:
+        return
+    try:
+        Trainer.get_optimizer_cls_and_kwargs(args)
+    except ImportError as error:
+        raise OptionError("optim", f"{OptimizerNames(args.optim).value}: {error}") from error
+    except ValueError:
+        # Some optimizers need the model, or more settings. Trainer reports that.
+        return
+
+
 # -- Documents that options name -----------------------------------------------------------------
 
 
@@ -75,9 +123,9 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Packed:
         corpora = _read_corpora(job, sample)
         if data.eval_dataset:
             evaluated = {data.eval_dataset: _read_evaluation(data)}
-            eval_blocks = _pack_evaluation(job, models, evaluated, named("eval_dataset")).blocks
+            eval_blocks = pack_evaluation(job, models, evaluated, named("eval_dataset")).blocks
         texts = {name: documents for name, (documents, _) in corpora.items()}
-        packed = _pack_training(job, models, texts, named("dataset"))
+        packed = pack_training(job, models, texts, named("dataset"))
     packed.blocks.weights = data.dataset_weights
     packed = replace(
         packed,
@@ -95,7 +143,7 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Packed:
     return packed
 
 
-def _pack_training(
+def pack_training(
     job: Job, models: Models, texts: Mapping[str, datasets.Dataset], argument: str
 ) -> Packed:
     """Align and pack corpora to train on, without what is held out."""
@@ -117,7 +165,7 @@ def _pack_training(
     )
 
 
-def _pack_evaluation(
+def pack_evaluation(
     job: Job, models: Models, texts: Mapping[str, datasets.Dataset], argument: str
 ) -> Packed:
     """Align and pack a corpus to evaluate on."""
@@ -187,154 +235,20 @@ def epoch_steps(job: Job, packed: Packed) -> int | None:
     return int(sequences) // (job.args.global_batch_tokens // job.args.max_length)
 
 
-# -- Models and documents in Python --------------------------------------------------------------
-
-
-def arguments_in_python(
-    args: VocAgnoConfig | None, method: str | Method | None, objective: type[Objective] | None
-) -> VocAgnoConfig:
-    """Copy a trainer's arguments, which it changes, with the settings of its method.
-
-    A `method` next to a config replaces the config's.
-    """
-    if args is None:
-        args = VocAgnoConfig()
-    if not isinstance(args, VocAgnoConfig):
-        raise ValueError(f"args must be a VocAgnoConfig, got {type(args).__name__}")
-    args = copy.copy(args)
-    args.accelerator_config = copy.copy(args.accelerator_config)
-    if isinstance(method, str):
-        method = Method(method)
-    if objective:
-        method = replace(method or args.guidance, method=name_own("method", objective))
-    if method is not None:
-        for name, value in vars(method).items():
-            setattr(args, name, value)
-        # Together they are checked like a config's.
-        GuidanceOptions.__post_init__(args)
-    return args
-
-
-def job_in_python(
-    args: VocAgnoConfig,
-    student: Any,
-    teacher: Any,
-    train_dataset: Any,
-    eval_dataset: Any,
-    *,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    peft_config: Any = None,
-) -> tuple[Job, Models | None, Packed]:
-    """Make a job from the arguments of a trainer, and pack its documents.
-
-    Loaded models with packed sequences are ready, and may be of kinds that no tokenizer reads. So
-    nothing is read for them.
-
-    Raises:
-        ValueError: an argument, a model or the data is wrong.
-    """
-    # The losses of a `StoredTeacher` come with the packed sequences, so it has no path to read.
-    is_stored = isinstance(teacher, StoredTeacher)
-    options = _model_options(student, [] if is_stored else listed(teacher or []))
-    job = Job(options, DataOptions(dataset=[]), args, peft_config=peft_config)
-    data = [("train_dataset", train_dataset)]
-    for evaluation in eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]:
-        data.append(("eval_dataset", evaluation))
-    # All of them are checked, whatever the first one is.
-    kinds = [is_documents(dataset, argument) for argument, dataset in data]
-    named_models = [options.student, *(options.teacher or ()), *(options.teacher_losses or ())]
-    models = None
-    if any(kinds) or any(isinstance(model, str) for model in named_models):
-        if student is None:
-            raise ValueError(
-                "model must be a name, a directory or a model: it reads the documents; with "
-                "model_init, give the Blocks of prepare_dataset and a loaded teacher"
-            )
-        if not is_stored:
-            args.check_teachers(options.teachers, is_stored=bool(options.teacher_losses))
-        args.output_dir = args.output_dir or options.output_dir(args.method)
-        evaluates = eval_dataset is not None
-        models = prepare_models(job, evaluates=evaluates, tokenizer=tokenizer)
-    # The first process of a machine fills the cache, and the others read from it.
-    with machine_first():
-        packed = pack_dataset(job, models, train_dataset, "train_dataset")
-        eval_blocks = pack_evaluations(job, models, eval_dataset, "eval_dataset")
-    log_main(f"step: {args.batch_arithmetic()}")
-    return job, models, replace(packed, eval_blocks=eval_blocks)
-
-
-def _model_options(student: Any, teachers: list[Any]) -> ModelOptions:
-    """Return the options that name models and stores in Python, where models may be loaded."""
-    models: list[Any] = []
-    stores = []
-    for number, model in enumerate([student, *teachers]):
-        argument = "teacher" if number else "model"
-        if model is not None and not isinstance(model, str | Path | nn.Module):
-            raise ValueError(
-                f"{argument} must be a name, a directory or a model, got {type(model).__name__}"
-            )
-        model = str(model) if isinstance(model, Path) else model
-        if number and isinstance(model, str) and is_store(Path(model)):
-            stores.append(model)
-        else:
-            models.append(model)
-    if models[1:] and stores:
-        raise ValueError("teacher has stores and models: give only one of the two kinds")
-    return ModelOptions(models[0], models[1:] or None, stores or None)
-
-
-def pack_dataset(job: Job, models: Models | None, data: Any, argument: str) -> Packed:
-    """Align and pack documents from Python. Packed sequences stay as they are.
-
-    Raises:
-        ValueError: documents cannot be used, or sequences are of other tokenizers.
-    """
-    if not is_documents(data, argument):
-        if models:
-            _check_tokenizers(data, models, argument)
-        return Packed(data)
-    if models is None:
-        raise ValueError(
-            f"{argument} must be packed, as train_dataset is: give the Blocks of prepare_dataset"
-        )
-    texts = {"": read_documents(data, argument)}
-    if argument != "train_dataset":
-        return _pack_evaluation(job, models, texts, argument)
-    packed = _pack_training(job, models, texts, argument)
-    check_enough(packed.blocks, job.args, argument)
-    return packed
-
-
-def pack_evaluations(job: Job, models: Models | None, data: Any, argument: str) -> Any:
-    """Pack the documents of an evaluation, or of each in a dict. None stays None."""
-    if isinstance(data, dict):
-        return {name: pack_evaluations(job, models, part, argument) for name, part in data.items()}
-    return None if data is None else pack_dataset(job, models, data, argument).blocks
-
-
-def _check_tokenizers(blocks: Any, models: Models, argument: str) -> None:
-    """Reject sequences of `prepare_dataset` that were packed with the tokenizers of other models.
-
-    The ids of another tokenizer would be trained on as if they were the models' own.
-    """
-    hashes = getattr(blocks, "tokenizers_sha256", None)
-    if hashes is None:
+def check_enough(blocks: Blocks, args: VocAgnoConfig, corpus_name: str) -> None:
+    """Raise a ValueError if there are fewer packed sequences than one optimizer step needs."""
+    rows, processes = args.per_device_train_batch_size, args.world_size
+    needed = rows * args.gradient_accumulation_steps * processes
+    if len(blocks) >= needed:
         return
-    read = [models.student]
-    # An evaluation needs no teacher, and with KLD the teacher reads the student's tokens.
-    if argument == "train_dataset" and models.teacher_readers:
-        read += models.teachers
-    if len(hashes) < len(read):
-        raise ValueError(
-            f"{argument} was packed for {len(hashes) - 1} teachers, and this run has "
-            f"{len(read) - 1}: give their tokenizers to prepare_dataset"
-        )
-    for model, sha256 in zip(read, hashes, strict=False):
-        if tokenizer_sha256(model.tokenizer) != sha256:
-            raise ValueError(
-                f"{argument} was packed with another tokenizer than that of {model.source.name}: "
-                "give prepare_dataset the tokenizers of model and teacher"
-            )
+    sequences = "1 sequence" if len(blocks) == 1 else f"{len(blocks):,} sequences"
+    raise ValueError(
+        f"{corpus_name} makes {sequences} of {args.max_length} tokens, and one optimizer step "
+        f"needs {needed:,}: {args.batch_arithmetic()}; lower one of these, or give more documents"
+    )
+
+
+# -- Weights --------------------------------------------------------------------------------------
 
 
 def load_models(

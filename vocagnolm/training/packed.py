@@ -12,19 +12,15 @@ from typing import Any
 import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
-from transformers import PreTrainedTokenizerBase
 
-from vocagnolm.chat.reading import TRAIN_ON, TrainOn
-from vocagnolm.corpus import read_list
+from vocagnolm.chat.reading import TRAIN_ON
 from vocagnolm.data import MISSING, Segments, align_corpus, skip_reasons, skipped_line
-from vocagnolm.fields import OptionError, listed, named
+from vocagnolm.fields import OptionError, named
 from vocagnolm.packing import Blocks
-from vocagnolm.readers import Reader, TeacherReaders, student_reader, teacher_reader
+from vocagnolm.readers import Reader, TeacherReaders
 from vocagnolm.shell.dist import cores
 from vocagnolm.shell.io import told_of_full_disk
 from vocagnolm.shell.printing import log_main
-from vocagnolm.texts import only_text
-from vocagnolm.tokenizer import tokenizer_sha256
 from vocagnolm.training.options import PackOptions
 
 # With fewer documents, processes take longer to start than they save on 32 cores.
@@ -246,85 +242,3 @@ def short_names(names: Sequence[str]) -> list[str]:
             short_name = f"{short_name}_{number}"
         shortened.append(short_name)
     return shortened
-
-
-# -- In Python -----------------------------------------------------------------------------------
-
-
-def prepare_dataset(
-    dataset: datasets.Dataset,
-    student_tokenizer: PreTrainedTokenizerBase,
-    teacher_tokenizer: PreTrainedTokenizerBase | Sequence[PreTrainedTokenizerBase] | None = None,
-    *,
-    max_length: int = 2048,
-    teacher_context: int = 4096,
-    text_column: str | None = None,
-    train_on: TrainOn | None = None,
-    num_proc: int | None = None,
-) -> Blocks:
-    """Align and pack documents: the `train_dataset` or `eval_dataset` of a `VocAgnoTrainer`.
-
-    Columns `messages`, or `prompt` and `completion`, have conversations. Training is on their
-    answers, or on everything (`train_on="all"`), in the chat template of each tokenizer.
-
-    A packed sequence has up to `max_length` student tokens and `teacher_context` tokens of each
-    teacher, within the contexts of their models. Without a teacher, it is for training on all
-    tokens. Aligned documents are cached like those of `datasets.map`.
-
-    Raises:
-        ValueError: an argument is wrong, or no document can be used.
-    """
-    teacher_tokenizers = listed(teacher_tokenizer or [])
-    tokenizers = [("student_tokenizer", student_tokenizer)]
-    tokenizers += [("teacher_tokenizer", tokenizer) for tokenizer in teacher_tokenizers]
-    for name, tokenizer in tokenizers:
-        if not isinstance(tokenizer, PreTrainedTokenizerBase):
-            raise ValueError(f"{name} must be a tokenizer, got {type(tokenizer).__name__}")
-    # A window has a start token, and must have at least one more.
-    if not isinstance(teacher_context, int) or teacher_context < 2:
-        raise ValueError(f"teacher_context must be an integer of at least 2, got {teacher_context}")
-    if not is_documents(dataset, "dataset"):
-        raise ValueError(f"dataset must be a datasets.Dataset, got {type(dataset).__name__}")
-    texts = read_documents(dataset, "dataset", text_column)
-    readers = [teacher_reader(tokenizer, teacher_context) for tokenizer in teacher_tokenizers]
-    teachers = TeacherReaders(readers) if readers else None
-    options = PackOptions(max_length=max_length, train_on=train_on, dataset_num_proc=num_proc)
-    student = student_reader(student_tokenizer, max_length)
-    blocks: Blocks = pack_corpora({"": texts}, student, teachers, options, "dataset").blocks
-    blocks.tokenizers_sha256 = [tokenizer_sha256(tokenizer) for _, tokenizer in tokenizers]
-    return blocks
-
-
-def is_documents(data: Any, name: str) -> bool:
-    """Test whether data are documents to align, instead of packed sequences.
-
-    Raises:
-        ValueError: they are neither, or there are none.
-    """
-    if isinstance(data, datasets.DatasetDict):
-        raise ValueError(
-            f"{name} has several splits ({', '.join(data)}): give one, such as dataset['train']"
-        )
-    if isinstance(data, datasets.IterableDataset):
-        raise ValueError(
-            f"{name} is a stream, and a run on it could not resume: load it without streaming=True"
-        )
-    if isinstance(data, list | datasets.Dataset) and not len(data):
-        raise ValueError(f"{name} is empty: it needs at least one document")
-    is_rows = isinstance(data, list) and all(isinstance(row, dict) for row in data)
-    if isinstance(data, str | Path | list | dict) and not is_rows:
-        raise ValueError(
-            f'{name} must be a datasets.Dataset, a list of dicts such as {{"text": ...}}, or the '
-            f"Blocks of prepare_dataset, got {type(data).__name__}"
-        )
-    # Rows with ids are packed, and go to a collator of the user's own.
-    return isinstance(data, datasets.Dataset) or (
-        is_rows and not {"student_ids", "input_ids"} & data[0].keys()
-    )
-
-
-def read_documents(data: Any, name: str, text_column: str | None = None) -> datasets.Dataset:
-    """Read the texts or conversations of documents."""
-    if isinstance(data, list):
-        return read_list(data, text_column, name)
-    return only_text(data, text_column, name)

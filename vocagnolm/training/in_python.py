@@ -1,0 +1,258 @@
+"""A job in Python: the arguments of `VocAgnoTrainer` and `prepare_dataset`, and their documents."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from vocagnolm.chat.reading import TrainOn
+from vocagnolm.corpus import read_list
+from vocagnolm.fields import listed
+from vocagnolm.method import Method, name_own
+from vocagnolm.objective import Objective, StoredTeacher
+from vocagnolm.packing import Blocks
+from vocagnolm.readers import TeacherReaders, student_reader, teacher_reader
+from vocagnolm.shell.dist import machine_first
+from vocagnolm.shell.printing import log_main
+from vocagnolm.store.format import is_store
+from vocagnolm.texts import only_text
+from vocagnolm.tokenizer import tokenizer_sha256
+from vocagnolm.training.config import VocAgnoConfig
+from vocagnolm.training.job import check_enough, pack_evaluation, pack_training, prepare_models
+from vocagnolm.training.models import Models
+from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions, PackOptions
+from vocagnolm.training.packed import Packed, pack_corpora
+from vocagnolm.training.settings import Job
+
+
+def prepare_dataset(
+    dataset: datasets.Dataset,
+    student_tokenizer: PreTrainedTokenizerBase,
+    teacher_tokenizer: PreTrainedTokenizerBase | Sequence[PreTrainedTokenizerBase] | None = None,
+    *,
+    max_length: int = 2048,
+    teacher_context: int = 4096,
+    text_column: str | None = None,
+    train_on: TrainOn | None = None,
+    num_proc: int | None = None,
+) -> Blocks:
+    """Align and pack documents: the `train_dataset` or `eval_dataset` of a `VocAgnoTrainer`.
+
+    Columns `messages`, or `prompt` and `completion`, have conversations. Training is on their
+    answers, or on everything (`train_on="all"`), in the chat template of each tokenizer.
+
+    A packed sequence has up to `max_length` student tokens and `teacher_context` tokens of each
+    teacher, within the contexts of their models. Without a teacher, it is for training on all
+    tokens. Aligned documents are cached like those of `datasets.map`.
+
+    Raises:
+        ValueError: an argument is wrong, or no document can be used.
+    """
+    teacher_tokenizers = listed(teacher_tokenizer or [])
+    tokenizers = [("student_tokenizer", student_tokenizer)]
+    tokenizers += [("teacher_tokenizer", tokenizer) for tokenizer in teacher_tokenizers]
+    for name, tokenizer in tokenizers:
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise ValueError(f"{name} must be a tokenizer, got {type(tokenizer).__name__}")
+    # A window has a start token, and must have at least one more.
+    if not isinstance(teacher_context, int) or teacher_context < 2:
+        raise ValueError(f"teacher_context must be an integer of at least 2, got {teacher_context}")
+    if not is_documents(dataset, "dataset"):
+        raise ValueError(f"dataset must be a datasets.Dataset, got {type(dataset).__name__}")
+    texts = read_documents(dataset, "dataset", text_column)
+    readers = [teacher_reader(tokenizer, teacher_context) for tokenizer in teacher_tokenizers]
+    teachers = TeacherReaders(readers) if readers else None
+    options = PackOptions(max_length=max_length, train_on=train_on, dataset_num_proc=num_proc)
+    student = student_reader(student_tokenizer, max_length)
+    blocks: Blocks = pack_corpora({"": texts}, student, teachers, options, "dataset").blocks
+    blocks.tokenizers_sha256 = [tokenizer_sha256(tokenizer) for _, tokenizer in tokenizers]
+    return blocks
+
+
+def is_documents(data: Any, name: str) -> bool:
+    """Test whether data are documents to align, instead of packed sequences.
+
+    Raises:
+        ValueError: they are neither, or there are none.
+    """
+    if isinstance(data, datasets.DatasetDict):
+        raise ValueError(
+            f"{name} has several splits ({', '.join(data)}): give one, such as dataset['train']"
+        )
+    if isinstance(data, datasets.IterableDataset):
+        raise ValueError(
+            f"{name} is a stream, and a run on it could not resume: load it without streaming=True"
+        )
+    if isinstance(data, list | datasets.Dataset) and not len(data):
+        raise ValueError(f"{name} is empty: it needs at least one document")
+    is_rows = isinstance(data, list) and all(isinstance(row, dict) for row in data)
+    if isinstance(data, str | Path | list | dict) and not is_rows:
+        raise ValueError(
+            f'{name} must be a datasets.Dataset, a list of dicts such as {{"text": ...}}, or the '
+            f"Blocks of prepare_dataset, got {type(data).__name__}"
+        )
+    # Rows with ids are packed, and go to a collator of the user's own.
+    return isinstance(data, datasets.Dataset) or (
+        is_rows and not {"student_ids", "input_ids"} & data[0].keys()
+    )
+
+
+def read_documents(data: Any, name: str, text_column: str | None = None) -> datasets.Dataset:
+    """Read the texts or conversations of documents."""
+    if isinstance(data, list):
+        return read_list(data, text_column, name)
+    return only_text(data, text_column, name)
+
+
+def arguments_in_python(
+    args: VocAgnoConfig | None, method: str | Method | None, objective: type[Objective] | None
+) -> VocAgnoConfig:
+    """Copy a trainer's arguments, which it changes, with the settings of its method.
+
+    A `method` next to a config replaces the config's.
+    """
+    if args is None:
+        args = VocAgnoConfig()
+    if not isinstance(args, VocAgnoConfig):
+        raise ValueError(f"args must be a VocAgnoConfig, got {type(args).__name__}")
+    args = copy.copy(args)
+    args.accelerator_config = copy.copy(args.accelerator_config)
+    if isinstance(method, str):
+        method = Method(method)
+    if objective:
+        method = replace(method or args.guidance, method=name_own("method", objective))
+    if method is not None:
+        for name, value in vars(method).items():
+            setattr(args, name, value)
+        # Together they are checked like a config's.
+        GuidanceOptions.__post_init__(args)
+    return args
+
+
+def job_in_python(
+    args: VocAgnoConfig,
+    student: Any,
+    teacher: Any,
+    train_dataset: Any,
+    eval_dataset: Any,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    peft_config: Any = None,
+) -> tuple[Job, Models | None, Packed]:
+    """Make a job from the arguments of a trainer, and pack its documents.
+
+    Loaded models with packed sequences are ready, and may be of kinds that no tokenizer reads. So
+    nothing is read for them.
+
+    Raises:
+        ValueError: an argument, a model or the data is wrong.
+    """
+    # The losses of a `StoredTeacher` come with the packed sequences, so it has no path to read.
+    is_stored = isinstance(teacher, StoredTeacher)
+    options = _model_options(student, [] if is_stored else listed(teacher or []))
+    job = Job(options, DataOptions(dataset=[]), args, peft_config=peft_config)
+    data = [("train_dataset", train_dataset)]
+    for evaluation in eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]:
+        data.append(("eval_dataset", evaluation))
+    # All of them are checked, whatever the first one is.
+    kinds = [is_documents(dataset, argument) for argument, dataset in data]
+    named_models = [options.student, *(options.teacher or ()), *(options.teacher_losses or ())]
+    models = None
+    if any(kinds) or any(isinstance(model, str) for model in named_models):
+        if student is None:
+            raise ValueError(
+                "model must be a name, a directory or a model: it reads the documents; with "
+                "model_init, give the Blocks of prepare_dataset and a loaded teacher"
+            )
+        if not is_stored:
+            args.check_teachers(options.teachers, is_stored=bool(options.teacher_losses))
+        args.output_dir = args.output_dir or options.output_dir(args.method)
+        evaluates = eval_dataset is not None
+        models = prepare_models(job, evaluates=evaluates, tokenizer=tokenizer)
+    # The first process of a machine fills the cache, and the others read from it.
+    with machine_first():
+        packed = pack_dataset(job, models, train_dataset, "train_dataset")
+        eval_blocks = pack_evaluations(job, models, eval_dataset, "eval_dataset")
+    log_main(f"step: {args.batch_arithmetic()}")
+    return job, models, replace(packed, eval_blocks=eval_blocks)
+
+
+def _model_options(student: Any, teachers: list[Any]) -> ModelOptions:
+    """Return the options that name models and stores in Python, where models may be loaded."""
+    models: list[Any] = []
+    stores = []
+    for number, model in enumerate([student, *teachers]):
+        argument = "teacher" if number else "model"
+        if model is not None and not isinstance(model, str | Path | nn.Module):
+            raise ValueError(
+                f"{argument} must be a name, a directory or a model, got {type(model).__name__}"
+            )
+        model = str(model) if isinstance(model, Path) else model
+        if number and isinstance(model, str) and is_store(Path(model)):
+            stores.append(model)
+        else:
+            models.append(model)
+    if models[1:] and stores:
+        raise ValueError("teacher has stores and models: give only one of the two kinds")
+    return ModelOptions(models[0], models[1:] or None, stores or None)
+
+
+def pack_dataset(job: Job, models: Models | None, data: Any, argument: str) -> Packed:
+    """Align and pack documents from Python. Packed sequences stay as they are.
+
+    Raises:
+        ValueError: documents cannot be used, or sequences are of other tokenizers.
+    """
+    if not is_documents(data, argument):
+        if models:
+            _check_tokenizers(data, models, argument)
+        return Packed(data)
+    if models is None:
+        raise ValueError(
+            f"{argument} must be packed, as train_dataset is: give the Blocks of prepare_dataset"
+        )
+    texts = {"": read_documents(data, argument)}
+    if argument != "train_dataset":
+        return pack_evaluation(job, models, texts, argument)
+    packed = pack_training(job, models, texts, argument)
+    check_enough(packed.blocks, job.args, argument)
+    return packed
+
+
+def pack_evaluations(job: Job, models: Models | None, data: Any, argument: str) -> Any:
+    """Pack the documents of an evaluation, or of each in a dict. None stays None."""
+    if isinstance(data, dict):
+        return {name: pack_evaluations(job, models, part, argument) for name, part in data.items()}
+    return None if data is None else pack_dataset(job, models, data, argument).blocks
+
+
+def _check_tokenizers(blocks: Any, models: Models, argument: str) -> None:
+    """Reject sequences of `prepare_dataset` that were packed with the tokenizers of other models.
+
+    The ids of another tokenizer would be trained on as if they were the models' own.
+    """
+    hashes = getattr(blocks, "tokenizers_sha256", None)
+    if hashes is None:
+        return
+    read = [models.student]
+    # An evaluation needs no teacher, and with KLD the teacher reads the student's tokens.
+    if argument == "train_dataset" and models.teacher_readers:
+        read += models.teachers
+    if len(hashes) < len(read):
+        raise ValueError(
+            f"{argument} was packed for {len(hashes) - 1} teachers, and this run has "
+            f"{len(read) - 1}: give their tokenizers to prepare_dataset"
+        )
+    for model, sha256 in zip(read, hashes, strict=False):
+        if tokenizer_sha256(model.tokenizer) != sha256:
+            raise ValueError(
+                f"{argument} was packed with another tokenizer than that of {model.source.name}: "
+                "give prepare_dataset the tokenizers of model and teacher"
+            )
