@@ -15,6 +15,8 @@ that down. Test files that do not exist are left out.
 Each mutant is made in a temporary copy of the tree, with one process and without slow tests. The
 results are in `runs/mutants.json`: a run goes on where the last one ended, and `--only` measures
 again. The tests must pass without a mutant first (`--check`).
+
+At aa355bd7: 116 of 120 noticed, in 45 minutes.
 """
 
 from __future__ import annotations

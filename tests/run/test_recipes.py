@@ -248,3 +248,17 @@ def test_option_replaces_those_of_a_recipe_that_exclude_it(tmp_path: Path) -> No
     # Two in one place are still a mistake.
     with pytest.raises(ValueError, match="cannot be combined"):
         check([*argv, "--teacher=T"])
+
+
+def test_recipe_builds_on_its_base_and_flags_override_it(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "teacher: [t]\ntop_k: 0.5\nchunks: 8\nlr_scheduler_kwargs: {min_lr: 1.0e-6}\n"
+    )
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: base.yaml\ntop_k: 0.6\nchunks: null\nuse_peft: true\n")
+    job = parse(["--config", str(path), "--lora_r", "4", "--use_cpu"])
+    assert (job.args.top_k, job.args.chunks) == (0.6, 32)
+    assert (job.model.teacher, job.model.use_peft, job.model.lora_r) == (["t"], True, 4)
+    assert job.args.lr_scheduler_kwargs == {"min_lr": 1e-6}
+    assert job.recipe == str(path)
+    assert parse(["--config", str(path), "--top_k=0.7", "--use_cpu"]).args.top_k == 0.7

@@ -139,7 +139,7 @@ OWN_OPTIONS = list(options_of(GuidanceOptions, RunOptions))
 
 
 @pytest.mark.parametrize("declared", OWN_OPTIONS, ids=lambda declared: declared.name)
-def test_switch_number_or_choice_of_another_type_is_rejected(declared: Option) -> None:
+def test_value_of_another_type_or_outside_of_an_interval_is_rejected(declared: Option) -> None:
     kind, _ = kinds_of(VocAgnoConfig)[declared.name]
     wrong: list[Any] = []
     if get_origin(kind) is Literal:
@@ -147,10 +147,21 @@ def test_switch_number_or_choice_of_another_type_is_rejected(declared: Option) -
     elif kind is bool:
         wrong = ["no", 1]
     elif declared.interval:
-        wrong = ["1", float("nan")]
+        wrong = ["1", float("nan"), *outside(declared.interval, kind)]
     for value in wrong:
         with pytest.raises(OptionError, match=rf"^{declared.name} must be "):
             VocAgnoConfig(use_cpu=True, **{declared.name: value})
+
+
+def outside(interval: str, kind: Any) -> list[Any]:
+    """Return the numbers next to an interval: below it, and the ends that are not in it."""
+    low, high = map(float, interval[1:-1].split(","))
+    numbers = [low - 1]
+    if interval[0] == "(":
+        numbers.append(low)
+    if interval[-1] == ")" and high < float("inf"):
+        numbers.append(high)
+    return [kind(number) for number in numbers]
 
 
 @pytest.mark.parametrize("schedule", [schedule.value for schedule in SchedulerType])

@@ -1,0 +1,268 @@
+"""What a command refuses: the arguments, the option at fault, and a word of why.
+
+Everything ends in one line, before anything is trained.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from world import World
+
+from vocagnolm import __main__, cli
+from vocagnolm.run.launch import launch, split
+from vocagnolm.run.parser import parse
+from vocagnolm.training.settings import options_without_effect
+
+# Intervals, types and choices of all options are in tests/training/test_config.py.
+REFUSED: list[tuple[str, str, str]] = [
+    # Names and values.
+    ("--teachr t", "teachr", "--teacher"),
+    ("--teacher t --method vocagnlm", "method", "vocagnlm"),
+    ("stray --teacher t", "stray", "unrecognized"),
+    ("--config paper/table1/cp", "config", "paper/table1/cpt"),
+    ("--teacher t --eval_dataset=", "eval_dataset", "empty"),
+    ("--teacher t --fp16 --bf16", "bf16", "combined"),
+    ("--teacher t --max_grad_norm nan", "max_grad_norm", "[0, inf]"),
+    # Teachers.
+    ("", "method", "needs a teacher"),
+    ("--teacher t --method cpt", "method", "does not use a teacher"),
+    ("--teacher t --method chunk --chunks 9999", "chunks", "2048"),
+    ("--teacher_losses s --method kld", "method", "distributions"),
+    ("--teacher t --teacher_losses s", "teacher", "combined"),
+    ("--teacher t u --method uld", "method", "one teacher"),
+    ("--teacher t u --teacher_reduction weighted", "teacher_reduction", "2 --teacher_weights"),
+    ("--teacher t u --teacher_reduction first", "teacher_reduction", "stores"),
+    ("--teacher_losses s --missing_losses plain --unmapped exclude", "missing_losses", "every"),
+    ("--teacher t u --teacher_tokenizer a", "teacher_tokenizer", "each of 2"),
+    # Corpora.
+    ("--teacher t --dataset tests ./tests", "dataset", "twice"),
+    ("--teacher t --dataset a b --dataset_weights 1", "dataset_weights", "several"),
+    ("--teacher t --dataset a b --text_column x y z", "text_column", "one"),
+    ("--teacher t --eval_dataset e --eval_fraction .1", "eval_dataset", "combined"),
+    # Schedules, which are made when training begins.
+    ("--teacher t --max_steps 0", "max_steps", "no update"),
+    ("--teacher t --lr_scheduler_kwargs {", "lr_scheduler_kwargs", "JSON"),
+    ("--teacher t --lr_scheduler_kwargs 5", "lr_scheduler_kwargs", "TypeError"),
+    # What YAML 1.1 makes of a number without a point.
+    ('--teacher t --lr_scheduler_kwargs {"min_lr":"1e-5"}', "lr_scheduler_kwargs", "TypeError"),
+    (
+        '--teacher t --lr_scheduler_type polynomial --lr_scheduler_kwargs {"lr_end":-1}',
+        "lr_scheduler_kwargs",
+        "negative",
+    ),
+    ("--teacher t --global_batch_tokens 3000", "global_batch_tokens", "2,048"),
+    # Arguments of transformers that would change numbers, or lose data.
+    ("--teacher t --dataloader_drop_last", "dataloader_drop_last", "leaves"),
+    ("--teacher t --ignore_data_skip", "ignore_data_skip", "again"),
+    ("--teacher t --bf16_full_eval", "bf16_full_eval", "casts"),
+    (
+        '--teacher t --use_liger_kernel --liger_kernel_config {"cross_entropy":true}',
+        "use_liger_kernel",
+        "loss",
+    ),
+    ('--teacher t --fsdp full_shard --fsdp_config {"version":1}', "FSDP1", "supported"),
+    ('--teacher t --accelerator_config {"split_batches":true}', "accelerator_config", "split"),
+    ("--teacher t --save_strategy best", "save_strategy", "evaluation"),
+    ("--teacher t --push_to_hub --hub_strategy every_save", "hub_strategy", "every_save"),
+]
+
+
+@pytest.mark.parametrize(("line", "option", "word"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_option_is_refused(line: str, option: str, word: str) -> None:
+    with pytest.raises(ValueError, match=rf"(^|--|\b){option}\b") as caught:
+        parse([*line.split(" "), "--use_cpu"] if line else ["--use_cpu"])
+    assert word in str(caught.value)
+
+
+def test_empty_value_stands_for_a_directory_or_a_file_among_several() -> None:
+    argv = ["--teacher", "t", "a/b", "--teacher_revision", "", "main", "--hub_token="]
+    argv += ["--dataset", "d.jsonl", "c/d", "--dataset_config", "", "en", "--use_cpu"]
+    job = parse(argv)
+    assert job.args.teacher_revision == ["", "main"]
+    assert job.data.dataset_config == ["", "en"]
+
+
+LAUNCHED: list[tuple[str, str]] = [
+    ("train dp", "ddp"),
+    ("train cpu --num_processes 2", "distributed_type NO"),
+    ("train cpus.yaml", "distributed_type MULTI_CPU"),
+    ("train ddp --num_processes two", "'two'"),
+    ("train ddp --teachr t", "--teacher"),
+    ("score ddp --teachr t", "--teacher"),
+    ("evaluate ddp --modle m", "--model"),
+]
+
+
+@pytest.mark.parametrize(("line", "word"), LAUNCHED, ids=[line for line, _ in LAUNCHED])
+def test_launch_is_refused(
+    line: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    several = "distributed_type: MULTI_CPU\nnum_processes: 2\n"
+    Path("cpus.yaml").write_text(several)
+    Path("mpi.yaml").write_text(several + "mpirun_config: {a: b}\n")
+    command, *words = line.split()
+    check = import_module(__main__.COMMANDS[command][0]).check
+    with pytest.raises(ValueError, match=word):
+        launch(command, ["--accelerate_config", *words], check)
+    assert split(["--accelerate_config=mpi.yaml"])[1] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "word"),
+    [
+        ("PARALLELISM_CONFIG_CP_SIZE", "2", "parallelism_config_cp_size"),
+        # `accelerate launch` takes version 1 by default.
+        ("ACCELERATE_USE_FSDP", "true", "FSDP1"),
+    ],
+)
+def test_environment_of_a_launcher_is_refused(
+    name: str, value: str, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=word):
+        parse(["--teacher", "t", "--use_cpu"])
+
+
+RECIPES: list[tuple[str, str]] = [
+    ("teachr: t", "--teacher"),
+    ("method: kdl", "kdl"),
+    ("base: recipe.yaml", "its own base"),
+    ("base: none.yaml", "none.yaml"),
+    ("base: [a.yaml, b.yaml]", "one file"),
+    ("config: other.yaml", "base"),
+    ("- teacher", "mapping"),
+    ("teacher: [", "cannot be read"),
+    ("dataset: [a.jsonl, null]", "dataset"),
+    ("max_length: [1, 2]", "max_length"),
+]
+
+
+@pytest.mark.parametrize(("text", "word"), RECIPES, ids=[text for text, _ in RECIPES])
+def test_recipe_is_refused(text: str, word: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=word):
+        parse(["--config", str(path), "--teacher", "t"])
+
+
+def test_options_without_effect_are_warned_of() -> None:
+    unread = ("--method", "cpt", "--chunks", "8", "--lora_r", "4", "--teacher_dtype", "float16")
+    job = parse([*unread, "--use_cpu", "--eval_steps", "9"])
+    assert [*options_without_effect(job, evaluates=False)] == [
+        "--chunks has no effect with --method cpt",
+        "--eval_steps has no effect without --eval_fraction or --eval_dataset",
+        "--lora_r has no effect without --use_peft",
+        "--teacher_dtype has no effect without --teacher",
+    ]
+    job = parse(
+        [
+            "--teacher",
+            "t",
+            "--selection",
+            "accept",
+            "--top_k",
+            ".7",
+            "--aggregation=sum",
+            "--use_cpu",
+        ]
+    )
+    assert [*options_without_effect(job, evaluates=False)] == [
+        f"--{name} has no effect with --method vocagnolm --selection accept"
+        for name in ("aggregation", "top_k")
+    ]
+
+
+# The commands that write a directory, with options that they need.
+WRITING = {
+    "train": "--method cpt",
+    "score": "--teacher T",
+    "rank": "--student S --teacher T",
+    "audit": "--student S --teacher T",
+    "inspect": "--student S --teacher T --document 0",
+}
+
+
+@pytest.mark.parametrize("command", WRITING)
+def test_results_go_outside_the_documents(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    argv = [command, *WRITING[command].split(), "--dataset", str(tmp_path)]
+    argv += ["--output_dir", str(tmp_path / "new")]
+    assert __main__.main(argv) == cli.Exit.WRONG
+    assert f"--output_dir {tmp_path}/new is inside --dataset {tmp_path}" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_ranking_keeps_its_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text('{"text": "a"}\n')
+    argv = ["rank", *WRITING["rank"].split(), "--dataset", str(kept), "--output_dir", str(tmp_path)]
+    assert __main__.main(argv) == cli.Exit.WRONG
+    assert f"--dataset {kept} would be replaced" in capsys.readouterr().err
+
+
+WRONG_RUNS: list[tuple[dict[str, str], str]] = [
+    ({"student": "/no/model"}, "--student /no/model: no such directory"),
+    ({"teacher": "no-model"}, "--teacher no-model cannot be loaded"),
+    ({"output_dir": "/proc/x/y"}, "--output_dir /proc/x/y: /proc cannot be written"),
+    ({"max_length": "4096", "global_batch_tokens": "4096"}, "exceeds the student's context"),
+    ({"eval_dataset": "no.jsonl"}, "--eval_dataset no.jsonl: no such file"),
+    ({"resume_from_checkpoint": "/no"}, "--resume_from_checkpoint /no: no such directory"),
+    ({"global_batch_tokens": "640000"}, "lower one of these"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG_RUNS, ids=[str(x) for x, _ in WRONG_RUNS])
+def test_wrong_run_leaves_no_trace(
+    options: dict[str, str],
+    message: str,
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    if "global_batch_tokens" not in options or "max_length" in options:
+        # The error comes before any corpus is aligned.
+        monkeypatch.setattr("vocagnolm.training.packed.align_corpus", None)
+    given = {"output_dir": str(tmp_path / "out"), "eval_fraction": None, "use_cpu": "true"}
+    assert __main__.main(["train", *world.argv("", **given | options)]) == cli.Exit.WRONG
+    err = capfd.readouterr().err
+    assert err.startswith("vocagnolm train: error: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_fit_the_context_of_a_teacher_of_the_same_tokens(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    teacher = shutil.copytree(world.student, tmp_path / "teacher")
+    config = json.loads((teacher / "config.json").read_text())
+    (teacher / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 32}))
+    argv = world.argv("", method="kld", teacher=str(teacher), output_dir=str(tmp_path / "out"))
+    assert __main__.main(["train", *argv, "--use_cpu"]) == cli.Exit.WRONG
+    assert "--max_length 64 exceeds the teacher's context of 32" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", ["inspect --nosuch", "audit", "export", "score --verify none", "prepare", "trian"]
+)
+def test_command_ends_in_one_line(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert __main__.main(command.split()) == cli.Exit.WRONG
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.count("\n") == 1
+    assert "error:" in err
