@@ -27,6 +27,7 @@ from vocagnolm.attention import (
     takes_segments,
 )
 from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
+from vocagnolm.fields import named
 from vocagnolm.output_head import (
     Head,
     HeadGradients,
@@ -329,7 +330,7 @@ def _check_head(model: PreTrainedModel, device: torch.device | None) -> None:
         tolerance = 1e-5 + relative * logits.abs().max()
         reproduced = bool((losses[:, 1:] - expected).abs().max() <= tolerance)
     if not reproduced:
-        attention = f" (or --attn_implementation {model.config._attn_implementation})"
+        attention = f" (or {named('attn_implementation')} {model.config._attn_implementation})"
         raise ValueError(
             f"the losses of {type(model).__name__} differ from those of its own logits: its output "
             f"head{attention if takes_segments(model) else ''} does something this project does "

@@ -260,13 +260,11 @@ class DataOptions:
         None,
         "Hub configuration, one for all corpora or one for each ('' for files).",
         may_be_empty=True,
-        python="train_dataset",
         aliases=["dataset_config_name"],
     )
     dataset_split: list[str] = option(
         ["train"],
         "Split to read, one for all corpora or one for each.",
-        python="train_dataset",
         aliases=["dataset_train_split"],
     )
     text_column: list[str] | None = option(
@@ -374,11 +372,11 @@ class GuidanceOptions(Method, PackOptions, LoadOptions):
     """
 
     def __post_init__(self) -> None:
-        LoadOptions.__post_init__(self)
         settings = {field.name: getattr(self, field.name) for field in fields(Method)}
         self.guidance = Method(**settings)
         # A class or function of the user's own has become its name.
         self.method, self.aggregation = self.guidance.method, self.guidance.aggregation
+        LoadOptions.__post_init__(self)
         self.guidance.check_chunks(self.max_length)
         # A document without losses is treated as one whose tokens are all unmapped.
         includes = self.unmapped == "include" or self.guidance.accepts
