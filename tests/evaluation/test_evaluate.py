@@ -56,7 +56,7 @@ def evaluated(model: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNa
     """A finished evaluation on the demo: its directory, and what was printed."""
     path = tmp_path_factory.mktemp("evaluated")
     capture = pytest.MonkeyPatch()
-    printed, complained = path / "printed", path / "complained"
+    printed, complained = path / "printed.out", path / "complained.err"
     with printed.open("w") as out, complained.open("w") as err:
         capture.setattr("sys.stdout", out)
         capture.setattr("sys.stderr", err)
@@ -79,7 +79,8 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 
 def test_outputs_are_all_there_when_it_is_done(evaluated: SimpleNamespace, model: Path) -> None:
-    names = {path.name for path in evaluated.path.iterdir()} - {"printed", "complained", ".lock"}
+    streams = {"printed.out", "complained.err", ".settings.json.lock"}
+    names = {path.name for path in evaluated.path.iterdir()} - streams
     assert names == {"demo.jsonl", "results.json", "row.md", "settings.json"}
     results = json.loads((evaluated.path / "results.json").read_text())
     assert results["model"]["name"] == str(model)

@@ -280,7 +280,7 @@ def uninterrupted(
     launcher: ForkServer, arguments: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     path = tmp_path_factory.mktemp("uninterrupted")
-    log = path / "log"
+    log = path / "run.log"
     assert launcher.wait(launcher.start(asked(arguments, path, log))) == 0, log.read_text()
     outputs = [json.loads(line)["raw_output"] for line in files(path)["demo.jsonl"].splitlines()]
     assert len(outputs) == 40

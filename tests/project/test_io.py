@@ -97,18 +97,3 @@ def test_other_errors_stay_as_they_are(error: Exception, tmp_path: Path) -> None
     with pytest.raises(type(error)) as caught, files.told_of_full_disk(tmp_path, lambda: "Go on."):
         raise error
     assert caught.value is error
-
-
-def test_results_inside_a_directory_of_documents_are_rejected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    documents = tmp_path / "documents"
-    documents.mkdir()
-    (documents / "a.jsonl").touch()
-    (tmp_path / "link").symlink_to(documents)
-    files.check_outside(tmp_path / "documents-2", [str(documents)])
-    files.check_outside(documents / "run", [str(documents / "a.jsonl"), "a/hub-name"])
-    monkeypatch.chdir(documents)
-    for output_dir, name in (("run", "."), (documents, tmp_path / "link"), ("..", "../..")):
-        with pytest.raises(ValueError, match="is inside --dataset"):
-            files.check_outside(output_dir, ["a/hub-name", str(name)])

@@ -205,10 +205,6 @@ def test_command_writes_a_page_that_loads_nothing(
     # Neither elements nor this machine's paths come from the runs.
     for words in ("<i>", "<b>", str(tmp_path), "/home/someone"):
         assert words not in html
-    (out / "comparison.md").unlink()
-    (out / ".made.json").unlink()
-    assert __main__.main(argv) == 2
-    assert "comparison.html" in capsys.readouterr().err
 
 
 def test_picture_goes_when_there_are_no_accuracies(tmp_path: Path, two: list[Path]) -> None:

@@ -128,6 +128,7 @@ def test_run_saves_adapters_only_when_it_trains_them(world: World) -> None:
 def test_resumed_run_equals_the_uninterrupted_one(world: World) -> None:
     resumed = world.root / "resumed"
     shutil.copytree(world.root / "adapted" / "checkpoint-2", resumed / "checkpoint-2")
+    shutil.copy(world.root / "adapted" / "run.json", resumed)
     assert main.main(world.argv("resumed", use_cpu="True", **LORA)) == 0
     for name in ("checkpoint-4", "."):
         ours, theirs = (adapters_of(run / name) for run in (resumed, world.root / "adapted"))

@@ -196,13 +196,14 @@ def test_results_go_outside_the_documents(
     argv = [command, *WRITING[command].split(), "--dataset", str(tmp_path)]
     argv += ["--output_dir", str(tmp_path / "new")]
     assert __main__.main(argv) == cli.Exit.WRONG
-    assert f"--output_dir {tmp_path}/new is inside --dataset {tmp_path}" in capsys.readouterr().err
+    assert f"--output_dir {tmp_path}/new is inside {tmp_path}" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
 
 def test_ranking_keeps_its_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "kept.jsonl"
     kept.write_text('{"text": "a"}\n')
+    (tmp_path / "ranks.jsonl").touch()
     argv = ["rank", *WRITING["rank"].split(), "--dataset", str(kept), "--output_dir", str(tmp_path)]
     assert __main__.main(argv) == cli.Exit.WRONG
     assert f"--dataset {kept} would be replaced" in capsys.readouterr().err

@@ -244,6 +244,7 @@ def test_second_model_is_looked_at_before_the_first_scores(
         shutil.copytree(teacher, other)
     if fault == "another teacher's store":
         assert __main__.main(arguments(teacher, corpus, tmp_path / "out/teacher_losses")) == 0
+        (tmp_path / "out/ranks.jsonl").touch()
         (other / "generation_config.json").write_text("{}")
     argv = ["rank", f"--student={student}", f"--teacher={other}", f"--dataset={corpus}"]
     assert __main__.main([*argv, f"--output_dir={tmp_path / 'out'}"]) == 2

@@ -142,9 +142,9 @@ def truncated(files: Files) -> list[str]:
     return files.rank()
 
 
-def own_file(files: Files) -> list[str]:
+def other_files(files: Files) -> list[str]:
     (files.root / "out").mkdir()
-    (files.root / "out/ranks.jsonl").write_text("mine")
+    (files.root / "out/notes.txt").write_text("mine")
     return files.rank()
 
 
@@ -162,10 +162,10 @@ CASES: list[tuple[Callable[[Files], list[str]], str]] = [
     (lambda files: files.score("--loss_dtype", "float32"), "loss_dtype was float16"),
     (lambda files: files.score("--shard_documents", "5"), "shard_documents was 4"),
     # A directory with a model and a store would be one for a command and the other in Python.
-    (lambda files: files.score(to=str(files.teacher)), "holds a model"),
+    (lambda files: files.score(to=str(files.teacher)), "holds config.json"),
     (other_corpus, "other documents"),
     (no_document, "--dataset"),
-    (no_manifest, "holds shards"),
+    (no_manifest, "shard-0"),
     (not_a_store, "not a finished"),
     (not_json, MANIFEST_FILE),
     (lambda files: files.rank("--keep=0"), "--keep"),
@@ -181,7 +181,7 @@ CASES: list[tuple[Callable[[Files], list[str]], str]] = [
     (unfinished, "student is not a finished"),
     (absent, "teacher is not a finished"),
     (truncated, "damaged, 1 of 2 shards"),
-    (own_file, "ranks.jsonl"),
+    (other_files, "notes.txt"),
     (conversations, "--dataset"),
 ]
 
@@ -205,6 +205,6 @@ def test_refusal_is_one_line_and_changes_nothing(
 
 
 def files_of(root: Path) -> dict[str, Any]:
-    """The files below a directory, but for the mark of a command's own."""
-    paths = [path for path in root.rglob("*") if path.is_file() and path.name != ".made.json"]
+    """The files below a directory, without locks."""
+    paths = [path for path in root.rglob("*") if path.is_file() and path.suffix != ".lock"]
     return {str(path): path.read_bytes() for path in paths}

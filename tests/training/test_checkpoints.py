@@ -10,10 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from filelock import FileLock, Timeout
 
 from vocagnolm.shell.io import MANIFEST_FILE, RUN_FILE, write_json
-from vocagnolm.training import checkpoints, run_directory
+from vocagnolm.training import checkpoints
 from vocagnolm.training.checkpoints import (
     changed_settings,
     checkpoint_fault,
@@ -25,13 +24,9 @@ from vocagnolm.training.checkpoints import (
 )
 from vocagnolm.training.run_directory import (
     check_settings,
-    claim,
     describe_run,
-    find_start,
     finish_run,
     is_finished,
-    release,
-    set_aside,
 )
 
 FILES = ("model.safetensors", "optimizer.pt", "pytorch_model_fsdp_0/.metadata")
@@ -113,39 +108,6 @@ def test_path_that_is_not_there_is_told(tmp_path: Path, caplog: pytest.LogCaptur
     later = make_checkpoint(tmp_path, 8)
     assert resolve(str(tmp_path / "checkpiont-9"), tmp_path) == str(later)
     assert f"checkpiont-9: no such directory; resuming from {later}" in caplog.text
-
-
-def test_earlier_run_is_set_aside(tmp_path: Path) -> None:
-    """Otherwise its later checkpoints would outlive the new run's."""
-    assert set_aside(tmp_path) is None
-    make_checkpoint(tmp_path, 500)
-    assert set_aside(tmp_path) == tmp_path / "earlier-1"
-    newest = make_checkpoint(tmp_path, 4)
-    make_checkpoint(tmp_path, 2)
-    rotate(newest, 1, None)
-    assert newest_checkpoint(tmp_path) == str(newest)
-    assert set_aside(tmp_path) == tmp_path / "earlier-2"
-    earlier = tmp_path / "earlier-1"
-    assert newest_checkpoint(earlier) == str(earlier / "checkpoint-500")
-
-
-def test_model_and_accuracy_of_an_earlier_run_are_set_aside(tmp_path: Path) -> None:
-    """Otherwise a comparison would show them as the new run's."""
-    files = {"log.jsonl", "trainer_state.json", "model.safetensors", "README.md", "skipped.jsonl"}
-    own = {"notes.txt", ".lock"}
-    for name in files | own:
-        (tmp_path / name).touch()
-    (tmp_path / "evaluation").mkdir()
-    # Without the settings of a run, the files are somebody's own.
-    assert set_aside(tmp_path) is None
-    write_json(tmp_path / RUN_FILE, {"method": "cpt"})
-    earlier = set_aside(tmp_path)
-    assert earlier
-    assert {path.name for path in earlier.iterdir()} == files | {RUN_FILE, "evaluation"}
-    assert {path.name for path in tmp_path.iterdir()} == own | {earlier.name}
-    # A run that saved nothing is begun again.
-    write_json(tmp_path / RUN_FILE, {"method": "cpt"})
-    assert set_aside(tmp_path) is None
 
 
 def test_checkpoint_of_other_settings_is_skipped_or_rejected(tmp_path: Path) -> None:
@@ -336,36 +298,6 @@ def test_directory_takes_runs_of_its_settings_only(tmp_path: Path) -> None:
         check_settings(tmp_path, {"kwargs": {"a": 3, "b": 4}})
     with pytest.raises(ValueError, match=r"\(kwargs.a was \[1, 2\], now None\)"):
         check_settings(tmp_path, {"kwargs": {}})
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["a.safetensors", "config.json", MANIFEST_FILE, "README.md", RUN_FILE, "tokenizer.json"]
-    + ["log.jsonl", "training_args.bin"],
-)
-def test_run_has_a_conflict_when_no_run_made_a_file_there(name: str, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    assert find_start(tmp_path, {}, None).conflict is None
-    (tmp_path / name).write_text('{"mine": 1}')
-    assert name in str(find_start(tmp_path, {}, None).conflict)
-    describe_run(tmp_path, {"method": "cpt"}, {})
-    assert find_start(tmp_path, {"method": "cpt"}, None).conflict is None
-
-
-def test_directory_is_locked_until_released(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run"
-    claim(run)
-    claim(run)  # again by the same process
-    other = FileLock(run / ".lock", timeout=0)
-    release(run)
-    with pytest.raises(Timeout):
-        other.acquire()
-    release(run)
-    monkeypatch.setattr(run_directory, "_LOCK_S", 0)
-    with other, pytest.raises(ValueError, match="run is written to by another run"):
-        claim(run)
 
 
 def test_directory_says_whose_it_is(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from world import Tokenizers, make_blocks, make_trainer
 
 from vocagnolm.training import checkpoints, resumable
 from vocagnolm.training.checkpoints import newest_checkpoint
+from vocagnolm.training.run_directory import check_models
 
 
 @pytest.fixture
@@ -116,22 +117,45 @@ def test_best_model_is_found_in_a_directory_that_was_moved(
         assert torch.equal(a, b)
 
 
-def test_run_may_begin_after_its_model_or_tokenizer_was_saved(
+def test_earlier_run_is_moved_aside_when_training_begins_anew(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:
-    trainer = make()
-    trainer.save_model()
-    trainer.train()
-    assert {path.name for path in tmp_path.glob("*-*")} >= {"checkpoint-1", "checkpoint-3"}
+    def begin(directory: Path, **options: Any) -> Any:
+        trainer = make()
+        trainer.args.output_dir = str(directory)
+        trainer.train(**options)
+        return trainer
+
+    run, earlier = tmp_path / "run", tmp_path / "run-earlier-1"
+    first = begin(run)
+    first.save_model()
+    again = begin(run)
+    assert (earlier / "model.safetensors").exists()
+    assert not (run / "model.safetensors").exists()
+    for directory in (run, earlier):
+        assert newest_checkpoint(directory) == str(directory / "checkpoint-3")
+    for a, b in zip(first.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    # The earlier run can still be resumed.
+    resumed = begin(earlier, resume_from_checkpoint=True)
+    assert resumed.state.global_step == 3
 
 
 def test_files_that_no_run_made_are_not_overwritten(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "log.jsonl").write_text("mine")
-    with pytest.raises(ValueError, match=r"holds log.jsonl, which vocagnolm train did not write"):
+    with pytest.raises(ValueError, match=r"holds log.jsonl"):
         make().train()
     assert (tmp_path / "log.jsonl").read_text() == "mine"
+
+
+def test_model_that_a_run_reads_is_not_moved_aside(tmp_path: Path) -> None:
+    settings = {"student": "a/student", "teacher": [str(tmp_path)]}
+    check_models(tmp_path / "run", settings)
+    for path in (tmp_path, tmp_path / "run" / ".."):
+        with pytest.raises(ValueError, match="output_dir"):
+            check_models(path, settings)
 
 
 def test_remains_of_a_killed_save_do_not_get_into_the_next(

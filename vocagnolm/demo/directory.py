@@ -5,12 +5,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from vocagnolm.demo import world
 from vocagnolm.demo.methods import TEACHER
-from vocagnolm.fields import OptionError
-from vocagnolm.shell.io import ASSETS, check_writable, claim_names
+from vocagnolm.record import output_directory
+from vocagnolm.shell.io import ASSETS
 
 # In a seed's directory: the student that all methods begin with, pages and conversations.
 BASE, PAGES, _CONVERSATIONS = "base", "pages.jsonl", "talks.jsonl"
@@ -28,37 +26,15 @@ def seed_name(seed: int) -> str:
 
 
 @contextmanager
-def claimed(directory: Path, seeds: Sequence[int]) -> Iterator[None]:
-    """Lock the directory against other demos, and remove what an earlier one left for these seeds.
-
-    Raises:
-        ValueError: another demo is running there, or something in the way is not the demo's.
-    """
-    check_writable(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    try:
-        # The system releases the lock when the process ends, in whatever way.
-        with FileLock(directory / ".lock", timeout=0):
-            names = [seed_name(seed) for seed in seeds]
-            names += [RESULTS, CACHE]
-            claim_names(directory, names, "vocagnolm demo", _LINKS)
-            # The demo starts over. It resumes no earlier runs, and keeps none of their results.
-            for name in [*names, *_LINKS]:
-                _remove(directory / name)
-            yield
-    except Timeout as error:
-        raise OptionError(
-            "output_dir",
-            f"{directory}: another demo is running there: wait for it, or give another",
-        ) from error
-
-
-def _remove(path: Path) -> None:
-    """Remove a file, a link or a directory, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def fresh_directory(directory: Path, seeds: Sequence[int]) -> Iterator[None]:
+    """Own a demo's directory, and remove what an earlier demo left for these seeds."""
+    with output_directory(directory, RESULTS):
+        # The demo starts over. It resumes no earlier runs, and keeps none of their results.
+        for name in (CACHE, *map(seed_name, seeds)):
+            shutil.rmtree(directory / name, ignore_errors=True)
+        for name in (RESULTS, *_LINKS):
+            (directory / name).unlink(missing_ok=True)
+        yield
 
 
 def leave_for_the_docs(directory: Path, seed: int) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from vocagnolm.cli import Exit, Parser, shell, stop
-from vocagnolm.demo.directory import CACHE, RESULTS, claimed, leave_for_the_docs, seed_name
+from vocagnolm.demo.directory import CACHE, RESULTS, fresh_directory, leave_for_the_docs, seed_name
 from vocagnolm.demo.methods import METHODS, check_options
 from vocagnolm.fields import in_range
 from vocagnolm.shell.io import markdown_table, write_json
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     arguments = _read_arguments(argv)
     arguments.output_dir = arguments.output_dir.resolve()
-    with claimed(arguments.output_dir, arguments.seeds):
+    with fresh_directory(arguments.output_dir, arguments.seeds):
         return _run(arguments)
 
 

@@ -25,9 +25,10 @@ from vocagnolm.evaluation.wandb_run import log_evaluation
 from vocagnolm.fields import OptionError
 from vocagnolm.models.load import NO_LIMIT, ModelSource, context_length, revision_of
 from vocagnolm.models.precision import choose_dtype
+from vocagnolm.record import check_output_directory, output_directory
 from vocagnolm.shell import printing
 from vocagnolm.shell.dist import connect, machine_first, rank0
-from vocagnolm.shell.io import JsonObject, check_writable
+from vocagnolm.shell.io import JsonObject
 from vocagnolm.training.tracking import check_trackers
 
 _FILES = "results.json, row.md and an item file per benchmark"
@@ -53,7 +54,7 @@ def evaluate(arguments: Namespace) -> None:
         printing.print_main("\n".join(previews))
         return
     directory = runner.RunDirectory(output_dir(arguments))
-    rank0(lambda: check_writable(directory.path))
+    rank0(lambda: check_output_directory(directory.path, runner.SETTINGS_FILE))
     # Processes on different kinds of machines need one answer.
     begun = rank0(directory.settings).get("dtype")
     choice = arguments.dtype
@@ -64,7 +65,7 @@ def evaluate(arguments: Namespace) -> None:
 
         def begin() -> JsonObject:
             # Settings are compared under the lock, and an error reaches all processes.
-            open_contexts.enter_context(directory.lock())
+            open_contexts.enter_context(output_directory(directory.path, runner.SETTINGS_FILE))
             model = {"name": source.name, "revision": revision_of(source.name, config)}
             settings = _settings(arguments, tasks, chat, model, context)
             directory.write_settings(settings)

@@ -27,7 +27,7 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
     `raw_output`, like our item files.
     """
     if output:
-        check_writable(output.parent, f"--output {output}: its directory")
+        check_writable(output.parent, "output")
     # Read the whole file first, so that a wrong line is found before any grading.
     records = []
     answers = []

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import IO
 
 from accelerate import PartialState
-from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
 from vocagnolm.evaluation.engines.generation import Engine
@@ -23,7 +22,7 @@ from vocagnolm.evaluation.tasks.benchmarks import Item
 from vocagnolm.evaluation.tasks.tasks import Task, read_records, text_sha256, to_line
 from vocagnolm.shell.io import JsonObject, differences, json_or_empty, write_json, write_text
 
-_SETTINGS_FILE = "settings.json"
+SETTINGS_FILE = "settings.json"
 
 
 class RunDirectory:
@@ -32,20 +31,9 @@ class RunDirectory:
     def __init__(self, path: Path):
         self.path = path
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Lock the directory against other evaluations."""
-        # The system releases the lock when the process ends, in whatever way, so the file may stay.
-        self.path.mkdir(parents=True, exist_ok=True)
-        try:
-            with FileLock(self.path / ".lock", timeout=0):
-                yield
-        except Timeout as error:
-            raise ValueError(f"{self.path}: another evaluation is writing there") from error
-
     def settings(self) -> JsonObject:
         """Read the settings of the existing evaluation, or return an empty dictionary."""
-        return json_or_empty(self.path / _SETTINGS_FILE)
+        return json_or_empty(self.path / SETTINGS_FILE)
 
     def write_settings(self, settings: JsonObject) -> None:
         """Write the settings, together with those of benchmarks that were run before.
@@ -53,7 +41,8 @@ class RunDirectory:
         Rejects settings that differ from those of existing items.
         """
         earlier_settings = self.settings()
-        self._refuse_other_files(earlier_settings)
+        if earlier_settings and "benchmarks" not in earlier_settings:
+            raise ValueError(f"{self.path / SETTINGS_FILE} is of no evaluation: move it away")
         earlier = earlier_settings.get("benchmarks", {})
         benchmarks = settings["benchmarks"]
         # A benchmark without a record has nothing that new settings could contradict.
@@ -72,16 +61,7 @@ class RunDirectory:
                 holder = f"{self.path} holds results of another evaluation"
                 raise ValueError(f"{holder} ({'; '.join(changed)}): give another --output_dir")
         # Benchmarks that are not run now keep their settings, because their items stay.
-        write_json(self.path / _SETTINGS_FILE, settings | {"benchmarks": with_records | benchmarks})
-
-    def _refuse_other_files(self, earlier_settings: JsonObject) -> None:
-        """Reject a directory whose files another program wrote, because they would be replaced."""
-        if "benchmarks" in earlier_settings:
-            return
-        for name in (_SETTINGS_FILE, "results.json", "row.md"):
-            if (self.path / name).exists():
-                fault = f"{self.path} holds {name}, which no evaluation wrote"
-                raise ValueError(f"{fault}: give another --output_dir, or move it away")
+        write_json(self.path / SETTINGS_FILE, settings | {"benchmarks": with_records | benchmarks})
 
     def finished(self, benchmark: str) -> dict[tuple[int, int], JsonObject]:
         """Read the records so far by `idx` and `sample`; see `read_records`."""

@@ -26,6 +26,7 @@ from vocagnolm.alignment import align_spans
 from vocagnolm.cli import Parser, shell
 from vocagnolm.conventions import Spans
 from vocagnolm.fields import OptionError, corpora_of, in_range, listed
+from vocagnolm.record import check_output_directory, output_directory
 from vocagnolm.report.audit_tables import audit_markdown, draw_audit
 from vocagnolm.report.mapping import (
     chunk_overlaps,
@@ -36,9 +37,6 @@ from vocagnolm.report.mapping import (
 )
 from vocagnolm.shell.io import (
     JsonObject,
-    check_outside,
-    check_writable,
-    claim_names,
     count_reasons,
     write_json,
     write_text,
@@ -51,7 +49,7 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
-_FILES = ("audit.json", "audit.md", "audit.png")
+_RECORD = "audit.json"
 # How many documents are in memory at once.
 _BATCH = 128
 # The default numbers of chunks per sequence, as in Figure 3 of the paper.
@@ -249,14 +247,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     out = arguments.output_dir
     # Check the directory before the work, which may take minutes.
     if out:
-        check_writable(out)
-        check_outside(out, listed(arguments.dataset))
+        check_output_directory(out, _RECORD, listed(arguments.dataset))
     # Tokenizers load in a second, so a wrong name shows before the corpus is read.
     load = partial(load_tokenizer, trust_remote_code=arguments.trust_remote_code)
     student = load(arguments.student, "student")
     teachers = {name: load(name, "teacher") for name in arguments.teacher}
-    if out:
-        claim_names(out, _FILES, "vocagnolm audit")
     corpus, content = _read_corpus(arguments)
     names = ("sequence_length", "sequences", "chunks", "seed")
     sizes = {name: vars(arguments)[name] for name in names}
@@ -264,7 +259,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     content |= audit(student, teachers, corpus, **sizes)
     text = audit_markdown(content)
     if out:
-        write_text(out / "audit.md", text)
-        write_json(out / "audit.json", content)
-        draw_audit(content, out / "audit.png")
+        with output_directory(out, _RECORD):
+            write_json(out / _RECORD, content)
+            write_text(out / "audit.md", text)
+            draw_audit(content, out / "audit.png")
     print_main(text.rstrip("\n"))

@@ -18,6 +18,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from vocagnolm.cli import Parser, shell
+from vocagnolm.record import check_output_directory, output_directory
 from vocagnolm.report.charts import bar_series, draw_bars, draw_curves, read_curves
 from vocagnolm.report.comparison import Comparison, compare, to_json
 from vocagnolm.report.evaluations import heading, in_order
@@ -29,15 +30,13 @@ from vocagnolm.report.trainings import differing
 from vocagnolm.shell.extras import require
 from vocagnolm.shell.hub import public_name
 from vocagnolm.shell.io import (
-    check_writable,
-    claim_names,
     markdown_table,
     write_json,
     write_text,
 )
 from vocagnolm.shell.printing import print_main
 
-_FILES = ("comparison.html", "comparison.json", "comparison.md", "comparison.png")
+_RECORD = "comparison.json"
 # What a reader must know to understand the tables and pictures.
 _STAR = "*: may not be compared with a published number; the notes on its run say why."
 _ACCURACIES = f"In brackets: the 95 % interval. {_STAR}"
@@ -190,8 +189,7 @@ def _costs(comparison: Comparison) -> _Section:
 
 def write_comparison(comparison: Comparison, directory: Path) -> None:
     """Write `comparison.html`, `.md`, `.json` and, if there are accuracies, `.png`."""
-    claim_names(directory, _FILES, "vocagnolm compare")
-    write_json(directory / "comparison.json", to_json(comparison))
+    write_json(directory / _RECORD, to_json(comparison))
     write_text(directory / "comparison.md", comparison_markdown(comparison))
     pictures = []
     if comparison.evaluations:
@@ -232,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     out = arguments.output_dir
     # Check the directory before the work, which may take minutes.
     if out:
-        check_writable(out)
+        check_output_directory(out, _RECORD)
     # Without --output_dir, fetched runs are needed only until they are compared.
     with TemporaryDirectory() as scratch:
         runs = arguments.runs
@@ -240,8 +238,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             require("wandb", "--wandb")
             from vocagnolm.report.fetch import fetch
 
-            runs += fetch(arguments.wandb, out or Path(scratch))
+            with output_directory(out or Path(scratch), _RECORD):
+                runs += fetch(arguments.wandb, out or Path(scratch))
         comparison = compare(runs, arguments.reported)
         if out:
-            write_comparison(comparison, out)
+            with output_directory(out, _RECORD):
+                write_comparison(comparison, out)
         print_main(comparison_markdown(comparison).rstrip("\n"))

@@ -11,7 +11,7 @@ from typing import Any
 from transformers.trainer import TRAINER_STATE_NAME
 
 from vocagnolm.fields import OptionError
-from vocagnolm.shell.io import RUN_FILE, JsonObject, claim_names, write_json
+from vocagnolm.shell.io import RUN_FILE, JsonObject, write_json
 from vocagnolm.training.tracking import EVALUATION, log_name
 
 STEP = "train/global_step"
@@ -23,8 +23,7 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
     """Write the runs of some projects like the commands do, and return each run's directory.
 
     Raises:
-        ValueError: there is no key, there are no runs of vocagnolm train, or the directory holds
-            something of the same name that was not fetched.
+        ValueError: there is no key, or there are no runs of vocagnolm train.
     """
     runs = _runs_of_train(projects)
     names = [_directory_name(run) for run, _ in runs]
@@ -48,10 +47,6 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
             downloads.append((file, model / EVALUATION / path.name))
             if path.name == "results.json" and model not in places:
                 places.append(model)
-    folders = {home.name for home in trained}
-    for _, place in downloads:
-        folders.add(place.relative_to(directory).parts[0])
-    claim_names(directory, sorted(folders), "vocagnolm compare")
     for home, run in trained.items():
         _write_run(run, home)
     for file, place in downloads:

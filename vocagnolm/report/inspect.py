@@ -25,8 +25,9 @@ from vocagnolm.cli import Parser, shell
 from vocagnolm.conventions import TEXT, NonFiniteLoss
 from vocagnolm.fields import OptionError, corpora_of, listed
 from vocagnolm.method import AGGREGATIONS, Selection, Unmapped
+from vocagnolm.record import check_output_directory, output_directory
 from vocagnolm.report.view import GuidanceView, TextView, view_tokens
-from vocagnolm.shell.io import check_outside, check_writable, claim_names, write_text
+from vocagnolm.shell.io import write_text
 
 if TYPE_CHECKING:
     import datasets
@@ -93,13 +94,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     # Check the directory before anything is loaded.
     if arguments.output_dir:
-        check_writable(arguments.output_dir)
-        check_outside(arguments.output_dir, listed(arguments.dataset or []))
-        claim_names(arguments.output_dir, [PAGE], "vocagnolm inspect")
+        check_output_directory(arguments.output_dir, PAGE, listed(arguments.dataset or []))
     view = build_view(arguments)
     sys.stdout.write(render_text(view))
     if arguments.output_dir:
-        write_text(arguments.output_dir / PAGE, render_html(view))
+        with output_directory(arguments.output_dir, PAGE):
+            write_text(arguments.output_dir / PAGE, render_html(view))
         sys.stdout.write(f"\nwritten: {arguments.output_dir / PAGE}\n")
 
 

@@ -14,7 +14,6 @@ from vocagnolm.cli import OneLineErrors, OptionsParser, check_hub_names
 from vocagnolm.fields import near, options_of
 from vocagnolm.method import Method
 from vocagnolm.run.recipe import as_flags, find_file, recipe_options, without_replaced
-from vocagnolm.shell.io import check_outside
 from vocagnolm.training.options import (
     PAPER_TOKENS,
     DataOptions,
@@ -126,8 +125,6 @@ def parse(argv: Sequence[str], *, on_hub: bool = False) -> Job:
     if not arguments.get("output_dir"):
         arguments["output_dir"] = model.output_dir(arguments.get("method", Method.method))
     args = VocAgnoConfig(**arguments)
-    sources = [*data.dataset, *([data.eval_dataset] if data.eval_dataset else [])]
-    check_outside(args.output_dir, sources)
     return Job(model, data, args, recipe)
 
 

@@ -28,7 +28,8 @@ def train(job: Job) -> int:
     settings = settings_of(job)
     option = args.resume_from_checkpoint
     # Only rank 0 looks, so that all processes begin in the same way.
-    start = rank0(lambda: run_directory.find_start(output_dir, settings, option))
+    documents = [*job.data.dataset, *filter(None, [job.data.eval_dataset])]
+    start = rank0(lambda: run_directory.find_start(output_dir, settings, option, documents))
     # A plan for other settings is worth showing. Only the run itself cannot start.
     if start.conflict and not args.dry_run:
         raise ValueError(start.conflict)
@@ -56,13 +57,12 @@ def train(job: Job) -> int:
     # The trainer comes last, so that a wrong command leaves no trace in the directory.
     trainer = VocAgnoTrainer(prepared=(job, models, packed))
     is_resumed = start.checkpoint is not None
-    # The claim holds until the model is saved. `train` inside claims again, and releases only its
-    # own claim.
+    # No other run may write there until the model is saved.
     tracking: AbstractContextManager[None] = nullcontext()
     if args.report_to:
         about = tracked_run.about(job, models, packed, trainer.settings)
         tracking = tracked_run.running(trainer, job, about, is_resumed=is_resumed)
-    with trainer.claiming(), tracking:
+    with trainer.owning_directory(), tracking:
         trained = trainer.train(resume_from_checkpoint=start.checkpoint)
         if trainer.preemption.is_agreed:
             step, steps = trainer.state.global_step, trainer.state.max_steps

@@ -1,4 +1,4 @@
-"""Writes files that are complete or absent, in directories that may have files of the user.
+"""Writes files that are complete or absent.
 
 It also formats differences, reasons, versions and tables. It prints nothing itself.
 """
@@ -13,7 +13,7 @@ import re
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -28,8 +28,6 @@ JsonObject = dict[str, Any]
 ASSETS = Path(__file__).parents[1] / "assets"
 # In a run's directory: its settings. In a complete directory: the sizes of its files.
 RUN_FILE, MANIFEST_FILE = "run.json", "manifest.json"
-# In a directory that may have other files of a user: what commands have made there, by command.
-MADE_FILE = ".made.json"
 # The file and line with which a reason may begin.
 _IS_PLACE = re.compile(r".+:\d+")
 # The end of an incomplete file's name, which begins with a dot.
@@ -233,62 +231,19 @@ def count_reasons(reasons: Iterable[str]) -> str:
     return ", ".join(lines)
 
 
-def check_writable(output_dir: Path, option: str = "--output_dir") -> None:
+def check_writable(directory: Path, option: str = "output_dir") -> None:
     """Reject a directory for results before any work is done if nothing can be written there."""
     # A directory that does not exist will be made in its nearest existing parent.
-    place = output_dir
+    place = directory
     while not place.exists():
         place = place.parent
-    if not place.is_dir():
-        raise ValueError(f"{option} {output_dir}: {place} is a file, not a directory")
     # Make a file, because permission bits do not show a read-only file system.
     try:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
-        reason = f"{place} cannot be written to ({error.strerror})"
-        raise ValueError(f"{option} {output_dir}: {reason}") from error
-
-
-def check_outside(
-    output_dir: str | Path, datasets: Iterable[str], option: str = "--output_dir"
-) -> None:
-    """Reject a directory for results that is inside a directory of documents.
-
-    The next start of the same command would read the results as documents, and could not resume.
-    """
-    for name in datasets:
-        if Path(name).is_dir() and Path(output_dir).resolve().is_relative_to(Path(name).resolve()):
-            raise ValueError(
-                f"{option} {output_dir} is inside --dataset {name}, so its files would be read as "
-                "documents: give a directory elsewhere, or name the documents' files"
-            )
-
-
-def claim_names(
-    directory: Path, names: Collection[str], command: str, links: Collection[str] = ()
-) -> None:
-    """Note which names a command is about to make or replace in a directory, which is made.
-
-    Raises:
-        ValueError: one of the names is there, and the command did not make it; or one of `links` is
-            no link any more.
-    """
-    made_by_command = json_or_empty(directory / MADE_FILE)
-    made = set(made_by_command.get(command, ()))
-    for name in [*names, *links]:
-        path = directory / name
-        is_made = name in made and (name not in links or path.is_symlink())
-        # A broken link exists, too.
-        if os.path.lexists(path) and not is_made:
-            raise OptionError(
-                "output_dir",
-                f"{directory} holds {name}, which {command} did not write there: "
-                "give another directory, or move it away",
-            )
-    made.update(names, links)
-    directory.mkdir(parents=True, exist_ok=True)
-    write_json(directory / MADE_FILE, made_by_command | {command: sorted(made)})
+        fault = f"{directory}: {place} cannot be written to ({error.strerror})"
+        raise OptionError(option, fault) from error
 
 
 def versions(packages: str) -> dict[str, str]:

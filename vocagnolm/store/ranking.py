@@ -22,7 +22,8 @@ from vocagnolm.alignment import aggregate_losses, align_spans, covered_shares
 from vocagnolm.conventions import TEXT, UNMAPPED, IntArray, Spans
 from vocagnolm.corpus import load_corpus
 from vocagnolm.fields import OptionError, corpora_of
-from vocagnolm.shell.io import check_outside, check_writable, claim_names, write_file
+from vocagnolm.record import check_output_directory, output_directory
+from vocagnolm.shell.io import write_file
 from vocagnolm.shell.printing import print_main
 from vocagnolm.store.format import Store, StoredDocument
 from vocagnolm.store.read import missing_documents
@@ -43,8 +44,7 @@ def rank(options: Namespace, scoring: Namespace) -> None:
     A model scores the corpus by the options `scoring` of `vocagnolm score`.
     """
     out: Path = options.output_dir
-    check_writable(out)
-    check_outside(out, [options.dataset])
+    check_output_directory(out, RANKS, [options.dataset])
     ((name, corpus_options),) = corpora_of(options)
     for file in (RANKS, KEPT):
         if Path(name).resolve() == (out / file).resolve():
@@ -54,12 +54,19 @@ def rank(options: Namespace, scoring: Namespace) -> None:
         raise OptionError(
             "dataset", "has conversations: rank documents, for example by --text_column"
         )
-    claim_names(out, [RANKS] if options.keep is None else [RANKS, KEPT], "vocagnolm rank")
-    student, teacher = _open_stores(options, scoring, corpus)
-    columns = score_corpus(corpus, student, teacher)
+    with output_directory(out, RANKS):
+        student, teacher = _open_stores(options, scoring, corpus)
+        _write(options, corpus, score_corpus(corpus, student, teacher))
+
+
+def _write(options: Namespace, corpus: datasets.Dataset, columns: Mapping[str, Any]) -> None:
+    """Write the scores of all documents and the best documents, and print what was written."""
+    out: Path = options.output_dir
     values = columns[options.by]
     if not len(values):
-        raise OptionError("dataset", f"{name} has no document with losses of both models")
+        raise OptionError(
+            "dataset", f"{options.dataset} has no document with losses of both models"
+        )
     order = best_first(values, options.by)
     write_rows(out / RANKS, rows_of(columns, order if options.sort else range(len(values))))
     line = f"{out / RANKS}: {len(values):,} documents"

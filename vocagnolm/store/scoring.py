@@ -29,10 +29,9 @@ from vocagnolm.models.load import (
 )
 from vocagnolm.models.precision import choose_dtype
 from vocagnolm.readers import Reader, TeacherReaders, each_alone, teacher_reader
+from vocagnolm.record import check_output_directory
 from vocagnolm.shell.dist import connect, rank0
 from vocagnolm.shell.io import (
-    check_outside,
-    check_writable,
     count_reasons,
     differences,
     versions,
@@ -147,7 +146,7 @@ def load_corpora(options: Namespace) -> datasets.Dataset:
 
 def score(options: Namespace) -> None:
     """Score a corpus, or what is left of it."""
-    check_outside(options.output_dir, options.dataset)
+    check_output_directory(options.output_dir, store.MANIFEST_FILE, options.dataset)
     source = source_of(options)
     config = source.config()
     job = _load_job(options, source, config)
@@ -282,14 +281,6 @@ def check_plan(directory: Path, plan: Mapping[str, object]) -> None:
     """Raise a ValueError if a directory, which need not exist, has a store with other settings."""
     manifest = store.read_manifest(directory)
     if not manifest:
-        # Shards without a manifest may be any teacher's, so do not add to them.
-        if any(directory.glob("shard-*")):
-            raise OptionError(
-                "output_dir", f"{directory} holds shards, but no {store.MANIFEST_FILE}"
-            )
-        # A directory with a model and a store would mean one for a command and the other in Python.
-        if (directory / "config.json").exists():
-            raise OptionError("output_dir", f"{directory} holds a model: give another directory")
         return
     # Stores of version 0.1 also say that no token comes behind a document.
     manifest.get("special_tokens", {}).pop("behind", None)
@@ -319,7 +310,6 @@ def _is_finished(job: ScoringJob, plan: dict[str, object]) -> bool:
         ValueError: another store, or damaged shards.
     """
     directory = job.directory
-    check_writable(directory)
     check_plan(directory, plan)
     manifest = store.read_manifest(directory)
     # An unfinished store needs only its missing shards, which `score_corpus` finds.

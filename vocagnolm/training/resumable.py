@@ -15,7 +15,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,9 +29,10 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from vocagnolm.fields import at_shell
+from vocagnolm.record import output_directory
 from vocagnolm.shell.dist import rank0
 from vocagnolm.shell.extras import check_transformers, unsupported
-from vocagnolm.shell.io import MANIFEST_FILE, json_or_empty, told_of_full_disk
+from vocagnolm.shell.io import MANIFEST_FILE, RUN_FILE, json_or_empty, told_of_full_disk
 from vocagnolm.training.checkpoints import (
     Settings,
     checkpoint_fault,
@@ -46,14 +47,10 @@ from vocagnolm.training.guard import StepGuard
 from vocagnolm.training.metrics import GuidanceMetrics
 from vocagnolm.training.preemption import Preemption
 from vocagnolm.training.run_directory import (
-    LOGS_OF_A_RUN,
+    check_models,
     check_settings,
-    claim,
     describe_run,
-    foreign_file_fault,
-    own_model_fault,
-    release,
-    set_aside,
+    holds_results,
 )
 from vocagnolm.training.sampler import StepSampler
 
@@ -163,15 +160,19 @@ class ResumableTrainer(Trainer):
         After a signal it returns early, with everything saved and `preemption.is_agreed`.
 
         Raises:
-            ValueError: there is no good checkpoint, it was saved with another sharding, or a file
-                that no run has made would be overwritten.
+            ValueError: there is no good checkpoint, it was saved with another sharding, or the
+                directory has files that no run wrote.
         """
         directory = Path(str(self.args.output_dir))
         evaluates_at_start = self.args.eval_on_start
         try:
-            # Claim the directory first, so that no other run writes between this look and the first
+            # Own the directory first, so that no other run writes between this look and the first
             # checkpoint.
-            with self.claiming(), told_of_full_disk(directory, self.what_is_safe):
+            is_new = not resume_from_checkpoint
+            with (
+                self.owning_directory(is_new=is_new),
+                told_of_full_disk(directory, self.what_is_safe),
+            ):
                 # Only rank 0 decides where to start. If a process saw another listing of the
                 # directory, it would resume from another step.
                 start = rank0(lambda: self._begin(resume_from_checkpoint))
@@ -203,19 +204,6 @@ class ResumableTrainer(Trainer):
             # A path from Python has not been checked yet, and even the newest good checkpoint may
             # have other settings.
             check_settings(directory, self.settings, checkpoint)
-        else:
-            conflict = own_model_fault(directory, self.settings)
-            conflict = conflict or foreign_file_fault(directory, LOGS_OF_A_RUN)
-            if conflict:
-                raise ValueError(conflict)
-            earlier = set_aside(directory)
-            if earlier:
-                logger.warning(
-                    "%s holds an earlier run, which was moved to %s. To continue it, move its "
-                    "files back and call train(resume_from_checkpoint=True)",
-                    directory,
-                    earlier,
-                )
         # A save that was killed has left files here. Those of other processes would look like files
         # of the next save, which lists everything that it finds.
         shutil.rmtree(directory / _SAVING, ignore_errors=True)
@@ -223,15 +211,19 @@ class ResumableTrainer(Trainer):
         return checkpoint
 
     @contextmanager
-    def claiming(self) -> Iterator[None]:
-        """Keep other runs out of this one's directory."""
+    def owning_directory(self, *, is_new: bool = False) -> Iterator[None]:
+        """Keep other runs out of this one's directory. A new run moves an earlier one aside."""
         directory = Path(str(self.args.output_dir))
-        rank0(lambda: claim(directory))
-        try:
+
+        def enter() -> None:
+            move_aside = is_new and holds_results(directory)
+            if move_aside:
+                check_models(directory, self.settings)
+            stack.enter_context(output_directory(directory, RUN_FILE, move_aside=move_aside))
+
+        with ExitStack() as stack:
+            rank0(enter)
             yield
-        finally:
-            if self.is_world_process_zero():
-                release(directory)
 
     def what_is_safe(self) -> str:
         """Remove what is unfinished, and say where the run can resume."""

@@ -1,0 +1,116 @@
+"""Whose an output directory is, and what the results in it were made from."""
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from vocagnolm.fields import OptionError
+from vocagnolm.shell.io import check_writable
+
+logger = logging.getLogger(__name__)
+
+# A network file system may release the lock of a dead machine up to this many seconds late.
+_LOCK_S = 120
+# A scheduler or a shell may write the output of a command into its output directory.
+_LOGS = (".log", ".out", ".err")
+# The directories that this process owns.
+_owned: set[Path] = set()
+
+
+def check_output_directory(path: Path, record: str, documents: Iterable[str] = ()) -> None:
+    """Check that a command may write its results to a directory, before it does any work.
+
+    Args:
+        path: the directory, which need not exist.
+        record: name of the file that tells a directory of this command from any other.
+        documents: what the command reads. The results would be read, too, if they were inside.
+
+    Raises:
+        ValueError: it is inside a directory of documents, nothing can be written there, or another
+            program's files are there.
+    """
+    for name in documents:
+        if Path(name).is_dir() and path.resolve().is_relative_to(Path(name).resolve()):
+            raise OptionError(
+                "output_dir",
+                f"{path} is inside {name}, so its files would be read as documents: give a "
+                "directory elsewhere, or name the documents' files",
+            )
+    check_writable(path)
+    # A command that was killed may have left only the file of its lock.
+    if (path / record).exists() or _lock_file(path, record).exists():
+        return
+    for file in sorted(path.glob("*")):
+        if not file.name.startswith(".") and file.suffix not in _LOGS:
+            raise OptionError(
+                "output_dir",
+                f"{path} holds {file.name} and no {record}, so something else wrote it: give a new "
+                "directory",
+            )
+
+
+@contextmanager
+def output_directory(path: Path, record: str, *, move_aside: bool = False) -> Iterator[None]:
+    """Own a directory: check it, make it, and keep other processes from writing there.
+
+    The process that owns it may ask for it again. With `move_aside`, what is there gets another
+    name first, such as `NAME-earlier-1`.
+
+    Raises:
+        ValueError: see `check_output_directory`; or another process owns it.
+    """
+    directory = path.resolve()
+    if directory in _owned:
+        yield
+        return
+    check_output_directory(path, record)
+    with ExitStack() as locks:
+        locks.callback(_lock(directory, record).release)
+        if move_aside:
+            earlier = _free_name(directory)
+            # One rename moves everything or nothing, whenever a kill comes. The lock moves along.
+            directory.rename(earlier)
+            locks.callback(_lock(directory, record).release)
+            logger.warning(
+                "%s holds an earlier run, which was moved to %s. To continue it, move it back "
+                "and call train(resume_from_checkpoint=True)",
+                path,
+                earlier,
+            )
+        _owned.add(directory)
+        locks.callback(_owned.remove, directory)
+        yield
+
+
+def _lock_file(directory: Path, record: str) -> Path:
+    """Name the lock of a command, which stays when the command has ended."""
+    return directory / f".{record}.lock"
+
+
+def _lock(directory: Path, record: str) -> FileLock:
+    """Make a directory, and wait for its lock, which the system releases when a process ends."""
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(_lock_file(directory, record))
+    try:
+        # The first try does not wait, so that the warning below comes before the wait.
+        lock.acquire(timeout=0)
+    except Timeout:
+        logger.warning("waiting for another process that writes to %s", directory)
+        try:
+            lock.acquire(timeout=_LOCK_S)
+        except Timeout:
+            raise OptionError(
+                "output_dir", f"{directory}: another process writes there: stop it, or give another"
+            ) from None
+    return lock
+
+
+def _free_name(directory: Path) -> Path:
+    """Return a name next to a directory that is not taken."""
+    number = 1
+    while directory.with_name(f"{directory.name}-earlier-{number}").exists():
+        number += 1
+    return directory.with_name(f"{directory.name}-earlier-{number}")
