@@ -67,7 +67,7 @@ WRONG_ROWS: list[tuple[str, list[dict[str, Any]], str]] = [
     ("gsm8k", [{"question": "a"}], "item 0 of gsm8k: .*'answer'"),
     ("gsm8k", [{"question": "a", "answer": 1}], "item 0 of gsm8k: .*answer"),
     ("gsm8k", [{"question": None, "answer": "#### 1"}], "item 0 of gsm8k: .*question"),
-    ("mawps", [{"input": "a", "target": None}], "item 0 of mawps: .*answer"),
+    ("mawps", [{"input": "a", "target": None}], "item 0 of mawps: .*target"),
     ("tabmwp", [{"question": "a"}], "item 0 of tabmwp: .*'table_title'"),
     ("mathqa", [{"problem": "a", "options": "[", "correct": "a"}], "item 0 of mathqa: .*options"),
     ("sat", [{"question": "a", "options": "A) 1", "Answer": "F"}], "item 0 of sat: .* found F"),

@@ -34,18 +34,19 @@ def _parser() -> command.Parser:
     add("--model", hub="model", help="A hub name or a directory.")
     add("--revision", help="Branch, tag or commit on the hub.")
     names = ", ".join(BENCHMARKS)
-    add("--benchmarks", nargs="+", help=f"Any of {names}; default: the paper's nine, or your own.")
+    which = f"Any of {names}; default: the paper's nine, or your own."
+    add("--benchmarks", "--benchmark", nargs="+", help=which)
     add("--benchmarks_file", type=Path, help="YAML file of your own benchmarks.")
     add("--data_dir", type=Path, help="The harness's data/; default: download.")
     add("--prompts_dir", type=Path, help="The harness's prompts/cot; default: our own prompts.")
     chat = "Zero-shot, in the chat template; not the paper's protocol."
     add("--chat", action="store_true", help=chat)
-    drawn = "Outputs per item, for avg@k and pass@k; default: 1. Needs --temperature."
-    add("--samples", type=int, default=1, metavar="K", help=drawn)
     greedy = "Default: 0, greedy decoding, as in the paper."
     add("--temperature", type=float, default=0.0, help=greedy)
+    add_drawn = partial(add, needs=["temperature"])
+    add_drawn("--samples", type=int, default=1, metavar="K", help="Outputs per item, for avg@k.")
     likely = "Sample from the most likely tokens of this total probability; default: 1."
-    add("--top_p", type=float, default=1.0, help=likely)
+    add_drawn("--top_p", type=float, default=1.0, help=likely)
     place = "MODEL/evaluation, RUN/evaluation-checkpoint-N or runs/NAME/evaluation"
     add("--output_dir", type=Path, help=f"Default: {place}.")
     add("--limit", type=int, help="Ask only the first N items of each benchmark.")
@@ -55,42 +56,33 @@ def _parser() -> command.Parser:
     add("--trust_remote_code", action="store_true", help="Allow the model to run its own code.")
     add("--report_to", choices=("none", "wandb"), default="none")
     add("--dry_run", action="store_true", help="Print one prompt per benchmark, and token counts.")
-    add("--regrade", type=Path, metavar="FILE", help="Grade stored outputs; needs --benchmark.")
-    # Without this, --benchmark for --benchmarks would ask all nine.
-    add = partial(add, excludes=["model"])
-    add("--benchmark", help="Benchmark of the outputs in --regrade FILE.")
-    add("--output", type=Path, help="File for the items of --regrade; default: standard output.")
+    stored = "Grade stored outputs; needs one of --benchmarks."
+    add("--regrade", type=Path, metavar="FILE", excludes=["model"], help=stored)
+    items = "File for the items of --regrade; default: standard output."
+    add("--output", type=Path, needs=["regrade"], help=items)
     return parser
 
 
 def check(argv: Sequence[str] | None = None) -> Namespace:
     """Parse the command line. A wrong argument is a ValueError."""
-    parser = _parser()
-    arguments = parser.parse_args(argv)
-    if bool(arguments.model) == bool(arguments.regrade):
+    arguments = _parser().parse_args(argv)
+    if not (arguments.model or arguments.regrade):
         raise ValueError("give --model, or --regrade FILE and its --benchmark")
-    if arguments.regrade and not arguments.benchmark:
-        raise OptionError("regrade", "needs the --benchmark of its outputs")
     in_range(arguments, "[1, inf)", "limit", "batch_size", "samples")
-    arguments.sampling = _sampling(arguments)
+    arguments.sampling = None
+    if arguments.temperature != 0:
+        # vLLM would raise any value between to 0.01.
+        in_range(arguments, "[0.01, inf)", "temperature")
+        in_range(arguments, "(0, 1]", "top_p")
+        arguments.sampling = Sampling(arguments.samples, arguments.temperature, arguments.top_p)
     # Check packages and names before torch is imported, which takes seconds.
     _choose_benchmarks(arguments)
+    if arguments.regrade and len(arguments.benchmarks) != 1:
+        raise OptionError("regrade", "needs the --benchmark of its outputs")
     require_trackers(arguments.report_to)
     if arguments.engine == "vllm" and not arguments.dry_run:
         require("vllm", "--engine vllm")
     return arguments
-
-
-def _sampling(arguments: Namespace) -> Sampling | None:
-    """Return how outputs are drawn, or None for greedy decoding."""
-    if arguments.temperature == 0:
-        if arguments.samples > 1 or arguments.top_p != 1:
-            raise OptionError("samples", "and --top_p need a --temperature, for example 0.6")
-        return None
-    # vLLM would raise any value between to 0.01.
-    in_range(arguments, "[0.01, inf)", "temperature")
-    in_range(arguments, "(0, 1]", "top_p")
-    return Sampling(arguments.samples, arguments.temperature, arguments.top_p)
 
 
 def _choose_benchmarks(arguments: Namespace) -> None:
@@ -101,17 +93,14 @@ def _choose_benchmarks(arguments: Namespace) -> None:
         of_user = read_benchmarks(arguments.benchmarks_file)
         benchmarks |= of_user
         names = list(of_user)
-    if arguments.regrade:
-        names = [arguments.benchmark]
-    elif arguments.benchmarks:
+    if arguments.benchmarks:
         # Both `gsm8k,math` and `gsm8k math` name two benchmarks.
         names = " ".join(arguments.benchmarks).replace(",", " ").split()
     chosen: dict[str, Benchmark] = {}
     for name in names:
         if name not in benchmarks:
-            option = "benchmark" if arguments.regrade else "benchmarks"
             listed = ", ".join(benchmarks)
-            raise OptionError(option, f"{name}{near(name, benchmarks)} not among {listed}")
+            raise OptionError("benchmarks", f"{name}{near(name, benchmarks)} not among {listed}")
         chosen[name] = benchmarks[name]
         if arguments.chat:
             if chosen[name].answer_kind == "marked":

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -122,13 +121,10 @@ READERS: Mapping[str, Callable[[RawRow], tuple[str, object]]] = {
     "math": _math,
     "svamp": _svamp,
     "asdiv": _asdiv,
-    "mawps": itemgetter("input", "target"),
     "tabmwp": _tabmwp,
     "mathqa": _mathqa,
     "mmlu_stem": _mmlu_stem,
     "sat": _sat,
-    "gsm_hard": itemgetter("input", "target"),
-    "demo": itemgetter("question", "answer"),
 }
 
 

@@ -24,10 +24,6 @@ _HARNESS_SHA256 = {
 }
 
 
-# How many characters of an unreadable row are shown.
-_MAX_SHOWN = 200
-
-
 @dataclass(frozen=True)
 class Task:
     """A benchmark as one evaluation asks it."""
@@ -144,10 +140,8 @@ def _item(benchmark: Benchmark, index: int, row: RawRow, origin: str) -> Item:
     # A reader expects the harness's fields, so for any other row it may raise anything.
     except Exception as error:
         reason = f"it lacks the field {error}" if isinstance(error, KeyError) else error
-        fields = json.dumps(dict(row), default=str)[:_MAX_SHOWN]
-        raise ValueError(
-            f"{origin}: item {index} of {benchmark.id}: {reason}; it is {fields}"
-        ) from error
+        place = f"{origin}: item {index} of {benchmark.id}"
+        raise ValueError(f"{place}: {reason}; it is {row!s:.200}") from error
 
 
 def _read_rows(benchmark: Benchmark, data_dir: Path | None) -> tuple[str, Iterable[RawRow]]:
