@@ -38,7 +38,7 @@ class TeacherServer(ThreadingHTTPServer):
         apis: those that it has.
         echoes: how its completions echo ids: with the texts of tokens, or their ids, or as
             Together does.
-        lies_about: it answers with other tokens to prompts that end with this text.
+        spoils: the end of a prompt that always meets a fault, and that fault.
         known: log-probabilities by prompt, which servers of one model may share.
     """
 
@@ -60,7 +60,7 @@ class TeacherServer(ThreadingHTTPServer):
         self.headers: list[dict[str, str]] = []
         self.failed: Counter[str] = Counter()
         self.busiest = 0
-        self.lies_about: str | None = None
+        self.spoils: tuple[str, str] | None = None
         self.retry_after = "0.01"
         self.plan: Plan = lambda number: None
         self._lock, self._now = threading.Lock(), 0
@@ -77,6 +77,9 @@ class TeacherServer(ThreadingHTTPServer):
             self.bodies.append(body)
             self.headers.append(headers)
             fault = self.plan(len(self.bodies))
+            ids = body.get("prompt", body.get("input_ids"))
+            if self.spoils and self.tokenizer.decode(ids).endswith(self.spoils[0]):
+                fault = self.spoils[1]
             self.failed[fault or "none"] += 1
         try:
             yield fault
@@ -130,8 +133,6 @@ class _Handler(BaseHTTPRequestHandler):
             return self._say(404, {"error": f"no such model: {body['model']}"})
         if len(ids) >= server.model.config.max_position_embeddings:
             return self._say(400, {"error": "longer than the context"})
-        if server.lies_about and server.tokenizer.decode(ids).endswith(server.lies_about):
-            fault = "lie"
         tokens, values = _spoilt(ids, fault), _worse(server.logprobs(ids), fault)
         pairs = list(zip(tokens, values, strict=False))
         if kind == "echo":
@@ -152,11 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _echo(self, tokens: list[int], values: list[float | None]) -> dict[str, Any]:
         """Answer as hosts do: with the prompt and one new token."""
-        # The server's tokenizer strips the first space without a token before it.
-        decode = self.server.tokenizer.decode
-        texts = [
-            str(decode([tokens[0], token]))[len(str(decode(tokens[:1]))) :] for token in tokens
-        ]
+        texts = [str(self.server.tokenizer.decode([token])) for token in tokens]
         usage = {"prompt_tokens": len(tokens), "completion_tokens": 1}
         choice: dict[str, Any] = {"index": 0, "text": "x", "logprobs": None}
         content: dict[str, Any] = {"choices": [choice], "usage": usage}
