@@ -55,6 +55,10 @@ class StoredTeacher:
     def losses(self, batch: Batch, *, with_entropies: bool = False) -> TeacherLosses:
         """Read the losses of all teachers' tokens."""
         assert not with_entropies, "a store holds losses alone"
+        if "teacher_losses" not in batch:
+            raise ValueError(
+                "train_dataset has no losses of a teacher: give documents with the store as teacher"
+            )
         loss_BT = batch["teacher_losses"]
         # A store has no labels. Padding, start tokens and tokens that are not trained on are NaN.
         valid_BT = ~loss_BT.isnan()

@@ -37,7 +37,6 @@ from vocagnolm.training.batches import (
     check_contexts,
     check_evaluation,
     check_packed,
-    check_stored,
     make_collator,
 )
 from vocagnolm.training.config import VocAgnoConfig
@@ -177,8 +176,7 @@ class VocAgnoTrainer(ResumableTrainer):
         add_token_losses(self.model, self.args.device)
 
     def _check_data(self, blocks: Blocks) -> None:
-        """Reject sequences without losses, or that the models cannot read."""
-        check_stored(self.token_objective.teacher, blocks, self.data_collator)
+        """Reject sequences that the models cannot read."""
         models = [self.model, *self.online_teachers]
         check_contexts(models, blocks, "train_dataset")
         evaluated = self.eval_dataset

@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 from world import World
 
 from vocagnolm import Method, VocAgnoConfig, VocAgnoTrainer, prepare_dataset
-from vocagnolm.objective import StoredTeacher
 
 ROW = {"text": "a"}
 BEST = {"eval_strategy": "steps", "save_strategy": "best"}
@@ -126,14 +125,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "another tokenizer",
     ),
     ({"train_dataset": lambda world: packed(world, "student")}, "train_dataset", "0 teachers"),
-    (
-        {
-            "train_dataset": lambda world: packed(world, "student", "teacher"),
-            "teacher": StoredTeacher(),
-        },
-        "train_dataset",
-        "no losses",
-    ),
 ]
 
 

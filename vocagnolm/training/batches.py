@@ -9,7 +9,6 @@ from vocagnolm.collator import PackedCollator
 from vocagnolm.fields import OptionError
 from vocagnolm.method import Method
 from vocagnolm.models.load import context_length
-from vocagnolm.objective import StoredTeacher
 from vocagnolm.packing import Blocks
 from vocagnolm.training.config import VocAgnoConfig
 
@@ -66,14 +65,6 @@ def _not_packed(argument: str, data: Any) -> str:
     return (
         f"{argument} must be documents or the Blocks of prepare_dataset, got {type(data).__name__}"
     )
-
-
-def check_stored(teacher: object, blocks: Blocks, collator: Callable[[list[Any]], Any]) -> None:
-    """Reject packed sequences without losses if a store is the teacher."""
-    if isinstance(teacher, StoredTeacher) and "teacher_losses" not in collator([blocks[0]]):
-        raise ValueError(
-            "train_dataset has no losses of a teacher: give documents with the store as teacher"
-        )
 
 
 def check_contexts(models: Sequence[Any], blocks: Blocks, argument: str) -> None:

@@ -259,15 +259,14 @@ def load_models(
     if isinstance(student, nn.Module):
         # It may already have adapters, to which the same rules apply.
         check_adapted(student)
+    # A PeftModel is no PreTrainedModel.
+    teachers: Any = [teacher] if isinstance(teacher, nn.Module) else teacher or []
     if models is not None:
         student, loaded = load_weights(models, job.model, args.device, args.seed)
-        teacher = loaded or teacher
-    if isinstance(teacher, StoredTeacher):
-        args.guidance.check_teacher(teacher.teachers, is_stored=True)
-        teachers: Any = teacher
+        teachers = loaded or teachers
+    if isinstance(teachers, StoredTeacher):
+        args.guidance.check_teacher(teachers.teachers, is_stored=True)
     else:
-        # A PeftModel is no PreTrainedModel.
-        teachers = [teacher] if isinstance(teacher, nn.Module) else list(teacher or ())
         args.guidance.check_teacher(len(teachers))
         if any(model is student for model in teachers):
             raise ValueError(

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -63,12 +62,6 @@ class Models:
     teacher_dtype: str
     options: GuidanceOptions
 
-    @property
-    def teacher_quantization(self) -> dict[str, object] | None:
-        """Quantization config of the teachers, if any."""
-        name = self.options.teacher_quantization
-        return quantization(name, getattr(torch, self.teacher_dtype)) if name else None
-
 
 def read_models(
     model: ModelOptions,
@@ -105,8 +98,6 @@ def read_models(
         checked_tokenizer = source.checked_tokenizer(config, role, given_tokenizer)
         models.append(Model(source, config, checked_tokenizer, sizes_of(skeleton)))
     student, teachers = models[0], models[1:]
-    for teacher in teachers:
-        _warn_of_same(student.source, teacher.source)
     context = context_length(student.config)
     length = min(options.max_length, context) if shorten else options.max_length
     if length > context:
@@ -168,20 +159,6 @@ def add_adapters(
     """
     config = lora_config(model, **options.lora_arguments(), revision=revision)
     return adapt(model, config, seed)
-
-
-def _warn_of_same(student: ModelSource, teacher: ModelSource) -> None:
-    """Warn if both names mean one model. Distilling from one's own start is legitimate."""
-    names = []
-    for source in (student, teacher):
-        path = Path(source.name)
-        # Two spellings of a path are one model, and a hub name is not a path.
-        names.append(str(path.resolve()) if path.exists() else source.name)
-    if student.name and names[0] == names[1] and student.revision == teacher.revision:
-        logger.warning(
-            "the teacher is the student itself (%s), so at first it is not ahead on any token",
-            teacher.name,
-        )
 
 
 def _with_attention(
@@ -273,9 +250,11 @@ def load_weights(
     # The student is in float32, because 16-bit weights would lose small updates.
     student = models.student.source.load(torch.float32)
     teacher_dtype = getattr(torch, models.teacher_dtype)
+    quantized = models.options.teacher_quantization
+    config = quantization(quantized, teacher_dtype) if quantized else None
     teachers = []
     for teacher in models.teachers:
-        model = teacher.source.load(teacher_dtype, models.teacher_quantization, device)
+        model = teacher.source.load(teacher_dtype, config, device)
         if models.options.teacher_sharding == "node":
             # Spread a teacher before the next one is loaded, because a machine may not hold two
             # whole ones.
