@@ -5,10 +5,9 @@ The method is in the modules here, and everything around it is in packages. Read
     conventions    letters of shapes, -100 and -1, half-open, nats
     fields         declares and checks options
     method         the settings of a method
-    files          a directory and a split -> the files to read
-    jsonl          a JSON file -> its rows, with reasons for damaged ones
+    rows           a file of JSON, CSV or text -> its rows, with reasons for damaged ones
     corpus         a file, a directory, a hub name -> a column of text
-    texts          a column -> texts or conversations, with reasons for unusable ones
+    texts          a row -> a document, a conversation or a reason why it is skipped
     hub            checks names, and whether the hub answers
     gguf           a name -> a directory or repository, and its GGUF file
     tokenizer      a name -> a tokenizer that loses no text

@@ -1,70 +1,59 @@
 """Read the documents of a corpus: local files, directories of them, or a dataset of the hub.
 
 The input is a path or a hub name. The output is a `datasets.Dataset` with one column, `text`, or
-with the columns of `vocagnolm.chat.formats` for conversations. This module knows no tokenizer.
+with the columns of `vocagnolm.chat.formats` for conversations. A column `skipped` says why a row is
+not used. This module knows no tokenizer.
 """
 
 import glob
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import datasets
-import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets.arrow_writer import ArrowWriter
 from datasets.utils import tqdm
-from filelock import FileLock
+from huggingface_hub import metadata_load
 
-from vocagnolm.chat.formats import (
-    conversation_columns,
-    no_conversation,
-    read_row,
-)
-from vocagnolm.conventions import TEXT
-from vocagnolm.csv_rows import csv_records, csv_rows
-from vocagnolm.fields import OptionError
-from vocagnolm.files import Files, find_files, kind_of, splits_of
-from vocagnolm.jsonl import Row, open_file, read_rows
+from vocagnolm.fields import OptionError, named
+from vocagnolm.rows import KINDS, kind_of, read_rows
 from vocagnolm.shell.hub import check_name
 from vocagnolm.shell.io import FullDiskError, disk_fault
 from vocagnolm.texts import (
-    CONVERSATION_FEATURES,
-    DOCUMENT_FEATURES,
-    FAULT,
     FORMAT,
-    STRING,
+    are_conversations,
+    as_record,
     columns_to_read,
-    document_of,
-    is_conversations,
+    features_of,
     joined,
     only_text,
-    without_faults,
+    skipped_record,
 )
 
-logger = logging.getLogger(__name__)
-
-# The columns of a JSON file are those of its first rows, up to this many bytes. A column that
-# begins later is not seen.
-_HEAD_BYTES = 10 << 20
-# The rows of a JSON file go to the cache in tables of at most this size, so a large file is never
-# in memory as a whole.
-_TABLE_BYTES = 10 << 20
-_TABLE_ROWS = 10_000
-# What an error says about a file without rows, or without their end.
-_NO_DATA = "it holds no documents, or is cut off"
+TRAIN = "train"
+# `save_to_disk` writes this file into the directory of each split.
+_STATE = "state.json"
+# Kinds of files that may be mixed in one directory. The first of these groups that occurs is read.
+# Files of the other groups are notes and licences next to the data.
+_KIND_GROUPS = ({"json", "parquet", "arrow"}, {"csv"}, {"text"})
+# The columns of a file are those of its first rows. A column that begins later is not seen.
+_FIRST_ROWS = 1000
+# Rows that are in memory at once while a file is read. A document may have megabytes.
+_BATCH_ROWS = 200
+# A line about a directory names this many files and counts the others.
+_MAX_LISTED_FILES = 5
 
 
 def load_corpus(
     dataset: str,
     *,
-    split: str | None = "train",
+    split: str | None = TRAIN,
     text_column: str | None = None,
     config_name: str | None = None,
-    option: str = "--dataset",
+    option: str = "dataset",
 ) -> datasets.Dataset:
     """Load the documents of `dataset`, in a stable order, as a dataset with a column `text`.
 
@@ -74,12 +63,12 @@ def load_corpus(
     `dataset` is one of three:
 
     - a file of JSON lines, JSON, Parquet, Arrow, CSV or text, which may be compressed;
-    - a directory, which is read as `datasets.load_dataset` reads it (`vocagnolm.files`);
+    - a directory, whose splits are those of `datasets.load_dataset` or `save_to_disk`;
     - the name of a dataset on the hub.
 
-    Every `.txt` file is one document. Rows that cannot be used keep their places: empty documents,
-    values that are not text, and lines that are not JSON. They are skipped, with a reason, when the
-    corpus is aligned. If there are any, a column `fault` has the reason, or null for usable rows.
+    Every `.txt` file is one document. Rows that cannot be used keep their places, and are skipped
+    when the corpus is aligned: empty documents, values that are not text, and lines that are not
+    JSON.
 
     Without a `split`, the held-out split of a directory is read, or else `train`.
 
@@ -87,21 +76,187 @@ def load_corpus(
         ValueError: the dataset cannot be read, or is damaged as a whole. The message names
             `option`.
     """
-    files = files_of(dataset, split=split, config_name=config_name, option=option)
-    if files is None:
-        split = split or "train"
-        corpus = _read_hub(dataset, option, name=config_name or None, split=split)
+    path = _local_path(dataset, option)
+    if path is None:
+        corpus = _read_hub(dataset, option, name=config_name or None, split=split or TRAIN)
         return only_text(corpus, text_column, dataset)
-    by_split: dict[str, datasets.Dataset] = {}
-    for name, paths in files.by_split.items():
-        by_split[name] = _read_files(paths, text_column, f"{option} {files.root}", option)
-    # Without a split, `files_of` has found exactly one.
-    instruction = split or next(iter(by_split))
-    if splits_of(instruction) == ["all"]:
-        corpora = list(by_split.values())
+    files = _files_by_split(path, config_name, option)
+    split = split or _held_out(files, path, option)
+    by_split = {}
+    for name in _splits_in(split, files, path, option):
+        by_split[name] = _read_files(files[name], text_column, path, option)
+    return joined(_select_parts(by_split, split), option)
+
+
+def load_sample(
+    dataset: str,
+    count: int,
+    *,
+    split: str = TRAIN,
+    text_column: str | None = None,
+    config_name: str | None = None,
+) -> tuple[datasets.Dataset, int | None]:
+    """Load about the first `count` documents, without downloading a corpus of terabytes.
+
+    Returns the documents as `load_corpus` does, and the number of all documents, or None if it is
+    unknown.
+    """
+    if _local_path(dataset, "dataset"):
+        corpus = load_corpus(dataset, split=split, text_column=text_column, config_name=config_name)
+        sample = corpus.select(range(min(count, len(corpus))))
+        return sample, len(corpus)
+    stream = _read_hub(dataset, "dataset", name=config_name or None, split=split, streaming=True)
+    sample = read_list(list(stream.take(count)), text_column, dataset)
+    # The card of a dataset may not say how many rows its splits have.
+    split_info = (stream.info.splits or {}).get(split)
+    total = split_info.num_examples if split_info else None
+    return sample, total
+
+
+def read_list(
+    rows: Sequence[Mapping[str, Any]], text_column: str | None, source: str
+) -> datasets.Dataset:
+    """Read the documents or conversations of a list of rows, as those of a JSON file are read.
+
+    Rows may have different columns, and values of any type. The dataset is in memory.
+
+    Raises:
+        ValueError: no row has a column to read. The message names `source`.
+    """
+    columns: dict[str, None] = {}
+    for row in rows:
+        columns.update(dict.fromkeys(row))
+    names = columns_to_read(list(columns), text_column, source)
+    turns = are_conversations(names, text_column)
+    records = []
+    for row in rows:
+        records.append(as_record({name: row.get(name) for name in names}, turns))
+    return datasets.Dataset.from_list(records, features_of(turns))
+
+
+def describe_files(
+    dataset: str,
+    *,
+    split: str | None = TRAIN,
+    config_name: str | None = None,
+    option: str = "dataset",
+) -> str:
+    """Say which files of a directory are read and which are not, or return "" if it is none."""
+    path = _local_path(dataset, option)
+    if path is None or path.is_file():
+        return ""
+    files = _files_by_split(path, config_name, option)
+    names = _splits_in(split or _held_out(files, path, option), files, path, option)
+    read: set[Path] = set()
+    for name in names:
+        read.update(file for file in files[name] if not _is_empty(file))
+    plural = "" if len(read) == 1 else "s"
+    description = f"read {len(read):,} file{plural} of {' and '.join(names)}"
+    left_out = []
+    for file in sorted(path.resolve().rglob("*")):
+        relative = file.relative_to(path.resolve())
+        is_hidden = any(part.startswith(".") for part in relative.parts)
+        is_read = not read.isdisjoint([file, *file.parents])
+        if file.is_file() and not is_hidden and not is_read and file.name != "README.md":
+            left_out.append(f"{relative} (empty)" if _is_empty(file) else str(relative))
+    if left_out:
+        description += f"; left out: {', '.join(left_out[:_MAX_LISTED_FILES])}"
+    if len(left_out) > _MAX_LISTED_FILES:
+        description += f" and {len(left_out) - _MAX_LISTED_FILES:,} more"
+    return description
+
+
+def _local_path(dataset: str, option: str) -> Path | None:
+    """Return the path of a local dataset, or None for a dataset of the hub."""
+    # An unset variable of a shell would stand for the current directory.
+    if not dataset:
+        raise OptionError(option, "is empty: give a file, a directory or a hub name")
+    path = Path(dataset).expanduser()
+    if path.exists():
+        return path
+    # A name that ends in .jsonl or similar means a file, so the hub is not asked.
+    if kind_of(path):
+        raise OptionError(option, f"{dataset}: no such file or directory")
+    check_name(option, dataset, "dataset")
+    return None
+
+
+# -- Splits ----------------------------------------------------------------------------------------
+
+
+def _files_by_split(path: Path, config_name: str | None, option: str) -> dict[str, list[Path]]:
+    """Return the files of a path by split. A directory of `save_to_disk` stands for its files."""
+    is_file = path.is_file()
+    if config_name and is_file:
+        raise OptionError("dataset_config", f"{config_name}: {path} is a file, which has none")
+    if is_file or (path / _STATE).is_file():
+        return {TRAIN: [path]}
+    if (path / "dataset_dict.json").is_file():
+        return {state.parent.name: [state.parent] for state in sorted(path.glob(f"*/{_STATE}"))}
+    splits = {}
+    for split, names in _try(lambda: _data_files(path, config_name), option, path).items():
+        files = _one_kind(sorted(set(map(Path, names))))
+        # A directory that is part of a dataset may lack some of its splits.
+        if files:
+            splits[str(split)] = files
+    if not splits:
+        raise _no_documents(path, option)
+    return splits
+
+
+def _data_files(path: Path, config_name: str | None) -> Mapping[str, Sequence[str]]:
+    """Ask `datasets` which files each split of a directory has."""
+    readme = path / "README.md"
+    card = metadata_load(readme) if readme.is_file() else None
+    if config_name or "configs" in (card or {}):
+        builder = datasets.load_dataset_builder(str(path), name=config_name)
     else:
-        corpora = _select_parts(by_split, instruction)
-    return joined(corpora, f"{option} {dataset}")
+        # By the path alone, the library would choose the kind that most files have, which may be
+        # two licences next to a file of data. By the name of a kind, it returns files of all kinds.
+        builder = datasets.load_dataset_builder("json", data_dir=glob.escape(str(path)))
+    return builder.config.data_files  # type: ignore[no-any-return]
+
+
+def _one_kind(files: Sequence[Path]) -> list[Path]:
+    """Keep the files of the first group of kinds that occurs: data before tables before texts."""
+    for kinds in _KIND_GROUPS:
+        data_files = [file for file in files if kind_of(file) in kinds and file.name != _STATE]
+        if data_files:
+            return data_files
+    return []
+
+
+def _no_documents(path: Path, option: str) -> OptionError:
+    fault = f"{path}: expected files ending in {', '.join(KINDS)} (also compressed)"
+    return OptionError(option, fault)
+
+
+def _held_out(files: Mapping[str, object], path: Path, option: str) -> str:
+    """Return the split to evaluate on: the one that is not called train, if there is one."""
+    held_out = [name for name in files if name != TRAIN]
+    if len(held_out) > 1:
+        raise OptionError(
+            option,
+            f"{path} has several splits to evaluate on ({', '.join(held_out)}): give one file, or "
+            "a directory with the files of one split",
+        )
+    return held_out[0] if held_out else TRAIN
+
+
+def _splits_in(split: str, files: Mapping[str, object], path: Path, option: str) -> list[str]:
+    """Return the splits that an instruction such as `train[:10%]+validation` names, each once."""
+    names = []
+    for part in split.split("+"):
+        name = part.partition("[")[0].strip()
+        if name not in files:
+            raise OptionError(
+                option,
+                f"{path} has no split {name}; its splits are {', '.join(files)}: give one by "
+                f"{named('dataset_split')}, or give files",
+            )
+        if name not in names:
+            names.append(name)
+    return names
 
 
 def _select_parts(
@@ -117,164 +272,126 @@ def _select_parts(
     corpora = []
     for part in parts:
         corpus = by_split[part.splitname]
-        is_whole = part.from_ is None and part.to is None
-        if not is_whole:
-            # Bounds may be negative or beyond the split, as in a slice. If the end comes before the
-            # start, the part is empty.
-            start, stop, _ = slice(part.from_, part.to).indices(len(corpus))
-            corpus = corpus.select(range(start, max(start, stop)))
-        corpora.append(corpus)
+        corpora.append(corpus.select(range(len(corpus))[part.from_ : part.to]))
     return corpora
-
-
-def load_sample(
-    dataset: str,
-    count: int,
-    *,
-    split: str = "train",
-    text_column: str | None = None,
-    config_name: str | None = None,
-) -> tuple[datasets.Dataset, int | None]:
-    """Load about the first `count` documents, without downloading a corpus of terabytes.
-
-    Returns the documents as `load_corpus` does, and the number of all documents, or None if it is
-    unknown.
-    """
-    if _local_path(dataset, "--dataset"):
-        corpus = load_corpus(dataset, split=split, text_column=text_column, config_name=config_name)
-        sample = corpus.select(range(min(count, len(corpus))))
-        return sample, len(corpus)
-    stream = _read_hub(dataset, "--dataset", name=config_name or None, split=split, streaming=True)
-    sample = read_list(list(stream.take(count)), text_column, dataset)
-    # The card of a dataset may not say how many rows its splits have.
-    split_info = (stream.info.splits or {}).get(split)
-    total = split_info.num_examples if split_info else None
-    return sample, total
-
-
-def files_of(
-    dataset: str,
-    *,
-    split: str | None = "train",
-    config_name: str | None = None,
-    option: str = "--dataset",
-) -> Files | None:
-    """Find the files of a local dataset and those that are left out. None for a hub dataset."""
-    path = _local_path(dataset, option)
-    if path is None:
-        return None
-    return find_files(path, split, config_name, option)
-
-
-def _local_path(dataset: str, option: str) -> Path | None:
-    """Return the path of a local dataset, or None for a dataset of the hub."""
-    # An unset variable of a shell would stand for the current directory.
-    if not dataset:
-        raise ValueError(f"{option} is empty: give a file, a directory or a hub name")
-    path = Path(dataset).expanduser()
-    if path.exists():
-        return path
-    # A name that ends in .jsonl or similar means a file, so the hub is not asked.
-    if kind_of(path):
-        raise ValueError(f"{option} {dataset}: no such file or directory")
-    check_name(option.removeprefix("--"), dataset, "dataset")
-    return None
-
-
-def read_list(
-    rows: Sequence[Mapping[str, Any]], text_column: str | None, source: str
-) -> datasets.Dataset:
-    """Read the documents or conversations of a list of rows, as those of a JSON file are read.
-
-    Rows may have different columns, and values of any type. The dataset is in memory.
-
-    Raises:
-        ValueError: no row has a column to read. The message names `source`.
-    """
-    # Rows of files come with a line and a size, which those of a list do not have.
-    numbered_rows = ((0, 0, dict(row)) for row in rows)
-    head, columns = _head(numbered_rows)
-    names = columns_to_read(columns, text_column, source)
-    tables = _row_tables(source, head, names, _are_conversations(columns, text_column))
-    return without_faults(datasets.Dataset(pa.concat_tables(tables)))
 
 
 # -- Files -----------------------------------------------------------------------------------------
 
 
 def _read_files(
-    files: Sequence[Path], text_column: str | None, source: str, option: str
+    files: Sequence[Path], text_column: str | None, path: Path, option: str
 ) -> datasets.Dataset:
-    """Read files in order, as one corpus. Messages name `source`, the whole dataset."""
+    """Read the files of a split in order, as one corpus. `path` is the whole dataset."""
     corpora = []
     # Read each file by itself, because formats and unused columns may differ between files.
     for file in tqdm(files, desc="Reading files", disable=len(files) == 1):
-        corpus = _read_file(file, text_column, f"{option} {file}")
-        if len(corpus):
+        corpus = _read_file(file, text_column, option)
+        if corpus is not None:
             corpora.append(corpus)
     if not corpora:
-        raise ValueError(f"{source} cannot be read: it holds no documents")
-    if len({is_conversations(corpus) for corpus in corpora}) > 1:
-        raise ValueError(
-            f"{source}: holds conversations and documents: give one directory for each"
-        )
-    return joined(corpora, source)
+        raise OptionError(option, f"{path} cannot be read: it holds no documents")
+    return joined(corpora, option)
 
 
-def _read_file(file: Path, text_column: str | None, source: str) -> datasets.Dataset:
-    """Read the documents or conversations of a file, and cache them."""
+def _is_empty(file: Path) -> bool:
+    """Test for a file without bytes. An empty text file is a document, and is skipped later."""
+    return file.stat().st_size == 0 and kind_of(file) != "text"
+
+
+def _read_file(file: Path, text_column: str | None, option: str) -> datasets.Dataset | None:
+    """Read a file, or a directory of `save_to_disk`. None stands for one without rows."""
     kind = kind_of(file)
-    if kind == "json":
-        return _read_json(file, text_column, source)
-    if kind == "csv":
-        return _read_csv(file, text_column, source)
-    if kind == "text":
-        columns_to_read([TEXT], text_column, source)
-        return _cached(file, [TEXT], _text_table(file), source)
-    if kind == "parquet":
-        metadata = _try(lambda: pq.read_metadata(file), source)
+    if file.is_dir():
+        corpus = _try(lambda: datasets.load_from_disk(str(file)), option, file)
+    elif _is_empty(file):
+        return None
+    elif kind == "parquet":
+        metadata = _try(lambda: pq.read_metadata(file), option, file)
         if not metadata.num_rows:
-            return _no_rows()
-        names = _try(lambda: pq.read_schema(file).names, source)
-        columns = columns_to_read(names, text_column, source)
-        # The library reads as many rows at once as the first row group has, which may be none.
-        batch_rows = None
-        if not metadata.row_group(0).num_rows:
-            batch_rows = _TABLE_ROWS
-        corpus = _load("parquet", source, file, columns=columns, batch_size=batch_rows)
+            return None
+        names = metadata.schema.to_arrow_schema().names
+        columns = columns_to_read(names, text_column, str(file))
+        # By default, as many rows are read at once as the first group of rows has.
+        corpus = _load("parquet", file, option, columns=columns, batch_size=_BATCH_ROWS)
+    elif kind == "arrow":
+        corpus = _load("arrow", file, option)
+    elif kind:
+        return _read_rows(file, text_column, option)
     else:
-        try:
-            corpus = _load("arrow", source, file)
-        except ValueError as error:
-            # The library refuses a whole file without rows.
-            if str(error).endswith(_NO_DATA):
-                return _no_rows()
-            raise
-        corpus = corpus.select_columns(columns_to_read(corpus.column_names, text_column, source))
+        raise _no_documents(file, option)
     return only_text(corpus, text_column, str(file))
 
 
-def _no_rows() -> datasets.Dataset:
-    """Make the corpus of a file without rows, whose columns do not matter."""
-    return datasets.Dataset.from_dict({TEXT: []}, datasets.Features({TEXT: STRING}))
+def _load(builder: str, file: Path, option: str, **options: Any) -> Any:
+    """Read one file with a builder of `datasets`."""
+    # Escape the path, because `datasets` treats it as a pattern, and names may contain [ or *.
+    options |= {"data_files": glob.escape(str(file)), "split": TRAIN}
+    return _try(lambda: datasets.load_dataset(builder, **options), option, file)
 
 
-def _read_csv(file: Path, text_column: str | None, source: str) -> datasets.Dataset:
-    """Read the documents or conversations of a file of comma- or tab-separated values."""
-    # The name may also end in the suffix of a compression, as in pages.tsv.gz.
-    suffixes = [suffix.lower() for suffix in file.suffixes]
-    separator = "\t" if ".tsv" in suffixes else ","
-    records = csv_records(file, separator)
-    line_number, columns = _try(lambda: next(records, (1, [])), source)
-    if isinstance(columns, str):
-        raise ValueError(f"{source} cannot be read: line {line_number}: {columns}")
+def _read_rows(file: Path, text_column: str | None, option: str) -> datasets.Dataset | None:
+    """Read the documents or conversations in the rows of a file, and cache them."""
+    columns, reason = _try(lambda: _columns_of(file), option, file)
+    if not columns and not reason:
+        return None
     if not columns:
-        return _no_rows()
-    return _read_rows(file, csv_rows(records, columns, separator), columns, text_column, source)
+        raise OptionError(option, f"{file} cannot be read: {reason}")
+    names = columns_to_read(columns, text_column, str(file))
+    turns = are_conversations(names, text_column)
+    # A file with the same path, size and time counts as unchanged, because hashing terabytes takes
+    # hours. The same columns may be read as documents or conversations.
+    status = file.stat()
+    key = (str(file.absolute()), status.st_size, status.st_mtime_ns, names, turns, FORMAT)
+    fingerprint = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
+    corpus = _try(
+        lambda: datasets.Dataset.from_generator(
+            _records,
+            features=features_of(turns),
+            # Lists would stand for shards.
+            gen_kwargs={"file": file, "names": tuple(names), "turns": turns},
+            fingerprint=fingerprint,
+            writer_batch_size=_BATCH_ROWS,
+        ),
+        option,
+        file,
+    )
+    # The first time, the dataset knows more about itself than later, when it is read from the
+    # cache. The fingerprint of everything computed from it would differ.
+    return datasets.Dataset(corpus.data, fingerprint=fingerprint)
 
 
-def _try(read: Callable[[], Any], source: str) -> Any:
-    """Call `read`, and reduce what it raises to one line with `source` and the reason."""
+def _columns_of(file: Path) -> tuple[list[str], str]:
+    """Return the columns of the first rows of a file, and why the last of these is skipped."""
+    columns: dict[str, None] = {}
+    reason = ""
+    for line, row in islice(read_rows(file), _FIRST_ROWS):
+        if isinstance(row, str):
+            reason = f"line {line}: {row}"
+        else:
+            columns.update(dict.fromkeys(row))
+    return list(columns), reason
+
+
+def _records(file: Path, names: Sequence[str], turns: bool) -> Iterator[dict[str, Any]]:
+    """Yield the record of each row. One that is skipped keeps its place."""
+    for line, row in read_rows(file):
+        if isinstance(row, str):
+            yield skipped_record(f"{file.name}:{line}: {row}", turns)
+        else:
+            yield as_record({name: row.get(name) for name in names}, turns)
+
+
+def _read_hub(dataset: str, option: str, **options: object) -> Any:
+    """Read a dataset from the hub."""
+    name = f"{dataset} (no file or directory here, so a hub dataset)"
+    return _try(lambda: datasets.load_dataset(dataset, **options), option, name)
+
+
+def _try(read: Callable[[], Any], option: str, name: str | Path) -> Any:
+    """Call `read`, and reduce what it raises to one line with the option, name and reason."""
+    # The library also logs its errors, in several lines.
+    logging.getLogger("datasets").setLevel(logging.CRITICAL)
     try:
         return read()
     # A broken file can raise anything, and decompression errors are not wrapped.
@@ -290,170 +407,4 @@ def _try(read: Callable[[], Any], source: str) -> Any:
             raise FullDiskError(f"{cache} cannot be written to: {full_disk}. {advice}") from error
         # The library wraps the error that has the helpful message.
         reason = " ".join(str(error.__cause__ or error).split())
-        if not reason or "corresponds to no data" in reason:
-            reason = _NO_DATA
-        # The message about a missing column is complete: it names the option and the dataset.
-        if reason.startswith("--text_column"):
-            raise ValueError(reason) from error
-        raise ValueError(f"{source} cannot be read: {reason}") from error
-
-
-def _load(builder: str, source: str, file: Path, **options: Any) -> datasets.Dataset:
-    """Read one file with a builder of `datasets`."""
-    # Escape the path, because `datasets` treats it as a pattern, and names may contain [ or *.
-    return _read(builder, source, data_files=glob.escape(str(file)), split="train", **options)
-
-
-def _read_hub(dataset: str, option: str, **options: object) -> datasets.Dataset:
-    """Read a dataset from the hub."""
-    source = f"{option} {dataset} (no file or directory here, so a hub dataset)"
-    return _read(dataset, source, **options)
-
-
-def _read(builder: str, source: str, **options: Any) -> datasets.Dataset:
-    """Call `datasets.load_dataset`; an error becomes one line with `source`."""
-    # The library also logs its errors, in several lines.
-    logging.getLogger("datasets").setLevel(logging.CRITICAL)
-    return _try(lambda: datasets.load_dataset(builder, **options), source)
-
-
-def _cached(
-    file: Path, content: Sequence[str], tables: Iterator[pa.Table], source: str
-) -> datasets.Dataset:
-    """Write the tables of a file into the cache of `datasets`, unless they are there.
-
-    `content` says what is read of the file, such as the names of its columns.
-    """
-    # A file with the same path, size and time counts as unchanged, because hashing terabytes takes
-    # hours.
-    status = file.stat()
-    key = (str(file.absolute()), status.st_size, status.st_mtime_ns) + tuple(content) + (FORMAT,)
-    name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
-    directory = Path(datasets.config.HF_DATASETS_CACHE, "vocagnolm", name)
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / "rows.arrow"
-    # If several processes read the file, the first one writes and the others wait.
-    with FileLock(f"{path}.lock"):
-        if not path.exists():
-            _try(lambda: _write(tables, directory / "incomplete", path), source)
-    corpus = datasets.Dataset.from_file(str(path))
-    # The fingerprint is the key for everything that is computed from the corpus. The library's own
-    # would change whenever this cache is written again.
-    corpus._fingerprint = name
-    return without_faults(corpus)
-
-
-def _write(tables: Iterator[pa.Table], incomplete: Path, path: Path) -> None:
-    """Write tables to a file that is either complete or absent."""
-    features = DOCUMENT_FEATURES
-    first_table = next(tables, None)
-    if first_table is not None and "roles" in first_table.column_names:
-        features = CONVERSATION_FEATURES
-    with ArrowWriter(path=str(incomplete), features=features) as writer:
-        if first_table is None:
-            first_table = features.arrow_schema.empty_table()
-        writer.write_table(first_table)
-        for table in tables:
-            writer.write_table(table)
-        writer.finalize()
-    # The file gets the name that readers look for only when it is complete. After a crash, the next
-    # process writes it again from the beginning.
-    incomplete.replace(path)
-
-
-def _text_table(file: Path) -> Iterator[pa.Table]:
-    """Make one document of a text file, with line feeds as its line ends."""
-    with open_file(file) as stream:
-        content = stream.read()
-    try:
-        text = content.decode().replace("\r\n", "\n").replace("\r", "\n")
-        row = {TEXT: [text], FAULT: [None]}
-    except UnicodeDecodeError:
-        row = {TEXT: [None], FAULT: [f"{file.name}:1: not valid UTF-8"]}
-    yield pa.table(row, DOCUMENT_FEATURES.arrow_schema)
-
-
-def _read_json(file: Path, text_column: str | None, source: str) -> datasets.Dataset:
-    """Read the documents or conversations of a JSON file, and cache them."""
-    rows = read_rows(file)
-    head, columns = _try(lambda: _head(rows), source)
-    if not head:
-        return _no_rows()
-    if not columns:
-        number, _, reason = head[0]
-        raise ValueError(f"{source}: none of its lines is a JSON object (line {number}: {reason})")
-    # The rows of the head were taken from the iterator, so put them back in front.
-    return _read_rows(file, chain(head, rows), columns, text_column, source)
-
-
-def _read_rows(
-    file: Path, rows: Iterable[Row], columns: Sequence[str], text_column: str | None, source: str
-) -> datasets.Dataset:
-    """Read the documents or conversations in the rows of a file, and cache them."""
-    names = columns_to_read(columns, text_column, source)
-    are_conversations = _are_conversations(columns, text_column)
-    tables = _row_tables(file.name, rows, names, are_conversations)
-    # The cache's key has the columns that are read and as what, but not the option. So
-    # --text_column text and no option share a cache.
-    kind = "conversations" if are_conversations else "documents"
-    return _cached(file, [kind, *names], tables, source)
-
-
-def _are_conversations(columns: Sequence[str], text_column: str | None) -> bool:
-    """Test whether rows with these columns are read as conversations."""
-    return not text_column and bool(conversation_columns(columns))
-
-
-def _row_tables(
-    file_name: str, rows: Iterable[Row], names: Sequence[str], are_conversations: bool
-) -> Iterator[pa.Table]:
-    """Make tables of documents or conversations from rows, which a reason may replace."""
-    features = CONVERSATION_FEATURES if are_conversations else DOCUMENT_FEATURES
-    schema = features.arrow_schema
-    documents: list[dict[str, Any]] = []
-    table_bytes = 0
-    for line_number, size, row in rows:
-        if isinstance(row, str):
-            # A line that is not an object keeps its place, so that document i is line i. A table of
-            # documents takes its own columns from a conversation's.
-            documents.append(no_conversation(f"{file_name}:{line_number}: {row}"))
-        elif are_conversations:
-            fields = {name: row.get(name) for name in names}
-            documents.append(read_row(fields))
-        else:
-            text, fault = document_of(row.get(names[0]))
-            documents.append({TEXT: text, FAULT: fault})
-        table_bytes += size
-        if table_bytes > _TABLE_BYTES or len(documents) == _TABLE_ROWS:
-            yield _table_of(documents, schema)
-            documents = []
-            table_bytes = 0
-    # The last table may be empty.
-    yield _table_of(documents, schema)
-
-
-def _table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
-    """Make a table of the columns of `schema`. Rows may have other columns, too."""
-    columns = {}
-    for name in schema.names:
-        columns[name] = [row[name] for row in rows]
-    return pa.table(columns, schema)
-
-
-def _head(rows: Iterator[Row]) -> tuple[list[Row], list[str]]:
-    """Take the first rows of an iterator, and list their columns in order of appearance."""
-    head = []
-    head_bytes = 0
-    columns: list[str] = []
-    seen_columns: set[str] = set()
-    for line_number, size, row in rows:
-        head.append((line_number, size, row))
-        if isinstance(row, dict):
-            for name in row:
-                if name not in seen_columns:
-                    seen_columns.add(name)
-                    columns.append(name)
-        head_bytes += size
-        if head_bytes > _HEAD_BYTES:
-            break
-    return head, columns
+        raise OptionError(option, f"{name} cannot be read: {reason}") from error

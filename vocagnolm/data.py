@@ -31,19 +31,13 @@ from filelock import FileLock, Timeout
 from vocagnolm.alignment import narrow_spans
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, fit_turns, join_turns, turn_columns
-from vocagnolm.conventions import TEXT, IntArray
+from vocagnolm.conventions import IntArray
 from vocagnolm.cutting import cut_text
 from vocagnolm.fields import OptionError
 from vocagnolm.layout import lay_out
 from vocagnolm.readers import Reader, TeacherReaders
 from vocagnolm.shell.io import count_reasons
-from vocagnolm.texts import (
-    column_values,
-    conversations_of,
-    faults_of,
-    is_conversations,
-    unusable,
-)
+from vocagnolm.texts import is_conversations, usable_in
 
 # Raise it when the columns or the segmentation change, so that old caches are not read.
 _FORMAT = 15
@@ -305,18 +299,17 @@ class _Aligner:
     schema: pa.Schema
     train_on: TrainOn | None
 
-    def align_batch(self, batch: Mapping[str, Any], indices: list[int], start: int) -> pa.Table:
+    def align_batch(self, batch: pa.Table, indices: list[int], start: int) -> pa.Table:
         """Make the rows of some documents. A skipped document gets one row with the reason.
 
         `start` is the index of the part's first document.
         """
         # `map` counts within the part, but rows use the index in the corpus.
         documents = [start + index for index in indices]
+        usable, skipped = usable_in(batch, documents)
         if self.train_on:
-            conversations, skipped = conversations_of(batch, documents)
-            rows = self._turns(conversations, skipped, self.train_on)
+            rows = self._turns(usable, skipped, self.train_on)
         else:
-            usable, skipped = self._usable_texts(batch, documents)
             rows = self._texts(usable, skipped)
         if not skipped:
             return rows
@@ -324,22 +317,6 @@ class _Aligner:
         all_rows = pa.concat_tables([rows, _as_table(reasons, self.schema)])
         # Readers rely on rows in the order of the corpus, so sort the reasons in.
         return all_rows.sort_by([("document", "ascending"), ("start", "ascending")])
-
-    @staticmethod
-    def _usable_texts(
-        batch: Mapping[str, Any], documents: list[int]
-    ) -> tuple[dict[int, str], dict[int, str]]:
-        """Return the usable texts of a batch by index, and the reasons against the others."""
-        usable = {}
-        skipped = {}
-        faults = faults_of(batch, documents)
-        for index, text in zip(documents, column_values(batch[TEXT]), strict=True):
-            reason = faults.get(index) or unusable(text)
-            if reason:
-                skipped[index] = reason
-            else:
-                usable[index] = text
-        return usable, skipped
 
     def _texts(self, texts: Mapping[int, str], skipped: dict[int, str]) -> pa.Table:
         """Make the rows of texts by index. Texts without rows are added to `skipped`."""

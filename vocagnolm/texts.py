@@ -1,4 +1,4 @@
-"""What a column of documents has, texts or conversations, and what is wrong with some of them."""
+"""What a row of a corpus is: a document, a conversation, or a reason why it is skipped."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,78 +8,93 @@ import datasets
 import pyarrow as pa
 
 from vocagnolm.chat.formats import (
-    COLUMNS,
     KNOWN,
+    SKIPPED,
     Conversation,
     conversation_columns,
     is_unicode,
+    no_conversation,
     read_row,
 )
 from vocagnolm.chat.render import Template
 from vocagnolm.conventions import TEXT
-from vocagnolm.fields import named
+from vocagnolm.fields import OptionError
 
-# The column of reasons why rows are no documents or conversations.
-FAULT = "fault"
 # The version of the cache's content. Raise it when files are read differently, so that older caches
 # are not used.
-FORMAT = 5
+FORMAT = 6
 # Documents are read from a corpus this many rows at a time, so that few are in memory.
 _BATCH_ROWS = 1000
-STRING = datasets.Value("string")
+_STRING = datasets.Value("string")
 _INTEGERS = datasets.List(datasets.Value("int32"))
-_CONVERSATION_TYPES = {
-    "text": STRING,
-    "roles": datasets.List(STRING),
-    "ends": _INTEGERS,
-    "untrained": _INTEGERS,
-    "prompt_messages": datasets.Value("int32"),
-    "extras": STRING,
-    "fault": STRING,
-}
-CONVERSATION_FEATURES = datasets.Features(_CONVERSATION_TYPES)
-DOCUMENT_FEATURES = datasets.Features({TEXT: STRING, FAULT: STRING})
-# Arrow's types of texts, and of bytes that may be texts.
-_TEXT_TYPES = ("string", "large_string", "binary", "large_binary", "null")
+_DOCUMENT_FEATURES = datasets.Features({TEXT: _STRING, SKIPPED: _STRING})
+_CONVERSATION_FEATURES = datasets.Features(
+    {
+        TEXT: _STRING,
+        "roles": datasets.List(_STRING),
+        "ends": _INTEGERS,
+        "untrained": _INTEGERS,
+        "prompt_messages": datasets.Value("int32"),
+        "extras": _STRING,
+        SKIPPED: _STRING,
+    }
+)
 
 
-def joined(corpora: Sequence[datasets.Dataset], source: str = "--dataset") -> datasets.Dataset:
-    """Concatenate corpora. If documents and conversations are mixed, only the texts are kept."""
-    is_mixed = len({is_conversations(corpus) for corpus in corpora}) > 1
-    if is_mixed:
-        corpora = [corpus.select_columns([TEXT]) for corpus in corpora]
-    if len(corpora) == 1:
-        return corpora[0]
+def features_of(turns: bool) -> datasets.Features:
+    """Return the columns of conversations (`turns`) or documents."""
+    return _CONVERSATION_FEATURES if turns else _DOCUMENT_FEATURES
+
+
+def as_record(fields: Mapping[str, Any], turns: bool) -> dict[str, Any]:
+    """Make the record of a row from the columns that are read, as a conversation or document."""
+    if turns:
+        return read_row(fields)
+    (value,) = fields.values()
+    text, reason = document_of(value)
+    return {TEXT: text, SKIPPED: reason}
+
+
+def skipped_record(reason: str, turns: bool) -> dict[str, Any]:
+    """Make the record of a row that cannot be read."""
+    return no_conversation(reason) if turns else {TEXT: None, SKIPPED: reason}
+
+
+def document_of(value: object) -> tuple[str | None, str | None]:
+    """Return the text of a document and None, or None and why the value is skipped.
+
+    >>> document_of(b"text"), document_of(5), document_of(" ")
+    (('text', None), (None, 'not text but int'), (None, 'empty'))
+    """
+    if isinstance(value, bytes):
+        try:
+            value = value.decode()
+        except UnicodeDecodeError:
+            return None, "not valid UTF-8"
+    if value is None:
+        return None, "null"
+    if not isinstance(value, str):
+        return None, f"not text but {type(value).__name__}"
+    if not is_unicode(value):
+        return None, "a lone surrogate in it, which is not valid Unicode"
+    if not value.strip():
+        return None, "empty"
+    return value, None
+
+
+def is_conversations(corpus: datasets.Dataset) -> bool:
+    """Test whether a corpus has conversations instead of documents."""
+    return "roles" in corpus.column_names
+
+
+def joined(corpora: Sequence[datasets.Dataset], option: str) -> datasets.Dataset:
+    """Concatenate corpora, which must all be documents or all be conversations."""
+    if len({is_conversations(corpus) for corpus in corpora}) > 1:
+        raise OptionError(option, "holds conversations and documents: read them separately")
     return datasets.concatenate_datasets(list(corpora))
 
 
-def only_text(corpus: datasets.Dataset, text_column: str | None, source: str) -> datasets.Dataset:
-    """Keep the column of documents as text, or read conversations if no column is named.
-
-    Raises:
-        ValueError: the dataset, which the message calls `source`, has neither.
-    """
-    if corpus.format["type"] == "custom":
-        raise ValueError(
-            f"{source} has a transform (set_transform), which would not be applied: apply it with "
-            "map"
-        )
-    # A format, such as that of NumPy, would turn lists of messages into arrays.
-    if corpus.format["type"]:
-        corpus = corpus.with_format(None)
-    corpus = corpus.select_columns(columns_to_read(corpus.column_names, text_column, source))
-    if text_column is None and TEXT not in corpus.column_names:
-        return _mapped(corpus, _read_conversations, CONVERSATION_FEATURES, "Reading conversations")
-    if corpus.column_names != [TEXT]:
-        corpus = corpus.rename_column(text_column, TEXT)
-    if corpus.features[TEXT] == STRING:
-        return corpus
-    # Read texts and bytes from Arrow as they are, because bytes need not be valid UTF-8. The
-    # library decodes values of other types.
-    if str(getattr(corpus.features[TEXT], "dtype", "")).startswith(_TEXT_TYPES):
-        corpus = corpus.with_format("arrow")
-    corpus = _mapped(corpus, _read_documents, DOCUMENT_FEATURES, "Reading documents")
-    return without_faults(corpus)
+# -- Columns ---------------------------------------------------------------------------------------
 
 
 def columns_to_read(columns: Sequence[str], text_column: str | None, source: str) -> list[str]:
@@ -96,218 +111,139 @@ def columns_to_read(columns: Sequence[str], text_column: str | None, source: str
     # Keep the dataset's order.
     present = [name for name in columns if name in column_names]
     if not present:
-        raise ValueError(_no_column(text_column, source, columns))
+        remedy = "" if text_column else f"; columns that are understood: {KNOWN}"
+        raise OptionError(
+            "text_column",
+            f"{text_column or TEXT!r} is not a column of {source}; its columns are "
+            f"{', '.join(columns) or 'none'}{remedy}",
+        )
     for name in present:
         if present.count(name) > 1:
             raise ValueError(f"{source}: two columns are called {name}: rename one")
     return present
 
 
-def _no_column(text_column: str | None, source: str, columns: Sequence[str]) -> str:
-    """Say that the column of documents is missing, and which columns there are."""
-    corpus_name = source.removeprefix("--dataset ")
-    column_names = ", ".join(columns) or "none"
-    remedy = ""
-    if not text_column:
-        remedy = f"; columns that are understood: {KNOWN}; or give {named('text_column')}"
-    return (
-        f"{named('text_column')} {text_column or TEXT!r} is not a column of {corpus_name}; its "
-        f"columns are {column_names}{remedy}"
+def are_conversations(names: Sequence[str], text_column: str | None) -> bool:
+    """Test whether the columns of `columns_to_read` make conversations."""
+    return not text_column and TEXT not in names
+
+
+def only_text(corpus: datasets.Dataset, text_column: str | None, source: str) -> datasets.Dataset:
+    """Keep the column of documents as text, or read conversations if no column is named.
+
+    Raises:
+        ValueError: the dataset, which the message calls `source`, has neither.
+    """
+    if corpus.format["type"] == "custom":
+        raise ValueError(
+            f"{source} has a transform (set_transform), which would not be applied: apply it with "
+            "map"
+        )
+    names = columns_to_read(corpus.column_names, text_column, source)
+    # A format, such as that of NumPy, would turn lists of messages into arrays.
+    corpus = corpus.select_columns(names).with_format(None)
+    turns = are_conversations(names, text_column)
+    # A column of text is read as it is, without another copy on the disk.
+    if not turns and corpus.features[names[0]] == _STRING:
+        return corpus if names == [TEXT] else corpus.rename_column(names[0], TEXT)
+    # The library would hash the code of the function, and map the corpus again for every version of
+    # it. Here `FORMAT` says when the result changes.
+    key = f"{corpus._fingerprint}|{names}|{turns}|{FORMAT}"
+    return corpus.map(
+        _read_batch,
+        batched=True,
+        batch_size=200,
+        remove_columns=names,
+        features=features_of(turns),
+        fn_kwargs={"turns": turns},
+        new_fingerprint=hashlib.sha256(key.encode()).hexdigest()[:32],
+        desc="Reading conversations" if turns else "Reading documents",
     )
 
 
-def without_faults(corpus: datasets.Dataset) -> datasets.Dataset:
-    """Drop the column of faults if no document has one."""
-    # Conversations always have it.
-    if is_conversations(corpus):
-        return corpus
-    has_faults = corpus.data.column(FAULT).null_count < len(corpus)
-    if has_faults:
-        return corpus
-    return corpus.select_columns([TEXT])
-
-
-# -- Columns ---------------------------------------------------------------------------------------
-
-
-def _mapped(
-    corpus: datasets.Dataset, read: Any, features: datasets.Features, description: str
-) -> datasets.Dataset:
-    """Replace all columns by those that `read` makes of a batch of rows."""
-    # The library would hash the code of `read`, and map the corpus again for every version of it.
-    # Here `FORMAT` says when the result changes.
-    key = f"{corpus._fingerprint}|{corpus.column_names}|{list(features)}|{FORMAT}"
-    return corpus.map(
-        read,
-        batched=True,
-        batch_size=200,
-        remove_columns=corpus.column_names,
-        features=features,
-        new_fingerprint=hashlib.sha256(key.encode()).hexdigest()[:32],
-        desc=description,
-    ).with_format(None)
-
-
-def _read_documents(batch: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the texts of a batch, and the reasons why values are none, as two columns."""
-    texts = []
-    faults = []
-    for value in column_values(batch[TEXT]):
-        text, fault = document_of(value)
-        texts.append(text)
-        faults.append(fault)
-    return {TEXT: texts, FAULT: faults}
-
-
-def _read_conversations(batch: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the columns of the conversations in a batch of rows."""
-    names = list(batch)
-    rows = []
-    # The batch is a mapping of columns, but `read_row` takes one row.
+def _read_batch(batch: Mapping[str, Sequence[Any]], turns: bool) -> dict[str, list[Any]]:
+    """Make the records of a batch of rows, as columns."""
+    columns: dict[str, list[Any]] = {name: [] for name in features_of(turns)}
+    # The batch is a mapping of columns, but a record is made of one row.
     for values in zip(*batch.values(), strict=True):
-        fields = dict(zip(names, values, strict=True))
-        rows.append(read_row(fields))
-    columns = {}
-    for name in COLUMNS:
-        columns[name] = [row[name] for row in rows]
+        record = as_record(dict(zip(batch, values, strict=True)), turns)
+        for name, column in columns.items():
+            column.append(record[name])
     return columns
 
 
-def document_of(value: object) -> tuple[str | None, str | None]:
-    """Return the text of a document and None, or None and why the value is no text.
+# -- Reading a corpus ------------------------------------------------------------------------------
 
-    A null has no reason of its own, because `unusable` names it.
 
-    >>> document_of(b"text"), document_of(5)
-    (('text', None), (None, 'not text but int'))
+def usable_in(batch: pa.Table, indices: Sequence[int]) -> tuple[dict[int, Any], dict[int, str]]:
+    """Return the documents or conversations of a batch, and why its other rows are skipped.
+
+    Both are by index. `indices` are those of the batch's rows in the corpus.
     """
-    if isinstance(value, bytes):
-        try:
-            return value.decode(), None
-        except UnicodeDecodeError:
-            return None, "not valid UTF-8"
-    if value is None:
-        return None, None
-    if not isinstance(value, str):
-        return None, f"not text but {type(value).__name__}"
-    if not is_unicode(value):
-        return None, "a lone surrogate in it, which is not valid Unicode"
-    return value, None
+    usable: dict[int, Any] = {}
+    skipped: dict[int, str] = {}
+    turns = "roles" in batch.column_names
+    names = [name for name in features_of(turns) if name in batch.column_names]
+    columns = [_values(batch[name]) for name in names]
+    for index, values in zip(indices, zip(*columns, strict=True), strict=True):
+        record = dict(zip(names, values, strict=True))
+        content: Any = None
+        reason = record.get(SKIPPED)
+        if reason is None and turns:
+            content = Conversation(
+                record[TEXT],
+                tuple(record["roles"]),
+                tuple(record["ends"]),
+                tuple(record["untrained"]),
+                record["prompt_messages"],
+                record["extras"],
+            )
+        elif reason is None:
+            # A column of text may come from a file that nobody has read row by row.
+            content, reason = document_of(record[TEXT])
+        if reason is None:
+            usable[index] = content
+        else:
+            skipped[index] = reason
+    return usable, skipped
 
 
-def column_values(column: pa.ChunkedArray | list[Any]) -> list[Any]:
+def _values(column: pa.ChunkedArray) -> list[Any]:
     """Return the values of a column, with bytes in place of invalid UTF-8."""
-    if isinstance(column, list):
-        return column
     try:
         return list(column.to_pylist())
     except UnicodeDecodeError:
         # Arrow does not check the strings of a file, so one of them may break a whole column.
-        # Decode them one by one.
-        values = column.cast(pa.binary()).to_pylist()
-        return [_decode(value) for value in values]
+        return list(column.cast(pa.binary()).to_pylist())
 
 
-def _decode(value: bytes | None) -> str | bytes | None:
-    """Decode UTF-8. Null, and bytes that are something else, stay as they are."""
-    if value is None:
-        return None
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value
-
-
-def unusable(text: object) -> str | None:
-    """Return why a value of the column is no document, or None."""
-    if isinstance(text, bytes):
-        return "not valid UTF-8"
-    if text is None:
-        return "null"
-    if not isinstance(text, str):
-        return f"not text but {type(text).__name__}"
-    if not text.strip():
-        return "empty"
-    return None
+def _batches(
+    corpus: datasets.Dataset, indices: range
+) -> Iterator[tuple[dict[int, Any], dict[int, str]]]:
+    """Read rows of a corpus with `usable_in`, a few at a time."""
+    rows = corpus.with_format("arrow")
+    for start in range(0, len(indices), _BATCH_ROWS):
+        # Part of a range is a range, and its bounds are indices of rows.
+        part = indices[start : start + _BATCH_ROWS]
+        yield usable_in(rows[part.start : part.stop], part)
 
 
 def reasons_in(corpus: datasets.Dataset) -> Iterator[str]:
-    """Read why rows are no documents or conversations, before any tokenizer reads them."""
-    columns = [TEXT]
-    if FAULT in corpus.column_names:
-        columns.append(FAULT)
-    rows = corpus.select_columns(columns).with_format("arrow")
-    for start in range(0, len(rows), _BATCH_ROWS):
-        batch = rows[start : start + _BATCH_ROWS]
-        # The last batch may be shorter.
-        indices = range(start, start + batch.num_rows)
-        faults = faults_of(batch, indices)
-        for index, text in zip(indices, column_values(batch[TEXT]), strict=True):
-            # The text of a row with a fault is null, which is not the reason to report.
-            reason = faults.get(index) or unusable(text)
-            if reason:
-                yield reason
-
-
-def is_conversations(corpus: datasets.Dataset) -> bool:
-    """Test whether a corpus has conversations instead of documents."""
-    return "roles" in corpus.column_names
-
-
-def conversations_of(
-    batch: Mapping[str, Any], documents: Sequence[int]
-) -> tuple[dict[int, Conversation], dict[int, str]]:
-    """Return the conversations of a batch, and the faults of its other rows, both by index.
-
-    `documents` are the indices of the batch's rows in the corpus.
-    """
-    conversations: dict[int, Conversation] = {}
-    faults: dict[int, str] = {}
-    columns = [column_values(batch[name]) for name in COLUMNS]
-    rows = zip(*columns, strict=True)
-    for index, row in zip(documents, rows, strict=True):
-        text, roles, ends, untrained, prompt_messages, extras, fault = row
-        if fault is not None:
-            faults[index] = fault
-        else:
-            conversations[index] = Conversation(
-                text, tuple(roles), tuple(ends), tuple(untrained), prompt_messages, extras
-            )
-    return conversations, faults
-
-
-def faults_of(batch: Mapping[str, Any], documents: Sequence[int]) -> dict[int, str]:
-    """Return the reasons why rows of a batch are no documents, by index.
-
-    `documents` are the indices of the batch's rows in the corpus.
-    """
-    # A batch is a dict of columns, or an Arrow table, which has its names in an attribute.
-    names = getattr(batch, "column_names", batch)
-    if FAULT not in names:
-        return {}
-    faults = {}
-    for index, fault in zip(documents, column_values(batch[FAULT]), strict=True):
-        if fault is not None:
-            faults[index] = fault
-    return faults
+    """Read why rows are skipped, before any tokenizer reads them."""
+    for _, skipped in _batches(corpus, range(len(corpus))):
+        yield from skipped.values()
 
 
 def read_texts(
     corpus: datasets.Dataset, indices: range, template: Template | None = None
 ) -> Iterator[tuple[int, str]]:
     """Read usable documents with their indices. The template renders conversations."""
-    for start in range(0, len(indices), _BATCH_ROWS):
-        # Part of a range is a range, and its bounds are indices of rows.
-        batch_indices = indices[start : start + _BATCH_ROWS]
-        batch = corpus.with_format("arrow")[batch_indices.start : batch_indices.stop]
-        if template is None:
-            for index, text in zip(batch_indices, column_values(batch[TEXT]), strict=True):
-                if not unusable(text):
-                    yield index, text
-        else:
-            conversations, _ = conversations_of(batch, batch_indices)
-            for index, conversation in conversations.items():
-                # If it cannot render, a template returns a reason instead of a text.
-                rendered = template.render(conversation)
-                if not isinstance(rendered, str):
-                    yield index, rendered.text
+    for usable, _ in _batches(corpus, indices):
+        for index, content in usable.items():
+            if template is None:
+                yield index, content
+                continue
+            # If it cannot render, a template returns a reason instead of a text.
+            rendered = template.render(content)
+            if not isinstance(rendered, str):
+                yield index, rendered.text

@@ -92,7 +92,7 @@ def test_format_of_a_dataset_does_not_matter(library: str) -> None:
 def test_format_is_not_found_without_its_column(
     columns: list[str], text_column: str | None
 ) -> None:
-    with pytest.raises(ValueError, match=r"--text_column '.*' is not a column of a.jsonl"):
+    with pytest.raises(ValueError, match=r"text_column '.*' is not a column of a.jsonl"):
         only_text(
             datasets.Dataset.from_dict({name: [] for name in columns}), text_column, "a.jsonl"
         )
@@ -108,18 +108,18 @@ def test_format_is_not_found_without_its_column(
 )
 def test_prompt_and_completion_make_turns(row: dict[str, object]) -> None:
     found = read_row(row)
-    assert (found["text"], found["fault"]) == ("1 + 1?\n2", None)
+    assert (found["text"], found["skipped"]) == ("1 + 1?\n2", None)
     assert found["roles"] == ("user", "assistant")
     found = read_row({"prompt": None, "completion": "2"})
     assert (found["text"], found["roles"]) == (None, [])
-    assert "message 0" in found["fault"]
+    assert "message 0" in found["skipped"]
 
 
 def test_answers_of_a_prompt_are_context() -> None:
     # TRL masks the whole prompt, too.
     row = {"prompt": [ASK, {**SAY, "content": ""}, ASK], "completion": [SAY, ASK, SAY]}
     columns = read_row(row)
-    assert columns.pop("fault") is None
+    assert columns.pop("skipped") is None
     found = Conversation(**columns)
     assert found.answers == [3, 5]
 
@@ -143,7 +143,7 @@ def test_formats_of_others_make_turns(
     row: dict[str, object], roles: tuple[str, ...], text: str
 ) -> None:
     found = read_row(row)
-    assert (found["text"], tuple(found["roles"]), found["fault"]) == (text, roles, None)
+    assert (found["text"], tuple(found["roles"]), found["skipped"]) == (text, roles, None)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_formats_of_others_make_turns(
     ],
 )
 def test_turns_of_others_without_text_are_told(row: dict[str, object], reason: str) -> None:
-    assert reason in read_row(row)["fault"]
+    assert reason in read_row(row)["skipped"]
 
 
 @pytest.mark.parametrize("answer", ["", " \n"])
@@ -164,10 +164,10 @@ def test_answers_without_text_are_told_unless_their_weight_is_nothing(answer: st
     empty = {**SAY, "content": answer}
     system = {"role": "system", "content": ""}
     reason = "message 2 is an answer without text"
-    assert read_row({"messages": [system, ASK, empty]})["fault"] == reason
-    assert read_row({"messages": [system, ASK, empty, ASK, SAY]})["fault"] == reason
+    assert read_row({"messages": [system, ASK, empty]})["skipped"] == reason
+    assert read_row({"messages": [system, ASK, empty, ASK, SAY]})["skipped"] == reason
     messages = [system, ASK, {**empty, "weight": 0}, ASK, SAY]
-    assert read_row({"messages": messages})["fault"] is None
+    assert read_row({"messages": messages})["skipped"] is None
 
 
 TOOLS = [{"type": "function", "function": {"name": "add"}}, {"type": "function"}]
@@ -195,7 +195,7 @@ def test_tools_and_options_are_for_the_template(
     speaker = {**ASK, "name": "Ann"}
     found = read_row({"messages": [speaker, SAY], **columns})
     if options is None:
-        assert "tools that are not a list in JSON" in found["fault"]
+        assert "tools that are not a list in JSON" in found["skipped"]
         return
     one = Conversation(found["text"], found["roles"], found["ends"], extras=found["extras"])
     assert (one.messages, one.options) == ([speaker, SAY], options)

@@ -26,7 +26,7 @@ from vocagnolm.readers import (
     student_reader,
     teacher_reader,
 )
-from vocagnolm.texts import CONVERSATION_FEATURES
+from vocagnolm.texts import features_of
 
 Tokenizers = dict[str, PreTrainedTokenizerBase]
 TALK = ["What is 12 + 30?", "It is 42.", "And\n7 * 6 ? ", "The same: 42."]
@@ -248,8 +248,8 @@ def test_no_teacher_token_has_labels_without_contents(
 ) -> None:
     readers, question = pair(tokenizers_by_family), "" if train_on == "all" else "q"
     # Reading a file or a list skips a conversation whose answer is blank.
-    asked = vars(conversation(talk(question, ""))) | {"fault": None}
-    corpus = datasets.Dataset.from_list([asked], CONVERSATION_FEATURES)
+    asked = vars(conversation(talk(question, ""))) | {"skipped": None}
+    corpus = datasets.Dataset.from_list([asked], features_of(True))
     rows = align_corpus(corpus, *readers, train_on=train_on).rows
     batch = PackedCollator(200)([Blocks(rows, 200, 200)[0]])
     assert (batch["labels"] >= 0).any()

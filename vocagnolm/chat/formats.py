@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# These are the fields of a conversation, and the reason why a row has none.
+# The column of reasons why rows are not used.
+SKIPPED = "skipped"
+# The fields of a conversation.
 _EMPTY_FIELDS: dict[str, Any] = {
     "text": None,
     "roles": [],
@@ -19,7 +21,6 @@ _EMPTY_FIELDS: dict[str, Any] = {
     "prompt_messages": 0,
     "extras": None,
 }
-COLUMNS = tuple(_EMPTY_FIELDS) + ("fault",)
 _SEPARATOR = "\n"
 _ANSWERING = "assistant"
 _BAD_OPTIONS = "has tools that are not a list in JSON, or chat_template_kwargs that are not options"
@@ -273,7 +274,7 @@ def conversation_columns(columns: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the columns of a conversation. If the row has none, `fault` holds the reason.
+    """Make the columns of a conversation. If the row has none, `skipped` holds the reason.
 
     The row has the columns of one format of `conversation_columns`.
     """
@@ -299,12 +300,12 @@ def read_row(row: Mapping[str, Any]) -> dict[str, Any]:
         # The student would learn to stop at once.
         if not turns.text[start:end].strip():
             return no_conversation(f"message {index} is an answer without text")
-    return vars(turns) | {"fault": None}
+    return vars(turns) | {SKIPPED: None}
 
 
-def no_conversation(fault: str) -> dict[str, Any]:
+def no_conversation(reason: str) -> dict[str, Any]:
     """Make the columns of a row without a conversation, with the reason."""
-    return _EMPTY_FIELDS | {"fault": fault}
+    return _EMPTY_FIELDS | {SKIPPED: reason}
 
 
 def _turns_of(column: object, role: str) -> list[Any]:

@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig
 
 from vocagnolm.chat.render import Template
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.corpus import files_of, load_corpus
+from vocagnolm.corpus import describe_files, load_corpus
 from vocagnolm.fields import OptionError, corpora_of
 from vocagnolm.models.load import (
     ModelSource,
@@ -130,15 +130,10 @@ def load_corpora(options: Namespace) -> datasets.Dataset:
     # The log says which files a name stood for, because a directory may have others, too.
     for name, corpus_options in sources:
         split, config_name = corpus_options["split"], corpus_options["config_name"]
-        files = files_of(name, split=split, config_name=config_name)
-        description = files.describe() if files else ""
+        description = describe_files(name, split=split, config_name=config_name)
         if description:
             logger.info("%s: %s", name, description)
-    if len({is_conversations(corpus) for corpus in corpora}) > 1:
-        raise OptionError(
-            "dataset", "a store has documents or conversations: score them separately"
-        )
-    return joined(corpora)
+    return joined(corpora, "dataset")
 
 
 # -- From options to a finished store ----------------------------------------------------------

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase, Trainer
 from transformers.trainer_utils import SaveStrategy, SchedulerType
 from transformers.training_args import OptimizerNames
 
-from vocagnolm.corpus import files_of, load_corpus, load_sample
+from vocagnolm.corpus import describe_files, load_corpus, load_sample
 from vocagnolm.fields import OptionError, corpora_of, named
 from vocagnolm.models.adapters import adapt, check_adapted
 from vocagnolm.models.quantization import QUANTIZATIONS, quantization
@@ -196,23 +196,22 @@ def _read_corpora(job: Job, sample: bool) -> dict[str, tuple[datasets.Dataset, i
 def _read_evaluation(data: DataOptions) -> datasets.Dataset:
     assert data.eval_dataset
     column = data.text_column[0] if data.text_column else None
-    return load_corpus(data.eval_dataset, split=None, text_column=column, option="--eval_dataset")
+    return load_corpus(data.eval_dataset, split=None, text_column=column, option="eval_dataset")
 
 
 def _describe_files(data: DataOptions) -> list[str]:
     """Say which files of each directory are read, and which are not."""
     listings = []
     for name, options in corpora_of(data):
-        files = files_of(name, split=options["split"], config_name=options["config_name"])
-        listings.append((name, files))
+        split, config_name = options["split"], options["config_name"]
+        listings.append((name, describe_files(name, split=split, config_name=config_name)))
     if data.eval_dataset:
-        files = files_of(data.eval_dataset, split=None, option="--eval_dataset")
-        listings.append((data.eval_dataset, files))
+        line = describe_files(data.eval_dataset, split=None, option="eval_dataset")
+        listings.append((data.eval_dataset, line))
     lines = []
-    for name, files in listings:
-        description = files.describe() if files else ""
-        if description:
-            lines.append(f"{Path(name).name}: {description}")
+    for name, line in listings:
+        if line:
+            lines.append(f"{Path(name).name}: {line}")
     return lines
 
 
