@@ -251,9 +251,11 @@ def _settings_of_argparse(declared: Option, kind: Any, is_list: bool) -> dict[st
 
 def _switch(text: str) -> bool:
     """Read the value of a switch."""
-    if text.lower() not in ("true", "false"):
+    if text.lower() in ("true", "t", "yes", "y", "1"):
+        return True
+    if text.lower() not in ("false", "f", "no", "n", "0"):
         raise argparse.ArgumentTypeError(f"expected true or false, got {text}")
-    return text.lower() == "true"
+    return False
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):

@@ -13,7 +13,7 @@ from typing import Any
 from mkdocs.structure.files import File
 
 from vocagnolm.__main__ import COMMANDS
-from vocagnolm.run.parser import OPTIONS, Parser
+from vocagnolm.run.parser import make_parser
 
 _HEAD = """\
 # Options
@@ -74,13 +74,13 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def _page() -> list[str]:
-    parser = Parser(OPTIONS)
+    parser = make_parser()
     lines = [_HEAD.format(commands=_help("vocagnolm.__main__").partition("\n\npositional")[0])]
     for group in parser._action_groups:
         shown = [one for one in group._group_actions if one.help != argparse.SUPPRESS]
         if rows := [_row(action, parser.formatter_class("")) for action in shown]:
             lines += ["", f"### {str(group.title).capitalize()}", ""]
-            lines += ["| option | | default |", "|---|---|---|", *rows]
+            lines += ["| option | |", "|---|---|", *rows]
     for name, (module, sentence) in COMMANDS.items():
         # Its options are in the tables above.
         if name != "train":
@@ -90,18 +90,14 @@ def _page() -> list[str]:
 
 
 def _row(action: argparse.Action, layout: argparse.HelpFormatter) -> str:
-    """Return name, help and default of one option, as the help page lays them out."""
+    """Return name and help of one option, as the help page lays them out."""
     name, _, values = layout._format_action_invocation(action).partition(" ")
     about = re.sub(r"(--\w+)", r"`\1`", (action.help or "").replace("%%", "%"))
     if action.choices:
         about += " One of " + ", ".join(f"`{choice}`" for choice in action.choices) + "."
     elif values:
         name = f"{name}` `{values}"
-    default = ""
-    if action.default not in (None, False, "", argparse.SUPPRESS):
-        many = action.default if isinstance(action.default, list) else [action.default]
-        default = f"`{' '.join(map(str, many))}`"
-    return f"| `{name}` | {about} | {default} |".replace("||", r"\|\|")
+    return f"| `{name}` | {about} |".replace("||", r"\|\|")
 
 
 def _help(module: str) -> str:

@@ -60,7 +60,7 @@ def check(argv: Sequence[str]) -> tuple[str | None, dict[str, Any], list[str]]:
     Raises:
         ValueError: an argument is wrong, in one line.
     """
-    parser = _parser()
+    parser = make_parser()
     if {"-h", "--help", "--help_all"} & {*argv}:
         parser.print_help()
         if "--help_all" in argv:
@@ -104,7 +104,7 @@ def parse(argv: Sequence[str], *, on_hub: bool = False) -> Job:
     data = DataOptions(**_of_class(values, DataOptions))
     # Check names before torch is imported, so that a wrong one is reported at once.
     if on_hub:
-        check_hub_names(vars(model) | vars(data) | values, _parser().options)
+        check_hub_names(vars(model) | vars(data) | values, make_parser().options)
 
     # Import them only now, because they import torch.
     from vocagnolm.training.config import VocAgnoConfig
@@ -128,7 +128,7 @@ def parse(argv: Sequence[str], *, on_hub: bool = False) -> Job:
     return Job(model, data, args, recipe)
 
 
-def _parser() -> OptionsParser:
+def make_parser() -> OptionsParser:
     """Return the parser of the package's own options."""
     parser = OptionsParser(
         "vocagnolm train",
