@@ -27,7 +27,7 @@ from vocagnolm.models.load import ADAPTER_CONFIG, ModelSource, is_adapter, model
 from vocagnolm.shell.extras import require
 from vocagnolm.shell.io import MANIFEST_FILE, RUN_FILE, JsonObject, json_or_empty, read_json
 from vocagnolm.shell.printing import print_main
-from vocagnolm.tokenizer import Role, load_tokenizer
+from vocagnolm.tokenizer import load_tokenizer
 from vocagnolm.training.checkpoints import checkpoint_fault
 from vocagnolm.training.options import ModelOptions
 
@@ -75,9 +75,6 @@ def export(
     checkpoint = Path(os.path.abspath(checkpoint))
     settings = _settings_of(checkpoint)
     is_sharded = (checkpoint / _SHARDS).is_dir()
-    # Shards have weights without their model, which only the settings name.
-    if is_sharded and not settings:
-        raise ValueError(f"{checkpoint} lacks the settings of its run, which name its student")
     is_adapted = is_adapter(checkpoint) or (is_sharded and bool(settings.get("use_peft")))
     if is_adapted:
         require("peft", f"{checkpoint} holds adapters: to add them to their model")
@@ -85,15 +82,9 @@ def export(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise OptionError("output_dir", f"{target} is not empty: give another")
     trusted: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    name, role, revision = _student_of(checkpoint, settings)
-    # A moved model, which transformers would look for on the hub.
-    if (is_sharded or is_adapted) and Path(name).is_absolute() and not Path(name).exists():
-        raise ValueError(
-            f"{checkpoint} holds no whole model, and the one that its run began with is gone: put "
-            f"it back to {name}"
-        )
+    name, revision = _student_of(checkpoint, settings)
     init_kwargs = settings.get("model_init_kwargs") or {}
-    student = ModelSource(name, role, revision, init_kwargs=init_kwargs, **trusted)
+    student = ModelSource(name, "student", revision, init_kwargs=init_kwargs, **trusted)
     tokenizer = _tokenizer_of(checkpoint, settings, student)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Write the model on the disk of its target, so that a rename can move it there at once. If the
@@ -128,19 +119,14 @@ def _settings_of(checkpoint: Path) -> JsonObject:
     return settings or json_or_empty(checkpoint / RUN_FILE)
 
 
-def _student_of(checkpoint: Path, settings: JsonObject) -> tuple[str, Role, str | None]:
-    """Return name, role and revision of the model with which a run began."""
+def _student_of(checkpoint: Path, settings: JsonObject) -> tuple[str, str | None]:
+    """Return the name and the revision of the model with which a run began."""
     adapter = read_json(checkpoint / ADAPTER_CONFIG) if is_adapter(checkpoint) else {}
     # A run in Python may have got a model that no name leads to. Adapters name their model in their
     # own file.
     name = settings.get("student") or adapter.get("base_model_name_or_path")
-    if is_adapter(checkpoint) and not name:
-        raise ValueError(
-            f"{checkpoint}/{ADAPTER_CONFIG} names no base model: in Python, save "
-            "trainer.model.merge_and_unload() instead"
-        )
     revision = settings.get("student_revision") or adapter.get("revision")
-    return name or str(checkpoint), "student", revision
+    return name or str(checkpoint), revision
 
 
 def _tokenizer_of(checkpoint: Path, settings: JsonObject, student: ModelSource) -> Any:
