@@ -35,10 +35,9 @@ TEMPLATES = {"question": "{q}", "answer": "{a}"}
 GOOD = {**TEMPLATES, "file": "a"}
 # The content of a file, as text or as an object, and what the error names.
 WRONG_FILES: list[tuple[object, str]] = [
-    ("", "by their names"),
-    ("- halves", "by their names"),
+    ("", "mapping"),
+    ("- halves", "mapping"),
     ("halves: [", "cannot be read"),
-    ("m: {file: b, file: c}", "file comes twice"),
     ({"m": 3}, "m: "),
     ({"a/b": GOOD}, "a/b: a name"),
     ({"m": {**GOOD, "shot": 1}}, "m: .*shot"),

@@ -134,11 +134,9 @@ RECIPES: list[tuple[str, str]] = [
     ("method: kdl", "kdl"),
     ("base: recipe.yaml", "its own base"),
     ("base: none.yaml", "none.yaml"),
-    ("base: [a.yaml, b.yaml]", "one file"),
-    ("config: other.yaml", "base"),
+    ("config: other.yaml", "unknown option"),
     ("- teacher", "mapping"),
     ("teacher: [", "cannot be read"),
-    ("dataset: [a.jsonl, null]", "dataset"),
     ("max_length: [1, 2]", "max_length"),
 ]
 

@@ -15,7 +15,8 @@ from types import FrameType
 
 from vocagnolm.cli import OneLineErrors
 from vocagnolm.fields import OptionError
-from vocagnolm.run.recipe import as_flags, find_file, read_mapping
+from vocagnolm.run.recipe import as_flags, find_file
+from vocagnolm.shell.io import read_mapping
 from vocagnolm.shell.printing import log_main
 
 CONFIGS = Path(__file__).parents[1] / "accelerate_configs"

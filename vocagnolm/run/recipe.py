@@ -5,11 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from vocagnolm.cli import Parser, shell
 from vocagnolm.fields import OptionError, aliases_of, near, options_of
-from vocagnolm.shell.io import read_yaml
+from vocagnolm.shell.io import read_mapping
 from vocagnolm.shell.printing import print_main
 from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions, RunOptions
 
@@ -35,46 +33,21 @@ def find_file(option: str, value: str, directory: Path = RECIPES) -> Path:
     return directory / f"{value}.yaml"
 
 
-def read_mapping(option: str, path: str | Path) -> dict[str, Any]:
-    """Read a YAML file of names and values. Anything else is a ValueError."""
-    try:
-        content = read_yaml(Path(path))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise OptionError(option, f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise OptionError(option, f"{path} must be a mapping of options to values")
-    # YAML rejects a repeated key, but not one in two spellings.
-    names = [str(name).replace("-", "_") for name in content]
-    for name in names:
-        if names.count(name) > 1:
-            raise OptionError(option, f"{path} gives {name} twice, in two spellings")
-    return content
-
-
 def recipe_options(path: str | Path) -> dict[str, Any]:
     """Read a YAML file of options over those of its `base`, a file in the same directory."""
-    options = read_mapping("config", path)
     # Give every option its own name here, so that it overrides the base's, whatever spelling that
     # uses.
     aliases = aliases_of(ModelOptions, DataOptions, GuidanceOptions, RunOptions)
-    for alias in aliases.keys() & options.keys():
-        name = aliases[alias]
-        if name in options:
-            raise OptionError("config", f"{path} gives {name} twice, in two spellings")
-        options[name] = options.pop(alias)
-    if "config" in options:
-        raise OptionError("config", f"{path} has an option config: call it base")
-    for name, value in options.items():
-        if isinstance(value, list) and None in value:
-            raise OptionError("config", f"{path}: --{name} has an empty item")
+    options = {}
+    for spelling, value in read_mapping("config", path).items():
+        name = spelling.replace("-", "_")
+        options[aliases.get(name, name)] = value
     base = options.pop("base", None)
     if base is None:
         return options
-    if not isinstance(base, str):
-        raise OptionError("config", f"{path}: base must be the name of one file, got {base}")
     try:
         # The base may have its own base. On the right side of |, its values would win.
-        return without_replaced(recipe_options(Path(path).parent / base), options) | options
+        return without_replaced(recipe_options(Path(path).parent / str(base)), options) | options
     except RecursionError:
         raise OptionError("config", f"{path} is its own base") from None
 

@@ -127,30 +127,15 @@ def read_json(path: Path) -> JsonObject:
     return content
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """Loads YAML, but rejects repeated keys, of which the last would silently win."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Make a mapping of a node."""
-        keys = set()
-        for key, _ in node.value:
-            line = key.start_mark.line + 1
-            if not isinstance(key, yaml.ScalarNode):
-                raise ValueError(f"line {line}: expected a name, found a list or a mapping")
-            # `<<` merges another mapping, and may be repeated for several.
-            if key.tag != "tag:yaml.org,2002:merge" and key.value in keys:
-                raise ValueError(f"line {line}: {key.value} comes twice: leave one out")
-            keys.add(str(key.value))
-        return super().construct_mapping(node, deep)
-
-
-def read_yaml(path: Path) -> Any:
-    """Read a YAML file. A ValueError names a repeated key and its line."""
+def read_mapping(option: str, path: str | Path) -> dict[str, Any]:
+    """Read a YAML file of names and values, which an option names."""
     try:
-        # This is `yaml.safe_load` with the loader above.
-        return yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not valid UTF-8: {error}") from error
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise OptionError(option, f"{path} cannot be read: {error}") from error
+    if not (isinstance(content, dict) and content):
+        raise OptionError(option, f"{path} must be a mapping of names to values")
+    return {str(name): value for name, value in content.items()}
 
 
 def json_or_empty(path: Path) -> JsonObject:

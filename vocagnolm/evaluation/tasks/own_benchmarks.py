@@ -6,12 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
-
 from vocagnolm.evaluation.extraction import AnswerKind
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, Benchmark
 from vocagnolm.fields import OptionError, in_range
-from vocagnolm.shell.io import read_yaml
+from vocagnolm.shell.io import read_mapping
 
 
 def read_benchmarks(path: Path) -> dict[str, Benchmark]:
@@ -21,12 +19,7 @@ def read_benchmarks(path: Path) -> dict[str, Benchmark]:
     lines in the directory of the YAML file, or `hub` and `hub_parts`. It may have other fields of
     `Benchmark`. A ValueError names the file, the benchmark and the wrong field.
     """
-    try:
-        records = read_yaml(path)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise OptionError("benchmarks_file", f"{path} cannot be read: {error}") from error
-    if not (isinstance(records, dict) and records):
-        raise OptionError("benchmarks_file", f"{path}: expected benchmarks by their names")
+    records = read_mapping("benchmarks_file", path)
     benchmarks = {}
     # Results are stored by name and shown by column, so no other benchmark may have either. "model"
     # is the heading of the first column.
@@ -35,7 +28,7 @@ def read_benchmarks(path: Path) -> dict[str, Benchmark]:
         taken |= {benchmark.id, benchmark.column}
     for name, record in records.items():
         try:
-            benchmark = _benchmark(str(name), record, path.parent)
+            benchmark = _benchmark(name, record, path.parent)
             for text in (benchmark.id, benchmark.column):
                 if text in taken:
                     raise ValueError(f"{text} is a name or column of another benchmark")
