@@ -212,24 +212,6 @@ def test_documentation_leads_to_every_recipe() -> None:
     assert {path for paths in found.values() for path in paths} == {BASE, *ALL}
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("top_k: 0.4\nseed: 1\ntop_k: 0.7\n", "line 3: top_k comes twice"),
-        ("top_k: 0.4\ntop-k: 0.7\n", "top_k twice, in two spellings"),
-        ("seed: 1\n{a: b}: c\n", "line 2: expected a name"),
-        ("seed: 1\n? [a, b]\n: c\n", "line 2: expected a name"),
-    ],
-)
-def test_name_that_comes_twice_or_is_none_is_refused(
-    text: str, reason: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=f"{path}.*{reason}"):
-        recipe_options(path)
-
-
 def test_option_replaces_those_of_a_recipe_that_exclude_it(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("teacher: T\nteacher_dtype: float32\ntop_k: 0.7\neval_fraction: 0.1\n")
