@@ -87,24 +87,8 @@ def test_complete_sorts_and_removes_parts(directory: RunDirectory) -> None:
     assert {path.name for path in directory.path.iterdir()} == names
 
 
-@pytest.mark.parametrize("name", ["gsm8k.old.jsonl", "gsm8k.part0.old.jsonl", "gsm8k.partly.jsonl"])
-def test_copies_next_to_the_records_are_kept_and_not_read(
-    directory: RunDirectory, name: str
-) -> None:
-    copy = directory.path / name
-    copy.write_text('{"idx": 1, "by": "hand"}\n{"idx": 9}\n')
-    assert list(directory.finished("gsm8k")) == outputs(4, 1)
-    directory.complete("gsm8k", outputs(1, 4))
-    assert directory.finished("gsm8k")[1, 0] == {"idx": 1, "by": 0}
-    assert copy.exists()
-    (directory.path / "gsm8k.jsonl").unlink()
-    assert directory.finished("gsm8k") == {}
-
-
 def test_complete_rejects_when_an_item_is_missing(directory: RunDirectory) -> None:
-    with pytest.raises(
-        ValueError, match=r"expected 3 outputs of gsm8k, found 2: give an --output_"
-    ):
+    with pytest.raises(ValueError, match="output_dir"):
         directory.complete("gsm8k", outputs(1, 2, 4))
     assert list(directory.finished("gsm8k")) == outputs(4, 1)
 

@@ -25,7 +25,7 @@ from vocagnolm.evaluation.wandb_run import log_evaluation
 from vocagnolm.fields import OptionError
 from vocagnolm.models.load import NO_LIMIT, ModelSource, context_length, revision_of
 from vocagnolm.models.precision import choose_dtype
-from vocagnolm.record import check_output_directory, output_directory
+from vocagnolm.record import output_directory
 from vocagnolm.shell import printing
 from vocagnolm.shell.dist import connect, machine_first, rank0
 from vocagnolm.shell.io import JsonObject
@@ -54,26 +54,25 @@ def evaluate(arguments: Namespace) -> None:
         printing.print_main("\n".join(previews))
         return
     directory = runner.RunDirectory(output_dir(arguments))
-    rank0(lambda: check_output_directory(directory.path, runner.SETTINGS_FILE))
-    # Processes on different kinds of machines need one answer.
-    begun = rank0(directory.settings).get("dtype")
-    choice = arguments.dtype
-    arguments.dtype, why = rank0(lambda: choose_dtype(choice, state.device, begun))
-    # The first process holds the lock until the report is written, so no other evaluation changes
-    # the items meanwhile.
+    # The first process owns the directory until the report is written, so no other evaluation
+    # changes the items meanwhile.
     with ExitStack() as open_contexts:
 
         def begin() -> JsonObject:
-            # Settings are compared under the lock, and an error reaches all processes.
             open_contexts.enter_context(output_directory(directory.path, runner.SETTINGS_FILE))
+            begun = directory.settings().get("dtype")
+            arguments.dtype, why = choose_dtype(arguments.dtype, state.device, begun)
+            printing.log_main(f"{arguments.model} computes in {arguments.dtype} ({why})")
             model = {"name": source.name, "revision": revision_of(source.name, config)}
             settings = _settings(arguments, tasks, chat, model, context)
             directory.write_settings(settings)
             return settings
 
-        # Write the settings before the first item, so that no item has unknown settings.
+        # All processes get the settings, or an error. They are written before the first item, so
+        # that no item has unknown settings.
         settings = rank0(begin)
-        printing.log_main(f"{arguments.model} computes in {arguments.dtype} ({why})")
+        # Processes on different kinds of machines need one answer.
+        arguments.dtype = settings["dtype"]
         engine: Engine
         if arguments.engine == "vllm":
             engine = VLLMEngine(source, tokenizer, arguments.dtype, chat, new_tokens)

@@ -5,7 +5,6 @@ line in the order of `idx` and `sample`. Until it is complete, each process appe
 `ID.part0.jsonl` and so on.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,11 +14,12 @@ from typing import IO
 from accelerate import PartialState
 from tqdm.auto import tqdm
 
-from vocagnolm.evaluation.engines.generation import Engine
+from vocagnolm.evaluation.engines.generation import Completion, Engine
 from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.sampling import seed_of
 from vocagnolm.evaluation.tasks.benchmarks import Item
 from vocagnolm.evaluation.tasks.tasks import Task, read_records, text_sha256, to_line
+from vocagnolm.fields import OptionError
 from vocagnolm.shell.io import JsonObject, differences, json_or_empty, write_json, write_text
 
 SETTINGS_FILE = "settings.json"
@@ -74,13 +74,7 @@ class RunDirectory:
 
     def _parts(self, benchmark: str) -> list[Path]:
         """List the files to which processes have appended records of a benchmark."""
-        pattern = rf"{re.escape(benchmark)}\.part[0-9]+\.jsonl"
-        parts = []
-        for path in sorted(self.path.glob(f"{benchmark}.part*.jsonl")):
-            # A user may keep copies next to these, such as gsm8k.part0.old.jsonl.
-            if re.fullmatch(pattern, path.name):
-                parts.append(path)
-        return parts
+        return sorted(self.path.glob(f"{benchmark}.part*.jsonl"))
 
     @contextmanager
     def appending(self, benchmark: str, process: int) -> Iterator[IO[str]]:
@@ -99,11 +93,8 @@ class RunDirectory:
         """Put the records of a finished benchmark into one file, by `idx` and `sample`."""
         # Processes that do not share a directory would each find only their own items.
         records = self.finished(benchmark)
-        recorded = sum(output in records for output in outputs)
-        if recorded < len(outputs):
-            counts = f"expected {len(outputs)} outputs of {benchmark}, found {recorded}"
-            remedy = "give an --output_dir that all processes share"
-            raise ValueError(f"{self.path}: {counts}: {remedy}")
+        if not records.keys() >= set(outputs):
+            raise OptionError("output_dir", f"{self.path} must be shared by all processes")
         lines = "".join(to_line(records[output]) for output in outputs)
         # Write the whole file before parts are removed, so that a kill in between loses nothing.
         write_text(self.path / f"{benchmark}.jsonl", lines)
@@ -156,29 +147,13 @@ def run(
             # Completions arrive in groups, in any order. An index counts within this process's
             # share.
             for completions in stream:
+                outputs = [share[completion.index] for completion in completions]
                 answers = []
-                for completion in completions:
-                    item, _ = share[completion.index]
+                for (item, _), completion in zip(outputs, completions, strict=True):
                     answers.append((completion.text, item.gold))
                 verdicts = grader.grade(task.benchmark.answer_kind, answers)
-                for completion, verdict in zip(completions, verdicts, strict=True):
-                    item, sample = share[completion.index]
-                    record: JsonObject = task.benchmark.names() | {"idx": item.idx}
-                    # Greedy decoding has one output per item, so it needs no number.
-                    if task.sampling:
-                        record["sample"] = sample
-                    record |= {
-                        "question": item.question,
-                        "prompt_sha256": text_sha256(task.prompts[item.idx]),
-                        "n_prompt_tokens": completion.n_prompt_tokens,
-                        "n_new_tokens": completion.n_new_tokens,
-                        "finish_reason": completion.finish_reason,
-                        "raw_output": completion.text,
-                        # The verdict includes the prediction, which stands next to the gold here.
-                        "prediction": verdict.prediction,
-                        "gold": item.gold,
-                    }
-                    file.write(to_line(record | asdict(verdict)))
+                for output, completion, verdict in zip(outputs, completions, verdicts, strict=True):
+                    file.write(to_line(_record(task, output, completion) | asdict(verdict)))
                 # A kill loses at most one group of completions.
                 file.flush()
                 bar.update(len(completions))
@@ -204,3 +179,23 @@ def _share(task: Task, directory: RunDirectory, state: PartialState) -> list[tup
     # about equally long.
     left.sort(key=lambda output: (-len(task.prompts[output[0].idx]), output[0].idx, output[1]))
     return left[state.process_index :: state.num_processes]
+
+
+def _record(task: Task, output: tuple[Item, int], completion: Completion) -> JsonObject:
+    """Return the record of an output, to which its verdict is added."""
+    item, sample = output
+    record: JsonObject = task.benchmark.names() | {"idx": item.idx}
+    # Greedy decoding has one output per item, so it needs no number.
+    if task.sampling:
+        record["sample"] = sample
+    return record | {
+        "question": item.question,
+        "prompt_sha256": text_sha256(task.prompts[item.idx]),
+        "n_prompt_tokens": completion.n_prompt_tokens,
+        "n_new_tokens": completion.n_new_tokens,
+        "finish_reason": completion.finish_reason,
+        "raw_output": completion.text,
+        # The verdict fills this in. Here the prediction stands next to the gold.
+        "prediction": None,
+        "gold": item.gold,
+    }
