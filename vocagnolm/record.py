@@ -1,9 +1,11 @@
 """Whose an output directory is, and what the results in it were made from."""
 
+import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -11,6 +13,21 @@ from vocagnolm.fields import OptionError
 from vocagnolm.shell.io import check_writable
 
 logger = logging.getLogger(__name__)
+
+# Settings by name, as JSON can hold them: what a run, a checkpoint, a store or an evaluation was
+# made from.
+Record = Mapping[str, Any]
+# These settings identify content: {setting: what has that content}. A student is not among them, so
+# that another one with the name checkpoint-500 is refused.
+_CONTENT = {
+    "blocks": "dataset",
+    "corpus_digest": "dataset",
+    "teacher_files": "teacher",
+    "teacher_losses_sha256": "teacher_losses",
+    "chat_templates_sha256": "the chat templates",
+    "own_code_sha256": "method or aggregation",
+    "evaluation": "the evaluation",
+}
 
 # A network file system may release the lock of a dead machine up to this many seconds late.
 _LOCK_S = 120
@@ -114,3 +131,48 @@ def _free_name(directory: Path) -> Path:
     while directory.with_name(f"{directory.name}-earlier-{number}").exists():
         number += 1
     return directory.with_name(f"{directory.name}-earlier-{number}")
+
+
+def differences(before: Record, now: Record) -> list[str]:
+    """List in words how a record differs from an earlier one of the same directory.
+
+    Only what is in `now` counts, because an earlier version may have had other settings. Content
+    counts if both records identify it: a digest is not known before a corpus is read. A file whose
+    content the earlier record identifies may be in another directory, because a scheduler may give
+    each start of a job its own.
+
+    >>> differences({"top_k": 0.4, "kwargs": {"a": 1}}, {"top_k": 0.5, "kwargs": {"a": 2}})
+    ['kwargs.a was 1, now 2', 'top_k was 0.4, now 0.5']
+    """
+    # Earlier records were read from JSON, where a tuple is a list.
+    before, now = json.loads(json.dumps([dict(before), dict(now)]))
+    identified = {owner for name, owner in _CONTENT.items() if before.get(name)}
+    changes = []
+    for name in sorted(now):
+        earlier, value = before.get(name), now[name]
+        if name in identified:
+            earlier, value = _without_folders(earlier), _without_folders(value)
+        if earlier == value:
+            continue
+        if name in _CONTENT:
+            if earlier is not None:
+                changes.append(f"the content of {_CONTENT[name]} has changed")
+        elif isinstance(earlier, dict) and isinstance(value, dict):
+            for key in sorted(earlier | value):
+                if earlier.get(key) != value.get(key):
+                    changes.append(f"{name}.{key} was {earlier.get(key)}, now {value.get(key)}")
+        else:
+            changes.append(f"{name} was {earlier}, now {value}")
+    # Two settings identify the documents.
+    return list(dict.fromkeys(changes))
+
+
+def _without_folders(value: Any) -> Any:
+    """Cut absolute paths to their last parts, also within lists and dictionaries."""
+    if isinstance(value, list):
+        return [_without_folders(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _without_folders(item) for name, item in value.items()}
+    if isinstance(value, str) and Path(value).is_absolute():
+        return Path(value).name
+    return value

@@ -131,8 +131,8 @@ def test_text_survives_when_it_is_no_valid_unicode(tmp_path: Path, text: str) ->
         ("engine", "vllm", "engine was hf, now vllm"),
         ("limit", 8, "limit was None, now 8"),
         ("more", True, "more was None, now True"),
-        ("benchmarks.gsm8k.version", 2, "gsm8k version was 1, now 2"),
-        ("benchmarks.gsm8k.prompts_sha256", None, "gsm8k prompts_sha256 was p, now None"),
+        ("benchmarks.gsm8k.version", 2, "gsm8k.version was 1, now 2"),
+        ("benchmarks.gsm8k.prompts_sha256", None, "gsm8k.prompts_sha256 was p, now None"),
     ],
 )
 def test_other_settings_are_rejected(
@@ -163,9 +163,9 @@ def test_another_benchmark_joins(directory: RunDirectory) -> None:
     directory.write_settings(other)
     append(directory, "math", 0, 0)
     directory.write_settings(SETTINGS)
-    with pytest.raises(ValueError, match="math version was 3, now 4"):
+    with pytest.raises(ValueError, match=r"math\.version was 3, now 4"):
         directory.write_settings({**SETTINGS, "benchmarks": {"math": {"version": 4}}})
-    with pytest.raises(ValueError, match="gsm8k version was 1, now 2"):
+    with pytest.raises(ValueError, match=r"gsm8k\.version was 1, now 2"):
         directory.write_settings(changed("benchmarks.gsm8k.version", 2))
 
 

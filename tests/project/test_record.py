@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock, Timeout
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vocagnolm import record
-from vocagnolm.record import check_output_directory, output_directory
+from vocagnolm.fields import options_of
+from vocagnolm.record import check_output_directory, differences, output_directory
+from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions, RunOptions
 
 RUN = "run.json"
 
@@ -93,3 +99,67 @@ def test_what_is_there_moves_aside_as_a_whole(
                 FileLock(run / ".run.json.lock", timeout=0).acquire()
         assert Path(f"run-earlier-{number}", RUN).read_text() == str(number)
         assert Path(f"run-earlier-{number}", "checkpoint-3").is_dir()
+
+
+# Settings
+
+ROLES: dict[str, list[str]] = {}
+for declared in options_of(ModelOptions, DataOptions, GuidanceOptions, RunOptions):
+    ROLES.setdefault(declared.role, []).append(declared.name)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+VALUES = SCALARS | st.lists(SCALARS) | st.dictionaries(st.text(), SCALARS)
+SETTINGS = st.dictionaries(st.sampled_from(ROLES["numbers"]), VALUES)
+FOLDERS = st.sampled_from(["/scratch/1", "/scratch/2", "/home/a"])
+# What is known about the content: nothing, one content or another.
+DIGESTS = st.sampled_from([None, ["a"], ["b"]])
+
+
+@given(before=SETTINGS, name=st.sampled_from(ROLES["numbers"]), value=VALUES)
+def test_differences_name_the_setting_that_changed(
+    before: dict[str, Any], name: str, value: Any
+) -> None:
+    read = json.loads(json.dumps(before))
+    assert differences(read, before) == []
+    changes = differences(read, {**before, name: value})
+    assert bool(changes) == (read.get(name) != value)
+    assert all(change.startswith(name) for change in changes)
+    # An earlier version may have had settings that are gone.
+    assert differences({**read, "retired": 1}, before) == []
+
+
+@given(
+    option=st.sampled_from(["dataset", "teacher"]),
+    folders=st.tuples(FOLDERS, FOLDERS),
+    digests=st.tuples(DIGESTS, DIGESTS),
+    files=st.sampled_from([("p", "p"), ("p", "q")]),
+    rest=SETTINGS,
+)
+def test_paths_count_by_their_names_where_the_content_is_known(
+    option: str,
+    folders: tuple[str, str],
+    digests: tuple[list[str] | None, list[str] | None],
+    files: tuple[str, str],
+    rest: dict[str, Any],
+) -> None:
+    digest_name = {"dataset": "corpus_digest", "teacher": "teacher_files"}[option]
+    before, now = [
+        rest | {option: [f"{folder}/{file}"], digest_name: digest}
+        for folder, file, digest in zip(folders, files, digests, strict=True)
+    ]
+    if digests[1] is None:
+        del now[digest_name]
+    expected = set()
+    if digests[0] and digests[1] and digests[0] != digests[1]:
+        expected.add(f"the content of {option} has changed")
+    if files[0] != files[1] or (folders[0] != folders[1] and not digests[0]):
+        expected.add(f"{option} was ")
+    changes = differences(before, now)
+    assert len(changes) == len(expected)
+    for change in changes:
+        assert any(change.startswith(words) for words in expected)
+
+
+def test_student_has_no_known_content() -> None:
+    """Nothing tells one checkpoint-500 from another."""
+    before = {"student": "/a/checkpoint-500", "corpus_digest": ["a"], "teacher_files": ["a"]}
+    assert differences(before, {"student": "/b/checkpoint-500"})

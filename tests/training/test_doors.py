@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, 
 from world import World
 
 from vocagnolm import VocAgnoConfig, VocAgnoTrainer, __main__, prepare_dataset
+from vocagnolm.record import differences
 from vocagnolm.run.parser import parse
 from vocagnolm.run.recipe import recipe_options
 from vocagnolm.training.batches import check_evaluation
-from vocagnolm.training.checkpoints import changed_settings
 
 SHORT: dict[str, Any] = {"max_length": 64, "per_device_train_batch_size": 8, "save_steps": 1}
 
@@ -75,7 +75,7 @@ OTHER_RUNS: list[tuple[str, dict[str, Any]]] = [
     ("learning_rate was ", {"learning_rate": 1e-3}),
     ("student was ", {"model": "OTHER"}),
     ("teacher was ", {"teacher": "STUDENT"}),
-    ("the documents have changed", {"train_dataset": "FEWER"}),
+    ("the content of dataset has changed", {"train_dataset": "FEWER"}),
 ]
 
 
@@ -268,9 +268,9 @@ def test_evaluation_that_steers_a_run_belongs_to_its_settings(world: World, tmp_
     assert evaluation(named, load_best_model_at_end=True, metric_for_best_model="a_loss") != first
     assert evaluation(rows[:3]) is None
     saved, now = {"evaluation": first}, {"evaluation": {"metric": "loss", "documents": {}}}
-    assert changed_settings(saved, now) == ["the evaluation that steers the run has changed"]
+    assert differences(saved, now) == ["the content of the evaluation has changed"]
     # The earlier part of the run was not steered.
-    assert changed_settings({}, now) == []
+    assert differences({}, now) == []
 
 
 def test_documents_may_be_given_to_an_evaluation(world: World, tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_run_goes_on_in_its_precision_when_another_processor_resumes_it(
     pretend(monkeypatch, None)
     # Another precision is another run.
     assert main.main([*argv, "--bf16=false"]) == 2
-    assert "--bf16 was True, now False" in capsys.readouterr().err
+    assert "bf16 was True, now False" in capsys.readouterr().err
     assert main.main(argv) == 0
     assert "as it began, and slow" in capsys.readouterr().out
     resumed = load_file(out / "model.safetensors")

@@ -20,7 +20,8 @@ from vocagnolm.evaluation.sampling import seed_of
 from vocagnolm.evaluation.tasks.benchmarks import Item
 from vocagnolm.evaluation.tasks.tasks import Task, read_records, text_sha256, to_line
 from vocagnolm.fields import OptionError
-from vocagnolm.shell.io import JsonObject, differences, json_or_empty, write_json, write_text
+from vocagnolm.record import differences
+from vocagnolm.shell.io import JsonObject, json_or_empty, write_json, write_text
 
 SETTINGS_FILE = "settings.json"
 
@@ -53,10 +54,10 @@ class RunDirectory:
         # A benchmark that is run now must have the settings that it had before. Shared settings
         # must be the same for the whole directory.
         if with_records or any(self.finished(name) for name in benchmarks):
-            changed = differences(_shared(earlier_settings), _shared(settings))
-            for name in benchmarks:
-                if name in earlier:
-                    changed += differences(earlier[name], benchmarks[name], prefix=f"{name} ")
+            before, now = _shared(earlier_settings), _shared(settings)
+            for name in earlier.keys() & benchmarks.keys():
+                before[name], now[name] = earlier[name], benchmarks[name]
+            changed = differences(before, now)
             if changed:
                 holder = f"{self.path} holds results of another evaluation"
                 raise ValueError(f"{holder} ({'; '.join(changed)}): give another --output_dir")

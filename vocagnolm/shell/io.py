@@ -1,6 +1,6 @@
 """Writes files that are complete or absent.
 
-It also formats differences, reasons, versions and tables. It prints nothing itself.
+It also formats reasons, versions and tables. It prints nothing itself.
 """
 
 import errno
@@ -166,28 +166,6 @@ def size_fault(directory: Path, files: Mapping[str, int]) -> str | None:
         if size != expected:
             return f"{name} has {size:,} bytes instead of {expected:,}"
     return None
-
-
-def differences(
-    before: Mapping[str, object], now: Mapping[str, object], *, prefix: str = ""
-) -> list[str]:
-    """List the settings in `now` that differ from before, as "NAME was X, now Y".
-
-    Of a setting that is a mapping, only what differs is listed, as "NAME.KEY was X, now Y".
-    """
-    # Earlier settings were read from JSON, where a tuple is a list.
-    before = json.loads(json.dumps(dict(before)))
-    now = json.loads(json.dumps(dict(now)))
-    lines = []
-    for name in sorted(now):
-        earlier, value = before.get(name), now[name]
-        if isinstance(earlier, dict) and isinstance(value, dict):
-            # A key that is gone counts as None.
-            value = dict.fromkeys(earlier) | value
-            lines += differences(earlier, value, prefix=f"{prefix}{name}.")
-        elif earlier != value:
-            lines.append(f"{prefix}{name} was {earlier}, now {value}")
-    return lines
 
 
 def count_reasons(reasons: Iterable[str]) -> str:

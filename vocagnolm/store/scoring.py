@@ -29,11 +29,10 @@ from vocagnolm.models.load import (
 )
 from vocagnolm.models.precision import choose_dtype
 from vocagnolm.readers import Reader, TeacherReaders, each_alone, teacher_reader
-from vocagnolm.record import check_output_directory
+from vocagnolm.record import check_output_directory, differences
 from vocagnolm.shell.dist import connect, rank0
 from vocagnolm.shell.io import (
     count_reasons,
-    differences,
     versions,
 )
 from vocagnolm.shell.printing import print_main

@@ -12,8 +12,9 @@ from pathlib import Path
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from vocagnolm.fields import OptionError, at_shell, named
-from vocagnolm.shell.io import MANIFEST_FILE, differences, json_or_empty, size_fault, write_json
+from vocagnolm.fields import OptionError, named
+from vocagnolm.record import Record, differences
+from vocagnolm.shell.io import MANIFEST_FILE, json_or_empty, size_fault, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -21,27 +22,6 @@ logger = logging.getLogger(__name__)
 _REPLACED = "-replaced"
 # A network file system may list the files of another machine up to this many seconds late.
 _VISIBLE_S = 60
-Settings = Mapping[str, object]
-# These settings are no options, so their values say nothing to the user. Here is what it means if
-# they differ.
-_CHANGES = {
-    "corpus_digest": "the documents have changed",
-    "blocks": "the documents have changed",
-    "chat_templates_sha256": "a chat template has changed",
-    "teacher_losses_sha256": "the losses in --teacher_losses have changed",
-    "teacher_files": "the files of --teacher have changed",
-    "own_code_sha256": "your code of --method or --aggregation has changed",
-    "evaluation": "the evaluation that steers the run has changed",
-}
-
-
-# These digests identify the content of files that options name. A student has none, so that another
-# one with the name checkpoint-500 is refused.
-_DIGESTS = {
-    "dataset": "corpus_digest",
-    "teacher": "teacher_files",
-    "teacher_losses": "teacher_losses_sha256",
-}
 
 
 def checkpoints(directory: Path) -> list[Path]:
@@ -65,7 +45,7 @@ def step_of(checkpoint: str | Path) -> int:
     return int(json_or_empty(Path(checkpoint) / TRAINER_STATE_NAME).get("global_step", 0))
 
 
-def checkpoint_fault(checkpoint: str | Path, settings: Settings | None = None) -> str | None:
+def checkpoint_fault(checkpoint: str | Path, settings: Record | None = None) -> str | None:
     """Return why a run with these settings cannot resume from a checkpoint, or None."""
     path = Path(checkpoint)
     if not path.is_dir():
@@ -86,52 +66,13 @@ def checkpoint_fault(checkpoint: str | Path, settings: Settings | None = None) -
     before = manifest.get("run")
     if not before:
         return "it lacks the settings of its run, so that it may be of another one"
-    changes = changed_settings(before, settings)
+    changes = differences(before, settings)
     if changes:
         return f"it is of a run with other settings ({'; '.join(changes)})"
     return None
 
 
-def changed_settings(before: Settings, settings: Settings) -> list[str]:
-    """List what differs between an earlier run and a run with these settings."""
-    options = {}
-    for name, value in settings.items():
-        if name not in _CHANGES and not _is_moved(name, before, settings):
-            options[name] = value
-    changes = differences(before, options, prefix="--" if at_shell.get() else "")
-    for name, change in _CHANGES.items():
-        # Only a run that has them, too, can be compared.
-        if name not in before or name not in settings:
-            continue
-        # The documents have two of these settings.
-        if differences(before, {name: settings[name]}) and change not in changes:
-            changes.append(change)
-    return changes
-
-
-def _is_moved(name: str, before: Settings, settings: Settings) -> bool:
-    """Test whether an option names files of the same names in another directory.
-
-    A scheduler may give each start of a job its own scratch directory. The content is compared by
-    its digest, as soon as that is known.
-    """
-    if not before.get(_DIGESTS.get(name, "")):
-        return False
-    return _without_folders(before.get(name)) == _without_folders(settings[name])
-
-
-def _without_folders(value: object) -> object:
-    """Cut absolute paths to their last parts, also within lists and dictionaries."""
-    if isinstance(value, str):
-        return Path(value).name if Path(value).is_absolute() else value
-    if isinstance(value, list | tuple):
-        return [_without_folders(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _without_folders(item) for name, item in value.items()}
-    return value
-
-
-def newest_checkpoint(directory: Path, settings: Settings | None = None) -> str | None:
+def newest_checkpoint(directory: Path, settings: Record | None = None) -> str | None:
     """Return the newest checkpoint that a run can resume from, and warn about newer ones."""
     for path in checkpoints(directory):
         # An older checkpoint costs the steps since then, which is better than a run that cannot
@@ -143,7 +84,7 @@ def newest_checkpoint(directory: Path, settings: Settings | None = None) -> str 
     return None
 
 
-def resolve(option: str | None, directory: Path, settings: Settings | None = None) -> str | None:
+def resolve(option: str | None, directory: Path, settings: Record | None = None) -> str | None:
     """Return the checkpoint that `--resume_from_checkpoint` means, or None to start over.
 
     "auto" is the newest good one, if any. A path is where the run begins. After the run has saved a
@@ -191,7 +132,7 @@ def sizes(directory: Path) -> dict[str, int]:
 
 
 def finish_checkpoint(
-    staged: Path, final: Path, manifest: Settings, files: Mapping[str, int]
+    staged: Path, final: Path, manifest: Record, files: Mapping[str, int]
 ) -> None:
     """Write the manifest of a staged checkpoint, and give it its name.
 

@@ -29,12 +29,11 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from vocagnolm.fields import at_shell
-from vocagnolm.record import output_directory
+from vocagnolm.record import Record, output_directory
 from vocagnolm.shell.dist import rank0
 from vocagnolm.shell.extras import check_transformers, unsupported
 from vocagnolm.shell.io import MANIFEST_FILE, RUN_FILE, json_or_empty, told_of_full_disk
 from vocagnolm.training.checkpoints import (
-    Settings,
     checkpoint_fault,
     checkpoints,
     finish_checkpoint,
@@ -97,7 +96,7 @@ class ResumableTrainer(Trainer):
             # With a limit of 1, Trainer removes all checkpoints but the best when it returns. Then
             # a run that a signal has stopped could not resume from its last step.
             self.args.save_total_limit = 2
-        self.settings: Settings = {}
+        self.settings: Record = {}
         self.skipped: Mapping[str, Sequence[tuple[int, str]]] = {}
         self.orders_steps = False
         # True only inside `_save_checkpoint`, where it redirects files to the staging directory.

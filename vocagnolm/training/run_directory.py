@@ -5,17 +5,14 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vocagnolm.fields import OptionError, named
-from vocagnolm.record import check_output_directory
+from vocagnolm.record import Record, check_output_directory, differences
 from vocagnolm.shell.io import MANIFEST_FILE, RUN_FILE, json_or_empty, size_fault, write_json
 from vocagnolm.training.checkpoints import (
-    Settings,
-    changed_settings,
     checkpoint_fault,
     newest_checkpoint,
     resolve,
@@ -24,7 +21,7 @@ from vocagnolm.training.checkpoints import (
 logger = logging.getLogger(__name__)
 
 
-def check_settings(directory: Path, settings: Settings, checkpoint: str | None = None) -> None:
+def check_settings(directory: Path, settings: Record, checkpoint: str | None = None) -> None:
     """Check that the output directory and the checkpoint belong to a run with these settings.
 
     Raises:
@@ -34,7 +31,7 @@ def check_settings(directory: Path, settings: Settings, checkpoint: str | None =
     # Until something is saved, the user may still change the settings.
     changes = []
     if settings_there and holds_results(directory):
-        changes = changed_settings(settings_there, settings)
+        changes = differences(settings_there, settings)
     if changes:
         raise ValueError(
             f"{directory} holds a run with other settings ({'; '.join(changes)}): give another "
@@ -63,7 +60,7 @@ class Start:
 
 def find_start(
     directory: Path,
-    settings: Settings,
+    settings: Record,
     resume_from_checkpoint: str | None,
     documents: Sequence[str] = (),
 ) -> Start:
@@ -90,7 +87,7 @@ def holds_results(directory: Path) -> bool:
     return any(any(directory.glob(pattern)) for pattern in patterns)
 
 
-def check_models(directory: Path, settings: Mapping[str, Any]) -> None:
+def check_models(directory: Path, settings: Record) -> None:
     """Raise a ValueError if a run would move away a model that it reads."""
     models = [settings.get("student"), *(settings.get("teacher") or ())]
     if str(directory.resolve()) in models:
@@ -100,7 +97,7 @@ def check_models(directory: Path, settings: Mapping[str, Any]) -> None:
 
 
 def describe_run(
-    directory: Path, settings: Settings, skipped: Mapping[str, Sequence[tuple[int, str]]]
+    directory: Path, settings: Record, skipped: Mapping[str, Sequence[tuple[int, str]]]
 ) -> None:
     """Write a run's settings into its directory, with lists of the documents that it skips."""
     if settings:
