@@ -166,16 +166,6 @@ def test_card_has_the_papers_protocol(
     assert path.read_text() == theirs
 
 
-def test_protocols_do_not_share_a_directory(
-    argv: list[str], chat_argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    there = ["--output_dir", str(tmp_path / "out")]
-    assert evaluate_math.main([*chat_argv, *there]) == 0
-    capsys.readouterr()
-    assert evaluate_math.main([*argv, *there]) == 2
-    assert "protocol was {'" in capsys.readouterr().err
-
-
 def test_chat_needs_a_template(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate_math.main([*argv, "--chat"]) == 2
     assert "--chat needs a chat template" in capsys.readouterr().err

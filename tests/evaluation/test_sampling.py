@@ -38,18 +38,9 @@ def test_seeds_are_those_of_earlier_versions() -> None:
 
 def test_seeds_differ_by_benchmark_item_and_sample() -> None:
     outputs = itertools.product(("gsm8k", "math"), range(300), range(8))
-    seeds = [seed_of(*output) for output in outputs]
-    assert len(set(seeds)) == len(seeds)
-    assert all(0 <= seed < 2**32 for seed in seeds)
-
-
-def test_numbers_are_uniform() -> None:
-    numbers = [uniform(seed, place) for seed in range(100) for place in range(100)]
-    assert min(numbers) >= 0
-    assert max(numbers) < 1
-    counts, _ = np.histogram(numbers, bins=20, range=(0, 1))
-    # Each of 20 bins has 500 of 10,000, give or take 22.
-    assert abs(counts - 500).max() < 110
+    seeds = {seed_of(*output) for output in outputs}
+    assert len(seeds) == 2 * 300 * 8
+    assert max(seeds) < 2**32
 
 
 # Tokens
@@ -163,16 +154,6 @@ def test_outputs_equal_drawing_token_by_token_in_any_batch(
     assert texts_of(HFEngine(model, tokenizer, 4), [7, 2, 5], [stop]) == {
         place: expected[place] for place in (7, 2, 5)
     }
-
-
-def test_outputs_of_one_prompt_differ_by_their_seeds(model: Any, tokenizer: Tokenizer) -> None:
-    engine = HFEngine(model, tokenizer, 4)
-    texts = []
-    for group in engine.generate(["Ben"] * 6, (), NEW_TOKENS, SAMPLING, [1, 2, 3, 4, 5, 1]):
-        texts += [(completion.index, completion.text) for completion in group]
-    _, in_order = zip(*sorted(texts), strict=True)
-    assert len(set(in_order)) == 5
-    assert in_order[0] == in_order[5]
 
 
 # Accuracies
