@@ -8,7 +8,8 @@ not used. This module knows no tokenizer.
 import glob
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from huggingface_hub import metadata_load
 from vocagnolm.fields import OptionError, named
 from vocagnolm.rows import KINDS, kind_of, read_rows
 from vocagnolm.shell.hub import check_name
-from vocagnolm.shell.io import FullDiskError, disk_fault
+from vocagnolm.shell.io import FullDiskError, told_of_full_disk
 from vocagnolm.texts import (
     FORMAT,
     are_conversations,
@@ -150,15 +151,16 @@ def describe_files(
     read: set[Path] = set()
     for name in names:
         read.update(file for file in files[name] if not _is_empty(file))
-    plural = "" if len(read) == 1 else "s"
-    description = f"read {len(read):,} file{plural} of {' and '.join(names)}"
     left_out = []
-    for file in sorted(path.resolve().rglob("*")):
-        relative = file.relative_to(path.resolve())
+    root = path.resolve()
+    for file in sorted(root.rglob("*")):
+        relative = file.relative_to(root)
         is_hidden = any(part.startswith(".") for part in relative.parts)
         is_read = not read.isdisjoint([file, *file.parents])
         if file.is_file() and not is_hidden and not is_read and file.name != "README.md":
             left_out.append(f"{relative} (empty)" if _is_empty(file) else str(relative))
+    plural = "" if len(read) == 1 else "s"
+    description = f"read {len(read):,} file{plural} of {' and '.join(names)}"
     if left_out:
         description += f"; left out: {', '.join(left_out[:_MAX_LISTED_FILES])}"
     if len(left_out) > _MAX_LISTED_FILES:
@@ -186,15 +188,20 @@ def _local_path(dataset: str, option: str) -> Path | None:
 
 def _files_by_split(path: Path, config_name: str | None, option: str) -> dict[str, list[Path]]:
     """Return the files of a path by split. A directory of `save_to_disk` stands for its files."""
-    is_file = path.is_file()
-    if config_name and is_file:
-        raise OptionError("dataset_config", f"{config_name}: {path} is a file, which has none")
-    if is_file or (path / _STATE).is_file():
+    if path.is_file():
+        if config_name:
+            raise OptionError("dataset_config", f"{config_name}: {path} is a file, which has none")
+        return {TRAIN: [path]}
+    # The library resolves links to the directory, too.
+    path = path.resolve()
+    if (path / _STATE).is_file():
         return {TRAIN: [path]}
     if (path / "dataset_dict.json").is_file():
         return {state.parent.name: [state.parent] for state in sorted(path.glob(f"*/{_STATE}"))}
+    with _in_one_line(option, path):
+        data_files = _data_files(path, config_name)
     splits = {}
-    for split, names in _try(lambda: _data_files(path, config_name), option, path).items():
+    for split, names in data_files.items():
         files = _one_kind(sorted(set(map(Path, names))))
         # A directory that is part of a dataset may lack some of its splits.
         if files:
@@ -303,11 +310,13 @@ def _read_file(file: Path, text_column: str | None, option: str) -> datasets.Dat
     """Read a file, or a directory of `save_to_disk`. None stands for one without rows."""
     kind = kind_of(file)
     if file.is_dir():
-        corpus = _try(lambda: datasets.load_from_disk(str(file)), option, file)
+        with _in_one_line(option, file):
+            corpus = datasets.load_from_disk(str(file))
     elif _is_empty(file):
         return None
     elif kind == "parquet":
-        metadata = _try(lambda: pq.read_metadata(file), option, file)
+        with _in_one_line(option, file):
+            metadata = pq.read_metadata(file)
         if not metadata.num_rows:
             return None
         names = metadata.schema.to_arrow_schema().names
@@ -326,13 +335,16 @@ def _read_file(file: Path, text_column: str | None, option: str) -> datasets.Dat
 def _load(builder: str, file: Path, option: str, **options: Any) -> Any:
     """Read one file with a builder of `datasets`."""
     # Escape the path, because `datasets` treats it as a pattern, and names may contain [ or *.
-    options |= {"data_files": glob.escape(str(file)), "split": TRAIN}
-    return _try(lambda: datasets.load_dataset(builder, **options), option, file)
+    name = glob.escape(str(file))
+    with _in_one_line(option, file):
+        corpus = datasets.load_dataset(builder, data_files=name, split=TRAIN, **options)
+    return corpus
 
 
 def _read_rows(file: Path, text_column: str | None, option: str) -> datasets.Dataset | None:
     """Read the documents or conversations in the rows of a file, and cache them."""
-    columns, reason = _try(lambda: _columns_of(file), option, file)
+    with _in_one_line(option, file):
+        columns, reason = _columns_of(file)
     if not columns and not reason:
         return None
     if not columns:
@@ -344,18 +356,15 @@ def _read_rows(file: Path, text_column: str | None, option: str) -> datasets.Dat
     status = file.stat()
     key = (str(file.absolute()), status.st_size, status.st_mtime_ns, names, turns, FORMAT)
     fingerprint = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
-    corpus = _try(
-        lambda: datasets.Dataset.from_generator(
+    with _in_one_line(option, file):
+        corpus = datasets.Dataset.from_generator(
             _records,
             features=features_of(turns),
             # Lists would stand for shards.
             gen_kwargs={"file": file, "names": tuple(names), "turns": turns},
             fingerprint=fingerprint,
             writer_batch_size=_BATCH_ROWS,
-        ),
-        option,
-        file,
-    )
+        )
     # The first time, the dataset knows more about itself than later, when it is read from the
     # cache. The fingerprint of everything computed from it would differ.
     return datasets.Dataset(corpus.data, fingerprint=fingerprint)
@@ -384,27 +393,24 @@ def _records(file: Path, names: Sequence[str], turns: bool) -> Iterator[dict[str
 
 def _read_hub(dataset: str, option: str, **options: object) -> Any:
     """Read a dataset from the hub."""
-    name = f"{dataset} (no file or directory here, so a hub dataset)"
-    return _try(lambda: datasets.load_dataset(dataset, **options), option, name)
+    with _in_one_line(option, f"{dataset} (no file or directory here, so a hub dataset)"):
+        corpus = datasets.load_dataset(dataset, **options)
+    return corpus
 
 
-def _try(read: Callable[[], Any], option: str, name: str | Path) -> Any:
-    """Call `read`, and reduce what it raises to one line with the option, name and reason."""
+@contextmanager
+def _in_one_line(option: str, name: str | Path) -> Iterator[None]:
+    """Reduce what a library raises to one line with the option, the name and the reason."""
     # The library also logs its errors, in several lines.
     logging.getLogger("datasets").setLevel(logging.CRITICAL)
+    cache = Path(datasets.config.HF_DATASETS_CACHE)
     try:
-        return read()
+        with told_of_full_disk(cache, lambda: "Set HF_DATASETS_CACHE to another disk"):
+            yield
+    except FullDiskError:
+        raise
     # A broken file can raise anything, and decompression errors are not wrapped.
     except Exception as error:
-        # `datasets` raises its own error, with the system's error as the cause.
-        full_disk = disk_fault(error)
-        if not full_disk and error.__cause__:
-            full_disk = disk_fault(error.__cause__)
-        if full_disk:
-            # The file is fine, but the disk with the cache is full.
-            cache = datasets.config.HF_DATASETS_CACHE
-            advice = "Free some room, or set HF_DATASETS_CACHE to another disk"
-            raise FullDiskError(f"{cache} cannot be written to: {full_disk}. {advice}") from error
         # The library wraps the error that has the helpful message.
         reason = " ".join(str(error.__cause__ or error).split())
         raise OptionError(option, f"{name} cannot be read: {reason}") from error

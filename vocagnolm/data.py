@@ -35,8 +35,9 @@ from vocagnolm.conventions import IntArray
 from vocagnolm.cutting import cut_text
 from vocagnolm.fields import OptionError
 from vocagnolm.layout import lay_out
-from vocagnolm.readers import Reader, TeacherReaders
+from vocagnolm.readers import Lacking, Reader, TeacherReaders, each_alone
 from vocagnolm.shell.io import count_reasons
+from vocagnolm.spans import Tokens
 from vocagnolm.texts import is_conversations, usable_in
 
 # Raise it when the columns or the segmentation change, so that old caches are not read.
@@ -290,6 +291,11 @@ def _align_parts(
     return datasets.concatenate_datasets(in_order).with_format(None)
 
 
+# Documents by index, their texts, the tokens of the student and of every teacher, and the documents
+# that teachers lack.
+_Reading = tuple[list[int], list[str], Tokens, list[Tokens], Lacking]
+
+
 @dataclass(frozen=True)
 class _Aligner:
     """Makes the rows of documents, or of conversations if `train_on` is given."""
@@ -320,20 +326,24 @@ class _Aligner:
 
     def _texts(self, texts: Mapping[int, str], skipped: dict[int, str]) -> pa.Table:
         """Make the rows of texts by index. Texts without rows are added to `skipped`."""
-        documents = list(texts)
-        contents = list(texts.values())
-        try:
-            student_tokens = self.student.read(contents)
+
+        def read(documents: list[int]) -> list[_Reading | None]:
+            contents = [texts[document] for document in documents]
             teacher_tokens, lacking = self.teachers.read(contents)
-        except ValueError as error:
-            # One of the documents fails. Read each alone, so that only that one is skipped.
-            if len(texts) > 1:
-                tables = []
-                for index, content in texts.items():
-                    tables.append(self._texts({index: content}, skipped))
-                return pa.concat_tables(tables)
-            skipped.update(dict.fromkeys(texts, str(error)))
-            return self.schema.empty_table()
+            return [(documents, contents, self.student.read(contents), teacher_tokens, lacking)]
+
+        def failed(document: int, error: ValueError) -> None:
+            skipped[document] = str(error)
+
+        tables = [self.schema.empty_table()]
+        for reading in each_alone(read, list(texts), failed):
+            if reading:
+                tables.append(self._segments(reading, skipped))
+        return pa.concat_tables(tables)
+
+    def _segments(self, reading: _Reading, skipped: dict[int, str]) -> pa.Table:
+        """Cut documents whose tokens are known. Documents without rows are added to `skipped`."""
+        documents, contents, student_tokens, teacher_tokens, lacking = reading
         limits = self._limits(self.student.text_limit)
         models = [student_tokens]
         models += teacher_tokens

@@ -284,10 +284,12 @@ def test_held_out_split_is_never_read_by_accident(tmp_path: Path) -> None:
     assert "test" in error_of(tmp_path, split=None)
 
 
-def test_dataset_of_save_to_disk_is_read(tmp_path: Path) -> None:
+def test_dataset_of_save_to_disk_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "n": [1, 2, 3]})
     rows.select([2, 0]).save_to_disk(str(tmp_path / "saved"))
-    assert texts_of(tmp_path / "saved") == ["c", "a"]
+    monkeypatch.chdir(tmp_path)
+    assert texts_of(Path("saved")) == ["c", "a"]
+    assert describe_files("saved") == "read 1 file of train"
 
 
 def test_links_of_a_hub_cache_are_followed(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from datasets.naming import camelcase_to_snakecase
-from datasets.packaged_modules.json.json import Json
 from hub import serving
 from huggingface_hub import constants
 
@@ -24,7 +22,6 @@ def online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, value in {"OFFLINE": False, "CACHE": str(tmp_path / "hub")}.items():
         monkeypatch.setattr(constants, f"HF_HUB_{name}", value)
     monkeypatch.setattr(constants, "ENDPOINT", NOWHERE)
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "made"))
     asked = hub._unreachable
     asked.cache_clear()
     hub._warn_once.cache_clear()
@@ -65,7 +62,6 @@ def test_look_up_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
     [
         ("model", "hub/models--org--name/snapshots"),
         ("dataset", "hub/datasets--org--name/snapshots"),
-        ("dataset", "made/org___name"),
     ],
 )
 def test_cache_is_read_with_a_warning_where_the_hub_is_away(
@@ -95,42 +91,3 @@ def test_nothing_is_told_where_the_hub_answers_or_is_not_asked(
         # Once, even if the answer is that there is nothing.
         assert len(stand_in.requests) == 1
     assert not caplog.messages
-
-
-@pytest.mark.parametrize(
-    ("directory", "name", "is_cached"),
-    [
-        ("org___fine_math-4plus", "org/FineMath-4plus", True),
-        ("org___fine_math-4plus", "org/finemath-4plus", False),
-        ("org___name", "org/name", True),
-        ("org___other", "org/name", False),
-        ("org___na_me", "org/name", False),
-        ("another___name", "org/name", False),
-        ("gsm8k", "gsm8k", True),
-        ("org___gsm8k", "gsm8k", False),
-    ],
-)
-def test_cached_data_set_is_the_one_that_is_named(
-    directory: str, name: str, is_cached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / directory).mkdir()
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
-    assert hub._is_cached(name, "dataset") == is_cached
-    assert not hub._is_cached(name, "model")
-
-
-def test_cached_data_set_is_found_where_datasets_puts_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = "Some-Org/FineMath-HTMLPages_v2"
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert not hub._is_cached(name, "dataset")
-    builder = Json(
-        cache_dir=str(tmp_path),
-        repo_id=name,
-        dataset_name=camelcase_to_snakecase(name.rpartition("/")[2]),
-        data_files={"train": []},
-    )
-    Path(builder.cache_dir).mkdir(parents=True)
-    assert hub._is_cached(name, "dataset")

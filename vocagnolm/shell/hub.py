@@ -1,7 +1,6 @@
 """Names on the hub, checked in seconds. The libraries ask five times before they give up."""
 
 import logging
-import os
 import re
 from functools import cache
 from pathlib import Path
@@ -58,37 +57,15 @@ def check_name(option: str, name: str, kind: Kind = "model") -> None:
     if not fault:
         return
     reason = f"{constants.ENDPOINT} cannot be reached ({fault})"
-    if not _is_cached(repository, kind):
+    # The directory of the model ORGANISATION/NAME is models--ORGANISATION--NAME.
+    snapshots = Path(constants.HF_HUB_CACHE, f"{kind}s--{repository.replace('/', '--')}/snapshots")
+    if not snapshots.is_dir():
         raise OptionError(
             option,
             f"{name}: {absent}, and {reason}: give one, or put it into the cache and "
             "set HF_HUB_OFFLINE=1",
         )
     _warn_once(f"{reason}: set HF_HUB_OFFLINE=1 to read what is cached at once")
-
-
-def _is_cached(name: str, kind: Kind) -> bool:
-    """Test whether the libraries' caches have a model or dataset."""
-    # The directory of the model ORGANISATION/NAME is models--ORGANISATION--NAME.
-    snapshots = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}", "snapshots")
-    if snapshots.is_dir():
-        return True
-    if kind == "model":
-        return False
-    # The import takes a second, so it comes after the cache above.
-    from datasets.naming import camelcase_to_snakecase
-
-    # `datasets` has its own cache for the tables that it made from files. There, the name of a
-    # dataset is in snake case, and its organisation unchanged: HuggingFaceTB/FineMath is
-    # HuggingFaceTB___fine_math.
-    tables_cache = Path(
-        os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets")
-    ).expanduser()
-    organisation, separator, short_name = name.rpartition("/")
-    cached_name = camelcase_to_snakecase(short_name)
-    if separator:
-        cached_name = f"{organisation}___{cached_name}"
-    return Path(tables_cache, cached_name).is_dir()
 
 
 @cache

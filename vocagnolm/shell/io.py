@@ -68,7 +68,7 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 def disk_fault(error: BaseException) -> str | None:
-    """Return what the system says if any library's error is about a full disk, else None."""
+    """Return what the system says if an error, or its cause, is about a full disk, else None."""
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         return os.strerror(error.errno)
     text = str(error)
@@ -79,7 +79,7 @@ def disk_fault(error: BaseException) -> str | None:
     # PyTorch names the source file of its archive writer, and says nothing about the disk.
     if isinstance(error, RuntimeError) and "inline_container.cc" in text:
         return "the disk is full, or cannot be written to"
-    return None
+    return disk_fault(error.__cause__) if error.__cause__ else None
 
 
 @contextmanager
