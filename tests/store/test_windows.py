@@ -27,7 +27,7 @@ def test_windows_score_every_token_once_with_enough_context(
 ) -> None:
     min_context = data.draw(st.integers(1, context - 2)) if data else 1
     ids = list(range(100, 100 + tokens))  # all different, so that an id is a place
-    found = list(windows(7, ids, START, context, min_context))
+    found = list(windows(7, [START, *ids], context, min_context))
     scored: list[int] = []
     for window in found:
         assert window.document == 7
@@ -46,7 +46,7 @@ def test_windows_score_every_token_once_with_enough_context(
 
 def test_windows_end_when_the_context_leaves_no_room() -> None:
     with pytest.raises(AssertionError):
-        list(itertools.islice(windows(0, list(range(9)), START, 5, 4), 20))
+        list(itertools.islice(windows(0, list(range(9)), 5, 4), 20))
 
 
 # Hugging Face models

@@ -39,7 +39,7 @@ from vocagnolm.shell.printing import print_main
 from vocagnolm.spans import Encoding, encode_batch, encode_rendered
 from vocagnolm.store import format as store
 from vocagnolm.store.server import ServerScorer, answer_files
-from vocagnolm.store.windows import HFScorer, Report, Window, document_windows
+from vocagnolm.store.windows import HFScorer, Report, Window, windows
 from vocagnolm.texts import is_conversations, joined, read_texts, reasons_in
 from vocagnolm.tokenizer import tokenizer_sha256
 
@@ -429,11 +429,12 @@ def _score_windows(
 ) -> tuple[list[list[store.LossArray]], dict[int, str]]:
     """Score documents in windows. Returns each one's losses, and why some cannot be scored."""
     all_windows: list[Window] = []
-    # A rendered conversation has its own start token. A document gets one.
-    start = None if job.template else job.reader.start
     for number, encoding in enumerate(encodings):
         ids = encoding.ids.tolist()
-        all_windows += document_windows(number, ids, start, job.reader.limit, job.min_context)
+        # A rendered conversation has its own start token. A document gets one.
+        if not job.template:
+            ids.insert(0, job.reader.start)
+        all_windows += windows(number, ids, job.reader.limit, job.min_context)
     # The windows of a document score its tokens in order, each token once.
     rows: list[list[store.LossArray]] = [[] for _ in encodings]
     failed: dict[int, str] = {}

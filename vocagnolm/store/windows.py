@@ -30,15 +30,14 @@ class Window:
     scored: int
 
 
-def windows(
-    document: int, ids: Sequence[int], start: int, context: int, min_context: int
-) -> Iterator[Window]:
+def windows(document: int, ids: Sequence[int], context: int, min_context: int) -> Iterator[Window]:
     """Cut a document into windows. Each scores the tokens that those before it did not.
 
-    A window has at most `context` tokens, including `start`. A further window has `min_context`
-    tokens, less than `context` - 1, before those that it scores.
+    The first of `ids` is the start token, with which every window begins. A window has at most
+    `context` tokens. A further window has `min_context` tokens, less than `context` - 1, before
+    those that it scores.
 
-    >>> [(w.ids, w.scored) for w in windows(0, [1, 2, 3, 4, 5], start=9, context=4, min_context=1)]
+    >>> [(w.ids, w.scored) for w in windows(0, [9, 1, 2, 3, 4, 5], context=4, min_context=1)]
     [([9, 1, 2, 3], 3), ([9, 3, 4, 5], 2)]
     """
     # With a context of 6 and at least 2 tokens of it before what is scored (in capitals):
@@ -50,6 +49,9 @@ def windows(
     # A window has a start token and `min_context` tokens, and must have room for one more: else it
     # would score nothing, and the loop would never end.
     assert min_context < context - 1, f"no room after {min_context} tokens in {context}"
+    if not ids:
+        return
+    start, ids = ids[0], ids[1:]
     # The tokens before `at` are already scored.
     at = 0
     while at < len(ids):
@@ -58,15 +60,6 @@ def windows(
         # The tokens from `first` to `at` are read again as context, and get no loss here.
         yield Window(document, [start, *ids[first:last]], last - at)
         at = last
-
-
-def document_windows(
-    document: int, ids: Sequence[int], start: int | None, context: int, min_context: int
-) -> Iterator[Window]:
-    """Cut a document's tokens into windows. Without a `start`, its own first token is used."""
-    if start is not None:
-        return windows(document, ids, start, context, min_context)
-    return windows(document, ids[1:], ids[0], context, min_context) if ids else iter(())
 
 
 # Gets the number of tokens that were scored since the last call.
