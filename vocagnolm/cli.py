@@ -150,6 +150,14 @@ class Parser(OneLineErrors):
         )
         return action
 
+    def add_options(self, kind: type, names: str, **settings: Any) -> None:
+        """Add some of the options that a dataclass declares. `settings` replace what it says."""
+        for declared in options_of(kind):
+            if declared.name in names.split():
+                of_argparse = _settings_of_argparse(declared, *kinds_of(kind)[declared.name])
+                of_argparse |= {"default": declared.default, "hub": declared.hub}
+                self.add_argument(f"--{declared.name}", **(of_argparse | settings))
+
     def _check_combinations(self, values: dict[str, Any]) -> None:
         """Raise an OptionError for an option that has no effect beside the others.
 

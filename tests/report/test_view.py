@@ -284,11 +284,12 @@ def test_option_is_refused_when_it_has_no_effect(
     models: dict[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pages.jsonl").write_text('{"text": "one"}\n' * 4)
-    with pytest.raises(ValueError, match=f"^(--)?{option.split()[0].strip('-')} "):
-        look(models, *source.split(), *option.split())
+    assert inspect.main(options(models, *source.split(), *option.split())) == 2
+    assert f"error: {option.split()[0]} " in capsys.readouterr().err
 
 
 def test_command_stops_when_losses_are_not_finite(

@@ -16,18 +16,18 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from vocagnolm.chat.reading import TRAIN_ON, TrainOn
 from vocagnolm.cli import Parser, shell
 from vocagnolm.conventions import TEXT, NonFiniteLoss
-from vocagnolm.fields import OptionError, corpora_of, listed
-from vocagnolm.method import AGGREGATIONS, Selection, Unmapped
+from vocagnolm.fields import OptionError, corpora_of, in_range, listed, options_of
+from vocagnolm.method import Method
 from vocagnolm.record import check_output_directory, output_directory
 from vocagnolm.report.view import GuidanceView, TextView, view_tokens
 from vocagnolm.shell.io import write_text
+from vocagnolm.training.options import GuidanceOptions, LoadOptions, ModelOptions, PackOptions
 
 if TYPE_CHECKING:
     import datasets
@@ -48,41 +48,27 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     source.add_argument("--text", help="Text to show.")
     corpus_help = "A file, a directory or a hub name, as for train."
     add("--dataset", group=source, hub="dataset", help=corpus_help)
-    indices = "Documents to show, counted from 0; default: 0."
     # A text on the command line is a document by itself.
-    of_dataset = partial(add, needs=["dataset"])
-    of_dataset("--document", type=int, nargs="+", default=[0], metavar="INDEX", help=indices)
+    of_dataset: dict[str, Any] = {"needs": ["dataset"]}
+    indices = "Documents to show, counted from 0; default: 0."
+    add("--document", type=int, nargs="+", default=[0], metavar="INDEX", help=indices, **of_dataset)
     parser.add_dataset(source=False)
+    parser.add_options(PackOptions, "student_chat_template", **of_dataset)
+    parser.add_options(PackOptions, "teacher_chat_template", nargs=1, **of_dataset)
+    parser.add_options(PackOptions, "train_on", default=TRAIN_ON[0], **of_dataset)
+    model_help = "Causal LM: a hub name or a directory."
+    add("--student", required=True, hub="model", help=model_help)
+    parser.add_options(LoadOptions, "student_revision student_tokenizer")
     # With one teacher these values are lists, as those of several teachers are in vocagnolm train.
-    for role, number in (("student", None), ("teacher", 1)):
-        model_help = "Causal LM: a hub name or a directory."
-        add(f"--{role}", nargs=number, required=True, hub="model", help=model_help)
-        add(f"--{role}_revision", nargs=number, help="Branch, tag or commit on the hub.")
-        tokenizer_help = "If it is not stored with the weights."
-        add(f"--{role}_tokenizer", nargs=number, hub="model", help=tokenizer_help)
-        of_dataset(
-            f"--{role}_chat_template",
-            nargs=number,
-            help="plain, chatml or a file; default: its own.",
-        )
+    add("--teacher", nargs=1, required=True, hub="model", help=model_help)
+    parser.add_options(LoadOptions, "teacher_revision teacher_tokenizer", nargs=1)
     parser.add_dtype(" of the teacher (the student's is float32)")
-    add("--attn_implementation", help="As in from_pretrained.")
-    add("--trust_remote_code", action="store_true")
+    parser.add_options(LoadOptions, "attn_implementation trust_remote_code")
     add("--max_length", type=int, help="Student tokens per part; default: 2048 or its context.")
-    add("--selection", choices=get_args(Selection), default="top_k", help="As for train.")
-    add("--top_k", type=float, default=0.4, help="Share of the tokens to keep (Eq. 4).")
-    add("--aggregation", choices=AGGREGATIONS, default="max", help="As for train (Eq. 2).")
-    add(
-        "--unmapped",
-        choices=get_args(Unmapped),
-        default="include",
-        help="As for train (Section 6.2).",
-    )
-    of_dataset("--train_on", choices=TRAIN_ON, default=TRAIN_ON[0], help="As for train.")
+    parser.add_options(Method, "selection top_k aggregation unmapped")
     add("--output_dir", type=Path, help=f"For {PAGE}.")
     arguments = parser.parse_args(argv)
-    if min(arguments.document) < 0:
-        raise OptionError("document", f"must not be negative, got {min(arguments.document)}")
+    in_range(arguments, "[0, inf)", "document")
     return arguments
 
 
@@ -111,7 +97,6 @@ def build_view(arguments: argparse.Namespace) -> GuidanceView:
     from vocagnolm.shell.dist import is_on_cpu
     from vocagnolm.token_loss import add_token_losses
     from vocagnolm.training.models import load_weights, read_models
-    from vocagnolm.training.options import GuidanceOptions, ModelOptions
 
     # Rename options that have another name or default here.
     values = vars(arguments) | {"teacher_dtype": arguments.dtype}
@@ -126,6 +111,10 @@ def build_view(arguments: argparse.Namespace) -> GuidanceView:
     model_options = from_values(ModelOptions)
     guidance_options = from_values(GuidanceOptions)
     method = guidance_options.guidance
+    for declared in options_of(Method):
+        is_default = values.get(declared.name, declared.default) == declared.default
+        if not is_default and declared.name not in method.in_effect():
+            raise OptionError(declared.name, f"has no effect on {method.as_typed}: leave it out")
     corpus, indices = _read_documents(arguments)
     device = torch.device("cpu") if is_on_cpu() else torch.accelerator.current_accelerator()
     assert device is not None
