@@ -183,10 +183,6 @@ def test_command_shows_losses_of_the_models(
     assert inspect.main(options(models, "--text", text, "--output_dir", str(out))) == 0
     assert "kept" in capsys.readouterr().out
     assert (out / "guidance.html").exists()
-    # A page of another program stays.
-    (out / "guidance.html").rename(tmp_path / "guidance.html")
-    assert inspect.main(options(models, "--text", text, "--output_dir", str(tmp_path))) == 2
-    assert "which vocagnolm inspect did not write there" in capsys.readouterr().err
     (view,) = look(models, "--text", text)
     assert shown(view) == text
     # Losses of both models, from their logits.
