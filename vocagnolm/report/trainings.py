@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
+from vocagnolm.fields import options_of
 from vocagnolm.report.paper import teacher_name
 from vocagnolm.shell.hub import public_name
 from vocagnolm.shell.io import RUN_FILE, JsonObject, read_json
+from vocagnolm.training.options import DataOptions, LoadOptions, PackOptions
 
 # Tables and figures use these names for the methods.
 METHODS = {
@@ -40,13 +42,9 @@ _SEED_SETTINGS = {
     "evaluation",
 }
 _DIGEST = "corpus_digest"
-# The digest of a corpus depends on its documents and on these options, which say how they are read.
-_READING = (
-    "student student_revision student_tokenizer student_chat_template teacher teacher_revision "
-    "teacher_tokenizer teacher_chat_template chat_templates_sha256 teacher_losses "
-    "teacher_reduction missing_losses dataset dataset_config dataset_split "
-    "text_column eval_fraction max_length train_on uld_pairing"
-).split()
+# The digest of a corpus depends on its documents and on how they are read: on the options of
+# loading, data and packing, and on these.
+_READING = {"student", "teacher", "teacher_losses", "teacher_reduction", "uld_pairing"}
 
 
 @dataclass(frozen=True)
@@ -143,10 +141,12 @@ def read_other_documents(first: TrainingRun, other: TrainingRun) -> bool:
 
     False if their digests cannot tell, because the runs read in different ways.
     """
-    names = list(_READING)
+    names = _READING | {"chat_templates_sha256"}
+    for declared in options_of(LoadOptions, DataOptions, PackOptions):
+        names.add(declared.name)
     # Some methods align the teacher's tokens in their own way.
     if first.teacher:
-        names.append("method")
+        names.add("method")
     if any(first.options.get(name) != other.options.get(name) for name in names):
         return False
     # The seed chooses the documents that are held out, and may draw those that have no name.
