@@ -30,36 +30,24 @@ pairs = st.tuples(st.sampled_from(FAMILIES), st.sampled_from(FAMILIES))
 # Vocabularies
 
 
-def test_shares_divide_by_each_size_when_counted() -> None:
+def test_vocabularies_are_compared_by_their_bytes(tokenizers_by_family: Tokenizers) -> None:
     found = vocabulary_overlap({1, 2, 3, 4}, {3, 4, 5, 6, 7, 8, 9, 10})
-    assert found == {
-        **{"teacher": 0.25, "student": 0.5, "union": 0.2},
-        **{"shared": 2, "teacher_size": 8, "student_size": 4},
-    }
-
-
-def test_decoded_vocabulary_holds_every_byte_when_byte_level(
-    tokenizers_by_family: Tokenizers,
-) -> None:
-    words = decoded_vocabulary(tokenizers_by_family["byte_level"])
-    assert words >= {bytes([byte]) for byte in range(256)}
-    assert b"<|endoftext|>" in words
-    assert not any("Ġ".encode() in word for word in words)
-
-
-def test_decoded_vocabulary_reads_byte_tokens(tokenizers_by_family: Tokenizers) -> None:
-    words = decoded_vocabulary(tokenizers_by_family["metaspace"])
-    assert words >= {bytes([byte]) for byte in range(256)}
-    assert words >= {b"<s>", b"</s>", b"<unk>"}
-    assert not any("▁".encode() in word or word.startswith(b"<0x") for word in words)
-
-
-def test_byte_overlap_finds_words_behind_a_space(tokenizers_by_family: Tokenizers) -> None:
+    assert (found["teacher"], found["student"], found["union"]) == (0.25, 0.5, 0.2)
     both = [tokenizers_by_family[name] for name in ("metaspace", "byte_level")]
+    decoded = [decoded_vocabulary(tokenizer) for tokenizer in both]
+    for words in decoded:
+        assert words >= {bytes([byte]) for byte in range(256)}
+        # Neither a spelling of the space nor of a byte is left.
+        for letter in ("Ġ", "▁"):
+            assert not any(letter.encode() in word for word in words)
+        assert not any(word.startswith(b"<0x") for word in words)
+    assert decoded[0] >= {b"<s>", b"</s>", b"<unk>"}
+    assert b"<|endoftext|>" in decoded[1]
     ours, theirs = (set(tokenizer.get_vocab()) for tokenizer in both)
-    decoded = vocabulary_overlap(*map(decoded_vocabulary, both))
     as_letters = {word.replace("▁", "Ġ") for word in ours}
-    assert decoded["shared"] > len(as_letters & theirs) > len(ours & theirs)
+    # Words behind a space are found.
+    shared = vocabulary_overlap(*decoded)["shared"]
+    assert shared > len(as_letters & theirs) > len(ours & theirs)
 
 
 # Characters

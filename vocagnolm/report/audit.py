@@ -194,7 +194,7 @@ def _mean_overlaps(pairs: Sequence[tuple[Spans, Spans]], chunks: int) -> JsonObj
 
 
 def _read_corpus(arguments: Namespace) -> tuple[Any, JsonObject]:
-    """Read the documents to audit, and say which files and documents are left out."""
+    """Read the documents to audit, and say which files and documents are skipped."""
     # This imports datasets, which --help does not need.
     from vocagnolm.corpus import describe_files, load_corpus, load_sample
     from vocagnolm.texts import is_conversations, reasons_in
@@ -227,12 +227,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_dataset(required=True)
     add("--documents", type=int, help="Read only the first N; default: all.")
     add("--sequence_length", type=int, default=2048, help=cut)
-    add(
-        "--sequences",
-        type=int,
-        default=150,
-        help="Cut at most this many sequences; default: 150.",
-    )
+    most = "Cut at most this many sequences; default: 150."
+    add("--sequences", type=int, default=150, help=most)
     add("--chunks", type=int, nargs="+", help="Chunks per sequence; default: 2 4 8 ... up to 512.")
     add("--seed", type=int, default=0, help="Seed of the order of documents; default: 0.")
     add("--output_dir", type=Path, help="For audit.json, audit.md and audit.png.")

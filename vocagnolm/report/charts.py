@@ -19,13 +19,6 @@ if TYPE_CHECKING:
 
 # A curve with more points is drawn without markers.
 _MOST_MARKERS = 20
-# {title: entry of the log}
-CURVES = {
-    "held-out loss (nats)": "eval_loss",
-    "loss on all tokens (nats)": "student_loss_nats",
-    "tokens where the teacher is ahead": "teacher_ahead_fraction",
-    "mean weight of the tokens": "mean_weight",
-}
 
 
 def bar_series(comparison: Comparison) -> dict[str, pd.DataFrame]:
@@ -114,6 +107,13 @@ def read_curves(
 
     Each is averaged over the seeds of the setting. Columns: tokens, mean, low and high.
     """
+    # {title: entry of the log}
+    entries = {
+        "held-out loss (nats)": "eval_loss",
+        "loss on all tokens (nats)": "student_loss_nats",
+        "tokens where the teacher is ahead": "teacher_ahead_fraction",
+        "mean weight of the tokens": "mean_weight",
+    }
     curves: dict[str, dict[str, pd.DataFrame]] = {}
     for label, runs in settings.items():
         rows = []
@@ -122,7 +122,7 @@ def read_curves(
                 tokens = entry["step"] * run.batch_tokens
                 rows.append({**entry, "run": run.label, "tokens": tokens})
         logs = pd.DataFrame(rows)
-        for title, name in CURVES.items():
+        for title, name in entries.items():
             if name not in logs.columns:
                 continue
             log = logs.dropna(subset=[name])
@@ -133,8 +133,8 @@ def read_curves(
             points = points[points.runs >= log.run.nunique()].reset_index()
             curve = points[["tokens", "mean", "low", "high"]]
             curves.setdefault(title, {})[label] = curve
-    # The plots are in the order of CURVES, whatever was logged first.
-    return {title: curves[title] for title in CURVES if title in curves}
+    # The plots are in this order, whatever was logged first.
+    return {title: curves[title] for title in entries if title in curves}
 
 
 def draw_curves(curves: Mapping[str, Mapping[str, pd.DataFrame]]) -> Figure:

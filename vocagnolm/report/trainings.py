@@ -13,7 +13,7 @@ from vocagnolm.fields import options_of
 from vocagnolm.report.paper import teacher_name
 from vocagnolm.shell.hub import public_name
 from vocagnolm.shell.io import RUN_FILE, JsonObject, read_json
-from vocagnolm.training.options import DataOptions, LoadOptions, PackOptions
+from vocagnolm.training.options import DataOptions, LoadOptions, ModelOptions, PackOptions
 
 # Tables and figures use these names for the methods.
 METHODS = {
@@ -43,8 +43,8 @@ _SEED_SETTINGS = {
 }
 _DIGEST = "corpus_digest"
 # The digest of a corpus depends on its documents and on how they are read: on the options of
-# loading, data and packing, and on these.
-_READING = {"student", "teacher", "teacher_losses", "teacher_reduction", "uld_pairing"}
+# models, data and packing, and on these.
+_READING = {"teacher_reduction", "uld_pairing", "chat_templates_sha256"}
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ def read_other_documents(first: TrainingRun, other: TrainingRun) -> bool:
 
     False if their digests cannot tell, because the runs read in different ways.
     """
-    names = _READING | {"chat_templates_sha256"}
-    for declared in options_of(LoadOptions, DataOptions, PackOptions):
+    names = set(_READING)
+    for declared in options_of(ModelOptions, LoadOptions, DataOptions, PackOptions):
         names.add(declared.name)
     # Some methods align the teacher's tokens in their own way.
     if first.teacher:
