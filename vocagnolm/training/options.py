@@ -73,33 +73,28 @@ class ModelOptions:
         "Rank of the adapters.",
         interval="[1, inf)",
         needs=["use_peft"],
-        python="r of peft_config",
     )
     lora_alpha: int = option(
         32,
         "Adapters are scaled by lora_alpha / lora_r.",
         interval="[1, inf)",
         needs=["use_peft"],
-        python="lora_alpha of peft_config",
     )
     lora_dropout: float = option(
         0.0,
         "Dropout on the adapters' inputs, in [0, 1).",
         interval="[0, 1)",
         needs=["use_peft"],
-        python="lora_dropout of peft_config",
     )
     lora_target_modules: list[str] | None = option(
         None,
         "Layers that get an adapter. Default: all linear layers but the head.",
         needs=["use_peft"],
-        python="target_modules of peft_config",
     )
     lora_modules_to_save: list[str] | None = option(
         None,
         "Other layers to train in full.",
         needs=["use_peft"],
-        python="modules_to_save of peft_config",
     )
 
     _argument_group_name = "models"
@@ -254,7 +249,6 @@ class DataOptions:
         None,
         "Mixing weight of each corpus. Smaller corpora are repeated.",
         interval="(0, inf)",
-        python="the weights of its Blocks",
     )
     dataset_config: list[str] | None = option(
         None,
