@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from benchmarks import __main__ as runner
 from benchmarks import claims, generated, harness, page
@@ -83,23 +82,6 @@ def test_real_steps_are_measured_beside_trl(random_models: Path) -> None:
     found = real.measure(size)
     assert found.values.keys() == {claim.name for claim in real.CLAIMS}
     assert all(value > 0 for value in found.values.values())
-
-
-def test_real_rows_are_nearly_full_and_never_longer(random_models: Path) -> None:
-    texts = [json.loads(line)["text"] for line in (random_models / "texts.jsonl").open()]
-    size = real.Size(rows=2, max_length=64, rounds=2)
-    reader = AutoTokenizer.from_pretrained(random_models / "student")
-    turns = real.make_turns(texts, reader, size)
-    assert [len(turn) for turn in turns] == [1, 2, 2]
-    rows = [row for turn in turns for row in turn]
-    # With a start and an end token they fill rows up to a word's rest; the first is short.
-    lengths = [len(reader(row)["input_ids"]) + 2 for row in rows]
-    assert max(lengths) <= 64
-    assert min(lengths[1:]) > 50
-    assert 4 < lengths[0] <= 16
-    # Each row continues where the one before ends.
-    read = "".join("".join(rows).split())
-    assert "".join("".join(texts).split()).startswith(read)
 
 
 @pytest.mark.slow
@@ -183,20 +165,6 @@ def test_page_keeps_what_is_written_by_hand(tmp_path: Path) -> None:
     assert (text[:7], text[-7:]) == ("before\n", "\nafter\n")
     assert "| it is fast | at most 1 x | 2 x      | NO    | speed " in text
     assert "stale" not in text
-
-
-def test_generated_texts_and_tokenizers_are_the_same_again() -> None:
-    assert generated.make_texts(2) == generated.make_texts(3)[:2]
-    llama, qwen = (generated.tokenizer(f"tiny-{like}") for like in ("llama", "qwen"))
-    text = generated.make_texts(1, seed="other")[0]
-    for each in (llama, qwen):
-        assert each.decode(each(text)["input_ids"], skip_special_tokens=True) == text
-    assert llama.convert_ids_to_tokens(llama(" 12é")["input_ids"])[-4:] == [
-        "1",
-        "2",
-        "<0xC3>",
-        "<0xA9>",
-    ]
 
 
 def test_ways_apart_hold_no_memory_of_others() -> None:

@@ -46,73 +46,49 @@ def door(request: pytest.FixtureRequest) -> Callable[..., VocAgnoConfig]:
     return chosen
 
 
-@pytest.mark.parametrize("unit", ["AMX", "AVX512_BF16", None])
-def test_processor_decides_when_no_precision_is_asked_for(
-    door: Callable[..., VocAgnoConfig],
+# The processor, the launcher's precision, the options, what the run began in, the precision, why.
+CASES: list[tuple[str | None, str, dict[str, Any], dict[str, bool], str, str]] = [
+    ("AMX", "", {}, {}, "bf16", "multiplies in it"),
+    ("AVX512_BF16", "", {}, {}, "bf16", "multiplies in it"),
+    (None, "", {}, {}, "no", "no products"),
+    (None, "", {"use_cpu": True}, {}, "no", "no products"),
+    ("AMX", "", {"bf16": False}, {}, "no", "as asked for"),
+    (None, "", {"bf16": True}, {}, "bf16", "as asked for, and slow"),
+    # Options come before what the run began in, which comes before the launcher.
+    ("AMX", "no", {}, {}, "bf16", "multiplies in it"),
+    ("AMX", "bf16", {}, {}, "bf16", "launcher"),
+    ("AMX", "fp16", {}, {}, "fp16", "launcher"),
+    ("AMX", "bf16", {"bf16": False}, {}, "no", "as asked for"),
+    ("AMX", "fp16", {"bf16": True}, {}, "bf16", "as asked for"),
+    ("AMX", "bf16", {}, {"bf16": False, "fp16": False}, "no", "as it began"),
+    ("AMX", "no", {}, {"bf16": False, "fp16": True}, "fp16", "as it began"),
+]
+
+
+@pytest.mark.parametrize(("unit", "launched", "options", "began", "expected", "why"), CASES)
+def test_precision_follows_options_then_the_run_then_the_launcher_then_the_processor(
     unit: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pretend(monkeypatch, unit)
-    assert door(tmp_path).bf16 is (unit is not None)
-    assert door(tmp_path, use_cpu=True).bf16 is (unit is not None)
-    # Trainer accepts bfloat16 on a CPU only with `use_cpu`.
-    assert door(tmp_path, bf16=True).use_cpu
-    assert door(tmp_path, bf16=True).bf16 is True
-    assert door(tmp_path, bf16=False).bf16 is False
-
-
-@pytest.mark.parametrize(
-    ("unit", "options", "expected"),
-    [
-        ("AMX", {}, "products in bfloat16, weights in float32 (the processor multiplies in it,"),
-        (None, {}, "float32 (the processor has no products in bfloat16)"),
-        ("AMX", {"bf16": False}, "float32 (as asked for)"),
-        (None, {"bf16": True}, "products in bfloat16, weights in float32 (as asked for, and slow"),
-    ],
-)
-def test_arguments_say_their_precision_and_why(
-    unit: str | None,
-    options: dict[str, Any],
-    expected: str,
-    door: Callable[..., VocAgnoConfig],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pretend(monkeypatch, unit)
-    assert door(tmp_path, **options).describe_precision().startswith(expected)
-
-
-@pytest.mark.parametrize(
-    ("launched", "options", "began", "expected"),
-    [
-        ("no", {}, {}, "bf16"),
-        ("bf16", {"bf16": False}, {}, "no"),
-        ("bf16", {}, {"bf16": False, "fp16": False}, "no"),
-        ("bf16", {}, {}, "bf16"),
-        ("fp16", {}, {}, "fp16"),
-        ("fp16", {"bf16": True}, {}, "bf16"),
-        ("no", {}, {"bf16": False, "fp16": True}, "fp16"),
-    ],
-)
-def test_options_come_before_the_run_and_the_run_before_the_launcher(
     launched: str,
     options: dict[str, Any],
-    began: dict[str, Any],
+    began: dict[str, bool],
     expected: str,
+    why: str,
     door: Callable[..., VocAgnoConfig],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pretend(monkeypatch, "AMX")
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
+    pretend(monkeypatch, unit)
+    if launched:
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
     if began:
         (tmp_path / "run.json").write_text(json.dumps(began))
     config = door(tmp_path, **options)
     # Accelerate computes in what Trainer passes on, and the run's directory keeps the others.
     assert config.mixed_precision == expected
-    assert config.is_mixed is (expected != "no")
     assert (config.bf16, config.fp16) == (expected == "bf16", expected == "fp16")
+    assert why in config.describe_precision()
+    # Trainer accepts bfloat16 on a CPU only with `use_cpu`.
+    assert config.use_cpu or not config.bf16
 
 
 @pytest.mark.parametrize(
