@@ -41,28 +41,19 @@ class RunDirectory:
 
         Rejects settings that differ from those of existing items.
         """
-        earlier_settings = self.settings()
-        if earlier_settings and "benchmarks" not in earlier_settings:
-            raise ValueError(f"{self.path / SETTINGS_FILE} is of no evaluation: move it away")
-        earlier = earlier_settings.get("benchmarks", {})
-        benchmarks = settings["benchmarks"]
+        earlier = self.settings()
+        benchmarks = earlier.get("benchmarks", {}) | settings["benchmarks"]
         # A benchmark without a record has nothing that new settings could contradict.
-        with_records = {}
-        for name, benchmark_settings in earlier.items():
-            if self.finished(name):
-                with_records[name] = benchmark_settings
-        # A benchmark that is run now must have the settings that it had before. Shared settings
-        # must be the same for the whole directory.
-        if with_records or any(self.finished(name) for name in benchmarks):
-            before, now = _shared(earlier_settings), _shared(settings)
-            for name in earlier.keys() & benchmarks.keys():
-                before[name], now[name] = earlier[name], benchmarks[name]
-            changed = differences(before, now)
+        recorded = [name for name in benchmarks if self.finished(name)]
+        if recorded:
+            now = settings | {"benchmarks": benchmarks}
+            changed = differences(_shared(earlier, recorded), _shared(now, recorded))
             if changed:
-                holder = f"{self.path} holds results of another evaluation"
-                raise ValueError(f"{holder} ({'; '.join(changed)}): give another --output_dir")
+                fault = f"holds results of another evaluation ({'; '.join(changed)})"
+                raise OptionError("output_dir", f"{self.path} {fault}: give another")
         # Benchmarks that are not run now keep their settings, because their items stay.
-        write_json(self.path / SETTINGS_FILE, settings | {"benchmarks": with_records | benchmarks})
+        kept = {name: benchmarks[name] for name in recorded} | settings["benchmarks"]
+        write_json(self.path / SETTINGS_FILE, settings | {"benchmarks": kept})
 
     def finished(self, benchmark: str) -> dict[tuple[int, int], JsonObject]:
         """Read the records so far by `idx` and `sample`; see `read_records`."""
@@ -103,9 +94,11 @@ class RunDirectory:
             part.unlink()
 
 
-def _shared(settings: JsonObject) -> JsonObject:
-    """Return the settings that all benchmarks of an evaluation share."""
+def _shared(settings: JsonObject, benchmarks: Sequence[str]) -> JsonObject:
+    """Return what all items of some benchmarks must share."""
     shared = settings | {"benchmarks": None}
+    for name in benchmarks:
+        shared[name] = settings.get("benchmarks", {}).get(name)
     # A model with a known revision may be moved.
     model = shared.get("model")
     if model and model["revision"] != "unknown":
