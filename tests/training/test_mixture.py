@@ -15,8 +15,10 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from references import full_losses
 from world import Tokenizers, make_segments, make_trainer
 
+from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.packing import Blocks
 from vocagnolm.training.sampler import mixed_counts, mixed_order
 
@@ -122,6 +124,11 @@ def test_evaluation_has_the_loss_of_each_corpus(make: Callable[..., Any]) -> Non
     trainer = make(per_device_eval_batch_size=5)
     found = trainer.evaluate()
     blocks, texts = trainer.eval_dataset, {}
+    batch = trainer.data_collator([blocks[number] for number in range(len(blocks))])
+    rows = (batch["input_ids"], batch["position_ids"], batch["labels"])
+    losses = full_losses(trainer.model.eval(), *rows)
+    tokens = int((batch["labels"] != IGNORED_LABEL).sum())
+    assert found["eval_loss"] == pytest.approx(float(losses.sum() / tokens), rel=1e-6)
     first = 0
     for name, count in blocks.parts.items():
         part = [blocks[number] for number in range(first, first + count)]

@@ -16,6 +16,7 @@ import torch
 from transformers import Trainer, TrainerCallback
 from world import Tokenizers, make_blocks, make_trainer
 
+from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.training import checkpoints, resumable
 from vocagnolm.training.checkpoints import newest_checkpoint
 from vocagnolm.training.run_directory import check_models
@@ -287,6 +288,14 @@ def test_skipped_step_changes_nothing(make: Callable[..., Any]) -> None:
     assert ["student_loss_nats" in log for log in logged] == [True, False, True, False, True]
     mean = sum(log["loss"] for log in logged if "loss" in log) / 3
     assert trainer.state.log_history[-1]["train_loss"] == pytest.approx(mean)
+
+
+def test_run_stops_at_one_bad_step_more_than_allowed(make: Callable[..., Any]) -> None:
+    trainer = make(max_steps=5, save_strategy="no", max_bad_steps=1)
+    losses = trainer._student_losses
+    trainer._student_losses = lambda *given, **options: losses(*given, **options) * torch.nan
+    with pytest.raises(NonFiniteLoss, match="step 2"):
+        trainer.train()
 
 
 def test_checkpoint_of_another_sharding_is_rejected(
