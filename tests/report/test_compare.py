@@ -19,7 +19,8 @@ from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import load_tasks, to_line
 from vocagnolm.report.comparison import Comparison, compare, to_json
 from vocagnolm.report.evaluations import Evaluation, are_alike, read_evaluation
-from vocagnolm.report.statistics import pair
+from vocagnolm.report.findings import UNDECIDED, difference
+from vocagnolm.report.statistics import Pairing, pair
 
 GOLDEN = Path(__file__).parents[1] / "data" / "report" / "comparison.json"
 ROWS = ["Rho-1", "Qwen2.5-Math-Instruct VocAgnoLM"]
@@ -116,6 +117,13 @@ def test_nothing_is_paired_when_conditions_differ(two: list[Path], name: str) ->
     found = reasons(compare(two))
     assert reason in found["gsm8k"]
     assert ("math" in found) == (name == "grader")
+
+
+def test_difference_is_undecided_when_no_item_differs() -> None:
+    pairing = Pairing("a", "b", "gsm8k", points=-0.04, low=-1.26, high=1.0)
+    assert difference(pairing) == ("+0.0", "-1.3 to +1.0")
+    undecided = Pairing("a", "b", "gsm8k", points=0.0, low=0.0, high=0.0)
+    assert difference(undecided) == ("+0.0", UNDECIDED)
 
 
 @pytest.mark.parametrize("temperature", [None, 1.0])

@@ -168,7 +168,7 @@ def view_documents(
     # The batch is made as in training, so the page shows what training would do.
     segments = align_corpus(corpus, *readers, train_on=train_on)
     for place, reason in segments.skipped:
-        # One of several documents may be left out, but not all.
+        # One of several documents may be skipped, but not all.
         message = f"document {indices[place]} cannot be shown: {reason}"
         if not len(segments.rows):
             raise ValueError(f"{message}; give another text")
