@@ -41,15 +41,12 @@ from vocagnolm.training.batches import (
 )
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.in_python import arguments_in_python, job_in_python, pack_evaluations
-from vocagnolm.training.job import (
-    load_models,
-    settings_of_data,
-)
+from vocagnolm.training.job import Job, load_models
 from vocagnolm.training.log import log_in_lines
 from vocagnolm.training.models import Models
 from vocagnolm.training.packed import Packed
 from vocagnolm.training.resumable import ResumableTrainer
-from vocagnolm.training.settings import Job, settings_of
+from vocagnolm.training.settings import settings_of, settings_of_data
 from vocagnolm.training.throughput import Throughput
 
 if TYPE_CHECKING:

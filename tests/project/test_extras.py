@@ -16,7 +16,7 @@ from vocagnolm.run import launch, parser
 from vocagnolm.shell import extras
 from vocagnolm.store import score
 from vocagnolm.tokenizer import load_tokenizer
-from vocagnolm.training import job, settings
+from vocagnolm.training import job
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.options import DataOptions, ModelOptions
 
@@ -27,7 +27,7 @@ SCORE = ["--teacher", "t", "--dataset", "d", "--output_dir", "o"]
 def launched(**given: Any) -> None:
     """Run the checks that the command and the trainer share."""
     args = VocAgnoConfig(output_dir="o", use_cpu=True, method="cpt", **given)
-    job.check_launch(settings.Job(ModelOptions(), DataOptions(), args))
+    job.check_launch(job.Job(ModelOptions(), DataOptions(), args))
 
 
 CASES: list[tuple[str, Callable[[], object]]] = [

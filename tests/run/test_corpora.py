@@ -15,9 +15,10 @@ from world import World
 from vocagnolm import data
 from vocagnolm.run import main, parser, prepare
 from vocagnolm.store import score
-from vocagnolm.training.job import epoch_steps, load_documents, settings_of_data
+from vocagnolm.training.job import epoch_steps, load_documents
 from vocagnolm.training.models import read_models
 from vocagnolm.training.packed import Packed
+from vocagnolm.training.settings import settings_of_data
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def test_weights_shape_the_run(
     assert low < last["eval_loss"] < high
     other = [*argv, "--dataset_weights", "0.5", "0.5", f"--output_dir={out}"]
     assert main.main(other) == 2
-    assert "--dataset_weights was [0.75, 0.25], now [0.5, 0.5]" in capsys.readouterr().err
+    assert "dataset_weights was [0.75, 0.25]" in capsys.readouterr().err
 
 
 def test_corpora_without_weights_are_read_once_as_one(

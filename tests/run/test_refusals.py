@@ -16,7 +16,7 @@ from world import World
 from vocagnolm import __main__, cli
 from vocagnolm.run.launch import launch, split
 from vocagnolm.run.parser import parse
-from vocagnolm.training.settings import options_without_effect
+from vocagnolm.training.job import options_without_effect
 
 # Intervals, types and choices of all options are in tests/training/test_config.py.
 REFUSED: list[tuple[str, str, str]] = [

@@ -25,7 +25,7 @@ from vocagnolm.training.options import (
 )
 
 if TYPE_CHECKING:
-    from vocagnolm.training.settings import Job
+    from vocagnolm.training.job import Job
 
 OPTIONS = (ModelOptions, DataOptions, GuidanceOptions, RunOptions)
 # The groups of the help. Each class that declares options has one.
@@ -108,7 +108,7 @@ def parse(argv: Sequence[str], *, on_hub: bool = False) -> Job:
 
     # Import them only now, because they import torch.
     from vocagnolm.training.config import VocAgnoConfig
-    from vocagnolm.training.settings import Job
+    from vocagnolm.training.job import Job
 
     arguments = {name: values[name] for name in _names(VocAgnoConfig) & values.keys()}
     if words:

@@ -17,10 +17,9 @@ from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.spans import encode
 from vocagnolm.training.checkpoints import step_of
 from vocagnolm.training.config import VocAgnoConfig
-from vocagnolm.training.job import steps_of
+from vocagnolm.training.job import Job, steps_of
 from vocagnolm.training.models import Models
 from vocagnolm.training.packed import Packed
-from vocagnolm.training.settings import Job
 
 # If one process makes a plan alone, it is for machines with this many devices.
 _USUAL_MACHINE = 8

@@ -20,10 +20,10 @@ from transformers.integrations import integration_utils
 
 from vocagnolm.shell.io import JsonObject, versions, write_json
 from vocagnolm.shell.printing import is_main
+from vocagnolm.training.job import Job
 from vocagnolm.training.models import Models
 from vocagnolm.training.options import RunOptions
 from vocagnolm.training.packed import Packed
-from vocagnolm.training.settings import Job
 from vocagnolm.training.tracking import PLACE_FILE, begin_run, read_place, tracked
 
 

@@ -15,8 +15,8 @@ from vocagnolm.shell.io import told_of_full_disk, write_text
 from vocagnolm.shell.printing import print_main
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import run_directory
-from vocagnolm.training.job import load_documents, prepare_models
-from vocagnolm.training.settings import Job, settings_of
+from vocagnolm.training.job import Job, load_documents, prepare_models
+from vocagnolm.training.settings import settings_of
 from vocagnolm.training.tracking import check_trackers
 
 

@@ -25,11 +25,16 @@ from vocagnolm.store.format import is_store
 from vocagnolm.texts import only_text
 from vocagnolm.tokenizer import tokenizer_sha256
 from vocagnolm.training.config import VocAgnoConfig
-from vocagnolm.training.job import check_enough, pack_evaluation, pack_training, prepare_models
+from vocagnolm.training.job import (
+    Job,
+    check_enough,
+    pack_evaluation,
+    pack_training,
+    prepare_models,
+)
 from vocagnolm.training.models import Models
 from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions, PackOptions
 from vocagnolm.training.packed import Packed, pack_corpora
-from vocagnolm.training.settings import Job
 
 
 def prepare_dataset(
@@ -155,8 +160,10 @@ def job_in_python(
         ValueError: an argument, a model or the data is wrong.
     """
     # The losses of a `StoredTeacher` come with the packed sequences, so it has no path to read.
-    is_stored = isinstance(teacher, StoredTeacher)
-    options = _model_options(student, [] if is_stored else listed(teacher or []))
+    is_packed = isinstance(teacher, StoredTeacher)
+    options = _model_options(student, [] if is_packed else listed(teacher or []))
+    count = teacher.teachers if is_packed else options.teachers
+    args.check_teachers(count, is_stored=is_packed or bool(options.teacher_losses))
     job = Job(options, DataOptions(dataset=[]), args, peft_config=peft_config)
     data = [("train_dataset", train_dataset)]
     for evaluation in eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]:
@@ -171,8 +178,6 @@ def job_in_python(
                 "model must be a name, a directory or a model: it reads the documents; with "
                 "model_init, give the Blocks of prepare_dataset and a loaded teacher"
             )
-        if not is_stored:
-            args.check_teachers(options.teachers, is_stored=bool(options.teacher_losses))
         args.output_dir = args.output_dir or options.output_dir(args.method)
         evaluates = eval_dataset is not None
         models = prepare_models(job, evaluates=evaluates, tokenizer=tokenizer)

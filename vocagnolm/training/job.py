@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,11 @@ import datasets
 from accelerate.utils import parse_flag_from_env
 from torch import nn
 from transformers import PreTrainedTokenizerBase, Trainer
-from transformers.trainer_utils import SaveStrategy, SchedulerType
 from transformers.training_args import OptimizerNames
 
 from vocagnolm.corpus import describe_files, load_corpus, load_sample
-from vocagnolm.fields import OptionError, corpora_of, named
+from vocagnolm.fields import OptionError, corpora_of, named, options_of, without_effect
+from vocagnolm.method import Method
 from vocagnolm.models.adapters import adapt, check_adapted
 from vocagnolm.models.quantization import QUANTIZATIONS, quantization
 from vocagnolm.models.sharding import devices_of_a_machine
@@ -30,15 +29,35 @@ from vocagnolm.shell.printing import log_main
 from vocagnolm.texts import is_conversations
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.models import Models, load_weights, read_models
-from vocagnolm.training.options import DataOptions
+from vocagnolm.training.options import DataOptions, ModelOptions
 from vocagnolm.training.packed import Packed, pack_corpora
 from vocagnolm.training.sampler import mixed_counts
-from vocagnolm.training.settings import Job, options_without_effect
 
 # A plan of a large corpus is made from this many documents.
 _SAMPLE_DOCUMENTS = 1000
 # For a plan, a corpus with at most this many documents is read whole.
 _SMALL_DOCUMENTS = 10_000
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training job, described by a command line or by a trainer's arguments in Python.
+
+    In Python, the student and teachers in `model` may be loaded models, and `data` names no corpus.
+    """
+
+    model: ModelOptions
+    data: DataOptions
+    args: VocAgnoConfig
+    # The recipe as --config names it.
+    recipe: str | None = None
+    # Python may give a PEFT config instead of the options for adapters.
+    peft_config: Any = None
+
+    @property
+    def loads_teacher(self) -> bool:
+        """True if a teacher is a model in memory, and not a store."""
+        return bool(self.model.teacher)
 
 
 def prepare_models(
@@ -53,6 +72,21 @@ def prepare_models(
     for line in options_without_effect(job, evaluates=evaluates):
         log_main(f"warning: {line}")
     return models
+
+
+def options_without_effect(job: Job, *, evaluates: bool) -> Iterator[str]:
+    """Yield a line for each option that has another value than its default and no effect."""
+    classes = (ModelOptions, DataOptions, VocAgnoConfig)
+    values: dict[str, object] = vars(job.args) | vars(job.data) | vars(job.model)
+    values["eval_dataset"] = evaluates
+    faults = dict(without_effect(values, *classes))
+    # A method reads only some of its settings.
+    read = job.args.guidance.in_effect()
+    for declared in options_of(Method):
+        if declared.name not in read and values[declared.name] != declared.default:
+            faults[declared.name] = f"with {job.args.guidance.as_typed}"
+    for name in sorted(faults):
+        yield f"{named(name)} has no effect {faults[name]}"
 
 
 def check_launch(job: Job) -> None:
@@ -263,17 +297,14 @@ def load_models(
     if models is not None:
         student, loaded = load_weights(models, job.model, args.device, args.seed)
         teachers = loaded or teachers
-    if isinstance(teachers, StoredTeacher):
-        args.guidance.check_teacher(teachers.teachers, is_stored=True)
-    else:
-        args.guidance.check_teacher(len(teachers))
-        if any(model is student for model in teachers):
-            raise ValueError(
-                "model and teacher are one object, and freezing the teacher would freeze the "
-                "student; pass copy.deepcopy(model)"
-            )
-        if args.use_liger_kernel:
-            _keep_teacher_rope(student, teachers, args)
+    online = [] if isinstance(teachers, StoredTeacher) else teachers
+    if any(model is student for model in online):
+        raise ValueError(
+            "model and teacher are one object, and freezing the teacher would freeze the student; "
+            "pass copy.deepcopy(model)"
+        )
+    if args.use_liger_kernel:
+        _keep_teacher_rope(student, online, args)
     if job.peft_config is not None:
         student = adapt(student, job.peft_config, args.seed)
     return student, teachers
@@ -289,37 +320,3 @@ def _keep_teacher_rope(student: Any, teachers: list[Any], args: VocAgnoConfig) -
     families = [teacher.config.model_type for teacher in teachers]
     if student is not None and student.config.model_type in families:
         args.liger_kernel_config = kernels | {"rope": False}
-
-
-# -- What a run was made from --------------------------------------------------------------------
-
-
-def settings_of_data(job: Job, models: Models | None, packed: Packed) -> dict[str, Any]:
-    """Return what the documents add to a run's settings, because progress is counted in them."""
-    args, settings = job.args, dict[str, Any]()
-    # Other packed sequences, such as a list, have no digest. The user answers for their order.
-    if isinstance(packed.blocks, Blocks):
-        settings["blocks"] = len(packed.blocks)
-        settings["corpus_digest"] = packed.blocks.corpus_digest
-    readers = models.teacher_readers if models else None
-    # A template determines the tokens of a conversation, and its file may change.
-    if models and any(is_conversations(texts) for texts in packed.texts.values()):
-        templates = [models.student_reader.template]
-        templates += [reader.template for reader in readers.readers] if readers else []
-        settings["chat_templates_sha256"] = hashlib.sha256(repr(templates).encode()).hexdigest()
-    # A store may keep its name while its losses are scored again, so keep their hash.
-    if job.model.teacher_losses and readers:
-        settings["teacher_losses_sha256"] = readers.fingerprint()
-    # A resumed run compares the losses of an evaluation that steers it with those before.
-    steers = (
-        args.load_best_model_at_end
-        or args.save_strategy == SaveStrategy.BEST
-        or args.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU
-    )
-    if steers:
-        parts = (
-            packed.eval_blocks if isinstance(packed.eval_blocks, dict) else {"": packed.eval_blocks}
-        )
-        digests = {name: getattr(part, "corpus_digest", None) for name, part in parts.items()}
-        settings["evaluation"] = {"metric": args.metric_for_best_model, "documents": digests}
-    return settings

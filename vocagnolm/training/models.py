@@ -125,27 +125,25 @@ def _teacher_dtype(options: GuidanceOptions, device: torch.device) -> str:
 
 def _sources(model: ModelOptions, options: GuidanceOptions) -> list[ModelSource]:
     """Return where the student, and then each teacher, comes from, and how it is loaded."""
-
-    def source_of(place: Any, role: Role, revision: str | None, init_kwargs: Any) -> ModelSource:
+    names: list[Any] = [model.student, *(model.teacher or ())]
+    revisions: list[str | None] = [options.student_revision]
+    revisions += options.teacher_revision or [None] * (len(names) - 1)
+    sources = []
+    for number, (name, revision) in enumerate(zip(names, revisions, strict=True)):
         # In Python, a model may be given instead of its name.
-        is_loaded = not isinstance(place, str)
-        return ModelSource(
-            name=str(place.name_or_path) if is_loaded else place,
-            role=role,
+        loaded = None if isinstance(name, str) else name
+        kwargs: Any = options.teacher_model_init_kwargs if number else options.model_init_kwargs
+        source = ModelSource(
+            name=name if loaded is None else str(loaded.name_or_path),
+            role="teacher" if number else "student",
             # An empty revision means none.
             revision=revision or None,
             attn_implementation=options.attn_implementation,
             trust_remote_code=options.trust_remote_code,
-            init_kwargs=init_kwargs or {},
-            loaded=place if is_loaded else None,
+            init_kwargs=kwargs or {},
+            loaded=loaded,
         )
-
-    teachers = model.teacher or []
-    revisions = options.teacher_revision or [""] * len(teachers)
-    student_kwargs, teacher_kwargs = options.model_init_kwargs, options.teacher_model_init_kwargs
-    sources = [source_of(model.student, "student", options.student_revision, student_kwargs)]
-    for teacher, revision in zip(teachers, revisions, strict=True):
-        sources.append(source_of(teacher, "teacher", revision, teacher_kwargs))
+        sources.append(source)
     return sources
 
 

@@ -1,40 +1,23 @@
-"""The settings that define a run. A checkpoint resumes only under the same settings."""
+"""What a run is made from: its options, and what identifies its models and documents."""
 
 import hashlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vocagnolm.fields import named, options_of, without_effect
+from transformers.trainer_utils import SaveStrategy, SchedulerType
+
+from vocagnolm.fields import options_of
 from vocagnolm.method import Method, load_own
 from vocagnolm.models.load import weight_sizes
+from vocagnolm.packing import Blocks
 from vocagnolm.store.format import manifest_of
-from vocagnolm.training.config import VocAgnoConfig
-from vocagnolm.training.options import DataOptions, ModelOptions
-
-
-@dataclass(frozen=True)
-class Job:
-    """One training job, described by a command line or by a trainer's arguments in Python.
-
-    In Python, the student and teachers in `model` may be loaded models, and `data` names no corpus.
-    """
-
-    model: ModelOptions
-    data: DataOptions
-    args: VocAgnoConfig
-    # The recipe as --config names it.
-    recipe: str | None = None
-    # Python may give a PEFT config instead of the options for adapters.
-    peft_config: Any = None
-
-    @property
-    def loads_teacher(self) -> bool:
-        """True if a teacher is a model in memory, and not a store."""
-        return bool(self.model.teacher)
+from vocagnolm.texts import is_conversations
+from vocagnolm.training.job import Job
+from vocagnolm.training.models import Models
+from vocagnolm.training.packed import Packed
 
 
 def settings_of(job: Job) -> dict[str, Any]:
@@ -61,6 +44,37 @@ def settings_of(job: Job) -> dict[str, Any]:
     # Such a method ranks or averages tokens within a micro-batch, so its size matters.
     if not job.args.guidance.splits_alike:
         settings["per_device_train_batch_size"] = job.args.per_device_train_batch_size
+    return settings
+
+
+def settings_of_data(job: Job, models: Models | None, packed: Packed) -> dict[str, Any]:
+    """Return what the documents add to a run's settings, because progress is counted in them."""
+    args, settings = job.args, dict[str, Any]()
+    # Other packed sequences, such as a list, have no digest. The user answers for their order.
+    if isinstance(packed.blocks, Blocks):
+        settings["blocks"] = len(packed.blocks)
+        settings["corpus_digest"] = packed.blocks.corpus_digest
+    readers = models.teacher_readers if models else None
+    # A template determines the tokens of a conversation, and its file may change.
+    if models and any(is_conversations(texts) for texts in packed.texts.values()):
+        templates = [models.student_reader.template]
+        templates += [reader.template for reader in readers.readers] if readers else []
+        settings["chat_templates_sha256"] = hashlib.sha256(repr(templates).encode()).hexdigest()
+    # A store may keep its name while its losses are scored again, so keep their hash.
+    if job.model.teacher_losses and readers:
+        settings["teacher_losses_sha256"] = readers.fingerprint()
+    # A resumed run compares the losses of an evaluation that steers it with those before.
+    steers = (
+        args.load_best_model_at_end
+        or args.save_strategy == SaveStrategy.BEST
+        or args.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU
+    )
+    if steers:
+        parts = (
+            packed.eval_blocks if isinstance(packed.eval_blocks, dict) else {"": packed.eval_blocks}
+        )
+        digests = {name: getattr(part, "corpus_digest", None) for name, part in parts.items()}
+        settings["evaluation"] = {"metric": args.metric_for_best_model, "documents": digests}
     return settings
 
 
@@ -120,18 +134,3 @@ def _described(peft_config: Any) -> dict[str, Any]:
         # The order of a set differs between Python processes, and JSON has no sets.
         settings[name] = sorted(value) if isinstance(value, set | frozenset) else value
     return settings
-
-
-def options_without_effect(job: Job, *, evaluates: bool) -> Iterator[str]:
-    """Yield a line for each option that has another value than its default and no effect."""
-    classes = (ModelOptions, DataOptions, VocAgnoConfig)
-    values: dict[str, object] = vars(job.args) | vars(job.data) | vars(job.model)
-    values["eval_dataset"] = evaluates
-    faults = dict(without_effect(values, *classes))
-    # A method reads only some of its settings.
-    read = job.args.guidance.in_effect()
-    for declared in options_of(Method):
-        if declared.name not in read and values[declared.name] != declared.default:
-            faults[declared.name] = f"with {job.args.guidance.as_typed}"
-    for name in sorted(faults):
-        yield f"{named(name)} has no effect {faults[name]}"
