@@ -18,7 +18,7 @@ from typing import Any
 
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES
 from vocagnolm.report.paper import teacher_name
-from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
+from vocagnolm.report.plot_style import add_legend, dashes, new_plot, series_style
 from vocagnolm.report.trainings import METHODS
 from vocagnolm.shell.io import read_json
 

@@ -17,8 +17,8 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.experiments.acceptance import DEMO_METRICS, DEMOS, METRICS, PARTS, read_results
-from vocagnolm.report import charts
-from vocagnolm.report.plots import COLORS, add_legend, new_plot
+from vocagnolm.report import plots
+from vocagnolm.report.plot_style import COLORS, add_legend, new_plot
 
 PAGE, NOTEBOOK = Path("docs/results.md"), Path("benchmarks/NOTEBOOK.md")
 WORLDS = {
@@ -216,7 +216,7 @@ def draw_curves(results: Results) -> Any:
             log = pd.DataFrame([point for run in runs for point in run], columns=["step", "loss"])
             points = log.groupby("step").loss.agg(mean="mean", low="min", high="max").reset_index()
             curves[title][label] = points.assign(tokens=points.step * STEP_TOKENS)
-    return charts.draw_curves(curves)
+    return plots.draw_curves(curves)
 
 
 def write_between(name: str, path: Path, table: str) -> None:

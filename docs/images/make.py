@@ -54,7 +54,7 @@ from vocagnolm.models.cost import (
     teacher_memory,
 )
 from vocagnolm.report import inspect
-from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
+from vocagnolm.report.plot_style import add_legend, dashes, new_plot, series_style
 from vocagnolm.report.view import TokenView
 from vocagnolm.shell.io import ASSETS
 

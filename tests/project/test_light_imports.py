@@ -24,7 +24,7 @@ COMMANDS = (
             "torch transformers datasets",
         ),
         (
-            "import vocagnolm.report.compare, vocagnolm.report.plots",
+            "import vocagnolm.report.compare",
             "torch transformers datasets evaluate sympy matplotlib wandb",
         ),
         ("import vocagnolm.report.inspect", "transformers datasets peft"),

@@ -11,9 +11,9 @@ from compared_world import entry
 from fake_results import write_evaluation, write_json, write_run
 
 from vocagnolm import method
-from vocagnolm.report.charts import bar_series, read_curves
 from vocagnolm.report.comparison import compare
 from vocagnolm.report.findings import findings
+from vocagnolm.report.plots import bar_series, read_curves
 from vocagnolm.report.trainings import METHODS, differing
 from vocagnolm.run import parser
 from vocagnolm.training.settings import settings_of

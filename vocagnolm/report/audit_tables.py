@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
+from vocagnolm.report.plot_style import add_legend, dashes, new_plot, series_style
 from vocagnolm.shell.io import JsonObject, markdown_table
 
 # A verdict warns if a larger share of the student's tokens is unmapped, or straddles.

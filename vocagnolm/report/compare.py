@@ -19,11 +19,11 @@ from tempfile import TemporaryDirectory
 
 from vocagnolm.cli import Parser, shell
 from vocagnolm.record import check_output_directory, output_directory
-from vocagnolm.report.charts import bar_series, draw_bars, draw_curves, read_curves
 from vocagnolm.report.comparison import Comparison, compare, to_json
 from vocagnolm.report.evaluations import heading, in_order
 from vocagnolm.report.findings import UNDECIDED, difference, findings
-from vocagnolm.report.plots import embed
+from vocagnolm.report.plot_style import embed
+from vocagnolm.report.plots import bar_series, draw_bars, draw_curves, read_curves
 from vocagnolm.report.render import TEMPLATES
 from vocagnolm.report.statistics import RESAMPLES, Pairing
 from vocagnolm.report.trainings import differing

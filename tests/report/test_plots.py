@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from matplotlib.container import BarContainer
 
-from vocagnolm.report.charts import draw_bars, draw_curves
+from vocagnolm.report.plots import draw_bars, draw_curves
 
 
 def curve(points: int) -> pd.DataFrame:
