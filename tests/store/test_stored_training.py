@@ -175,9 +175,9 @@ def test_stores_of_some_documents_train_as_one_of_all(
     stored = [(text, math.document(text)) for text in ours]
     stored += [(text, code.document(text)) for text in theirs]
     documents = [(text, document) for text, document in stored if document]
-    one = trained(world.trainer(tmp_path, write_store(tmp_path / "both", documents)))
+    one = trained(world.trainer(tmp_path / "one", write_store(tmp_path / "both", documents)))
     options = {"method": reduced_by("first")}
-    assert_equal_weights(trained(world.trainer(tmp_path, math, code, options=options)), one)
+    assert_equal_weights(trained(world.trainer(tmp_path / "two", math, code, options=options)), one)
 
 
 def slow_teacher(
