@@ -217,13 +217,6 @@ def test_command_obeys_settings_when_they_are_given(models: dict[str, str]) -> N
     assert not text.tokens[-1].weight
 
 
-def test_command_shares_losses_out(models: dict[str, str]) -> None:
-    (text,) = look(models, "--text", "The answer is 12.", "--aggregation", "share")
-    losses = {id(piece): piece[1] for token in text.tokens for piece in token.pieces}
-    shared = sum(token.teacher_loss_nats or 0.0 for token in text.tokens)
-    assert shared == pytest.approx(sum(losses.values()), abs=1e-4)
-
-
 def test_command_cuts_a_text(models: dict[str, str]) -> None:
     text = "one two\r\nthree " * 40
     views = look(models, "--text", text, "--max_length", "32")
