@@ -35,7 +35,7 @@ from vocagnolm.conventions import IntArray
 from vocagnolm.cutting import cut_text
 from vocagnolm.fields import OptionError
 from vocagnolm.layout import lay_out
-from vocagnolm.readers import Lacking, Reader, TeacherReaders, each_alone
+from vocagnolm.readers import Reader, TeacherReaders, WithoutTeacher, each_alone
 from vocagnolm.shell.io import count_reasons
 from vocagnolm.spans import Tokens
 from vocagnolm.texts import is_conversations, usable_in
@@ -293,7 +293,7 @@ def _align_parts(
 
 # Documents by index, their texts, the tokens of the student and of every teacher, and the documents
 # that teachers lack.
-_Reading = tuple[list[int], list[str], Tokens, list[Tokens], Lacking]
+_Reading = tuple[list[int], list[str], Tokens, list[Tokens], WithoutTeacher]
 
 
 @dataclass(frozen=True)
@@ -329,8 +329,10 @@ class _Aligner:
 
         def read(documents: list[int]) -> list[_Reading | None]:
             contents = [texts[document] for document in documents]
-            teacher_tokens, lacking = self.teachers.read(contents)
-            return [(documents, contents, self.student.read(contents), teacher_tokens, lacking)]
+            teacher_tokens, without_teacher = self.teachers.read(contents)
+            return [
+                (documents, contents, self.student.read(contents), teacher_tokens, without_teacher)
+            ]
 
         def failed(document: int, error: ValueError) -> None:
             skipped[document] = str(error)
@@ -343,7 +345,7 @@ class _Aligner:
 
     def _segments(self, reading: _Reading, skipped: dict[int, str]) -> pa.Table:
         """Cut documents whose tokens are known. Documents without rows are added to `skipped`."""
-        documents, contents, student_tokens, teacher_tokens, lacking = reading
+        documents, contents, student_tokens, teacher_tokens, without_teacher = reading
         limits = self._limits(self.student.text_limit)
         models = [student_tokens]
         models += teacher_tokens
@@ -353,19 +355,19 @@ class _Aligner:
         is_within = counts <= np.array(limits)[:, None]
         fits = np.array((is_read & is_within).all(axis=0))
         # A text that the teachers lack is cut by itself, even if the student's tokens fit.
-        fits[list(lacking)] = False
+        fits[list(without_teacher)] = False
         # Parts are (text, start, end). A text that fits is one part.
         parts = []
         for text in np.flatnonzero(fits).tolist():
             parts.append((text, 0, len(contents[text])))
         # The other texts have too many tokens for a model, or none.
         for text in np.flatnonzero(~fits).tolist():
-            reason = lacking.get(text)
+            reason = without_teacher.get(text)
             if reason:
                 skipped[documents[text]] = reason
                 continue
             spans = [model.encoding(text).spans for model in models]
-            if text in lacking:
+            if text in without_teacher:
                 # Without a teacher, only the student limits the cut.
                 spans = spans[:1]
             edges = cut_text(contents[text], spans, limits[: len(spans)])

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The documents that teachers lack, by index, with the reason to skip each, or None if it is kept
-# and trained on without a teacher.
-Lacking = Mapping[int, str | None]
+# The documents that have no teacher, by index: the reason to skip each, or None to train on it
+# without one.
+WithoutTeacher = Mapping[int, str | None]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -234,7 +234,7 @@ class TeacherReaders:
         """Name each teacher that is not loaded as a model, and the source of its losses."""
         return []
 
-    def read(self, texts: Sequence[str]) -> tuple[list[Tokens], Lacking]:
+    def read(self, texts: Sequence[str]) -> tuple[list[Tokens], WithoutTeacher]:
         """Return every teacher's tokens of documents, and the documents that teachers lack."""
         return [reader.read(texts) for reader in self.readers], {}
 

@@ -15,9 +15,9 @@ from vocagnolm.conventions import Spans
 from vocagnolm.cutting import EMPTY
 from vocagnolm.data import MISSING
 from vocagnolm.readers import (
-    Lacking,
     Reader,
     TeacherReaders,
+    WithoutTeacher,
     whose_template,
 )
 from vocagnolm.spans import Tokens
@@ -63,9 +63,9 @@ class StoredReader(TeacherReaders):
             lines.append(f"{store.directory}: losses of {teacher}, {tokens:,} tokens")
         return lines
 
-    def read(self, texts: Sequence[str]) -> tuple[list[Tokens], Lacking]:
+    def read(self, texts: Sequence[str]) -> tuple[list[Tokens], WithoutTeacher]:
         """Return the stored tokens of documents, and the documents that a store lacks."""
-        lacking: dict[int, str | None] = {}
+        without_teacher: dict[int, str | None] = {}
         # What the stores have of every text, by teacher.
         stored_texts = []
         for number, text in enumerate(texts):
@@ -73,11 +73,11 @@ class StoredReader(TeacherReaders):
             # Training needs the losses of all teachers, so if one lacks a document, it has no
             # teacher.
             if None in documents:
-                lacking[number] = None if self.plain else MISSING
+                without_teacher[number] = None if self.plain else MISSING
                 documents = [None] * len(documents)
             stored_texts.append(documents)
         if not texts:
-            return [], lacking
+            return [], without_teacher
         tokens = []
         for teacher in range(len(stored_texts[0])):
             # A text without losses gets empty arrays, so that all texts keep their places.
@@ -88,7 +88,7 @@ class StoredReader(TeacherReaders):
                 spans.append(document.spans if document else _NO_SPANS)
                 losses.append(document.losses if document else _NO_LOSSES)
             tokens.append(Tokens.join(losses, spans, "float32"))
-        return tokens, lacking
+        return tokens, without_teacher
 
     def _documents(self, text: str) -> list[StoredDocument | None]:
         """Return what each teacher's store has of a document, or None."""
