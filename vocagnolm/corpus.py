@@ -22,7 +22,7 @@ from huggingface_hub import metadata_load
 from vocagnolm.fields import OptionError, named
 from vocagnolm.rows import KINDS, kind_of, read_rows
 from vocagnolm.shell.hub import check_name
-from vocagnolm.shell.io import FullDiskError, told_of_full_disk
+from vocagnolm.shell.io import FullDiskError, explain_full_disk
 from vocagnolm.texts import (
     FORMAT,
     are_conversations,
@@ -405,7 +405,7 @@ def _in_one_line(option: str, name: str | Path) -> Iterator[None]:
     logging.getLogger("datasets").setLevel(logging.CRITICAL)
     cache = Path(datasets.config.HF_DATASETS_CACHE)
     try:
-        with told_of_full_disk(cache, lambda: "Set HF_DATASETS_CACHE to another disk"):
+        with explain_full_disk(cache, lambda: "Set HF_DATASETS_CACHE to another disk"):
             yield
     except FullDiskError:
         raise

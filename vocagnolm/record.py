@@ -25,7 +25,7 @@ _CONTENT = {
     "teacher_files": "teacher",
     "teacher_losses_sha256": "teacher_losses",
     "chat_templates_sha256": "the chat templates",
-    "own_code_sha256": "method or aggregation",
+    "own_code_sha256": "your code",
     "evaluation": "the evaluation",
 }
 

@@ -85,7 +85,7 @@ def test_text_comes_back_when_it_was_written(tmp_path: Path, name: str) -> None:
 def test_full_disk_is_known_by_what_any_library_raises(error: Exception, tmp_path: Path) -> None:
     with (
         pytest.raises(files.FullDiskError) as caught,
-        files.told_of_full_disk(tmp_path, lambda: "Go on."),
+        files.explain_full_disk(tmp_path, lambda: "Go on."),
     ):
         raise error
     assert str(caught.value).startswith(f"{tmp_path} cannot be written to: ")
@@ -94,6 +94,6 @@ def test_full_disk_is_known_by_what_any_library_raises(error: Exception, tmp_pat
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOENT, "no"), RuntimeError("size mismatch")])
 def test_other_errors_stay_as_they_are(error: Exception, tmp_path: Path) -> None:
-    with pytest.raises(type(error)) as caught, files.told_of_full_disk(tmp_path, lambda: "Go on."):
+    with pytest.raises(type(error)) as caught, files.explain_full_disk(tmp_path, lambda: "Go on."):
         raise error
     assert caught.value is error

@@ -11,7 +11,7 @@ from vocagnolm.run import tracked_run
 from vocagnolm.run.card import model_card, push
 from vocagnolm.run.plan import plan
 from vocagnolm.shell.dist import rank0
-from vocagnolm.shell.io import told_of_full_disk, write_text
+from vocagnolm.shell.io import explain_full_disk, write_text
 from vocagnolm.shell.printing import print_main
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import run_directory
@@ -74,7 +74,7 @@ def train(job: Job) -> int:
                 f"none of {trained.global_step} steps made an update (--max_bad_steps "
                 f"{args.max_bad_steps}): no model is saved"
             )
-        with told_of_full_disk(output_dir, trainer.what_is_safe):
+        with explain_full_disk(output_dir, trainer.what_is_safe):
             save(trainer, output_dir)
         # A run that was stopped is not finished here, because it will be resumed.
         tracked_run.finish()

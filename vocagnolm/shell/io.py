@@ -83,7 +83,7 @@ def disk_fault(error: BaseException) -> str | None:
 
 
 @contextmanager
-def told_of_full_disk(place: Path, advice: Callable[[], str]) -> Iterator[None]:
+def explain_full_disk(path: Path, advice: Callable[[], str]) -> Iterator[None]:
     """Turn what libraries raise on a full disk into one OSError: where, why, and what is safe."""
     try:
         yield
@@ -92,7 +92,7 @@ def told_of_full_disk(place: Path, advice: Callable[[], str]) -> Iterator[None]:
         # These may be nested. The innermost knows best what is safe.
         if reason is None or isinstance(error, FullDiskError):
             raise
-        raise FullDiskError(f"{place} cannot be written to: {reason}. {advice()}") from error
+        raise FullDiskError(f"{path} cannot be written to: {reason}. {advice()}") from error
 
 
 class FullDiskError(OSError):

@@ -9,6 +9,7 @@ import math
 from argparse import Namespace
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +24,7 @@ from vocagnolm.conventions import TEXT, UNMAPPED, IntArray, Spans
 from vocagnolm.corpus import load_corpus
 from vocagnolm.fields import OptionError, corpora_of
 from vocagnolm.record import check_output_directory, output_directory
+from vocagnolm.shell.dist import connect, rank0
 from vocagnolm.shell.io import write_file
 from vocagnolm.shell.printing import print_main
 from vocagnolm.store.format import Store, StoredDocument
@@ -54,7 +56,10 @@ def rank(options: Namespace, scoring: Namespace) -> None:
         raise OptionError(
             "dataset", "has conversations: rank documents, for example by --text_column"
         )
-    with output_directory(out, RANKS):
+    connect()
+    with ExitStack() as stack:
+        # Several processes score together. The first one owns the directory for all of them.
+        rank0(lambda: stack.enter_context(output_directory(out, RANKS)))
         student, teacher = _open_stores(options, scoring, corpus)
         _write(options, corpus, score_corpus(corpus, student, teacher))
 

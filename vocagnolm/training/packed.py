@@ -19,7 +19,7 @@ from vocagnolm.fields import OptionError, named
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, TeacherReaders
 from vocagnolm.shell.dist import cores
-from vocagnolm.shell.io import told_of_full_disk
+from vocagnolm.shell.io import explain_full_disk
 from vocagnolm.shell.printing import log_main
 from vocagnolm.training.options import PackOptions
 
@@ -143,7 +143,7 @@ def align(
     workers = options.dataset_num_proc or cores()
     # The aligned documents go to the cache of `datasets`, which may be on another disk than the
     # run's directory.
-    with told_of_full_disk(Path(datasets.config.HF_DATASETS_CACHE), _where_to_cache):
+    with explain_full_disk(Path(datasets.config.HF_DATASETS_CACHE), _where_to_cache):
         segments = align_corpus(
             texts,
             student,

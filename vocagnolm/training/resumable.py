@@ -32,7 +32,7 @@ from vocagnolm.fields import at_shell
 from vocagnolm.record import Record, output_directory
 from vocagnolm.shell.dist import rank0
 from vocagnolm.shell.extras import check_transformers, unsupported
-from vocagnolm.shell.io import MANIFEST_FILE, RUN_FILE, json_or_empty, told_of_full_disk
+from vocagnolm.shell.io import MANIFEST_FILE, RUN_FILE, explain_full_disk, json_or_empty
 from vocagnolm.training.checkpoints import (
     checkpoint_fault,
     checkpoints,
@@ -170,7 +170,7 @@ class ResumableTrainer(Trainer):
             is_new = not resume_from_checkpoint
             with (
                 self.owning_directory(is_new=is_new),
-                told_of_full_disk(directory, self.what_is_safe),
+                explain_full_disk(directory, self.what_is_safe),
             ):
                 # Only rank 0 decides where to start. If a process saw another listing of the
                 # directory, it would resume from another step.
