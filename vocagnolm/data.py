@@ -327,21 +327,21 @@ class _Aligner:
     def _texts(self, texts: Mapping[int, str], skipped: dict[int, str]) -> pa.Table:
         """Make the rows of texts by index. Texts without rows are added to `skipped`."""
 
-        def read(documents: list[int]) -> list[_Reading | None]:
-            contents = [texts[document] for document in documents]
-            teacher_tokens, without_teacher = self.teachers.read(contents)
-            return [
-                (documents, contents, self.student.read(contents), teacher_tokens, without_teacher)
-            ]
-
         def failed(document: int, error: ValueError) -> None:
             skipped[document] = str(error)
 
+        readings = each_alone(lambda items: [self._read(texts, items)], list(texts), failed)
         tables = [self.schema.empty_table()]
-        for reading in each_alone(read, list(texts), failed):
+        for reading in readings:
             if reading:
                 tables.append(self._segments(reading, skipped))
         return pa.concat_tables(tables)
+
+    def _read(self, texts: Mapping[int, str], documents: list[int]) -> _Reading | None:
+        """Read some of the texts with all models, or raise a ValueError for one of them."""
+        contents = [texts[document] for document in documents]
+        teacher_tokens, without_teacher = self.teachers.read(contents)
+        return documents, contents, self.student.read(contents), teacher_tokens, without_teacher
 
     def _segments(self, reading: _Reading, skipped: dict[int, str]) -> pa.Table:
         """Cut documents whose tokens are known. Documents without rows are added to `skipped`."""

@@ -15,7 +15,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -212,17 +212,16 @@ class ResumableTrainer(Trainer):
     @contextmanager
     def owning_directory(self, *, is_new: bool = False) -> Iterator[None]:
         """Keep other runs out of this one's directory. A new run moves an earlier one aside."""
-        directory = Path(str(self.args.output_dir))
-
-        def enter() -> None:
-            move_aside = is_new and holds_results(directory)
-            if move_aside:
-                check_models(directory, self.settings)
-            stack.enter_context(output_directory(directory, RUN_FILE, move_aside=move_aside))
-
         with ExitStack() as stack:
-            rank0(enter)
+            rank0(lambda: stack.enter_context(self._output_directory(is_new)))
             yield
+
+    def _output_directory(self, is_new: bool) -> AbstractContextManager[None]:
+        directory = Path(str(self.args.output_dir))
+        move_aside = is_new and holds_results(directory)
+        if move_aside:
+            check_models(directory, self.settings)
+        return output_directory(directory, RUN_FILE, move_aside=move_aside)
 
     def what_is_safe(self) -> str:
         """Remove what is unfinished, and say where the run can resume."""
