@@ -31,7 +31,7 @@ def test_messages_come_back_from_the_text(pairs: list[tuple[str, str]]) -> None:
         ("hello", "found str"),
         ([ASK, "2"], "message 1 is not a message"),
         ([ASK, {"role": "assistant", "content": None}], "message 1 has a content that is not text"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "message 0 has a part without text"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "message 0 has a content with a part"),
         ([{**ASK, "role": None}], "message 0 has a role that is not text"),
         ([ASK, {**SAY, "tool_calls": [1]}], "message 1 has tool_calls"),
         ([ASK, {**SAY, "thinking": "hm"}], "has thinking"),
@@ -152,7 +152,8 @@ def test_formats_of_others_make_turns(
         ({"conversations": [{"from": "narrator", "value": "q"}]}, "'narrator'"),
         ({"conversations": [{"from": "human", "value": None}]}, "message 0"),
         ({"instruction": None, "output": "2"}, "message 0"),
-        ({"messages": [{**ASK, "content": [{"type": "image"}]}, SAY]}, "part of type image"),
+        ({"instruction": "q", "output": "2", "history": [["a", "b"]]}, "history"),
+        ({"messages": [{**ASK, "content": [{"type": "image"}]}, SAY]}, "a part that is not text"),
     ],
 )
 def test_turns_of_others_without_text_are_told(row: dict[str, object], reason: str) -> None:

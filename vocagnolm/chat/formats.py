@@ -113,17 +113,17 @@ class Conversation:
 def conversation(
     messages: object, options: Mapping[str, object] = {}, prompt_messages: int = 0
 ) -> Conversation | str:
-    """Join messages to a conversation, or return the reason why they are none."""
+    """Join messages into a conversation, or return why that is impossible."""
     if not isinstance(messages, list) or not messages:
         return f"expected a list of messages, found {_kind_of(messages)}"
     contents = []
     roles = []
     untrained = []
     other_fields = []
-    for index, message in enumerate(map(_as_message, messages)):
-        reason = _fault(message)
-        if reason:
-            return f"message {index} {reason}"
+    for index, item in enumerate(messages):
+        message = _read_message(item)
+        if isinstance(message, str):
+            return f"message {index} {message}"
         contents.append(message["content"])
         roles.append(message["role"])
         if message["role"] == _ANSWERING and message.get("weight") == 0:
@@ -170,32 +170,41 @@ def _without_none(value: Any) -> Any:
     return value
 
 
-def _as_message(message: Any) -> Any:
-    """Give the fields of a message the names that templates use, and join its content's parts."""
+def _read_message(message: object) -> dict[str, Any] | str:
+    """Give a message the fields that templates use, or return what is wrong with it."""
     if not isinstance(message, dict):
-        return message
-    # Do not change the caller's message.
-    message = dict(message)
-    # A ShareGPT message has `from` and `value`. If the speaker is unknown, return a text, which
-    # `_fault` turns into a reason.
-    if message.get("role") is None and message.get("from") is not None:
-        speaker = message.pop("from")
-        # In a user's file a speaker may have any type. A list would fail the lookup.
-        role = _SPEAKERS.get(speaker) if isinstance(speaker, str) else None
-        if role is None:
-            return f"from {speaker!r}"
-        message["role"] = role
-        message["content"] = message.pop("value", None)
-    # Arrow gives every message all keys, so a message with a role may have these, too.
-    message.pop("from", None)
-    message.pop("value", None)
-    parts = message.get("content")
+        return f"is not a message with a role and a content, but {_kind_of(message)}"
+    # Arrow gives every message all keys, so each may have those of ShareGPT, too.
+    fields = dict(message)
+    speaker, value = fields.pop("from", None), fields.pop("value", None)
+    if fields.get("role") is None and speaker is not None:
+        fields["role"] = _SPEAKERS.get(str(speaker))
+        fields["content"] = value
+        if not fields["role"]:
+            return f"is from {speaker!r}, who is none of {', '.join(_SPEAKERS)}"
+    parts = fields.get("content")
     if isinstance(parts, list) and parts:
         texts = [_text_of_part(part) for part in parts]
-        # If a part is not text, the content stays a list, which `_fault` reports.
-        if None not in texts:
-            message["content"] = "".join(texts)  # type: ignore[arg-type]
-    return message
+        if None in texts:
+            return "has a content with a part that is not text"
+        fields["content"] = "".join(map(str, texts))
+    return _fault(fields) or fields
+
+
+def _fault(fields: Mapping[str, Any]) -> str:
+    """Return what is wrong with the fields of a message, or ""."""
+    for name in _UNTRAINED_FIELDS:
+        if fields.get(name):
+            return f"has {name}, which is not trained on"
+    if fields.get("weight") not in (None, 0, 1):
+        return f"has a weight of {fields['weight']!r}, where 0 and 1 are known"
+    for name in ("role", "content"):
+        text = fields.get(name)
+        if not isinstance(text, str):
+            return f"has a {name} that is not text but {_kind_of(text)}"
+        if _SURROGATE.search(text):
+            return f"has a lone surrogate in its {name}, which is not valid Unicode"
+    return ""
 
 
 def _text_of_part(part: object) -> str | None:
@@ -207,29 +216,6 @@ def _text_of_part(part: object) -> str | None:
     return part if isinstance(part, str) else None
 
 
-def _fault(message: object) -> str:
-    """Return what is wrong with a message of `_as_message`, or ""."""
-    if isinstance(message, str) and message.startswith("from "):
-        return f"is {message}, who is none of {', '.join(_SPEAKERS)}"
-    if not isinstance(message, dict):
-        return f"is not a message with a role and a content, but {_kind_of(message)}"
-    for name in _UNTRAINED_FIELDS:
-        if message.get(name):
-            return f"has {name}, which is not trained on"
-    if message.get("weight") not in (None, 0, 1):
-        return f"has a weight of {message['weight']!r}, where 0 and 1 are known"
-    for name in ("role", "content"):
-        value = message.get(name)
-        # A list that could not be joined has a part that is not text.
-        if name == "content" and isinstance(value, list) and value:
-            return f"has {_non_text_part(value)}, which is not text"
-        if not isinstance(value, str):
-            return f"has a {name} that is not text but {_kind_of(value)}"
-        if _SURROGATE.search(value):
-            return f"has a lone surrogate in its {name}, which is not valid Unicode"
-    return ""
-
-
 def _kind_of(value: object) -> str:
     """Name the type of a value in a reason."""
     if value is None:
@@ -237,16 +223,6 @@ def _kind_of(value: object) -> str:
     if value == []:
         return "an empty list"
     return type(value).__name__
-
-
-def _non_text_part(parts: Sequence[object]) -> str:
-    """Name the first part of a content that is not text."""
-    for part in parts:
-        if isinstance(part, dict) and part.get("type") not in ("text", None):
-            return f"a part of type {part['type']}"
-        if _text_of_part(part) is None:
-            return "a part without text"
-    return "a part"
 
 
 def conversation_columns(columns: Sequence[str]) -> tuple[str, ...]:
@@ -281,6 +257,8 @@ def read_row(row: Mapping[str, Any]) -> dict[str, Any]:
     options = _options(row)
     if options is None:
         return no_conversation(_BAD_OPTIONS)
+    if row.get("history"):
+        return no_conversation("has a history, which is not read: make messages of it")
     prompt_messages = 0
     if "messages" in row:
         messages = row["messages"]
@@ -318,31 +296,19 @@ def _turns_of(column: object, role: str) -> list[Any]:
 
 def _other_messages(row: Mapping[str, Any]) -> Any:
     """Make messages from the columns of ShareGPT or Alpaca."""
-    messages: list[Any] = []
-    if row.get("system"):
-        messages.append(_make_message("system", row["system"]))
     if "conversations" in row:
         turns = row["conversations"]
-        # A system message must not hide that there are no turns. `conversation` reports what the
-        # column has instead.
+        # A system message must not hide that there are no turns, which `conversation` reports.
         if not isinstance(turns, list) or not turns:
             return turns
-        return messages + turns
-    # Alpaca's history is a list of pairs, a question and an answer. Anything else is passed on, and
-    # reported as a message that cannot be read.
-    for turn in row.get("history") or []:
-        if isinstance(turn, list) and len(turn) == 2:
-            question, answer = turn
-            messages.append(_make_message("user", question))
-            messages.append(_make_message("assistant", answer))
-        else:
-            messages.append(turn)
-    question = row.get("instruction")
-    if isinstance(question, str) and row.get("input"):
-        question = f"{question}\n\n{row['input']}"
-    messages.append(_make_message("user", question))
-    messages.append(_make_message("assistant", row.get("output")))
-    return messages
+    else:
+        question = row.get("instruction")
+        if isinstance(question, str) and row.get("input"):
+            question = f"{question}\n\n{row['input']}"
+        turns = [_make_message("user", question), _make_message("assistant", row.get("output"))]
+    if row.get("system"):
+        turns = [_make_message("system", row["system"])] + turns
+    return turns
 
 
 def _make_message(role: str, content: object) -> dict[str, object]:
