@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from vocagnolm.evaluation.runner import RunDirectory
-from vocagnolm.evaluation.tasks.tasks import to_line
+from vocagnolm.evaluation.records import EvaluationDirectory, to_line
 
 SETTINGS: dict[str, Any] = {
     "model": {"name": "runs/student", "revision": "sha256:aa"},
@@ -33,7 +32,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     return settings
 
 
-def append(directory: RunDirectory, benchmark: str, process: int, *indices: int) -> None:
+def append(directory: EvaluationDirectory, benchmark: str, process: int, *indices: int) -> None:
     with directory.appending(benchmark, process) as file:
         for idx in indices:
             file.write(to_line({"idx": idx, "by": process}))
@@ -45,9 +44,9 @@ def outputs(*indices: int) -> list[tuple[int, int]]:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> RunDirectory:
+def directory(tmp_path: Path) -> EvaluationDirectory:
     """A directory with settings and two items of gsm8k."""
-    directory = RunDirectory(tmp_path / "evaluation")
+    directory = EvaluationDirectory(tmp_path / "evaluation")
     directory.path.mkdir()
     directory.write_settings(SETTINGS)
     append(directory, "gsm8k", 0, 4, 1)
@@ -58,7 +57,7 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 
 @pytest.mark.parametrize("torn", [b'{"idx": 7, "by', b'{"idx": 7}', b"\xe2\x82", b"\x00\x00"])
-def test_torn_last_line_is_ignored_and_cut_off(directory: RunDirectory, torn: bytes) -> None:
+def test_torn_last_line_is_ignored_and_cut_off(directory: EvaluationDirectory, torn: bytes) -> None:
     path = directory.path / "gsm8k.part0.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole + torn)
@@ -68,7 +67,9 @@ def test_torn_last_line_is_ignored_and_cut_off(directory: RunDirectory, torn: by
     assert path.read_bytes() == whole + to_line({"idx": 7, "by": 0}).encode()
 
 
-def test_finished_reads_all_parts_when_several_processes_wrote(directory: RunDirectory) -> None:
+def test_finished_reads_all_parts_when_several_processes_wrote(
+    directory: EvaluationDirectory,
+) -> None:
     append(directory, "gsm8k", 11, 3)
     append(directory, "gsm8k", 2, 0)
     append(directory, "math", 0, 9)
@@ -77,7 +78,7 @@ def test_finished_reads_all_parts_when_several_processes_wrote(directory: RunDir
     assert sorted(directory.finished("math")) == outputs(9)
 
 
-def test_complete_sorts_and_removes_parts(directory: RunDirectory) -> None:
+def test_complete_sorts_and_removes_parts(directory: EvaluationDirectory) -> None:
     append(directory, "gsm8k", 1, 3, 0)
     append(directory, "math", 0, 2)
     directory.complete("gsm8k", outputs(0, 1, 3, 4))
@@ -87,14 +88,14 @@ def test_complete_sorts_and_removes_parts(directory: RunDirectory) -> None:
     assert {path.name for path in directory.path.iterdir()} == names
 
 
-def test_complete_rejects_when_an_item_is_missing(directory: RunDirectory) -> None:
+def test_complete_rejects_when_an_item_is_missing(directory: EvaluationDirectory) -> None:
     with pytest.raises(ValueError, match="output_dir"):
         directory.complete("gsm8k", outputs(1, 2, 4))
     assert list(directory.finished("gsm8k")) == outputs(4, 1)
 
 
 def test_complete_ends_the_same_after_a_kill(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    directory: EvaluationDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(directory, "gsm8k", 1, 0)
     with monkeypatch.context() as patch:
@@ -114,7 +115,7 @@ def test_text_survives_when_it_is_no_valid_unicode(tmp_path: Path, text: str) ->
     line = to_line({"idx": 0, "raw_output": text})
     assert line.isascii()
     assert line.count("\n") == 1
-    directory = RunDirectory(tmp_path)
+    directory = EvaluationDirectory(tmp_path)
     with directory.appending("demo", 0) as file:
         file.write(line)
     directory.complete("demo", outputs(0))
@@ -135,7 +136,7 @@ def test_text_survives_when_it_is_no_valid_unicode(tmp_path: Path, text: str) ->
     ],
 )
 def test_other_settings_are_rejected(
-    directory: RunDirectory, path: str, value: Any, said: str
+    directory: EvaluationDirectory, path: str, value: Any, said: str
 ) -> None:
     with pytest.raises(ValueError, match=f"output_dir .*{said}"):
         directory.write_settings(changed(path, value))
@@ -145,7 +146,7 @@ def test_other_settings_are_rejected(
         directory.write_settings(SETTINGS)
 
 
-def test_model_may_be_moved_when_its_content_is_known(directory: RunDirectory) -> None:
+def test_model_may_be_moved_when_its_content_is_known(directory: EvaluationDirectory) -> None:
     directory.write_settings(changed("model.name", "/elsewhere/student"))
     unknown = changed("model.revision", "unknown")
     (directory.path / "settings.json").write_text(json.dumps(unknown))
@@ -155,7 +156,7 @@ def test_model_may_be_moved_when_its_content_is_known(directory: RunDirectory) -
         directory.write_settings(unknown)
 
 
-def test_another_benchmark_joins(directory: RunDirectory) -> None:
+def test_another_benchmark_joins(directory: EvaluationDirectory) -> None:
     directory.write_settings({**SETTINGS, "benchmarks": {"math": {"version": 3}}})
     append(directory, "math", 0, 0)
     directory.write_settings(SETTINGS)
@@ -166,7 +167,7 @@ def test_another_benchmark_joins(directory: RunDirectory) -> None:
 
 @pytest.mark.parametrize("content", [None, b"", b'{"idx": 3'])
 def test_settings_bind_nobody_when_there_is_no_item(tmp_path: Path, content: bytes | None) -> None:
-    directory = RunDirectory(tmp_path)
+    directory = EvaluationDirectory(tmp_path)
     directory.write_settings(SETTINGS)
     if content is not None:
         (tmp_path / "gsm8k.part0.jsonl").write_bytes(content)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from vocagnolm.evaluation import results as report
-from vocagnolm.evaluation.runner import RunDirectory
+from vocagnolm.evaluation.records import EvaluationDirectory, to_line
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Item
-from vocagnolm.evaluation.tasks.tasks import Task, load_tasks, to_line
+from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
 
 SETTINGS = {"model": {"name": "runs/my_student", "revision": "sha256:aa"}}
 
@@ -29,7 +29,7 @@ def make_task(
 
 def build(path: Path, *tasks: Task) -> dict[str, Any]:
     """Results in which the first item of each benchmark is right; math-verify accepts none."""
-    directory = RunDirectory(path)
+    directory = EvaluationDirectory(path)
     for task in tasks:
         with directory.appending(task.benchmark.id, 0) as file:
             for item in task.items:
@@ -128,7 +128,7 @@ def test_benchmark_is_marked_only_for_what_differs() -> None:
 
 
 def test_row_grows_benchmark_by_benchmark(tmp_path: Path) -> None:
-    directory = RunDirectory(tmp_path)
+    directory = EvaluationDirectory(tmp_path)
     first, second = make_task("svamp", origin="vocagnolm"), make_task("gsm8k")
     report.write(build(tmp_path, first), tmp_path)
     assert build(tmp_path, second)["benchmarks"].keys() == {"gsm8k"}  # svamp is not complete

@@ -20,7 +20,8 @@ from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.evaluation.engines.generation import Completion
 from vocagnolm.evaluation.grading.grading import Verdict
-from vocagnolm.evaluation.runner import RunDirectory, _share, run
+from vocagnolm.evaluation.records import EvaluationDirectory
+from vocagnolm.evaluation.runner import _share, run
 from vocagnolm.evaluation.sampling import Sampling, seed_of
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Item
 from vocagnolm.evaluation.tasks.tasks import Task, build_prompt, text_sha256
@@ -100,7 +101,7 @@ class FakeState:
 def run_all(
     tasks: Sequence[Task], engine: Any, path: Path, state: FakeState | None = None
 ) -> list[str]:
-    done = run(tasks, engine, InstantGrader(), RunDirectory(path), state or FakeState())
+    done = run(tasks, engine, InstantGrader(), EvaluationDirectory(path), state or FakeState())
     return [task.benchmark.id for task in done]
 
 
@@ -163,7 +164,7 @@ def test_run_asks_only_what_is_missing(tmp_path: Path, sampling: Sampling | None
     with pytest.raises(KeyboardInterrupt):
         run_all(tasks, first, tmp_path / "resumed")
     assert 0 < len(first.asked) <= 10
-    assert len(RunDirectory(tmp_path / "resumed").finished("gsm8k")) == len(first.asked)
+    assert len(EvaluationDirectory(tmp_path / "resumed").finished("gsm8k")) == len(first.asked)
     run_all(tasks, second, tmp_path / "resumed")
     assert not set(first.asked) & set(second.asked)
     assert len(first.asked) + len(second.asked) == total
@@ -178,7 +179,7 @@ def test_records_are_on_disk(tmp_path: Path) -> None:
     class WatchedEngine(ScriptedEngine):
         def _run(self, prompts: Sequence[str]) -> Iterator[list[Completion]]:
             for group in super()._run(prompts):
-                seen.append((len(self.asked), len(RunDirectory(tmp_path).finished("gsm8k"))))
+                seen.append((len(self.asked), len(EvaluationDirectory(tmp_path).finished("gsm8k"))))
                 yield group
 
     run_all([make_task()], WatchedEngine(), tmp_path)
@@ -209,7 +210,7 @@ def test_processes_share_long_and_short_prompts_evenly(tmp_path: Path) -> None:
     prompts = {item.idx: item.question for item in items}
     task = Task(BENCHMARKS["gsm8k"], items, prompts, {}, None)
     for index in range(2):
-        share = _share(task, RunDirectory(tmp_path), FakeState(index, 2))
+        share = _share(task, EvaluationDirectory(tmp_path), FakeState(index, 2))
         assert [item.question for item, _ in share] == ["long question"] * 2 + ["short"] * 2
 
 
@@ -324,7 +325,7 @@ def test_items_are_the_same(
         process = launcher.start(asked(arguments, path, log))
         kill_when_written(process, path, size_of_items(path) + int(more), rng.uniform(0, 0.004))
         statuses.append(launcher.wait(process))
-        seen.append(len(RunDirectory(path).finished("demo")))
+        seen.append(len(EvaluationDirectory(path).finished("demo")))
     assert statuses.count(-signal.SIGKILL) >= kills - 1, log.read_text()
     assert len(set(seen) - {0, 40}) >= min(3, kills - 2), f"killed at {seen} items"
     assert seen == sorted(seen)

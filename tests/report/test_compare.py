@@ -14,9 +14,9 @@ from fake_results import edit_results, record, write_evaluation, write_json, wri
 
 from vocagnolm import __main__
 from vocagnolm.evaluation import results as report
-from vocagnolm.evaluation.runner import RunDirectory
+from vocagnolm.evaluation.records import EvaluationDirectory, to_line
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
-from vocagnolm.evaluation.tasks.tasks import load_tasks, to_line
+from vocagnolm.evaluation.tasks.tasks import load_tasks
 from vocagnolm.report.comparison import Comparison, compare, to_json
 from vocagnolm.report.evaluations import Evaluation, are_alike, read_evaluation
 from vocagnolm.report.findings import UNDECIDED, difference
@@ -151,7 +151,7 @@ def test_items_that_contradict_their_results_are_an_error(two: list[Path]) -> No
 def test_comparison_reads_what_an_evaluation_writes(tmp_path: Path) -> None:
     (task,) = load_tasks([BENCHMARKS["demo"]], None, None, len(FIRST))
     for name, right in (("first", FIRST), ("other", OTHER)):
-        directory = RunDirectory(tmp_path / name / "evaluation")
+        directory = EvaluationDirectory(tmp_path / name / "evaluation")
         verdict = {"prediction": "1", "decided_by": "string", "math_verify": None}
         with directory.appending("demo", 0) as file:
             for item, correct in zip(task.items, right, strict=True):

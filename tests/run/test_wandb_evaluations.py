@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from wandb_files import PLACE, stored
 
-from vocagnolm.evaluation.tasks.tasks import read_records, to_line
+from vocagnolm.evaluation.records import read_records, to_line
 from vocagnolm.evaluation.wandb_run import log_evaluation
 
 RECORDS = [

@@ -7,8 +7,8 @@ from typing import Any
 
 from fake_results import edit_results, record, write_evaluation, write_json, write_run
 
+from vocagnolm.evaluation.records import to_line
 from vocagnolm.evaluation.tasks.benchmarks import PAPER_BENCHMARKS
-from vocagnolm.evaluation.tasks.tasks import to_line
 
 # Eight items: only the first is right on 1, only the other on 3, both on 2, neither on 2.
 FIRST = [True, False, False, False, True, True, False, False]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vocagnolm.evaluation.records import to_line
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS
-from vocagnolm.evaluation.tasks.tasks import to_line
 
 
 def write_json(path: Path, content: object) -> Path:

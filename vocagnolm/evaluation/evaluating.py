@@ -19,6 +19,7 @@ from vocagnolm.evaluation.engines.generation import Chat, Engine, shared_length
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine, longest_context
 from vocagnolm.evaluation.grading.grading import Grader
+from vocagnolm.evaluation.records import SETTINGS_FILE, EvaluationDirectory
 from vocagnolm.evaluation.tasks.benchmarks import HARNESS
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
 from vocagnolm.evaluation.wandb_run import log_evaluation
@@ -53,13 +54,13 @@ def evaluate(arguments: Namespace) -> None:
         previews = [_preview(task, tokenizer, context) for task in tasks]
         printing.print_main("\n".join(previews))
         return
-    directory = runner.RunDirectory(output_dir(arguments))
+    directory = EvaluationDirectory(output_dir(arguments))
     # The first process owns the directory until the report is written, so no other evaluation
     # changes the items meanwhile.
     with ExitStack() as open_contexts:
 
         def begin() -> JsonObject:
-            open_contexts.enter_context(output_directory(directory.path, runner.SETTINGS_FILE))
+            open_contexts.enter_context(output_directory(directory.path, SETTINGS_FILE))
             begun = directory.settings().get("dtype")
             arguments.dtype, why = choose_dtype(arguments.dtype, state.device, begun)
             printing.log_main(f"{arguments.model} computes in {arguments.dtype} ({why})")
@@ -85,7 +86,7 @@ def evaluate(arguments: Namespace) -> None:
 
 
 def _complete(
-    tasks: Sequence[Task], engine: Engine, directory: runner.RunDirectory, state: PartialState
+    tasks: Sequence[Task], engine: Engine, directory: EvaluationDirectory, state: PartialState
 ) -> JsonObject:
     """Ask and grade all remaining items; return a column of results for each benchmark."""
     columns = {}
@@ -150,7 +151,7 @@ def _settings(
 
 def _write_report(
     columns: JsonObject,
-    directory: runner.RunDirectory,
+    directory: EvaluationDirectory,
     settings: JsonObject,
     arguments: Namespace,
     state: PartialState,

@@ -10,9 +10,9 @@ from pathlib import Path
 from vocagnolm.evaluation.accuracy import summarize
 from vocagnolm.evaluation.extraction import normalise_gold
 from vocagnolm.evaluation.grading.grading import Grader
+from vocagnolm.evaluation.records import numbered_lines, to_line
 from vocagnolm.evaluation.results import one_line_summary
 from vocagnolm.evaluation.tasks.benchmarks import Benchmark
-from vocagnolm.evaluation.tasks.tasks import numbered_lines, to_line
 from vocagnolm.fields import OptionError
 from vocagnolm.shell.io import JsonObject, check_writable, write_text
 

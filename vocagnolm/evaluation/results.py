@@ -7,7 +7,7 @@ from pathlib import Path
 from huggingface_hub import ModelCard
 
 from vocagnolm.evaluation.accuracy import averages, distinct, summarize
-from vocagnolm.evaluation.runner import RunDirectory
+from vocagnolm.evaluation.records import EvaluationDirectory
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, HARNESS
 from vocagnolm.evaluation.tasks.tasks import Task
 from vocagnolm.shell.io import (
@@ -25,7 +25,7 @@ _PACKAGES = "python vocagnolm torch transformers tokenizers accelerate vllm symp
 
 def build(
     new_columns: Mapping[str, JsonObject],
-    directory: RunDirectory,
+    directory: EvaluationDirectory,
     settings: Mapping[str, object],
     environment: Mapping[str, object],
 ) -> JsonObject:
@@ -52,7 +52,7 @@ def build(
     }
 
 
-def column(task: Task, directory: RunDirectory) -> JsonObject:
+def column(task: Task, directory: EvaluationDirectory) -> JsonObject:
     """Collect the results of one benchmark; percentages in [0, 100], 95 % intervals."""
     finished, marks = directory.finished(task.benchmark.id), task.marks()
     records = [finished[item.idx, sample] for item, sample in task.outputs()]

@@ -9,8 +9,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
+from vocagnolm.evaluation.records import read_records
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
-from vocagnolm.evaluation.tasks.tasks import read_records
 from vocagnolm.shell.io import JsonObject, json_or_empty, read_json
 
 RESULTS_FILE = "results.json"

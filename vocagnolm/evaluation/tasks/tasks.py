@@ -1,12 +1,13 @@
-"""The items of a benchmark, from a file, the hub or the package, with prompts and records."""
+"""The items of a benchmark, from a file, the hub or the package, and the prompts that ask them."""
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
+from vocagnolm.evaluation.records import numbered_lines
 from vocagnolm.evaluation.sampling import Sampling
 from vocagnolm.evaluation.tasks.benchmarks import HARNESS, Benchmark, Item, RawRow, fill_in
 from vocagnolm.shell.io import JsonObject
@@ -181,41 +182,6 @@ def items_digest(items: Iterable[Item]) -> str:
         row = [item.idx, item.question, item.gold]
         lines += json.dumps(row, separators=(",", ":")) + "\n"
     return text_sha256(lines)
-
-
-def numbered_lines(content: bytes, name: str) -> Iterator[tuple[int, JsonObject]]:
-    """Parse JSON lines, with their numbers from 1; an error names the line that is no object."""
-    # `splitlines` would also split at other line separators, which JSON allows inside strings.
-    for number, line in enumerate(content.split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{name}:{number}: expected a JSON object ({error})") from error
-        if not isinstance(record, dict):
-            kind = type(record).__name__
-            raise ValueError(f"{name}:{number}: expected a JSON object, found a {kind}")
-        yield number, record
-
-
-def to_line(record: JsonObject) -> str:
-    """Write a record as ASCII, because a model's text may not be valid Unicode."""
-    return json.dumps(record) + "\n"
-
-
-def read_records(*paths: Path) -> dict[tuple[int, int], JsonObject]:
-    """Read outputs by `idx` and `sample`, which is 0 if a line does not have it.
-
-    A last line that was cut off counts as not written.
-    """
-    records: dict[tuple[int, int], JsonObject] = {}
-    # A kill may leave both the whole file and its parts, which then have the same records.
-    for path in paths:
-        whole_lines, _, _ = path.read_bytes().rpartition(b"\n")
-        for _, record in numbered_lines(whole_lines, str(path)):
-            records[record["idx"], record.get("sample", 0)] = record
-    return records
 
 
 def load_prompt_set(name: str, prompts_dir: Path | None) -> tuple[str, JsonObject]:
