@@ -26,10 +26,10 @@ def _public(settings: Any) -> Any:
 def model_card(name: str, settings: Mapping[str, Any]) -> str:
     """Describe a trained student, for the `README.md` next to its weights."""
     public = _public(settings)
-    guides = list(public["teacher"] or ())
+    teachers = list(public["teacher"] or ())
     for store in public["teacher_losses"] or ():
-        guides.append(f"the stored losses of {store['teacher']}")
-    guided = f", guided by {' and '.join(guides)}" if guides else ""
+        teachers.append(f"the stored losses of {store['teacher']}")
+    guided = f", guided by {' and '.join(teachers)}" if teachers else ""
     # The hub links a card to the datasets that it names, so local ones are left out.
     corpora = []
     for corpus in settings["dataset"]:

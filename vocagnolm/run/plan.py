@@ -35,7 +35,7 @@ def plan(job: Job, models: Models, packed: Packed, checkpoint: str | None = None
     for teacher in models.teachers:
         size = f"{teacher.sizes.parameters:,} parameters, frozen, {models.teacher_dtype}"
         lines.append(f"teacher    {teacher.source.name}: {size}")
-    # A store has no model that the loop above could name, so the guide describes it.
+    # A store has no model that the loop above could name, so its reader describes it.
     if models.teacher_readers:
         lines += [f"teacher    {stored}" for stored in models.teacher_readers.describe()]
     lines.append(f"precision  {run.describe_precision()}")
