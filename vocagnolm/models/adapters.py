@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from vocagnolm.models.load import ADAPTER_CONFIG, LOADING_ERRORS
-from vocagnolm.shell.io import read_json
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftConfig, PeftModel
@@ -157,8 +156,6 @@ def read_adapters(directory: Path) -> tuple[PeftConfig, dict[str, Tensor]]:
     from peft import PeftConfig, __version__, load_peft_weights
 
     path = directory / ADAPTER_CONFIG
-    # PEFT's own error for a file that is not JSON does not name the file.
-    read_json(path)
     try:
         config = PeftConfig.from_pretrained(str(directory))
     # PEFT uses the file's values unchecked, and raises whatever they cause.
