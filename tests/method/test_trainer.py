@@ -26,8 +26,6 @@ from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
 from vocagnolm.method import Aggregation, Method
 from vocagnolm.objective import StoredTeacher, TeacherLosses
 from vocagnolm.packing import Blocks
-from vocagnolm.trainer import VocAgnoTrainer
-from vocagnolm.training.config import VocAgnoConfig
 
 
 def parameters(trainer: Any) -> dict[str, torch.Tensor]:
@@ -409,35 +407,10 @@ def test_collator_is_that_of_the_blocks_by_default(
     assert trainer.data_collator == expected
 
 
-def test_trainer_takes_arguments_by_position(
-    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
-) -> None:
-    args = VocAgnoConfig(
-        output_dir=str(tmp_path),
-        max_length=MAX_LENGTH,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=1,
-        max_steps=1,
-        use_cpu=True,
-    )
-    collate = PackedCollator(MAX_LENGTH)
-    trainer = VocAgnoTrainer(pair[0], args, collate, blocks, teacher=pair[1])
-    assert trainer.train().global_step == 1
-
-
 def test_dataset_of_another_kind_names_blocks(pair: tuple[Any, Any], tmp_path: Path) -> None:
     rows = [{"input_ids": [1, 2, 3]}] * 8
     with pytest.raises(ValueError, match=r"lacks block, .* vocagnolm.packing"):
         make_trainer(tmp_path, rows, *pair).train()
-
-
-def test_prediction_is_the_loss_of_every_row(
-    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
-) -> None:
-    found = make_trainer(tmp_path, blocks, *pair).predict(blocks)
-    assert found.predictions.shape == found.label_ids.shape == (len(blocks),)
-    mean = found.predictions.sum() / found.label_ids.sum()
-    assert found.metrics["test_loss"] == pytest.approx(mean)
 
 
 def test_trainer_rejects_the_student_as_its_own_teacher(

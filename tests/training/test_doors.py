@@ -279,7 +279,10 @@ def test_documents_may_be_given_to_an_evaluation(world: World, tmp_path: Path) -
     expected = trainer.evaluate()["eval_loss"]
     assert trainer.evaluate(rows[:9])["eval_loss"] == expected
     assert trainer.evaluate(datasets.Dataset.from_list(rows[:9]))["eval_loss"] == expected
-    assert trainer.predict(rows[:9]).metrics["test_loss"] == expected
+    predicted = trainer.predict(rows[:9])
+    assert predicted.metrics["test_loss"] == expected
+    mean = predicted.predictions.sum() / predicted.label_ids.sum()
+    assert mean == pytest.approx(expected)
 
 
 def test_full_disk_is_one_line_that_says_what_is_safe(
