@@ -27,15 +27,12 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
     """
     runs = _runs_of_train(projects)
     names = [_directory_name(run) for run, _ in runs]
-    # Choose all directories before anything is written, because local runs may have the same names.
     places = []
-    trained = {}
-    downloads = []
     for (run, files), name in zip(runs, names, strict=True):
         # Several runs may have the same name. Their ids distinguish their directories.
         home = directory / (name if names.count(name) == 1 else f"{name}-{run.id}")
         if "settings" in run.config:
-            trained[home] = run
+            _write_run(run, home)
             places.append(home)
         for file in files:
             # evaluation/results.json belongs to the run's model,
@@ -44,13 +41,9 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
             path = PurePosixPath(file.name)
             checkpoint = path.parts[1:-1]
             model = home.with_name("-".join([home.name, *checkpoint]))
-            downloads.append((file, model / EVALUATION / path.name))
+            _download(file, model / EVALUATION / path.name)
             if path.name == "results.json" and model not in places:
                 places.append(model)
-    for home, run in trained.items():
-        _write_run(run, home)
-    for file, place in downloads:
-        _download(file, place)
     return places
 
 
