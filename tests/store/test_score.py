@@ -359,13 +359,13 @@ def test_teacher_is_known_by_its_revision(revision: str | None, tmp_path: Path) 
     """A directory may be moved; without a revision only its name tells teachers apart."""
     plan = {"dataset": "pages", "teacher": "org/teacher", "teacher_revision": revision}
     write_json(tmp_path / MANIFEST_FILE, plan | {"format": 1})
-    scoring.check_plan(tmp_path, plan | {"dataset": "copies"})
+    scoring.check_settings(tmp_path, plan | {"dataset": "copies"})
     moved = plan | {"teacher": "copies/teacher"}
     if revision == "0a1b2c":
-        scoring.check_plan(tmp_path, moved)
+        scoring.check_settings(tmp_path, moved)
     else:
         with pytest.raises(ValueError, match=r"holds another store .*teacher was org/teacher"):
-            scoring.check_plan(tmp_path, moved)
+            scoring.check_settings(tmp_path, moved)
 
 
 def test_store_that_another_job_has_just_begun_is_left(

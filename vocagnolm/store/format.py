@@ -143,10 +143,10 @@ def is_written(directory: Path, number: int, texts: Iterable[str]) -> bool:
     return True
 
 
-def begin_store(directory: Path, plan: Mapping[str, object], *, replace: bool = False) -> None:
+def begin_store(directory: Path, settings: Mapping[str, object], *, replace: bool = False) -> None:
     """Write the manifest of an unfinished store. Without `replace`, another job's is kept."""
     directory.mkdir(parents=True, exist_ok=True)
-    write_json(directory / MANIFEST_FILE, {"format": _FORMAT, **plan}, replace=replace)
+    write_json(directory / MANIFEST_FILE, {"format": _FORMAT, **settings}, replace=replace)
 
 
 def finish_store(directory: Path, description: Mapping[str, object]) -> None:

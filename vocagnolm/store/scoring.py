@@ -29,7 +29,7 @@ from vocagnolm.models.load import (
 )
 from vocagnolm.models.precision import choose_dtype
 from vocagnolm.readers import Reader, TeacherReaders, each_alone, teacher_reader
-from vocagnolm.record import check_output_directory, differences
+from vocagnolm.record import Record, check_output_directory, differences
 from vocagnolm.shell.dist import connect, rank0
 from vocagnolm.shell.io import (
     count_reasons,
@@ -154,9 +154,8 @@ def score(options: Namespace) -> None:
     begun = rank0(lambda: store.read_manifest(job.directory)).get("dtype")
     # Processes on different kinds of machines need one answer.
     dtype, why = rank0(lambda: choose_dtype(options.dtype, state.device, begun))
-    # The plan has everything that determines a store's content. A job with another plan is
-    # rejected.
-    plan = {
+    # These settings determine a store's content. A job with other settings is rejected.
+    settings = {
         "teacher": options.teacher,
         "teacher_revision": revision_of(options.teacher, config),
         "tokenizer_sha256": tokenizer_sha256(job.reader.tokenizer),
@@ -175,7 +174,7 @@ def score(options: Namespace) -> None:
         **(server.about if server else {}),
     }
     # Check the directory before the weights are loaded, which takes the longest.
-    if rank0(lambda: _is_finished(job, plan)):
+    if rank0(lambda: _is_finished(job, settings)):
         return
     scorer: Scorer
     if server:
@@ -188,11 +187,11 @@ def score(options: Namespace) -> None:
         if not options.quantization:
             model.to(state.device)
         scorer = HFScorer(model, options.batch_tokens)
-    rank0(lambda: store.begin_store(job.directory, plan))
+    rank0(lambda: store.begin_store(job.directory, settings))
     # Another job may have claimed the directory for another store while this one loaded its model.
-    # Its manifest was kept, and is compared with this plan.
-    rank0(lambda: check_plan(job.directory, plan))
-    score_corpus(job, scorer, plan | {"versions": versions(_PACKAGES)}, state)
+    # Its manifest was kept, and is compared with these settings.
+    rank0(lambda: check_settings(job.directory, settings))
+    score_corpus(job, scorer, settings | {"versions": versions(_PACKAGES)}, state)
     if state.is_main_process:
         manifest = store.manifest_of(job.directory)
         line = f"{job.directory}: {manifest['tokens']:,} tokens"
@@ -218,7 +217,7 @@ def check_model(options: Namespace) -> None:
     config = source.config()
     source.checked_tokenizer(config, "teacher", options.teacher_tokenizer)
     revision = revision_of(options.teacher, config)
-    check_plan(options.output_dir, {"teacher": options.teacher, "teacher_revision": revision})
+    check_settings(options.output_dir, {"teacher": options.teacher, "teacher_revision": revision})
 
 
 def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig) -> ScoringJob:
@@ -271,7 +270,7 @@ def _context_of(config: PreTrainedConfig, options: Namespace) -> tuple[int, int]
     return context, min_context
 
 
-def check_plan(directory: Path, plan: Mapping[str, object]) -> None:
+def check_settings(directory: Path, settings: Record) -> None:
     """Raise a ValueError if a directory, which need not exist, has a store with other settings."""
     manifest = store.read_manifest(directory)
     if not manifest:
@@ -282,13 +281,10 @@ def check_plan(directory: Path, plan: Mapping[str, object]) -> None:
     # and a server's address, do not matter.
     ignored = {"dataset", "server"}
     # A teacher without a known revision, such as one behind a server, is identified by its name.
-    if plan.get("teacher_revision") not in (None, "unknown"):
+    if settings.get("teacher_revision") not in (None, "unknown"):
         ignored.add("teacher")
-    compared_settings = {}
-    for name, value in plan.items():
-        if name not in ignored:
-            compared_settings[name] = value
-    changes = differences(manifest, compared_settings)
+    compared = {name: settings[name] for name in settings.keys() - ignored}
+    changes = differences(manifest, compared)
     if changes:
         raise OptionError(
             "output_dir",
@@ -297,14 +293,14 @@ def check_plan(directory: Path, plan: Mapping[str, object]) -> None:
         )
 
 
-def _is_finished(job: ScoringJob, plan: dict[str, object]) -> bool:
+def _is_finished(job: ScoringJob, settings: Record) -> bool:
     """Test whether nothing is left to do. A store without a shard is unfinished.
 
     Raises:
         ValueError: another store, or damaged shards.
     """
     directory = job.directory
-    check_plan(directory, plan)
+    check_settings(directory, settings)
     manifest = store.read_manifest(directory)
     # An unfinished store needs only its missing shards, which `score_corpus` finds.
     if store.SHARDS not in manifest:
@@ -323,7 +319,7 @@ def _is_finished(job: ScoringJob, plan: dict[str, object]) -> bool:
     if faults:
         raise ValueError(f"{directory}: {', '.join(faults)} damaged: delete them, too")
     # The store counts as unfinished until the shards exist again, and nobody trains on it.
-    store.begin_store(directory, plan, replace=True)
+    store.begin_store(directory, settings, replace=True)
     return False
 
 
