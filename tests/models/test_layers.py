@@ -50,7 +50,7 @@ def test_liger_leaves_a_teacher_of_the_family_alone(tmp_path: Path) -> None:
     given = {"rms_norm": True, "rope": True}
     for teachers, rope in ((["qwen2"], True), (["qwen2", "llama"], False)):
         args = VocAgnoConfig(output_dir=str(tmp_path), max_length=8, use_cpu=True)
-        args.liger_kernel_config = given
+        args.use_liger_kernel, args.liger_kernel_config = True, given
         models = {"model": build(), "teacher": [build(name) for name in teachers]}
         trainer = VocAgnoTrainer(**models, args=args, data_collator=PackedCollator(8))
         assert trainer.args.liger_kernel_config == given | {"rope": rope}

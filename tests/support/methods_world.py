@@ -107,7 +107,7 @@ class World:
         """Return a teacher and blocks of the conversations, mixed with the texts or not."""
         corpus, student, guide = self.conversations()
         if method == "stored turns":
-            stored = StoredReader([self.store(out / "store")])
+            stored = StoredReader([self.store(out.with_name(f"{out.name} store"))])
             rows = align_corpus(corpus, student, stored).rows
             return StoredTeacher(), Blocks(rows, self.max_length, self.context)
         talks = align_corpus(corpus, student, guide).rows
