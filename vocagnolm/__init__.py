@@ -8,8 +8,6 @@ The method is in the modules here, and everything around it is in packages. Read
     rows           a file of JSON, CSV or text -> its rows, with reasons for damaged ones
     corpus         a file, a directory, a hub name -> a column of text
     texts          a row -> a document, a conversation or a reason why it is skipped
-    hub            checks names, and whether the hub answers
-    gguf           a name -> a directory or repository, and its GGUF file
     tokenizer      a name -> a tokenizer that loses no text
     token_bytes    tokens -> the bytes they stand for
     plain_tokenizer  a tokenizers.Tokenizer in place of a transformers one

@@ -81,12 +81,11 @@ def load_corpus(
     if path is None:
         corpus = _read_hub(dataset, option, name=config_name or None, split=split or TRAIN)
         return only_text(corpus, text_column, dataset)
-    files = _files_by_split(path, config_name, option)
-    split = split or _held_out(files, path, option)
+    instruction, files_by_split = _files_to_read(path, split, config_name, option)
     by_split = {}
-    for name in _splits_in(split, files, path, option):
-        by_split[name] = _read_files(files[name], text_column, path, option)
-    return joined(_select_parts(by_split, split), option)
+    for name, files in files_by_split.items():
+        by_split[name] = _read_files(files, text_column, path, option)
+    return joined(_select_parts(by_split, instruction), option)
 
 
 def load_sample(
@@ -146,11 +145,10 @@ def describe_files(
     path = _local_path(dataset, option)
     if path is None or path.is_file():
         return ""
-    files = _files_by_split(path, config_name, option)
-    names = _splits_in(split or _held_out(files, path, option), files, path, option)
+    _, files_by_split = _files_to_read(path, split, config_name, option)
     read: set[Path] = set()
-    for name in names:
-        read.update(file for file in files[name] if not _is_empty(file))
+    for files in files_by_split.values():
+        read.update(file for file in files if not _is_empty(file))
     left_out = []
     root = path.resolve()
     for file in sorted(root.rglob("*")):
@@ -160,7 +158,7 @@ def describe_files(
         if file.is_file() and not is_hidden and not is_read and file.name != "README.md":
             left_out.append(f"{relative} (empty)" if _is_empty(file) else str(relative))
     plural = "" if len(read) == 1 else "s"
-    description = f"read {len(read):,} file{plural} of {' and '.join(names)}"
+    description = f"read {len(read):,} file{plural} of {' and '.join(files_by_split)}"
     if left_out:
         description += f"; left out: {', '.join(left_out[:_MAX_LISTED_FILES])}"
     if len(left_out) > _MAX_LISTED_FILES:
@@ -184,6 +182,25 @@ def _local_path(dataset: str, option: str) -> Path | None:
 
 
 # -- Splits ----------------------------------------------------------------------------------------
+
+
+def _files_to_read(
+    path: Path, split: str | None, config_name: str | None, option: str
+) -> tuple[str, dict[str, list[Path]]]:
+    """Return an instruction such as `train[:10%]+validation`, and the files of its splits."""
+    files = _files_by_split(path, config_name, option)
+    instruction = split or _held_out(files, path, option)
+    chosen = {}
+    for part in instruction.split("+"):
+        name = part.partition("[")[0].strip()
+        if name not in files:
+            raise OptionError(
+                option,
+                f"{path} has no split {name}; its splits are {', '.join(files)}: give one by "
+                f"{named('dataset_split')}, or give files",
+            )
+        chosen[name] = files[name]
+    return instruction, chosen
 
 
 def _files_by_split(path: Path, config_name: str | None, option: str) -> dict[str, list[Path]]:
@@ -248,22 +265,6 @@ def _held_out(files: Mapping[str, object], path: Path, option: str) -> str:
             "a directory with the files of one split",
         )
     return held_out[0] if held_out else TRAIN
-
-
-def _splits_in(split: str, files: Mapping[str, object], path: Path, option: str) -> list[str]:
-    """Return the splits that an instruction such as `train[:10%]+validation` names, each once."""
-    names = []
-    for part in split.split("+"):
-        name = part.partition("[")[0].strip()
-        if name not in files:
-            raise OptionError(
-                option,
-                f"{path} has no split {name}; its splits are {', '.join(files)}: give one by "
-                f"{named('dataset_split')}, or give files",
-            )
-        if name not in names:
-            names.append(name)
-    return names
 
 
 def _select_parts(
