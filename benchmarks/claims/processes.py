@@ -211,7 +211,7 @@ def launch(work: Callable[[Path], None], world: World, processes: int) -> Path:
 
 def _be(rank: int, work: Callable[[Path], None], out: Path, job: dict[str, str]) -> None:
     os.environ |= job | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    sys.stdout = (out / f"out{rank}").open("w")
+    sys.stdout = (out / f"{rank}.out").open("w")
     work(out)
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
