@@ -154,7 +154,8 @@ class Parser(OneLineErrors):
         """Add some of the options that a dataclass declares. `settings` replace what it says."""
         for declared in options_of(kind):
             if declared.name in names.split():
-                of_argparse = _settings_of_argparse(declared, *kinds_of(kind)[declared.name])
+                value_kind, is_list = kinds_of(kind)[declared.name]
+                of_argparse = _settings_of_argparse(declared, value_kind, is_list)
                 of_argparse |= {"default": declared.default, "hub": declared.hub}
                 self.add_argument(f"--{declared.name}", **(of_argparse | settings))
 
@@ -227,13 +228,14 @@ class OptionsParser(OneLineErrors):
         for declared in options_of(kind):
             names = []
             # Each name may be written with dashes, too.
-            for name in (declared.name, *declared.aliases):
+            for name in declared.names:
                 for spelling in dict.fromkeys([name, name.replace("_", "-")]):
                     names.append(f"--{spelling}")
             target = self._first if declared.first else group
-            settings = _settings_of_argparse(declared, *kinds_of(kind)[declared.name])
+            value_kind, is_list = kinds_of(kind)[declared.name]
+            settings = _settings_of_argparse(declared, value_kind, is_list)
             target.add_argument(*names, dest=declared.name, **settings)
-            for name in (declared.name, *declared.aliases):
+            for name in declared.names:
                 self.options[name] = declared
 
 

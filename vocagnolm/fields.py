@@ -110,6 +110,11 @@ class Option:
     first: bool = False
     aliases: Sequence[str] = ()
 
+    @property
+    def names(self) -> list[str]:
+        """Its name, and its other names on a command line."""
+        return [self.name, *self.aliases]
+
 
 class _Help(str):
     """A help text that carries its option. HfArgumentParser passes all metadata to argparse."""

@@ -61,7 +61,7 @@ def check(argv: Sequence[str]) -> tuple[str | None, dict[str, Any], list[str]]:
         ValueError: an argument is wrong, in one line.
     """
     parser = make_parser()
-    if {"-h", "--help", "--help_all"} & {*argv}:
+    if {"-h", "--help", "--help_all"} & set(argv):
         parser.print_help()
         if "--help_all" in argv:
             _trainer_parser().print_help()
@@ -75,7 +75,7 @@ def check(argv: Sequence[str]) -> tuple[str | None, dict[str, Any], list[str]]:
             _check_name(name, f"--config {recipe}: ")
         flags = as_flags(without_replaced(options, vars(given)))
     # The recipe comes before the user's words, because argparse takes the last value.
-    namespace, words = parser.parse_known_args([*flags, *argv])
+    namespace, words = parser.parse_known_args(flags + list(argv))
     for word in words:
         # The others are values. One may begin with one dash, such as -1, but not with two.
         if word.startswith("--"):
@@ -174,7 +174,7 @@ def _check_name(name: str, where: str = "") -> None:
     """Raise a ValueError for an option that neither this package nor Trainer has."""
     known = set(trainer_fields())
     for declared in options_of(*OPTIONS):
-        known |= {declared.name, *declared.aliases}
+        known.update(declared.names)
     if name not in known and name.removeprefix("no_") not in known:
         spellings = [f"--{known_name}" for known_name in known]
         raise ValueError(f"{where}unknown option --{name}{near(f'--{name}', spellings)}")

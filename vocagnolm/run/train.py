@@ -27,8 +27,10 @@ def train(job: Job) -> int:
     # Errors end the run here, within seconds and not after hours of alignment.
     settings = settings_of(job)
     option = args.resume_from_checkpoint
+    documents = list(job.data.dataset)
+    if job.data.eval_dataset:
+        documents.append(job.data.eval_dataset)
     # Only rank 0 looks, so that all processes begin in the same way.
-    documents = [*job.data.dataset, *filter(None, [job.data.eval_dataset])]
     start = rank0(lambda: run_directory.find_start(output_dir, settings, option, documents))
     # A plan for other settings is worth showing. Only the run itself cannot start.
     if start.conflict and not args.dry_run:
