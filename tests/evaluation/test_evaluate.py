@@ -7,7 +7,6 @@ import shutil
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,21 +50,6 @@ def own_model(model: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(model, tmp_path / "own"))
 
 
-@pytest.fixture(scope="module")
-def evaluated(model: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A finished evaluation on the demo: its directory, and what was printed."""
-    path = tmp_path_factory.mktemp("evaluated")
-    capture = pytest.MonkeyPatch()
-    printed, complained = path / "printed.out", path / "complained.err"
-    with printed.open("w") as out, complained.open("w") as err:
-        capture.setattr("sys.stdout", out)
-        capture.setattr("sys.stderr", err)
-        status = evaluate_math.main(arguments(model, path))
-    capture.undo()
-    assert status == 0, complained.read_text()
-    return SimpleNamespace(path=path, out=printed.read_text(), err=complained.read_text())
-
-
 def arguments(model: Path, path: Path, *more: str) -> list[str]:
     options = ["--model", str(model), "--benchmarks", "demo", "--limit", str(N_ITEMS)]
     return [*options, "--batch_size", "4", "--output_dir", str(path), *more]
@@ -78,21 +62,23 @@ def records(path: Path) -> list[dict[str, Any]]:
 # What it does
 
 
-def test_outputs_are_all_there_when_it_is_done(evaluated: SimpleNamespace, model: Path) -> None:
-    streams = {"printed.out", "complained.err", ".settings.json.lock"}
-    names = {path.name for path in evaluated.path.iterdir()} - streams
+def test_outputs_are_all_there_when_it_is_done(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate_math.main(arguments(model, tmp_path)) == 0
+    names = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
     assert names == {"demo.jsonl", "results.json", "row.md", "settings.json"}
-    results = json.loads((evaluated.path / "results.json").read_text())
+    results = json.loads((tmp_path / "results.json").read_text())
     assert results["model"]["name"] == str(model)
     assert results["model"]["revision"].startswith("sha256:")
     assert results["benchmarks"]["demo"]["n"] == N_ITEMS
     (task,) = load_tasks([BENCHMARKS["demo"]], None, None, N_ITEMS)
-    golds = [record["gold"] for record in records(evaluated.path / "demo.jsonl")]
+    golds = [record["gold"] for record in records(tmp_path / "demo.jsonl")]
     assert golds == [item.gold for item in task.items]
-    settings = json.loads((evaluated.path / "settings.json").read_text())
+    settings = json.loads((tmp_path / "settings.json").read_text())
     assert settings == results["settings"]
     assert (settings["dtype"], settings["engine"], settings["limit"]) == ("float32", "hf", N_ITEMS)
-    assert (evaluated.path / "row.md").read_text() in evaluated.out
+    assert (tmp_path / "row.md").read_text() in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -109,50 +109,41 @@ def files(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(path.glob("*.jsonl"))}
 
 
-def test_run_records_every_item_once(tmp_path: Path) -> None:
-    tasks = [make_task("gsm8k"), make_task("math", 5)]
-    engine = ScriptedEngine()
-    assert run_all(tasks, engine, tmp_path) == ["gsm8k", "math"]
-    assert len(engine.asked) == len(set(engine.asked)) == N_ITEMS + 5
-    assert set(files(tmp_path)) == {"gsm8k.jsonl", "math.jsonl"}
-    lines = files(tmp_path)["gsm8k.jsonl"].splitlines()
-    records = [json.loads(line) for line in lines]
-    assert [record["idx"] for record in records] == list(range(N_ITEMS))
-    for item, record in zip(tasks[0].items, records, strict=True):
-        prompt = tasks[0].prompts[item.idx]
-        assert record == {
-            "benchmark": "gsm8k",
-            "idx": item.idx,
-            "question": item.question,
-            "prompt_sha256": text_sha256(prompt),
-            "n_prompt_tokens": len(prompt),
-            "n_new_tokens": 3,
-            "finish_reason": "stop",
-            "raw_output": f"The answer is {len(prompt)}.",
-            "prediction": f"{len(prompt)}."[-3:],
-            "gold": item.gold,
-            "correct": item.idx % 2 == 0,
-            "decided_by": "string",
-            "math_verify": None,
-        }
-
-
 DRAWN = Sampling(samples=3, temperature=0.6)
 
 
-def test_run_records_every_drawn_output_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sampling", [None, DRAWN])
+def test_run_records_every_output_once(tmp_path: Path, sampling: Sampling | None) -> None:
+    tasks = [make_task("gsm8k", 7, sampling), make_task("math", 5, sampling)]
+    samples = sampling.samples if sampling else 1
     engine = ScriptedEngine()
-    run_all([make_task("gsm8k", 5, DRAWN)], engine, tmp_path)
-    assert len(engine.asked) == len(set(engine.asked)) == 15
-    records = [json.loads(line) for line in files(tmp_path)["gsm8k.jsonl"].splitlines()]
-    expected = [(idx, sample) for idx in range(5) for sample in range(3)]
-    assert [(record["idx"], record["sample"]) for record in records] == expected
-    for record, (idx, sample) in zip(records, expected, strict=True):
-        prompt = make_task("gsm8k", 5).prompts[idx]
-        asked = f"{prompt} {seed_of('gsm8k', idx, sample)}"
-        assert record["raw_output"] == f"The answer is {len(asked)}."
-        assert record["prompt_sha256"] == text_sha256(prompt)
-        assert (record["gold"], record["correct"]) == (str(idx), idx % 2 == 0)
+    assert run_all(tasks, engine, tmp_path) == ["gsm8k", "math"]
+    assert len(engine.asked) == len(set(engine.asked)) == 12 * samples
+    assert set(files(tmp_path)) == {"gsm8k.jsonl", "math.jsonl"}
+    expected = []
+    for item in tasks[0].items:
+        for sample in range(samples):
+            prompt = tasks[0].prompts[item.idx]
+            seed = f" {seed_of('gsm8k', item.idx, sample)}" if sampling else ""
+            output = f"The answer is {len(prompt + seed)}."
+            record = {
+                "benchmark": "gsm8k",
+                "idx": item.idx,
+                "question": item.question,
+                "prompt_sha256": text_sha256(prompt),
+                "n_prompt_tokens": len(prompt + seed),
+                "n_new_tokens": 3,
+                "finish_reason": "stop",
+                "raw_output": output,
+                "prediction": output[-3:],
+                "gold": item.gold,
+                "correct": item.idx % 2 == 0,
+                "decided_by": "string",
+                "math_verify": None,
+            }
+            expected.append(record | ({"sample": sample} if sampling else {}))
+    lines = files(tmp_path)["gsm8k.jsonl"].splitlines()
+    assert [json.loads(line) for line in lines] == expected
 
 
 @pytest.mark.parametrize("sampling", [None, DRAWN])
