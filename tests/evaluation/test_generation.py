@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 from transformers.cache_utils import DynamicLayer
 
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.evaluation.engines.generation import Engine, Row
+from vocagnolm.evaluation.engines.generation import Engine, Row, cut
 from vocagnolm.evaluation.engines.hf_engine import GrowingLayer, HFEngine
 from vocagnolm.models.load import NO_LIMIT
 
@@ -29,6 +29,12 @@ NEW_TOKENS = 24
 
 
 # The rules
+
+
+def test_cut_ends_before_the_earliest_stop() -> None:
+    assert cut("The\n\nQuestion: 2\n\nProblem: 3", STOPS) == "The"
+    assert cut("The\n\nProblem: 3\n\nQuestion: 2", STOPS) == "The"
+    assert cut(" 42 \n", ["x"]) == "42"
 
 
 @pytest.mark.parametrize(
