@@ -106,7 +106,10 @@ def _accuracies(comparison: Comparison) -> _Section:
     for cell in comparison.reported:
         line = f"reported: {cell['row']} ({cell['table']})", "paper"
         lines.setdefault(line, {})[cell["column"]] = f"{cell['reported']:.1f}"
-    columns = in_order(column for cells in lines.values() for column in cells)
+    named_columns: list[str] = []
+    for cells in lines.values():
+        named_columns += cells
+    columns = in_order(named_columns)
     rows = [["run", "prompts"] + [heading(column) for column in columns]]
     for (label, prompts), cells in lines.items():
         rows.append([label, prompts] + [cells.get(column, "-") for column in columns])

@@ -86,7 +86,10 @@ class GuidanceView:
     @property
     def tokens(self) -> list[TokenView]:
         """The tokens of all texts."""
-        return [token for text in self.texts for token in text.tokens]
+        tokens: list[TokenView] = []
+        for text in self.texts:
+            tokens += text.tokens
+        return tokens
 
 
 def view_tokens(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,15 +71,13 @@ def check(argv: Sequence[str]) -> tuple[str | None, dict[str, Any], list[str]]:
     flags: list[str] = []
     if recipe:
         options = recipe_options(recipe)
-        for name in options:
-            _check_name(name, f"--config {recipe}: ")
+        _check_names(options, f"--config {recipe}: ")
         flags = as_flags(without_replaced(options, vars(given)))
     # The recipe comes before the user's words, because argparse takes the last value.
     namespace, words = parser.parse_known_args(flags + list(argv))
-    for word in words:
-        # The others are values. One may begin with one dash, such as -1, but not with two.
-        if word.startswith("--"):
-            _check_name(word[2:].partition("=")[0].replace("-", "_"))
+    # The others are values. One may begin with one dash, such as -1, but not with two.
+    unread = [word for word in words if word.startswith("--")]
+    _check_names(word[2:].partition("=")[0].replace("-", "_") for word in unread)
     values = vars(namespace)
     values.pop("config", None)
     # The classes check their own options, and options that exclude each other.
@@ -170,14 +168,15 @@ def _names(kind: type) -> set[str]:
     return {declared.name for declared in options_of(kind)}
 
 
-def _check_name(name: str, where: str = "") -> None:
+def _check_names(names: Iterable[str], where: str = "") -> None:
     """Raise a ValueError for an option that neither this package nor Trainer has."""
     known = set(trainer_fields())
     for declared in options_of(*OPTIONS):
         known.update(declared.names)
-    if name not in known and name.removeprefix("no_") not in known:
-        spellings = [f"--{known_name}" for known_name in known]
-        raise ValueError(f"{where}unknown option --{name}{near(f'--{name}', spellings)}")
+    for name in names:
+        if name not in known and name.removeprefix("no_") not in known:
+            spellings = [f"--{known_name}" for known_name in known]
+            raise ValueError(f"{where}unknown option --{name}{near(f'--{name}', spellings)}")
 
 
 def trainer_fields() -> list[str]:

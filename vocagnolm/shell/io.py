@@ -233,7 +233,9 @@ def markdown_table(rows: Sequence[Sequence[str]], *, padded: bool = True) -> str
     |--------|------|
     | a\|b   | 1.25 |
     """
-    cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+    cells = []
+    for row in rows:
+        cells.append([cell.replace("|", r"\|") for cell in row])
     widths = []
     dashes = []
     for column in zip(*cells, strict=True):

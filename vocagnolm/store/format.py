@@ -156,7 +156,10 @@ def finish_store(directory: Path, description: Mapping[str, object]) -> None:
     """
     with ThreadPoolExecutor(_THREADS) as pool:
         shards = list(pool.map(_describe, shard_paths(directory)))
-    totals = {name: sum(shard[name] for shard in shards) for name in _COUNTS}
+    totals = dict.fromkeys(_COUNTS, 0)
+    for shard in shards:
+        for name in _COUNTS:
+            totals[name] += shard[name]
     # Killed jobs leave temporary files and answers here. A job that is still writing a shard also
     # loses its temporary file, but then finds that the shard exists.
     for path in directory.glob(".shard-*"):
