@@ -81,10 +81,12 @@ def test_finished_reads_all_parts_when_several_processes_wrote(
 def test_complete_sorts_and_removes_parts(directory: EvaluationDirectory) -> None:
     append(directory, "gsm8k", 1, 3, 0)
     append(directory, "math", 0, 2)
+    # A user's copy of a part is not read, and stays.
+    (directory.path / "gsm8k.part0.old.jsonl").write_text(to_line({"idx": 9, "by": 0}))
     directory.complete("gsm8k", outputs(0, 1, 3, 4))
     lines = (directory.path / "gsm8k.jsonl").read_text().splitlines()
     assert [json.loads(line)["idx"] for line in lines] == [0, 1, 3, 4]
-    names = {"gsm8k.jsonl", "math.part0.jsonl", "settings.json"}
+    names = {"gsm8k.jsonl", "gsm8k.part0.old.jsonl", "math.part0.jsonl", "settings.json"}
     assert {path.name for path in directory.path.iterdir()} == names
 
 

@@ -6,6 +6,7 @@ line in the order of `idx` and `sample`. Until it is complete, each process appe
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,7 +59,12 @@ class EvaluationDirectory:
 
     def _parts(self, benchmark: str) -> list[Path]:
         """List the files to which processes have appended records of a benchmark."""
-        return sorted(self.path.glob(f"{benchmark}.part*.jsonl"))
+        parts = []
+        for path in sorted(self.path.glob(f"{benchmark}.part*.jsonl")):
+            # A copy by another name is the user's, and parts are removed in the end.
+            if re.fullmatch(rf"{re.escape(benchmark)}\.part\d+\.jsonl", path.name):
+                parts.append(path)
+        return parts
 
     @contextmanager
     def appending(self, benchmark: str, process: int) -> Iterator[IO[str]]:
