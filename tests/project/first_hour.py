@@ -83,6 +83,8 @@ LEFT_OUT = {
     "vocagnolm train --config demo --student student --teacher teacher --dataset pages.jsonl "
     "--report_to wandb": "it needs the extra wandb",
     "vocagnolm evaluate --model runs/tracked --report_to wandb": "the same",
+    "vocagnolm train --teacher T --dataset pages.jsonl --use_peft": "it needs the extra peft",
+    "vocagnolm export runs/adapters": "the same",
     "export HF_DATASETS_CACHE": "there is no /data",
 }
 # Pages whose numbers are the same on every machine.
