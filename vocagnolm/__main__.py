@@ -31,7 +31,7 @@ COMMANDS = {
     "rank": ("vocagnolm.store.rank", "Rank documents by a teacher's losses, and keep the best"),
     "recipes": ("vocagnolm.run.recipe", "List the recipes for train --config"),
     "score": ("vocagnolm.store.score", "Write or verify a store of teacher losses"),
-    "train": ("vocagnolm.run.main", "Continually pretrain a student"),
+    "train": ("vocagnolm.run.parser", "Continually pretrain a student"),
 }
 # Several processes share the work of these commands. Their modules have a `check(argv)` that does
 # not import torch.

@@ -72,6 +72,8 @@ def load_corpus(
     JSON.
 
     Without a `split`, the held-out split of a directory is read, or else `train`.
+    `info.description` says which files of a directory are read, and which are not. Otherwise it is
+    empty.
 
     Raises:
         ValueError: the dataset cannot be read, or is damaged as a whole. The message names
@@ -80,12 +82,16 @@ def load_corpus(
     path = _local_path(dataset, option)
     if path is None:
         corpus = _read_hub(dataset, option, name=config_name or None, split=split or TRAIN)
-        return only_text(corpus, text_column, dataset)
+        corpus = only_text(corpus, text_column, dataset)
+        corpus.info.description = ""
+        return corpus
     instruction, files_by_split = _files_to_read(path, split, config_name, option)
     by_split = {}
     for name, files in files_by_split.items():
         by_split[name] = _read_files(files, text_column, path, option)
-    return joined(_select_parts(by_split, instruction), option)
+    corpus = joined(_select_parts(by_split, instruction), option)
+    corpus.info.description = _describe_files(path, files_by_split) if path.is_dir() else ""
+    return corpus
 
 
 def load_sample(
@@ -134,23 +140,13 @@ def read_list(
     return datasets.Dataset.from_list(records, features_of(turns))
 
 
-def describe_files(
-    dataset: str,
-    *,
-    split: str | None = TRAIN,
-    config_name: str | None = None,
-    option: str = "dataset",
-) -> str:
-    """Say which files of a directory are read and which are not, or return "" if it is none."""
-    path = _local_path(dataset, option)
-    if path is None or path.is_file():
-        return ""
-    _, files_by_split = _files_to_read(path, split, config_name, option)
+def _describe_files(directory: Path, files_by_split: Mapping[str, Sequence[Path]]) -> str:
+    """Say which files of a directory are read, and which are not."""
     read: set[Path] = set()
     for files in files_by_split.values():
         read.update(file for file in files if not _is_empty(file))
     left_out = []
-    root = path.resolve()
+    root = directory.resolve()
     for file in sorted(root.rglob("*")):
         relative = file.relative_to(root)
         is_hidden = any(part.startswith(".") for part in relative.parts)

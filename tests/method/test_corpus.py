@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from vocagnolm.corpus import describe_files, load_corpus, load_sample, read_list
+from vocagnolm.corpus import load_corpus, load_sample, read_list
 from vocagnolm.fields import OptionError
 from vocagnolm.texts import is_conversations, only_text, reasons_in
 
@@ -50,6 +50,11 @@ def texts_of(path: Path, **options: Any) -> list[Any]:
     corpus = load_corpus(str(path), **options)
     assert set(corpus.column_names) <= {"text", "skipped"}
     return list(corpus["text"])
+
+
+def files_of(path: Path | str) -> str:
+    """What is said of the files of a directory."""
+    return str(load_corpus(str(path)).info.description)
 
 
 def error_of(path: Path | str, **options: Any) -> str:
@@ -232,7 +237,7 @@ def test_directory_is_read_as_datasets_reads_it(
     for name in names:
         write(root / name, documents(name))
     assert texts_of(root) == read
-    description, _, omitted = describe_files(str(root)).partition("; left out: ")
+    description, _, omitted = files_of(str(root)).partition("; left out: ")
     assert description == f"read {len(read)} file{'s' * (len(read) != 1)} of train"
     assert sorted(omitted.split(", ")) == sorted(left_out or [""])
 
@@ -273,7 +278,7 @@ def test_split_is_chosen(tmp_path: Path, is_saved: bool) -> None:
     assert texts_of(root, split="train[:20%]+test[-2:]") == train[:2] + test[-2:]
     assert texts_of(root, split="train[:99]") == train
     assert load_sample(str(root), 3)[0]["text"][:] == train[:3]
-    assert "test" in describe_files(str(root)).partition("left out")[2]
+    assert "test" in files_of(str(root)).partition("left out")[2]
     assert "train, test" in error_of(root, split="validation").replace("test, train", "train, test")
 
 
@@ -289,7 +294,7 @@ def test_dataset_of_save_to_disk_is_read(tmp_path: Path, monkeypatch: pytest.Mon
     rows.select([2, 0]).save_to_disk(str(tmp_path / "saved"))
     monkeypatch.chdir(tmp_path)
     assert texts_of(Path("saved")) == ["c", "a"]
-    assert describe_files("saved") == "read 1 file of train"
+    assert files_of("saved") == "read 1 file of train"
 
 
 def test_links_of_a_hub_cache_are_followed(tmp_path: Path) -> None:
@@ -314,7 +319,7 @@ def test_formats_of_a_directory_may_differ(tmp_path: Path) -> None:
         writer.write_table(table.slice(0, 0))
         writer.write_table(table)
     assert texts_of(tmp_path) == ["a", "b", "c", None, None, "b"]
-    assert "e.jsonl (empty)" in describe_files(str(tmp_path))
+    assert "e.jsonl (empty)" in files_of(str(tmp_path))
 
 
 # What cannot be read

@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub.errors import HTTPError, LocalTokenNotFoundError
 from world import World
 
-from vocagnolm.run import main
+from vocagnolm.run import parser
 from vocagnolm.shell import hub
 from vocagnolm.training import job
 
@@ -33,7 +33,7 @@ def test_hub_is_asked_before_a_push(
         raise error
 
     monkeypatch.setattr(hub.HfApi, "whoami", reject)
-    assert main.main(argv_of(world, tmp_path / "out", push_to_hub="True")) == 2
+    assert parser.main(argv_of(world, tmp_path / "out", push_to_hub="True")) == 2
     reason = " ".join(str(error).split())
     assert f"--push_to_hub {reason}: run `hf auth login`" in capfd.readouterr().err
 
@@ -41,7 +41,7 @@ def test_hub_is_asked_before_a_push(
 def plan_of(capfd: pytest.CaptureFixture[str], argv: list[str]) -> dict[str, str]:
     """The lines of a plan by their first word."""
     capfd.readouterr()
-    assert main.main([*argv, "--dry_run"]) == 0
+    assert parser.main([*argv, "--dry_run"]) == 0
     lines = capfd.readouterr().out.splitlines()
     return {line[:11].strip(): line[11:] for line in lines}
 
@@ -85,14 +85,14 @@ def test_small_corpus_is_read_whole_when_its_part_is_too_small(
     monkeypatch.setattr(job, "_SMALL_DOCUMENTS", 3)
     monkeypatch.setattr(job, "_SAMPLE_DOCUMENTS", 3)
     argv = argv_of(world, tmp_path / "out", global_batch_tokens="640000", dry_run="True")
-    assert main.main(argv) == 2
+    assert parser.main(argv) == 2
     assert "one optimizer step needs 10,000" in capfd.readouterr().err
 
 
 def test_last_evaluation_is_of_the_best_model_that_is_saved(world: World, tmp_path: Path) -> None:
     steps = {"max_steps": "2", "save_steps": "1", "eval_steps": "1", "learning_rate": "0.3"}
     best = {"load_best_model_at_end": "True", "eval_fraction": "0.2"}
-    assert main.main(argv_of(world, tmp_path, **steps, **best)) == 0
+    assert parser.main(argv_of(world, tmp_path, **steps, **best)) == 0
     state = json.loads((tmp_path / "trainer_state.json").read_text())
     first, worse, last = (e["eval_loss"] for e in state["log_history"] if "eval_loss" in e)
     assert first == last < worse

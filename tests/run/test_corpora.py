@@ -13,7 +13,7 @@ import pytest
 from world import World
 
 from vocagnolm import data
-from vocagnolm.run import main, parser, prepare
+from vocagnolm.run import parser, prepare
 from vocagnolm.store import score
 from vocagnolm.training.job import epoch_steps, load_documents
 from vocagnolm.training.models import read_models
@@ -37,7 +37,7 @@ def test_weights_shape_the_run(
 ) -> None:
     out = tmp_path / "run"
     mixed = [*argv, "--dataset_weights", "0.75", "0.25", f"--output_dir={out}"]
-    assert main.main([*mixed, "--report_to=none"]) == 0
+    assert parser.main([*mixed, "--report_to=none"]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"mixture    pages 75.0% \(read [\d.]+ times\), replay 25.0% \(", printed)
     assert re.search(r"corpus     replay.jsonl: 16 documents", printed)
@@ -50,14 +50,14 @@ def test_weights_shape_the_run(
     low, high = sorted((last["eval_pages_loss"], last["eval_replay_loss"]))
     assert low < last["eval_loss"] < high
     other = [*argv, "--dataset_weights", "0.5", "0.5", f"--output_dir={out}"]
-    assert main.main(other) == 2
+    assert parser.main(other) == 2
     assert "dataset_weights was [0.75, 0.25]" in capsys.readouterr().err
 
 
 def test_corpora_without_weights_are_read_once_as_one(
     argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.main([*argv, f"--output_dir={tmp_path}", "--max_steps=-1", "--dry_run"]) == 0
+    assert parser.main([*argv, f"--output_dir={tmp_path}", "--max_steps=-1", "--dry_run"]) == 0
     (line,) = re.findall(r"^mixture .*", capsys.readouterr().out, re.MULTILINE)
     times = [float(found) for found in re.findall(r"read ([\d.]+) times", line)]
     assert len(times) == 2
@@ -148,9 +148,9 @@ def test_one_store_serves_all_corpora(
     assert score.main([*scoring, *corpora]) == 0
     stored = [word for word in argv if not word.startswith("--teacher")]
     stored += ["--teacher_losses", str(tmp_path / "store"), "--dataset_weights", "2", "1"]
-    assert main.main([*stored, f"--output_dir={tmp_path / 'run'}", "--max_steps=1"]) == 0
+    assert parser.main([*stored, f"--output_dir={tmp_path / 'run'}", "--max_steps=1"]) == 0
     assert "mixture    pages 66.7%" in capsys.readouterr().out
-    assert main.main([*stored, "--method=rho1", f"--output_dir={tmp_path / 'rho1'}"]) == 2
+    assert parser.main([*stored, "--method=rho1", f"--output_dir={tmp_path / 'rho1'}"]) == 2
     assert "another tokenizer than the student's" in capsys.readouterr().err
 
 

@@ -19,7 +19,7 @@ from world import World, make_world
 
 from vocagnolm import VocAgnoConfig, VocAgnoTrainer
 from vocagnolm.models.load import ModelSource
-from vocagnolm.run import export, main
+from vocagnolm.run import export, parser
 from vocagnolm.run.parser import parse
 from vocagnolm.store import score
 from vocagnolm.training.models import read_models
@@ -51,8 +51,8 @@ def world(
     world = make_world(
         root, tiny_llama, tokenizer_dirs, training_texts[:60], tie_word_embeddings=True
     )
-    assert main.main(world.argv("adapted", use_cpu="True", **LORA)) == 0
-    assert main.main(world.argv("plain", use_cpu="True", **SGD)) == 0
+    assert parser.main(world.argv("adapted", use_cpu="True", **LORA)) == 0
+    assert parser.main(world.argv("plain", use_cpu="True", **SGD)) == 0
     return world
 
 
@@ -129,7 +129,7 @@ def test_resumed_run_equals_the_uninterrupted_one(world: World) -> None:
     resumed = world.root / "resumed"
     shutil.copytree(world.root / "adapted" / "checkpoint-2", resumed / "checkpoint-2")
     shutil.copy(world.root / "adapted" / "run.json", resumed)
-    assert main.main(world.argv("resumed", use_cpu="True", **LORA)) == 0
+    assert parser.main(world.argv("resumed", use_cpu="True", **LORA)) == 0
     for name in ("checkpoint-4", "."):
         ours, theirs = (adapters_of(run / name) for run in (resumed, world.root / "adapted"))
         assert largest_difference(ours, theirs) == 0.0

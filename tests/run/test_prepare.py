@@ -6,7 +6,7 @@ import pytest
 from world import World
 
 import vocagnolm.data
-from vocagnolm.run import main, prepare
+from vocagnolm.run import parser, prepare
 
 
 def test_run_finds_what_was_prepared(
@@ -22,5 +22,5 @@ def test_run_finds_what_was_prepared(
         pytest.fail("a document is aligned again")
 
     monkeypatch.setattr(vocagnolm.data._Aligner, "align_batch", align_again)
-    assert main.main([*argv, "--dry_run"]) == 0
+    assert parser.main([*argv, "--dry_run"]) == 0
     assert set(prepared) <= set(capfd.readouterr().out.splitlines())

@@ -11,7 +11,7 @@ import pytest
 from world import World
 
 from vocagnolm.evaluation import evaluate as evaluation
-from vocagnolm.run import main
+from vocagnolm.run import parser
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,7 +52,7 @@ def test_torchrun_trains_one_student_without_a_gpu(world: World) -> None:
 
 COMMANDS = {
     "vocagnolm train": (
-        main.main,
+        parser.main,
         ["--method=cpt", "--student=S", "--dataset=D", "--output_dir=O"],
     ),
     "vocagnolm evaluate": (evaluation.main, ["--model=M", "--benchmarks=demo", "--output_dir=O"]),

@@ -15,7 +15,7 @@ from world import World
 
 from vocagnolm.cli import Exit
 from vocagnolm.report import fetch
-from vocagnolm.run import main, tracked_run
+from vocagnolm.run import parser, tracked_run
 from vocagnolm.run.parser import parse
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import tracking
@@ -43,7 +43,7 @@ def test_trackers_hold_all_that_was_logged(
     recipe.parent.mkdir(parents=True)
     recipe.write_text("project: lab/p\n")
     argv = [*options, f"--config={recipe}", f"--output_dir={out}"]
-    assert main.main([*argv, "--report_to", "wandb", "tensorboard"]) == 0
+    assert parser.main([*argv, "--report_to", "wandb", "tensorboard"]) == 0
     (run,) = offline.glob("offline-run-*")
     found = stored(run)
     about, config = found["run"], found["config"]
@@ -90,9 +90,9 @@ def test_resumed_run_is_one_with_what_was_cut_off(
 
     with monkeypatch.context() as patch:
         patch.setattr(VocAgnoTrainer, "training_step", stopped)
-        assert main.main(argv) == Exit.STOPPED
+        assert parser.main(argv) == Exit.STOPPED
     time.sleep(1.1)  # directories of offline runs are named by the second
-    assert main.main(argv) == 0
+    assert parser.main(argv) == 0
     ids = {path.name.rpartition("-")[2] for path in offline.glob("offline-run-*")}
     assert len(ids) == 1
     assert len([*offline.glob("offline-run-*")]) == 2

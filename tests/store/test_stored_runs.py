@@ -19,7 +19,7 @@ from world import World, assert_equal_weights, make_world, save_model, write_pag
 
 from vocagnolm import VocAgnoConfig, VocAgnoTrainer
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.run import main
+from vocagnolm.run import parser
 from vocagnolm.store.format import Store
 from vocagnolm.store.read import StoredReader
 
@@ -74,7 +74,7 @@ def error_of(world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
 
     def run(name: str = str(tmp_path / "new"), **changes: Any) -> str:
         capfd.readouterr()
-        assert main.main(world.argv(name, **SHORT, use_cpu="True", **changes)) == 2
+        assert parser.main(world.argv(name, **SHORT, use_cpu="True", **changes)) == 2
         stderr = capfd.readouterr().err
         assert stderr.count("\n") == 1, stderr
         return stderr.removeprefix("vocagnolm train: error: ").strip()
@@ -85,7 +85,7 @@ def error_of(world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
 def test_plan_names_the_stored_teachers(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     stores = [world.score(), world.score("store2", teacher=str(world.root / "teacher2"))]
     options = {**SHORT, "teacher_losses": [str(store) for store in stores], "dry_run": "True"}
-    assert main.main(world.argv("new", use_cpu="True", **options)) == 0
+    assert parser.main(world.argv("new", use_cpu="True", **options)) == 0
     out = capsys.readouterr().out
     for store in map(Store, stores):
         tokens = f"{store.manifest['tokens']:,} tokens"

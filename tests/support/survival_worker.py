@@ -25,7 +25,7 @@ from fork_server import serve
 from transformers import LlamaForCausalLM
 
 from vocagnolm.cli import run_script
-from vocagnolm.run import main
+from vocagnolm.run import parser
 from vocagnolm.run import train as run_train
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import packed, resumable
@@ -142,7 +142,7 @@ def run(request: dict[str, Any]) -> int:
     watch(Moment(request))
     sys.argv = ["train.py", *request["argv"]]
     try:
-        run_script(main.main)
+        run_script(parser.main)
     except SystemExit as left:
         return int(left.code or 0)
     raise AssertionError("it leaves")

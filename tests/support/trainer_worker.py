@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from vocagnolm.models.sharding import shard_inside_machine
 from vocagnolm.objective import OnlineTeacher
-from vocagnolm.run import main as command
+from vocagnolm.run import parser as command
 
 
 def run_job(directory: Path, number: int, job: dict) -> None:

@@ -209,9 +209,9 @@ class World(NamedTuple):
         """Run `vocagnolm train` on the CPU, and return the student's weights."""
         from safetensors.torch import load_file
 
-        from vocagnolm.run import main
+        from vocagnolm.run import parser
 
-        assert main.main(self.argv(name, use_cpu="True", **changes)) == 0
+        assert parser.main(self.argv(name, use_cpu="True", **changes)) == 0
         return load_file(self.root / name / "model.safetensors")
 
     def score(self, name: str = "store", **changes: str) -> Path:

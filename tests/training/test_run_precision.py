@@ -18,7 +18,7 @@ from world import World, make_trainer
 
 from benchmarks.models import backward, prepare
 from vocagnolm.method import Method
-from vocagnolm.run import main
+from vocagnolm.run import parser
 from vocagnolm.run.parser import parse
 from vocagnolm.token_loss import add_token_losses
 from vocagnolm.training.config import VocAgnoConfig
@@ -131,7 +131,7 @@ def test_run_goes_on_in_its_precision_when_another_processor_resumes_it(
     out = tmp_path / "out"
     argv = world.argv(str(out), use_cpu="True", eval_fraction=None, max_steps="4")
     pretend(monkeypatch, "AMX")
-    assert main.main(argv) == 0
+    assert parser.main(argv) == 0
     assert "multiplies in it, with AMX" in capsys.readouterr().out
     assert json.loads((out / "run.json").read_text())["bf16"] is True
     whole = load_file(out / "model.safetensors")
@@ -141,9 +141,9 @@ def test_run_goes_on_in_its_precision_when_another_processor_resumes_it(
         (out / name).unlink()
     pretend(monkeypatch, None)
     # Another precision is another run.
-    assert main.main([*argv, "--bf16=false"]) == 2
+    assert parser.main([*argv, "--bf16=false"]) == 2
     assert "bf16 was True, now False" in capsys.readouterr().err
-    assert main.main(argv) == 0
+    assert parser.main(argv) == 0
     assert "as it began, and slow" in capsys.readouterr().out
     resumed = load_file(out / "model.safetensors")
     for name, weight in whole.items():

@@ -196,7 +196,7 @@ def _mean_overlaps(pairs: Sequence[tuple[Spans, Spans]], chunks: int) -> JsonObj
 def _read_corpus(arguments: Namespace) -> tuple[Any, JsonObject]:
     """Read the documents to audit, and say which files and documents are skipped."""
     # This imports datasets, which --help does not need.
-    from vocagnolm.corpus import describe_files, load_corpus, load_sample
+    from vocagnolm.corpus import load_corpus, load_sample
     from vocagnolm.texts import is_conversations, reasons_in
 
     ((name, options),) = corpora_of(arguments)
@@ -209,9 +209,8 @@ def _read_corpus(arguments: Namespace) -> tuple[Any, JsonObject]:
         raise OptionError(
             "dataset", "has conversations: audit documents, for example by --text_column"
         )
-    split, config_name = options["split"], options["config_name"]
     content = {"dataset": name} | options
-    content["files"] = describe_files(name, split=split, config_name=config_name)
+    content["files"] = corpus.info.description
     content["skip_reasons"] = count_reasons(reasons_in(corpus))
     return corpus, content
 

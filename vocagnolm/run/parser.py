@@ -1,16 +1,16 @@
-"""The command line of `vocagnolm train`: recipes, flags, help, and checks without torch."""
+"""The command `vocagnolm train`: recipes, flags, help, and checks without torch."""
 
 from __future__ import annotations
 
 import argparse
 import ast
 import importlib.util
+import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vocagnolm.cli import OneLineErrors, OptionsParser, check_hub_names
+from vocagnolm.cli import OneLineErrors, OptionsParser, check_hub_names, shell
 from vocagnolm.fields import near, options_of
 from vocagnolm.method import Method
 from vocagnolm.run.recipe import as_flags, find_file, recipe_options, without_replaced
@@ -48,6 +48,20 @@ wrong argument or file, 3 a loss or gradient became NaN or infinite, 4 out of
 memory, 75 stopped by a signal; everything is saved, and a scheduler may start
 it again. docs/running.md has the details.
 """
+_OUT_OF_MEMORY = (
+    "try, in order of what it costs, --per_device_train_batch_size (the global batch stays the "
+    "same), --activation_checkpointing, --teacher_losses (a store instead of a teacher in memory)"
+)
+
+
+@shell("vocagnolm train", out_of_memory=_OUT_OF_MEMORY, resumable=True)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Show help, or run the job. Returns the exit status."""
+    job = parse(sys.argv[1:] if argv is None else argv, on_hub=True)
+    # Importing the trainer takes seconds, which help and wrong options do not need.
+    from vocagnolm.run.train import train
+
+    return train(job)
 
 
 def check(argv: Sequence[str]) -> tuple[str | None, dict[str, Any], list[str]]:
@@ -71,13 +85,14 @@ def check(argv: Sequence[str]) -> tuple[str | None, dict[str, Any], list[str]]:
     flags: list[str] = []
     if recipe:
         options = recipe_options(recipe)
-        _check_names(options, f"--config {recipe}: ")
+        _check_names(parser, options, f"--config {recipe}: ")
         flags = as_flags(without_replaced(options, vars(given)))
     # The recipe comes before the user's words, because argparse takes the last value.
     namespace, words = parser.parse_known_args(flags + list(argv))
     # The others are values. One may begin with one dash, such as -1, but not with two.
     unread = [word for word in words if word.startswith("--")]
-    _check_names(word[2:].partition("=")[0].replace("-", "_") for word in unread)
+    names = [word[2:].partition("=")[0].replace("-", "_") for word in unread]
+    _check_names(parser, names)
     values = vars(namespace)
     values.pop("config", None)
     # The classes check their own options, and options that exclude each other.
@@ -102,13 +117,14 @@ def parse(argv: Sequence[str], *, on_hub: bool = False) -> Job:
     data = DataOptions(**_of_class(values, DataOptions))
     # Check names before torch is imported, so that a wrong one is reported at once.
     if on_hub:
-        check_hub_names(vars(model) | vars(data) | values, make_parser().options)
+        declared = {option.name: option for option in options_of(*OPTIONS)}
+        check_hub_names(vars(model) | vars(data) | values, declared)
 
     # Import them only now, because they import torch.
     from vocagnolm.training.config import VocAgnoConfig
     from vocagnolm.training.job import Job
 
-    arguments = {name: values[name] for name in _names(VocAgnoConfig) & values.keys()}
+    arguments = _of_class(values, VocAgnoConfig)
     if words:
         arguments |= vars(_trainer_parser().parse_args(words))
     # These defaults depend on other options.
@@ -161,37 +177,26 @@ def _trainer_parser() -> argparse.ArgumentParser:
 
 def _of_class(values: dict[str, Any], kind: type) -> dict[str, Any]:
     """Return the values of the options that a class declares."""
-    return {name: values[name] for name in _names(kind) & values.keys()}
+    names = {declared.name for declared in options_of(kind)}
+    return {name: values[name] for name in names & values.keys()}
 
 
-def _names(kind: type) -> set[str]:
-    return {declared.name for declared in options_of(kind)}
-
-
-def _check_names(names: Iterable[str], where: str = "") -> None:
+def _check_names(parser: OptionsParser, names: Iterable[str], where: str = "") -> None:
     """Raise a ValueError for an option that neither this package nor Trainer has."""
-    known = set(trainer_fields())
-    for declared in options_of(*OPTIONS):
-        known.update(declared.names)
+    known = trainer_fields() | parser.options.keys()
     for name in names:
         if name not in known and name.removeprefix("no_") not in known:
             spellings = [f"--{known_name}" for known_name in known]
             raise ValueError(f"{where}unknown option --{name}{near(f'--{name}', spellings)}")
 
 
-def trainer_fields() -> list[str]:
-    """List the fields of `transformers.TrainingArguments`."""
-    # Importing the class takes seconds, so the names are read from its source. If another version
-    # has moved it, the import is needed.
+def trainer_fields() -> set[str]:
+    """Name the fields of `transformers.TrainingArguments`."""
+    # Importing the class takes seconds, so the names are read from its source.
     spec = importlib.util.find_spec("transformers")
     source = Path(str(spec and spec.origin)).with_name("training_args.py")
-    names: list[str] = []
-    if source.exists():
-        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                names.append(node.target.id)
-    if "output_dir" not in names:
-        from transformers import TrainingArguments
-
-        names = [field.name for field in fields(TrainingArguments)]
+    names = set()
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
     return names

@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig
 
 from vocagnolm.chat.render import Template
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.corpus import describe_files, load_corpus
+from vocagnolm.corpus import load_corpus
 from vocagnolm.fields import OptionError, corpora_of
 from vocagnolm.models.load import (
     ModelSource,
@@ -124,14 +124,13 @@ class ScoringJob:
 
 def load_corpora(options: Namespace) -> datasets.Dataset:
     """Load the corpora of `corpora_of`, concatenated."""
-    sources = corpora_of(options)
-    corpora = [load_corpus(name, **corpus_options) for name, corpus_options in sources]
-    # The log says which files a name stood for, because a directory may have others, too.
-    for name, corpus_options in sources:
-        split, config_name = corpus_options["split"], corpus_options["config_name"]
-        description = describe_files(name, split=split, config_name=config_name)
-        if description:
-            logger.info("%s: %s", name, description)
+    corpora = []
+    for name, corpus_options in corpora_of(options):
+        corpus = load_corpus(name, **corpus_options)
+        corpora.append(corpus)
+        # The log says which files a name stood for, because a directory may have others, too.
+        if corpus.info.description:
+            logger.info("%s: %s", name, corpus.info.description)
     return joined(corpora, "dataset")
 
 

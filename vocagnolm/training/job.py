@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, Trainer
 from transformers.training_args import OptimizerNames
 
-from vocagnolm.corpus import describe_files, load_corpus, load_sample
+from vocagnolm.corpus import load_corpus, load_sample
 from vocagnolm.fields import OptionError, corpora_of, named, options_of, without_effect
 from vocagnolm.method import Method
 from vocagnolm.models.adapters import adapt, check_adapted
@@ -151,12 +151,13 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Packed:
     """
     data, args = job.data, job.args
     eval_blocks = None
+    evaluated = {}
     with machine_first():
         # Read all corpora before the first is aligned, so that a wrong name for the last one does
         # not cost the alignment of the others.
         corpora = _read_corpora(job, sample)
         if data.eval_dataset:
-            evaluated = {data.eval_dataset: _read_evaluation(data)}
+            evaluated[data.eval_dataset] = _read_evaluation(data)
             eval_blocks = pack_evaluation(job, models, evaluated, named("eval_dataset")).blocks
         texts = {name: documents for name, (documents, _) in corpora.items()}
         packed = pack_training(job, models, texts, named("dataset"))
@@ -165,7 +166,7 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Packed:
         packed,
         eval_blocks=eval_blocks or packed.eval_blocks,
         totals=[total for _, total in corpora.values()],
-        files=_describe_files(data),
+        files=_descriptions([*texts.items(), *evaluated.items()]),
     )
     steps = epoch_steps(job, packed)
     # An epoch without a step is an error only for a whole corpus.
@@ -233,19 +234,12 @@ def _read_evaluation(data: DataOptions) -> datasets.Dataset:
     return load_corpus(data.eval_dataset, split=None, text_column=column, option="eval_dataset")
 
 
-def _describe_files(data: DataOptions) -> list[str]:
+def _descriptions(corpora: Iterable[tuple[str, datasets.Dataset]]) -> list[str]:
     """Say which files of each directory are read, and which are not."""
-    listings = []
-    for name, options in corpora_of(data):
-        split, config_name = options["split"], options["config_name"]
-        listings.append((name, describe_files(name, split=split, config_name=config_name)))
-    if data.eval_dataset:
-        line = describe_files(data.eval_dataset, split=None, option="eval_dataset")
-        listings.append((data.eval_dataset, line))
     lines = []
-    for name, line in listings:
-        if line:
-            lines.append(f"{Path(name).name}: {line}")
+    for name, texts in corpora:
+        if texts.info.description:
+            lines.append(f"{Path(name).name}: {texts.info.description}")
     return lines
 
 
