@@ -10,8 +10,6 @@ The method is in the modules here, and everything around it is in packages. Read
     texts          a row -> a document, a conversation or a reason why it is skipped
     tokenizer      a name -> a tokenizer that loses no text
     token_bytes    tokens -> the bytes they stand for
-    plain_tokenizer  a tokenizers.Tokenizer in place of a transformers one
-    composed       characters that NFC joins to one
     spans          text -> ids and character spans without gaps
     readers        a model's tokens of a text, with start and end tokens and limits
     alignment      Algorithm 1: the teacher tokens that cover each student token

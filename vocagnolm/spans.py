@@ -8,6 +8,7 @@ space) are given to the tokens next to them. This module imports neither torch n
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,9 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from vocagnolm.composed import composed_ranges
 from vocagnolm.conventions import IntArray, Spans
-from vocagnolm.plain_tokenizer import as_fast
 from vocagnolm.token_bytes import TokenBytes, byte_level, sentencepiece
 
 if TYPE_CHECKING:
@@ -71,21 +70,27 @@ class Tokens:
 
 
 @contextmanager
-def without_limits(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
-    """Turn off the tokenizer's truncation and padding inside, and restore them afterwards.
+def without_limits(
+    tokenizer: PreTrainedTokenizerBase | Tokenizer, role: str = ""
+) -> Iterator[Tokenizer]:
+    """Yield the tokenizer's backend without truncation and padding, and restore them afterwards.
 
-    A tokenizer keeps these settings from its last call, or from its file.
+    It keeps these settings from its last call, or from its file. A `tokenizers.Tokenizer` is its
+    own backend.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        yield
-        return
+    backend: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    # Slow tokenizers know no offsets, and some have no backend.
+    if not hasattr(backend, "encode_batch_fast"):
+        raise ValueError(
+            f"{tokenizer_name(tokenizer, role)} gives no character offsets: use a fast tokenizer, "
+            "with a tokenizer.json"
+        )
     truncation, padding = backend.truncation, backend.padding
     takes_special = backend.encode_special_tokens
     backend.no_truncation()
     backend.no_padding()
     try:
-        yield
+        yield backend
     # Restore the caller's tokenizer after an error, too.
     finally:
         backend.encode_special_tokens = takes_special
@@ -96,50 +101,36 @@ def without_limits(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
 
 
 def encode_raw(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], name: str, *, literal: bool = True
+    tokenizer: PreTrainedTokenizerBase | Tokenizer,
+    texts: Sequence[str],
+    role: str = "",
+    *,
+    literal: bool = True,
 ) -> list[Encoding]:
     """Tokenize texts, with the tokenizer's own spans. Their order and limits are checked.
 
     Text that is not `literal`, such as a rendered conversation, may name special tokens.
     """
-    # The tokenizer itself fails on an empty list.
-    if not texts:
-        return []
-    output: Any = {}
-    # Slow tokenizers raise errors of their own, and some do not have the attribute.
-    if getattr(tokenizer, "is_fast", False):
-        with without_limits(tokenizer):
-            output = tokenizer(
-                list(texts),
-                add_special_tokens=False,
-                split_special_tokens=literal,
-                return_offsets_mapping=True,
-                truncation=False,
-                padding=False,
-                # A text beyond the context is expected here, because it is cut into segments later.
-                verbose=False,
-            )
-    if "offset_mapping" not in output:
-        raise ValueError(
-            f"{name} gives no character offsets: use a fast tokenizer, with a tokenizer.json"
-        )
+    with without_limits(tokenizer, role) as backend:
+        backend.encode_special_tokens = literal
+        batch = backend.encode_batch(list(texts), add_special_tokens=False)
+    name = tokenizer_name(tokenizer, role)
     encodings = []
-    columns = zip(texts, output["input_ids"], output["offset_mapping"], strict=True)
-    for text, id_list, offsets in columns:
+    for text, encoding in zip(texts, batch, strict=True):
         # If a tokenizer makes a token of the empty text, it has no character to stand for.
-        count = len(id_list) if text else 0
-        ids = np.array(id_list[:count], dtype=np.int32)
-        spans = np.fromiter(chain.from_iterable(offsets), np.int64, 2 * count).reshape(count, 2)
+        count = len(encoding.ids) if text else 0
+        ids = np.array(encoding.ids[:count], dtype=np.int32)
+        flat = chain.from_iterable(encoding.offsets)
+        spans = np.fromiter(flat, np.int64, 2 * count).reshape(count, 2)
         # The alignment searches sorted spans, and would silently be wrong for others.
         wrong = find_disorder(spans)
         if wrong is not None:
-            offsets = spans[max(wrong - 1, 0) : wrong + 1]
-            part = text[offsets.min() : offsets.max()][:40]
+            around = spans[max(wrong - 1, 0) : wrong + 1]
+            part = text[around.min() : around.max()][:40]
             raise ValueError(
                 f"{name} gives offsets that are not in the order of this text "
-                f"({offsets.tolist()} at token "
-                f"{wrong}, in {part!r}): leave the text out, or, if most texts fail, use the "
-                "tokenizer that the model was published with"
+                f"({around.tolist()} at token {wrong}, in {part!r}): leave the text out, or, if "
+                "most texts fail, use the tokenizer that the model was published with"
             )
         if count and (spans[0, 0] < 0 or spans[-1, 1] > len(text)):
             raise ValueError(
@@ -161,9 +152,9 @@ def find_disorder(spans: Spans) -> int | None:
     return int(wrong.argmax())
 
 
-def tokenizer_name(tokenizer: PreTrainedTokenizerBase, role: str = "") -> str:
+def tokenizer_name(tokenizer: PreTrainedTokenizerBase | Tokenizer, role: str = "") -> str:
     """Name a tokenizer in an error: its role, its source and its class."""
-    where = tokenizer.name_or_path or "in memory"
+    where = getattr(tokenizer, "name_or_path", "") or "in memory"
     return f"{role} tokenizer {where} ({type(tokenizer).__name__})".lstrip()
 
 
@@ -199,10 +190,9 @@ def encode_ids(
         ValueError: the tokens do not spell the text, or the tokenizer's tokens have no bytes of
             their own, for example because it changes white space.
     """
-    fast: Any = as_fast(tokenizer)
-    with without_limits(fast):
-        table = _token_bytes(fast, len(fast))
-    name = tokenizer_name(fast)
+    with without_limits(tokenizer) as backend:
+        table = _token_bytes(tokenizer, backend.get_vocab_size())
+    name = tokenizer_name(tokenizer)
     if table is None:
         raise ValueError(f"{name} does not give the bytes of its tokens: encode the text instead")
     array = np.asarray(ids, np.int32)
@@ -237,21 +227,15 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase | Tokenizer, texts: Sequence
     tokenizer is asked for offsets only for other texts (Unicode normalisation, stripped or unknown
     characters), because they take it half as long again.
     """
-    fast = as_fast(tokenizer)
-    with without_limits(fast):
-        return _encode_texts(fast, texts)
-
-
-def _encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tokens:
     contents = [text.encode() for text in texts]
-    has_backend = texts and getattr(tokenizer, "backend_tokenizer", None)
-    table = _token_bytes(tokenizer, len(tokenizer)) if has_backend else None
-    if table is None:
-        encodings = _by_offsets(tokenizer, texts)
-        ids = [encoding.ids for encoding in encodings]
-        return Tokens.join(ids, [encoding.spans for encoding in encodings], "int32")
-    tokens, unspelt = _by_bytes(tokenizer, table, texts, contents)
-    encodings = _by_offsets(tokenizer, [texts[index] for index in unspelt])
+    with without_limits(tokenizer) as backend:
+        table = _token_bytes(tokenizer, backend.get_vocab_size())
+        if table is None:
+            encodings = _by_offsets(tokenizer, texts)
+            ids = [encoding.ids for encoding in encodings]
+            return Tokens.join(ids, [encoding.spans for encoding in encodings], "int32")
+        tokens, unspelt = _by_bytes(backend, table, texts, contents)
+        encodings = _by_offsets(tokenizer, [texts[index] for index in unspelt])
     # Replace only spans: a text's ids are the same with and without offsets.
     for index, encoding in zip(unspelt, encodings, strict=True):
         tokens.encoding(index).spans[:] = encoding.spans
@@ -259,13 +243,9 @@ def _encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> T
 
 
 def _by_bytes(
-    tokenizer: PreTrainedTokenizerBase,
-    table: TokenBytes,
-    texts: Sequence[str],
-    contents: Sequence[bytes],
+    backend: Tokenizer, table: TokenBytes, texts: Sequence[str], contents: Sequence[bytes]
 ) -> tuple[Tokens, list[int]]:
     """Tokenize texts without offsets. Also returns the texts whose spans are not known."""
-    backend = tokenizer.backend_tokenizer
     # True means that names of special tokens are read as text. `without_limits` restores it.
     backend.encode_special_tokens = True
     batch = backend.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -277,7 +257,7 @@ def _by_bytes(
 
 
 @lru_cache(maxsize=8)
-def _token_bytes(tokenizer: PreTrainedTokenizerBase, size: int) -> TokenBytes | None:
+def _token_bytes(tokenizer: PreTrainedTokenizerBase | Tokenizer, size: int) -> TokenBytes | None:
     """Return the bytes of a tokenizer's tokens, or None if its offsets follow another rule.
 
     Some strip white space. A vocabulary to which tokens were added has another `size`.
@@ -288,9 +268,10 @@ def _token_bytes(tokenizer: PreTrainedTokenizerBase, size: int) -> TokenBytes | 
     probes = (_PROBE, " " + _PROBE)
     contents = [probe.encode() for probe in probes]
     expected = _by_offsets(tokenizer, probes)
+    backend: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
     for spell in (byte_level, sentencepiece):
-        table = TokenBytes(tokenizer, spell)
-        tokens, unspelt = _by_bytes(tokenizer, table, probes, contents)
+        table = TokenBytes(backend, spell)
+        tokens, unspelt = _by_bytes(backend, table, probes, contents)
         is_right = 0 not in unspelt
         for index, encoding in enumerate(expected):
             is_same = np.array_equal(tokens.encoding(index).spans, encoding.spans)
@@ -300,15 +281,10 @@ def _token_bytes(tokenizer: PreTrainedTokenizerBase, size: int) -> TokenBytes | 
     return None
 
 
-def _by_offsets(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
-    return _filled(tokenizer, encode_raw(tokenizer, texts, tokenizer_name(tokenizer)), texts)
-
-
-def _composes(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Test whether a tokenizer reads a letter and its accent as one character."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    normalizer = getattr(backend, "normalizer", None)
-    return normalizer is not None and normalizer.normalize_str("e\u0301") == "\u00e9"
+def _by_offsets(
+    tokenizer: PreTrainedTokenizerBase | Tokenizer, texts: Sequence[str]
+) -> list[Encoding]:
+    return _filled(tokenizer, encode_raw(tokenizer, texts), texts)
 
 
 def _widen_composed(spans: Spans, text: str) -> None:
@@ -330,11 +306,51 @@ def _widen_composed(spans: Spans, text: str) -> None:
         spans[first:last, 1] = np.maximum(spans[first:last, 1], end)
 
 
+def composed_ranges(text: str) -> list[tuple[int, int]]:
+    """Return the ranges of characters that NFC turns into one character.
+
+    >>> composed_ranges("ae\u0301 s\u0323\u0307 \u1112\u1161\u11ab")  # the last is Hangul
+    [(1, 3), (4, 7), (8, 11)]
+    """
+    if unicodedata.is_normalized("NFC", text):
+        return []
+    # A cluster is a letter with its marks. It grows until another letter begins or the text ends,
+    # and is tested then.
+    ranges = []
+    start = 0
+    for index in range(1, len(text) + 1):
+        if index < len(text) and not _begins_anew(text[start:index], text[index]):
+            continue
+        cluster = text[start:index]
+        composed = unicodedata.normalize("NFC", cluster)
+        if len(composed) < len(cluster):
+            # Unchanged marks at the end belong to no other character.
+            end = index
+            if cluster.endswith(composed[1:]):
+                end -= len(composed) - 1
+            ranges.append((start, end))
+        start = index
+    return ranges
+
+
+def _begins_anew(cluster: str, character: str) -> bool:
+    """Test whether a character is no mark and is not composed with those before."""
+    if unicodedata.combining(character):
+        return False
+    # Hangul letters have no combining class, but are composed.
+    together = unicodedata.normalize("NFC", cluster + character)
+    apart = unicodedata.normalize("NFC", cluster) + unicodedata.normalize("NFC", character)
+    return together == apart
+
+
 def _filled(
-    tokenizer: PreTrainedTokenizerBase, raw: Sequence[Encoding], texts: Sequence[str]
+    tokenizer: PreTrainedTokenizerBase | Tokenizer, raw: Sequence[Encoding], texts: Sequence[str]
 ) -> list[Encoding]:
     """Let the spans of tokens cover everything that the tokens stand for."""
-    composes = _composes(tokenizer)
+    backend: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    # Some tokenizers read a letter and its accent as one character.
+    normalizer = backend.normalizer
+    composes = normalizer is not None and normalizer.normalize_str("e\u0301") == "\u00e9"
     encodings = []
     for encoding, text in zip(raw, texts, strict=True):
         spans = fill_gaps(encoding.spans, text)
@@ -346,7 +362,7 @@ def _filled(
 
 def encode_rendered(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
     """Tokenize rendered conversations like `apply_chat_template`. Spans cover all text."""
-    encodings = encode_raw(tokenizer, texts, tokenizer_name(tokenizer), literal=False)
+    encodings = encode_raw(tokenizer, texts, literal=False)
     # Some special tokens include the white space next to them, which belongs to other tokens.
     greedy_names = {}
     for index, token in tokenizer.added_tokens_decoder.items():
@@ -377,8 +393,15 @@ def fill_gaps(spans: Spans, text: str) -> Spans:
     >>> fill_gaps(np.array([[0, 1], [3, 3], [3, 4]]), "a  b").tolist()  # trimmed white space
     [[0, 1], [1, 3], [3, 4]]
     """
-    if not len(spans) or not text or _tiles(spans, len(text)):
+    if not len(spans) or not text:
         return spans
+    # If the spans already cover the text, there is nothing to do. This test is much cheaper than
+    # the rest.
+    starts, ends = spans[:, 0], spans[:, 1]
+    if starts.item(0) == 0 and ends.item(-1) == len(text):
+        has_gap, is_empty = starts[1:] > ends[:-1], starts >= ends
+        if not np.count_nonzero(has_gap) and not np.count_nonzero(is_empty):
+            return spans
     starts, ends = np.clip(spans, 0, len(text)).T
     # Gap i lies between token i - 1 and token i: [before[i], after[i]).
     #
@@ -402,12 +425,3 @@ def fill_gaps(spans: Spans, text: str) -> Spans:
     filled[empty, 1] = np.minimum(filled[empty, 0] + 1, len(text))
     filled[empty, 0] = filled[empty, 1] - 1
     return filled
-
-
-def _tiles(spans: Spans, length: int) -> bool:
-    """Test whether the spans cover the characters 0..length, none of them empty."""
-    # Without a gap, `fill_gaps` has nothing to do, and this test is much cheaper than the rest.
-    starts, ends = spans[:, 0], spans[:, 1]
-    if starts.item(0) or ends.item(-1) != length:
-        return False
-    return not (np.count_nonzero(starts[1:] > ends[:-1]) or np.count_nonzero(starts >= ends))

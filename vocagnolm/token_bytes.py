@@ -12,7 +12,7 @@ import numpy.typing as npt
 from vocagnolm.conventions import IntArray
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from tokenizers import Tokenizer
 
 # Bytes that stand for themselves in byte-level vocabularies: the printable characters of Latin-1.
 _PRINTABLE = set(range(0x21, 0x7F)) | set(range(0xA1, 0xAD)) | set(range(0xAE, 0x100))
@@ -53,7 +53,7 @@ def sentencepiece(token: str) -> bytes:
 class TokenBytes:
     """The bytes of all tokens of a vocabulary, concatenated by id."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, spell: Callable[[str], bytes]):
+    def __init__(self, tokenizer: Tokenizer, spell: Callable[[str], bytes]):
         vocabulary = tokenizer.get_vocab()
         # A vocabulary may skip ids, so the list is as long as the largest id requires.
         spelt = [b""] * (max(vocabulary.values(), default=-1) + 1)
@@ -63,7 +63,7 @@ class TokenBytes:
             with suppress(KeyError):
                 spelt[index] = spell(token)
         # Added tokens are literal text, however the vocabulary spells others.
-        for index, added in tokenizer.added_tokens_decoder.items():
+        for index, added in tokenizer.get_added_tokens_decoder().items():
             spelt[index] = added.content.encode()
         # The bytes of token i are content[starts[i] : starts[i] + sizes[i]]. With flat arrays,
         # `find` can gather the bytes of all tokens of a batch at once.

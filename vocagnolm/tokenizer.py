@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from vocagnolm.fields import OptionError, named
 from vocagnolm.shell.extras import advice
-from vocagnolm.shell.hub import check_name, split_name
+from vocagnolm.shell.hub import split_name
 from vocagnolm.spans import encode, encode_raw, tokenizer_name, without_limits
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ Role = Literal["student", "teacher"]
 PROBE = (
     "Let $x_1 = \\frac{22}{7}$,\n\tthen 3.14 < x_1 für alle 2025 Fälle. 😀 数学\n\nQ.E.D. = 100%"
 )
-MAX_LOST_FRACTION = 0.01
 
 
 def load_tokenizer(
@@ -32,7 +31,6 @@ def load_tokenizer(
     """Load a tokenizer from a directory or the hub. Test its offsets, and its ids by its files."""
     from transformers import AutoTokenizer
 
-    check_name(f"{role}_tokenizer", name)
     place, gguf_file = split_name(name)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -46,7 +44,7 @@ def load_tokenizer(
         ) from error
     # Compare the files first. If a rebuilt tokenizer also loses characters, that error has the
     # better remedy. A GGUF file has none to compare with.
-    if gguf_file is None and getattr(tokenizer, "is_fast", False):
+    if gguf_file is None and hasattr(tokenizer, "backend_tokenizer"):
         _check_against_files(tokenizer, name, role, revision)
     check_tokenizer(tokenizer, role)
     return tokenizer
@@ -54,21 +52,21 @@ def load_tokenizer(
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, role: Role) -> None:
     """Reject a tokenizer without sorted offsets, or one that loses characters of `PROBE`."""
-    name = tokenizer_name(tokenizer, role)
     # Read the raw offsets, because `encode` fills the gaps that this looks for.
-    (raw,) = encode_raw(tokenizer, [PROBE], name)
+    (raw,) = encode_raw(tokenizer, [PROBE], role)
     covered: set[int] = set()
     for start, end in raw.spans.tolist():
         covered.update(range(start, end))
-    # Many tokenizers strip white space, which does no harm.
-    visible = [index for index, character in enumerate(PROBE) if not character.isspace()]
-    lost = [index for index in visible if index not in covered]
-    if len(lost) > MAX_LOST_FRACTION * len(visible):
-        examples = "".join(PROBE[index] for index in lost[:10])
+    lost = ""
+    for index, character in enumerate(PROBE):
+        # Many tokenizers strip white space, which does no harm.
+        if index not in covered and not character.isspace():
+            lost += character
+    if lost:
         raise ValueError(
-            f"{name} loses {len(lost) / len(visible):.1%} of a probe text (first characters lost:"
-            f" {examples!r}), at most {MAX_LOST_FRACTION:.0%} is expected: check that its directory"
-            " holds all of its files, or use one that is byte-level or has byte fallback"
+            f"{tokenizer_name(tokenizer, role)} loses the characters {lost!r} of a probe text: "
+            "check that its directory holds all of its files, or use one that is byte-level or "
+            "has byte fallback"
         )
 
 
@@ -133,17 +131,15 @@ def check_same_tokens(
     The teacher may have ids beyond the student's, such as Llemma's 16.
     """
     student_ids = student.get_vocab()
-    teacher_ids = teacher.get_vocab()
     largest_id = max(student_ids.values())
     # Every student token must have the same id in the teacher, and no other teacher token may have
     # an id in the student's range.
-    wrong = [token for token, index in student_ids.items() if teacher_ids.get(token) != index]
-    if not wrong:
-        for token, index in teacher_ids.items():
-            if token not in student_ids and index <= largest_id:
-                wrong.append(token)
+    teacher_ids = {}
+    for token, index in teacher.get_vocab().items():
+        if token in student_ids or index <= largest_id:
+            teacher_ids[token] = index
     # Vocabularies have any order, but a message must be the same each time.
-    wrong.sort()
+    wrong = sorted(dict(student_ids.items() ^ teacher_ids.items()))
     if wrong:
         raise OptionError(
             "method",
@@ -168,8 +164,8 @@ def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def serialised(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the backend as JSON, without the truncation and padding that a call leaves behind."""
-    with without_limits(tokenizer):
-        return str(tokenizer.backend_tokenizer.to_str())
+    with without_limits(tokenizer) as backend:
+        return backend.to_str()
 
 
 def start_id(tokenizer: PreTrainedTokenizerBase, role: Role) -> int:

@@ -18,9 +18,9 @@ from tokenizers import Tokenizer, models, normalizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 import vocagnolm.spans
-from vocagnolm.composed import composed_ranges
 from vocagnolm.conventions import Spans
 from vocagnolm.spans import (
+    composed_ranges,
     encode,
     encode_batch,
     encode_ids,
@@ -62,7 +62,7 @@ def test_bytes_give_the_spans_of_offsets(
     family: str,
 ) -> None:
     tokenizer, texts = tokenizers_by_family[family], fuzz_texts(1000, seed=6)
-    expected = vocagnolm.spans.encode_raw(tokenizer, texts, family)
+    expected = vocagnolm.spans.encode_raw(tokenizer, texts)
     encode_batch(tokenizer, texts[:1])  # the probe
     raw = Mock(wraps=vocagnolm.spans.encode_raw)
     monkeypatch.setattr(vocagnolm.spans, "encode_raw", raw)
@@ -304,7 +304,7 @@ def test_token_of_a_composed_letter_has_all_its_characters(
     text = unicodedata.normalize("NFD", "é ṩ ạ́b 한국 Poincaré ệ. q\u0323\u0307 e\u0301\u0316x")
     spans = encode(tokenizer, text).spans
     assert_spans_hold(spans, text)
-    table = TokenBytes(tokenizer, byte_level)
+    table = TokenBytes(tokenizer.backend_tokenizer, byte_level)
     composed = unicodedata.normalize("NFC", text)
     ids = encode(tokenizer, composed).ids
     assert ids.tolist() == encode(tokenizer, text).ids.tolist()
@@ -336,7 +336,7 @@ def test_widening_takes_no_longer_where_many_letters_are_composed() -> None:
 
 def test_space_before_an_empty_text_has_no_character(tokenizers_by_family: Tokenizers) -> None:
     tokenizer = tokenizers_by_family["metaspace"]
-    table = TokenBytes(tokenizer, sentencepiece)
+    table = TokenBytes(tokenizer.backend_tokenizer, sentencepiece)
     ids = np.array([tokenizer.convert_tokens_to_ids("▁")], np.int32)
     assert table.find(ids, np.array([0, 1]), [""], [b""])[1] == [0]
     assert table.find(ids[:0], np.array([0, 0]), [""], [b""])[1] == []

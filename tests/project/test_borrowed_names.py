@@ -99,7 +99,7 @@ READ: list[tuple[Callable[[], Any], str]] = [
     (lambda: transformers.MambaForCausalLM, "_is_stateful"),
     (lambda: LlamaForCausalLM, "_no_split_modules _supports_attention_backend base_model"),
     (lambda: LlamaForCausalLM, "_supports_flash_attn _supports_sdpa"),
-    (lambda: transformers.PreTrainedTokenizerFast, "backend_tokenizer is_fast"),
+    (lambda: transformers.PreTrainedTokenizerFast, "backend_tokenizer"),
     (lambda: DynamicCache(config=transformers.MistralConfig()).layers[0], "sliding_window"),
     (lambda: DynamicCache(config=CONFIG).layers[0], "keys values"),
     (lambda: datasets.Dataset.from_dict({"text": ["a"]}), "_fingerprint _indices data info"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,14 +34,29 @@ def tokens_between(tokenizer: Any, text: str, start: int, end: int) -> Encoding:
 
 
 class StubTokenizer:
-    """A tokenizer that returns the offsets it was given."""
+    """A tokenizer that returns the offsets it was given. Its tokens have no bytes."""
 
-    is_fast = True
     name_or_path = "stub"
 
     def __init__(self, offsets: list[tuple[int, int]] | None) -> None:
-        self.offsets = offsets
+        self.encoding = SimpleNamespace(ids=[0] * len(offsets or []), offsets=offsets)
+        if offsets is not None:
+            self.encode_batch_fast = self.encode_batch
+        self.normalizer = self.truncation = self.padding = None
+        self.encode_special_tokens = False
 
-    def __call__(self, texts: list[str], **_: object) -> dict[str, list[Any]]:
-        output: dict[str, list[Any]] = {"input_ids": [[5] * len(self.offsets or [0])]}
-        return output if self.offsets is None else {**output, "offset_mapping": [self.offsets]}
+    def no_truncation(self) -> None: ...
+
+    def no_padding(self) -> None: ...
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"?": 0}
+
+    def get_vocab_size(self) -> int:
+        return 1
+
+    def get_added_tokens_decoder(self) -> dict[int, Any]:
+        return {}
+
+    def encode_batch(self, texts: list[str], **_: object) -> list[SimpleNamespace]:
+        return [self.encoding for _ in texts]
