@@ -12,10 +12,10 @@ from vocagnolm.evaluation.accuracy import (
     accuracy,
     average,
     averages,
+    one_line_summary,
     summarize,
     wilson_interval,
 )
-from vocagnolm.evaluation.results import one_line_summary
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, PAPER_BENCHMARKS
 
 

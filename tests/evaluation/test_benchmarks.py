@@ -59,7 +59,8 @@ def test_benchmarks_are_the_harnesss_settings_when_read() -> None:
 
 
 def test_long_answers_are_those_of_reports_in_a_chat() -> None:
-    lengths = {name: benchmark.in_chat().max_new_tokens for name, benchmark in BENCHMARKS.items()}
+    asked = [benchmark.in_chat() for name, benchmark in BENCHMARKS.items() if name != "demo"]
+    lengths = {benchmark.id: benchmark.max_new_tokens for benchmark in asked}
     long = {name for name, length in lengths.items() if length == 32_768}
     assert long == {"math500", "aime24", "aime25"}
     assert {lengths[name] for name in PAPER_BENCHMARKS} == {2048}

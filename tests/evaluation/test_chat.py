@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.render import Rendered
 from vocagnolm.evaluation import evaluate as evaluate_math
-from vocagnolm.evaluation import evaluating
+from vocagnolm.evaluation import runner
 from vocagnolm.evaluation.engines.generation import Chat
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, INSTRUCTION
 from vocagnolm.readers import template_of
@@ -49,7 +49,7 @@ def argv(
     few = dataclasses.replace(BENCHMARKS["gsm8k"], item_count=len(ITEMS))
     monkeypatch.setattr(evaluate_math, "BENCHMARKS", MappingProxyType({**BENCHMARKS, "gsm8k": few}))
     options = ["--model", str(model), "--benchmarks", "gsm8k", "--batch_size", "4"]
-    with graded_inline(evaluating):
+    with graded_inline(runner):
         yield [*options, "--data_dir", str(tmp_path / "data")]
 
 

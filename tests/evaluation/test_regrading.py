@@ -125,19 +125,15 @@ GOOD: dict[str, Any] = {"idx": 1, "gold": "8", "raw_output": "8"}
 # What follows a good line of idx 0, and what the error names.
 WRONG_LINES: list[tuple[object, str]] = [
     ({"idx": 1, "gold": "8"}, ":2: .*raw_output"),
-    (GOOD | {"raw_output": ["8", "9"]}, ":2: raw_output .*list"),
-    (GOOD | {"raw_output": None}, ":2: raw_output .*None"),
-    (GOOD | {"gold": None}, ":2: gold .*None"),
-    (GOOD | {"gold": ["8"]}, ":2: gold .*8"),
-    (GOOD | {"gold": float("nan")}, ":2: gold .*nan"),
-    (GOOD | {"gold": True}, ":2: gold .*True"),
+    ({"gold": "8", "raw_output": "8"}, ":2: .*idx"),
+    (GOOD | {"raw_output": ["8", "9"]}, ":2: .*raw_output"),
+    (GOOD | {"gold": None}, ":2: .*gold"),
+    (GOOD | {"gold": float("nan")}, ":2: .*gold"),
+    (GOOD | {"gold": True}, ":2: .*gold"),
     (GOOD | {"benchmark": "math"}, ":2: .*math"),
-    (GOOD | {"benchmark": None}, ":2: .*None"),
     ([GOOD], ":2: .*list"),
-    ("text", ":2: .*str"),
-    (GOOD | {"idx": 0}, "idx 0 comes twice"),
-    (GOOD | {"idx": "0"}, "idx 0 comes twice"),
-    (GOOD | {"idx": 0, "sample": 0}, "idx 0 comes twice"),
+    (GOOD | {"idx": 0}, "2 outputs of 1 items"),
+    (GOOD | {"idx": "0", "sample": 0}, "2 outputs of 1 items"),
 ]
 
 
@@ -151,7 +147,7 @@ def test_output_that_cannot_be_graded_is_named(record: object, named: str, tmp_p
 
 def test_items_have_equally_many_outputs(tmp_path: Path) -> None:
     file = write(tmp_path / "o.jsonl", [OUTPUTS[0], OUTPUTS[1], OUTPUTS[1] | {"sample": 1}])
-    with pytest.raises(ValueError, match=r"\[1, 2\] per item"):
+    with pytest.raises(ValueError, match="3 outputs of 2 items"):
         gsm8k(file)
 
 
@@ -159,7 +155,7 @@ def test_items_have_equally_many_outputs(tmp_path: Path) -> None:
     ("name", "content", "named"),
     [
         ("cut.jsonl", b'{"idx": 0, "gold": "8", "raw_ou', ":1: "),
-        ("empty.jsonl", b"", "found none"),
+        ("empty.jsonl", b"", "0 outputs"),
         ("plain.jsonl.gz", b"not gzip", "gzip"),
         ("cut.jsonl.gz", gzip.compress(b"{}" * 999, mtime=0)[:20], "gzip"),
     ],

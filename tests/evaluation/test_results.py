@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from vocagnolm.evaluation import results as report
+from vocagnolm.evaluation.accuracy import one_line_summary
 from vocagnolm.evaluation.records import EvaluationDirectory, to_line
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Item
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
+from vocagnolm.shell.io import write_json
 
 SETTINGS = {"model": {"name": "runs/my_student", "revision": "sha256:aa"}}
 
@@ -30,6 +32,7 @@ def make_task(
 def build(path: Path, *tasks: Task) -> dict[str, Any]:
     """Results in which the first item of each benchmark is right; math-verify accepts none."""
     directory = EvaluationDirectory(path)
+    write_json(path / "settings.json", SETTINGS)
     for task in tasks:
         with directory.appending(task.benchmark.id, 0) as file:
             for item in task.items:
@@ -41,8 +44,9 @@ def build(path: Path, *tasks: Task) -> dict[str, Any]:
                 }
                 ending = {"finish_reason": "eos", "n_new_tokens": 5}
                 file.write(to_line({"idx": item.idx} | verdict | ending))
+        directory.complete(task.benchmark.id, [(item.idx, 0) for item in task.items])
     columns = {task.benchmark.id: report.column(task, directory) for task in tasks}
-    return report.build(columns, directory, SETTINGS, {})
+    return report.build(columns, directory, {})
 
 
 def outputs(results: Mapping[str, Any], path: Path) -> dict[str, str]:
@@ -128,12 +132,11 @@ def test_benchmark_is_marked_only_for_what_differs() -> None:
 
 
 def test_row_grows_benchmark_by_benchmark(tmp_path: Path) -> None:
-    directory = EvaluationDirectory(tmp_path)
     first, second = make_task("svamp", origin="vocagnolm"), make_task("gsm8k")
     report.write(build(tmp_path, first), tmp_path)
-    assert build(tmp_path, second)["benchmarks"].keys() == {"gsm8k"}  # svamp is not complete
-    directory.complete("svamp", [(idx, 0) for idx in range(4)])
     results = build(tmp_path, second)
     assert list(results["benchmarks"]) == ["gsm8k", "svamp"]
     assert len(results["marks"]) == 1
-    assert report.one_line_summary(results["benchmarks"]["svamp"]).startswith("25.0 (95 % interval")
+    assert one_line_summary(results["benchmarks"]["svamp"]).startswith("25.0 (95 % interval")
+    (tmp_path / "svamp.jsonl").unlink()
+    assert build(tmp_path, second)["benchmarks"].keys() == {"gsm8k"}

@@ -22,9 +22,8 @@ from vocagnolm.evaluation.engines.generation import Completion
 from vocagnolm.evaluation.grading.grading import Verdict
 from vocagnolm.evaluation.records import EvaluationDirectory
 from vocagnolm.evaluation.runner import _share, run
-from vocagnolm.evaluation.sampling import Sampling, seed_of
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Item
-from vocagnolm.evaluation.tasks.tasks import Task, build_prompt, text_sha256
+from vocagnolm.evaluation.tasks.tasks import Sampling, Task, build_prompt, seed_of, text_sha256
 
 N_ITEMS = 23
 

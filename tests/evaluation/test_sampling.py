@@ -16,14 +16,14 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from vocagnolm.evaluation.accuracy import (
     interval_over_items,
+    one_line_summary,
     pass_at_k,
     sampled_accuracy,
     summarize,
     wilson_interval,
 )
 from vocagnolm.evaluation.engines.hf_engine import HFEngine, draw_tokens
-from vocagnolm.evaluation.results import one_line_summary
-from vocagnolm.evaluation.sampling import Sampling, seed_of, uniform
+from vocagnolm.evaluation.tasks.tasks import Sampling, seed_of, uniform
 
 NEW_TOKENS = 12
 

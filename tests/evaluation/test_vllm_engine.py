@@ -27,7 +27,7 @@ from vocagnolm.evaluation.engines.vllm_engine import (
     longest_context,
     tensor_parallel_size,
 )
-from vocagnolm.evaluation.sampling import Sampling
+from vocagnolm.evaluation.tasks.tasks import Sampling
 from vocagnolm.models.load import ModelSource
 
 NEW_TOKENS = 30
@@ -136,8 +136,10 @@ def saved(
     return model, AutoTokenizer.from_pretrained(tmp_path)
 
 
-def source_of(tokenizer: Any) -> ModelSource:
-    return ModelSource(tokenizer.name_or_path, "model")
+def engine_of(saved: tuple[Any, Any], dtype: str = "auto", chat: Chat | None = None) -> VLLMEngine:
+    model, tokenizer = saved
+    source = ModelSource(tokenizer.name_or_path, "model")
+    return VLLMEngine(source, tokenizer, dtype, longest_context(model.config, NEW_TOKENS), chat)
 
 
 def completions_of(engine: HFEngine | VLLMEngine, stops: Sequence[str]) -> list[Completion]:
@@ -147,7 +149,7 @@ def completions_of(engine: HFEngine | VLLMEngine, stops: Sequence[str]) -> list[
 
 def test_both_engines_give_the_same_completions(saved: tuple[Any, Any], vllm: list[LLM]) -> None:
     model, tokenizer = saved
-    hf, other = HFEngine(model, tokenizer, 4), VLLMEngine(source_of(tokenizer), tokenizer, "auto")
+    hf, other = HFEngine(model, tokenizer, 4), engine_of(saved)
     free = completions_of(hf, ())
     assert completions_of(other, ()) == free
     stops = [free[0].text[8:11], free[3].text[5:9]]
@@ -171,7 +173,7 @@ def test_both_engines_ask_a_chat_alike(saved: tuple[Any, Any], vllm: list[LLM]) 
     object.__setattr__(chat, "end_ids", frozenset({end}))
     engines = (
         HFEngine(model, tokenizer, 4, chat),
-        VLLMEngine(source_of(tokenizer), tokenizer, "auto", chat),
+        engine_of(saved, chat=chat),
     )
     hf, other = ([c for g in engine.generate(prompts, (), 9) for c in g] for engine in engines)
     assert sorted(hf, key=lambda c: c.index) == other
@@ -184,7 +186,7 @@ def test_both_engines_ask_a_chat_alike(saved: tuple[Any, Any], vllm: list[LLM]) 
 def test_vllm_is_started_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="uses all GPUs by itself: start it with python"):
-        VLLMEngine(ModelSource("org/model", "model"), AutoTokenizer, "auto")
+        VLLMEngine(ModelSource("org/model", "model"), AutoTokenizer, "auto", 9)
 
 
 def test_vllm_is_greedy_within_the_context(
@@ -194,7 +196,7 @@ def test_vllm_is_greedy_within_the_context(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 6)
     model, tokenizer = saved
     name, context = tokenizer.name_or_path, model.config.max_position_embeddings
-    completions_of(VLLMEngine(source_of(tokenizer), tokenizer, "float32"), ["\n\nQuestion:"])
+    completions_of(engine_of(saved, "float32"), ["\n\nQuestion:"])
     expected = LLM(
         model=name,
         tokenizer=name,
@@ -230,8 +232,7 @@ def test_vllm_is_greedy_within_the_context(
 
 
 def test_vllm_draws_with_a_seed_for_each_output(saved: tuple[Any, Any], vllm: list[LLM]) -> None:
-    _, tokenizer = saved
-    engine = VLLMEngine(source_of(tokenizer), tokenizer, "float32")
+    engine = engine_of(saved, "float32")
     groups = engine.generate(["a", "b b", "a"], (), 3, Sampling(2, 0.6, 0.95), [7, 8, 9])
     completions = [completion for group in groups for completion in group]
     assert [completion.index for completion in completions] == [0, 1, 2]
@@ -245,14 +246,14 @@ def test_vllm_is_not_told_of_ends_beyond_the_vocabulary(
     model, tokenizer = saved
     tokenizer.add_special_tokens({"eos_token": "<end>"})
     assert tokenizer.eos_token_id == model.config.vocab_size
-    list(VLLMEngine(source_of(tokenizer), tokenizer, "auto").generate(["a"], (), 3))
+    list(engine_of(saved).generate(["a"], (), 3))
     assert vllm[0].calls[0][1][0].stop_token_ids == model.generation_config.eos_token_id
 
 
 def test_vllm_ends_texts_as_transformers_does(saved: tuple[Any, Any], vllm: list[LLM]) -> None:
     model, tokenizer = saved
     (Path(tokenizer.name_or_path) / "generation_config.json").unlink()
-    list(VLLMEngine(source_of(tokenizer), tokenizer, "auto").generate(["a"], (), 3))
+    list(engine_of(saved).generate(["a"], (), 3))
     assert tokenizer.eos_token_id is not None
     expected = sorted({model.config.eos_token_id, tokenizer.eos_token_id})
     assert vllm[0].calls[0][1][0].stop_token_ids == expected

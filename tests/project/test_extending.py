@@ -20,7 +20,7 @@ from world import World
 
 from vocagnolm import VocAgnoConfig, VocAgnoTrainer, __main__
 from vocagnolm.collator import PackedCollator
-from vocagnolm.evaluation import evaluating
+from vocagnolm.evaluation import runner
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/library.md").read_text(encoding="utf-8")
 FILES = re.findall(r"^`([\w.]+)`[^\n]*:\n\n```\w+\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -113,7 +113,7 @@ def test_benchmark_of_the_page_is_asked(place: Path, capsys: pytest.CaptureFixtu
     shown = capsys.readouterr().out
     assert shown.startswith("=== halves (halves): 2 items, 0 shots\n--- prompt tokens")
     assert shown.endswith("The answer is 3.\n\nQuestion: What is half of 8?\nAnswer:\n\n")
-    with graded_inline(evaluating):
+    with graded_inline(runner):
         run("evaluate", "--output_dir=found")
     records = [json.loads(line) for line in Path("found/halves.jsonl").read_text().splitlines()]
     assert [record["gold"] for record in records] == ["4", "15"]

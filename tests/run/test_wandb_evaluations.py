@@ -10,7 +10,7 @@ import pytest
 from wandb_files import PLACE, stored
 
 from vocagnolm.evaluation.records import read_records, to_line
-from vocagnolm.evaluation.wandb_run import log_evaluation
+from vocagnolm.evaluation.results import log_to_wandb
 
 RECORDS = [
     {"idx": idx, "raw_output": text, "correct": idx == 2}
@@ -40,7 +40,7 @@ def test_evaluation_is_in_the_training_run(offline: Path, tmp_path: Path, part: 
     (tmp_path / "run" / "wandb_run.json").write_text(json.dumps(PLACE))
     protocol = {"name": "zero-shot chat"} if part.endswith("chat") else None
     results = write_evaluation(str(model), model / "evaluation", protocol)
-    log_evaluation(results, model / "evaluation")
+    log_to_wandb(results, model / "evaluation")
     (run,) = offline.glob("offline-run-*-abc123")
     found: dict[str, Any] = stored(run)
     start = found["run"]
@@ -70,7 +70,7 @@ def test_drawn_outputs_have_names_of_their_own(
     passes = {"2": {"rounded": 50.0}, "4": {"rounded": 66.7}}
     results["benchmarks"] = {"aime24": {"rounded": 41.7, "n": 3, "marked": ["sampled"]}}
     results["benchmarks"]["aime24"]["pass_at"] = passes
-    log_evaluation(results, tmp_path / "evaluation")
+    log_to_wandb(results, tmp_path / "evaluation")
     (run,) = offline.glob("offline-run-*")
     found: dict[str, Any] = stored(run)
     prefix = "eval/sampled/aime24/sampled"
@@ -91,7 +91,7 @@ def test_evaluation_has_a_run_of_its_own(
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     monkeypatch.chdir(tmp_path)
     results = write_evaluation(".", tmp_path / "evaluation")
-    log_evaluation(results, tmp_path / "evaluation")
+    log_to_wandb(results, tmp_path / "evaluation")
     (run,) = offline.glob("offline-run-*")
     start = stored(run)["run"]
     assert (start["project"], start["display_name"]) == ("mine", "evaluation of .")

@@ -176,3 +176,21 @@ def _accuracy_of(records: Sequence[JsonObject], verdict: str) -> JsonObject:
 
 def _count(values: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(values).items()))
+
+
+def one_line_summary(summary: JsonObject) -> str:
+    """Format an accuracy with its interval."""
+    low, high = summary["interval"]
+    line = f"{summary['rounded']:.1f} (95 % interval {low:.1f} to {high:.1f})"
+    samples = summary.get("samples", 1)
+    if samples > 1:
+        # Every output has the same weight.
+        line = f"avg@{samples} {line}, pass@{samples} "
+        line += f"{summary['pass_at'][str(samples)]['rounded']:.1f}"
+    outputs = summary["n"] * samples
+    line += f", {summary['correct']} of {outputs} right"
+    # Outputs that were not graded count as wrong, although nobody has looked at them.
+    ungraded = summary.get("decided_by", {}).get("crash", 0)
+    if ungraded:
+        line += f"; {ungraded} not graded, as the grader crashed"
+    return line

@@ -18,10 +18,14 @@ from functools import partial
 from pathlib import Path
 
 from vocagnolm import cli as command
-from vocagnolm.evaluation.sampling import Sampling
-from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Benchmark
-from vocagnolm.evaluation.tasks.own_benchmarks import read_benchmarks
-from vocagnolm.fields import OptionError, in_range, near
+from vocagnolm.evaluation.tasks.benchmarks import (
+    BENCHMARKS,
+    PAPER_BENCHMARKS,
+    Benchmark,
+    read_benchmarks,
+)
+from vocagnolm.evaluation.tasks.tasks import Sampling
+from vocagnolm.fields import OptionError, check_choice, in_range
 from vocagnolm.shell.extras import require, require_trackers
 
 _NAME = "vocagnolm evaluate"
@@ -76,7 +80,7 @@ def check(argv: Sequence[str] | None = None) -> Namespace:
         in_range(arguments, "(0, 1]", "top_p")
         arguments.sampling = Sampling(arguments.samples, arguments.temperature, arguments.top_p)
     # Check packages and names before torch is imported, which takes seconds.
-    _choose_benchmarks(arguments)
+    arguments.benchmarks = _choose_benchmarks(arguments)
     if arguments.regrade and len(arguments.benchmarks) != 1:
         raise OptionError("regrade", "needs the --benchmark of its outputs")
     require_trackers(arguments.report_to)
@@ -85,8 +89,8 @@ def check(argv: Sequence[str] | None = None) -> Namespace:
     return arguments
 
 
-def _choose_benchmarks(arguments: Namespace) -> None:
-    """Replace names of benchmarks by their records, including those of a user's own file."""
+def _choose_benchmarks(arguments: Namespace) -> list[Benchmark]:
+    """Return the benchmarks that are named, which may be of a user's own file."""
     benchmarks = dict(BENCHMARKS)
     names: Sequence[str] = PAPER_BENCHMARKS
     if arguments.benchmarks_file:
@@ -96,17 +100,12 @@ def _choose_benchmarks(arguments: Namespace) -> None:
     if arguments.benchmarks:
         # Both `gsm8k,math` and `gsm8k math` name two benchmarks.
         names = " ".join(arguments.benchmarks).replace(",", " ").split()
-    chosen: dict[str, Benchmark] = {}
-    for name in names:
-        if name not in benchmarks:
-            listed = ", ".join(benchmarks)
-            raise OptionError("benchmarks", f"{name}{near(name, benchmarks)} not among {listed}")
-        chosen[name] = benchmarks[name]
-        if arguments.chat:
-            if chosen[name].answer_kind == "marked":
-                raise OptionError("chat", f"cannot ask {name}, whose answers are not boxed")
-            chosen[name] = chosen[name].in_chat()
-    arguments.benchmarks = list(chosen.values())
+    chosen = []
+    for name in dict.fromkeys(names):
+        check_choice("benchmarks", name, list(benchmarks))
+        benchmark = benchmarks[name]
+        chosen.append(benchmark.in_chat() if arguments.chat else benchmark)
+    return chosen
 
 
 @command.shell(_NAME, out_of_memory=_NO_MEMORY, resumable=True)
@@ -114,11 +113,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate, preview or regrade."""
     arguments = check(argv)
     # Graders and engines take seconds to import, which --help and wrong arguments do not need.
-    if not arguments.regrade:
-        from vocagnolm.evaluation.evaluating import evaluate
+    if arguments.regrade:
+        from vocagnolm.evaluation.regrading import regrade
+
+        regrade(arguments.regrade, arguments.benchmarks[0], arguments.output)
+    else:
+        from vocagnolm.evaluation.runner import evaluate
 
         evaluate(arguments)
-        return
-    from vocagnolm.evaluation.regrading import regrade
-
-    regrade(arguments.regrade, arguments.benchmarks[0], arguments.output)

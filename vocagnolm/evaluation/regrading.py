@@ -4,20 +4,18 @@ import gzip
 import math
 import sys
 import zlib
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from vocagnolm.evaluation.accuracy import summarize
+from vocagnolm.evaluation.accuracy import one_line_summary, summarize
 from vocagnolm.evaluation.extraction import normalise_gold
 from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.records import numbered_lines, to_line
-from vocagnolm.evaluation.results import one_line_summary
 from vocagnolm.evaluation.tasks.benchmarks import Benchmark
 from vocagnolm.fields import OptionError
 from vocagnolm.shell.io import JsonObject, check_writable, write_text
-
-# Every stored output has these fields, whoever wrote it.
-_FIELDS = ("idx", "gold", "raw_output")
 
 
 def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
@@ -37,7 +35,14 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
         except ValueError as error:
             raise OptionError("regrade", f"{file}:{number}: {error}") from error
         records.append(record)
-    _check_counts(records, file)
+    # Another evaluator may write 7 and "7" for the same item.
+    outputs = {(str(record["idx"]), record.get("sample", 0)) for record in records}
+    samples = Counter(idx for idx, _ in outputs)
+    # Otherwise an output would count twice, or some items more than others.
+    if len(outputs) < len(records) or len(set(samples.values())) != 1:
+        count = f"{len(records)} outputs of {len(samples)} items"
+        fault = f"has {count}: each item needs as many, numbered by sample from 0"
+        raise OptionError("regrade", f"{file} {fault}")
     with Grader() as grader:
         verdicts = [asdict(verdict) for verdict in grader.grade(benchmark.answer_kind, answers)]
     # The verdict replaces the fields of an earlier one. All other fields stay.
@@ -66,38 +71,17 @@ def _content(file: Path) -> bytes:
 
 
 def _answer(record: JsonObject, benchmark: Benchmark) -> tuple[str, str]:
-    """Return output and gold of a record. A ValueError names the field that cannot be graded."""
-    if not record.keys() >= set(_FIELDS):
-        raise ValueError(f"expected {', '.join(_FIELDS)}, found {', '.join(record)}")
+    """Return output and gold of a record. A ValueError says why it cannot be graded."""
     # Our own records name their benchmark and the chat protocol.
     names = {name: record[name] for name in ("benchmark", "protocol") if name in record}
     if names and names != benchmark.names():
         raise ValueError(f"expected an output of {benchmark.names()}, found one of {names}")
-    output, gold = record["raw_output"], record["gold"]
-    if not isinstance(output, str):
-        kind = type(output).__name__
-        raise ValueError(f"raw_output must be the text of one output, found {kind}")
+    output = record.get("raw_output")
+    gold: Any = record.get("gold")
     # Any other gold would be compared as text. Python's JSON may contain NaN, for example for an
     # answer that a table lacks.
     is_number = type(gold) in (int, float) and math.isfinite(gold)
-    if not (is_number or isinstance(gold, str)):
-        raise ValueError(f"gold must be the parsed answer, text or a number, found {gold!r}")
+    if "idx" not in record or not isinstance(output, str) or not (is_number or type(gold) is str):
+        expected = "idx, gold (a text or a number) and raw_output (one text)"
+        raise ValueError(f"expected {expected}, found {record!s:.200}")
     return output, normalise_gold(benchmark.answer_kind, gold)
-
-
-def _check_counts(records: list[JsonObject], file: Path) -> None:
-    """Reject outputs that would count twice, and items with fewer outputs than others."""
-    samples: dict[str, list[int]] = {}
-    for record in records:
-        # Another evaluator may write 7 and "7" for the same item.
-        samples.setdefault(str(record["idx"]), []).append(record.get("sample", 0))
-    for idx, numbers in samples.items():
-        if len(set(numbers)) < len(numbers):
-            fault = f"idx {idx} comes twice: number the outputs of an item by sample, from 0"
-            raise OptionError("regrade", f"{file}: {fault}")
-    counts = sorted({len(numbers) for numbers in samples.values()})
-    if len(counts) != 1:
-        found = f"{counts} per item" if counts else "none"
-        raise OptionError(
-            "regrade", f"{file}: expected equally many outputs per item, found {found}"
-        )

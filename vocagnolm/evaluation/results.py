@@ -1,5 +1,7 @@
-"""From graded items to results, the row of Table 1 and the model card."""
+"""From graded items to results: files, the row of Table 1, the model card, Weights & Biases."""
 
+import os
+import shutil
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +20,8 @@ from vocagnolm.shell.io import (
     write_json,
     write_text,
 )
+from vocagnolm.training.options import RunOptions
+from vocagnolm.training.tracking import EVALUATION, begin_run, read_place
 
 SECOND_OPINION = f"math-verify {metadata.version('math-verify')}"
 _PACKAGES = "python vocagnolm torch transformers tokenizers accelerate vllm sympy math-verify"
@@ -26,19 +30,17 @@ _PACKAGES = "python vocagnolm torch transformers tokenizers accelerate vllm symp
 def build(
     new_columns: Mapping[str, JsonObject],
     directory: EvaluationDirectory,
-    settings: Mapping[str, object],
     environment: Mapping[str, object],
 ) -> JsonObject:
     """Collect the results of all benchmarks that were run, as columns."""
-    # Benchmarks of earlier runs with the same settings are kept if all their items are there. The
-    # stem of a part has two words, such as gsm8k.part0, so it is no benchmark's name.
+    settings = directory.settings()
+    # Benchmarks of earlier runs with the same settings are kept if all their items are there.
     columns = json_or_empty(directory.path / "results.json").get("benchmarks", {})
     columns |= new_columns
-    complete = {path.stem for path in directory.path.glob("*.jsonl")} | new_columns.keys()
     # The benchmarks of Table 1 come first, in its order, and a user's own last.
     benchmarks = {}
     for name in [*BENCHMARKS, *columns]:
-        if name in columns and name in complete:
+        if name in columns and (directory.path / f"{name}.jsonl").exists():
             benchmarks[name] = columns[name]
     return {
         "model": settings["model"],
@@ -47,7 +49,7 @@ def build(
         "benchmarks": benchmarks,
         "averages": averages(benchmarks),
         "marks": distinct("marks", benchmarks.values()),
-        "settings": dict(settings),
+        "settings": settings,
         "environment": versions(_PACKAGES) | dict(environment),
     }
 
@@ -114,24 +116,6 @@ def to_markdown(results: JsonObject) -> str:
     return "\n".join(lines) + "\n"
 
 
-def one_line_summary(summary: JsonObject) -> str:
-    """Format an accuracy with its interval."""
-    low, high = summary["interval"]
-    line = f"{summary['rounded']:.1f} (95 % interval {low:.1f} to {high:.1f})"
-    samples = summary.get("samples", 1)
-    if samples > 1:
-        # Every output has the same weight.
-        line = f"avg@{samples} {line}, pass@{samples} "
-        line += f"{summary['pass_at'][str(samples)]['rounded']:.1f}"
-    outputs = summary["n"] * samples
-    line += f", {summary['correct']} of {outputs} right"
-    # Outputs that were not graded count as wrong, although nobody has looked at them.
-    ungraded = summary.get("decided_by", {}).get("crash", 0)
-    if ungraded:
-        line += f"; {ungraded} not graded, as the grader crashed"
-    return line
-
-
 def write(results: JsonObject, directory: Path) -> None:
     """Write `results.json` and `row.md`."""
     write_json(directory / "results.json", results)
@@ -156,3 +140,53 @@ def write_card(results: JsonObject) -> None:
         _, next_heading, after = section.partition("\n## ")
         card.text = f"{before.rstrip()}\n\n{heading}\n{to_markdown(results)}{next_heading}{after}"
         write_text(path, str(card))
+
+
+def log_to_wandb(results: JsonObject, directory: Path) -> None:
+    """Add the accuracies to the summary of a run, and the item files to its files.
+
+    A checkpoint's evaluation goes to the run that wrote it, as `eval/checkpoint-500/gsm8k/...`.
+    """
+    name = results["model"]["name"]
+    model = Path(name).resolve()
+    # These parts tell the evaluations of one run apart: of its checkpoints, in a chat, and with
+    # sampled outputs.
+    parts = []
+    # The directory of a run's model says which run wrote it. Checkpoints are in that directory.
+    place = read_place(model)
+    if not place and model.is_dir():
+        place = read_place(model.parent)
+        if place:
+            parts.append(model.name)
+    if results["settings"].get("protocol"):
+        parts.append("chat")
+    if results["settings"].get("sampling"):
+        parts.append("sampled")
+    part = "-".join(parts)
+    # A model that no run wrote gets its own run.
+    if not place:
+        project = os.environ.get("WANDB_PROJECT", RunOptions.project)
+        place = {"project": project, "name": f"evaluation of {name}"}
+    # Add this entry to the run's configuration, whose other entries stay.
+    entry = f"{EVALUATION}_{part}" if part else EVALUATION
+    about_evaluation = {key: results[key] for key in ("model", "settings", "environment")}
+    config = place.get("config", {}) | {entry: about_evaluation}
+    samples = (results["settings"].get("sampling") or {}).get("samples", 1)
+    metric = f"avg_at_{samples}_percent" if samples > 1 else "accuracy_percent"
+    with begin_run(place | {"config": config}) as run:
+        for column, values in (results["benchmarks"] | results["averages"]).items():
+            # A slash in "w/o" would separate parts of the name.
+            names = ["eval", part, column.replace("w/o", "without"), *values["marked"]]
+            prefix = "/".join(filter(None, names))
+            # Averages of benchmarks with several outputs per item have the same k.
+            run.summary[f"{prefix}/{metric}"] = values["rounded"]
+            for k, passes in values.get("pass_at", {}).items():
+                run.summary[f"{prefix}/pass_at_{k}_percent"] = passes["rounded"]
+            if "n" in values:
+                run.summary[f"{prefix}/items"] = values["n"]
+        # wandb saves files under their paths in the run's directory, so copy them there first.
+        copies = Path(run.dir, EVALUATION, part)
+        copies.mkdir(parents=True, exist_ok=True)
+        for path in directory.glob("*.json*"):
+            shutil.copy(path, copies)
+        run.save(f"{copies}/*", base_path=run.dir, policy="end")

@@ -15,9 +15,8 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.chat.reading import special_ids
 from vocagnolm.chat.render import DATE, check_date
-from vocagnolm.evaluation.sampling import Sampling, uniform
 from vocagnolm.evaluation.tasks.benchmarks import CHAT_PROTOCOL, INSTRUCTION
-from vocagnolm.evaluation.tasks.tasks import text_sha256
+from vocagnolm.evaluation.tasks.tasks import Sampling, text_sha256, uniform
 from vocagnolm.fields import OptionError
 
 # A stop string, an end-of-text token, `max_new_tokens` generated, or a full context.

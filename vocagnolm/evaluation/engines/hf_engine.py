@@ -27,7 +27,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 
 from vocagnolm.evaluation.engines.generation import Chat, Completion, Engine, Row, shared_length
-from vocagnolm.evaluation.sampling import Sampling
+from vocagnolm.evaluation.tasks.tasks import Sampling
 from vocagnolm.models.load import context_length
 from vocagnolm.shell.extras import check_transformers, unsupported
 from vocagnolm.token_loss import require_finite

@@ -38,8 +38,8 @@ class VLLMEngine(Engine):
         source: ModelSource,
         tokenizer: Tokenizer,
         dtype: str,
+        context: int,
         chat: Chat | None = None,
-        new_tokens: int = 0,
     ):
         if launched_processes() > 1:
             raise OptionError("engine", "vllm uses all GPUs by itself: start it with python")
@@ -53,7 +53,7 @@ class VLLMEngine(Engine):
         except OSError:
             # The model has no saved one: `transformers` makes it from the configuration.
             ending = GenerationConfig.from_model_config(config)
-        super().__init__(tokenizer, longest_context(config, new_tokens), ending, chat)
+        super().__init__(tokenizer, context, ending, chat)
         # A stop id that the model does not have would be an error, and a tokenizer may have more.
         vocab_size = config.get_text_config().vocab_size
         self._stop_ids = sorted(id for id in self.eos_ids if id < vocab_size)
@@ -67,7 +67,7 @@ class VLLMEngine(Engine):
             # The harness uses all GPUs, and so does this engine if they can share the heads evenly.
             tensor_parallel_size=tensor_parallel_size(config, torch.cuda.device_count()),
             seed=0,
-            max_model_len=self.context,
+            max_model_len=context,
             enable_prefix_caching=True,
             # The model's own configuration may ask for sampling, but vLLM's defaults do not.
             generation_config="vllm",

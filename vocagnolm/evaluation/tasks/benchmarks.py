@@ -10,14 +10,13 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
-
-import yaml
+from typing import Any, get_args
 
 from vocagnolm.evaluation.extraction import AnswerKind, extract, normalise_gold, strip_string
+from vocagnolm.fields import OptionError, check_choice, in_range
+from vocagnolm.shell.io import read_mapping
 
 RawRow = Mapping[str, Any]
 # The evaluator that made the published numbers.
@@ -251,6 +250,8 @@ class Benchmark:
 
     def in_chat(self) -> "Benchmark":
         """Ask only the question, for an answer in a box, up to the end of the model's turn."""
+        if self.answer_kind == "marked":
+            raise OptionError("chat", f"cannot ask {self.id}, whose answers are not boxed")
         return replace(
             self,
             prompt_set=None,
@@ -263,7 +264,7 @@ class Benchmark:
         )
 
 
-_RECORDS = yaml.safe_load((resources.files(__package__) / "benchmarks.yaml").read_text("utf-8"))
+_RECORDS = read_mapping("benchmarks_file", Path(__file__).with_name("benchmarks.yaml"))
 # The built-in benchmarks. Those of `--benchmarks_file` are passed along separately.
 BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
     {name: Benchmark(name, **record) for name, record in _RECORDS.items()}
@@ -274,3 +275,57 @@ AVERAGES: Mapping[str, tuple[str, ...]] = {
     "AVG w/o TAB, MMLU-STEM, SAT": PAPER_BENCHMARKS[:5] + PAPER_BENCHMARKS[6:7],
     "AVG w/o SAT": PAPER_BENCHMARKS[:-1],
 }
+
+
+def read_benchmarks(path: Path) -> dict[str, Benchmark]:
+    """Read a user's own benchmarks from a YAML file, by name.
+
+    A record has templates `question` and `answer`, and the source of the items: a `file` of JSON
+    lines in the directory of the YAML file, or `hub` and `hub_parts`. It may have other fields of
+    `Benchmark`. A ValueError names the file, the benchmark and the wrong field.
+    """
+    benchmarks = {}
+    for name, record in read_mapping("benchmarks_file", path).items():
+        # Results are stored by name.
+        if name in BENCHMARKS or name in AVERAGES:
+            fault = f"{path}: {name} is the name of another benchmark or average"
+            raise OptionError("benchmarks_file", fault)
+        # The constructor raises a TypeError for a field that it does not know.
+        try:
+            benchmarks[name] = _own_benchmark(name, record, path.parent)
+        except (TypeError, ValueError) as error:
+            raise OptionError("benchmarks_file", f"{path}: {name}: {error}") from error
+    return benchmarks
+
+
+def _own_benchmark(name: str, record: dict[str, Any], directory: Path) -> Benchmark:
+    """Build a benchmark, and check the fields that would silently change its accuracy."""
+    # A count of 0 takes all items.
+    defaults: dict[str, Any] = {"column": name, "item_count": 0, "shots": 0, "directory": directory}
+    benchmark = Benchmark(name, **defaults | record)
+    has_items = benchmark.file or (benchmark.hub and benchmark.hub_parts)
+    if not (benchmark.question and benchmark.answer and has_items):
+        raise ValueError("it needs question, answer, and either file or hub, hub_parts")
+    in_range(benchmark, "[1, inf)", "max_new_tokens", "max_new_tokens_in_chat")
+    check_choice("answer_kind", benchmark.answer_kind, get_args(AnswerKind))
+    if "{question}" not in benchmark.template:
+        raise ValueError("template must contain {question}")
+    # A text would be read as a list of letters, and an empty text would stop at once.
+    if isinstance(benchmark.stops, str) or "" in benchmark.stops:
+        raise ValueError("stops must be a list of texts, none of them empty")
+    if "stops" not in record:
+        return replace(benchmark, stops=_stops(benchmark))
+    return benchmark
+
+
+def _stops(benchmark: Benchmark) -> Sequence[str]:
+    """Return the default stops, and how another example in the style of the template begins."""
+    before, _, _ = benchmark.template.partition("{question}")
+    # The words are on the question's line, or on the line above, as in "Problem:\n{question}".
+    _, _, paragraph = before.rpartition("\n\n")
+    _, _, words = paragraph.rstrip().rpartition("\n")
+    stop = f"\n\n{words}"
+    # A mark alone, such as "-" or "$", may begin a paragraph of an answer, too.
+    if stop in benchmark.stops or not re.search(r"[^\W\d_]", words):
+        return benchmark.stops
+    return [*benchmark.stops, stop]

@@ -1,4 +1,4 @@
-"""The items of a benchmark, from a file, the hub or the package, and the prompts that ask them."""
+"""The items of a benchmark, from a file, the hub or the package, and how they are asked."""
 
 import hashlib
 import json
@@ -8,7 +8,6 @@ from importlib import resources
 from pathlib import Path
 
 from vocagnolm.evaluation.records import numbered_lines
-from vocagnolm.evaluation.sampling import Sampling
 from vocagnolm.evaluation.tasks.benchmarks import HARNESS, Benchmark, Item, RawRow, fill_in
 from vocagnolm.shell.io import JsonObject
 
@@ -23,6 +22,27 @@ _HARNESS_SHA256 = {
     "mathqa": "ba599b1fda1932b423e368b6a43643a10763cec1753dcdaca51375fdcd33c0cb",
     "mmlu_stem": "c5e61e1f80bbf4b08d60db5abaa55dcdc1a211093ce33e2a591ae9647bf8907a",
 }
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the outputs of an item are drawn. Greedy decoding, the paper's, draws nothing.
+
+    Every output has its own seed, from benchmark, item and number. It does not depend on what else
+    is asked, so an evaluation that is resumed, split or batched differently draws the same numbers.
+    """
+
+    samples: int
+    # Logits are divided by it. It is above 0.
+    temperature: float
+    # Tokens are drawn from the most probable ones that together have this probability.
+    top_p: float = 1.0
+
+    def mark(self) -> str:
+        """Say why an accuracy cannot be compared with the paper's."""
+        outputs = "1 output" if self.samples == 1 else f"{self.samples} outputs"
+        how = f"temperature {self.temperature:g}, top_p {self.top_p:g}"
+        return f"sampled: {outputs} per item ({how}), not the paper's greedy decoding"
 
 
 @dataclass(frozen=True)
@@ -212,3 +232,21 @@ def build_prompt(benchmark: Benchmark, examples: str, question: str) -> str:
 def text_sha256(text: str) -> str:
     """Hash a text, such as the prompt that an item's record names by its hash."""
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def seed_of(benchmark: str, idx: int, sample: int) -> int:
+    """Return the seed of an output, a number of 32 bits.
+
+    It is the same for every model and temperature.
+    """
+    return _hashed(f"{benchmark} {idx} {sample}", 32)
+
+
+def uniform(seed: int, place: int) -> float:
+    """Return the number in [0, 1) that decides an output's token at a position."""
+    return _hashed(f"{seed} {place}", 48) / 2.0**48
+
+
+def _hashed(text: str, bits: int) -> int:
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[: bits // 8], "big")
