@@ -6,7 +6,6 @@ real: the trainer, autograd, autocast, the optimizer, the order of operations. S
     devices   no operation mixes the CPU and the GPU; tensors are made where they are used
     waits     where the host waits for the device, and how often
     memory    every storage that is alive, and so the peak, rounded as CUDA's allocator does
-    messages  what one process sends to others that are not there (`fake_processes`)
 
 and cannot prove what kernels compute, how fast they are, what NCCL does, what DDP's reducer does
 (it reads memory), the workspaces of libraries, or waits inside a kernel's own code. Those are for
@@ -190,8 +189,6 @@ class Watch(TorchDispatchMode):
         copies: copies between host and device that do not block.
         mixed: operations that mix tensors of both.
         cpu: operations that make a tensor on the host.
-        sent: bytes of messages between processes, by operation and dtype: all that is gathered or
-            reduced, of which each process has a share.
         traces: for everything seen, the innermost lines that led to it.
         now, peaks: bytes of all storages on the device, and the most in each phase.
         phase: the part of the step that records belong to.
@@ -212,7 +209,6 @@ class Watch(TorchDispatchMode):
         """Forget what was seen, except the storages that are alive."""
         self.waits, self.copies = Counter[Seen](), Counter[Seen]()
         self.mixed, self.cpu = Counter[Seen](), Counter[Seen]()
-        self.sent = Counter[tuple[str, torch.dtype]]()
         self.traces: dict[Seen, str] = {}
         self.peaks = {self.phase: self.now}
 
@@ -260,8 +256,6 @@ class Watch(TorchDispatchMode):
             blocks = blocks or (is_in and not any(tensor.is_pinned() for tensor in read))
             way = "to the device" if is_in else "to the host"
             self.record(self.waits if blocks else self.copies, f"copy {way}")
-        if "c10d" in func.namespace and func.__name__ != "wait_tensor.default" and read:
-            self.sent[_name(func), read[0].dtype] += max(tensor.nbytes for tensor in read)
         for tensor in out:
             self.see(tensor)
         return made

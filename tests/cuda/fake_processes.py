@@ -16,7 +16,7 @@ import torch
 from accelerate import PartialState
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DistributedType
-from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
+from accelerate.utils.launch import prepare_multi_gpu_env
 from fake_cuda import FakeTensor, Watch, outside
 from torch.distributed import device_mesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
@@ -31,9 +31,6 @@ def start_first(config: str) -> None:
     """Make this process the first that `accelerate launch --config_file CONFIG` starts."""
     given = ["--config_file", str(CONFIGS / f"{config}.yaml"), "train.py"]
     arguments, *_ = _validate_launch_command(launch_command_parser().parse_args(given))
-    if arguments.num_processes == 1:
-        os.environ |= prepare_simple_launcher_cmd_env(arguments)[1]
-        return
     world, of_machine = arguments.num_processes, arguments.num_processes // arguments.num_machines
     torchrun = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": of_machine}
     os.environ |= prepare_multi_gpu_env(arguments)

@@ -54,7 +54,6 @@ class Step(NamedTuple):
     copies: Mapping[Seen, int]
     mixed: Mapping[Seen, int]
     cpu: Mapping[Seen, int]
-    sent: Mapping[tuple[str, torch.dtype], int]
     traces: Mapping[Seen, str]
     peaks: Mapping[str, int]  # bytes, by phase
 
@@ -197,7 +196,7 @@ class _AtStep(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         watch = self.watch
-        seen = (watch.waits, watch.copies, watch.mixed, watch.cpu, watch.sent, watch.traces)
+        seen = (watch.waits, watch.copies, watch.mixed, watch.cpu, watch.traces)
         self.step = Step(*map(dict, seen), dict(watch.peaks))
 
 

@@ -1,22 +1,27 @@
-"""An optimizer step of every method, and by each attention: no mixed devices, and one wait.
+"""An optimizer step of every method, and by each attention: no mixed devices, one wait, its FLOPs.
 
 Two micro-batches in bfloat16, clipping, the guard, and the fused AdamW.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from typing import Any
 
 import pytest
 import torch
-from fake_run import Step, check_step, run
+from fake_cuda import Watch
+from fake_run import Step, check_step, make_run, one_step, run
 from methods_world import CHUNK_SETTINGS, VARIANTS
 from packaging.version import Version
+from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.models import count_tokens
+from vocagnolm.collator import PackedCollator
 from vocagnolm.method import Method
-from vocagnolm.objective import Objective
+from vocagnolm.models.cost import model_work
 
 METHODS: dict[str, dict[str, Any]] = {
     "cpt": {"method": "cpt"},
@@ -44,6 +49,7 @@ WAYS: dict[str, dict[str, Any]] = {
 # Methods that make a step in `make test` already.
 QUICK = ("cpt", "vocagnolm", "kld", "uld")
 VARLEN = "torch_varlen"
+PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)
 
 
 def step_of(settings: dict[str, Any], attention: str, options: dict[str, Any]) -> Step:
@@ -69,7 +75,8 @@ def test_step_mixes_no_devices_and_waits_once(name: str, on_fake_cuda: Callable[
     check_step(on_fake_cuda(step_of, METHODS[name], VARLEN, {}, keep=True), VARLEN)
 
 
-@pytest.mark.parametrize("way", cases(WAYS))
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
 def test_ways_of_training_wait_once(way: str, on_fake_cuda: Callable[..., Step]) -> None:
     check_step(on_fake_cuda(step_of, {}, VARLEN, WAYS[way], keep=True), VARLEN)
 
@@ -86,30 +93,85 @@ def test_other_attentions_wait_once(
     check_step(step, attention)
 
 
-def faulty_step() -> Step:
-    """Take a step that does what it should not while it selects tokens."""
-    own = Objective.select
+def counted_and_computed() -> tuple[int, float]:
+    """Count a step's FLOPs of products, and compute them from the tokens that were read."""
+    batches: list[Any] = []
+    own = PackedCollator.__call__
 
-    def select(*args: Any, **options: Any) -> Any:
-        found = own(*args, **options)
-        weight = found.weight_BS
-        weight.sum().item(), weight.nonzero(), weight[weight > 0]
-        torch.ones(3).to(weight.device)
-        torch.tensor(3, device=weight.device)
-        weight.sum() + torch.tensor(1.0)
-        return found
+    def collate(collator: PackedCollator, rows: Any) -> Any:
+        batches.append(own(collator, rows))
+        return batches[-1]
 
-    Objective.select = select  # type: ignore[method-assign]
-    return run(Method())
+    PackedCollator.__call__ = collate  # type: ignore[method-assign, assignment]
+    with Watch() as watch:
+        trainer = make_run()
+        with FlopCounterMode(display=False) as counter:
+            one_step(watch, trainer)
+        student, teacher = map(model_work, (trainer.model, *trainer.online_teachers))
+    computed = 0.0
+    for batch in batches:
+        tokens, _ = count_tokens([batch])
+        used = trainer.token_objective.weighted_tokens(batch)
+        computed += student.training_flops(tokens, 0, used)
+        # What the formula leaves out on purpose: padding, and logits made again for the gradient.
+        computed += 6 * student.body * (batch["labels"].numel() - tokens) + 2 * student.head * used
+        tokens, _ = count_tokens([batch], "teacher_")
+        computed += teacher.forward_flops(tokens, 0, tokens)
+        computed += 2 * teacher.body * (batch["teacher_labels"].numel() - tokens)
+    found = counter.get_flop_counts()["Global"]
+    # The attention kernel is not counted, so the formula gets no keys.
+    return sum(found[product] for product in PRODUCTS), computed
 
 
-def test_planted_faults_are_found(on_fake_cuda: Callable[..., Step]) -> None:
-    step = on_fake_cuda(faulty_step)
-    here = {"micro-batch"}
-    waits = {seen.what: count for seen, count in step.waits.items() if seen.phase in here}
-    twice = {"item": 2, "nonzero": 2, "boolean mask": 2, "copy to the device": 4}
-    assert waits == twice
-    assert {(seen.phase, seen.what) for seen in step.mixed} == {("micro-batch", "add")}
-    assert ("micro-batch", "ones") in {(seen.phase, seen.what) for seen in step.cpu}
-    with pytest.raises(AssertionError):
-        check_step(step, VARLEN)
+def test_flops_of_the_logged_mfu_are_those_that_torch_counts(
+    on_fake_cuda: Callable[..., tuple[int, float]],
+) -> None:
+    counted, computed = on_fake_cuda(counted_and_computed)
+    assert counted == computed
+
+
+def small_faults() -> tuple[dict[str, int], ...]:
+    """Do everything that waits, and much that does not; return the kinds of records."""
+    with Watch() as watch:
+        x, host = torch.ones(4, 3, device="cuda"), torch.ones(4, 3)
+        row, flat = x[0], x.flatten()
+        watch.clear()
+        float(x.sum()), bool((x > 0).all()), int(row[0])
+        x.tolist()
+        assert flat.nonzero().shape == (12, 1)
+        assert x[x > 0].shape == (12,)
+        assert x[x[:, 0] > 0].shape == (4, 3)
+        x[x > 0] = row[0]  # fills
+        x[x[:, 0] > 0] = x
+        x.cpu(), host.cuda(), torch.tensor(1, device="cuda"), x.copy_(host)
+        host.pin_memory(), host.cuda()
+        torch.cuda.synchronize()
+        torch.cuda.Event().synchronize()
+        host.cuda(non_blocking=True), x.copy_(host, non_blocking=True)
+        x.to("cpu", non_blocking=True)
+        x.masked_fill_(x > 0, 0.0).where(x > 0, 1.0).to(torch.bfloat16).clone()
+        x.sum() + host.sum(), x * 2.0
+    records = (watch.waits, watch.copies, watch.mixed, watch.cpu)
+    kinds: Any = [Counter[str]() for _ in records]
+    for found, seen in zip(kinds, records, strict=True):
+        for key, count in seen.items():
+            found[key.what] += count
+    return tuple(dict(found) for found in kinds)
+
+
+def test_watch_tells_waits_copies_and_mixes_apart(
+    on_fake_cuda: Callable[..., tuple[dict[str, int], ...]],
+) -> None:
+    waits, copies, mixed, cpu = on_fake_cuda(small_faults)
+    assert waits == {
+        "item": 3,
+        "tolist": 1,
+        "nonzero": 1,
+        "boolean mask": 3,
+        "copy to the host": 1,
+        "copy to the device": 4,
+        "synchronize": 2,
+    }
+    assert copies == {"copy to the device": 2, "copy to the host": 1}
+    assert mixed == {"add": 1}
+    assert cpu == {"lift_fresh": 1, "sum": 1}

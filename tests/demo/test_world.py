@@ -226,7 +226,9 @@ def test_demo_refuses_an_option_before_any_run(option, tmp_path, capsys) -> None
     assert not directory.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_demo_leaves_no_process_when_it_is_ended(number, tmp_path) -> None:
     words = [sys.executable, "-m", "demo_worker", "--output_dir", str(tmp_path), "--seeds", "0"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

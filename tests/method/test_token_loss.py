@@ -340,6 +340,7 @@ def test_labels_are_required():
         add_token_losses(build())(input_ids=batch()[0], token_losses=True)
 
 
+@pytest.mark.slow  # test_export.py has sharded runs
 @pytest.mark.processes
 def test_gradients_of_a_wrapped_model_equal_the_bare(tmp_path):
     launch(Path(__file__), tmp_path, 1)

@@ -61,9 +61,10 @@ def test_evaluation_is_in_the_training_run(offline: Path, tmp_path: Path, part: 
 
 
 @pytest.mark.processes
-def test_drawn_outputs_have_names_of_their_own(
+def test_evaluation_of_drawn_outputs_has_a_run_and_names_of_its_own(
     offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
     monkeypatch.chdir(tmp_path)
     results = write_evaluation(".", tmp_path / "evaluation")
     results["settings"]["sampling"] = {"samples": 4, "temperature": 0.6, "top_p": 1.0}
@@ -73,6 +74,8 @@ def test_drawn_outputs_have_names_of_their_own(
     log_to_wandb(results, tmp_path / "evaluation")
     (run,) = offline.glob("offline-run-*")
     found: dict[str, Any] = stored(run)
+    start = found["run"]
+    assert (start["project"], start["display_name"]) == ("mine", "evaluation of .")
     prefix = "eval/sampled/aime24/sampled"
     expected = {
         f"{prefix}/avg_at_4_percent": 41.7,
@@ -82,16 +85,3 @@ def test_drawn_outputs_have_names_of_their_own(
     }
     assert found["summary"].items() >= expected.items()
     assert found["config"]["evaluation_sampled"]["settings"] == results["settings"]
-
-
-@pytest.mark.processes
-def test_evaluation_has_a_run_of_its_own(
-    offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WANDB_PROJECT", "mine")
-    monkeypatch.chdir(tmp_path)
-    results = write_evaluation(".", tmp_path / "evaluation")
-    log_to_wandb(results, tmp_path / "evaluation")
-    (run,) = offline.glob("offline-run-*")
-    start = stored(run)["run"]
-    assert (start["project"], start["display_name"]) == ("mine", "evaluation of .")
