@@ -1,8 +1,8 @@
 """Eq. 3: one training step of teacher-guided language modelling.
 
 The loop is transformers' `Trainer._inner_training_loop`. This module overrides `get_batch_samples`
-(for the divisor), `compute_loss`, `prediction_step`, `log` and `call_model_init`. Saving and
-resuming are in `training.resumable`.
+(for the divisor), `compute_loss`, `prediction_step` and `call_model_init`. Saving, resuming and the
+log are in `training.resumable`.
 
     text -> packed batch (`vocagnolm.packing`) -> losses of both models -> weights -> one update
 """
@@ -10,14 +10,14 @@ resuming are in `training.resumable`.
 import copy
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import EvalPrediction, PreTrainedModel
+from transformers.trainer_utils import TrainOutput
 
 from vocagnolm.collator import (
     Batch,
@@ -42,12 +42,10 @@ from vocagnolm.training.batches import (
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.in_python import arguments_in_python, job_in_python, pack_evaluations
 from vocagnolm.training.job import Job, load_models
-from vocagnolm.training.log import log_in_lines
 from vocagnolm.training.models import Models
 from vocagnolm.training.packed import Packed
 from vocagnolm.training.resumable import ResumableTrainer
 from vocagnolm.training.settings import settings_of, settings_of_data
-from vocagnolm.training.throughput import Throughput
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -102,7 +100,9 @@ class VocAgnoTrainer(ResumableTrainer):
         prepared: tuple[Job, Models | None, Packed] | None = None,
         **kwargs: Any,
     ):
-        _check_metrics(kwargs)
+        for name in ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics"):
+            if kwargs.get(name) is not None:
+                raise ValueError(f"{name} has no effect: the method computes no logits")
         if prepared is None:
             prepared = job_in_python(
                 arguments_in_python(args, method, objective),
@@ -138,10 +138,12 @@ class VocAgnoTrainer(ResumableTrainer):
             self.model.config.use_cache = use_cache
         self._prepare_student()
         source: OnlineTeacher | StoredTeacher | None = None
+        self.online_teachers: Sequence[PreTrainedModel] = []
         if isinstance(teachers, StoredTeacher):
             source = teachers
         elif teachers:
             source = OnlineTeacher(teachers, self.args.device)
+            self.throughput.teachers = self.online_teachers = source.models
         self._job, self._models = job, models
         # Sorting sequences by width changes the micro-batches, so the split must not matter.
         self.orders_steps = guidance.splits_alike
@@ -153,17 +155,30 @@ class VocAgnoTrainer(ResumableTrainer):
         )
         if guidance.accepts:
             self.metrics.weight_name = "mean_weight"
-        self.throughput = Throughput(
-            self.accelerator, self.online_teachers, args.device_peak_tflops
-        )
-        self.add_callback(self.throughput)
-        log_in_lines(self, self.blocks_per_step * collator.max_length)
         if isinstance(self.train_dataset, Blocks):
             self._check_data(self.train_dataset)
 
     def _prepare_student(self) -> None:
-        """Make the student return token losses, and turn off what Trainer would do to them."""
-        _check_student(self.model, self.optimizer)
+        """Make the student return token losses, and turn off what Trainer would do to them.
+
+        Raises:
+            ValueError: an optimizer of the user's has none of the weights to train.
+        """
+        if self.model.dtype in (torch.bfloat16, torch.float16):
+            logger.warning(
+                "the student's weights are %s, which loses small updates: load it in float32 and "
+                "set bf16=True for bfloat16 compute",
+                self.model.dtype,
+            )
+        optimized_ids = set()
+        for group in self.optimizer.param_groups if self.optimizer else ():
+            optimized_ids |= {id(parameter) for parameter in group["params"]}
+        trained_ids = {id(weight) for weight in self.model.parameters() if weight.requires_grad}
+        if self.optimizer and optimized_ids.isdisjoint(trained_ids):
+            raise ValueError(
+                "optimizers: the optimizer has none of the student's trained weights: load the "
+                "model (and add its adapters) first, and then make the optimizer from it"
+            )
         self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
         # Trainer would drop the keys of a packed sequence that are no arguments of the model.
         self.args.remove_unused_columns = False
@@ -173,37 +188,38 @@ class VocAgnoTrainer(ResumableTrainer):
         add_token_losses(self.model, self.args.device)
 
     def _check_data(self, blocks: Blocks) -> None:
-        """Reject sequences that the models cannot read."""
+        """Reject sequences that the models cannot read, and attention that crosses documents."""
         models = [self.model, *self.online_teachers]
         check_contexts(models, blocks, "train_dataset")
+        student_length, *teacher_lengths = blocks.longest_segments
         evaluated = self.eval_dataset
         for data in evaluated.values() if isinstance(evaluated, dict) else [evaluated]:
             if isinstance(data, Blocks):
                 check_contexts(models, data, "eval_dataset")
-        if not cast(VocAgnoConfig, self.args).attend_across_documents:
-            self._check_packing(blocks)
+                # A held-out document may be longer than all training documents.
+                student_length = max(student_length, data.longest_segments[0])
+        if self._job.args.attend_across_documents:
+            return
+        # A teacher with the student's tokens reads the student's rows.
+        lengths = [student_length, *(teacher_lengths or [student_length] * len(models))]
+        for model, longest in zip(models, lengths, strict=False):
+            check_packing(model, self.args.device, longest=longest)
 
-    def _check_packing(self, blocks: Blocks) -> None:
-        """Reject attention that crosses documents, or has a window that is too short for one."""
-        student_length, *teacher_lengths = blocks.longest_segments
-        # A held-out document may be longer than all training documents.
-        if isinstance(self.eval_dataset, Blocks):
-            student_length = max(student_length, self.eval_dataset.longest_segments[0])
-        check_packing(self.model, self.args.device, longest=student_length)
-        for index, teacher in enumerate(self.online_teachers):
-            # A teacher with the student's tokens reads the student's rows.
-            length = teacher_lengths[index] if teacher_lengths else student_length
-            check_packing(teacher, self.args.device, longest=length)
-
-    def train(self, *args: Any, **options: Any) -> Any:
-        """Train like `ResumableTrainer.train`."""
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> TrainOutput:
+        """Train from the beginning or from a checkpoint, as `resuming` says."""
         # The settings are also attributes of the arguments, where changing them does nothing.
         if not vars(self._job.args.guidance).items() <= vars(self.args).items():
             raise ValueError(
                 "args: settings of the method were changed after the trainer was made, which has "
                 "no effect: make another trainer"
             )
-        return super().train(*args, **options)
+        with self.resuming(resume_from_checkpoint) as checkpoint:
+            output = super().train(checkpoint, *args, **kwargs)
+        # Trainer's own mean covers only this process's steps. `log` has put the whole run's into
+        # the metrics.
+        return output._replace(training_loss=output.metrics["train_loss"])
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **options: Any) -> dict[str, float]:
         """Evaluate on packed sequences, or on documents like those of the constructor."""
@@ -221,12 +237,6 @@ class VocAgnoTrainer(ResumableTrainer):
         check_packed(packed, self.data_collator, argument)
         return packed
 
-    @property
-    def online_teachers(self) -> Sequence[PreTrainedModel]:
-        """Return the teachers that are models in this process."""
-        teacher = self.token_objective.teacher
-        return teacher.models if isinstance(teacher, OnlineTeacher) else []
-
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """Make a new student that returns token losses, for `model_init`."""
         student = super().call_model_init(trial)
@@ -240,13 +250,6 @@ class VocAgnoTrainer(ResumableTrainer):
         # Before training, there is no log.
         if is_own and not _internal_call and self.state.global_step:
             self.save_state()
-
-    def create_accelerator_and_postprocess(self) -> None:
-        """On a GPU, copy pinned batches while the device works."""
-        if self.args.dataloader_pin_memory and self.args.device.type == "cuda":
-            accelerator: Any = self.args.accelerator_config
-            accelerator.non_blocking = True
-        super().create_accelerator_and_postprocess()
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -297,8 +300,7 @@ class VocAgnoTrainer(ResumableTrainer):
         teacher, block_B = None, inputs["block"]
         if self.token_objective.method.choice == "guided":
             # The teacher runs first, so its activations are freed before the student runs.
-            with self.throughput.teacher() if self.online_teachers else nullcontext():
-                teacher = self.token_objective.teacher_losses(inputs)
+            teacher = self.token_objective.teacher_losses(inputs)
         # Only tokens that may get a weight need gradients from the head.
         used = self._count_tokens(inputs)
         own_weights = self.token_objective.own_weights(inputs, teacher)
@@ -324,8 +326,7 @@ class VocAgnoTrainer(ResumableTrainer):
 
     def _distilled(self, model: nn.Module, inputs: Batch) -> Tensor:
         """Eq. 5 and 6: the sum of all losses, and of all distances from the teacher."""
-        with self.throughput.teacher():
-            pairs = self.token_objective.pairs(inputs)
+        pairs = self.token_objective.pairs(inputs)
         self._count_tokens(inputs)
         total, loss_BS, distance_R = self._student_losses(model, inputs, instead=pairs.losses)
         valid_BS = inputs["labels"] != IGNORED_LABEL
@@ -375,21 +376,6 @@ class VocAgnoTrainer(ResumableTrainer):
         options |= {"segments": student_segments(inputs), "label_tokens": label_tokens(inputs)}
         return model(**options, token_losses=True)
 
-    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Return 0 if `store_flos` counts, else Trainer's estimate of the student's FLOPs."""
-        return 0 if self.throughput.counts_flops else super().floating_point_ops(inputs)
-
-    def store_flos(self) -> None:
-        """Add the FLOPs of student and teachers since the last call, counted as for the MFU."""
-        self.current_flos += int(self.throughput.new_flops())
-        super().store_flos()
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the speed since the last log."""
-        if "loss" in logs:
-            logs |= self.throughput.read()
-        super().log(logs, start_time)
-
     def prediction_step(
         self,
         model: nn.Module,
@@ -431,33 +417,3 @@ class VocAgnoTrainer(ResumableTrainer):
                 report[name] = float(loss / tokens)
         report["tokens"] = int(counts.sum())
         return report
-
-
-def _check_metrics(arguments: Mapping[str, Any]) -> None:
-    """Reject functions of logits, which no method computes."""
-    for name in ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics"):
-        if arguments.get(name) is not None:
-            raise ValueError(f"{name} has no effect: the method computes no logits")
-
-
-def _check_student(model: PreTrainedModel, optimizer: torch.optim.Optimizer | None) -> None:
-    """Warn about weights in 16 bits, and reject a frozen model or another model's optimizer."""
-    if model.dtype in (torch.bfloat16, torch.float16):
-        logger.warning(
-            "the student's weights are %s, which loses small updates: load it in float32 and set "
-            "bf16=True for bfloat16 compute",
-            model.dtype,
-        )
-    trained_ids = {id(weight) for weight in model.parameters() if weight.requires_grad}
-    if not trained_ids:
-        raise ValueError("model has no weights to train: set requires_grad of some to True")
-    if optimizer is None:
-        return
-    optimized_ids = set()
-    for group in optimizer.param_groups:
-        optimized_ids |= {id(parameter) for parameter in group["params"]}
-    if optimized_ids.isdisjoint(trained_ids):
-        raise ValueError(
-            "optimizers: the optimizer has none of the student's trained weights: load the model "
-            "(and add its adapters) first, and then make the optimizer from its parameters"
-        )

@@ -368,7 +368,6 @@ def test_log_reports_what_a_slow_count_finds(
     ahead = sum(value > 0 for value in excess) / len(excess)
     assert log["teacher_ahead_fraction"] == pytest.approx(ahead)
     assert log["tokens_per_s"] > 0
-    assert 0 < log["teacher_time_fraction"] < 1
 
 
 @pytest.mark.parametrize(

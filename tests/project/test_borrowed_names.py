@@ -47,9 +47,8 @@ from vocagnolm.evaluation.engines.hf_engine import GrowingLayer, cache_argument
 from vocagnolm.run import parser
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training.config import _ONE_VALUE
-from vocagnolm.training.guard import StepGuard
+from vocagnolm.training.guard import Preemption, StepGuard
 from vocagnolm.training.log import RunLog
-from vocagnolm.training.preemption import Preemption
 from vocagnolm.training.throughput import Throughput
 
 PACKAGE = Path(__file__).resolve().parents[2] / "vocagnolm"
@@ -63,8 +62,8 @@ OVERRIDDEN: list[tuple[type, type, str]] = [
         VocAgnoTrainer,
         Trainer,
         "_determine_best_metric _get_output_dir _get_train_sampler _prepare_inputs "
-        "_save_checkpoint call_model_init compute_loss create_accelerator_and_postprocess "
-        "floating_point_ops get_batch_samples log prediction_step train",
+        "_save_checkpoint call_model_init compute_loss get_batch_samples log prediction_step "
+        "store_flos train",
     ),
     (Preemption, TrainerCallback, "on_epoch_end"),
     (StepGuard, TrainerCallback, "on_pre_optimizer_step"),

@@ -17,7 +17,7 @@ from store_world import ABOUT, FakeScorer, contents, make_job
 from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.store import scoring
-from vocagnolm.training.checkpoints import finish_checkpoint, newest_checkpoint, rotate, sizes
+from vocagnolm.training.run_directory import finish_checkpoint, newest_checkpoint, rotate, sizes
 
 # The operation that is the last one of each process, and whether it is still done.
 KILLS = st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=5)

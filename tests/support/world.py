@@ -24,7 +24,7 @@ MAX_LENGTH = 48
 TEACHER_CONTEXT = 128
 # Values of a log that depend on the clock and the machine.
 TIMING_KEYS = (
-    "tokens_per_s student_mfu teacher_mfu teacher_time_fraction memory_allocated_gib "
+    "tokens_per_s mfu memory_allocated_gib "
     "memory_reserved_gib memory_resident_gib train_runtime train_samples_per_second "
     "train_steps_per_second eval_runtime eval_samples_per_second eval_steps_per_second "
     "eval_model_preparation_time"

@@ -43,7 +43,8 @@ def run(
     state = SimpleNamespace(
         global_step=0, max_steps=100, log_history=[], is_world_process_zero=True
     )
-    return RunLog(2048), SimpleNamespace(output_dir=tmp_path), state, clock
+    args = SimpleNamespace(output_dir=tmp_path, global_batch_tokens=2048)
+    return RunLog(), args, state, clock
 
 
 def print_main(run: Any, step: int, entry: dict[str, Any]) -> None:

@@ -17,9 +17,8 @@ from transformers import Trainer, TrainerCallback
 from world import Tokenizers, make_blocks, make_trainer
 
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.training import checkpoints, resumable
-from vocagnolm.training.checkpoints import newest_checkpoint
-from vocagnolm.training.run_directory import check_models
+from vocagnolm.training import resumable, run_directory
+from vocagnolm.training.run_directory import newest_checkpoint
 
 
 @pytest.fixture
@@ -151,12 +150,15 @@ def test_files_that_no_run_made_are_not_overwritten(
     assert (tmp_path / "log.jsonl").read_text() == "mine"
 
 
-def test_model_that_a_run_reads_is_not_moved_aside(tmp_path: Path) -> None:
-    settings = {"student": "a/student", "teacher": [str(tmp_path)]}
-    check_models(tmp_path / "run", settings)
-    for path in (tmp_path, tmp_path / "run" / ".."):
-        with pytest.raises(ValueError, match="output_dir"):
-            check_models(path, settings)
+def test_model_that_a_run_reads_is_not_moved_aside(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
+    make(max_steps=1).train()
+    trainer = make(max_steps=1)
+    trainer.settings |= {"teacher": [str(tmp_path)]}
+    with pytest.raises(ValueError, match="teacher of this run"):
+        trainer.train()
+    assert newest_checkpoint(tmp_path)
 
 
 def test_remains_of_a_killed_save_do_not_get_into_the_next(
@@ -233,7 +235,7 @@ def test_resumed_run_does_not_repeat_its_first_evaluation(
 def test_older_checkpoint_stays_when_the_newest_is_unfinished(
     make: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish = checkpoints.finish_checkpoint
+    finish = run_directory.finish_checkpoint
 
     def fail_at_2(staged: Path, *args: Any) -> None:
         if staged.name == "checkpoint-2":
@@ -252,7 +254,7 @@ def test_checkpoint_lacks_no_file_of_another_machine(
     monkeypatch.setattr(
         resumable, "gather_object", lambda own: [*own, {"metrics_1.safetensors": 5}]
     )
-    monkeypatch.setattr(checkpoints, "_VISIBLE_S", 1)
+    monkeypatch.setattr(run_directory, "_VISIBLE_S", 1)
     with pytest.raises(OSError, match=r"lacks metrics_1.safetensors"):
         make().train()
     assert newest_checkpoint(tmp_path) is None

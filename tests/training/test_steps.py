@@ -90,7 +90,7 @@ def test_order_never_adds_padding(
     whole = make(per_device_train_batch_size=PER_STEP, gradient_accumulation_steps=1)
     assert steps_of(list(whole._get_train_sampler())) == drawn_by_accelerate(blocks, 0, 3)
     # Two processes with one micro-batch each.
-    monkeypatch.setattr(type(whole), "blocks_per_step", 2 * PER_STEP)
+    monkeypatch.setattr(type(whole.args), "world_size", 2)
     first = list(whole._get_train_sampler())[: 2 * PER_STEP]
     assert first == sorted(first, key=lambda block: -blocks.teacher_tokens[block])
 

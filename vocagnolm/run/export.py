@@ -28,8 +28,8 @@ from vocagnolm.shell.extras import require
 from vocagnolm.shell.io import MANIFEST_FILE, RUN_FILE, JsonObject, json_or_empty, read_json
 from vocagnolm.shell.printing import print_main
 from vocagnolm.tokenizer import load_tokenizer
-from vocagnolm.training.checkpoints import checkpoint_fault
 from vocagnolm.training.options import ModelOptions
+from vocagnolm.training.run_directory import checkpoint_fault
 
 # Accelerate makes this directory in a checkpoint that FSDP has sharded.
 _SHARDS = "pytorch_model_fsdp_0"

@@ -15,11 +15,11 @@ from vocagnolm.method import Method
 from vocagnolm.models.cost import GATHERED, Layout, Precision, student_memory, teacher_memory
 from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.spans import encode
-from vocagnolm.training.checkpoints import step_of
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.job import Job, steps_of
 from vocagnolm.training.models import Models
 from vocagnolm.training.packed import Packed
+from vocagnolm.training.run_directory import step_of
 
 # If one process makes a plan alone, it is for machines with this many devices.
 _USUAL_MACHINE = 8

@@ -31,11 +31,13 @@ def train(job: Job) -> int:
     if job.data.eval_dataset:
         documents.append(job.data.eval_dataset)
     # Only rank 0 looks, so that all processes begin in the same way.
-    start = rank0(lambda: run_directory.find_start(output_dir, settings, option, documents))
+    conflict, is_finished, checkpoint = rank0(
+        lambda: run_directory.find_start(output_dir, settings, option, documents)
+    )
     # A plan for other settings is worth showing. Only the run itself cannot start.
-    if start.conflict and not args.dry_run:
-        raise ValueError(start.conflict)
-    if start.is_finished:
+    if conflict and not args.dry_run:
+        raise ValueError(conflict)
+    if is_finished:
         # The corpus is not read again, so the user must know that nobody compared it.
         print_main(
             f"{output_dir} holds the finished run: nothing to do. If documents or models have "
@@ -49,23 +51,23 @@ def train(job: Job) -> int:
     # The plan is made from the first documents, which are enough for a large corpus.
     models = prepare_models(job, evaluates=bool(job.data.eval_dataset or job.data.eval_fraction))
     packed = load_documents(job, models, sample=True)
-    print_main(plan(job, models, packed, start.checkpoint))
+    print_main(plan(job, models, packed, checkpoint))
     if args.dry_run:
-        print_main(f"note       {start.conflict}" if start.conflict else None)
+        print_main(f"note       {conflict}" if conflict else None)
         return Exit.DONE
     if not packed.is_whole:
         packed = load_documents(job, models)
 
     # The trainer comes last, so that a wrong command leaves no trace in the directory.
     trainer = VocAgnoTrainer(prepared=(job, models, packed))
-    is_resumed = start.checkpoint is not None
+    is_resumed = checkpoint is not None
     # No other run may write there until the model is saved.
     tracking: AbstractContextManager[None] = nullcontext()
     if args.report_to:
         about = tracked_run.about(job, models, packed, trainer.settings)
         tracking = tracked_run.running(trainer, job, about, is_resumed=is_resumed)
     with trainer.owning_directory(), tracking:
-        trained = trainer.train(resume_from_checkpoint=start.checkpoint)
+        trained = trainer.train(resume_from_checkpoint=checkpoint)
         if trainer.preemption.is_agreed:
             step, steps = trainer.state.global_step, trainer.state.max_steps
             print_main(f"stopped after step {step} of {steps}; the same command resumes")

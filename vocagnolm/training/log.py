@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
+from transformers import ProgressCallback, TrainerCallback, TrainerState
 
 from vocagnolm.shell.io import write_text
 from vocagnolm.training.metrics import WEIGHT_ENTRIES
@@ -24,8 +24,7 @@ _FEW_AHEAD = 0.25
 class RunLog(TrainerCallback):
     """Print every entry of a log in one line, and keep everything in `log.jsonl`."""
 
-    def __init__(self, tokens_per_step: int):
-        self._tokens_per_step = tokens_per_step
+    def __init__(self) -> None:
         # The step and time at which training began. They give the time left, because steps before a
         # resume took their time in another process.
         self._begin = 0, 0.0
@@ -44,7 +43,7 @@ class RunLog(TrainerCallback):
             write_text(self._path, history)
             _print_row("step tokens loss student teacher kept lr grad tok/s left".split())
 
-    def on_log(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
+    def on_log(self, args: Any, state: TrainerState, *_: object, **__: object) -> None:
         """Print the newest entry."""
         if not state.is_world_process_zero:
             return
@@ -53,7 +52,7 @@ class RunLog(TrainerCallback):
             # Close the file after each entry, so that a kill loses nothing that was printed.
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
-        cells = [str(step), tqdm.format_sizeof(step * self._tokens_per_step)]
+        cells = [str(step), tqdm.format_sizeof(step * args.global_batch_tokens)]
         weights = [entry[name] for name in WEIGHT_ENTRIES if name in entry]
         if not weights:
             # An evaluation and the end of a run have losses, but no entries for the other columns.
@@ -71,20 +70,16 @@ class RunLog(TrainerCallback):
         cells.append(tqdm.format_interval(step_s * (state.max_steps - step)))
         skipped = entry.get("skipped_steps")
         _print_row(cells, f"{skipped:g} steps skipped" if skipped else "")
-        # A method without a teacher logs no share. 1.0 avoids the warning.
-        self._warn_of_weak_teacher(step, entry.get("teacher_ahead_fraction", 1.0))
-
-    def _warn_of_weak_teacher(self, step: int, ahead_fraction: float) -> None:
-        """Warn once about a teacher that is ahead of the student on few tokens."""
-        if ahead_fraction >= _FEW_AHEAD or self._warned:
-            return
-        self._warned = True
-        logger.warning(
-            "step %d: the teacher's loss is below the student's on only %.0f %% of the tokens it "
-            "covers: it has little to teach; compare with --method cpt",
-            step,
-            100 * ahead_fraction,
-        )
+        # A method without a teacher logs no share.
+        ahead = entry.get("teacher_ahead_fraction", 1.0)
+        if ahead < _FEW_AHEAD and not self._warned:
+            self._warned = True
+            logger.warning(
+                "step %d: the teacher's loss is below the student's on only %.0f %% of the tokens "
+                "it covers: it has little to teach; compare with --method cpt",
+                step,
+                100 * ahead,
+            )
 
 
 def _print_row(cells: Sequence[str], note: str = "") -> None:
@@ -96,17 +91,8 @@ def _print_row(cells: Sequence[str], note: str = "") -> None:
     sys.stdout.flush()
 
 
-class _Bar(ProgressCallback):
+class SilentBar(ProgressCallback):
     """A progress bar that leaves the log to `RunLog`."""
 
     def on_log(self, *args: object, **kwargs: object) -> None:
         """Print nothing."""
-
-
-def log_in_lines(trainer: Trainer, tokens_per_step: int) -> None:
-    """Replace Trainer's printed dictionaries by the lines of `RunLog`."""
-    # Trainer has a printer if progress bars are off, and a bar otherwise.
-    trainer.remove_callback(PrinterCallback)
-    if trainer.pop_callback(ProgressCallback):
-        trainer.add_callback(_Bar)
-    trainer.add_callback(RunLog(tokens_per_step))

@@ -1,8 +1,8 @@
 """A Trainer whose runs resume: complete checkpoints, one order of the data, a log without gaps.
 
-The loop is transformers'. This class overrides the public `train` and `log`, and the private
-methods in which Trainer orders the data and saves checkpoints. Because of the order of writes, a
-kill at any point leaves no incomplete checkpoint under a checkpoint's name:
+The loop is transformers'. This class overrides the public `log`, and the private methods in which
+Trainer orders the data and saves checkpoints. Because of the order of writes, a kill at any point
+leaves no incomplete checkpoint under a checkpoint's name:
 
     transformers        .saving/checkpoint-8: weights, optimizer, schedule, random states, state
     metrics             .saving/checkpoint-8/metrics_<process>.safetensors
@@ -15,7 +15,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,34 +24,38 @@ from accelerate.utils import gather_object
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import RandomSampler, Sampler
-from transformers import Trainer, TrainerCallback, TrainerState
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerState,
+)
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from vocagnolm.fields import at_shell
+from vocagnolm.fields import OptionError, at_shell
 from vocagnolm.record import Record, output_directory
 from vocagnolm.shell.dist import rank0
 from vocagnolm.shell.extras import check_transformers, unsupported
-from vocagnolm.shell.io import MANIFEST_FILE, RUN_FILE, explain_full_disk, json_or_empty
-from vocagnolm.training.checkpoints import (
+from vocagnolm.shell.io import MANIFEST_FILE, RUN_FILE, explain_full_disk
+from vocagnolm.training.config import VocAgnoConfig
+from vocagnolm.training.guard import Preemption, StepGuard
+from vocagnolm.training.log import RunLog, SilentBar
+from vocagnolm.training.metrics import GuidanceMetrics
+from vocagnolm.training.run_directory import (
+    check_settings,
     checkpoint_fault,
     checkpoints,
+    describe_run,
     finish_checkpoint,
+    holds_results,
     newest_checkpoint,
     rotate,
     sizes,
 )
-from vocagnolm.training.config import VocAgnoConfig
-from vocagnolm.training.guard import StepGuard
-from vocagnolm.training.metrics import GuidanceMetrics
-from vocagnolm.training.preemption import Preemption
-from vocagnolm.training.run_directory import (
-    check_models,
-    check_settings,
-    describe_run,
-    holds_results,
-)
 from vocagnolm.training.sampler import StepSampler
+from vocagnolm.training.throughput import Throughput
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +80,8 @@ class _BestCheckpoint(TrainerCallback):
 class ResumableTrainer(Trainer):
     """A Trainer whose runs end the same, however often they are interrupted and resumed.
 
-    Checkpoints also have the sums of the log. So the log of a resumed run equals that of an
-    uninterrupted one, except for speed, memory and time.
+    Train inside `resuming`. Checkpoints also have the sums of the log. So the log of a resumed run
+    equals that of an uninterrupted one, except for speed, memory and time.
 
     Attributes:
         settings: of the run, kept in its directory and its checkpoints, which resume under the
@@ -91,6 +95,10 @@ class ResumableTrainer(Trainer):
         for name in _OVERRIDDEN:
             if not hasattr(Trainer, name):
                 raise unsupported(f"has no Trainer.{name}")
+        # On a GPU, copy pinned batches while the device works.
+        if args.dataloader_pin_memory and args.device.type == "cuda":
+            accelerator: Any = args.accelerator_config
+            accelerator.non_blocking = True
         super().__init__(args=args, **kwargs)
         if self.args.load_best_model_at_end and self.args.save_total_limit == 1:
             # With a limit of 1, Trainer removes all checkpoints but the best when it returns. Then
@@ -113,6 +121,13 @@ class ResumableTrainer(Trainer):
             args.max_bad_steps,
         )
         self.add_callback(guard)
+        self.throughput = Throughput(self.accelerator, args.device_peak_tflops)
+        self.add_callback(self.throughput)
+        # Trainer has a printer if progress bars are off, and a bar otherwise.
+        self.remove_callback(PrinterCallback)
+        if self.pop_callback(ProgressCallback):
+            self.add_callback(SilentBar)
+        self.add_callback(RunLog())
         # Under mixed precision, Accelerate's FSDP2 would cast the outputs of the forward pass to 16
         # bits, although these are losses that will be ranked, and would reduce gradients in 16
         # bits. This policy computes in 16 bits, but does neither.
@@ -123,12 +138,6 @@ class ResumableTrainer(Trainer):
                 policy = MixedPrecisionPolicy(policy.param_dtype, torch.float32)
                 plugin.mixed_precision_policy = policy
 
-    @property
-    def blocks_per_step(self) -> int:
-        """Packed sequences of a global batch."""
-        args = self.args
-        return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
-
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
         """End an epoch with its last whole global batch."""
         sampler = super()._get_train_sampler(train_dataset)
@@ -137,7 +146,7 @@ class ResumableTrainer(Trainer):
             return sampler
         data: Any = self.train_dataset if train_dataset is None else train_dataset
         args = self.args
-        per_step = self.blocks_per_step
+        per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         weights = getattr(data, "weights", None)
         # Without weights, corpora need not be distinguished, because all of their sequences are
         # read once.
@@ -151,12 +160,12 @@ class ResumableTrainer(Trainer):
         widths = getattr(data, "teacher_tokens", None) if is_split else None
         return StepSampler(sizes, weights, seed, per_step, widths, lambda: self.state.global_step)
 
-    def train(
-        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
-    ) -> TrainOutput:
-        """Train from the beginning or from a checkpoint. True means the newest good one.
+    @contextmanager
+    def resuming(self, resume_from_checkpoint: str | bool | None) -> Iterator[str | None]:
+        """Own the run's directory, and yield the checkpoint to train from, or None.
 
-        After a signal it returns early, with everything saved and `preemption.is_agreed`.
+        True is the newest good one. After a signal, training returns early, with everything saved
+        and `preemption.is_agreed`.
 
         Raises:
             ValueError: there is no good checkpoint, it was saved with another sharding, or the
@@ -164,31 +173,27 @@ class ResumableTrainer(Trainer):
         """
         directory = Path(str(self.args.output_dir))
         evaluates_at_start = self.args.eval_on_start
-        try:
-            # Own the directory first, so that no other run writes between this look and the first
-            # checkpoint.
-            is_new = not resume_from_checkpoint
-            with (
-                self.owning_directory(is_new=is_new),
-                explain_full_disk(directory, self.what_is_safe),
-            ):
-                # Only rank 0 decides where to start. If a process saw another listing of the
-                # directory, it would resume from another step.
-                start = rank0(lambda: self._begin(resume_from_checkpoint))
-                checkpoint = Path(start) if start else None
-                if checkpoint:
-                    self._check_layout(checkpoint)
-                self.metrics.restore(checkpoint)
-                # The log of a resumed run has the evaluation at the start from its first process.
-                self.args.eval_on_start = evaluates_at_start and checkpoint is None
+        # Own the directory first, so that no other run writes between this look and the first
+        # checkpoint.
+        with (
+            self.owning_directory(is_new=not resume_from_checkpoint),
+            explain_full_disk(directory, self.what_is_safe),
+        ):
+            # Only rank 0 decides where to start. If a process saw another listing of the
+            # directory, it would resume from another step.
+            start = rank0(lambda: self._begin(resume_from_checkpoint))
+            checkpoint = Path(start) if start else None
+            if checkpoint:
+                self._check_layout(checkpoint)
+            self.metrics.restore(checkpoint)
+            # The log of a resumed run has the evaluation at the start from its first process.
+            self.args.eval_on_start = evaluates_at_start and checkpoint is None
+            try:
+                # Signals only set a flag inside, so no step is cut off in the middle.
                 with self.preemption.listening():
-                    # Signals only set a flag inside, so no step is cut off in the middle.
-                    output = super().train(start, *args, **kwargs)
-        finally:
-            self.args.eval_on_start = evaluates_at_start
-        # Trainer's own mean covers only this process's steps. `log` has put the whole run's into
-        # the metrics.
-        return output._replace(training_loss=output.metrics["train_loss"])
+                    yield start
+            finally:
+                self.args.eval_on_start = evaluates_at_start
 
     def _begin(self, resume_from_checkpoint: str | bool | None) -> str | None:
         """Return the checkpoint to resume from, or None, and write whose directory this is."""
@@ -202,7 +207,10 @@ class ResumableTrainer(Trainer):
                 raise ValueError(f"{directory} holds no good checkpoint to resume from")
             # A path from Python has not been checked yet, and even the newest good checkpoint may
             # have other settings.
-            check_settings(directory, self.settings, checkpoint)
+            check_settings(directory, self.settings)
+            fault = checkpoint_fault(checkpoint, self.settings)
+            if fault:
+                raise ValueError(f"{checkpoint}: {fault}")
         # A save that was killed has left files here. Those of other processes would look like files
         # of the next save, which lists everything that it finds.
         shutil.rmtree(directory / _SAVING, ignore_errors=True)
@@ -212,16 +220,17 @@ class ResumableTrainer(Trainer):
     @contextmanager
     def owning_directory(self, *, is_new: bool = False) -> Iterator[None]:
         """Keep other runs out of this one's directory. A new run moves an earlier one aside."""
-        with ExitStack() as stack:
-            rank0(lambda: stack.enter_context(self._output_directory(is_new)))
-            yield
-
-    def _output_directory(self, is_new: bool) -> AbstractContextManager[None]:
         directory = Path(str(self.args.output_dir))
-        move_aside = is_new and holds_results(directory)
-        if move_aside:
-            check_models(directory, self.settings)
-        return output_directory(directory, RUN_FILE, move_aside=move_aside)
+        moves = is_new and rank0(lambda: holds_results(directory))
+        models = [self.settings.get("student"), *(self.settings.get("teacher") or ())]
+        if moves and str(directory.resolve()) in models:
+            raise OptionError(
+                "output_dir", f"{directory} has the student or a teacher of this run: give another"
+            )
+        owned = output_directory(directory, RUN_FILE, move_aside=moves)
+        with ExitStack() as stack:
+            rank0(lambda: stack.enter_context(owned))
+            yield
 
     def what_is_safe(self) -> str:
         """Remove what is unfinished, and say where the run can resume."""
@@ -234,7 +243,7 @@ class ResumableTrainer(Trainer):
         return f"Nothing was saved yet: free some room, and {again} begins again"
 
     def _check_layout(self, checkpoint: Path) -> None:
-        """Reject a checkpoint of another sharding, and warn about another number of processes."""
+        """Reject a checkpoint of another sharding."""
         # Names of what FSDP has sharded begin like this in Accelerate. A run without FSDP cannot
         # read it, and one with FSDP reads nothing else.
         is_sharded = any(checkpoint.glob("pytorch_model_fsdp*"))
@@ -243,16 +252,6 @@ class ResumableTrainer(Trainer):
             raise ValueError(
                 f"{checkpoint} was saved {preposition} FSDP: resume {preposition} it, or begin a "
                 "new run with the student that `vocagnolm export` writes"
-            )
-        # Random states are saved per process, so dropout depends on the number of processes.
-        processes = json_or_empty(checkpoint / MANIFEST_FILE).get("world_size")
-        if processes not in (None, self.args.world_size) and self.is_world_process_zero():
-            logger.warning(
-                "%s was saved by %d processes, and %d resume: the global batches stay the same, "
-                "dropout does not",
-                checkpoint,
-                processes,
-                self.args.world_size,
             )
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
@@ -322,11 +321,11 @@ class ResumableTrainer(Trainer):
         return str(path)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the metrics since the last log, and at the end the mean loss of the whole run."""
+        """Add what was measured since the last log, and at the end the whole run's mean loss."""
         # Trainer keeps its sum of losses in memory, where a kill loses it, and a skipped step makes
         # it NaN. The metrics' sums are in every checkpoint.
         if "loss" in logs:
-            logs |= {"loss": math.nan} | self.metrics.read()
+            logs |= {"loss": math.nan} | self.metrics.read() | self.throughput.read()
             # If all steps were skipped, there is no mean loss. A skipped step's gradient norm is
             # not finite, which JSON cannot express.
             for name in ("loss", "grad_norm"):
@@ -335,3 +334,11 @@ class ResumableTrainer(Trainer):
         elif "train_loss" in logs:
             logs["train_loss"] = self.metrics.mean_loss(self.state.log_history)
         super().log(logs, start_time)
+
+    def store_flos(self) -> None:
+        """Add the FLOPs of student and teachers since the last call, if they can be counted."""
+        flops = self.throughput.new_flops()
+        # Otherwise, Trainer has made an estimate of the student's.
+        if flops is not None:
+            self.current_flos = flops
+        super().store_flos()
