@@ -19,7 +19,7 @@ from benchmarks.models import backward, has_cuda
 from benchmarks.steps import CPT, ONLINE, TEACHER, Steps
 from vocagnolm import output_head
 from vocagnolm.attention import TORCH_VARLEN, check_attention
-from vocagnolm.models.quantization import fp8_products
+from vocagnolm.models.load import fp8_products
 
 _TURNS = 3  # the first one warms up
 _KEPT_MINUTES = 1.5

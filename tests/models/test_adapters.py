@@ -129,10 +129,9 @@ def test_packing_is_checked_when_the_model_is_adapted(tiny_llama: Callable[..., 
     ("tied", "changes", "message"),
     [
         (False, {"lora_target_modules": ["q_proj", "q_porj"]}, "has no layer q_porj"),
-        (False, {"lora_target_modules": ["lm_head"]}, "lm_head cannot be adapted"),
-        (False, {"lora_modules_to_save": ["lm_head"]}, "lm_head cannot be adapted"),
-        (True, {"lora_target_modules": ["embed_tokens"]}, "embed_tokens cannot be adapted"),
-        (True, {"lora_modules_to_save": ["model"]}, "model cannot be adapted"),
+        (False, {"lora_target_modules": ["lm_head"]}, "output head cannot"),
+        (False, {"lora_modules_to_save": ["lm_head"]}, "output head cannot"),
+        (True, {"lora_target_modules": ["embed_tokens"]}, "embeddings, .* cannot"),
     ],
 )
 def test_layer_that_cannot_be_adapted_is_rejected(
@@ -172,14 +171,14 @@ def test_adapters_that_are_taken_merge_into_the_same_model(
 ) -> None:
     model = tiny_llama(VOCABULARY, tie_word_embeddings=tied)
     text = str(options)
-    is_refused = "lm_head" in text or (tied and "embed_tokens" in text)
+    is_rejected = "lm_head" in text or (tied and "embed_tokens" in text)
     config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, **options)
-    if is_refused:
-        with pytest.raises(ValueError, match=r"peft_config: the (output head|embeddings)"):
+    if is_rejected:
+        with pytest.raises(ValueError, match=r"the (output head|embeddings)"):
             adapt(model, config, seed=0)
-        # They are refused, too, if they are put around the model before.
+        # They are rejected, too, if they are put around the model before.
         adapted = peft.get_peft_model(tiny_llama(VOCABULARY, tie_word_embeddings=tied), config)
-        with pytest.raises(ValueError, match=r"peft_config: the (output head|embeddings)"):
+        with pytest.raises(ValueError, match=r"the (output head|embeddings)"):
             check_adapted(adapted)
         # Merging them would change the weight of both.
         model, state = tiny_llama(VOCABULARY, tie_word_embeddings=tied), {}
@@ -193,12 +192,6 @@ def test_adapters_that_are_taken_merge_into_the_same_model(
     adapted.merge_and_unload().save_pretrained(tmp_path)
     merged = type(model).from_pretrained(tmp_path)
     torch.testing.assert_close(logits_of(merged.eval(), ids), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_prompts_that_are_learned_are_refused(tiny_llama: Callable[..., Any]) -> None:
-    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    with pytest.raises(ValueError, match="PromptTuningConfig adds virtual tokens"):
-        adapt(tiny_llama(VOCABULARY), config, seed=0)
 
 
 # Adapters that are merged into their model, whoever trained them
@@ -247,28 +240,6 @@ def test_merged_model_that_is_saved_has_the_logits_of_the_adapted_one(
     assert loaded.config.tie_word_embeddings is tied
 
 
-NOT_MERGED: dict[str, Callable[[], Any]] = {
-    "prompt": lambda: peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
-    "prefix": lambda: peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
-    "adaption": lambda: peft.AdaptionPromptConfig(
-        task_type="CAUSAL_LM", adapter_len=2, adapter_layers=1
-    ),
-    "activated": lambda: lora(alora_invocation_tokens=[5, 6]),
-    "poly": lambda: peft.PolyConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]),
-}
-
-
-@pytest.mark.parametrize("kind", NOT_MERGED)
-def test_adapters_that_are_more_than_weights_are_rejected(
-    kind: str, tiny_llama: Callable[..., Any], tmp_path: Path
-) -> None:
-    config = NOT_MERGED[kind]()
-    adapted = peft.get_peft_model(tiny_llama(VOCABULARY), NOT_MERGED[kind]())
-    state = peft.get_peft_model_state_dict(adapted)
-    with pytest.raises(ValueError, match=rf"{type(config).__name__} cannot be merged .*\(.+\)"):
-        merge_adapters(tiny_llama(VOCABULARY), config, state)
-
-
 @pytest.fixture
 def saved(tiny_llama: Callable[..., Any], tmp_path: Path) -> Path:
     """Adapters in a directory."""
@@ -307,7 +278,7 @@ def test_adapters_that_are_damaged_are_rejected(saved: Path) -> None:
     with pytest.raises(ValueError, match="cannot be loaded"):
         read_adapters(saved)
     (saved / "adapter_model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"lacks adapter_model\.safetensors"):
+    with pytest.raises(ValueError, match="cannot be loaded"):
         read_adapters(saved)
 
 
@@ -315,5 +286,5 @@ def test_adapters_that_are_damaged_are_rejected(saved: Path) -> None:
 @pytest.mark.parametrize("content", ["", "[]", '{"peft_type": "NEW"}', '{"peft_type": 3}'])
 def test_config_of_adapters_that_is_damaged_is_rejected(saved: Path, content: str) -> None:
     (saved / "adapter_config.json").write_text(content)
-    with pytest.raises(ValueError, match=r"adapter_config\.json (is damaged|cannot be read)"):
+    with pytest.raises(ValueError, match="cannot be loaded"):
         read_adapters(saved)

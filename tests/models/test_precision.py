@@ -10,18 +10,10 @@ import pytest
 import torch
 from processors import pretend
 
-from vocagnolm.models.precision import bfloat16_unit, choose_dtype
+from vocagnolm.models.load import choose_dtype
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 WITH, WITHOUT = "AVX512_BF16", None
-
-
-@pytest.mark.parametrize("unit", ["AMX", "AVX512_BF16", None])
-def test_unit_of_the_processor_is_what_pytorch_answers(
-    unit: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend(monkeypatch, unit)
-    assert bfloat16_unit() == unit
 
 
 @pytest.mark.parametrize("kernels", ["DEFAULT", "AVX2"])
@@ -30,22 +22,26 @@ def test_unit_is_not_used_when_pytorch_computes_with_narrower_kernels(
 ) -> None:
     pretend(monkeypatch, "AMX")
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: kernels)
-    assert bfloat16_unit() is None
+    assert choose_dtype("auto", CPU)[0] == "float32"
 
 
 def test_environment_can_hide_the_unit_from_another_process() -> None:
     """Tests rely on this where a processor has the unit."""
-    code = "from vocagnolm.models.precision import bfloat16_unit; print(bfloat16_unit())"
+    code = (
+        "import torch; from vocagnolm.models.load import choose_dtype; "
+        "print(choose_dtype('auto', torch.device('cpu'))[0])"
+    )
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "None"
+    assert done.stdout.strip() == "float32"
 
 
 @pytest.mark.parametrize(
     ("choice", "device", "unit", "begun", "expected", "reason"),
     [
         ("auto", CPU, WITH, None, "bfloat16", "the processor multiplies in it, with AVX512_BF16"),
+        ("auto", CPU, "AMX", None, "bfloat16", "the processor multiplies in it, with AMX"),
         ("auto", CPU, WITHOUT, None, "float32", "the processor has no products in bfloat16"),
         ("auto", GPU, WITHOUT, None, "bfloat16", "the default on a GPU"),
         ("auto", CPU, WITH, "float32", "float32", "as it began"),

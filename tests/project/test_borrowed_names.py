@@ -110,7 +110,6 @@ READ: list[tuple[Callable[[], Any], str]] = [
     (lambda: get_args_parser().parse_args(["x.py"]), "signals_to_handle"),
     (lambda: peft.PeftModel, "get_base_model create_or_update_model_card"),
     (lambda: peft.LoraModel, "merge_and_unload"),
-    (lambda: peft.LoraConfig(), "is_prompt_learning"),
 ]
 
 # Arguments that we pass by name or look for, although the documentation does not promise them.

@@ -25,8 +25,13 @@ from vocagnolm.evaluation.records import SETTINGS_FILE, EvaluationDirectory, to_
 from vocagnolm.evaluation.tasks.benchmarks import HARNESS, Item
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks, seed_of, text_sha256
 from vocagnolm.fields import OptionError
-from vocagnolm.models.load import NO_LIMIT, ModelSource, context_length, revision_of
-from vocagnolm.models.precision import choose_dtype
+from vocagnolm.models.load import (
+    NO_LIMIT,
+    ModelSource,
+    choose_dtype,
+    context_length,
+    revision_of,
+)
 from vocagnolm.record import output_directory
 from vocagnolm.shell.dist import connect, machine_first, rank0
 from vocagnolm.shell.io import JsonObject

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from vocagnolm.models.load import ADAPTER_CONFIG, LOADING_ERRORS
+from vocagnolm.models.load import LOADING_ERRORS
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftConfig, PeftModel
@@ -32,11 +32,6 @@ def adapt(model: PreTrainedModel, config: PeftConfig, seed: int) -> PeftModel:
     """
     if hasattr(model, "peft_config"):
         raise ValueError("peft_config: the model has adapters already: give only one of the two")
-    if config.is_prompt_learning:
-        raise ValueError(
-            f"peft_config: {type(config).__name__} adds virtual tokens, which have no loss: use "
-            "adapters, such as LoraConfig"
-        )
     # Afterwards, the run draws the same random numbers as without adapters.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -65,10 +60,9 @@ def check_adapted(model: nn.Module) -> None:
     for name, module in whole_modules.items():
         if module is not _inner(module):
             raise ValueError(
-                f"peft_config: {name} cannot be adapted, because losses are computed from the "
-                "output head's own weight: leave lm_head and embed_tokens, or what they are called "
-                f"in {type(base).__name__}, out of target_modules, target_parameters, "
-                "modules_to_save and trainable_token_indices"
+                f"{name} cannot be adapted, because losses are computed from the output head's own "
+                "weight: leave lm_head and embed_tokens, or what they are called in "
+                f"{type(base).__name__}, out of the layers to adapt, train or save"
             )
 
 
@@ -91,10 +85,10 @@ def lora_config(
     modules_to_save: Sequence[str] | None = None,
     revision: str | None = None,
 ) -> LoraConfig:
-    """Make a `peft.LoraConfig` and check its layers. Saved adapters name the revision.
+    """Make a `peft.LoraConfig`. Saved adapters name the revision.
 
-    Rejects names that match nothing, which PEFT would ignore, and layers that must stay whole. As
-    in PEFT, a name is that of a layer, or the last parts of it.
+    Rejects names that match nothing, which PEFT would ignore. As in PEFT, a name is that of a
+    layer, or the last parts of it.
     """
     from peft import LoraConfig
 
@@ -103,30 +97,15 @@ def lora_config(
     if target_names == ["all-linear"]:
         target_names = []
     names_saved_whole = list(modules_to_save or ())
-    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    embeddings = model.get_input_embeddings()
-    whole_modules = {head, embeddings} if head.weight is embeddings.weight else {head}
     names_to_save: list[str] = []
     for name in target_names + names_saved_whole:
-        # As in PEFT, a name matches whole parts of a layer's path: "proj" does not match "q_proj".
-        named_layers: list[str] = []
-        modules_inside: set[nn.Module] = set()
-        for path, module in model.named_modules():
-            if f".{path}".endswith(f".{name}"):
-                named_layers.append(path)
-                modules_inside.update(module.modules())
-        if not named_layers:
+        # A name matches whole parts of a layer's path: "proj" does not match "q_proj".
+        paths = [path for path, _ in model.named_modules() if f".{path}".endswith(f".{name}")]
+        if not paths:
             raise ValueError(f"{type(model).__name__} has no layer {name}: name others to adapt")
-        # A block that contains the head would train it, too.
-        if whole_modules & modules_inside:
-            raise ValueError(
-                f"{name} cannot be adapted, because losses are computed from the output "
-                "head's own weight: leave it out"
-            )
-        # PEFT would train every layer whose name ends with one of these: `norm` also means
-        # `k_norm`.
+        # PEFT would save every layer whose name ends with one of these: `norm` also means `k_norm`.
         if name in names_saved_whole:
-            names_to_save += named_layers
+            names_to_save += paths
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=r,
@@ -155,22 +134,15 @@ def read_adapters(directory: Path) -> tuple[PeftConfig, dict[str, Tensor]]:
     """
     from peft import PeftConfig, __version__, load_peft_weights
 
-    path = directory / ADAPTER_CONFIG
     try:
         config = PeftConfig.from_pretrained(str(directory))
-    # PEFT uses the file's values unchecked, and raises whatever they cause.
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path} cannot be read by peft {__version__} ({type(error).__name__}: {error}): "
-            "install the version that wrote it"
-        ) from error
-    # PEFT would look for missing weights on the hub.
-    if not any(directory.glob("adapter_model.*")):
-        raise ValueError(f"{directory} lacks adapter_model.safetensors: give the whole directory")
-    try:
         return config, load_peft_weights(str(directory), device="cpu")
     except LOADING_ERRORS as error:
-        raise ValueError(f"the adapters in {directory} cannot be loaded: {error}") from error
+        raise ValueError(
+            f"the adapters in {directory} cannot be loaded by peft {__version__} "
+            f"({type(error).__name__}: {error}): give the whole directory, or install the version "
+            "that wrote it"
+        ) from error
 
 
 def merge_adapters(
@@ -181,7 +153,7 @@ def merge_adapters(
     The model is changed in place and keeps its dtype.
 
     Raises:
-        ValueError: they cannot be merged, belong to another model, or are incomplete.
+        ValueError: they belong to another model, or are incomplete.
     """
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
@@ -199,12 +171,6 @@ def merge_adapters(
             f"are missing, too many or of another shape, such as {wrong_names[0]}"
         )
     set_peft_model_state_dict(wrapped, dict(state))
-    try:
-        merged: PreTrainedModel = wrapped.merge_and_unload()
-    # Adapters that do more than change weights lack the method, or raise errors without a text.
-    except (AttributeError, RuntimeError, ValueError) as error:
-        raise ValueError(
-            f"adapters of {type(config).__name__} cannot be merged into their model "
-            f"({str(error) or repr(error)}): load them with it, by PeftModel.from_pretrained"
-        ) from error
+    # Adapters that do more than change weights lack the method, or raise their own errors.
+    merged: PreTrainedModel = wrapped.merge_and_unload()
     return merged

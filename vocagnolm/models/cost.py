@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from vocagnolm.output_head import tile_rows
@@ -77,16 +77,20 @@ def sizes_of(model: PreTrainedModel | nn.Module) -> Sizes:
     head = whole.get_output_embeddings()  # type: ignore[no-untyped-call]
     if head is None:
         raise ValueError(f"{type(model).__name__} has no output head: give a causal language model")
-    layers = [_parameters(layer) for layer in decoder_layers(whole)]
-    total = _parameters(model)
-    trained = 0
+    total = trained = linear = 0
     for parameter in model.parameters():
-        if parameter.requires_grad:
-            trained += parameter.numel()
-    linear = 0
+        total += parameter.numel()
+        trained += parameter.numel() * parameter.requires_grad
     for module in model.modules():
         if isinstance(module, nn.Linear) and module is not head:
             linear += module.weight.numel()
+    layers = []
+    for layer in decoder_layers(whole):
+        layers.append(sum(parameter.numel() for parameter in layer.parameters()))
+    # Keys are as wide as their heads, which several query heads may share.
+    heads = getattr(text, "num_attention_heads", None) or 1
+    groups = getattr(text, "num_key_value_heads", None) or heads
+    keys = groups * (getattr(text, "head_dim", None) or hidden // heads)
     # While a layer runs, FSDP2 already gathers the next one. Parameters outside all layers stay
     # gathered.
     gathered = total - sum(layers) + 2 * max(layers, default=0)
@@ -98,7 +102,7 @@ def sizes_of(model: PreTrainedModel | nn.Module) -> Sizes:
         layers=count,
         hidden=hidden,
         inner=inner or 4 * hidden,
-        keys=_key_width(text, hidden),
+        keys=keys,
         words=head.weight.shape[0],
         trained_head=head.weight.numel() if head.weight.requires_grad else 0,
     )
@@ -108,16 +112,6 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     """Return the repeated layers, which a model says must not be split. Some models name none."""
     names = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in names]
-
-
-def _key_width(config: PreTrainedConfig, hidden: int) -> int:
-    heads = getattr(config, "num_attention_heads", None) or 1
-    groups = getattr(config, "num_key_value_heads", None) or heads
-    return groups * (getattr(config, "head_dim", None) or hidden // heads)
-
-
-def _parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Where a model comes from (configuration, weights and tokenizer), and how it is loaded."""
 
 import hashlib
+import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,10 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    TorchAoConfig,
 )
 
+from vocagnolm.fields import json_settings
 from vocagnolm.shell.extras import advice
 from vocagnolm.shell.hub import check_name, split_name
 from vocagnolm.shell.io import file_sha256
@@ -32,6 +35,8 @@ LOADING_ERRORS: tuple[type[Exception], ...] = (
     ImportError,
     RuntimeError,
     EOFError,
+    KeyError,
+    TypeError,
     SafetensorError,
     UnpicklingError,
 )
@@ -133,8 +138,10 @@ class ModelSource:
         if quantization:
             # Quantized weights cannot be moved once they are loaded.
             options |= {"quantization_config": quantization, "device_map": {"": device}}
-        elif self._is_gguf:
-            options |= _unpacked()
+        elif self._is_gguf and hasattr(transformers, "GgufConfig"):
+            # Make an ordinary model, which can be trained and saved. This transformers would keep
+            # the weights in their blocks if it can. Older ones never do.
+            options["quantization_config"] = transformers.GgufConfig(dequantize=True)
         model: PreTrainedModel
         model, report = self._from_pretrained(AutoModelForCausalLM, **options)
         if self._is_gguf:
@@ -144,14 +151,11 @@ class ModelSource:
         keys = set(report["missing_keys"])
         # The entry of a mismatch begins with the name of the weight, followed by its shapes.
         keys |= {mismatch[0] for mismatch in report["mismatched_keys"]}
-        absent = sorted(keys)
-        if absent:
-            examples = ", ".join(absent[:3])
-            if len(absent) > 3:
-                examples += ", ..."
+        if keys:
             raise ValueError(
-                f"{self._named}: {len(absent)} weights are not in the checkpoint, or have another "
-                f"shape there, and would be random ({examples}): use the complete checkpoint"
+                f"{self._named}: {len(keys)} weights, such as {min(keys)}, are not in the "
+                "checkpoint, or have another shape there, and would be random: use the complete "
+                "checkpoint"
             )
         return model
 
@@ -213,14 +217,74 @@ class ModelSource:
             ) from error
 
 
-def _unpacked() -> dict[str, object]:
-    """Return the options that load a GGUF file as an ordinary model, for training and saving.
+# -- Precision and quantization ------------------------------------------------------------------
 
-    A transformers with `GgufConfig` would keep the weights in their blocks if it can. Older ones
-    always unpack them.
+
+# PyTorch's kernels for processors without AVX-512. Its variable ATEN_CPU_CAPABILITY can ask for
+# them on any processor.
+_NARROW_KERNELS = ("NO AVX", "DEFAULT", "AVX2")
+# These processors emulate bfloat16 products, at a fraction of float32's speed.
+_NO_PRODUCTS = "the processor has no products in bfloat16"
+
+
+def choose_dtype(choice: str, device: torch.device, begun: str | None = None) -> tuple[str, str]:
+    """Return the dtype that models compute in, and a short reason.
+
+    `auto` means the dtype in which the same work has `begun` earlier, or else bfloat16 if the
+    device multiplies in it. Any other choice is returned as it is.
     """
-    config = getattr(transformers, "GgufConfig", None)
-    return {"quantization_config": config(dequantize=True)} if config else {}
+    dtype, why, is_slow = "bfloat16", "the default on a GPU", False
+    if device.type == "cpu":
+        is_narrow = torch.backends.cpu.get_cpu_capability() in _NARROW_KERNELS
+        if not is_narrow and torch.cpu._is_amx_tile_supported():
+            why = "the processor multiplies in it, with AMX"
+        elif not is_narrow and torch.cpu._is_avx512_bf16_supported():
+            why = "the processor multiplies in it, with AVX512_BF16"
+        else:
+            dtype, why, is_slow = "float32", _NO_PRODUCTS, True
+    if choice != "auto":
+        dtype, why = choice, "as asked for"
+    elif begun not in (None, dtype):
+        dtype, why = str(begun), "as it began"
+    if dtype == "bfloat16" and is_slow:
+        why += f", and slow: {_NO_PRODUCTS}"
+    return dtype, why
+
+
+QUANTIZATIONS = ("fp8", "nf4", "int8")
+
+
+def quantization(text: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, object]:
+    """Return the quantization config for an option. Everything else is in `dtype`.
+
+    The option is a config as JSON, or a name. `fp8`: weights and activations, scaled by row. `nf4`:
+    4-bit weights in blocks of 64. `int8`: LLM.int8(), weights and activations except outliers.
+    """
+    if text not in QUANTIZATIONS:
+        return json_settings(f"--teacher_quantization ({', '.join(QUANTIZATIONS)} or JSON)", text)
+    # transformers decides which layers are not quantized. The head is one of them.
+    if text == "int8":
+        return {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    if text == "nf4":
+        return {
+            "quant_method": "bitsandbytes",
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_compute_dtype": str(dtype).removeprefix("torch."),
+        }
+    content: dict[str, object] = TorchAoConfig(fp8_products()).to_dict()  # type: ignore[no-untyped-call]
+    return content
+
+
+def fp8_products() -> object:
+    """Make the torchao config for `fp8`, which needs a GPU such as the H100 or L4."""
+    # Import the package by name, because it is optional and has no types.
+    torchao = importlib.import_module("torchao.quantization")
+    config: object = torchao.Float8DynamicActivationFloat8WeightConfig(granularity=torchao.PerRow())
+    return config
+
+
+# -- Files and facts of a model ------------------------------------------------------------------
 
 
 def _check_ids(
@@ -265,22 +329,17 @@ def revision_of(model: str, config: PreTrainedConfig | None) -> str:
 def weight_sizes(model: str) -> dict[str, int]:
     """Return the sizes of the files of weights of a local model, by name; of a hub name, none."""
     path = Path(model).expanduser()
-    files = [path] if path.is_file() else [path / name for name in _names_in(path, _WEIGHT_FILES)]
-    return {file.name: file.stat().st_size for file in sorted(files)}
+    if path.is_file():
+        return {path.name: path.stat().st_size}
+    return {name: (path / name).stat().st_size for name in model_files(path, _WEIGHT_FILES)}
 
 
-def model_files(directory: Path) -> list[str]:
+def model_files(directory: Path, patterns: Sequence[str] = _MODEL_FILES) -> list[str]:
     """List the files of a model and its tokenizer. A run's directory has many others."""
-    names = _names_in(directory, _MODEL_FILES)
-    return sorted(name for name in names if (directory / name).is_file())
-
-
-def _names_in(directory: Path, patterns: Sequence[str]) -> set[str]:
-    """Return the names in a directory that match any of the patterns."""
     names = set()
     for pattern in patterns:
-        names |= {path.name for path in directory.glob(pattern)}
-    return names
+        names |= {path.name for path in directory.glob(pattern) if path.is_file()}
+    return sorted(names)
 
 
 def context_length(config: PreTrainedConfig) -> int:

@@ -47,9 +47,9 @@ def check_packing(
         # plain        0 1 2 3 4 5 6 7 ...
         # restarting   0 1 2 3 4 0 1 2 ...
         plain_positions = torch.arange(16, device=ids.device).expand(2, -1)
-        restarting_positions = torch.stack(
-            [_restarting(plain_positions[0], lengths) for lengths in documents]
-        )
+        restarting_positions = plain_positions.clone()
+        for row, (first, _) in enumerate(documents):
+            restarting_positions[row, first:] -= first
         # Nothing of its own document predicts the first token, so it has no label.
         labels = ids.masked_fill(restarting_positions == 0, IGNORED_LABEL)
         # Plain positions make each row one document, as if all of its documents leaked.
@@ -84,8 +84,3 @@ def check_packing(
             f"of the same documents alone (by {scale:.2g} when attention crosses on purpose): "
             f"{way_out}accept it with {named('attend_across_documents')}, or take another model"
         )
-
-
-def _restarting(positions: Tensor, lengths: Iterable[int]) -> Tensor:
-    """Concatenate position ids that restart with every document of a row."""
-    return torch.cat([positions[:length] for length in lengths])

@@ -24,10 +24,10 @@ from vocagnolm.corpus import load_corpus
 from vocagnolm.fields import OptionError, corpora_of
 from vocagnolm.models.load import (
     ModelSource,
+    choose_dtype,
     context_length,
     revision_of,
 )
-from vocagnolm.models.precision import choose_dtype
 from vocagnolm.readers import Reader, TeacherReaders, each_alone, teacher_reader
 from vocagnolm.record import Record, check_output_directory, differences
 from vocagnolm.shell.dist import connect, rank0

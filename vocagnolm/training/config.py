@@ -14,7 +14,7 @@ from transformers import TrainingArguments, get_scheduler
 from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
 
 from vocagnolm.fields import OptionError, json_settings, named, option
-from vocagnolm.models.precision import choose_dtype
+from vocagnolm.models.load import choose_dtype
 from vocagnolm.shell.dist import check_connected, is_on_cpu, launched_processes
 from vocagnolm.shell.extras import require
 from vocagnolm.shell.io import RUN_FILE, json_or_empty

@@ -18,7 +18,7 @@ from vocagnolm.corpus import load_corpus, load_sample
 from vocagnolm.fields import OptionError, corpora_of, named, options_of, without_effect
 from vocagnolm.method import Method
 from vocagnolm.models.adapters import adapt, check_adapted
-from vocagnolm.models.quantization import QUANTIZATIONS, quantization
+from vocagnolm.models.load import QUANTIZATIONS, quantization
 from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.objective import StoredTeacher
 from vocagnolm.packing import Blocks

@@ -13,9 +13,7 @@ from vocagnolm.attention import TORCH_VARLEN, why_not_varlen
 from vocagnolm.fields import OptionError, named, one_for_each
 from vocagnolm.models.adapters import adapt, lora_config
 from vocagnolm.models.cost import Sizes, sizes_of
-from vocagnolm.models.load import ModelSource, context_length
-from vocagnolm.models.precision import choose_dtype
-from vocagnolm.models.quantization import quantization
+from vocagnolm.models.load import ModelSource, choose_dtype, context_length, quantization
 from vocagnolm.models.sharding import shard_inside_machine
 from vocagnolm.objective import StoredTeacher
 from vocagnolm.readers import (
