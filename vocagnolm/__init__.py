@@ -5,9 +5,8 @@ The method is in the modules here, and everything around it is in packages. Read
     conventions    letters of shapes, -100 and -1, half-open, nats
     fields         declares and checks options
     method         the settings of a method
-    rows           a file of JSON, CSV or text -> its rows, with reasons for damaged ones
+    texts          rows of a file -> documents, conversations, or reasons why they are skipped
     corpus         a file, a directory, a hub name -> a column of text
-    texts          a row -> a document, a conversation or a reason why it is skipped
     tokenizer      a name -> a tokenizer that loses no text
     token_bytes    tokens -> the bytes they stand for
     spans          text -> ids and character spans without gaps

@@ -20,18 +20,19 @@ from datasets.utils import tqdm
 from huggingface_hub import metadata_load
 
 from vocagnolm.fields import OptionError, named
-from vocagnolm.rows import KINDS, kind_of, read_rows
 from vocagnolm.shell.hub import check_name
 from vocagnolm.shell.io import FullDiskError, explain_full_disk
 from vocagnolm.texts import (
+    BATCH_ROWS,
+    FEATURES,
     FORMAT,
-    are_conversations,
+    KINDS,
     as_record,
     columns_to_read,
-    features_of,
     joined,
+    kind_of,
     only_text,
-    skipped_record,
+    read_rows,
 )
 
 TRAIN = "train"
@@ -42,8 +43,6 @@ _STATE = "state.json"
 _KIND_GROUPS = ({"json", "parquet", "arrow"}, {"csv"}, {"text"})
 # The columns of a file are those of its first rows. A column that begins later is not seen.
 _FIRST_ROWS = 1000
-# Rows that are in memory at once while a file is read. A document may have megabytes.
-_BATCH_ROWS = 200
 # A line about a directory names this many files and counts the others.
 _MAX_LISTED_FILES = 5
 
@@ -88,7 +87,16 @@ def load_corpus(
     instruction, files_by_split = _files_to_read(path, split, config_name, option)
     by_split = {}
     for name, files in files_by_split.items():
-        by_split[name] = _read_files(files, text_column, path, option)
+        corpora = []
+        # Read each file by itself, because formats and unused columns may differ between files.
+        for file in tqdm(files, desc="Reading files", disable=len(files) == 1):
+            with _in_one_line(option, file):
+                corpus = _read_file(file, text_column)
+            if corpus is not None:
+                corpora.append(corpus)
+        if not corpora:
+            raise OptionError(option, f"{path} cannot be read: it holds no documents")
+        by_split[name] = joined(corpora, option)
     corpus = joined(_select_parts(by_split, instruction), option)
     corpus.info.description = _describe_files(path, files_by_split) if path.is_dir() else ""
     return corpus
@@ -132,12 +140,9 @@ def read_list(
     columns: dict[str, None] = {}
     for row in rows:
         columns.update(dict.fromkeys(row))
-    names = columns_to_read(list(columns), text_column, source)
-    turns = are_conversations(names, text_column)
-    records = []
-    for row in rows:
-        records.append(as_record({name: row.get(name) for name in names}, turns))
-    return datasets.Dataset.from_list(records, features_of(turns))
+    names, turns = columns_to_read(list(columns), text_column, source)
+    records = [as_record(row, names, turns) for row in rows]
+    return datasets.Dataset.from_list(records, FEATURES[turns])
 
 
 def _describe_files(directory: Path, files_by_split: Mapping[str, Sequence[Path]]) -> str:
@@ -201,26 +206,30 @@ def _files_to_read(
 
 def _files_by_split(path: Path, config_name: str | None, option: str) -> dict[str, list[Path]]:
     """Return the files of a path by split. A directory of `save_to_disk` stands for its files."""
+    # The library resolves links to the directory, too.
+    root = path.resolve()
+    splits = {}
     if path.is_file():
         if config_name:
             raise OptionError("dataset_config", f"{config_name}: {path} is a file, which has none")
-        return {TRAIN: [path]}
-    # The library resolves links to the directory, too.
-    path = path.resolve()
-    if (path / _STATE).is_file():
-        return {TRAIN: [path]}
-    if (path / "dataset_dict.json").is_file():
-        return {state.parent.name: [state.parent] for state in sorted(path.glob(f"*/{_STATE}"))}
-    with _in_one_line(option, path):
-        data_files = _data_files(path, config_name)
-    splits = {}
-    for split, names in data_files.items():
-        files = _one_kind(sorted(set(map(Path, names))))
-        # A directory that is part of a dataset may lack some of its splits.
-        if files:
-            splits[str(split)] = files
+        if kind_of(path):
+            splits[TRAIN] = [path]
+    elif (root / _STATE).is_file():
+        splits[TRAIN] = [root]
+    elif (root / "dataset_dict.json").is_file():
+        for state in sorted(root.glob(f"*/{_STATE}")):
+            splits[state.parent.name] = [state.parent]
+    else:
+        with _in_one_line(option, root):
+            data_files = _data_files(root, config_name)
+        for split, names in data_files.items():
+            files = _one_kind(sorted(set(map(Path, names))))
+            # A directory that is part of a dataset may lack some of its splits.
+            if files:
+                splits[str(split)] = files
     if not splits:
-        raise _no_documents(path, option)
+        kinds = ", ".join(KINDS)
+        raise OptionError(option, f"{path}: expected files ending in {kinds} (also compressed)")
     return splits
 
 
@@ -244,11 +253,6 @@ def _one_kind(files: Sequence[Path]) -> list[Path]:
         if data_files:
             return data_files
     return []
-
-
-def _no_documents(path: Path, option: str) -> OptionError:
-    fault = f"{path}: expected files ending in {', '.join(KINDS)} (also compressed)"
-    return OptionError(option, fault)
 
 
 def _held_out(files: Mapping[str, object], path: Path, option: str) -> str:
@@ -283,109 +287,73 @@ def _select_parts(
 # -- Files -----------------------------------------------------------------------------------------
 
 
-def _read_files(
-    files: Sequence[Path], text_column: str | None, path: Path, option: str
-) -> datasets.Dataset:
-    """Read the files of a split in order, as one corpus. `path` is the whole dataset."""
-    corpora = []
-    # Read each file by itself, because formats and unused columns may differ between files.
-    for file in tqdm(files, desc="Reading files", disable=len(files) == 1):
-        corpus = _read_file(file, text_column, option)
-        if corpus is not None:
-            corpora.append(corpus)
-    if not corpora:
-        raise OptionError(option, f"{path} cannot be read: it holds no documents")
-    return joined(corpora, option)
-
-
 def _is_empty(file: Path) -> bool:
     """Test for a file without bytes. An empty text file is a document, and is skipped later."""
     return file.stat().st_size == 0 and kind_of(file) != "text"
 
 
-def _read_file(file: Path, text_column: str | None, option: str) -> datasets.Dataset | None:
+def _read_file(file: Path, text_column: str | None) -> datasets.Dataset | None:
     """Read a file, or a directory of `save_to_disk`. None stands for one without rows."""
     kind = kind_of(file)
+    # Escape the path, because `datasets` treats it as a pattern, and names may contain [ or *.
+    pattern = glob.escape(str(file))
+    corpus: Any
     if file.is_dir():
-        with _in_one_line(option, file):
-            corpus = datasets.load_from_disk(str(file))
+        corpus = datasets.load_from_disk(str(file))
     elif _is_empty(file):
         return None
     elif kind == "parquet":
-        with _in_one_line(option, file):
-            metadata = pq.read_metadata(file)
+        metadata = pq.read_metadata(file)
         if not metadata.num_rows:
             return None
         names = metadata.schema.to_arrow_schema().names
-        columns = columns_to_read(names, text_column, str(file))
+        columns, _ = columns_to_read(names, text_column, str(file))
         # By default, as many rows are read at once as the first group of rows has.
-        corpus = _load("parquet", file, option, columns=columns, batch_size=_BATCH_ROWS)
+        limits = {"columns": columns, "batch_size": BATCH_ROWS}
+        corpus = datasets.load_dataset("parquet", data_files=pattern, split=TRAIN, **limits)
     elif kind == "arrow":
-        corpus = _load("arrow", file, option)
-    elif kind:
-        return _read_rows(file, text_column, option)
+        corpus = datasets.load_dataset("arrow", data_files=pattern, split=TRAIN)
     else:
-        raise _no_documents(file, option)
+        return _read_rows(file, text_column)
     return only_text(corpus, text_column, str(file))
 
 
-def _load(builder: str, file: Path, option: str, **options: Any) -> Any:
-    """Read one file with a builder of `datasets`."""
-    # Escape the path, because `datasets` treats it as a pattern, and names may contain [ or *.
-    name = glob.escape(str(file))
-    with _in_one_line(option, file):
-        corpus = datasets.load_dataset(builder, data_files=name, split=TRAIN, **options)
-    return corpus
-
-
-def _read_rows(file: Path, text_column: str | None, option: str) -> datasets.Dataset | None:
+def _read_rows(file: Path, text_column: str | None) -> datasets.Dataset | None:
     """Read the documents or conversations in the rows of a file, and cache them."""
-    with _in_one_line(option, file):
-        columns, reason = _columns_of(file)
-    if not columns and not reason:
-        return None
+    columns: dict[str, None] = {}
+    reason = None
+    for row in islice(read_rows(file), _FIRST_ROWS):
+        if isinstance(row, str):
+            reason = row
+        else:
+            columns.update(dict.fromkeys(row))
     if not columns:
-        raise OptionError(option, f"{file} cannot be read: {reason}")
-    names = columns_to_read(columns, text_column, str(file))
-    turns = are_conversations(names, text_column)
+        if reason is None:
+            return None
+        raise ValueError(reason)
+    names, turns = columns_to_read(list(columns), text_column, str(file))
     # A file with the same path, size and time counts as unchanged, because hashing terabytes takes
     # hours. The same columns may be read as documents or conversations.
     status = file.stat()
     key = (str(file.absolute()), status.st_size, status.st_mtime_ns, names, turns, FORMAT)
     fingerprint = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
-    with _in_one_line(option, file):
-        corpus = datasets.Dataset.from_generator(
-            _records,
-            features=features_of(turns),
-            # Lists would stand for shards.
-            gen_kwargs={"file": file, "names": tuple(names), "turns": turns},
-            fingerprint=fingerprint,
-            writer_batch_size=_BATCH_ROWS,
-        )
+    corpus = datasets.Dataset.from_generator(
+        _records,
+        features=FEATURES[turns],
+        # Lists would stand for shards.
+        gen_kwargs={"file": file, "names": tuple(names), "turns": turns},
+        fingerprint=fingerprint,
+        writer_batch_size=BATCH_ROWS,
+    )
     # The first time, the dataset knows more about itself than later, when it is read from the
     # cache. The fingerprint of everything computed from it would differ.
     return datasets.Dataset(corpus.data, fingerprint=fingerprint)
 
 
-def _columns_of(file: Path) -> tuple[list[str], str]:
-    """Return the columns of the first rows of a file, and why the last of these is skipped."""
-    columns: dict[str, None] = {}
-    reason = ""
-    for line, row in islice(read_rows(file), _FIRST_ROWS):
-        if isinstance(row, str):
-            reason = f"line {line}: {row}"
-        else:
-            columns.update(dict.fromkeys(row))
-    return list(columns), reason
-
-
 def _records(file: Path, names: Sequence[str], turns: bool) -> Iterator[dict[str, Any]]:
     """Yield the record of each row. One that is skipped keeps its place."""
-    for line, row in read_rows(file):
-        if isinstance(row, str):
-            yield skipped_record(f"{file.name}:{line}: {row}", turns)
-        else:
-            yield as_record({name: row.get(name) for name in names}, turns)
+    for row in read_rows(file):
+        yield as_record(row, names, turns)
 
 
 def _read_hub(dataset: str, option: str, **options: object) -> Any:
@@ -404,7 +372,7 @@ def _in_one_line(option: str, name: str | Path) -> Iterator[None]:
     try:
         with explain_full_disk(cache, lambda: "Set HF_DATASETS_CACHE to another disk"):
             yield
-    except FullDiskError:
+    except (FullDiskError, OptionError):
         raise
     # A broken file can raise anything, and decompression errors are not wrapped.
     except Exception as error:

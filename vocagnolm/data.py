@@ -211,9 +211,11 @@ def align_corpus(
     # Everything that determines the rows must be in the key, or a run would read another's cache.
     readers = f"{student.fingerprint()}|{teacher.fingerprint() if teacher else None}"
     key = f"{_FORMAT}|{corpus._fingerprint}|{readers}"
-    check_readable(corpus, student, teachers)
     is_turns = is_conversations(corpus)
     if is_turns:
+        if teachers.by_position:
+            raise OptionError("uld_pairing", "position does not support conversations: use last")
+        teachers.check_templates(student)
         templates = []
         for reader in (student,) + teachers.readers:
             templates.append(reader.template)
@@ -230,18 +232,6 @@ def align_corpus(
     reasons = rows.data.column("skipped").filter(is_skipped).to_pylist()
     used_rows = np.flatnonzero(pc.invert(is_skipped))
     return Segments(rows.select(used_rows), list(zip(documents, reasons, strict=True)))
-
-
-def check_readable(
-    corpus: datasets.Dataset, student: Reader, teacher: TeacherReaders | None
-) -> None:
-    """Raise a ValueError if the readers cannot read a corpus because it has conversations."""
-    if not is_conversations(corpus):
-        return
-    teachers = teacher or TeacherReaders()
-    if teachers.by_position:
-        raise OptionError("uld_pairing", "position does not support conversations: use last")
-    teachers.check_templates(student)
 
 
 def _align_parts(
@@ -346,7 +336,9 @@ class _Aligner:
     def _segments(self, reading: _Reading, skipped: dict[int, str]) -> pa.Table:
         """Cut documents whose tokens are known. Documents without rows are added to `skipped`."""
         documents, contents, student_tokens, teacher_tokens, without_teacher = reading
-        limits = self._limits(self.student.text_limit)
+        limits = [self.student.text_limit]
+        # A teacher's limit includes the start token.
+        limits += [limit - 1 for limit in self.teachers.limits()]
         models = [student_tokens]
         models += teacher_tokens
         # Rows of `counts` are models, and columns are texts.
@@ -387,13 +379,6 @@ class _Aligner:
         columns["document"] = np.array(documents, np.int64)[segments[:, 0]]
         return self._table(columns)
 
-    def _limits(self, student_limit: int) -> list[int]:
-        """Return each model's limit for the tokens of a text, without start and end tokens."""
-        limits = [student_limit]
-        # A teacher's limit includes the start token.
-        limits += [limit - 1 for limit in self.teachers.limits()]
-        return limits
-
     def _turns(
         self, conversations: Mapping[int, Conversation], skipped: dict[int, str], train_on: TrainOn
     ) -> pa.Table:
@@ -401,8 +386,8 @@ class _Aligner:
         contents = list(conversations.values())
         models = [self.student.read_turns(contents, train_on)]
         models += self.teachers.read_turns(contents, train_on)
-        # The template writes the end of a conversation, so only the start token is subtracted.
-        limits = self._limits(self.student.limit - 1)
+        # The template writes the end of a conversation, so only the start tokens are subtracted.
+        limits = [limit - 1 for limit in [self.student.limit] + self.teachers.limits()]
         fitted = []
         for number, (document, conversation) in enumerate(conversations.items()):
             # All models must keep the same messages, so they are fitted together.
@@ -445,9 +430,3 @@ class _Aligner:
 def skip_reasons(segments: Segments) -> str:
     """Return the three most frequent reasons for skipping a document, with counts."""
     return count_reasons(reason for _, reason in segments.skipped)
-
-
-def skipped_line(segments: Segments, documents: int) -> str:
-    """Say how many documents were skipped, and why."""
-    count = len(segments.skipped)
-    return f"{count:,} of {documents:,} documents were skipped: {skip_reasons(segments)}"

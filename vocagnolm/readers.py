@@ -16,14 +16,9 @@ import numpy as np
 
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens, special_ids
-from vocagnolm.chat.render import ITS, Template, check_date
-from vocagnolm.spans import (
-    Encoding,
-    Tokens,
-    encode_rendered,
-    encode_texts,
-    tokenizer_name,
-)
+from vocagnolm.chat.render import Template, check_date
+from vocagnolm.fields import OptionError, named
+from vocagnolm.spans import Encoding, Tokens, encode_rendered, encode_texts, tokenizer_name
 from vocagnolm.tokenizer import Role, serialised, start_id
 
 if TYPE_CHECKING:
@@ -120,7 +115,7 @@ class Reader:
         turns: list[TurnTokens | str] = []
         for conversation, rendering in zip(conversations, rendered, strict=True):
             if isinstance(rendering, str):
-                turns.append(whose_template(rendering, self.role))
+                turns.append(rendering)
                 continue
             # There is an encoding for each text, but none for a reason.
             encoding = next(encodings)
@@ -137,7 +132,7 @@ class Reader:
     def check_template(self) -> None:
         """Check what the template writes, and warn if its answers have no end."""
         assert self.template is not None
-        check_date(self.template.source, f"--{self.role}_chat_template")
+        check_date(self.template.source, named(f"{self.role}_chat_template"))
         if self.role != "student":
             return
         # The probe is a question and an answer of one character each. The answer must end with a
@@ -192,22 +187,21 @@ def template_of(
     special_tokens = []
     for token_name, token in tokenizer.special_tokens_map.items():
         special_tokens.append((token_name, str(token)))
+    if name is None and not tokenizer.chat_template:
+        return None
     if name is None:
         # Some tokenizers have several, by name.
-        source = tokenizer.get_chat_template() if tokenizer.chat_template else None
-        return Template(source, tuple(special_tokens)) if source else None
-    if name in _BUILT_IN:
-        return Template(_BUILT_IN[name], tuple(special_tokens))
-    if not Path(name).is_file():
+        source = tokenizer.get_chat_template()
+    elif name in _BUILT_IN:
+        source = _BUILT_IN[name]
+    elif Path(name).is_file():
+        source = Path(name).read_text(encoding="utf-8")
+    else:
         choices = " or ".join(_BUILT_IN)
-        raise ValueError(f"--{role}_chat_template {name}: expected {choices}, or a Jinja template")
-    return Template(Path(name).read_text(encoding="utf-8"), tuple(special_tokens))
-
-
-def whose_template(reason: str, role: Role) -> str:
-    """Say whose chat template does not work for a conversation, and what helps."""
-    fault = reason.replace(ITS, f"the {role}'s chat template", 1)
-    return f"{fault}: give another one as {role}_chat_template, or leave it out of the data"
+        raise OptionError(
+            f"{role}_chat_template", f"{name}: expected {choices}, or the file of a Jinja template"
+        )
+    return Template(source, tuple(special_tokens), role)
 
 
 class TeacherReaders:
@@ -239,24 +233,15 @@ class TeacherReaders:
         return [reader.read(texts) for reader in self.readers], {}
 
     def check_templates(self, *more_readers: Reader) -> None:
-        """Raise a ValueError that names the readers, these and more, without a chat template."""
-        readers = list(more_readers)
-        readers += self.readers
-        lacking = [reader for reader in readers if reader.template is None]
-        # Name all of them at once, so that users need not find them one by one.
-        if lacking:
-            names = []
-            options = []
-            for reader in lacking:
-                names.append(tokenizer_name(reader.tokenizer, reader.role))
-                option = f"--{reader.role}_chat_template"
-                if option not in options:
-                    options.append(option)
-            raise ValueError(
-                f"conversations need a chat template, found none in {' and '.join(names)}: name "
-                f"one with {' and '.join(options)} (plain, chatml or a file)"
-            )
-        for reader in readers:
+        """Raise an OptionError if one of these readers, or of more, has no usable template."""
+        for reader in more_readers + self.readers:
+            if reader.template is None:
+                name = tokenizer_name(reader.tokenizer, reader.role)
+                raise OptionError(
+                    f"{reader.role}_chat_template",
+                    f"is needed: conversations need a chat template, and {name} has none: give "
+                    "plain, chatml or a file",
+                )
             reader.check_template()
 
     def read_turns(

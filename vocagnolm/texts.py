@@ -1,34 +1,39 @@
-"""What a row of a corpus is: a document, a conversation, or a reason why it is skipped."""
+"""The rows of a corpus: documents, conversations, or reasons why they are skipped.
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+A file of JSON, comma-separated values or text is read row by row, whatever is wrong with some of
+them. A row becomes a record, in the columns of `FEATURES`, and what records hold is read back here.
+"""
+
+import bz2
+import codecs
+import csv
+import gzip
+import io
+import json
+import lzma
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 import datasets
 import pyarrow as pa
 
-from vocagnolm.chat.formats import (
-    KNOWN,
-    SKIPPED,
-    Conversation,
-    conversation_columns,
-    is_unicode,
-    no_conversation,
-    read_row,
-)
+from vocagnolm.chat.formats import FORMATS, KNOWN, SKIPPED, SURROGATE, Conversation, read_row
 from vocagnolm.chat.render import Template
 from vocagnolm.conventions import TEXT
 from vocagnolm.fields import OptionError
 
 # The version of the cache's content. Raise it when files are read differently, so that older caches
 # are not used.
-FORMAT = 6
+FORMAT = 7
+# Rows that are in memory at once while a file is read. A document may have megabytes.
+BATCH_ROWS = 200
 # Documents are read from a corpus this many rows at a time, so that few are in memory.
-_BATCH_ROWS = 1000
+_READ_ROWS = 1000
 _STRING = datasets.Value("string")
 _INTEGERS = datasets.List(datasets.Value("int32"))
-_DOCUMENT_FEATURES = datasets.Features({TEXT: _STRING, SKIPPED: _STRING})
-_CONVERSATION_FEATURES = datasets.Features(
+_DOCUMENT = datasets.Features({TEXT: _STRING, SKIPPED: _STRING})
+_CONVERSATION = datasets.Features(
     {
         TEXT: _STRING,
         "roles": datasets.List(_STRING),
@@ -39,25 +44,176 @@ _CONVERSATION_FEATURES = datasets.Features(
         SKIPPED: _STRING,
     }
 )
+# The columns of documents (False) and of conversations (True).
+FEATURES = {False: _DOCUMENT, True: _CONVERSATION}
+# What a file of each suffix holds. The suffix of a compression may follow.
+KINDS = {
+    ".jsonl": "json",
+    ".json": "json",
+    ".ndjson": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".txt": "text",
+}
+_COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst", ".zstd")
+# The most characters of a field of a CSV file. Python's own limit is shorter than many documents.
+_MAX_FIELD = 1 << 30
+_NO_OBJECT = "not a JSON object"
 
 
-def features_of(turns: bool) -> datasets.Features:
-    """Return the columns of conversations (`turns`) or documents."""
-    return _CONVERSATION_FEATURES if turns else _DOCUMENT_FEATURES
+# -- Rows of a file --------------------------------------------------------------------------------
 
 
-def as_record(fields: Mapping[str, Any], turns: bool) -> dict[str, Any]:
-    """Make the record of a row from the columns that are read, as a conversation or document."""
-    if turns:
-        return read_row(fields)
-    (value,) = fields.values()
-    text, reason = document_of(value)
-    return {TEXT: text, SKIPPED: reason}
+def kind_of(path: Path) -> str:
+    """Name what a file holds by its suffix, or return "" if it is not read."""
+    if path.suffix.lower() in _COMPRESSIONS:
+        path = path.with_suffix("")
+    return KINDS.get(path.suffix.lower(), "")
 
 
-def skipped_record(reason: str, turns: bool) -> dict[str, Any]:
-    """Make the record of a row that cannot be read."""
-    return no_conversation(reason) if turns else {TEXT: None, SKIPPED: reason}
+def read_rows(path: Path) -> Iterator[dict[str, Any] | str]:
+    """Yield the fields of each row of a file that is not a table of Arrow, or why it is skipped.
+
+    Raises:
+        ValueError: the file is damaged as a whole.
+        EOFError: the file is compressed and cut off. For Zstandard, it is an OSError.
+    """
+    kind = kind_of(path)
+    with _open(path) as file:
+        if kind == "text":
+            # Line feeds become its line ends.
+            yield {TEXT: file.read().replace(b"\r\n", b"\n").replace(b"\r", b"\n")}
+            return
+        separator = "\t" if ".tsv" in path.name.lower() else ","
+        rows = _json_rows(file) if kind == "json" else _csv_rows(file, separator)
+        for line, row in rows:
+            yield f"{path.name}:{line}: {row}" if isinstance(row, str) else row
+
+
+def _json_rows(file: BinaryIO) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Read JSON lines, or one array of objects, with the numbers of their lines."""
+    for number, line in enumerate(file, 1):
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
+            if line.lstrip().startswith(b"["):
+                for item in json.loads(line + file.read(), strict=False):
+                    yield 1, item if isinstance(item, dict) else _NO_OBJECT
+                return
+        if line.strip():
+            yield number, _parse(line)
+
+
+def _parse(line: bytes) -> dict[str, Any] | str:
+    """Parse a line of JSON, or return why it is skipped."""
+    try:
+        # Control characters in strings are accepted, as in Arrow's reader.
+        value = json.loads(line.decode(), strict=False)
+    except UnicodeDecodeError:
+        return "not valid UTF-8"
+    # Thousands of nested brackets exceed the recursion limit.
+    except (ValueError, RecursionError):
+        return "not valid JSON"
+    return value if isinstance(value, dict) else _NO_OBJECT
+
+
+def _csv_rows(file: BinaryIO, separator: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Read the rows of a table with a header. Every field is a text, so 007 and NA stay."""
+    csv.field_size_limit(_MAX_FIELD)
+    lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    # Without `strict`, text after a closing quote would lose its quotes.
+    records = csv.reader(lines, delimiter=separator, strict=True)
+    number = 1
+    try:
+        columns = next(records, [])
+        number = records.line_num + 1
+        for fields in records:
+            # With more or fewer fields than the header, nobody knows where the text begins and
+            # ends. A blank line has no fields.
+            if len(fields) == len(columns):
+                yield number, dict(zip(columns, fields, strict=True))
+            elif fields:
+                yield number, f"{len(fields)} fields, where the header has {len(columns)}"
+            number = records.line_num + 1
+    except csv.Error as error:
+        raise ValueError(f"line {number}: not valid CSV: {error}") from None
+
+
+def _open_zstandard(path: Path, mode: str) -> BinaryIO:
+    """Open a file of Zstandard for reading. Unlike others, Arrow's stream refuses one cut off."""
+    stream: Any = pa.input_stream(str(path), compression="zstd")
+    return io.BufferedReader(stream, 1 << 20)
+
+
+# Who opens a file that begins with these bytes. The last ones are those of parallel tools.
+_OPENERS: dict[bytes, Callable[[Path, str], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ": lzma.open,
+    b"\x28\xb5\x2f\xfd": _open_zstandard,
+    b"\x50\x2a\x4d\x18": _open_zstandard,
+}
+
+
+def _open(path: Path) -> BinaryIO:
+    """Open a file for reading, and decompress it if its first bytes show a compression.
+
+    The suffix is ignored, because files are renamed more often than compressed again.
+    """
+    file = path.open("rb")
+    start = file.peek(6)
+    for magic, open_file in _OPENERS.items():
+        if start.startswith(magic):
+            file.close()
+            return cast(BinaryIO, open_file(path, "rb"))
+    return file
+
+
+# -- Records ---------------------------------------------------------------------------------------
+
+
+def columns_to_read(
+    columns: Sequence[str], text_column: str | None, source: str
+) -> tuple[list[str], bool]:
+    """Return which of the dataset's columns are read, and whether they make conversations.
+
+    Raises:
+        OptionError: there are none.
+    """
+    formats = (((text_column,), ()),) if text_column else FORMATS
+    for required, optional in formats:
+        if all(name in columns for name in required):
+            # Keep the dataset's order.
+            names = [name for name in columns if name in required + optional]
+            return names, required[0] not in (TEXT, text_column)
+    remedy = "" if text_column else f"; columns that are understood: {KNOWN}"
+    raise OptionError(
+        "text_column",
+        f"{text_column or TEXT!r} is not a column of {source}; its columns are "
+        f"{', '.join(columns) or 'none'}{remedy}",
+    )
+
+
+def as_record(
+    row: Mapping[str, Any] | str, names: Sequence[str], turns: bool, version: int = FORMAT
+) -> dict[str, Any]:
+    """Make a conversation (`turns`) or a document of these columns of a row.
+
+    A row that is a text is the reason why it is skipped. Caches are told apart by the arguments, of
+    which `version` is one for that alone.
+    """
+    text = None
+    if isinstance(row, str):
+        reason: str | None = row
+    elif turns:
+        conversation = read_row({name: row.get(name) for name in names})
+        if isinstance(conversation, Conversation):
+            return vars(conversation) | {SKIPPED: None}
+        reason = conversation
+    else:
+        text, reason = document_of(row.get(names[0]))
+    return dict.fromkeys(FEATURES[turns]) | {TEXT: text, SKIPPED: reason}
 
 
 def document_of(value: object) -> tuple[str | None, str | None]:
@@ -75,11 +231,39 @@ def document_of(value: object) -> tuple[str | None, str | None]:
         return None, "null"
     if not isinstance(value, str):
         return None, f"not text but {type(value).__name__}"
-    if not is_unicode(value):
+    if SURROGATE.search(value):
         return None, "a lone surrogate in it, which is not valid Unicode"
     if not value.strip():
         return None, "empty"
     return value, None
+
+
+def only_text(corpus: datasets.Dataset, text_column: str | None, source: str) -> datasets.Dataset:
+    """Keep the column of documents as text, or read conversations if no column is named.
+
+    Raises:
+        ValueError: the dataset, which the message calls `source`, has neither.
+    """
+    if corpus.format["type"] == "custom":
+        raise ValueError(
+            f"{source} has a transform (set_transform), which would not be applied: apply it with "
+            "map"
+        )
+    names, turns = columns_to_read(corpus.column_names, text_column, source)
+    # A format, such as that of NumPy, would turn lists of messages into arrays.
+    corpus = corpus.select_columns(names).with_format(None)
+    # A column of text is read as it is, without another copy on the disk.
+    if not turns and corpus.features[names[0]] == _STRING:
+        return corpus if names == [TEXT] else corpus.rename_column(names[0], TEXT)
+    return corpus.map(
+        as_record,
+        remove_columns=names,
+        features=FEATURES[turns],
+        # The library's cache is used until one of these changes, and also if the code changes.
+        fn_kwargs={"names": names, "turns": turns, "version": FORMAT},
+        writer_batch_size=BATCH_ROWS,
+        desc="Reading conversations" if turns else "Reading documents",
+    )
 
 
 def is_conversations(corpus: datasets.Dataset) -> bool:
@@ -94,84 +278,6 @@ def joined(corpora: Sequence[datasets.Dataset], option: str) -> datasets.Dataset
     return datasets.concatenate_datasets(list(corpora))
 
 
-# -- Columns ---------------------------------------------------------------------------------------
-
-
-def columns_to_read(columns: Sequence[str], text_column: str | None, source: str) -> list[str]:
-    """Return which of the dataset's columns make documents or conversations.
-
-    Raises:
-        ValueError: there are none, or two have the same name.
-    """
-    column_names: tuple[str, ...] = ()
-    if not text_column:
-        column_names = conversation_columns(columns)
-    if not column_names:
-        column_names = (text_column or TEXT,)
-    # Keep the dataset's order.
-    present = [name for name in columns if name in column_names]
-    if not present:
-        remedy = "" if text_column else f"; columns that are understood: {KNOWN}"
-        raise OptionError(
-            "text_column",
-            f"{text_column or TEXT!r} is not a column of {source}; its columns are "
-            f"{', '.join(columns) or 'none'}{remedy}",
-        )
-    for name in present:
-        if present.count(name) > 1:
-            raise ValueError(f"{source}: two columns are called {name}: rename one")
-    return present
-
-
-def are_conversations(names: Sequence[str], text_column: str | None) -> bool:
-    """Test whether the columns of `columns_to_read` make conversations."""
-    return not text_column and TEXT not in names
-
-
-def only_text(corpus: datasets.Dataset, text_column: str | None, source: str) -> datasets.Dataset:
-    """Keep the column of documents as text, or read conversations if no column is named.
-
-    Raises:
-        ValueError: the dataset, which the message calls `source`, has neither.
-    """
-    if corpus.format["type"] == "custom":
-        raise ValueError(
-            f"{source} has a transform (set_transform), which would not be applied: apply it with "
-            "map"
-        )
-    names = columns_to_read(corpus.column_names, text_column, source)
-    # A format, such as that of NumPy, would turn lists of messages into arrays.
-    corpus = corpus.select_columns(names).with_format(None)
-    turns = are_conversations(names, text_column)
-    # A column of text is read as it is, without another copy on the disk.
-    if not turns and corpus.features[names[0]] == _STRING:
-        return corpus if names == [TEXT] else corpus.rename_column(names[0], TEXT)
-    # The library would hash the code of the function, and map the corpus again for every version of
-    # it. Here `FORMAT` says when the result changes.
-    key = f"{corpus._fingerprint}|{names}|{turns}|{FORMAT}"
-    return corpus.map(
-        _read_batch,
-        batched=True,
-        batch_size=200,
-        remove_columns=names,
-        features=features_of(turns),
-        fn_kwargs={"turns": turns},
-        new_fingerprint=hashlib.sha256(key.encode()).hexdigest()[:32],
-        desc="Reading conversations" if turns else "Reading documents",
-    )
-
-
-def _read_batch(batch: Mapping[str, Sequence[Any]], turns: bool) -> dict[str, list[Any]]:
-    """Make the records of a batch of rows, as columns."""
-    columns: dict[str, list[Any]] = {name: [] for name in features_of(turns)}
-    # The batch is a mapping of columns, but a record is made of one row.
-    for values in zip(*batch.values(), strict=True):
-        record = as_record(dict(zip(batch, values, strict=True)), turns)
-        for name, column in columns.items():
-            column.append(record[name])
-    return columns
-
-
 # -- Reading a corpus ------------------------------------------------------------------------------
 
 
@@ -182,22 +288,17 @@ def usable_in(batch: pa.Table, indices: Sequence[int]) -> tuple[dict[int, Any], 
     """
     usable: dict[int, Any] = {}
     skipped: dict[int, str] = {}
-    turns = "roles" in batch.column_names
-    names = [name for name in features_of(turns) if name in batch.column_names]
-    columns = [_values(batch[name]) for name in names]
-    for index, values in zip(indices, zip(*columns, strict=True), strict=True):
-        record = dict(zip(names, values, strict=True))
+    try:
+        records = batch.to_pylist()
+    except UnicodeDecodeError:
+        # Arrow does not check the strings of a file, so one document may break a whole column.
+        column = batch.column_names.index(TEXT)
+        records = batch.set_column(column, TEXT, batch[TEXT].cast(pa.binary())).to_pylist()
+    for index, record in zip(indices, records, strict=True):
         content: Any = None
-        reason = record.get(SKIPPED)
-        if reason is None and turns:
-            content = Conversation(
-                record[TEXT],
-                tuple(record["roles"]),
-                tuple(record["ends"]),
-                tuple(record["untrained"]),
-                record["prompt_messages"],
-                record["extras"],
-            )
+        reason = record.pop(SKIPPED, None)
+        if reason is None and "roles" in record:
+            content = Conversation(**record)
         elif reason is None:
             # A column of text may come from a file that nobody has read row by row.
             content, reason = document_of(record[TEXT])
@@ -208,23 +309,14 @@ def usable_in(batch: pa.Table, indices: Sequence[int]) -> tuple[dict[int, Any], 
     return usable, skipped
 
 
-def _values(column: pa.ChunkedArray) -> list[Any]:
-    """Return the values of a column, with bytes in place of invalid UTF-8."""
-    try:
-        return list(column.to_pylist())
-    except UnicodeDecodeError:
-        # Arrow does not check the strings of a file, so one of them may break a whole column.
-        return list(column.cast(pa.binary()).to_pylist())
-
-
 def _batches(
     corpus: datasets.Dataset, indices: range
 ) -> Iterator[tuple[dict[int, Any], dict[int, str]]]:
     """Read rows of a corpus with `usable_in`, a few at a time."""
     rows = corpus.with_format("arrow")
-    for start in range(0, len(indices), _BATCH_ROWS):
+    for start in range(0, len(indices), _READ_ROWS):
         # Part of a range is a range, and its bounds are indices of rows.
-        part = indices[start : start + _BATCH_ROWS]
+        part = indices[start : start + _READ_ROWS]
         yield usable_in(rows[part.start : part.stop], part)
 
 

@@ -201,7 +201,7 @@ def test_fuzz_aligns_as_the_reference_does(
     found = [read(name, asked, train_on, student=not at) for at, name in enumerate(pair)]
     for at, one in enumerate(found):
         if isinstance(one, str):
-            assert one.startswith(("its chat template refuses", "one token is a part"))
+            assert one.startswith(("the student's chat template refuses", "one token is a part"))
         else:
             check_labels(asked, one, train_on, student=not at)
     if isinstance(found[0], Read) and isinstance(found[1], Read):
@@ -256,7 +256,7 @@ def test_answers_of_a_prompt_have_labels_only_with_all() -> None:
     ],
 )
 def test_first_token_is_no_content(template: str, spans: list[list[int]], expected: object) -> None:
-    bare = Template(f"{{% for m in messages %}}{template}{{% endfor %}}", ())
+    bare = Template(f"{{% for m in messages %}}{template}{{% endfor %}}", (), "student")
     asked = turns("a", "bc")
     rendered = bare.render(asked)
     assert isinstance(rendered, Rendered)

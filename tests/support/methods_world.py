@@ -11,8 +11,8 @@ from typing import Any
 import datasets
 from world import MAX_LENGTH, TEACHER_CONTEXT, Tokenizers, make_models, make_trainer
 
-from vocagnolm.chat.formats import read_row
 from vocagnolm.collator import PackedCollator
+from vocagnolm.corpus import read_list
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.method import Method
 from vocagnolm.objective import StoredTeacher
@@ -82,8 +82,8 @@ class World:
     def conversations(self) -> tuple[datasets.Dataset, Reader, Reader]:
         """The texts as questions and answers, and the readers of both models."""
         turns = [(text[:6].strip() or "?", text[6:20]) for text in self.texts]
-        rows = ({"prompt": question, "completion": answer} for question, answer in turns)
-        corpus = datasets.Dataset.from_list([*map(read_row, rows)])
+        rows = [{"prompt": question, "completion": answer} for question, answer in turns]
+        corpus = read_list(rows, None, "rows")
         # A copy, as the template is set on the tokenizer, which all tests share.
         student = student_reader(copy.deepcopy(self.ours), self.max_length, "plain")
         assert student.template

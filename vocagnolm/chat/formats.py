@@ -12,20 +12,21 @@ from typing import Any
 
 # The column of reasons why rows are not used.
 SKIPPED = "skipped"
-# The fields of a conversation.
-_EMPTY_FIELDS: dict[str, Any] = {
-    "text": None,
-    "roles": [],
-    "ends": [],
-    "untrained": [],
-    "prompt_messages": 0,
-    "extras": None,
-}
 _SEPARATOR = "\n"
 _ANSWERING = "assistant"
 _BAD_OPTIONS = "has tools that are not a list in JSON, or chat_template_kwargs that are not options"
 # TRL's names for what a template gets in addition to messages.
 _OPTION_COLUMNS = ("tools", "chat_template_kwargs")
+# The columns that each format needs, and those that it may have. If a dataset has several formats,
+# the first of them is read. Messages, and prompts with completions, come before a text, because the
+# text may be the same conversation, rendered. A text comes before all other formats.
+FORMATS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (("messages",), _OPTION_COLUMNS),
+    (("prompt", "completion"), _OPTION_COLUMNS),
+    (("text",), ()),
+    (("conversations",), ("system",) + _OPTION_COLUMNS),
+    (("instruction", "output"), ("input", "system", "history")),
+)
 # Speakers' names in ShareGPT's files, and the roles that templates know.
 _SPEAKERS = {
     "human": "user",
@@ -43,7 +44,8 @@ KNOWN = (
 )
 # Templates read these fields of a message, in addition to its content.
 _UNTRAINED_FIELDS = ("tool_calls", "reasoning_content", "thinking", "reasoning")
-_SURROGATE = re.compile("[\ud800-\udfff]")
+# JSON may contain texts that are not valid Unicode.
+SURROGATE = re.compile("[\ud800-\udfff]")
 # Arguments of the function of transformers that renders. No row may set them.
 _RENDERER_ARGUMENTS = {"chat_template", "conversations", "messages"}
 
@@ -65,9 +67,9 @@ class Conversation:
     """
 
     text: str
-    roles: tuple[str, ...]
-    ends: tuple[int, ...]
-    untrained: tuple[int, ...] = ()
+    roles: Sequence[str]
+    ends: Sequence[int]
+    untrained: Sequence[int] = ()
     prompt_messages: int = 0
     extras: str = ""
 
@@ -115,7 +117,7 @@ def conversation(
 ) -> Conversation | str:
     """Join messages into a conversation, or return why that is impossible."""
     if not isinstance(messages, list) or not messages:
-        return f"expected a list of messages, found {_kind_of(messages)}"
+        return "has no list of messages"
     contents = []
     roles = []
     untrained = []
@@ -146,15 +148,10 @@ def conversation(
         # not know, such as dates, are written as text.
         fields = {"messages": other_fields, "options": options}
         extras = json.dumps(fields, default=str, ensure_ascii=False)
-    if _SURROGATE.search(extras):
+    if SURROGATE.search(extras):
         return "has a lone surrogate outside its contents, which is not valid Unicode"
     text = _SEPARATOR.join(contents)
     return Conversation(text, tuple(roles), tuple(ends), tuple(untrained), prompt_messages, extras)
-
-
-def is_unicode(text: str) -> bool:
-    """Test whether a text is valid Unicode. JSON may contain texts that are not."""
-    return text.isascii() or not _SURROGATE.search(text)
 
 
 def _without_none(value: Any) -> Any:
@@ -173,7 +170,7 @@ def _without_none(value: Any) -> Any:
 def _read_message(message: object) -> dict[str, Any] | str:
     """Give a message the fields that templates use, or return what is wrong with it."""
     if not isinstance(message, dict):
-        return f"is not a message with a role and a content, but {_kind_of(message)}"
+        return "is not a message with a role and a content"
     # Arrow gives every message all keys, so each may have those of ShareGPT, too.
     fields = dict(message)
     speaker, value = fields.pop("from", None), fields.pop("value", None)
@@ -182,17 +179,6 @@ def _read_message(message: object) -> dict[str, Any] | str:
         fields["content"] = value
         if not fields["role"]:
             return f"is from {speaker!r}, who is none of {', '.join(_SPEAKERS)}"
-    parts = fields.get("content")
-    if isinstance(parts, list) and parts:
-        texts = [_text_of_part(part) for part in parts]
-        if None in texts:
-            return "has a content with a part that is not text"
-        fields["content"] = "".join(map(str, texts))
-    return _fault(fields) or fields
-
-
-def _fault(fields: Mapping[str, Any]) -> str:
-    """Return what is wrong with the fields of a message, or ""."""
     for name in _UNTRAINED_FIELDS:
         if fields.get(name):
             return f"has {name}, which is not trained on"
@@ -201,64 +187,19 @@ def _fault(fields: Mapping[str, Any]) -> str:
     for name in ("role", "content"):
         text = fields.get(name)
         if not isinstance(text, str):
-            return f"has a {name} that is not text but {_kind_of(text)}"
-        if _SURROGATE.search(text):
+            return f"has a {name} that is not text"
+        if SURROGATE.search(text):
             return f"has a lone surrogate in its {name}, which is not valid Unicode"
-    return ""
+    return fields
 
 
-def _text_of_part(part: object) -> str | None:
-    """Return the text of a part of a content, or None if the part is not text."""
-    if isinstance(part, dict):
-        if part.get("type") not in ("text", None):
-            return None
-        part = part.get("text")
-    return part if isinstance(part, str) else None
-
-
-def _kind_of(value: object) -> str:
-    """Name the type of a value in a reason."""
-    if value is None:
-        return "nothing"
-    if value == []:
-        return "an empty list"
-    return type(value).__name__
-
-
-def conversation_columns(columns: Sequence[str]) -> tuple[str, ...]:
-    """Return which of the columns hold conversations, or none for documents.
-
-    >>> conversation_columns(["id", "prompt", "completion", "text"])
-    ('prompt', 'completion', 'tools', 'chat_template_kwargs')
-    >>> conversation_columns(["instruction", "output", "text"])
-    ()
-    """
-    # The order matters if a dataset has several formats. Messages, and prompts with completions,
-    # come before a text, because the text may be the same conversation, rendered. A text comes
-    # before all other formats.
-    if "messages" in columns:
-        return ("messages",) + _OPTION_COLUMNS
-    if "prompt" in columns and "completion" in columns:
-        return ("prompt", "completion") + _OPTION_COLUMNS
-    if "text" in columns:
-        return ()
-    if "conversations" in columns:
-        return ("conversations", "system") + _OPTION_COLUMNS
-    if "instruction" in columns and "output" in columns:
-        return ("instruction", "input", "output", "system", "history")
-    return ()
-
-
-def read_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the columns of a conversation. If the row has none, `skipped` holds the reason.
-
-    The row has the columns of one format of `conversation_columns`.
-    """
+def read_row(row: Mapping[str, Any]) -> Conversation | str:
+    """Make a conversation of the columns of one of the `FORMATS`, or return why there is none."""
     options = _options(row)
     if options is None:
-        return no_conversation(_BAD_OPTIONS)
+        return _BAD_OPTIONS
     if row.get("history"):
-        return no_conversation("has a history, which is not read: make messages of it")
+        return "has a history, which is not read: make messages of it"
     prompt_messages = 0
     if "messages" in row:
         messages = row["messages"]
@@ -271,19 +212,14 @@ def read_row(row: Mapping[str, Any]) -> dict[str, Any]:
         messages = _other_messages(row)
     turns = conversation(messages, options, prompt_messages)
     if isinstance(turns, str):
-        return no_conversation(turns)
+        return turns
     places = turns.places
     for index in turns.answers:
         start, end = places[index]
         # The student would learn to stop at once.
         if not turns.text[start:end].strip():
-            return no_conversation(f"message {index} is an answer without text")
-    return vars(turns) | {SKIPPED: None}
-
-
-def no_conversation(reason: str) -> dict[str, Any]:
-    """Make the columns of a row without a conversation, with the reason."""
-    return _EMPTY_FIELDS | {SKIPPED: reason}
+            return f"message {index} is an answer without text"
+    return turns
 
 
 def _turns_of(column: object, role: str) -> list[Any]:

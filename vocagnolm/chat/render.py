@@ -29,8 +29,6 @@ _MARK = "\ue000{}\ue001"
 _LEFT = "\u2003\u2002"
 _RIGHT = "\u2002\u2003"
 _MARK_PATTERN = re.compile("\ue000(\\d+)\ue001")
-# Reasons call a template this, until a reader says whose it is (`readers.whose_template`).
-ITS = "its chat template"
 _END_OF_THINKING = "</think>"
 # Llama's templates write today's date if they get none. This is the date in the template itself.
 DATE = "26 Jul 2024"
@@ -61,10 +59,11 @@ def check_date(source: str, option: str) -> None:
 
 @dataclass(frozen=True)
 class Template:
-    """A chat template with the special tokens that it may use."""
+    """The chat template of a student or teacher, with the special tokens that it may use."""
 
     source: str
     tokens: tuple[tuple[str, str], ...]
+    role: str
 
     def as_json(self) -> dict[str, object]:
         """Return text for `Template.of_json`."""
@@ -72,21 +71,17 @@ class Template:
 
     @classmethod
     def of_json(cls, content: Mapping[str, Any]) -> "Template":
-        """Read a template from the text of `as_json`, for example in a manifest."""
-        return cls(content["chat_template"], tuple(content["template_tokens"].items()))
+        """Read a teacher's template from the text of `as_json`, which its store keeps."""
+        return cls(content["chat_template"], tuple(content["template_tokens"].items()), "teacher")
 
     def render(self, conversation: Conversation) -> Rendered | str:
         """Render a conversation, or return the reason why its contents cannot be found."""
         # Render the real messages first. If the template refuses them, it gives its own reason.
         try:
             text = self._apply(conversation.messages, conversation.options)
+            pieces, trims = _pieces(self, tuple(conversation.roles), conversation.extras)
         except ValueError as error:
-            place = self._refused_message(conversation, str(error))
-            return f"{ITS} refuses {place}: {error}"
-        try:
-            pieces, trims = _pieces(self, conversation.roles, conversation.extras)
-        except ValueError as error:
-            return str(error)
+            return self._fault(str(error))
         contents = []
         origins = []
         given_length = 0
@@ -109,7 +104,10 @@ class Template:
         # The text must be pieces and contents in turn, to the last character. This finds anything
         # else that a template does to a content.
         if "".join(parts) != text:
-            return _what_changed(conversation, parts, text)
+            reason = "changes a message, or its own text"
+            if _END_OF_THINKING in conversation.text:
+                reason += ", as it leaves out the thinking of earlier answers"
+            return self._fault(reason)
         # Part 2 i is a piece, and part 2 i + 1 is the content after it. Edge 2 i, where the piece
         # ends, is where the content begins. The empty content after the last piece is dropped.
         edges = np.cumsum([len(part) for part in parts], dtype=np.int64)
@@ -127,42 +125,15 @@ class Template:
             rendered = render_jinja_template([messages], chat_template=self.source, **variables)
         # A template can raise anything, usually about the order of roles.
         except Exception as error:
-            raise ValueError(" ".join(str(error).split())) from error
+            raise ValueError(f"refuses it: {' '.join(str(error).split())}") from error
         return str(rendered[0][0])
 
-    def _refused_message(self, conversation: Conversation, reason: str) -> str:
-        """Name the message at which the template raises this error."""
-        # Render longer and longer beginnings. A beginning may be refused for its own reason, such
-        # as a missing answer, which does not count.
-        for count, role in enumerate(conversation.roles, 1):
-            if self._refusal(conversation, count) == reason:
-                return f"message {count - 1} ({role})"
-        return "the messages"
-
-    def _refusal(self, conversation: Conversation, count: int) -> str | None:
-        """Return why the template does not render the first `count` messages."""
-        try:
-            self._apply(conversation.messages[:count], conversation.options)
-        except ValueError as error:
-            return str(error)
-        return None
-
-
-def _what_changed(conversation: Conversation, parts: list[str], text: str) -> str:
-    """Name the first message that the template changes, by its own text and all contents."""
-    # Go from part to part as long as the text continues with the next one. The first that does not
-    # match was changed. Parts 2 i and 2 i + 1 belong to message i.
-    index = 0
-    place = 0
-    while index < len(parts) - 1 and text.startswith(parts[index], place):
-        place += len(parts[index])
-        index += 1
-    message = min(index // 2, len(conversation.roles) - 1)
-    start, end = conversation.places[message]
-    reason = f"{ITS} changes message {message} ({conversation.roles[message]}), or its own text"
-    if _END_OF_THINKING in conversation.text[start:end]:
-        reason += ", as it leaves out the thinking of earlier answers"
-    return reason
+    def _fault(self, reason: str) -> str:
+        """Say whose template does not work for a conversation, and what helps."""
+        return (
+            f"the {self.role}'s chat template {reason}: give another one as "
+            f"{self.role}_chat_template, or leave it out of the data"
+        )
 
 
 # Conversations with the same roles and extras have the same pieces, so a corpus renders its marks
@@ -178,20 +149,12 @@ def _pieces(
     """
     marks = [_LEFT + _MARK.format(index) + _RIGHT for index in range(len(roles))]
     conversation = Conversation("", roles, (), extras=extras)
-    try:
-        text = template._apply(conversation.with_contents(marks), conversation.options)
-    except ValueError as error:
-        raise ValueError(f"{ITS} says: {error}") from error
+    text = template._apply(conversation.with_contents(marks), conversation.options)
     # Splitting by a pattern with a group returns texts and numbers in turn, and one more text.
     texts = _MARK_PATTERN.split(text)[::2]
     order = [int(mark) for mark in _MARK_PATTERN.findall(text)]
-    for index, role in enumerate(roles):
-        count = order.count(index)
-        if count != 1:
-            fault = "leaves out" if count == 0 else f"repeats {count} times"
-            raise ValueError(f"{ITS} {fault} message {index} ({role})")
-    if order != sorted(order):
-        raise ValueError(f"{ITS} changes the order of the messages")
+    if order != list(range(len(roles))):
+        raise ValueError("does not show every message once, in order")
     # A content is stripped on a side if the white space there is gone. White space that is left
     # belongs to the marks, and is removed from the pieces.
     trims = []

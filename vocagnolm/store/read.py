@@ -14,12 +14,7 @@ from vocagnolm.chat.render import Template
 from vocagnolm.conventions import Spans
 from vocagnolm.cutting import EMPTY
 from vocagnolm.data import MISSING
-from vocagnolm.readers import (
-    Reader,
-    TeacherReaders,
-    WithoutTeacher,
-    whose_template,
-)
+from vocagnolm.readers import Reader, TeacherReaders, WithoutTeacher
 from vocagnolm.spans import Tokens
 from vocagnolm.store.format import LossArray, Store, StoredDocument
 from vocagnolm.texts import is_conversations, read_texts
@@ -166,7 +161,7 @@ def _stored_turns(store: Store, conversation: Conversation, train_on: TrainOn) -
     # keeps, because the student may use another one.
     rendered = Template.of_json(store.manifest).render(conversation)
     if isinstance(rendered, str):
-        return whose_template(rendered, "teacher")
+        return rendered
     document = store.document(rendered.text)
     if document is None:
         return MISSING

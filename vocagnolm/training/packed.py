@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vocagnolm.chat.reading import TRAIN_ON
-from vocagnolm.data import MISSING, Segments, align_corpus, skip_reasons, skipped_line
+from vocagnolm.data import MISSING, Segments, align_corpus, skip_reasons
 from vocagnolm.fields import OptionError, named
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, TeacherReaders
@@ -166,7 +166,10 @@ def align(
             f"skipped ({skip_reasons(segments)})"
         )
     if segments.skipped:
-        log_main(f"{name}: {skipped_line(segments, len(texts))}")
+        log_main(
+            f"{name}: {len(segments.skipped):,} of {len(texts):,} documents were skipped: "
+            f"{skip_reasons(segments)}"
+        )
     return segments
 
 
