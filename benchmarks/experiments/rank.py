@@ -34,7 +34,7 @@ from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.run import train
 from vocagnolm.shell.io import markdown_table
 from vocagnolm.store.format import Store
-from vocagnolm.store.ranking import SCORES
+from vocagnolm.store.rank import SCORES
 
 PAGES, WRONG_SHARE = 2000, 0.4
 STUDENTS = ("base", "cpt", "reference")

@@ -23,7 +23,7 @@ from vocagnolm.demo import run as demo_run
 from vocagnolm.demo import world as demo_world
 from vocagnolm.shell.io import ASSETS
 from vocagnolm.store.format import Store
-from vocagnolm.store.ranking import SCORES
+from vocagnolm.store.rank import SCORES
 
 pytestmark = pytest.mark.processes
 

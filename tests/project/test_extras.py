@@ -49,7 +49,6 @@ CASES: list[tuple[str, Callable[[], object]]] = [
             "evaluate", ["--accelerate_config=ddp", "--model=m", "--engine=vllm"], evaluation.check
         ),
     ),
-    ("httpx", lambda: score.check([*SCORE, "--server", "http://h", "--served_model", "m"])),
     ("bitsandbytes", lambda: score.check([*SCORE, "--quantization", '{"load_in_4bit": true}'])),
 ]
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from accelerate import PartialState
 from hypothesis import given
 from hypothesis import strategies as st
 from kills import Killed, kill_at
@@ -42,9 +41,8 @@ def test_store_is_the_same_after_any_kills(
 ) -> None:
     def score(directory: Path) -> None:
         job = make_job(directory, ["a", "b", "c 😀", "d", "e", "f"], teacher_tokenizer)
-        if not scoring._is_finished(job, ABOUT):
-            scoring.store.begin_store(directory, ABOUT)
-            scoring.score_corpus(job, FakeScorer(), ABOUT, PartialState())
+        if scoring.begin(job, ABOUT):
+            scoring.score_corpus(job, FakeScorer(), ABOUT)
 
     with tempfile.TemporaryDirectory() as root:
         whole, killed = Path(root, "whole"), Path(root, "killed")

@@ -63,7 +63,7 @@ def server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[TeacherServer]:
     """The teacher behind a server; requests are repeated without a wait."""
-    monkeypatch.setattr(serving, "WAITS_S", (0.0,) * 8)
+    monkeypatch.setattr(serving, "RETRIES", serving.RETRIES.new(total=8, backoff_factor=0))
     model, known = answering
     with serve(model, teacher_tokenizer, known) as server:
         yield server

@@ -1,9 +1,7 @@
-"""Processes of `vocagnolm score` that write one store, or are killed as a server answers."""
+"""Processes of `vocagnolm score` that write one store."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,32 +57,3 @@ def test_two_processes_share_the_work_of_a_server(
     assert sorted(int(shard) for _, shard in scored) == list(range(DOCUMENTS // 4))
     assert sorted(Counter(process for process, _ in scored).values()) == [4, 5]
     assert contents(paths[0]) == contents(paths[1])
-
-
-def test_killed_process_has_kept_every_answer_of_a_server(
-    processes: ForkServer, server: TeacherServer, teacher: Path, corpus: Path, tmp_path: Path
-) -> None:
-    started = list[int]()
-
-    def run(directory: str) -> int:
-        argv = server_arguments(server, teacher, corpus, tmp_path / directory)
-        argv += ["--concurrency", "3", "--shard_documents", "100"]
-        started.append(processes.start(asked(argv, tmp_path)))
-        return processes.wait(started[-1])
-
-    def kill(number: int) -> None:
-        if number in (20, 40):
-            os.kill(started[-1], signal.SIGKILL)
-
-    server.plan = kill
-    log = tmp_path / "log"
-    assert [run("killed"), run("killed"), run("killed")] == [-9, -9, 0], log.read_text()
-    first = Counter(tuple(body["prompt"]) for body in server.bodies)
-    server.bodies.clear()
-    server.plan = lambda number: None
-    assert run("whole") == 0
-    # Each of two kills repeats three requests in flight, and the prompt of the search.
-    again = first - Counter(tuple(body["prompt"]) for body in server.bodies)
-    assert again.total() <= 2 * (3 + 1)
-    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
-    assert not [*tmp_path.glob("killed/.*")]

@@ -18,7 +18,7 @@ from vocagnolm import __main__
 from vocagnolm.corpus import load_corpus
 from vocagnolm.spans import encode
 from vocagnolm.store.format import Store, StoredDocument
-from vocagnolm.store.ranking import SCORES, kept_count, score_document
+from vocagnolm.store.rank import SCORES, kept_count, score_document
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 TEXTS = [
@@ -229,26 +229,3 @@ def test_model_scores_the_corpus_where_there_is_no_store(
     for row, other in zip(found, expected, strict=True):
         assert row == pytest.approx(other, abs=1e-3)
     assert Store(tmp_path / "model/teacher_losses").manifest["documents"] == len(set(texts))
-
-
-@pytest.mark.parametrize("fault", ["absent", "another teacher's store"])
-def test_second_model_is_looked_at_before_the_first_scores(
-    fault: str,
-    teacher: Path,
-    corpus: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    student, other = shutil.copytree(teacher, tmp_path / "student"), tmp_path / "half"
-    if fault != "absent":
-        shutil.copytree(teacher, other)
-    if fault == "another teacher's store":
-        assert __main__.main(arguments(teacher, corpus, tmp_path / "out/teacher_losses")) == 0
-        (tmp_path / "out/ranks.jsonl").touch()
-        (other / "generation_config.json").write_text("{}")
-    argv = ["rank", f"--student={student}", f"--teacher={other}", f"--dataset={corpus}"]
-    assert __main__.main([*argv, f"--output_dir={tmp_path / 'out'}"]) == 2
-    complained = capsys.readouterr().err
-    assert ("--teacher" if fault == "absent" else "out/teacher_losses") in complained
-    assert complained.count("\n") == 1
-    assert not (tmp_path / "out/student_losses").exists()

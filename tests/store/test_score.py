@@ -7,6 +7,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
-from accelerate import PartialState
 from kills import Killed, kill_at
 from processors import pretend
 from store_world import (
@@ -27,7 +27,6 @@ from store_world import (
     contents,
     error,
     make_job,
-    write_corpus,
 )
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
@@ -115,7 +114,6 @@ def test_score_leaves_out_documents_that_are_no_text(teacher: Path, tmp_path: Pa
         document = opened.document(text)
         assert document is not None
         assert len(document.losses)
-    assert __main__.main(["score", "--verify", str(tmp_path / "S"), "--dataset", str(corpus)]) == 0
 
 
 def test_unreadable_document_has_no_tokens(
@@ -134,7 +132,7 @@ def test_unreadable_document_has_no_tokens(
 
     monkeypatch.setattr(scoring, "encode_batch", some)
     job = make_job(tmp_path, ["first", "bad", "last"], teacher_tokenizer)
-    scoring.score_corpus(job, FakeScorer(), ABOUT, PartialState())
+    scoring.score_corpus(job, FakeScorer(), ABOUT)
     opened = Store(tmp_path)
     for text in ("first", "last"):
         document = opened.document(text)
@@ -158,7 +156,7 @@ def test_conversation_has_a_loss_for_each_token_and_none_for_the_first(
     reader = teacher_reader(teacher_tokenizer, CONTEXT, "plain")
     job = replace(job, corpus=load_corpus(str(path)), reader=reader)
     job.directory.mkdir()
-    scoring.score_corpus(job, FakeScorer(), ABOUT, PartialState())
+    scoring.score_corpus(job, FakeScorer(), ABOUT)
     (text,) = job.documents(0)
     document = Store(job.directory).document(text)
     assert document is not None
@@ -186,9 +184,9 @@ def test_no_shard_is_written_when_losses_are_nonfinite(
     bad = int(encode(teacher_tokenizer, texts[2]).ids[-1])
     job = make_job(tmp_path, texts, teacher_tokenizer, loss_dtype)
     with pytest.raises(NonFiniteLoss, match=f"'the bad ∑': use {advice}"):
-        scoring.score_corpus(job, FakeScorer({bad: loss}), ABOUT, PartialState())
+        scoring.score_corpus(job, FakeScorer({bad: loss}), ABOUT)
     assert "shard-00001.arrow" not in contents(tmp_path)
-    scoring.score_corpus(job, FakeScorer(), ABOUT, PartialState())
+    scoring.score_corpus(job, FakeScorer(), ABOUT)
     assert Store(tmp_path).manifest["documents"] == 4
 
 
@@ -197,7 +195,7 @@ def test_jobs_in_one_directory_begin_at_different_shards(
 ) -> None:
     job = make_job(tmp_path, ["a", "b", "c", "d", "e", "f", "g", "h"], teacher_tokenizer)
     scoring.score_shard(job, 1, FakeScorer())
-    orders = [tuple(job.shards_to_score()) for _ in range(200)]
+    orders = [tuple(job.missing_shards()) for _ in range(200)]
     assert set(orders) == {(0, 2, 3), (2, 3, 0), (3, 0, 2)}
 
 
@@ -262,9 +260,8 @@ def test_store_is_the_same_when_scoring_was_killed_at_any_point(
 
     def finish(directory: Path) -> None:
         job = make_job(directory, texts, teacher_tokenizer)
-        if not scoring._is_finished(job, ABOUT):
-            scoring.store.begin_store(directory, ABOUT)
-            scoring.score_corpus(job, FakeScorer(), ABOUT, PartialState())
+        if scoring.begin(job, ABOUT):
+            scoring.score_corpus(job, FakeScorer(), ABOUT)
 
     whole = tmp_path / "whole"
     whole.mkdir()
@@ -357,33 +354,16 @@ def test_losses_in_bfloat16_are_near_those_in_float32(
 @pytest.mark.parametrize("revision", ["0a1b2c", "unknown", None])
 def test_teacher_is_known_by_its_revision(revision: str | None, tmp_path: Path) -> None:
     """A directory may be moved; without a revision only its name tells teachers apart."""
-    plan = {"dataset": "pages", "teacher": "org/teacher", "teacher_revision": revision}
-    write_json(tmp_path / MANIFEST_FILE, plan | {"format": 1})
-    scoring.check_settings(tmp_path, plan | {"dataset": "copies"})
-    moved = plan | {"teacher": "copies/teacher"}
+    job: Any = SimpleNamespace(directory=tmp_path)
+    settings = ABOUT | {"dataset": "pages", "teacher_revision": revision}
+    assert scoring.begin(job, settings)
+    assert scoring.begin(job, settings | {"dataset": "copies"})
+    moved = settings | {"teacher": "copies/T"}
     if revision == "0a1b2c":
-        scoring.check_settings(tmp_path, moved)
+        assert scoring.begin(job, moved)
     else:
-        with pytest.raises(ValueError, match=r"holds another store .*teacher was org/teacher"):
-            scoring.check_settings(tmp_path, moved)
-
-
-def test_store_that_another_job_has_just_begun_is_left(
-    teacher: Path,
-    corpus: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    begin = scoring.store.begin_store
-
-    def begin_second(directory: Path, plan: dict[str, Any]) -> None:
-        begin(directory, plan | {"context": 9})
-        begin(directory, plan)
-
-    monkeypatch.setattr(scoring.store, "begin_store", begin_second)
-    complained = error(arguments(teacher, corpus, tmp_path / "S"), capsys)
-    assert f"holds another store (context was 9, now {CONTEXT})" in complained
+        with pytest.raises(ValueError, match=r"output_dir.*teacher was T"):
+            scoring.begin(job, moved)
 
 
 def test_progress_counts_the_tokens_of_all_documents(
@@ -392,13 +372,13 @@ def test_progress_counts_the_tokens_of_all_documents(
     """The total is extrapolated from the shards so far, and exact with the last one."""
     totals, counts = [], []
 
-    class Watched(scoring.Progress):
+    class Watched(scoring.tqdm):
         def update(self, tokens: int) -> None:
             super().update(tokens)
             totals.append(self.total)
             counts.append(self.n)
 
-    monkeypatch.setattr(scoring, "Progress", Watched)
+    monkeypatch.setattr(scoring, "tqdm", Watched)
     assert __main__.main(arguments(teacher, corpus, tmp_path / "S", "--batch_tokens", "64")) == 0
     tokens = Store(scored).manifest["tokens"]
     assert totals[-1] == counts[-1] == tokens
@@ -424,17 +404,3 @@ def test_score_stops_where_no_document_has_losses(
     assert not contents(tmp_path)
     scoring.score_shard(nine, 0, Silent())
     assert not nine.missing_shards()
-
-
-def test_verify_counts_missing_documents(
-    scored: Path, corpus: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert __main__.main(["score", "--verify", str(scored), "--dataset", str(corpus)]) == 0
-    assert "all good" in capsys.readouterr().out
-    changed = [texts[0], texts[1] + " ", "", "new", *texts[2:]]
-    other = write_corpus(tmp_path / "other.jsonl", changed)
-    assert __main__.main(["score", "--verify", str(scored), "--dataset", str(other)]) == 1
-    printed = capsys.readouterr().out
-    assert "2 documents of" in printed
-    assert "(indices from 0: 1, 3)" in printed
-    assert "score this corpus into another directory" in printed

@@ -30,7 +30,13 @@ from vocagnolm.store.windows import HFScorer, Window
 CONTEXT, MIN_CONTEXT = 48, 8
 DOCUMENTS = 36
 # The minimum that a store says about itself.
-ABOUT = {"teacher": "T", "tokenizer_sha256": "", "context": CONTEXT}
+ABOUT = {
+    "teacher": "T",
+    "teacher_revision": None,
+    "tokenizer_sha256": "",
+    "special_tokens": {"before": 0},
+    "context": CONTEXT,
+}
 _WHOLE = 100_000  # tokens: more than any document of the tests has
 
 

@@ -61,7 +61,6 @@ class TeacherServer(ThreadingHTTPServer):
         self.failed: Counter[str] = Counter()
         self.busiest = 0
         self.spoils: tuple[str, str] | None = None
-        self.retry_after = "0.01"
         self.plan: Plan = lambda number: None
         self._lock, self._now = threading.Lock(), 0
 
@@ -115,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 self.connection.shutdown(socket.SHUT_RDWR)
             elif fault == "busy":
-                self._say(429, {"error": "busy"}, **{"Retry-After": self.server.retry_after})
+                self._say(429, {"error": "busy"}, **{"Retry-After": "0"})
             elif fault == "rejected key":
                 self._say(401, {"error": f"not {self.headers['Authorization']}"})
             elif fault in _ANSWERS:

@@ -21,7 +21,6 @@ EXTRAS = {
     "flash_attn": "flash",
     "gguf": "gguf",
     "google.protobuf": "tokenizers",
-    "httpx": "served",
     "liger_kernel": "liger",
     "peft": "peft",
     "sentencepiece": "tokenizers",

@@ -199,10 +199,8 @@ def read_manifest(directory: Path) -> JsonObject:
     """Read the manifest of a store, finished or not. {} if there is none."""
     path = directory / MANIFEST_FILE
     manifest = read_json(path) if path.exists() else {}
-    if manifest and "format" not in manifest:
-        raise ValueError(f"{path} is not the manifest of a teacher-loss store")
-    if manifest and manifest["format"] != _FORMAT:
-        raise ValueError(f"{path} has format {manifest.get('format')!r}, not {_FORMAT}")
+    if manifest and manifest.get("format") != _FORMAT:
+        raise ValueError(f"{path} is not the manifest of a teacher-loss store of format {_FORMAT}")
     return manifest
 
 

@@ -17,25 +17,49 @@ vocagnolm score, or from models, which first score the corpus into DIR/student_l
 DIR/teacher_losses. Exit status: 0 done, 2 a wrong argument or file, 3 a loss is not finite.
 """
 
+from __future__ import annotations
+
 import argparse
-from collections.abc import Sequence
+import json
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+import numpy as np
+import numpy.typing as npt
+
+from vocagnolm.alignment import aggregate_losses, align_spans, covered_shares
 from vocagnolm.cli import Parser, shell
-from vocagnolm.fields import in_range
+from vocagnolm.conventions import TEXT, UNMAPPED, IntArray, Spans
+from vocagnolm.fields import OptionError, corpora_of, in_range
+from vocagnolm.record import check_output_directory, output_directory
+from vocagnolm.shell.io import write_file
+from vocagnolm.shell.printing import print_main
+from vocagnolm.store.format import Store, StoredDocument
 from vocagnolm.store.score import make_parser
 
-# The names in `ranking.SCORES`, which cannot be imported before the options are read.
-_SCORES = ("excess", "ahead", "weight", "teacher")
+if TYPE_CHECKING:
+    import datasets
+
+RANKS, KEPT = "ranks.jsonl", "kept.jsonl"
+ROLES = ("student", "teacher")
+# The scores, and whether a larger one is better.
+SCORES = {"excess": True, "ahead": True, "weight": True, "teacher": False}
+# Further digits are noise from float16 losses, which would decide ties.
+_DIGITS = 6
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("vocagnolm rank", __doc__)
     add = parser.add_argument
     missing = "What to do with documents that are not in a store; default: error."
-    roles = ("student", "teacher")
-    for role in roles:
+    for role in ROLES:
         of_role = parser.add_mutually_exclusive_group(required=True)
         help_text = f"Store of the {role}'s losses."
         of_role.add_argument(f"--{role}_losses", type=Path, metavar="STORE", help=help_text)
@@ -45,7 +69,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--output_dir", type=Path, required=True, help="For the results.")
     add(
         "--by",
-        choices=_SCORES,
+        choices=list(SCORES),
         default="excess",
         needs=["sort", "keep"],
         help="Score to sort or keep by; default: excess.",
@@ -58,8 +82,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="Keep this share of the documents, the best ones.",
     )
     add("--missing_losses", choices=("error", "skip"), default="error", help=missing)
-    parser.add_dtype(" of a model", needs=roles)
-    add = partial(add, needs=roles)
+    parser.add_dtype(" of a model", needs=ROLES)
+    add = partial(add, needs=ROLES)
     add("--batch_tokens", type=int, default=16384, help="Tokens per forward pass of a model.")
     add("--trust_remote_code", action="store_true")
     arguments = parser.parse_args(argv)
@@ -70,9 +94,203 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 @shell("vocagnolm rank", out_of_memory="lower --batch_tokens or --dtype")
 def main(argv: Sequence[str] | None = None) -> None:
-    """Rank a corpus."""
-    arguments = _parse(argv)
-    # This imports torch and datasets, which --help does not need.
-    from vocagnolm.store.ranking import rank
+    """Rank a corpus, and write its files."""
+    options = _parse(argv)
+    # These import torch and datasets, which --help does not need.
+    from vocagnolm.corpus import load_corpus
+    from vocagnolm.shell.dist import connect, rank0
+    from vocagnolm.texts import is_conversations
 
-    rank(arguments, make_parser().parse_args([]))
+    out: Path = options.output_dir
+    check_output_directory(out, RANKS, [options.dataset])
+    ((name, corpus_options),) = corpora_of(options)
+    corpus = load_corpus(name, **corpus_options)
+    if is_conversations(corpus):
+        raise OptionError(
+            "dataset", "has conversations: rank documents, for example by --text_column"
+        )
+    connect()
+    with ExitStack() as stack:
+        # Several processes score together. The first one owns the directory for all of them.
+        rank0(lambda: stack.enter_context(output_directory(out, RANKS)))
+        stores = _open_stores(options)
+        skip_missing = options.missing_losses == "skip"
+        _write(options, corpus, score_corpus(corpus, stores, skip_missing=skip_missing))
+
+
+def _open_stores(options: argparse.Namespace) -> list[Store]:
+    """Open the store of each role. If there is none, score the corpus with the role's model."""
+    from vocagnolm.store.scoring import score
+
+    for kind in ("student", "student_losses"):
+        name = getattr(options, kind)
+        other = kind.replace("student", "teacher")
+        if name and name == getattr(options, other):
+            raise OptionError(kind, f"and --{other} are the same, {name}")
+    stores = {}
+    for role in ROLES:
+        # Open what there is before a model scores for hours.
+        directory = getattr(options, f"{role}_losses")
+        if directory:
+            stores[role] = Store(directory)
+    for role in ROLES:
+        if role not in stores:
+            job = argparse.Namespace(**(vars(make_parser().parse_args([])) | vars(options)))
+            # For `vocagnolm score`, any model is a teacher.
+            job.teacher, job.role, job.dataset = getattr(options, role), role, [options.dataset]
+            job.output_dir = options.output_dir / f"{role}_losses"
+            score(job)
+            stores[role] = Store(job.output_dir)
+    return [stores[role] for role in ROLES]
+
+
+def _write(
+    options: argparse.Namespace, corpus: datasets.Dataset, columns: Mapping[str, Any]
+) -> None:
+    """Write the scores of all documents and the best documents, and print what was written."""
+    out: Path = options.output_dir
+    values = columns[options.by]
+    if not len(values):
+        raise OptionError(
+            "dataset", f"{options.dataset} has no document with losses of both models"
+        )
+    order = best_first(values, options.by)
+    write_rows(out / RANKS, rows_of(columns, order if options.sort else range(len(values))))
+    line = f"{out / RANKS}: {len(values):,} documents"
+    if len(values) < len(corpus):
+        line += f"; skipped: {len(corpus) - len(values):,}, empty or without losses"
+    print_main(line)
+    means = [f"{score} {columns[score].mean():.3f}" for score in SCORES]
+    print_main(f"means: {', '.join(means)}")
+    if options.keep is None:
+        return
+    kept = order[: kept_count(len(values), options.keep)]
+    documents = np.sort(columns["document"][kept]).tolist()
+    texts = corpus.select(documents)[TEXT]
+    texts_kept = zip(documents, texts, strict=True)
+    write_rows(out / KEPT, ({"document": index, TEXT: text} for index, text in texts_kept))
+    last = values[kept[-1]]
+    print_main(f"{out / KEPT}: {len(kept):,} documents; the last: {options.by} {last:.3f}")
+
+
+def rows_of(
+    columns: Mapping[str, npt.NDArray[Any]], indices: Iterable[int]
+) -> Iterator[dict[str, float]]:
+    """Return rows of columns."""
+    for index in indices:
+        yield {name: values[index].item() for name, values in columns.items()}
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Write one JSON object per line, all of them or nothing."""
+
+    def write(file: BinaryIO) -> None:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+
+    write_file(path, write)
+
+
+def best_first(values: npt.NDArray[np.float64], by: str) -> IntArray:
+    """Return the indices of scores, best first. Equal ones keep their order.
+
+    >>> best_first(np.array([0.5, 2.0, 0.5]), "excess").tolist()
+    [1, 0, 2]
+    """
+    return np.argsort(-values if SCORES[by] else values, kind="stable")
+
+
+def kept_count(count: int, share: float) -> int:
+    """Return the smallest number that is at least this share of a count, exactly.
+
+    >>> kept_count(100, 0.07), kept_count(3, 0.5)
+    (7, 2)
+    """
+    # In floats, 0.07 * 100 is above 7. Printed, a float is the number that was typed.
+    return math.ceil(Fraction(str(share)) * count)
+
+
+# -- Scores ---------------------------------------------------------------------------------------
+
+
+def score_document(student: StoredDocument, teacher: StoredDocument) -> dict[str, float]:
+    """Score a document by two models' losses on its tokens.
+
+    A student token's teacher loss L_T is that of `--aggregation share`: the share of each teacher
+    token's loss by the characters that the student token covers. All scores are rounded.
+
+    Returns:
+        excess: the student's loss less the teacher's, in nats per character.
+        ahead: the share of characters in student tokens with L_T < L_S.
+        weight: the mean of min(1, exp(L_S - L_T)) over student tokens, as by `--selection accept`.
+        teacher: the teacher's loss, in nats per character.
+    """
+    ranges = align_spans(student.spans, teacher.spans)
+    shares = covered_shares(student.spans, teacher.spans, ranges)
+    student_losses = student.losses.astype(np.float64)
+    aggregated = aggregate_losses(teacher.losses, ranges, "share", shares)
+    # A token without characters has no teacher loss. Its weight is 1, and the teacher is not ahead.
+    excess = np.where(ranges[:, 0] == UNMAPPED, 0.0, student_losses - aggregated)
+    characters = _characters(student.spans, student.length)
+    teacher_total = teacher.losses.sum(dtype=np.float64)
+    scores = {
+        "excess": (student_losses.sum() - teacher_total) / student.length,
+        "ahead": characters[excess > 0].sum() / student.length,
+        "weight": np.exp(np.minimum(excess, 0.0)).mean(),
+        "teacher": teacher_total / student.length,
+    }
+    return {name: round(float(scores[name]), _DIGITS) for name in SCORES}
+
+
+def _characters(spans: Spans, length: int) -> npt.NDArray[np.float64]:
+    """Count the characters of every token [N]. If m tokens share one, each gets 1 / m."""
+    begun = np.bincount(spans[:, 0], minlength=length + 1)
+    ended = np.bincount(spans[:, 1], minlength=length + 1)
+    # Every character is in a token, because the spans of a store leave no gap.
+    sharing = (begun - ended).cumsum()[:-1]
+    before = np.append(0.0, np.cumsum(1 / sharing))
+    counts: npt.NDArray[np.float64] = before[spans[:, 1]] - before[spans[:, 0]]
+    return counts
+
+
+def score_corpus(
+    corpus: datasets.Dataset, stores: Sequence[Store], *, skip_missing: bool
+) -> dict[str, npt.NDArray[Any]]:
+    """Score the documents of which both the student's and the teacher's store have losses.
+
+    Returns columns, in the order of the corpus: the index `document`, the scores, and `characters`.
+
+    Raises:
+        ValueError: a store lacks documents, unless they are to be skipped.
+    """
+    from tqdm.auto import tqdm
+
+    from vocagnolm.texts import read_texts
+
+    columns: dict[str, array[Any]] = {"document": array("q")}
+    for name in SCORES:
+        columns[name] = array("d")
+    columns["characters"] = array("q")
+    missing: Counter[Path] = Counter()
+    texts = read_texts(corpus, range(len(corpus)))
+    for index, text in tqdm(texts, "Ranking", len(corpus), unit="document"):
+        documents = []
+        for store in stores:
+            document = store.document(text)
+            missing[store.directory] += document is None
+            # A document that a server could not score is stored without tokens.
+            if document is not None and len(document.losses):
+                documents.append(document)
+        if len(documents) < 2:
+            continue
+        columns["document"].append(index)
+        columns["characters"].append(len(text))
+        for name, value in score_document(*documents).items():
+            columns[name].append(value)
+    for directory, count in missing.items():
+        if count and not skip_missing:
+            raise ValueError(
+                f"{directory} lacks {count:,} of {len(corpus):,} documents, or has another text of "
+                "them: score this corpus, or skip them with --missing_losses skip"
+            )
+    return {name: np.asarray(values) for name, values in columns.items()}

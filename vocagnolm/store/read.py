@@ -1,12 +1,10 @@
 """Stored teachers as `TeacherReaders` of the alignment: what they read, and their losses."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-import datasets
 import numpy as np
-from tqdm.auto import tqdm
 
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens
@@ -17,7 +15,6 @@ from vocagnolm.data import MISSING
 from vocagnolm.readers import Reader, TeacherReaders, WithoutTeacher
 from vocagnolm.spans import Tokens
 from vocagnolm.store.format import LossArray, Store, StoredDocument
-from vocagnolm.texts import is_conversations, read_texts
 
 _NO_SPANS: Spans = np.empty((0, 2), np.int64)
 _NO_LOSSES: LossArray = np.empty(0, np.float32)
@@ -126,19 +123,6 @@ class StoredReader(TeacherReaders):
                     for teacher_reads in reads:
                         teacher_reads[number] = _no_turns(conversation)
         return reads
-
-
-def missing_documents(store: Store, corpus: datasets.Dataset) -> Iterator[int]:
-    """Yield the indices of the usable documents of a corpus that a store lacks."""
-    template = None
-    # Conversations are found by the text that the teacher's own template makes of them.
-    if is_conversations(corpus):
-        StoredReader([store]).check_templates()
-        template = Template.of_json(store.manifest)
-    texts = read_texts(corpus, range(len(corpus)), template)
-    for index, text in tqdm(texts, f"Looking in {store.directory}", len(corpus), unit="document"):
-        if text not in store:
-            yield index
 
 
 def _first_of(turns: Sequence[TurnTokens | str]) -> TurnTokens | str:

@@ -4,11 +4,10 @@
     accelerate launch -m vocagnolm score --teacher T --dataset D --output_dir S
     vocagnolm score --server URL --served_model NAME --teacher T ...    # needs only T's tokenizer
     vocagnolm score --verify S         # compare every byte with the checksums
-    vocagnolm score --verify S --dataset D    # also check that no document is missing
 
-If the command is interrupted, even killed, give it again: it scores the missing shards and keeps
-every answer of a server. To replace shards that --verify finds damaged, delete them and score
-again. Any number of processes may share the work. A server's key is read from VOCAGNOLM_API_KEY.
+If the command is interrupted, even killed, give it again: it scores the missing shards. To replace
+shards that --verify finds damaged, delete them and score again. Any number of processes may share
+the work. A server's key is read from VOCAGNOLM_API_KEY.
 Exit status: 0 done, 1 faults found, 2 a wrong argument or file, 3 a loss is not finite, 130
 interrupted.
 """
@@ -21,9 +20,9 @@ from pathlib import Path
 
 from vocagnolm.cli import Exit, Parser, shell
 from vocagnolm.fields import OptionError, in_range, json_settings
-from vocagnolm.shell.extras import require, require_quantization
+from vocagnolm.shell.extras import require_quantization
 from vocagnolm.shell.printing import print_main
-from vocagnolm.store.format import SHARDS, Store, find_faults, manifest_of
+from vocagnolm.store.format import SHARDS, find_faults, manifest_of
 
 
 def make_parser() -> Parser:
@@ -65,7 +64,7 @@ def make_parser() -> Parser:
     parser.add_argument("--server", metavar="URL", help="Server that runs the teacher.")
     add("--served_model", metavar="NAME", help="The teacher's name on that server.")
     apis = ("vllm", "sglang", "echo")
-    add("--api", choices=apis, help="The server's kind; default: detected.")
+    add("--api", choices=apis, default="vllm", help="The server's kind; default: vllm.")
     add("--concurrency", type=int, default=16, help="Requests in flight.")
     return parser
 
@@ -74,7 +73,14 @@ def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line. A wrong argument is a ValueError."""
     parser = make_parser()
     arguments = parser.parse_args(argv)
-    _check_together(arguments)
+    # argparse cannot require these, because --verify works without them.
+    for name in ("teacher", "dataset", "output_dir"):
+        if not arguments.verify and getattr(arguments, name) is None:
+            raise OptionError(name, "is required without --verify")
+    if arguments.verify and arguments.dataset:
+        raise OptionError("dataset", "has no effect with --verify: leave it out")
+    if arguments.server and arguments.served_model is None:
+        raise OptionError("server", "needs --served_model, the teacher's name on that server")
     # A window has a start token, and at least one more.
     in_range(arguments, "[2, inf)", "context")
     in_range(arguments, "[1, inf)", "min_context", "shard_documents", "batch_tokens", "concurrency")
@@ -82,18 +88,6 @@ def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
         arguments.quantization = json_settings("quantization", arguments.quantization)
         require_quantization(arguments.quantization, "--quantization")
     return arguments
-
-
-def _check_together(arguments: argparse.Namespace) -> None:
-    """Raise an OptionError for an option that is missing beside the others."""
-    # argparse cannot require these, because --verify works without them.
-    for name in ("teacher", "dataset", "output_dir"):
-        if not arguments.verify and getattr(arguments, name) is None:
-            raise OptionError(name, "is required without --verify")
-    if arguments.server:
-        require("httpx", "--server")
-        if arguments.served_model is None:
-            raise OptionError("server", "needs --served_model, the teacher's name on that server")
 
 
 @shell(
@@ -104,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("vocagnolm").setLevel(logging.INFO)
     arguments = check(argv)
     if arguments.verify:
-        return _verify(arguments)
+        return _verify(arguments.verify)
     # This imports torch and transformers, which --help and --verify do not need.
     from vocagnolm.store.scoring import score
 
@@ -112,9 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return Exit.DONE
 
 
-def _verify(arguments: argparse.Namespace) -> int:
+def _verify(directory: Path) -> int:
     """Print the faults of a store, and return the exit status."""
-    directory: Path = arguments.verify
     manifest = manifest_of(directory)
     shards = manifest[SHARDS]
     # Compare every byte, because a shard of the right size may have other content.
@@ -127,28 +120,5 @@ def _verify(arguments: argparse.Namespace) -> int:
             "command that made the store"
         )
         return Exit.FAULTS
-    # The shards are whole, so a missing document was never in the store.
-    if arguments.dataset:
-        from vocagnolm.store.read import missing_documents
-        from vocagnolm.store.scoring import load_corpora
-
-        missing = list(missing_documents(Store(directory), load_corpora(arguments)))
-        if missing:
-            indices = ", ".join(map(str, missing[:10]))
-            if len(missing) > 10:
-                indices += ", ..."
-            print_main(
-                f"{len(missing):,} documents of {' '.join(arguments.dataset)} are not in "
-                f"{directory}, or have a different text there (indices from 0: {indices}): score "
-                "this corpus into another directory, or train without them with --missing_losses "
-                "skip"
-            )
-            return Exit.FAULTS
-    line = f"{directory}: {len(shards)} shards, {manifest['tokens']:,} tokens"
-    # An undamaged store may still have documents that a server could not score.
-    if manifest["unscored"]:
-        line += f", none damaged, documents without losses: {manifest['unscored']:,}"
-    else:
-        line += ", all good"
-    print_main(line)
+    print_main(f"{directory}: {len(shards)} shards, {manifest['tokens']:,} tokens, all good")
     return Exit.DONE
