@@ -17,11 +17,10 @@ from torch.utils.data import get_worker_info
 from vocagnolm.alignment import segment_shares
 from vocagnolm.attention import RowSegments, segments_of
 from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED, IntArray
-from vocagnolm.packing import Block, FloatArray, padded_width, segment_rows, teacher_limits
+from vocagnolm.packing import Block, FloatArray, segment_rows, teacher_limits
 
 # The segments of every row.
 _Segments = Sequence[Sequence[IntArray]]
-_STUDENT_COLUMNS = {"block", "student_ids", "student_labelled"}
 
 
 def chunk_edges(tokens: int, chunks: int) -> IntArray:
@@ -126,11 +125,7 @@ class PackedCollator:
     shares: bool = False
 
     def __call__(self, blocks: Sequence[Block]) -> Batch:
-        """Make the batch of some packed sequences; other items are a ValueError."""
-        missing = sorted(_STUDENT_COLUMNS - blocks[0].keys())
-        if missing:
-            lacks = f"an item of the data set lacks {', '.join(missing)}"
-            raise ValueError(f"{lacks}: expected those of vocagnolm.packing.Blocks")
+        """Make the batch of some packed sequences."""
         student = [block["student_ids"] for block in blocks]
         trained = []
         for block in blocks:
@@ -164,7 +159,7 @@ class PackedCollator:
                 batch["teacher_shares"] = torch.from_numpy(shares.reshape(len(blocks), -1, 3))
             # A store fills `teacher_losses` and an online teacher `teacher_ids`. The other column
             # exists too, and is empty in every segment.
-            if _has_stored_losses(blocks):
+            if any(any(map(len, block["teacher_losses"])) for block in blocks):
                 losses = np.stack([_losses(block, widths) for block in blocks])
                 batch["teacher_losses"] = torch.from_numpy(losses)
             else:
@@ -185,7 +180,11 @@ class PackedCollator:
         limits = [sys.maxsize] * len(longest)
         if self.teacher_max_length is not None:
             limits = teacher_limits(self.teacher_max_length, len(longest))
-        return [padded_width(width, limit) for width, limit in zip(longest, limits, strict=True)]
+        widths = []
+        for width, limit in zip(longest, limits, strict=True):
+            # A few different widths, and none beyond the teacher's context.
+            widths.append(min(-(-width // 64) * 64, limit))
+        return widths
 
     def _ranges(self, block: Block, widths: Sequence[int]) -> IntArray:
         """Return the teacher ranges of a row, [K, S, 2], in the columns of all teachers."""
@@ -323,12 +322,6 @@ def _of_teacher(block: Block, column: Sequence[Any], teacher: int) -> list[Any]:
         edges = np.cumsum(counts)[:-1]
         parts.append(np.split(values, edges)[teacher])
     return parts
-
-
-def _has_stored_losses(blocks: Sequence[Block]) -> bool:
-    """Test whether any segment comes with losses from a store."""
-    segments = itertools.chain.from_iterable(block["teacher_losses"] for block in blocks)
-    return any(map(len, segments))
 
 
 def _losses(block: Block, widths: Sequence[int]) -> FloatArray:

@@ -84,7 +84,15 @@ def load_corpus(
         corpus = only_text(corpus, text_column, dataset)
         corpus.info.description = ""
         return corpus
-    instruction, files_by_split = _files_to_read(path, split, config_name, option)
+    all_files = _files_by_split(path, config_name, option)
+    instruction = split or _held_out(all_files, path, option)
+    files_by_split = {}
+    for part in instruction.split("+"):
+        name = part.partition("[")[0].strip()
+        if name not in all_files:
+            splits = f"one of {', '.join(all_files)} as {named('dataset_split')}"
+            raise OptionError(option, f"{path} has no split {name}: give {splits}, or give files")
+        files_by_split[name] = all_files[name]
     by_split = {}
     for name, files in files_by_split.items():
         corpora = []
@@ -183,25 +191,6 @@ def _local_path(dataset: str, option: str) -> Path | None:
 
 
 # -- Splits ----------------------------------------------------------------------------------------
-
-
-def _files_to_read(
-    path: Path, split: str | None, config_name: str | None, option: str
-) -> tuple[str, dict[str, list[Path]]]:
-    """Return an instruction such as `train[:10%]+validation`, and the files of its splits."""
-    files = _files_by_split(path, config_name, option)
-    instruction = split or _held_out(files, path, option)
-    chosen = {}
-    for part in instruction.split("+"):
-        name = part.partition("[")[0].strip()
-        if name not in files:
-            raise OptionError(
-                option,
-                f"{path} has no split {name}; its splits are {', '.join(files)}: give one by "
-                f"{named('dataset_split')}, or give files",
-            )
-        chosen[name] = files[name]
-    return instruction, chosen
 
 
 def _files_by_split(path: Path, config_name: str | None, option: str) -> dict[str, list[Path]]:

@@ -209,8 +209,7 @@ def align_corpus(
         no_rows: dict[str, list[object]] = {name: [] for name in features}
         return Segments(datasets.Dataset.from_dict(no_rows, features), [])
     # Everything that determines the rows must be in the key, or a run would read another's cache.
-    readers = f"{student.fingerprint()}|{teacher.fingerprint() if teacher else None}"
-    key = f"{_FORMAT}|{corpus._fingerprint}|{readers}"
+    key = f"{_FORMAT}|{corpus._fingerprint}|{student.fingerprint()}|{teachers.fingerprint()}"
     is_turns = is_conversations(corpus)
     if is_turns:
         if teachers.by_position:

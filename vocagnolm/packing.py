@@ -68,16 +68,10 @@ def as_block(index: int, columns: Mapping[str, Sequence[Any]]) -> Block:
 
 
 def teacher_limits(teacher_max_length: int | Sequence[int], teachers: int) -> list[int]:
-    """Return the limit of each teacher's tokens in a sequence.
-
-    Raises:
-        ValueError: there are several teachers and a single limit, or one too few.
-    """
+    """Return the limit of each teacher's tokens. A single limit is that of every teacher."""
     limits: list[int] = np.atleast_1d(teacher_max_length).tolist()
-    if len(limits) < teachers:
-        raise ValueError(
-            f"teacher_max_length must have a limit for each of {teachers} teachers, got {limits}"
-        )
+    if len(limits) == 1:
+        limits *= teachers
     # Without a teacher, there is nothing to compare a limit with.
     return limits[:teachers]
 
@@ -147,15 +141,6 @@ def pack(
         rooms |= 1 << room
     # A sequence keeps the corpus's order, not the order by size in which it was filled.
     return [sorted(block) for block in blocks]
-
-
-def padded_width(longest: int, limit: int) -> int:
-    """Return the columns of a teacher's rows: a few different widths, none beyond its context.
-
-    >>> padded_width(65, 4096), padded_width(65, 100)
-    (128, 100)
-    """
-    return min(-(-longest // 64) * 64, limit)
 
 
 class Blocks(Dataset[Block]):

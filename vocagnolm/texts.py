@@ -13,7 +13,7 @@ import json
 import lzma
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import datasets
 import pyarrow as pa
@@ -57,7 +57,6 @@ KINDS = {
     ".tsv": "csv",
     ".txt": "text",
 }
-_COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 # The most characters of a field of a CSV file. Python's own limit is shorter than many documents.
 _MAX_FIELD = 1 << 30
 _NO_OBJECT = "not a JSON object"
@@ -68,7 +67,7 @@ _NO_OBJECT = "not a JSON object"
 
 def kind_of(path: Path) -> str:
     """Name what a file holds by its suffix, or return "" if it is not read."""
-    if path.suffix.lower() in _COMPRESSIONS:
+    if path.suffix.lower() in _OPENERS:
         path = path.with_suffix("")
     return KINDS.get(path.suffix.lower(), "")
 
@@ -81,7 +80,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any] | str]:
         EOFError: the file is compressed and cut off. For Zstandard, it is an OSError.
     """
     kind = kind_of(path)
-    with _open(path) as file:
+    with _OPENERS.get(path.suffix.lower(), open)(path, "rb") as file:
         if kind == "text":
             # Line feeds become its line ends.
             yield {TEXT: file.read().replace(b"\r\n", b"\n").replace(b"\r", b"\n")}
@@ -146,28 +145,14 @@ def _open_zstandard(path: Path, mode: str) -> BinaryIO:
     return io.BufferedReader(stream, 1 << 20)
 
 
-# Who opens a file that begins with these bytes. The last ones are those of parallel tools.
-_OPENERS: dict[bytes, Callable[[Path, str], Any]] = {
-    b"\x1f\x8b": gzip.open,
-    b"BZh": bz2.open,
-    b"\xfd7zXZ": lzma.open,
-    b"\x28\xb5\x2f\xfd": _open_zstandard,
-    b"\x50\x2a\x4d\x18": _open_zstandard,
+# What opens a compressed file.
+_OPENERS: dict[str, Callable[[Path, str], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": _open_zstandard,
+    ".zstd": _open_zstandard,
 }
-
-
-def _open(path: Path) -> BinaryIO:
-    """Open a file for reading, and decompress it if its first bytes show a compression.
-
-    The suffix is ignored, because files are renamed more often than compressed again.
-    """
-    file = path.open("rb")
-    start = file.peek(6)
-    for magic, open_file in _OPENERS.items():
-        if start.startswith(magic):
-            file.close()
-            return cast(BinaryIO, open_file(path, "rb"))
-    return file
 
 
 # -- Records ---------------------------------------------------------------------------------------

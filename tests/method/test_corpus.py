@@ -336,7 +336,7 @@ def test_formats_of_a_directory_may_differ(tmp_path: Path) -> None:
         ("a.json", b'[{"text": "a"}, {"te', "Unterminated"),
         ("a.parquet", b"not parquet", "Parquet"),
         ("a.arrow", b"not arrow", "read"),
-        ("a.jsonl.gz", b"not gzip", "a.jsonl.gz:1: not valid JSON"),
+        ("a.jsonl.gz", b"not gzip", "Not a gzipped file"),
         ("a.csv", b"text,label\n", "no documents"),
         ("a.csv", b'text,label\na,0\n"hello,0\nb,1\n', "line 3: not valid CSV"),
         ("a.csv", b'text,label\n"hello" world,0\n', "line 2: not valid CSV"),

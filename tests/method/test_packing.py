@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from fractions import Fraction
 from typing import Any
 
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_blocks
 
 from vocagnolm.alignment import align_segment
-from vocagnolm.collator import PackedCollator, chunk_edges
+from vocagnolm.collator import chunk_edges
 from vocagnolm.data import Segments
 from vocagnolm.packing import Block, Blocks, pack
 from vocagnolm.training.in_python import prepare_dataset
@@ -228,9 +227,6 @@ def test_pack_rejects_segments_beyond_a_limit(limits: tuple[int, int]) -> None:
         pack([3, 1], [4, 1], *limits)
 
 
-def test_each_of_several_teachers_needs_a_limit() -> None:
-    message = re.escape("a limit for each of 2 teachers, got [9]")
-    with pytest.raises(ValueError, match=message):
-        pack([3, 4], [[3, 3], [4, 4]], 8, 9)
-    with pytest.raises(ValueError, match=message):
-        PackedCollator(8, teacher_max_length=9)._widths([{"teacher_counts": [np.array([2, 2])]}])
+def test_one_limit_is_that_of_every_teacher() -> None:
+    tokens = [3, 4], [[3, 3], [4, 4]]
+    assert pack(*tokens, 8, 9) == pack(*tokens, 8, [9, 9])

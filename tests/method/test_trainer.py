@@ -406,12 +406,6 @@ def test_collator_is_that_of_the_blocks_by_default(
     assert trainer.data_collator == expected
 
 
-def test_dataset_of_another_kind_names_blocks(pair: tuple[Any, Any], tmp_path: Path) -> None:
-    rows = [{"input_ids": [1, 2, 3]}] * 8
-    with pytest.raises(ValueError, match=r"lacks block, .* vocagnolm.packing"):
-        make_trainer(tmp_path, rows, *pair).train()
-
-
 def test_trainer_rejects_the_student_as_its_own_teacher(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
