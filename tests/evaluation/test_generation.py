@@ -433,11 +433,11 @@ def test_engine_completes_each_prompt(ends: list[str], tokenizer: Tokenizer, mod
 @pytest.mark.parametrize("n_prefix", [0, 5])
 def test_growing_layer_copies_no_key_at_most_steps(n_prefix: int) -> None:
     prefix, copying = DynamicLayer(), DynamicLayer()  # type: ignore[no-untyped-call]
-    if n_prefix:
-        prefix.update(torch.randn(1, 2, n_prefix, 4), torch.randn(1, 2, n_prefix, 3))
-        copying.update(*(held.repeat(3, 1, 1, 1) for held in (prefix.keys, prefix.values)))
-    held = [] if prefix.keys is None else [prefix.keys.clone(), prefix.values.clone()]
-    layer, places = GrowingLayer(prefix), []
+    prefix.update(torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 3))
+    held = [states[:, :, :n_prefix] for states in (prefix.keys, prefix.values)]
+    copying.update(*(states.repeat(3, 1, 1, 1) for states in held))
+    held = [prefix.keys.clone(), prefix.values.clone()]
+    layer, places = GrowingLayer(prefix, n_prefix), []
     for n_new in (7, *[1] * 200):
         new = torch.randn(3, 2, n_new, 4), torch.randn(3, 2, n_new, 3)
         found, expected = layer.update(*new), copying.update(*new)

@@ -131,7 +131,7 @@ WRONG_LINES: list[tuple[object, str]] = [
     (GOOD | {"gold": float("nan")}, ":2: .*gold"),
     (GOOD | {"gold": True}, ":2: .*gold"),
     (GOOD | {"benchmark": "math"}, ":2: .*math"),
-    ([GOOD], ":2: .*list"),
+    ([GOOD], ":2: .*object"),
     (GOOD | {"idx": 0}, "2 outputs of 1 items"),
     (GOOD | {"idx": "0", "sample": 0}, "2 outputs of 1 items"),
 ]

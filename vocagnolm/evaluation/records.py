@@ -8,7 +8,7 @@ line in the order of `idx` and `sample`. Until it is complete, each process appe
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -110,13 +110,12 @@ def numbered_lines(content: bytes, name: str) -> Iterator[tuple[int, JsonObject]
     for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():
             continue
-        try:
+        record = None
+        with suppress(ValueError):
             record = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{name}:{number}: expected a JSON object ({error})") from error
         if not isinstance(record, dict):
-            kind = type(record).__name__
-            raise ValueError(f"{name}:{number}: expected a JSON object, found a {kind}")
+            found = line[:100].decode(errors="replace")
+            raise ValueError(f"{name}:{number}: expected a JSON object, found {found}")
         yield number, record
 
 

@@ -78,34 +78,30 @@ def to_markdown(results: JsonObject) -> str:
     for column in results["benchmarks"].values():
         parts.append((column["column"], column))
     parts += results["averages"].items()
-    header = ["model"]
-    accuracies = [results["model"]["name"]]
-    intervals = ["95 % interval"]
-    opinions = [results["second_opinion"]]
     # With several outputs per item, the accuracy is avg@k, with pass@k below it. All benchmarks of
     # an evaluation are sampled in the same way.
     samples = max(part.get("samples", 1) for _, part in parts)
-    passes = [f"pass@{samples}"]
+    name, opinion = results["model"]["name"], results["second_opinion"]
+    cells = ["model", name, "95 % interval", opinion]
     if samples > 1:
-        accuracies[0] += f", avg@{samples}"
+        cells = ["model", f"{name}, avg@{samples}", "95 % interval", f"pass@{samples}", opinion]
+    table = [cells]
     for heading, part in parts:
-        header.append(heading)
         # A star marks numbers that should not be compared with published ones.
         star = "*" if part["marked"] else ""
-        accuracies.append(f"{part['rounded']:.1f}{star}")
         low, high = part["interval"]
-        intervals.append(f"{low:.1f} to {high:.1f}")
+        cells = [heading, f"{part['rounded']:.1f}{star}", f"{low:.1f} to {high:.1f}"]
+        if samples > 1:
+            # Averages have none.
+            passes = part.get("pass_at")
+            cells.append(f"{passes[str(samples)]['rounded']:.1f}{star}" if passes else "-")
         # The second grader does not judge letters, and has no averages.
         opinion = part.get("math_verify")
-        opinions.append(f"{opinion['rounded']:.1f}" if opinion else "-")
-        # Averages have none.
-        pass_at = part.get("pass_at")
-        passes.append(f"{pass_at[str(samples)]['rounded']:.1f}{star}" if pass_at else "-")
-    rows = [header, accuracies, intervals, opinions]
-    if samples > 1:
-        rows.insert(3, passes)
-    table = markdown_table(rows, padded=False)
-    lines = [table, "", f"- graded by {results['grader']}"]
+        cells.append(f"{opinion['rounded']:.1f}" if opinion else "-")
+        table.append(cells)
+    # Each list of cells is a column.
+    rows = list(zip(*table, strict=True))
+    lines = [markdown_table(rows, padded=False), "", f"- graded by {results['grader']}"]
     # Explain each star once, with the benchmarks that have it for this reason.
     for mark in results["marks"]:
         marked = []

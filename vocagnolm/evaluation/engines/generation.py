@@ -5,9 +5,8 @@ harness's vLLM path. The paper uses neither `Chat` nor `Sampling`.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import takewhile
 from typing import Literal
 
 from transformers import GenerationConfig
@@ -16,8 +15,8 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from vocagnolm.chat.reading import special_ids
 from vocagnolm.chat.render import DATE, check_date
 from vocagnolm.evaluation.tasks.benchmarks import CHAT_PROTOCOL, INSTRUCTION
-from vocagnolm.evaluation.tasks.tasks import Sampling, text_sha256, uniform
-from vocagnolm.fields import OptionError
+from vocagnolm.evaluation.tasks.tasks import Sampling, text_sha256
+from vocagnolm.fields import OptionError, listed
 
 # A stop string, an end-of-text token, `max_new_tokens` generated, or a full context.
 FinishReason = Literal["stop", "eos", "length", "context"]
@@ -101,10 +100,7 @@ class Engine:
         self.context = context
         # Any of these tokens ends a text: the model's and the tokenizer's, and in a chat the one
         # that ends a turn.
-        eos_ids = ending.eos_token_id
-        if not isinstance(eos_ids, list):
-            eos_ids = [eos_ids]
-        all_ids = {*eos_ids, tokenizer.eos_token_id}
+        all_ids = {*listed(ending.eos_token_id), tokenizer.eos_token_id}
         if chat:
             all_ids |= chat.end_ids
         self.eos_ids = frozenset(all_ids - {None})
@@ -130,10 +126,8 @@ class Engine:
         encoded: list[list[int]] = self.tokenizer(list(prompts), **options)["input_ids"]
         rows = []
         for index, ids in enumerate(encoded):
-            row = Row(index, ids, self, stops, max_new_tokens)
-            if sampling:
-                row.sampling, row.seed = sampling, seeds[index]
-            rows.append(row)
+            seed = seeds[index] if sampling else 0
+            rows.append(Row(index, ids, self, stops, max_new_tokens, sampling, seed))
         too_long = sum(row.room < 1 for row in rows)
         if too_long:
             longest = max(len(row) for row in rows)
@@ -153,6 +147,7 @@ class Engine:
         return str(self.tokenizer.decode(list(ids), **options))
 
 
+@dataclass(eq=False)
 class Row:
     """A prompt and the tokens of its completion so far, which is tested for its end."""
 
@@ -167,21 +162,17 @@ class Row:
     # text so far ends with the text of the tokens from there on, every character of which is whole.
     # A decoder with byte fallback even makes all bytes of a run unreadable for one that is wrong.
 
-    def __init__(
-        self, index: int, prompt: list[int], engine: Engine, stops: Sequence[str], max_new: int
-    ):
-        self.index = index
-        self.prompt = prompt
-        self.stops = stops
-        self.new: list[int] = []
-        self.is_finished = False
-        # None means greedy decoding, which draws nothing.
-        self.sampling: Sampling | None = None
-        self.seed = 0
-        self._engine = engine
-        self._max_new = max_new
-        self._longest_stop = max((len(stop) for stop in stops), default=0)
-        self._anchor = 0
+    index: int
+    prompt: list[int]
+    engine: Engine
+    stops: Sequence[str]
+    max_new_tokens: int
+    # None means greedy decoding, which draws nothing.
+    sampling: Sampling | None = None
+    seed: int = 0
+    new: list[int] = field(default_factory=list)
+    is_finished: bool = False
+    _anchor: int = 0
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.new)
@@ -189,40 +180,37 @@ class Row:
     @property
     def room(self) -> int:
         """The number of tokens that may still follow."""
-        return min(self._max_new - len(self.new), self._engine.context - len(self))
-
-    def next_uniform(self) -> float:
-        """Return the number in [0, 1) that decides the next token, independent of the batch."""
-        return uniform(self.seed, len(self.new))
+        return min(self.max_new_tokens - len(self.new), self.engine.context - len(self))
 
     def append(self, token: int) -> None:
         """Add a token, and test whether it ends the completion."""
         self.new.append(token)
-        is_last = token in self._engine.eos_ids or not self.room
+        is_last = token in self.engine.eos_ids or not self.room
         self.is_finished = is_last or self._completes_a_stop()
 
     def _completes_a_stop(self) -> bool:
-        if not self._longest_stop:
+        if not self.stops:
             return False
-        text = self._engine.decode(self.new[self._anchor :])
+        longest_stop = max(map(len, self.stops))
+        text = self.engine.decode(self.new[self._anchor :])
         # Most tokens have at least one character, so these contain any unfinished stop string.
-        distance = self._longest_stop + 4
+        distance = longest_stop + 4
         if len(self.new) - self._anchor >= 2 * distance:
-            tail = self._engine.decode(self.new[-distance:])
+            tail = self.engine.decode(self.new[-distance:])
             # U+FFFD stands for bytes that are not a whole character.
-            whole = len(tail) > self._longest_stop and "\ufffd" not in tail
+            whole = len(tail) > longest_stop and "\ufffd" not in tail
             if whole and text.endswith(tail):
                 self._anchor = len(self.new) - distance
         return any(stop in text for stop in self.stops)
 
     def completion(self) -> Completion:
         """Build the completion from the tokens."""
-        text = self._engine.decode(self.new)
+        text = self.engine.decode(self.new)
         reason: FinishReason = "stop"
         if not any(stop in text for stop in self.stops):
-            if self.new and self.new[-1] in self._engine.eos_ids:
+            if self.new and self.new[-1] in self.engine.eos_ids:
                 reason = "eos"
-            elif len(self.new) == self._max_new:
+            elif len(self.new) == self.max_new_tokens:
                 reason = "length"
             elif not self.room:
                 reason = "context"
@@ -242,13 +230,3 @@ def cut(text: str, stops: Sequence[str]) -> str:
         if place >= 0:
             end = min(end, place)
     return text[:end].strip()
-
-
-def shared_length(sequences: Sequence[list[int]]) -> int:
-    """Count the tokens with which all sequences begin.
-
-    >>> shared_length([[1, 2, 3], [1, 2, 4], [1, 2]])
-    2
-    """
-    places = zip(*sequences, strict=False)
-    return len(list(takewhile(lambda tokens: len(set(tokens)) == 1, places)))

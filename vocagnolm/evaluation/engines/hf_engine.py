@@ -26,8 +26,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 
-from vocagnolm.evaluation.engines.generation import Chat, Completion, Engine, Row, shared_length
-from vocagnolm.evaluation.tasks.tasks import Sampling
+from vocagnolm.evaluation.engines.generation import Chat, Completion, Engine, Row
+from vocagnolm.evaluation.tasks.tasks import Sampling, uniform
 from vocagnolm.models.load import context_length
 from vocagnolm.shell.extras import check_transformers, unsupported
 from vocagnolm.token_loss import require_finite
@@ -47,18 +47,14 @@ _SPARE = 128
 class GrowingLayer(DynamicLayer):
     """A layer's keys and values in buffers with spare room. `DynamicLayer` copies all each step.
 
-    It begins with those of a prefix that all rows share, copied from another layer.
+    It begins with the first `length` of those of a prefix that all rows share.
     """
 
-    def __init__(self, prefix: DynamicLayer):
+    def __init__(self, prefix: Any, length: int):
         super().__init__()  # type: ignore[no-untyped-call]
-        self._length = prefix.get_seq_length()
-        # Keys and values [rows, heads, places, width], at first [1, heads, prefix, width]. The list
-        # is empty if there is no prefix.
-        self._buffers = []
-        for states in (prefix.keys, prefix.values):
-            if states is not None:
-                self._buffers.append(states)
+        self._length = length
+        # Keys and values [rows, heads, places, width], at first [1, heads, prefix, width].
+        self._buffers = [prefix.keys[:, :, :length], prefix.values[:, :, :length]]
 
     def get_seq_length(self) -> int:
         """Return the number of tokens."""
@@ -70,8 +66,6 @@ class GrowingLayer(DynamicLayer):
         """Add the keys and values of new tokens, and return those of all tokens."""
         begin = self._length
         length = begin + key_states.shape[2]
-        if not self._buffers:
-            self._buffers = [key_states[:, :, :0], value_states[:, :, :0]]
         if self._buffers[0].shape[2] < length:
             self.widen(len(key_states), length)
         self._length = length
@@ -156,28 +150,25 @@ class HFEngine(Engine):
         cache = DynamicCache(config=self._model.config)
         # A row that is nearly done may wait for one that has just begun.
         places = max(len(row) + row.room for row in rows) + max(row.room for row in rows)
-        shared = shared_length([row.prompt[:-1] for row in rows])
-        n_shared = shared if _can_pad_inside(self._model, places) else 0
-        if n_shared:
-            _read(self._model, rows[0].prompt[:n_shared], cache)
+        n_shared = 0
+        if _can_pad_inside(self._model, places):
+            prompts = [row.prompt[:-1] for row in rows]
+            # What the first and the last in order share, all between them share, too.
+            first, last = min(prompts), max(prompts)
+            while n_shared < len(first) and first[n_shared] == last[n_shared]:
+                n_shared += 1
+        # Without such tokens, one is read for the shapes of its keys and values.
+        _read(self._model, rows[0].prompt[: max(n_shared, 1)], cache)
         return n_shared, cache.layers
 
     @torch.inference_mode()
     def _advance(self, batch: list[Row], n_shared: int, prefix: list[Any]) -> None:
         """Continue rows until half of them are finished."""
-        if not n_shared:
-            layers: list[Any] = []
-            for layer in prefix:
-                # A layer with windowed attention drops tokens, which these buffers cannot.
-                is_plain = type(layer) is DynamicLayer
-                layers.append(GrowingLayer(layer) if is_plain else copy.deepcopy(layer))
-            self._generate(batch, 0, layers)
-            return
         # Read a few rows of similar length at a time, with little padding. All of them continue
         # together.
         batch.sort(key=lambda row: -len(row))
         width = len(batch[0])
-        growing = [GrowingLayer(layer) for layer in prefix]
+        growing = [GrowingLayer(layer, n_shared) for layer in prefix]
         for layer in growing:
             layer.widen(len(batch), width)
         for first in range(0, len(batch), _READ_TOGETHER):
@@ -236,7 +227,9 @@ class HFEngine(Engine):
             sampling = batch[0].sampling
             if sampling is None:
                 return logits_BV
-            numbers_B = torch.tensor([row.next_uniform() for row in batch], device=device)
+            numbers_B = torch.tensor(
+                [uniform(row.seed, len(row.new)) for row in batch], device=device
+            )
             tokens_B = draw_tokens(logits_BV, numbers_B, sampling)
             return torch.zeros_like(logits_BV).scatter_(1, tokens_B[:, None], 1.0)
 

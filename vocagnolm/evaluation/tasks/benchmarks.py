@@ -149,13 +149,14 @@ def fill_in(template: str, fields: Mapping[str, object]) -> str:
     return _PLACE.sub(text_of, template)
 
 
-def _value(place: re.Match[str], fields: Mapping[str, object]) -> Any:
+def _value(place: re.Match[str], fields: Mapping[str, object]) -> str | int | float:
     """Look up the value for a place. A missing one is an error of any kind."""
     value: Any = fields[place[1]]
     for key in re.findall(r"[^\[\]]+", place[2]):
         value = value[int(key) if isinstance(value, list) else key]
-    # As text these would become the answers "None" and "nan".
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+    # As text, other values would become answers such as "None", "nan" or "['1', 'one']".
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    if not (isinstance(value, str | int | float) and is_finite):
         raise ValueError(f"{place[0]} must be a text or a number, found {json.dumps(value)}")
     return value
 
@@ -218,10 +219,8 @@ class Benchmark:
 
     def item(self, idx: int, row: RawRow) -> Item:
         """Build the item of a raw row. A row of another kind may raise any error."""
-        question, raw_gold = self._fill_templates(row) if self.question else READERS[self.id](row)
-        # As text, null would become the answer "None".
-        if not isinstance(question, str) or raw_gold is None:
-            raise ValueError("its question must be a text, and its answer must not be null")
+        read = self._filled if self.question else READERS[self.id]
+        question, raw_gold = read(row)
         # The harness normalises once before generation and once more when it grades.
         gold = normalise_gold(self.answer_kind, raw_gold)
         # An output without an answer would be right. In the harness this happens for one item of
@@ -231,22 +230,12 @@ class Benchmark:
         question += _HINTS.get(gold.lower(), "")
         return Item(idx, question.strip(), strip_string(gold))
 
-    def _fill_templates(self, row: RawRow) -> tuple[str, str]:
-        texts = []
-        for template in (self.question, self.answer):
-            for braces in _BRACES.finditer(template):
-                if not (braces[1] in row and _PLACE.fullmatch(braces[0])):
-                    raise ValueError(f"no field fills {braces[0]}")
-            text = fill_in(template, row)
-            # A template without fields would make all items equal.
-            if text == template:
-                raise ValueError(f"{template} names no field")
-            texts.append(text)
-        # A list of answers, any of which is right, would become the text of a list.
-        for place in _PLACE.finditer(self.answer):
-            if place[1] in row and isinstance(_value(place, row), list | dict):
-                raise ValueError(f"{place[0]} of answer must be a text or a number")
-        return texts[0], texts[1]
+    def _filled(self, row: RawRow) -> tuple[str, object]:
+        """Fill the templates of question and answer. Every field must be one of the row."""
+        for braces in _BRACES.finditer(f"{self.question} {self.answer}"):
+            if not (braces[1] in row and _PLACE.fullmatch(braces[0])):
+                raise ValueError(f"no field fills {braces[0]}")
+        return fill_in(self.question, row), fill_in(self.answer, row)
 
     def in_chat(self) -> "Benchmark":
         """Ask only the question, for an answer in a box, up to the end of the model's turn."""
