@@ -30,7 +30,7 @@ from vocagnolm.fields import (
     near,
     options_of,
 )
-from vocagnolm.shell.printing import log_main
+from vocagnolm.shell.io import log_main
 
 # A command may be called with the words of a command line, or without them.
 _Main = Callable[..., int]

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from vocagnolm.fields import OptionError
-from vocagnolm.shell.io import check_writable
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,17 @@ def check_output_directory(path: Path, record: str, documents: Iterable[str] = (
                 f"{path} is inside {name}, so its files would be read as documents: give a "
                 "directory elsewhere, or name the documents' files",
             )
-    check_writable(path)
+    # A directory that does not exist will be made in its nearest existing parent.
+    parent = path
+    while not parent.exists():
+        parent = parent.parent
+    # Make a file, because permission bits do not show a read-only file system.
+    try:
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        fault = f"{path}: {parent} cannot be written to ({error.strerror})"
+        raise OptionError("output_dir", fault) from error
     # A command that was killed may have left only the file of its lock.
     if (path / record).exists() or _lock_file(path, record).exists():
         return

@@ -167,10 +167,3 @@ def test_file_of_no_outputs_is_one_line(
     assert evaluate_math.main(["--regrade", str(tmp_path / name), "--benchmark", "gsm8k"]) == 2
     error = capsys.readouterr().err
     assert (name in error, named in error, error.count("\n")) == (True, True, 1)
-
-
-def test_output_that_cannot_be_written_costs_no_grading(tmp_path: Path) -> None:
-    """No grader is started."""
-    file = write(tmp_path / "outputs.jsonl", OUTPUTS)
-    with pytest.raises(ValueError, match="output"):
-        gsm8k(file, file / "graded.jsonl")

@@ -32,16 +32,11 @@ def launched(**given: Any) -> None:
 
 CASES: list[tuple[str, Callable[[], object]]] = [
     ("peft", lambda: parser.check(["--method", "cpt", "--use_peft"])),
-    ("wandb", lambda: parser.check(["--method", "cpt", "--report_to", "tensorboard", "wandb"])),
-    ("wandb", lambda: VocAgnoConfig(output_dir="o", report_to="wandb")),
-    ("tensorboard", lambda: VocAgnoConfig(output_dir="o", report_to=["tensorboard"])),
-    ("trackio", lambda: VocAgnoConfig(output_dir="o", report_to="trackio")),
     ("liger_kernel", lambda: VocAgnoConfig(output_dir="o", use_liger_kernel=True)),
     ("torchao", lambda: launched(teacher_quantization="fp8")),
     ("bitsandbytes", lambda: launched(teacher_quantization="nf4")),
     ("bitsandbytes", lambda: launched(teacher_quantization='{"load_in_8bit": true}')),
     ("flash_attn", lambda: launched(attn_implementation="flash_attention_2")),
-    ("wandb", lambda: evaluation.check(["--model", "m", "--report_to", "wandb"])),
     ("vllm", lambda: evaluation.check(["--model", "m", "--engine", "vllm"])),
     (
         "vllm",
@@ -57,7 +52,7 @@ CASES: list[tuple[str, Callable[[], object]]] = [
 def test_option_names_the_extra_when_its_package_is_missing(
     package: str, ask: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    missing = (package, "kernels", "tensorboardX")
+    missing = (package, "kernels")
     monkeypatch.setattr(extras, "is_installed", lambda name: name not in missing)
     with pytest.raises(ValueError, match=re.escape(f'"vocagnolm[{extras.EXTRAS[package]}]"')):
         ask()
@@ -111,16 +106,6 @@ def test_every_extra_is_declared_with_its_packages() -> None:
         (names,) = re.findall(rf"^{extra} = \[(.*?)\]", text, re.MULTILINE)
         distribution = package.rpartition(".")[2].replace("_", "-")
         assert f'"{distribution}' in names, package
-
-
-def test_newer_transformers_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    extras.check_transformers.__wrapped__()
-    assert not caplog.records
-    monkeypatch.setattr(extras, "NEWEST_TRANSFORMERS", "5.2")
-    extras.check_transformers.__wrapped__()
-    assert transformers.__version__ in caplog.text
 
 
 def test_newest_transformers_is_the_locked_one() -> None:

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub.errors import HTTPError, LocalTokenNotFoundError
 from world import World
 
 from vocagnolm.run import parser
-from vocagnolm.shell import hub
 from vocagnolm.training import job
 
 
@@ -19,23 +17,6 @@ def argv_of(world: World, out: Path, **changes: str) -> list[str]:
     """A command line without an evaluation."""
     options = {"eval_fraction": None, "use_cpu": "True", "save_total_limit": "2", **changes}
     return world.argv(str(out), **options)
-
-
-@pytest.mark.parametrize("error", [LocalTokenNotFoundError("nobody"), HTTPError("no\nroute")])
-def test_hub_is_asked_before_a_push(
-    error: Exception,
-    world: World,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    def reject(self: object) -> None:
-        raise error
-
-    monkeypatch.setattr(hub.HfApi, "whoami", reject)
-    assert parser.main(argv_of(world, tmp_path / "out", push_to_hub="True")) == 2
-    reason = " ".join(str(error).split())
-    assert f"--push_to_hub {reason}: run `hf auth login`" in capfd.readouterr().err
 
 
 def plan_of(capfd: pytest.CaptureFixture[str], argv: list[str]) -> dict[str, str]:

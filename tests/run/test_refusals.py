@@ -208,7 +208,7 @@ def test_ranking_keeps_its_input(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 WRONG_RUNS: list[tuple[dict[str, str], str]] = [
-    ({"student": "/no/model"}, "--student /no/model: no such directory"),
+    ({"student": "/no/model"}, "--student /no/model: no such file"),
     ({"teacher": "no-model"}, "--teacher no-model cannot be loaded"),
     ({"output_dir": "/proc/x/y"}, "--output_dir /proc/x/y: /proc cannot be written"),
     ({"max_length": "4096", "global_batch_tokens": "4096"}, "exceeds the student's context"),

@@ -26,8 +26,7 @@ from vocagnolm.cli import Exit, Parser, shell, stop
 from vocagnolm.demo.directory import CACHE, RESULTS, fresh_directory, leave_for_the_docs, seed_name
 from vocagnolm.demo.methods import METHODS, check_options
 from vocagnolm.fields import in_range
-from vocagnolm.shell.io import markdown_table, write_json
-from vocagnolm.shell.printing import print_main
+from vocagnolm.shell.io import markdown_table, print_main, write_json
 
 _NAME = "vocagnolm demo"
 # The defaults take two minutes on two cores, and all methods with four seeds take six.

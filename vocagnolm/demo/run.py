@@ -21,8 +21,7 @@ from vocagnolm.evaluation.extraction import extract
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.run.parser import parse
 from vocagnolm.run.train import train as run_job
-from vocagnolm.shell.io import ASSETS
-from vocagnolm.shell.printing import print_main
+from vocagnolm.shell.io import ASSETS, print_main
 from vocagnolm.spans import encode
 from vocagnolm.tokenizer import start_id
 

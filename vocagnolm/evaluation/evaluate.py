@@ -26,7 +26,7 @@ from vocagnolm.evaluation.tasks.benchmarks import (
 )
 from vocagnolm.evaluation.tasks.tasks import Sampling
 from vocagnolm.fields import OptionError, check_choice, in_range
-from vocagnolm.shell.extras import require, require_trackers
+from vocagnolm.shell.extras import require
 
 _NAME = "vocagnolm evaluate"
 _NO_MEMORY = "give a smaller --batch_size, a narrower --dtype, or --engine vllm"
@@ -83,7 +83,6 @@ def check(argv: Sequence[str] | None = None) -> Namespace:
     arguments.benchmarks = _choose_benchmarks(arguments)
     if arguments.regrade and len(arguments.benchmarks) != 1:
         raise OptionError("regrade", "needs the --benchmark of its outputs")
-    require_trackers(arguments.report_to)
     if arguments.engine == "vllm" and not arguments.dry_run:
         require("vllm", "--engine vllm")
     return arguments

@@ -15,7 +15,7 @@ from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.records import numbered_lines, to_line
 from vocagnolm.evaluation.tasks.benchmarks import Benchmark
 from vocagnolm.fields import OptionError
-from vocagnolm.shell.io import JsonObject, check_writable, write_text
+from vocagnolm.shell.io import JsonObject, write_text
 
 
 def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
@@ -24,8 +24,6 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
     The file has JSON lines, gzipped if its name ends in .gz. Each has `idx`, `gold` (parsed) and
     `raw_output`, like our item files.
     """
-    if output:
-        check_writable(output.parent, "output")
     # Read the whole file first, so that a wrong line is found before any grading.
     records = []
     answers = []

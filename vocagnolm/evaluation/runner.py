@@ -34,8 +34,7 @@ from vocagnolm.models.load import (
 )
 from vocagnolm.record import output_directory
 from vocagnolm.shell.dist import connect, machine_first, rank0
-from vocagnolm.shell.io import JsonObject
-from vocagnolm.shell.printing import log_main, print_main
+from vocagnolm.shell.io import JsonObject, log_main, print_main
 from vocagnolm.training.tracking import check_trackers
 
 

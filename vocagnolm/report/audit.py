@@ -38,10 +38,10 @@ from vocagnolm.report.mapping import (
 from vocagnolm.shell.io import (
     JsonObject,
     count_reasons,
+    print_main,
     write_json,
     write_text,
 )
-from vocagnolm.shell.printing import print_main
 from vocagnolm.spans import encode, encode_batch
 from vocagnolm.tokenizer import load_tokenizer, tokenizer_sha256
 

@@ -29,8 +29,7 @@ from vocagnolm.report.statistics import RESAMPLES, Pairing
 from vocagnolm.report.trainings import differing
 from vocagnolm.shell.extras import require
 from vocagnolm.shell.hub import public_name
-from vocagnolm.shell.io import markdown_table, write_json, write_text
-from vocagnolm.shell.printing import print_main
+from vocagnolm.shell.io import markdown_table, print_main, write_json, write_text
 
 _RECORD = "comparison.json"
 # What a reader must know to understand the tables and pictures.

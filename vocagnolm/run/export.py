@@ -25,8 +25,14 @@ from vocagnolm.fields import OptionError
 from vocagnolm.models.adapters import lora_config, merge_adapters, read_adapters
 from vocagnolm.models.load import ADAPTER_CONFIG, ModelSource, is_adapter, model_files
 from vocagnolm.shell.extras import require
-from vocagnolm.shell.io import MANIFEST_FILE, RUN_FILE, JsonObject, json_or_empty, read_json
-from vocagnolm.shell.printing import print_main
+from vocagnolm.shell.io import (
+    MANIFEST_FILE,
+    RUN_FILE,
+    JsonObject,
+    json_or_empty,
+    print_main,
+    read_json,
+)
 from vocagnolm.tokenizer import load_tokenizer
 from vocagnolm.training.options import ModelOptions
 from vocagnolm.training.run_directory import checkpoint_fault

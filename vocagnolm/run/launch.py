@@ -16,8 +16,7 @@ from types import FrameType
 from vocagnolm.cli import OneLineErrors
 from vocagnolm.fields import OptionError
 from vocagnolm.run.recipe import as_flags, find_file
-from vocagnolm.shell.io import read_mapping
-from vocagnolm.shell.printing import log_main
+from vocagnolm.shell.io import log_main, read_mapping
 
 CONFIGS = Path(__file__).parents[1] / "accelerate_configs"
 # Options of `accelerate launch` that differ between machines and runs. A file has the others.

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from vocagnolm.cli import Exit, shell
-from vocagnolm.shell.printing import print_main
+from vocagnolm.shell.io import print_main
 
 
 @shell("vocagnolm prepare", resumable=True)

@@ -7,8 +7,7 @@ from typing import Any
 
 from vocagnolm.cli import Parser, shell
 from vocagnolm.fields import OptionError, aliases_of, near, options_of
-from vocagnolm.shell.io import read_mapping
-from vocagnolm.shell.printing import print_main
+from vocagnolm.shell.io import print_main, read_mapping
 from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions, RunOptions
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"

@@ -18,8 +18,7 @@ import numpy as np
 from transformers import Trainer
 from transformers.integrations import integration_utils
 
-from vocagnolm.shell.io import JsonObject, versions, write_json
-from vocagnolm.shell.printing import is_main
+from vocagnolm.shell.io import JsonObject, is_main, versions, write_json
 from vocagnolm.training.job import Job
 from vocagnolm.training.models import Models
 from vocagnolm.training.options import RunOptions

@@ -11,8 +11,7 @@ from vocagnolm.run import tracked_run
 from vocagnolm.run.card import model_card, push
 from vocagnolm.run.plan import plan
 from vocagnolm.shell.dist import rank0
-from vocagnolm.shell.io import explain_full_disk, write_text
-from vocagnolm.shell.printing import print_main
+from vocagnolm.shell.io import explain_full_disk, print_main, write_text
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import run_directory
 from vocagnolm.training.job import Job, load_documents, prepare_models

@@ -3,15 +3,9 @@
 It does not import torch, which takes seconds, so a command can say at once what is missing.
 """
 
-import logging
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
-
-from packaging.version import Version
-
-from vocagnolm.fields import named
 
 # The newest version that passed all tests. Minor releases have renamed what this package uses.
 NEWEST_TRANSFORMERS = "5.24"
@@ -33,8 +27,6 @@ EXTRAS = {
 }
 # Extras that transformers may need to load a model or a tokenizer.
 _OF_LOADING = ("flash", "gguf", "peft", "quantization", "tokenizers")
-# Trackers that `--report_to` calls by their package names.
-_TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 
 
 def is_installed(package: str) -> bool:
@@ -72,16 +64,6 @@ def advice(error: BaseException) -> str:
     return ""
 
 
-def require_trackers(report_to: str | Iterable[str] | None) -> None:
-    """Require the packages of one or more trackers that `report_to` names."""
-    names = [report_to] if isinstance(report_to, str) else report_to or ()
-    for name in names:
-        # tensorboardX writes the same files, and transformers accepts either.
-        is_replaced = name == "tensorboard" and is_installed("tensorboardX")
-        if name in _TRACKERS and not is_replaced:
-            require(name, f"{named('report_to')} {name}")
-
-
 def require_quantization(settings: Mapping[str, object], wanted_by: str) -> None:
     """Require the package for a quantization config of transformers, if an extra installs it."""
     method = str(settings.get("quant_method", ""))
@@ -90,21 +72,6 @@ def require_quantization(settings: Mapping[str, object], wanted_by: str) -> None
         method = "bitsandbytes"
     if method in ("bitsandbytes", "torchao"):
         require(method, wanted_by)
-
-
-@cache
-def check_transformers() -> None:
-    """Warn once about a transformers that is newer than the tested ones."""
-    installed = version("transformers")
-    # Compare only major and minor versions, because patch releases rename nothing.
-    if Version(installed).release[:2] > Version(NEWEST_TRANSFORMERS).release[:2]:
-        logging.getLogger(__name__).warning(
-            "this vocagnolm was tested with transformers up to %s, not with %s: if anything fails, "
-            'pip install "transformers==%s.*"',
-            NEWEST_TRANSFORMERS,
-            installed,
-            NEWEST_TRANSFORMERS,
-        )
 
 
 def unsupported(what: str) -> ImportError:

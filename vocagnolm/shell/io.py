@@ -1,6 +1,6 @@
-"""Writes files that are complete or absent.
+"""Writes files that are complete or absent, and prints a job's messages once.
 
-It also formats reasons, versions and tables. It prints nothing itself.
+It also formats reasons, versions and tables. It does not import torch.
 """
 
 import errno
@@ -10,14 +10,14 @@ import json
 import os
 import platform
 import re
-import tempfile
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 import yaml
 
@@ -194,21 +194,6 @@ def count_reasons(reasons: Iterable[str]) -> str:
     return ", ".join(lines)
 
 
-def check_writable(directory: Path, option: str = "output_dir") -> None:
-    """Reject a directory for results before any work is done if nothing can be written there."""
-    # A directory that does not exist will be made in its nearest existing parent.
-    place = directory
-    while not place.exists():
-        place = place.parent
-    # Make a file, because permission bits do not show a read-only file system.
-    try:
-        with tempfile.TemporaryFile(dir=place):
-            pass
-    except OSError as error:
-        fault = f"{directory}: {place} cannot be written to ({error.strerror})"
-        raise OptionError(option, fault) from error
-
-
 def versions(packages: str) -> dict[str, str]:
     """Look up the versions of packages, given as names with spaces between. Skip absent ones.
 
@@ -246,3 +231,24 @@ def markdown_table(rows: Sequence[Sequence[str]], *, padded: bool = True) -> str
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
     lines.insert(1, f"|{'|'.join(dashes)}|")
     return "\n".join(lines)
+
+
+# -- Messages --------------------------------------------------------------------------------------
+
+
+def is_main() -> bool:
+    """Return True in the first process of a job, before and after the processes are connected."""
+    # A launcher sets RANK in each process. Without a launcher there is only one process.
+    return os.environ.get("RANK", "0") == "0"
+
+
+def print_main(text: str | None, file: TextIO | None = None) -> None:
+    """Print a result once per job; nothing for None and ""."""
+    if text and is_main():
+        print(text, file=file, flush=True)
+
+
+def log_main(text: str | None) -> None:
+    """Print on stderr whatever is not a result, once per job."""
+    # Stdout has only results, so that it can be piped into a file or another program.
+    print_main(text, sys.stderr)

@@ -39,8 +39,7 @@ from vocagnolm.cli import Parser, shell
 from vocagnolm.conventions import TEXT, UNMAPPED, IntArray, Spans
 from vocagnolm.fields import OptionError, corpora_of, in_range
 from vocagnolm.record import check_output_directory, output_directory
-from vocagnolm.shell.io import write_file
-from vocagnolm.shell.printing import print_main
+from vocagnolm.shell.io import print_main, write_file
 from vocagnolm.store.format import Store, StoredDocument
 from vocagnolm.store.score import make_parser
 

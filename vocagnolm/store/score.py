@@ -21,7 +21,7 @@ from pathlib import Path
 from vocagnolm.cli import Exit, Parser, shell
 from vocagnolm.fields import OptionError, in_range, json_settings
 from vocagnolm.shell.extras import require_quantization
-from vocagnolm.shell.printing import print_main
+from vocagnolm.shell.io import print_main
 from vocagnolm.store.format import SHARDS, find_faults, manifest_of
 
 

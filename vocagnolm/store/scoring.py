@@ -26,8 +26,7 @@ from vocagnolm.models.load import ModelSource, choose_dtype, context_length, rev
 from vocagnolm.readers import Reader, TeacherReaders, each_alone, teacher_reader
 from vocagnolm.record import Record, check_output_directory, differences
 from vocagnolm.shell.dist import connect, rank0
-from vocagnolm.shell.io import count_reasons, versions
-from vocagnolm.shell.printing import print_main
+from vocagnolm.shell.io import count_reasons, print_main, versions
 from vocagnolm.spans import Encoding, encode_batch, encode_rendered
 from vocagnolm.store import format as store
 from vocagnolm.store.server import ServerScorer

@@ -20,7 +20,7 @@ from vocagnolm.objective import Objective, StoredTeacher
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import TeacherReaders, student_reader, teacher_reader
 from vocagnolm.shell.dist import machine_first
-from vocagnolm.shell.printing import log_main
+from vocagnolm.shell.io import log_main
 from vocagnolm.store.format import is_store
 from vocagnolm.texts import only_text
 from vocagnolm.tokenizer import tokenizer_sha256

@@ -22,10 +22,9 @@ from vocagnolm.models.load import QUANTIZATIONS, quantization
 from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.objective import StoredTeacher
 from vocagnolm.packing import Blocks
-from vocagnolm.shell.dist import machine_first, rank0
+from vocagnolm.shell.dist import machine_first
 from vocagnolm.shell.extras import is_installed, require, require_quantization
-from vocagnolm.shell.hub import check_login
-from vocagnolm.shell.printing import log_main
+from vocagnolm.shell.io import log_main
 from vocagnolm.texts import is_conversations
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.models import Models, load_weights, read_models
@@ -66,9 +65,6 @@ def prepare_models(
     """Check what would fail late, and read the models' configurations and tokenizers."""
     check_launch(job)
     models = read_models(job.model, job.args, job.args.device, tokenizer=tokenizer)
-    if job.args.push_to_hub:
-        # One process asks the hub, and all of them raise its error.
-        rank0(lambda: check_login(job.args.hub_token))
     for line in options_without_effect(job, evaluates=evaluates):
         log_main(f"warning: {line}")
     return models

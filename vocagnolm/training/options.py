@@ -21,7 +21,7 @@ from vocagnolm.fields import (
     option,
 )
 from vocagnolm.method import Method
-from vocagnolm.shell.extras import require, require_trackers
+from vocagnolm.shell.extras import require
 
 # The paper's optimizer step has this many tokens (Section 4.3).
 PAPER_TOKENS = 2**21
@@ -511,7 +511,6 @@ class RunOptions:
         check_options(self)
         if self.max_steps == 0:
             raise OptionError("max_steps", "0 makes no update: use --dry_run to see the plan")
-        require_trackers(self.report_to)
 
 
 declare(ModelOptions, DataOptions, GuidanceOptions, RunOptions)

@@ -19,8 +19,7 @@ from vocagnolm.fields import OptionError, named
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, TeacherReaders
 from vocagnolm.shell.dist import cores
-from vocagnolm.shell.io import explain_full_disk
-from vocagnolm.shell.printing import log_main
+from vocagnolm.shell.io import explain_full_disk, log_main
 from vocagnolm.training.options import PackOptions
 
 # With fewer documents, processes take longer to start than they save on 32 cores.

@@ -37,7 +37,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from vocagnolm.fields import OptionError, at_shell
 from vocagnolm.record import Record, output_directory
 from vocagnolm.shell.dist import rank0
-from vocagnolm.shell.extras import check_transformers, unsupported
+from vocagnolm.shell.extras import unsupported
 from vocagnolm.shell.io import MANIFEST_FILE, RUN_FILE, explain_full_disk
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.guard import Preemption, StepGuard
@@ -91,7 +91,6 @@ class ResumableTrainer(Trainer):
     """
 
     def __init__(self, args: VocAgnoConfig, **kwargs: Any):
-        check_transformers()
         for name in _OVERRIDDEN:
             if not hasattr(Trainer, name):
                 raise unsupported(f"has no Trainer.{name}")

@@ -10,8 +10,7 @@ from typing import Any
 from transformers.integrations import integration_utils
 
 from vocagnolm.fields import OptionError
-from vocagnolm.shell.io import JsonObject, json_or_empty
-from vocagnolm.shell.printing import log_main
+from vocagnolm.shell.io import JsonObject, json_or_empty, log_main
 
 # This file in a run's directory has its place in Weights & Biases, so that a resumed run continues
 # the same curves.

@@ -29,7 +29,7 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList
 from vocagnolm.evaluation.engines.generation import Chat, Completion, Engine, Row
 from vocagnolm.evaluation.tasks.tasks import Sampling, uniform
 from vocagnolm.models.load import context_length
-from vocagnolm.shell.extras import check_transformers, unsupported
+from vocagnolm.shell.extras import unsupported
 from vocagnolm.token_loss import require_finite
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,6 @@ class HFEngine(Engine):
         batch_size: int,
         chat: Chat | None = None,
     ):
-        check_transformers()
         self._model: Any = model.eval()  # type: ignore[no-untyped-call]
         _check_servable(model)
         _check_finite(model)
