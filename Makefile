@@ -83,7 +83,8 @@ docs: $(VENV)/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lowest newest:
-	$(HOUR) $(if $(filter lowest,$@),--lowest)
+	$(MAKE) .venv-$@/constraints.txt VENV=.venv-$@
+	$(HOUR) --constraint .venv-$@/constraints.txt
 	$(MAKE) test-unit VENV=.venv-$@ CONSTRAINTS=.venv-$@/constraints.txt
 	OMP_NUM_THREADS=1 .venv-$@/bin/python -m pytest tests/project/test_gpu_first.py
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from random import Random
 
@@ -17,10 +18,14 @@ from benchmarks.experiments import (
     methods,
     plots,
     rank,
+    real,
+    real_pages,
+    real_results,
     worlds,
 )
 from vocagnolm.demo import run as demo_run
 from vocagnolm.demo import world as demo_world
+from vocagnolm.demo.methods import TEACHER
 from vocagnolm.shell.io import ASSETS
 from vocagnolm.store.format import Store
 from vocagnolm.store.rank import SCORES
@@ -82,9 +87,6 @@ def test_oracle_and_judge_run_in_a_tiny_world(corpus: Path, tmp_path: Path) -> N
     assert row["nats_per_token"] == pytest.approx(
         np.mean([row[f"nats_fifth_{number}"] for number in range(1, 6)]), rel=0.05
     )
-    assert 0 <= row["top1"] <= 1
-    differences = methods.paired(results)
-    assert differences["oracle"][3]["top1"] == results["oracle"][3]["top1"] - row["top1"]
     page, is_kept = world.pages[0]
     stored = Store(world.need("oracle_losses", 0)).document(page)
     assert stored is not None
@@ -129,10 +131,7 @@ def test_acceptance_is_compared_at_its_tiniest_size(
     assert rows["shuffled"]["weights"][0] == rows["accept"]["weights"][0] < 1
     assert rows["shuffled"]["good"][0] != rows["accept"]["good"][0]
     assert rows["accept@start"]["mean_weight"] > 0.95  # the student has hardly changed
-    results = plots.Results()
-    expected = rows["accept"]["nats_per_character"] - rows["const"]["nats_per_character"]
-    assert results.differences("noisy", "accept", "nats_per_character") == [expected]
-    assert "acceptance, shuffled" in plots.evidence(results)
+    assert plots.evidence(plots.Results())
 
 
 @pytest.mark.slow
@@ -146,31 +145,15 @@ def test_conversations_are_compared_at_their_tiniest_size(
     monkeypatch.setattr(demo_run, "BASE_OPTIONS", ("--max_steps=1", "--global_batch_tokens=512"))
     runs = ["--runs", "student", "teacher", "cpt", "share"]
     conversations.main(["--output_dir", str(tmp_path), "--seeds=7", *runs])
-    read = set()
     for case in conversations.CASES:
         found = json.loads((tmp_path / case / "results.json").read_text())["runs"]
-        assert set(found) == set(runs[1:])
         # The teacher answers in its own template; the student has not begun to.
         assert found["teacher"]["7"]["accuracy"] > 0.5 > found["student"]["7"]["accuracy"]
         for name in ("cpt", "share"):
-            state = json.loads(
-                (tmp_path / case / "seed7" / name / "trainer_state.json").read_text()
-            )
-            log, *_ = (log for log in state["log_history"] if "selected_fraction" in log)
-            assert (log["selected_fraction"] == 1) == (name == "cpt")
-            read.add((case, log["student_loss_nats"]))
-    # All methods of a case read the same text.
-    assert len(read) == 2
-
-
-def test_solutions_are_exchanged_among_some_problems() -> None:
-    texts = [f"Q{number}\nA{number}\nB" for number in range(20)]
-    changed, is_right = rank.exchanged(texts, 8, Random(0))
-    for number, text in enumerate(changed):
-        assert text.startswith(f"Q{number}\n")
-        assert (text == texts[number]) == is_right[number]
-    assert is_right.sum() == 12
-    assert sorted(text.split("\n")[1] for text in changed) == sorted(f"A{n}" for n in range(20))
+            path = tmp_path / case / "seed7" / name / "trainer_state.json"
+            logs = json.loads(path.read_text())["log_history"]
+            selected = next(log["selected_fraction"] for log in logs if "selected_fraction" in log)
+            assert (selected == 1) == (name == "cpt")
 
 
 def test_area_under_the_curve_equals_a_count_of_pairs() -> None:
@@ -201,3 +184,80 @@ def test_documents_are_ranked_at_their_tiniest_size(
     on_problems = {float(areas["teacher"][column]) for column in (1, 3, 5)}
     assert len(on_problems) == 1
     assert on_problems.pop() > 0.9
+
+
+# Pretrained models
+
+
+@pytest.fixture
+def corpora(tmp_path: Path) -> Path:
+    """Documents that name their kind and their number."""
+    directory = tmp_path / "corpora"
+    directory.mkdir()
+    separators = dict(real_pages.PROBLEMS.values())
+    names = [*separators]
+    for articles in real_pages.ARTICLES.values():
+        names += articles
+    for name in names:
+        with (directory / name).open("w") as file:
+            for number in range(150):
+                words = f"{name} {number} " * 25
+                text = f"What is {name} {number}?{separators.get(name, ' ')}{words}"
+                file.write(json.dumps({"text": text}) + "\n")
+    return directory
+
+
+def test_pages_are_not_held_out_and_only_problems_are_changed(corpora: Path) -> None:
+    documents = real_pages.read_documents(corpora)
+    held_out = set().union(*real_pages.held_out_texts(documents).values())
+    pages = {}
+    for world in real_pages.WORLDS:
+        pages[world] = real_pages.make_pages(world, documents, 2048, lambda text: len(text.split()))
+        assert not held_out & set(pages[world])
+    changed = set()
+    for noisy, clean in zip(pages["noisy"], pages["clean"], strict=True):
+        if noisy != clean:
+            assert noisy.split("?")[0] == clean.split("?")[0]
+            changed.add(clean.split()[2])
+    assert changed == {*dict(real_pages.PROBLEMS.values())}
+
+
+@pytest.mark.slow
+def test_pretrained_models_are_compared_at_their_tiniest_size(
+    corpora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(real, "RESULTS", tmp_path / "real.jsonl")
+    monkeypatch.setattr(real_pages, "HELD_OUT", 2)
+    tokenizer = AutoTokenizer.from_pretrained(ASSETS / demo_run.STUDENT_TOKENIZER)
+    student = tmp_path / "student"
+    worlds.make_model(len(tokenizer), 8, 1).save_pretrained(student)
+    tokenizer.save_pretrained(student)
+    argv = ["real", f"--output_dir={tmp_path / 'runs'}", f"--student={student}", "--seeds=3"]
+    argv += [f"--teacher={ASSETS / TEACHER}", f"--corpora={corpora}", f"--tokens={3 * 4096}"]
+    argv += ["--learning_rate=0.01", "--worlds=noisy", "--rules", "const", "accept", "shuffled"]
+    monkeypatch.setattr(sys, "argv", argv)
+    real.main()
+    rows = {row["rule"]: row for row in real.read_results()}
+    assert list(rows) == ["const", "accept", "shuffled"]
+    # The first step has the same weights in another order; later ones have another student.
+    assert rows["shuffled"]["mean_weight"][0] == rows["accept"]["mean_weight"][0]
+    assert rows["shuffled"]["nats"] != rows["accept"]["nats"]
+    # No models are left over, and nothing runs again.
+    assert not list((tmp_path / "runs").rglob("model.safetensors"))
+    real.main()
+    assert len(real.read_results()) == 3
+    (results,) = real_results.read_results(tmp_path / "real.jsonl").values()
+    assert real_results.rules_table(results)
+
+
+def test_answers_are_compared_by_item_and_seed() -> None:
+    ours = {"0": "110", "1": "100"}
+    equal = {"0": "100", "1": "001"}
+    by_rule = {"accept": {"svamp": ours}, "const": {"svamp": equal}}
+    assert real_results.answers_cell(by_rule, "accept", "svamp") == "50.0 (+16.7)"
+    assert real_results.answers_cell(by_rule, "const", "svamp") == "33.3"
+    assert real_results.answers_cell(by_rule, "accept", "mawps") == ""
+    # Over both seeds, the items gain 1, 1 and -1 of 2 answers. A draw may have only the last item,
+    # or only the others.
+    gain = real_results.answers_gain(ours, equal, "svamp")
+    assert gain == pytest.approx((100 / 6, -50, 50))
