@@ -15,6 +15,7 @@ import pytest
 import torch
 from real_models import GEMMA, SMOLLM2, real_model
 from transformers import AutoModelForCausalLM
+from world import assert_equal_weights, write_pages
 
 from vocagnolm.__main__ import main
 
@@ -22,9 +23,9 @@ from vocagnolm.__main__ import main
 pytestmark = pytest.mark.slow
 
 PROBLEM = (
-    "A shop sells pens at {price} dollars each. Mia buys {count} pens and pays with a {note} "
-    "dollar note. How much change does she get?\nThe pens cost {price} * {count} = {cost} dollars. "
-    "The change is {note} - {cost} = {change} dollars.\nThe answer is {change}."
+    "A shop sells pens at {price} dollars each. Mia buys {count} pens and pays with a 100 dollar "
+    "note. How much change does she get?\nThe pens cost {price} * {count} = {cost} dollars. The "
+    "change is 100 - {cost} = {change} dollars.\nThe answer is {change}."
 )
 
 
@@ -33,16 +34,14 @@ def problems(count: int) -> list[str]:
     for index in range(count):
         price, pens = 2 + index % 7, 3 + index % 5
         cost = price * pens
-        texts.append(
-            PROBLEM.format(price=price, count=pens, note=100, cost=cost, change=100 - cost)
-        )
+        texts.append(PROBLEM.format(price=price, count=pens, cost=cost, change=100 - cost))
     return texts
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pages") / "pages.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in problems(40)))
+    write_pages(path, problems(40))
     return path
 
 
@@ -72,32 +71,17 @@ def weights_of(directory: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def assert_equal_weights(weights: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> None:
-    assert weights.keys() == others.keys()
-    for name, weight in weights.items():
-        assert torch.equal(weight, others[name]), name
-
-
 def log_of(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (directory / "log.jsonl").read_text().splitlines()]
 
 
-def test_audit_maps_nearly_every_token(
-    pair: tuple[Path, Path], pages: Path, tmp_path: Path
-) -> None:
-    student, teacher = pair
-    run(
-        *("audit", "--student", student, "--teacher", teacher, "--dataset", pages),
-        *("--sequence_length", 256, "--output_dir", tmp_path),
-    )
-    assert (tmp_path / "audit.md").exists()
-
-
-def test_store_training_resume_export_and_evaluation(
-    pair: tuple[Path, Path], pages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_works(pair: tuple[Path, Path], pages: Path, tmp_path: Path) -> None:
     student, teacher = pair
     store, guided = tmp_path / "store", tmp_path / "guided"
+    run(
+        *("audit", "--student", student, "--teacher", teacher, "--dataset", pages),
+        *("--sequence_length", 256, "--output_dir", tmp_path / "audit"),
+    )
     run("score", "--teacher", teacher, "--dataset", pages, "--output_dir", store)
     settings: dict[str, object] = {"teacher_losses": store, "selection": "accept", "max_steps": 3}
     run(*training(student, pages, guided, **settings))
@@ -126,7 +110,6 @@ def test_store_training_resume_export_and_evaluation(
         *("inspect", "--student", student, "--teacher", teacher, "--dataset", pages),
         *("--max_length", 128, "--output_dir", tmp_path / "view"),
     )
-    assert "saved" in capsys.readouterr().out
 
 
 def test_adapters_train_and_merge(pages: Path, tmp_path: Path) -> None:
@@ -143,29 +126,13 @@ def test_adapters_train_and_merge(pages: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(merged(ids).logits, apart(ids).logits, rtol=0, atol=2e-3)
 
 
-def test_kld_rejects_a_teacher_with_another_vocabulary(
-    pair: tuple[Path, Path],
-    pages: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    student, teacher = pair
-    argv = training(student, pages, tmp_path / "run", teacher=teacher, method="kld")
-    assert main([str(word) for word in argv]) == 2
-    assert "vocabulary" in capsys.readouterr().err
-
-
 def test_conversations_are_read_in_both_templates(pair: tuple[Path, Path], tmp_path: Path) -> None:
     student, teacher = pair
     chats = tmp_path / "chats.jsonl"
     with chats.open("w") as file:
         for text in problems(24):
-            question, _, answer = text.partition("\n")
-            messages = [
-                {"role": "user", "content": question},
-                {"role": "assistant", "content": answer},
-            ]
-            file.write(json.dumps({"messages": messages}) + "\n")
+            prompt, _, completion = text.partition("\n")
+            file.write(json.dumps({"prompt": prompt, "completion": completion}) + "\n")
     # Gemma is a base model here, and has no template.
     options: dict[str, object] = {"max_length": 160, "global_batch_tokens": 320, "max_steps": 1}
     if student.name == GEMMA:
