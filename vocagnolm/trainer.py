@@ -33,19 +33,12 @@ from vocagnolm.models.probes import check_packing
 from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher
 from vocagnolm.packing import Blocks
 from vocagnolm.token_loss import add_token_losses
-from vocagnolm.training.batches import (
-    check_contexts,
-    check_evaluation,
-    check_packed,
-    make_collator,
-)
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.in_python import arguments_in_python, job_in_python, pack_evaluations
-from vocagnolm.training.job import Job, load_models
-from vocagnolm.training.models import Models
-from vocagnolm.training.packed import Packed
+from vocagnolm.training.job import Job, settings_of
+from vocagnolm.training.models import Models, load_models
+from vocagnolm.training.packed import Packed, make_collator, settings_of_data
 from vocagnolm.training.resumable import ResumableTrainer
-from vocagnolm.training.settings import settings_of, settings_of_data
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -103,12 +96,13 @@ class VocAgnoTrainer(ResumableTrainer):
         for name in ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics"):
             if kwargs.get(name) is not None:
                 raise ValueError(f"{name} has no effect: the method computes no logits")
+        # TRL's trainers call it `teacher_model`.
+        teacher = kwargs.pop("teacher_model", teacher)
         if prepared is None:
             prepared = job_in_python(
                 arguments_in_python(args, method, objective),
                 model,
-                # TRL's trainers call it `teacher_model`.
-                kwargs.pop("teacher_model", teacher),
+                teacher,
                 train_dataset,
                 kwargs.get("eval_dataset"),
                 tokenizer=kwargs.get("processing_class"),
@@ -117,9 +111,7 @@ class VocAgnoTrainer(ResumableTrainer):
         job, models, packed = prepared
         args, guidance = job.args, job.args.guidance
         # This checks the data, so it comes before gigabytes of weights are loaded.
-        collator = make_collator(guidance, args, packed.blocks, data_collator)
-        check_packed(packed.eval_blocks, collator, "eval_dataset")
-        check_evaluation(args, packed.eval_blocks)
+        collator = make_collator(args, packed.blocks, data_collator)
         student, teachers = load_models(job, models, model, teacher)
         if models is not None:
             kwargs["processing_class"] = models.student.tokenizer
@@ -155,8 +147,8 @@ class VocAgnoTrainer(ResumableTrainer):
         )
         if guidance.accepts:
             self.metrics.weight_name = "mean_weight"
-        if isinstance(self.train_dataset, Blocks):
-            self._check_data(self.train_dataset)
+        if isinstance(packed.blocks, Blocks) and not args.attend_across_documents:
+            self._check_packing(packed.blocks)
 
     def _prepare_student(self) -> None:
         """Make the student return token losses, and turn off what Trainer would do to them.
@@ -187,19 +179,15 @@ class VocAgnoTrainer(ResumableTrainer):
         # The device is passed, because FSDP2 moves the student only when training begins.
         add_token_losses(self.model, self.args.device)
 
-    def _check_data(self, blocks: Blocks) -> None:
-        """Reject sequences that the models cannot read, and attention that crosses documents."""
+    def _check_packing(self, blocks: Blocks) -> None:
+        """Reject attention that crosses documents, or has a window that is too short for one."""
         models = [self.model, *self.online_teachers]
-        check_contexts(models, blocks, "train_dataset")
         student_length, *teacher_lengths = blocks.longest_segments
         evaluated = self.eval_dataset
         for data in evaluated.values() if isinstance(evaluated, dict) else [evaluated]:
             if isinstance(data, Blocks):
-                check_contexts(models, data, "eval_dataset")
                 # A held-out document may be longer than all training documents.
                 student_length = max(student_length, data.longest_segments[0])
-        if self._job.args.attend_across_documents:
-            return
         # A teacher with the student's tokens reads the student's rows.
         lengths = [student_length, *(teacher_lengths or [student_length] * len(models))]
         for model, longest in zip(models, lengths, strict=False):
@@ -233,9 +221,7 @@ class VocAgnoTrainer(ResumableTrainer):
         """Align and pack documents; packed sequences, and names of evaluations, stay."""
         if dataset is None or isinstance(dataset, Blocks | str):
             return dataset
-        packed = pack_evaluations(self._job, self._models, dataset, argument)
-        check_packed(packed, self.data_collator, argument)
-        return packed
+        return pack_evaluations(self._job, self._models, dataset, argument)
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """Make a new student that returns token losses, for `model_init`."""

@@ -404,10 +404,3 @@ def test_collator_is_that_of_the_blocks_by_default(
     trainer = make_trainer(tmp_path, blocks, *pair, options=options)
     expected = PackedCollator(MAX_LENGTH, False, blocks.teacher_max_length, shares=True)
     assert trainer.data_collator == expected
-
-
-def test_trainer_rejects_the_student_as_its_own_teacher(
-    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match="are one object"):
-        make_trainer(tmp_path, blocks, pair[0], pair[0])

@@ -16,7 +16,7 @@ from vocagnolm.report.findings import findings
 from vocagnolm.report.plots import bar_series, read_curves
 from vocagnolm.report.trainings import METHODS, differing
 from vocagnolm.run import parser
-from vocagnolm.training.settings import settings_of
+from vocagnolm.training.job import settings_of
 
 PLAIN: dict[str, Any] = {"method": "cpt", "teacher": None}
 

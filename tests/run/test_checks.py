@@ -10,7 +10,7 @@ import pytest
 from world import World
 
 from vocagnolm.run import parser
-from vocagnolm.training import job
+from vocagnolm.training import packed
 
 
 def argv_of(world: World, out: Path, **changes: str) -> list[str]:
@@ -36,8 +36,8 @@ def test_plan_of_a_large_corpus_is_extrapolated(
     epoch: dict[str, Any] = {"max_steps": "-1", "num_train_epochs": "3"}
     argv = argv_of(world, tmp_path / "out", **epoch)
     whole = plan_of(capfd, argv)
-    monkeypatch.setattr(job, "_SMALL_DOCUMENTS", 20)
-    monkeypatch.setattr(job, "_SAMPLE_DOCUMENTS", 40)
+    monkeypatch.setattr(packed, "_SMALL_DOCUMENTS", 20)
+    monkeypatch.setattr(packed, "_SAMPLE_DOCUMENTS", 40)
     part = plan_of(capfd, argv)
     assert part["corpus"].startswith("pages.jsonl: of the first ones, 40 documents, ")
     assert part["steps"].endswith(" (from 40 of 60 documents)")
@@ -63,8 +63,8 @@ def test_small_corpus_is_read_whole_when_its_part_is_too_small(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(job, "_SMALL_DOCUMENTS", 3)
-    monkeypatch.setattr(job, "_SAMPLE_DOCUMENTS", 3)
+    monkeypatch.setattr(packed, "_SMALL_DOCUMENTS", 3)
+    monkeypatch.setattr(packed, "_SAMPLE_DOCUMENTS", 3)
     argv = argv_of(world, tmp_path / "out", global_batch_tokens="640000", dry_run="True")
     assert parser.main(argv) == 2
     assert "one optimizer step needs 10,000" in capfd.readouterr().err

@@ -15,10 +15,14 @@ from world import World
 from vocagnolm import data
 from vocagnolm.run import parser, prepare
 from vocagnolm.store import score
-from vocagnolm.training.job import epoch_steps, load_documents
 from vocagnolm.training.models import read_models
-from vocagnolm.training.packed import Packed
-from vocagnolm.training.settings import settings_of_data
+from vocagnolm.training.packed import (
+    Packed,
+    epoch_steps,
+    pack_documents,
+    read_corpora,
+    settings_of_data,
+)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +71,7 @@ def test_corpora_without_weights_are_read_once_as_one(
 def packed_of(argv: list[str]) -> Packed:
     job = parser.parse(argv)
     models = read_models(job.model, job.args, job.args.device)
-    return load_documents(job, models)
+    return pack_documents(job, models, read_corpora(job))
 
 
 def test_documents_are_counted_through_all_corpora(
@@ -97,7 +101,7 @@ def test_conversations_have_templates_and_losses_of_answers_alone(
     argv = world.argv("unused", teacher_chat_template="plain", global_batch_tokens="64", **chats)
     job = parser.parse(argv)
     models = read_models(job.model, job.args, job.args.device)
-    settings = settings_of_data(job, models, load_documents(job, models))
+    settings = settings_of_data(job, models, pack_documents(job, models, read_corpora(job)))
     assert settings["chat_templates_sha256"]
     with pytest.raises(ValueError, match="the questions of a conversation have none"):
         packed_of([*argv, "--method=chunk"])

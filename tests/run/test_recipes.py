@@ -16,8 +16,8 @@ from vocagnolm.run.parser import check, parse
 from vocagnolm.run.recipe import RECIPES, find_file, recipe_options
 from vocagnolm.shell import dist as processes
 from vocagnolm.training.config import VocAgnoConfig
+from vocagnolm.training.job import settings_of
 from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions, RunOptions
-from vocagnolm.training.settings import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = RECIPES / "base.yaml"

@@ -113,7 +113,7 @@ def timed_events(out: Path) -> list[tuple[float, str]]:
 def events(out: Path) -> list[str]:
     """The events that happen again in a like run: aligned documents are written only once."""
     names = [name for _, name in timed_events(out)]
-    loading = [n for n, name in enumerate(names) if name.startswith("load_documents")]
+    loading = [n for n, name in enumerate(names) if name.startswith(("read_corpora", "pack_doc"))]
     return names[: loading[0] + 1] + names[loading[-1] :]
 
 

@@ -19,7 +19,7 @@ from vocagnolm.run import parser, tracked_run
 from vocagnolm.run.parser import parse
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import tracking
-from vocagnolm.training.settings import settings_of
+from vocagnolm.training.job import settings_of
 
 SECTIONS = ("train/", "guidance/", "teacher/", "speed/", "memory/", "eval/")
 

@@ -71,7 +71,8 @@ def watch(moment: Moment) -> None:
 
         setattr(owner, name, replacement)
 
-    told(run_train, "load_documents", slow=False)
+    told(run_train, "read_corpora", slow=False)
+    told(run_train, "pack_documents", slow=False)
     told(VocAgnoTrainer, "compute_loss", slow=False)
     told(resumable.ResumableTrainer, "_save_checkpoint")
     for owner, name in (

@@ -14,8 +14,8 @@ from vocagnolm.fields import Option, OptionError, kinds_of, options_of
 from vocagnolm.run.parser import OPTIONS, parse
 from vocagnolm.shell import extras
 from vocagnolm.training.config import VocAgnoConfig, split_global_batch
+from vocagnolm.training.job import settings_of
 from vocagnolm.training.options import GuidanceOptions, RunOptions
-from vocagnolm.training.settings import settings_of
 
 T = ("--teacher", "t", "--use_cpu")
 

@@ -6,7 +6,6 @@ import json
 import logging
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -19,7 +18,6 @@ from vocagnolm import VocAgnoConfig, VocAgnoTrainer, __main__, prepare_dataset
 from vocagnolm.record import differences
 from vocagnolm.run.parser import parse
 from vocagnolm.run.recipe import recipe_options
-from vocagnolm.training.batches import check_evaluation
 
 SHORT: dict[str, Any] = {"max_length": 64, "per_device_train_batch_size": 8, "save_steps": 1}
 
@@ -210,19 +208,6 @@ def test_config_takes_a_dtype_and_one_name_for_a_list(tmp_path: Path) -> None:
     args = config(tmp_path, teacher_dtype=torch.bfloat16, teacher_tokenizer="org/t")
     assert (args.teacher_dtype, args.teacher_tokenizer) == ("bfloat16", ["org/t"])
     args.check_teachers(1, is_stored=False)
-
-
-def test_losses_that_an_evaluation_gives_may_choose_the_best_model(tmp_path: Path) -> None:
-    rows = [{"text": "a"}]
-    blocks = SimpleNamespace(parts={"web": 3, "math": 4})
-    for evaluated, metric in (
-        (rows, "loss"),
-        ({"a": rows, "b": rows}, "eval_b_loss"),
-        (blocks, "eval_math_loss"),
-        ({"a": blocks}, "a_web_loss"),
-    ):
-        args = config(tmp_path, eval_strategy="steps", metric_for_best_model=metric)
-        check_evaluation(args, evaluated)
 
 
 def test_names_of_trl_and_transformers_work(tmp_path: Path) -> None:

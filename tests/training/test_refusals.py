@@ -8,13 +8,12 @@ from typing import Any
 import datasets
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from world import World
 
 from vocagnolm import Method, VocAgnoConfig, VocAgnoTrainer, prepare_dataset
 
 ROW = {"text": "a"}
-BEST = {"eval_strategy": "steps", "save_strategy": "best"}
 CPT = {"method": "cpt", "teacher": None}
 # Settings that are no fields: other programs' names, and a slip.
 OTHER_NAMES = ("max_seq_length", "block_size", "topk")
@@ -69,15 +68,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     # Evaluations.
     ({"eval_strategy": "steps"}, "eval_strategy", "eval_dataset"),
-    ({**BEST, "metric_for_best_model": "foo", "eval_dataset": [ROW]}, "foo", "loss"),
-    # Without a metric, it is the loss. Several sets have one each, and none together.
-    ({**BEST, "eval_dataset": {"a": [ROW], "b": [ROW]}}, "metric_for_best_model", "a_loss, b_loss"),
     # Models.
-    ({"args": TrainingArguments("o", use_cpu=True)}, "args", "VocAgnoConfig"),
-    ({"model": 5}, "model", "int"),
     ({"model": frozen, **CPT}, "model", "no weights"),
     ({"model": adapted, "peft_config": lora, **CPT}, "peft_config", "already"),
-    ({"teacher": {"name": "t"}}, "teacher", "dict"),
     ({"teacher": store_and_model}, "teacher", "only one"),
     (
         {"optimizers": (torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]), None)},
@@ -85,8 +78,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "none of",
     ),
     # Documents.
-    ({"train_dataset": None}, "train_dataset", "missing"),
-    ({"train_dataset": []}, "train_dataset", "empty"),
+    ({"train_dataset": None}, "train_dataset", "NoneType"),
+    ({"train_dataset": []}, "train_dataset", "list"),
     ({"train_dataset": ["a"]}, "train_dataset", "must be a datasets.Dataset"),
     ({"train_dataset": OtherRows()}, "train_dataset", "Blocks"),
     ({"train_dataset": [{"id": 1}, {"text": 5}]}, "train_dataset", "1 null, 1 not text"),
@@ -98,14 +91,13 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"train_dataset": datasets.DatasetDict(train=datasets.Dataset.from_list([ROW]))},
         "train_dataset",
-        "train",
+        "DatasetDict",
     ),
     (
         {"eval_dataset": datasets.Dataset.from_list([ROW]).to_iterable_dataset()},
         "eval_dataset",
-        "stream",
+        "IterableDataset",
     ),
-    ({"eval_dataset": OtherRows()}, "eval_dataset", "Blocks"),
     ({"eval_dataset": [{"text": ""}]}, "eval_dataset", "no usable"),
     ({"train_dataset": [ROW]}, "train_dataset", "1 sequence"),
     # Packed sequences.
@@ -117,14 +109,14 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"train_dataset": lambda world: packed(world, "teacher", "teacher")},
         "train_dataset",
-        "another tokenizer",
+        "other tokenizers",
     ),
     (
         {"train_dataset": lambda world: packed(world, "student", "student")},
         "train_dataset",
-        "another tokenizer",
+        "other tokenizers",
     ),
-    ({"train_dataset": lambda world: packed(world, "student")}, "train_dataset", "0 teachers"),
+    ({"train_dataset": lambda world: packed(world, "student")}, "train_dataset", "tokenizers"),
 ]
 
 

@@ -16,8 +16,8 @@ from world import World
 from vocagnolm import VocAgnoConfig, VocAgnoTrainer, prepare_dataset
 from vocagnolm.packing import Blocks
 from vocagnolm.run.parser import parse
-from vocagnolm.training.job import load_documents
 from vocagnolm.training.models import read_models
+from vocagnolm.training.packed import pack_documents, read_corpora
 
 LENGTH, CONTEXT = 32, 128
 # Some documents have no text, or only white space; others do not fit and are cut.
@@ -47,7 +47,8 @@ def of_command(world: World, texts: list[str | None]) -> Any:
     pages.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     sizes = {"max_length": str(LENGTH), "global_batch_tokens": str(LENGTH), "eval_fraction": None}
     job = parse(world.argv("command", dataset=str(pages), use_cpu="True", **sizes))
-    return load_documents(job, read_models(job.model, job.args, job.args.device)).blocks
+    models = read_models(job.model, job.args, job.args.device)
+    return pack_documents(job, models, read_corpora(job)).blocks
 
 
 def sequences(blocks: Blocks) -> list[dict[str, Any]]:

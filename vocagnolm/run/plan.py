@@ -16,9 +16,9 @@ from vocagnolm.models.cost import GATHERED, Layout, Precision, student_memory, t
 from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.spans import encode
 from vocagnolm.training.config import VocAgnoConfig
-from vocagnolm.training.job import Job, steps_of
+from vocagnolm.training.job import Job
 from vocagnolm.training.models import Models
-from vocagnolm.training.packed import Packed
+from vocagnolm.training.packed import Packed, steps_of
 from vocagnolm.training.run_directory import step_of
 
 # If one process makes a plan alone, it is for machines with this many devices.

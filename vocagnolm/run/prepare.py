@@ -26,10 +26,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     job = parse(argv, on_hub=True)
     from vocagnolm.run.plan import describe_documents
-    from vocagnolm.training.job import load_documents
     from vocagnolm.training.models import read_models
+    from vocagnolm.training.packed import pack_documents, read_corpora
 
     # Read only configurations and tokenizers, because aligning needs no weights.
     models = read_models(job.model, job.args, job.args.device)
-    packed = load_documents(job, models)
+    packed = pack_documents(job, models, read_corpora(job))
     print_main("\n".join(describe_documents(packed, models)))

@@ -14,8 +14,9 @@ from vocagnolm.shell.dist import rank0
 from vocagnolm.shell.io import explain_full_disk, print_main, write_text
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import run_directory
-from vocagnolm.training.job import Job, load_documents, prepare_models
-from vocagnolm.training.settings import settings_of
+from vocagnolm.training.job import Job, check_launch, settings_of
+from vocagnolm.training.models import read_models
+from vocagnolm.training.packed import pack_documents, read_corpora
 from vocagnolm.training.tracking import check_trackers
 
 
@@ -47,15 +48,17 @@ def train(job: Job) -> int:
         # One process asks for the key, because only it talks to the trackers.
         rank0(lambda: check_trackers(args.report_to))
 
+    check_launch(job, evaluates=bool(job.data.eval_dataset or job.data.eval_fraction))
+    models = read_models(job.model, args, args.device)
     # The plan is made from the first documents, which are enough for a large corpus.
-    models = prepare_models(job, evaluates=bool(job.data.eval_dataset or job.data.eval_fraction))
-    packed = load_documents(job, models, sample=True)
+    corpora = read_corpora(job)
+    packed = pack_documents(job, models, corpora, sample=True)
     print_main(plan(job, models, packed, checkpoint))
     if args.dry_run:
         print_main(f"note       {conflict}" if conflict else None)
         return Exit.DONE
     if not packed.is_whole:
-        packed = load_documents(job, models)
+        packed = pack_documents(job, models, corpora)
 
     # The trainer comes last, so that a wrong command leaves no trace in the directory.
     trainer = VocAgnoTrainer(prepared=(job, models, packed))

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-from torch import nn
+from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.chat.reading import TrainOn
 from vocagnolm.corpus import read_list
-from vocagnolm.fields import listed
+from vocagnolm.fields import check_interval, listed
 from vocagnolm.method import Method, name_own
+from vocagnolm.models.load import context_length
 from vocagnolm.objective import Objective, StoredTeacher
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import TeacherReaders, student_reader, teacher_reader
@@ -25,16 +26,16 @@ from vocagnolm.store.format import is_store
 from vocagnolm.texts import only_text
 from vocagnolm.tokenizer import tokenizer_sha256
 from vocagnolm.training.config import VocAgnoConfig
-from vocagnolm.training.job import (
-    Job,
+from vocagnolm.training.job import Job, check_launch
+from vocagnolm.training.models import Models, read_models
+from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions, PackOptions
+from vocagnolm.training.packed import (
+    Packed,
     check_enough,
+    pack_corpora,
     pack_evaluation,
     pack_training,
-    prepare_models,
 )
-from vocagnolm.training.models import Models
-from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions, PackOptions
-from vocagnolm.training.packed import Packed, pack_corpora
 
 
 def prepare_dataset(
@@ -61,55 +62,43 @@ def prepare_dataset(
         ValueError: an argument is wrong, or no document can be used.
     """
     teacher_tokenizers = listed(teacher_tokenizer or [])
-    tokenizers = [("student_tokenizer", student_tokenizer)]
-    tokenizers += [("teacher_tokenizer", tokenizer) for tokenizer in teacher_tokenizers]
-    for name, tokenizer in tokenizers:
-        if not isinstance(tokenizer, PreTrainedTokenizerBase):
-            raise ValueError(f"{name} must be a tokenizer, got {type(tokenizer).__name__}")
     # A window has a start token, and must have at least one more.
-    if not isinstance(teacher_context, int) or teacher_context < 2:
-        raise ValueError(f"teacher_context must be an integer of at least 2, got {teacher_context}")
-    if not is_documents(dataset, "dataset"):
-        raise ValueError(f"dataset must be a datasets.Dataset, got {type(dataset).__name__}")
-    texts = read_documents(dataset, "dataset", text_column)
+    check_interval("teacher_context", teacher_context, "[2, inf)")
+    if not _is_documents(dataset, "dataset"):
+        raise ValueError("dataset must have documents, which are not packed yet")
+    texts = _read_documents(dataset, "dataset", text_column)
     readers = [teacher_reader(tokenizer, teacher_context) for tokenizer in teacher_tokenizers]
     teachers = TeacherReaders(readers) if readers else None
     options = PackOptions(max_length=max_length, train_on=train_on, dataset_num_proc=num_proc)
     student = student_reader(student_tokenizer, max_length)
     blocks: Blocks = pack_corpora({"": texts}, student, teachers, options, "dataset").blocks
-    blocks.tokenizers_sha256 = [tokenizer_sha256(tokenizer) for _, tokenizer in tokenizers]
+    tokenizers = [student_tokenizer, *teacher_tokenizers]
+    blocks.tokenizers_sha256 = [tokenizer_sha256(tokenizer) for tokenizer in tokenizers]
     return blocks
 
 
-def is_documents(data: Any, name: str) -> bool:
-    """Test whether data are documents to align, instead of packed sequences.
+def _is_documents(data: Any, name: str) -> bool:
+    """Test whether data are documents to align, instead of packed sequences or None.
 
     Raises:
-        ValueError: they are neither, or there are none.
+        ValueError: they are neither, such as a `DatasetDict` of several splits or a stream.
     """
-    if isinstance(data, datasets.DatasetDict):
-        raise ValueError(
-            f"{name} has several splits ({', '.join(data)}): give one, such as dataset['train']"
-        )
-    if isinstance(data, datasets.IterableDataset):
-        raise ValueError(
-            f"{name} is a stream, and a run on it could not resume: load it without streaming=True"
-        )
-    if isinstance(data, list | datasets.Dataset) and not len(data):
-        raise ValueError(f"{name} is empty: it needs at least one document")
-    is_rows = isinstance(data, list) and all(isinstance(row, dict) for row in data)
-    if isinstance(data, str | Path | list | dict) and not is_rows:
+    if data is None:
+        return False
+    is_rows = isinstance(data, list) and bool(data) and isinstance(data[0], dict)
+    is_dataset = isinstance(data, datasets.Dataset | Dataset)
+    # A run on a stream could not resume.
+    if isinstance(data, datasets.IterableDataset) or not (is_rows or is_dataset):
         raise ValueError(
             f'{name} must be a datasets.Dataset, a list of dicts such as {{"text": ...}}, or the '
             f"Blocks of prepare_dataset, got {type(data).__name__}"
         )
     # Rows with ids are packed, and go to a collator of the user's own.
-    return isinstance(data, datasets.Dataset) or (
-        is_rows and not {"student_ids", "input_ids"} & data[0].keys()
-    )
+    is_packed = is_rows and bool({"student_ids", "input_ids"} & data[0].keys())
+    return isinstance(data, datasets.Dataset) or (is_rows and not is_packed)
 
 
-def read_documents(data: Any, name: str, text_column: str | None = None) -> datasets.Dataset:
+def _read_documents(data: Any, name: str, text_column: str | None = None) -> datasets.Dataset:
     """Read the texts or conversations of documents."""
     if isinstance(data, list):
         return read_list(data, text_column, name)
@@ -123,11 +112,7 @@ def arguments_in_python(
 
     A `method` next to a config replaces the config's.
     """
-    if args is None:
-        args = VocAgnoConfig()
-    if not isinstance(args, VocAgnoConfig):
-        raise ValueError(f"args must be a VocAgnoConfig, got {type(args).__name__}")
-    args = copy.copy(args)
+    args = copy.copy(args or VocAgnoConfig())
     args.accelerator_config = copy.copy(args.accelerator_config)
     if isinstance(method, str):
         method = Method(method)
@@ -165,11 +150,10 @@ def job_in_python(
     count = teacher.teachers if is_packed else options.teachers
     args.check_teachers(count, is_stored=is_packed or bool(options.teacher_losses))
     job = Job(options, DataOptions(dataset=[]), args, peft_config=peft_config)
-    data = [("train_dataset", train_dataset)]
-    for evaluation in eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]:
-        data.append(("eval_dataset", evaluation))
     # All of them are checked, whatever the first one is.
-    kinds = [is_documents(dataset, argument) for argument, dataset in data]
+    kinds = [_is_documents(train_dataset, "train_dataset")]
+    for part in eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]:
+        kinds.append(_is_documents(part, "eval_dataset"))
     named_models = [options.student, *(options.teacher or ()), *(options.teacher_losses or ())]
     models = None
     if any(kinds) or any(isinstance(model, str) for model in named_models):
@@ -179,8 +163,8 @@ def job_in_python(
                 "model_init, give the Blocks of prepare_dataset and a loaded teacher"
             )
         args.output_dir = args.output_dir or options.output_dir(args.method)
-        evaluates = eval_dataset is not None
-        models = prepare_models(job, evaluates=evaluates, tokenizer=tokenizer)
+        check_launch(job, evaluates=eval_dataset is not None)
+        models = read_models(options, args, args.device, tokenizer=tokenizer)
     # The first process of a machine fills the cache, and the others read from it.
     with machine_first():
         packed = pack_dataset(job, models, train_dataset, "train_dataset")
@@ -194,11 +178,6 @@ def _model_options(student: Any, teachers: list[Any]) -> ModelOptions:
     models: list[Any] = []
     stores = []
     for number, model in enumerate([student, *teachers]):
-        argument = "teacher" if number else "model"
-        if model is not None and not isinstance(model, str | Path | nn.Module):
-            raise ValueError(
-                f"{argument} must be a name, a directory or a model, got {type(model).__name__}"
-            )
         model = str(model) if isinstance(model, Path) else model
         if number and isinstance(model, str) and is_store(Path(model)):
             stores.append(model)
@@ -213,17 +192,17 @@ def pack_dataset(job: Job, models: Models | None, data: Any, argument: str) -> P
     """Align and pack documents from Python. Packed sequences stay as they are.
 
     Raises:
-        ValueError: documents cannot be used, or sequences are of other tokenizers.
+        ValueError: documents cannot be used, or sequences do not suit the models.
     """
-    if not is_documents(data, argument):
-        if models:
-            _check_tokenizers(data, models, argument)
+    if not _is_documents(data, argument):
+        if isinstance(data, Blocks):
+            _check_blocks(job, models, data, argument)
         return Packed(data)
     if models is None:
         raise ValueError(
             f"{argument} must be packed, as train_dataset is: give the Blocks of prepare_dataset"
         )
-    texts = {"": read_documents(data, argument)}
+    texts = {"": _read_documents(data, argument)}
     if argument != "train_dataset":
         return pack_evaluation(job, models, texts, argument)
     packed = pack_training(job, models, texts, argument)
@@ -238,26 +217,43 @@ def pack_evaluations(job: Job, models: Models | None, data: Any, argument: str) 
     return None if data is None else pack_dataset(job, models, data, argument).blocks
 
 
-def _check_tokenizers(blocks: Any, models: Models, argument: str) -> None:
-    """Reject sequences of `prepare_dataset` that were packed with the tokenizers of other models.
+def _check_blocks(job: Job, models: Models | None, blocks: Blocks, argument: str) -> None:
+    """Reject sequences of `prepare_dataset` that were packed for other models or settings.
 
-    The ids of another tokenizer would be trained on as if they were the models' own.
+    The ids of another tokenizer would be trained on as if they were the models' own, and a segment
+    beyond a model's context would get losses for which the model was not made.
     """
-    hashes = getattr(blocks, "tokenizers_sha256", None)
-    if hashes is None:
-        return
-    read = [models.student]
-    # An evaluation needs no teacher, and with KLD the teacher reads the student's tokens.
-    if argument == "train_dataset" and models.teacher_readers:
-        read += models.teachers
-    if len(hashes) < len(read):
+    if argument == "train_dataset" and job.args.max_length != blocks.max_length:
         raise ValueError(
-            f"{argument} was packed for {len(hashes) - 1} teachers, and this run has "
-            f"{len(read) - 1}: give their tokenizers to prepare_dataset"
+            f"{argument} has sequences of {blocks.max_length} tokens: set args.max_length to it"
         )
-    for model, sha256 in zip(read, hashes, strict=False):
-        if tokenizer_sha256(model.tokenizer) != sha256:
+    # Without names, the models themselves. Only `model_init` may leave the student open.
+    with_configs: list[Any] = [job.model.student, *(job.model.teacher or ())]
+    if models:
+        with_configs = [models.student, *models.teachers]
+        read = [models.student]
+        # An evaluation needs no teacher, and with KLD the teacher reads the student's tokens.
+        if argument == "train_dataset" and models.teacher_readers:
+            read += models.teachers
+        hashes = [tokenizer_sha256(model.tokenizer) for model in read]
+        # An unknown tokenizer is the user's own responsibility.
+        packed_for = blocks.tokenizers_sha256 or hashes
+        if hashes != packed_for[: len(hashes)]:
             raise ValueError(
-                f"{argument} was packed with another tokenizer than that of {model.source.name}: "
-                "give prepare_dataset the tokenizers of model and teacher"
+                f"{argument} was packed with other tokenizers than those of "
+                f"{', '.join(model.source.name for model in read)}: give prepare_dataset the "
+                "tokenizers of model and teacher"
+            )
+    lengths = blocks.longest_segments
+    for index, model in enumerate(with_configs):
+        if model is None:
+            continue
+        # A teacher with the student's tokens reads the student's segments.
+        length = lengths[index] if index < len(lengths) else lengths[0]
+        context = context_length(model.config)
+        if length > context:
+            role, option = ("teacher", "teacher_context") if index else ("student", "max_length")
+            raise ValueError(
+                f"{argument} has a segment of {length} {role} tokens, and the {role}'s context is "
+                f"{context}: give prepare_dataset {option}={context}"
             )

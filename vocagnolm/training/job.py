@@ -1,41 +1,26 @@
-"""A job before it trains: the models and documents that its options name."""
+"""A job: what its options name, what it cannot be here, and the settings that define its run."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+import hashlib
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import datasets
 from accelerate.utils import parse_flag_from_env
-from torch import nn
-from transformers import PreTrainedTokenizerBase, Trainer
-from transformers.training_args import OptimizerNames
 
-from vocagnolm.corpus import load_corpus, load_sample
-from vocagnolm.fields import OptionError, corpora_of, named, options_of, without_effect
-from vocagnolm.method import Method
-from vocagnolm.models.adapters import adapt, check_adapted
-from vocagnolm.models.load import QUANTIZATIONS, quantization
+from vocagnolm.fields import OptionError, named, options_of, without_effect
+from vocagnolm.method import Method, load_own
+from vocagnolm.models.load import QUANTIZATIONS, quantization, weight_sizes
 from vocagnolm.models.sharding import devices_of_a_machine
-from vocagnolm.objective import StoredTeacher
-from vocagnolm.packing import Blocks
-from vocagnolm.shell.dist import machine_first
-from vocagnolm.shell.extras import is_installed, require, require_quantization
+from vocagnolm.shell.extras import require, require_quantization
 from vocagnolm.shell.io import log_main
-from vocagnolm.texts import is_conversations
+from vocagnolm.store.format import manifest_of
 from vocagnolm.training.config import VocAgnoConfig
-from vocagnolm.training.models import Models, load_weights, read_models
 from vocagnolm.training.options import DataOptions, ModelOptions
-from vocagnolm.training.packed import Packed, pack_corpora
-from vocagnolm.training.sampler import mixed_counts
-
-# A plan of a large corpus is made from this many documents.
-_SAMPLE_DOCUMENTS = 1000
-# For a plan, a corpus with at most this many documents is read whole.
-_SMALL_DOCUMENTS = 10_000
 
 
 @dataclass(frozen=True)
@@ -53,42 +38,18 @@ class Job:
     # Python may give a PEFT config instead of the options for adapters.
     peft_config: Any = None
 
-    @property
-    def loads_teacher(self) -> bool:
-        """True if a teacher is a model in memory, and not a store."""
-        return bool(self.model.teacher)
 
-
-def prepare_models(
-    job: Job, *, evaluates: bool, tokenizer: PreTrainedTokenizerBase | None = None
-) -> Models:
-    """Check what would fail late, and read the models' configurations and tokenizers."""
-    check_launch(job)
-    models = read_models(job.model, job.args, job.args.device, tokenizer=tokenizer)
-    for line in options_without_effect(job, evaluates=evaluates):
-        log_main(f"warning: {line}")
-    return models
-
-
-def options_without_effect(job: Job, *, evaluates: bool) -> Iterator[str]:
-    """Yield a line for each option that has another value than its default and no effect."""
-    classes = (ModelOptions, DataOptions, VocAgnoConfig)
-    values: dict[str, object] = vars(job.args) | vars(job.data) | vars(job.model)
-    values["eval_dataset"] = evaluates
-    faults = dict(without_effect(values, *classes))
-    # A method reads only some of its settings.
-    read = job.args.guidance.in_effect()
-    for declared in options_of(Method):
-        if declared.name not in read and values[declared.name] != declared.default:
-            faults[declared.name] = f"with {job.args.guidance.as_typed}"
-    for name in sorted(faults):
-        yield f"{named(name)} has no effect {faults[name]}"
-
-
-def check_launch(job: Job) -> None:
-    """Raise a ValueError for options that these processes and devices cannot support."""
+def check_launch(job: Job, *, evaluates: bool) -> None:
+    """Raise a ValueError for what would fail late, and warn about options without effect."""
     args = job.args
-    _check_packages(args)
+    # The package is loaded with the teacher. A plan may be made on a smaller machine than the
+    # job's, but a config of the user's own is read.
+    is_planned = args.dry_run and args.teacher_quantization in QUANTIZATIONS
+    if args.teacher_quantization and not is_planned:
+        option = f"{named('teacher_quantization')} {args.teacher_quantization}"
+        if args.teacher_quantization == "fp8":
+            require("torchao", option)
+        require_quantization(quantization(args.teacher_quantization), option)
     # A layer's weights are gathered only for its own forward pass. Whatever reads the output head
     # from outside would get a shard.
     if args.teacher_sharding == "node":
@@ -108,205 +69,108 @@ def check_launch(job: Job) -> None:
             f"fsdp_activation_checkpointing is not supported with {named('use_peft')}: PEFT would "
             f"save no adapters: set it to false and use {named('activation_checkpointing')}"
         )
+    for line in options_without_effect(job, evaluates=evaluates):
+        log_main(f"warning: {line}")
 
 
-def _check_packages(args: VocAgnoConfig) -> None:
-    """Raise a ValueError for options whose packages are missing. They are loaded late."""
-    # A plan may be made on a smaller machine than the job's.
-    is_planned = args.dry_run and args.teacher_quantization in QUANTIZATIONS
-    if args.teacher_quantization and not is_planned:
-        option = f"{named('teacher_quantization')} {args.teacher_quantization}"
-        if args.teacher_quantization == "fp8":
-            require("torchao", option)
-        require_quantization(quantization(args.teacher_quantization), option)
-    # The hub's kernels replace the package.
-    if args.attn_implementation == "flash_attention_2" and not is_installed("kernels"):
-        require("flash_attn", f"{named('attn_implementation')} flash_attention_2")
-    if args.dry_run:
-        return
-    try:
-        Trainer.get_optimizer_cls_and_kwargs(args)
-    except ImportError as error:
-        raise OptionError("optim", f"{OptimizerNames(args.optim).value}: {error}") from error
-    except ValueError:
-        # Some optimizers need the model, or more settings. Trainer reports that.
-        return
+def options_without_effect(job: Job, *, evaluates: bool) -> Iterator[str]:
+    """Yield a line for each option that has another value than its default and no effect."""
+    classes = (ModelOptions, DataOptions, VocAgnoConfig)
+    values: dict[str, object] = vars(job.args) | vars(job.data) | vars(job.model)
+    values["eval_dataset"] = evaluates
+    faults = dict(without_effect(values, *classes))
+    # A method reads only some of its settings.
+    read = job.args.guidance.in_effect()
+    for declared in options_of(Method):
+        if declared.name not in read and values[declared.name] != declared.default:
+            faults[declared.name] = f"with {job.args.guidance.as_typed}"
+    for name in sorted(faults):
+        yield f"{named(name)} has no effect {faults[name]}"
 
 
-# -- Documents that options name -----------------------------------------------------------------
+# -- Settings ------------------------------------------------------------------------------------
 
 
-def load_documents(job: Job, models: Models, *, sample: bool = False) -> Packed:
-    """Read, align and pack the corpora that a job names.
+def settings_of(job: Job) -> dict[str, Any]:
+    """Return the settings that define a run. A checkpoint resumes only under the same settings.
 
-    One process of each machine does the work, and the others read its cache. A `sample` is the
-    first documents, unless a corpus is small, or may be too small.
-
-    Raises:
-        ValueError: a document has no stored losses, or there is too little to train on.
+    They do not include the number of processes, nor the batch size of each, unless tokens compete
+    within it. `packed.settings_of_data` adds those of the documents.
     """
-    data, args = job.data, job.args
-    eval_blocks = None
-    evaluated = {}
-    with machine_first():
-        # Read all corpora before the first is aligned, so that a wrong name for the last one does
-        # not cost the alignment of the others.
-        corpora = _read_corpora(job, sample)
-        if data.eval_dataset:
-            evaluated[data.eval_dataset] = _read_evaluation(data)
-            eval_blocks = pack_evaluation(job, models, evaluated, named("eval_dataset")).blocks
-        texts = {name: documents for name, (documents, _) in corpora.items()}
-        packed = pack_training(job, models, texts, named("dataset"))
-    packed.blocks.weights = data.dataset_weights
-    packed = replace(
-        packed,
-        eval_blocks=eval_blocks or packed.eval_blocks,
-        totals=[total for _, total in corpora.values()],
-        files=_descriptions([*texts.items(), *evaluated.items()]),
-    )
-    steps = epoch_steps(job, packed)
-    # An epoch without a step is an error only for a whole corpus.
-    if packed.is_whole and not steps:
-        check_enough(packed.blocks, args, f"{named('dataset')} {' '.join(data.dataset)}")
-    # A sample cannot show that a corpus is too small. Only the whole corpus can.
-    if not packed.is_whole and steps is not None and steps < 2:
-        return load_documents(job, models)
-    return packed
-
-
-def pack_training(
-    job: Job, models: Models, texts: Mapping[str, datasets.Dataset], argument: str
-) -> Packed:
-    """Align and pack corpora to train on, without what is held out."""
-    args = job.args
-    if args.method == "chunk" and any(is_conversations(corpus) for corpus in texts.values()):
-        raise OptionError(
-            "method",
-            "chunk needs a loss of every token, and the questions of a conversation have none",
-        )
-    return pack_corpora(
-        texts,
-        models.student_reader,
-        models.teacher_readers,
-        args,
-        argument,
-        held_out=job.data.eval_fraction,
-        # As in Trainer: `seed` unless `data_seed` is given.
-        seed=args.seed if args.data_seed is None else args.data_seed,
-    )
-
-
-def pack_evaluation(
-    job: Job, models: Models, texts: Mapping[str, datasets.Dataset], argument: str
-) -> Packed:
-    """Align and pack a corpus to evaluate on."""
-    # A store has only the documents on which it was scored, and an evaluation needs no teacher.
-    teachers = models.teacher_readers if job.loads_teacher else None
-    return pack_corpora(texts, models.student_reader, teachers, job.args, argument)
-
-
-def _read_corpora(job: Job, sample: bool) -> dict[str, tuple[datasets.Dataset, int | None]]:
-    """Read each corpus or its first documents, with the number of all, by its name."""
-    corpora: dict[str, tuple[datasets.Dataset, int | None]] = {}
-    for name, options in corpora_of(job.data):
-        if sample and job.args.dry_run:
-            # A plan for a hub dataset does not download the rest.
-            texts, total = load_sample(name, _SAMPLE_DOCUMENTS, **options)
-            if total is None or total > _SMALL_DOCUMENTS:
-                corpora[name] = texts, total
-                continue
-        # A small corpus is cheap to read whole, and then its plan is exact.
-        texts = load_corpus(name, **options)
-        total = len(texts)
-        if sample and total > _SMALL_DOCUMENTS:
-            texts = texts.select(range(_SAMPLE_DOCUMENTS))
-        corpora[name] = texts, total
-    return corpora
-
-
-def _read_evaluation(data: DataOptions) -> datasets.Dataset:
-    assert data.eval_dataset
-    column = data.text_column[0] if data.text_column else None
-    return load_corpus(data.eval_dataset, split=None, text_column=column, option="eval_dataset")
-
-
-def _descriptions(corpora: Iterable[tuple[str, datasets.Dataset]]) -> list[str]:
-    """Say which files of each directory are read, and which are not."""
-    lines = []
-    for name, texts in corpora:
-        if texts.info.description:
-            lines.append(f"{Path(name).name}: {texts.info.description}")
-    return lines
-
-
-def steps_of(job: Job, packed: Packed) -> int | None:
-    """Return the optimizer steps of a run, or None if the size of its corpus is unknown."""
-    if job.args.max_steps > 0:
-        return job.args.max_steps
-    steps = epoch_steps(job, packed)
-    return None if steps is None else math.ceil(job.args.num_train_epochs * steps)
-
-
-def epoch_steps(job: Job, packed: Packed) -> int | None:
-    """Return the optimizer steps of an epoch, extrapolated from a sample, or None if unknown."""
-    sizes, weights = packed.expected_sequences(), packed.blocks.weights
-    if sizes is None:
-        return None
-    # With weights, an epoch may read the sequences of a corpus several times.
-    sequences = sum(sizes) if weights is None else mixed_counts(sizes, weights).sum()
-    # A step is a whole number of sequences. An incomplete step at the end of an epoch is not read.
-    return int(sequences) // (job.args.global_batch_tokens // job.args.max_length)
-
-
-def check_enough(blocks: Blocks, args: VocAgnoConfig, corpus_name: str) -> None:
-    """Raise a ValueError if there are fewer packed sequences than one optimizer step needs."""
-    rows, processes = args.per_device_train_batch_size, args.world_size
-    needed = rows * args.gradient_accumulation_steps * processes
-    if len(blocks) >= needed:
-        return
-    sequences = "1 sequence" if len(blocks) == 1 else f"{len(blocks):,} sequences"
-    raise ValueError(
-        f"{corpus_name} makes {sequences} of {args.max_length} tokens, and one optimizer step "
-        f"needs {needed:,}: {args.batch_arithmetic()}; lower one of these, or give more documents"
-    )
-
-
-# -- Weights --------------------------------------------------------------------------------------
-
-
-def load_models(
-    job: Job, models: Models | None, student: Any, teacher: Any
-) -> tuple[Any, StoredTeacher | list[Any]]:
-    """Return the student, with its adapters, and its teachers. Loaded ones stay as they are."""
-    args = job.args
-    if isinstance(student, nn.Module):
-        # It may already have adapters, to which the same rules apply.
-        check_adapted(student)
-    # A PeftModel is no PreTrainedModel.
-    teachers: Any = [teacher] if isinstance(teacher, nn.Module) else teacher or []
-    if models is not None:
-        student, loaded = load_weights(models, job.model, args.device, args.seed)
-        teachers = loaded or teachers
-    online = [] if isinstance(teachers, StoredTeacher) else teachers
-    if any(model is student for model in online):
-        raise ValueError(
-            "model and teacher are one object, and freezing the teacher would freeze the student; "
-            "pass copy.deepcopy(model)"
-        )
-    if args.use_liger_kernel:
-        _keep_teacher_rope(student, online, args)
+    settings: dict[str, Any] = {}
+    for options in (job.model, job.data, job.args):
+        for declared in options_of(options):
+            value = getattr(options, declared.name)
+            if declared.role == "place":
+                # A run that is started from another directory is the same run.
+                value = _absolute(value)
+            if declared.role != "words":
+                settings[declared.name] = value
+    # The sizes of their files tell local teachers apart, because a path may have other ones. In
+    # Python, a teacher may be a loaded model.
+    names = [teacher for teacher in job.model.teacher or [] if isinstance(teacher, str)]
+    sizes = [weight_sizes(name) for name in names]
+    # A finished run does not need its teacher's files any more.
+    if any(sizes):
+        settings["teacher_files"] = sizes
+    hashes = _own_code(job.args.guidance)
+    if hashes:
+        settings["own_code_sha256"] = hashes
+    if job.model.teacher_losses:
+        settings["teacher_losses"] = _stores(job.model.teacher_losses)
     if job.peft_config is not None:
-        student = adapt(student, job.peft_config, args.seed)
-    return student, teachers
+        settings["use_peft"] = True
+        settings["peft_config"] = _described(job.peft_config)
+    # Such a method ranks or averages tokens within a micro-batch, so its size matters.
+    if not job.args.guidance.splits_alike:
+        settings["per_device_train_batch_size"] = job.args.per_device_train_batch_size
+    return settings
 
 
-def _keep_teacher_rope(student: Any, teachers: list[Any], args: VocAgnoConfig) -> None:
-    """Let Liger leave the rotary embedding alone if a teacher is of the student's family.
+def _own_code(method: Method) -> list[str]:
+    """Return hashes of the code that a user wrote, which may be edited before a run resumes."""
+    hashes = []
+    for option in ("method", "aggregation"):
+        name = getattr(method, option)
+        if ":" in name:
+            # The code of some objects, such as those of compiled modules, cannot be read.
+            with suppress(OSError, TypeError):
+                code = inspect.getsource(load_own(option, name))
+                hashes.append(hashlib.sha256(code.encode()).hexdigest())
+    return hashes
 
-    When training begins, after the teachers were tested, Liger replaces it for the whole family, so
-    the teacher would compute with it, too.
+
+def _stores(paths: Sequence[str]) -> list[dict[str, str]]:
+    """Identify stores by their paths and by their teachers."""
+    stores = []
+    for path in paths:
+        teacher = manifest_of(Path(path))["teacher"]
+        stores.append({"store": str(Path(path).resolve()), "teacher": teacher})
+    return stores
+
+
+def _absolute(place: Any) -> Any:
+    """Return the absolute path of a local model or file, because a path has many spellings.
+
+    A list gives a list, and None stays None.
     """
-    kernels: Any = args.liger_kernel_config
-    families = [teacher.config.model_type for teacher in teachers]
-    if student is not None and student.config.model_type in families:
-        args.liger_kernel_config = kernels | {"rope": False}
+    if place is None:
+        return None
+    if isinstance(place, list | tuple):
+        return [_absolute(item) for item in place]
+    if not isinstance(place, str | Path):
+        # A loaded model. One that was made in memory has no name.
+        place = str(place.config.name_or_path)
+    return str(Path(place).resolve()) if place and Path(place).exists() else str(place)
+
+
+def _described(peft_config: Any) -> dict[str, Any]:
+    """Return a PEFT config's description of the adapters, with sets in a stable order."""
+    settings = {}
+    for name, value in peft_config.to_dict().items():
+        # The run's own settings name the model, and a newer PEFT may resume the run.
+        if name in ("base_model_name_or_path", "revision", "inference_mode", "peft_version"):
+            continue
+        # The order of a set differs between Python processes, and JSON has no sets.
+        settings[name] = sorted(value) if isinstance(value, set | frozenset) else value
+    return settings

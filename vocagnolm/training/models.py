@@ -11,21 +11,17 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from vocagnolm.attention import TORCH_VARLEN, why_not_varlen
 from vocagnolm.fields import OptionError, named, one_for_each
-from vocagnolm.models.adapters import adapt, lora_config
+from vocagnolm.models.adapters import adapt, check_adapted, lora_config
 from vocagnolm.models.cost import Sizes, sizes_of
 from vocagnolm.models.load import ModelSource, choose_dtype, context_length, quantization
 from vocagnolm.models.sharding import shard_inside_machine
 from vocagnolm.objective import StoredTeacher
-from vocagnolm.readers import (
-    Reader,
-    TeacherReaders,
-    student_reader,
-    teacher_reader,
-)
+from vocagnolm.readers import Reader, TeacherReaders, student_reader, teacher_reader
 from vocagnolm.store.format import Store
 from vocagnolm.store.read import StoredReader
 from vocagnolm.tokenizer import Role, check_same_tokens, tokenizer_sha256
 from vocagnolm.training.config import VocAgnoConfig
+from vocagnolm.training.job import Job
 from vocagnolm.training.options import GuidanceOptions, ModelOptions
 
 logger = logging.getLogger(__name__)
@@ -96,6 +92,11 @@ def read_models(
         checked_tokenizer = source.checked_tokenizer(config, role, given_tokenizer)
         models.append(Model(source, config, checked_tokenizer, sizes_of(skeleton)))
     student, teachers = models[0], models[1:]
+    # On a CPU, the teachers' dtype is the student's by default. So the precision of a run on a CPU
+    # is one setting, which its directory keeps.
+    teacher_dtype: str = options.teacher_dtype
+    if teacher_dtype == "auto" and device.type == "cpu" and isinstance(options, VocAgnoConfig):
+        teacher_dtype = "bfloat16" if options.is_mixed else "float32"
     context = context_length(student.config)
     length = min(options.max_length, context) if shorten else options.max_length
     if length > context:
@@ -105,20 +106,9 @@ def read_models(
         student_reader=student_reader(student.tokenizer, length, options.student_chat_template),
         teachers=teachers,
         teacher_readers=_teacher_readers(student, teachers, model, options),
-        teacher_dtype=_teacher_dtype(options, device),
+        teacher_dtype=choose_dtype(teacher_dtype, device)[0],
         options=options,
     )
-
-
-def _teacher_dtype(options: GuidanceOptions, device: torch.device) -> str:
-    """Return the dtype of the teachers' weights. On a CPU, `auto` is the student's.
-
-    So the precision of a run on a CPU is one setting, which its directory keeps.
-    """
-    choice = options.teacher_dtype
-    if choice == "auto" and device.type == "cpu" and isinstance(options, VocAgnoConfig):
-        choice = "bfloat16" if options.is_mixed else "float32"
-    return choose_dtype(choice, device)[0]
 
 
 def _sources(model: ModelOptions, options: GuidanceOptions) -> list[ModelSource]:
@@ -233,6 +223,30 @@ def _check_same_tokenizer(store: Store, student: Model) -> None:
             f"{store.manifest['teacher']} with another tokenizer than the student's: score the "
             f"corpus with a model that has the student's, or use {named('method')} vocagnolm",
         )
+
+
+def load_models(
+    job: Job, models: Models | None, student: Any, teacher: Any
+) -> tuple[Any, StoredTeacher | list[Any]]:
+    """Return the student, with its adapters, and its teachers. Loaded ones stay as they are."""
+    args = job.args
+    # A PeftModel is no PreTrainedModel.
+    teachers: Any = [teacher] if isinstance(teacher, nn.Module) else teacher or []
+    if models is not None:
+        student, loaded = load_weights(models, job.model, args.device, args.seed)
+        teachers = loaded or teachers
+    if args.use_liger_kernel and student is not None and not isinstance(teachers, StoredTeacher):
+        # When training begins, after the teachers were tested, Liger replaces the rotary embedding
+        # of the student's whole family, so a teacher would compute with it, too.
+        families = [model.config.model_type for model in teachers]
+        if student.config.model_type in families:
+            kernels: Any = args.liger_kernel_config
+            args.liger_kernel_config = kernels | {"rope": False}
+    if job.peft_config is not None:
+        student = adapt(student, job.peft_config, args.seed)
+    # A loaded student may already have adapters, to which the same rules apply.
+    check_adapted(student)
+    return student, teachers
 
 
 def load_weights(

@@ -1,29 +1,47 @@
-"""The one way from documents to packed sequences: aligned, with a word about skipped ones."""
+"""From documents to packed sequences: read, aligned, with a word about skipped ones, packed."""
 
 from __future__ import annotations
 
+import hashlib
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
+from transformers.trainer_utils import SaveStrategy, SchedulerType
 
 from vocagnolm.chat.reading import TRAIN_ON
+from vocagnolm.collator import PackedCollator
+from vocagnolm.corpus import load_corpus, load_sample
 from vocagnolm.data import MISSING, Segments, align_corpus, skip_reasons
-from vocagnolm.fields import OptionError, named
+from vocagnolm.fields import OptionError, corpora_of, named
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, TeacherReaders
-from vocagnolm.shell.dist import cores
+from vocagnolm.shell.dist import cores, machine_first
 from vocagnolm.shell.io import explain_full_disk, log_main
+from vocagnolm.texts import is_conversations
+from vocagnolm.training.config import VocAgnoConfig
+from vocagnolm.training.job import Job
+from vocagnolm.training.models import Models
 from vocagnolm.training.options import PackOptions
+from vocagnolm.training.sampler import mixed_counts
 
 # With fewer documents, processes take longer to start than they save on 32 cores.
 _MANY_DOCUMENTS = 10_000
+# A plan of a large corpus is made from this many documents.
+_SAMPLE_DOCUMENTS = 1000
+# For a plan, a corpus with at most this many documents is read whole.
+_SMALL_DOCUMENTS = 10_000
+
+# The documents to train on, by the name of each corpus; their number, which may be larger if a plan
+# reads only the first ones, or None if it is unknown; and the documents to evaluate on.
+Corpora = tuple[dict[str, datasets.Dataset], list[int | None], dict[str, datasets.Dataset]]
 
 
 @dataclass(frozen=True)
@@ -69,6 +87,145 @@ class Packed:
         return sizes
 
 
+# -- Documents that options name -----------------------------------------------------------------
+
+
+def read_corpora(job: Job) -> Corpora:
+    """Read all corpora of a job, before the first is aligned.
+
+    So a wrong name for the last one does not cost the alignment of the others.
+    """
+    data = job.data
+    texts: dict[str, datasets.Dataset] = {}
+    totals: list[int | None] = []
+    evaluated: dict[str, datasets.Dataset] = {}
+    # The first process of a machine fills the cache, and the others read from it.
+    with machine_first():
+        for name, options in corpora_of(data):
+            total: int | None = None
+            # A plan for a hub dataset does not download the rest, unless all of it is little.
+            if job.args.dry_run and not Path(name).expanduser().exists():
+                texts[name], total = load_sample(name, _SAMPLE_DOCUMENTS, **options)
+                if total is None or total > _SMALL_DOCUMENTS:
+                    totals.append(total)
+                    continue
+            texts[name] = load_corpus(name, **options)
+            totals.append(len(texts[name]))
+        if data.eval_dataset:
+            column = data.text_column[0] if data.text_column else None
+            evaluated[data.eval_dataset] = load_corpus(
+                data.eval_dataset, split=None, text_column=column, option="eval_dataset"
+            )
+    return texts, totals, evaluated
+
+
+def pack_documents(job: Job, models: Models, corpora: Corpora, *, sample: bool = False) -> Packed:
+    """Align and pack the documents of a job.
+
+    One process of each machine does the work, and the others read its cache. A `sample` is the
+    first documents, unless a corpus is small, or may be too small.
+
+    Raises:
+        ValueError: a document has no stored losses, or there is too little to train on.
+    """
+    data, args = job.data, job.args
+    texts, totals, evaluated = corpora
+    if sample:
+        texts = {name: _first_documents(corpus) for name, corpus in texts.items()}
+    eval_blocks = None
+    with machine_first():
+        if evaluated:
+            eval_blocks = pack_evaluation(job, models, evaluated, named("eval_dataset")).blocks
+        packed = pack_training(job, models, texts, named("dataset"))
+    packed.blocks.weights = data.dataset_weights
+    files = []
+    for name, corpus in [*texts.items(), *evaluated.items()]:
+        if corpus.info.description:
+            files.append(f"{Path(name).name}: {corpus.info.description}")
+    eval_blocks = eval_blocks or packed.eval_blocks
+    packed = replace(packed, eval_blocks=eval_blocks, totals=totals, files=files)
+    steps = epoch_steps(job, packed)
+    # An epoch without a step is an error only for a whole corpus.
+    if packed.is_whole and not steps:
+        check_enough(packed.blocks, args, f"{named('dataset')} {' '.join(data.dataset)}")
+    # A sample cannot show that a corpus is too small. Only the whole corpus can.
+    if sample and not packed.is_whole and steps is not None and steps < 2:
+        return pack_documents(job, models, corpora)
+    return packed
+
+
+def _first_documents(corpus: datasets.Dataset) -> datasets.Dataset:
+    """Return the first documents of a large corpus. A small one is cheap, and its plan exact."""
+    if len(corpus) > _SMALL_DOCUMENTS:
+        return corpus.select(range(_SAMPLE_DOCUMENTS))
+    return corpus
+
+
+def epoch_steps(job: Job, packed: Packed) -> int | None:
+    """Return the optimizer steps of an epoch, extrapolated from a sample, or None if unknown."""
+    sizes, weights = packed.expected_sequences(), packed.blocks.weights
+    if sizes is None:
+        return None
+    # With weights, an epoch may read the sequences of a corpus several times.
+    sequences = sum(sizes) if weights is None else mixed_counts(sizes, weights).sum()
+    # A step is a whole number of sequences. An incomplete step at the end of an epoch is not read.
+    return int(sequences) // (job.args.global_batch_tokens // job.args.max_length)
+
+
+def steps_of(job: Job, packed: Packed) -> int | None:
+    """Return the optimizer steps of a run, or None if the size of its corpus is unknown."""
+    if job.args.max_steps > 0:
+        return job.args.max_steps
+    steps = epoch_steps(job, packed)
+    return None if steps is None else math.ceil(job.args.num_train_epochs * steps)
+
+
+def check_enough(blocks: Blocks, args: VocAgnoConfig, corpus_name: str) -> None:
+    """Raise a ValueError if there are fewer packed sequences than one optimizer step needs."""
+    needed = args.global_batch_tokens // args.max_length
+    if len(blocks) >= needed:
+        return
+    sequences = "1 sequence" if len(blocks) == 1 else f"{len(blocks):,} sequences"
+    raise ValueError(
+        f"{corpus_name} makes {sequences} of {args.max_length} tokens, and one optimizer step "
+        f"needs {needed:,}: {args.batch_arithmetic()}; lower one of these, or give more documents"
+    )
+
+
+# -- The one way from documents to packed sequences ----------------------------------------------
+
+
+def pack_training(
+    job: Job, models: Models, texts: Mapping[str, datasets.Dataset], argument: str
+) -> Packed:
+    """Align and pack corpora to train on, without what is held out."""
+    args = job.args
+    if args.method == "chunk" and any(is_conversations(corpus) for corpus in texts.values()):
+        raise OptionError(
+            "method",
+            "chunk needs a loss of every token, and the questions of a conversation have none",
+        )
+    return pack_corpora(
+        texts,
+        models.student_reader,
+        models.teacher_readers,
+        args,
+        argument,
+        held_out=job.data.eval_fraction,
+        # As in Trainer: `seed` unless `data_seed` is given.
+        seed=args.seed if args.data_seed is None else args.data_seed,
+    )
+
+
+def pack_evaluation(
+    job: Job, models: Models, texts: Mapping[str, datasets.Dataset], argument: str
+) -> Packed:
+    """Align and pack a corpus to evaluate on."""
+    # A store has only the documents on which it was scored, and an evaluation needs no teacher.
+    teachers = models.teacher_readers if job.model.teacher else None
+    return pack_corpora(texts, models.student_reader, teachers, job.args, argument)
+
+
 def pack_corpora(
     texts: Mapping[str, datasets.Dataset],
     student: Reader,
@@ -79,7 +236,7 @@ def pack_corpora(
     held_out: float = 0.0,
     seed: int = 0,
 ) -> Packed:
-    """Align the documents of each corpus, and pack them: the one way for all callers.
+    """Align the documents of each corpus, and pack them.
 
     `argument` is what names the corpora in messages. A share of each corpus may be held out for an
     evaluation.
@@ -91,7 +248,7 @@ def pack_corpora(
     evaluated = []
     for name, corpus in texts.items():
         label = f"{argument} {name}".strip()
-        segments = align(corpus, student, teachers, options, label)
+        segments = _align(corpus, student, teachers, options, label)
         if held_out:
             # Split after the alignment, so that another share or seed still finds the aligned
             # documents in the cache. Take it of each corpus, so that each has its own loss.
@@ -127,7 +284,7 @@ def pack_corpora(
     )
 
 
-def align(
+def _align(
     texts: datasets.Dataset,
     student: Reader,
     teachers: TeacherReaders | None,
@@ -142,7 +299,9 @@ def align(
     workers = options.dataset_num_proc or cores()
     # The aligned documents go to the cache of `datasets`, which may be on another disk than the
     # run's directory.
-    with explain_full_disk(Path(datasets.config.HF_DATASETS_CACHE), _where_to_cache):
+    cache = Path(datasets.config.HF_DATASETS_CACHE)
+    remedy = "What is aligned stays: set HF_DATASETS_CACHE to another disk"
+    with explain_full_disk(cache, lambda: remedy):
         segments = align_corpus(
             texts,
             student,
@@ -170,10 +329,6 @@ def align(
             f"{skip_reasons(segments)}"
         )
     return segments
-
-
-def _where_to_cache() -> str:
-    return "What is aligned stays: set HF_DATASETS_CACHE to another disk"
 
 
 def _pack(
@@ -244,3 +399,68 @@ def short_names(names: Sequence[str]) -> list[str]:
             short_name = f"{short_name}_{number}"
         shortened.append(short_name)
     return shortened
+
+
+# -- For the trainer -----------------------------------------------------------------------------
+
+
+def make_collator(
+    args: VocAgnoConfig, dataset: Any, collator: PackedCollator | None
+) -> PackedCollator:
+    """Return the user's collator if it suits the run, or else one for the packed sequences.
+
+    Raises:
+        ValueError: it would compute something else, or there is none for such a dataset.
+    """
+    method = args.guidance
+    expected: dict[str, Any] = {"chunks": method.chunks if method.method == "chunk" else None}
+    if isinstance(dataset, Blocks):
+        expected["max_length"] = args.max_length
+        expected["attend_across_documents"] = args.attend_across_documents
+        if collator is None:
+            return PackedCollator(
+                teacher_max_length=dataset.teacher_max_length,
+                shares=method.aggregation_in_effect == "share",
+                **expected,
+            )
+    if not isinstance(collator, PackedCollator):
+        raise ValueError(
+            f"train_dataset must be documents or the Blocks of prepare_dataset, got "
+            f"{type(dataset).__name__}; with others, data_collator must be a PackedCollator"
+        )
+    for name, value in expected.items():
+        if getattr(collator, name) != value:
+            raise ValueError(f"data_collator must be PackedCollator(..., {name}={value})")
+    method.check_chunks(collator.max_length)
+    return collator
+
+
+def settings_of_data(job: Job, models: Models | None, packed: Packed) -> dict[str, Any]:
+    """Return what the documents add to a run's settings, because progress is counted in them."""
+    args, settings = job.args, dict[str, Any]()
+    # Other packed sequences, such as a list, have no digest. The user answers for their order.
+    if isinstance(packed.blocks, Blocks):
+        settings["blocks"] = len(packed.blocks)
+        settings["corpus_digest"] = packed.blocks.corpus_digest
+    readers = models.teacher_readers if models else None
+    # A template determines the tokens of a conversation, and its file may change.
+    if models and any(is_conversations(texts) for texts in packed.texts.values()):
+        templates = [models.student_reader.template]
+        templates += [reader.template for reader in readers.readers] if readers else []
+        settings["chat_templates_sha256"] = hashlib.sha256(repr(templates).encode()).hexdigest()
+    # A store may keep its name while its losses are scored again, so keep their hash.
+    if job.model.teacher_losses and readers:
+        settings["teacher_losses_sha256"] = readers.fingerprint()
+    # A resumed run compares the losses of an evaluation that steers it with those before.
+    steers = (
+        args.load_best_model_at_end
+        or args.save_strategy == SaveStrategy.BEST
+        or args.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU
+    )
+    if steers:
+        parts = (
+            packed.eval_blocks if isinstance(packed.eval_blocks, dict) else {"": packed.eval_blocks}
+        )
+        digests = {name: getattr(part, "corpus_digest", None) for name, part in parts.items()}
+        settings["evaluation"] = {"metric": args.metric_for_best_model, "documents": digests}
+    return settings
