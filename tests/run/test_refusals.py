@@ -198,15 +198,6 @@ def test_results_go_outside_the_documents(
     assert not (tmp_path / "new").exists()
 
 
-def test_ranking_keeps_its_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept = tmp_path / "kept.jsonl"
-    kept.write_text('{"text": "a"}\n')
-    (tmp_path / "ranks.jsonl").touch()
-    argv = ["rank", *WRITING["rank"].split(), "--dataset", str(kept), "--output_dir", str(tmp_path)]
-    assert __main__.main(argv) == cli.Exit.WRONG
-    assert f"--dataset {kept} would be replaced" in capsys.readouterr().err
-
-
 WRONG_RUNS: list[tuple[dict[str, str], str]] = [
     ({"student": "/no/model"}, "--student /no/model: no such file"),
     ({"teacher": "no-model"}, "--teacher no-model cannot be loaded"),
