@@ -33,10 +33,6 @@ def packed(world: World, *roles: str, max_length: int = 64) -> Any:
     return prepare_dataset(rows, *tokenizers, max_length=max_length)
 
 
-def frozen(world: World) -> Any:
-    return AutoModelForCausalLM.from_pretrained(world.student).requires_grad_(False)
-
-
 def adapted(world: World) -> Any:
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(target_modules=["q_proj"])
@@ -69,7 +65,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     # Evaluations.
     ({"eval_strategy": "steps"}, "eval_strategy", "eval_dataset"),
     # Models.
-    ({"model": frozen, **CPT}, "model", "no weights"),
     ({"model": adapted, "peft_config": lora, **CPT}, "peft_config", "already"),
     ({"teacher": store_and_model}, "teacher", "only one"),
     (
