@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import cProfile
 import json
 import time
 import zlib
@@ -17,7 +16,6 @@ import datasets
 import numpy as np
 import pytest
 from filelock import FileLock
-from store_world import write_corpus
 from tokenizer_stubs import tokens_between
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -332,38 +330,29 @@ def test_align_corpus_reads_its_cache_when_nothing_changed(
     assert again.skipped == first.skipped
 
 
-def test_fingerprint_tells_readers_and_mapping(tokenizers_by_family: Tokenizers) -> None:
-    student, teacher = readers(tokenizers_by_family)
-    ways = (
-        ((teacher,), False),
-        ((teacher,), True),
-        ((student,), False),
-        ((teacher, student), False),
-    )
-    found = [TeacherReaders(*way).fingerprint() for way in ways]
-    assert len(set(found)) == len(ways)
-    assert all(teacher.fingerprint() in found[way] for way in (0, 1, 3))
-
-
 def test_cache_is_missed_after_a_reader_or_the_format_changed(
     tokenizers_by_family: Tokenizers, pages: datasets.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changed = [
+    student, teacher = readers(tokenizers_by_family)
+    changed: list[Any] = [
+        (student, None),
+        (student, student),
+        (student, TeacherReaders((teacher,), by_position=True)),
+        (student, TeacherReaders((teacher, student))),
         readers(tokenizers_by_family, PAIRS[0], (23, 32)),
         readers(tokenizers_by_family, PAIRS[0], (24, 31)),
         readers(tokenizers_by_family, ("metaspace", "byte_level")),
         readers(tokenizers_by_family, ("prepend", "nfc_digits")),
     ]
     encoded = count_encoded(monkeypatch)
-    align_corpus(pages, *readers(tokenizers_by_family))
-    align_corpus(pages, readers(tokenizers_by_family)[0], None)
+    align_corpus(pages, student, teacher)
     for pair in changed:
         encoded.clear()
         align_corpus(pages, *pair)
         assert encoded
     encoded.clear()
     monkeypatch.setattr(vocagnolm.data, "_FORMAT", -1)
-    align_corpus(pages, *changed[0])
+    align_corpus(pages, student, teacher)
     assert encoded
 
 
@@ -438,22 +427,6 @@ def test_part_of_another_process_is_waited_for(
     assert sum(encoded) == sum(bool(x) for x in pages["text"][9:])
 
 
-def test_skipped_documents_are_read_in_columns(
-    tokenizers_by_family: Tokenizers, tmp_path: Path
-) -> None:
-    """Read row by row, a million of them took half a minute at every start."""
-    pair, calls = readers(tokenizers_by_family), []
-    for number in (100, 1100):
-        path = write_corpus(tmp_path / f"{number}.jsonl", [""] * number)
-        pages = load_corpus(str(path))
-        expected = align_corpus(pages, *pair).skipped
-        assert expected == [(at, "empty") for at in range(number)]
-        profile = cProfile.Profile()
-        assert profile.runcall(align_corpus, pages, *pair).skipped == expected
-        calls.append(sum(entry.callcount for entry in profile.getstats()))
-    assert calls[1] - calls[0] < 500
-
-
 # Segments
 
 
@@ -471,18 +444,6 @@ def test_split_holds_out_the_exact_share(tokenizers_by_family: Tokenizers, fract
     again, other = (segments.split(fraction, seed)[1].rows["document"][:] for seed in (3, 4))
     assert again == held.rows["document"][:]
     assert again != other or fraction == 0.999
-
-
-def test_mapped_text_fraction_counts_text_tokens_alone() -> None:
-    rows = datasets.Dataset.from_dict(
-        {
-            "document": [0, 0, 4],
-            "student_tokens": [10, 10, 10],
-            "text_tokens": [9, 8, 8],
-            "unmapped_text_tokens": [0, 2, 3],
-        }
-    )
-    assert Segments(rows, []).mapped_text_fraction == pytest.approx(20 / 25)
 
 
 def test_nothing_is_mapped_without_a_teacher(tokenizers_by_family: Tokenizers) -> None:

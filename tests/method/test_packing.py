@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from fractions import Fraction
 from typing import Any
@@ -12,10 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from world import MAX_LENGTH, TEACHER_CONTEXT, make_blocks
 
 from vocagnolm.alignment import align_segment
-from vocagnolm.collator import chunk_edges
 from vocagnolm.data import Segments
 from vocagnolm.packing import Block, Blocks, pack
 from vocagnolm.training.in_python import prepare_dataset
@@ -113,13 +110,6 @@ def test_blocks_hold_the_rows_of_their_segments(aligned: Segments, selected: boo
         }
 
 
-def test_blocks_end_when_they_are_iterated(aligned: Segments) -> None:
-    blocks = Blocks(aligned.rows, 48, 60)
-    assert len([blocks[index] for index in range(len(blocks))]) == len(list(blocks))  # type: ignore[call-overload]
-    with pytest.raises(IndexError, match="out of bounds"):
-        blocks[len(blocks)]
-
-
 def test_blocks_count_tokens_when_asked(aligned: Segments) -> None:
     blocks = Blocks(aligned.rows, 48, 60)
     total = sum(len(ids) for ids in aligned.rows["student_ids"])
@@ -141,76 +131,6 @@ def test_corpora_are_packed_apart(aligned: Segments) -> None:
     assert sorted(n for i in range(len(blocks)) for n in blocks.segments(i)) == [*range(edges[-1])]
 
 
-@pytest.mark.parametrize(("tokens", "chunks"), [(10, 4), (3, 5), (0, 2), (7, 1), (100, 7)])
-def test_chunks_differ_by_one_token_at_most(tokens: int, chunks: int) -> None:
-    edges = chunk_edges(tokens, chunks)
-    assert (len(edges), edges[0], edges[-1]) == (chunks + 1, 0, tokens)
-    assert edges.dtype == np.int64
-    assert set(np.diff(edges)) <= {tokens // chunks, -(-tokens // chunks)}
-
-
-def test_prepare_dataset_is_all_steps_at_once(
-    training_texts: list[str], student_tokenizer: Any, teacher_tokenizer: Any
-) -> None:
-    tokenizers, texts = (student_tokenizer, teacher_tokenizer), training_texts[:20]
-    data = datasets.Dataset.from_dict({"body": texts, "url": texts})
-    sizes = {"max_length": MAX_LENGTH, "teacher_context": TEACHER_CONTEXT}
-    found = prepare_dataset(data, *tokenizers, text_column="body", **sizes)
-    expected = make_blocks(texts, *tokenizers)
-    assert len(found) == len(expected)
-    for ours, theirs in zip(found, expected, strict=True):
-        for name, arrays in theirs.items():
-            np.testing.assert_equal(ours[name], arrays)
-    plain = prepare_dataset(data, student_tokenizer, text_column="body", max_length=MAX_LENGTH)
-    assert "teacher_ids" not in plain[0]
-    several = prepare_dataset(
-        data, student_tokenizer, [teacher_tokenizer, student_tokenizer], text_column="body"
-    )
-    assert len(several[0]["teacher_counts"][0]) == 2
-
-
-def test_prepare_dataset_reads_conversations(
-    student_tokenizer: Any, teacher_tokenizer: Any
-) -> None:
-    turns = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "It is 2."}]
-    data = datasets.Dataset.from_dict({"messages": [turns] * 3})
-    tokenizers = copy.deepcopy((student_tokenizer, teacher_tokenizer))
-    for tokenizer in tokenizers:
-        tokenizer.chat_template = (
-            "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
-        )
-    answers, whole = (
-        prepare_dataset(data, *tokenizers, max_length=99, train_on=on)
-        for on in ("completions", "all")
-    )
-    assert len(answers) == 1
-    spans = [
-        np.diff(blocks[0]["student_labelled"][0].reshape(-1, 2)) for blocks in (answers, whole)
-    ]
-    assert 0 < spans[0].sum() < spans[1].sum()
-
-
-@pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        ({"body": ["a"]}, "'text' is not a column of dataset"),
-        ({"text": [" "]}, r"dataset has no usable document: 1 read, 1 skipped \(1 empty\)$"),
-    ],
-)
-def test_prepare_dataset_needs_documents(
-    columns: dict[str, Any], said: str, student_tokenizer: Any
-) -> None:
-    with pytest.raises(ValueError, match=said):
-        prepare_dataset(datasets.Dataset.from_dict(columns), student_tokenizer)
-
-
-@pytest.mark.parametrize("context", [1, None])
-def test_prepare_dataset_needs_room_for_a_token(context: Any, student_tokenizer: Any) -> None:
-    data = datasets.Dataset.from_dict({"text": ["a"]})
-    with pytest.raises(ValueError, match="teacher_context must be in"):
-        prepare_dataset(data, student_tokenizer, teacher_context=context)
-
-
 @pytest.mark.parametrize("limits", [(2, 9), (0, 9), (9, 2)])
 def test_pack_rejects_segments_beyond_a_limit(limits: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=r"segments have up to \[3, 4\] tokens, beyond"):
@@ -220,3 +140,31 @@ def test_pack_rejects_segments_beyond_a_limit(limits: tuple[int, int]) -> None:
 def test_one_limit_is_that_of_every_teacher() -> None:
     tokens = [3, 4], [[3, 3], [4, 4]]
     assert pack(*tokens, 8, 9) == pack(*tokens, 8, [9, 9])
+
+
+def test_prepare_dataset_packs_for_several_teachers_or_none(
+    training_texts: list[str], student_tokenizer: Any, teacher_tokenizer: Any
+) -> None:
+    data = datasets.Dataset.from_dict({"body": training_texts[:20]})
+    both = [teacher_tokenizer, student_tokenizer]
+    several = prepare_dataset(data, student_tokenizer, both, text_column="body")
+    assert len(several[0]["teacher_counts"][0]) == 2
+    assert "teacher_ids" not in prepare_dataset(data, student_tokenizer, text_column="body")[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"data": {"body": ["a"]}}, "'text' is not a column of dataset"),
+        ({"data": {"text": [" "]}}, "1 skipped"),
+        ({"teacher_context": 1}, "teacher_context must be in"),
+        ({"teacher_context": None}, "teacher_context must be in"),
+    ],
+)
+def test_prepare_dataset_names_what_is_wrong(
+    changes: dict[str, Any], reason: str, student_tokenizer: Any
+) -> None:
+    given = {"data": {"text": ["a"]}, "student_tokenizer": student_tokenizer, **changes}
+    rows = datasets.Dataset.from_dict(given.pop("data"))
+    with pytest.raises(ValueError, match=reason):
+        prepare_dataset(rows, **given)

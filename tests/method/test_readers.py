@@ -13,29 +13,20 @@ from vocagnolm.tokenizer import start_id
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 
 
-def test_start_id_prefers_the_bos_token(tokenizers_by_family: Tokenizers) -> None:
-    assert start_id(tokenizers_by_family["metaspace"], "student") == 1
+def test_start_id_is_that_of_the_first_token_there_is(tokenizers_by_family: Tokenizers) -> None:
     backend = tokenizers_by_family["nfc_digits"].backend_tokenizer  # has <|endoftext|> as well
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|im_start|>")
-    assert start_id(tokenizer, "student") == backend.token_to_id("<|im_start|>")
-
-
-def test_start_id_without_bos_is_the_separator(tokenizers_by_family: Tokenizers) -> None:
-    tokenizer = tokenizers_by_family["nfc_digits"]
-    separator = start_id(tokenizer, "teacher")
-    assert tokenizer.convert_ids_to_tokens(separator) == "<|endoftext|>"
-    assert separator != tokenizer.eos_token_id  # <|im_end|>, the end of a turn
-
-
-def test_start_id_at_last_is_the_eos_token(tokenizers_by_family: Tokenizers) -> None:
-    tokenizer = tokenizers_by_family["unigram"]
-    assert start_id(tokenizer, "teacher") == tokenizer.eos_token_id is not None
-
-
-def test_start_id_rejects_when_there_is_no_candidate() -> None:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
-    with pytest.raises(ValueError, match=r"^teacher tokenizer in memory \(.*\) has no BOS token"):
-        start_id(tokenizer, "teacher")
+    named = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|im_start|>")
+    tokenizers = (
+        (tokenizers_by_family["metaspace"], "<s>"),
+        (named, "<|im_start|>"),
+        # The separator, and not <|im_end|>, which is the end of a turn.
+        (tokenizers_by_family["nfc_digits"], "<|endoftext|>"),
+        (tokenizers_by_family["unigram"], tokenizers_by_family["unigram"].eos_token),
+    )
+    for tokenizer, expected in tokenizers:
+        assert tokenizer.convert_ids_to_tokens(start_id(tokenizer, "student")) == expected
+    with pytest.raises(ValueError, match=r"teacher tokenizer .* has no BOS token"):
+        start_id(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE())), "teacher")
 
 
 def test_student_without_end_token_is_rejected(tokenizers_by_family: Tokenizers) -> None:
