@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
-from vocagnolm.cli import Parser, run_script, shell
+from vocagnolm.cli import OneLineErrors, run_script, shell
 
 # Each name stands for a module with `main(argv)` and for one line of help.
 COMMANDS = {
@@ -47,12 +48,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     description = "Teacher-guided continual pretraining:"
     for name, (_, sentence) in COMMANDS.items():
         description += f"\n  {name:10}{sentence}"
-    parser = Parser("vocagnolm", description)
+    parser = OneLineErrors(
+        "vocagnolm", None, description, formatter_class=RawDescriptionHelpFormatter
+    )
     parser.epilog = (
         "vocagnolm COMMAND --help shows its options. With --accelerate_config NAME, evaluate, "
         "score and train start several processes."
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
+    try:
+        release = version("vocagnolm")
+    except PackageNotFoundError:
+        release = "(not installed)"  # a checkout
+    parser.add_argument("--version", action="version", version=f"%(prog)s {release}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
     # Only the first word is read here: --help after a command is the command's.
     command = parser.parse_args(argv[:1]).command
@@ -64,14 +71,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return launch(command, command_argv, module.check)
     return int(module.main(command_argv))
-
-
-def _version() -> str:
-    """Return the version of the package, or of a checkout that is not installed."""
-    try:
-        return version("vocagnolm")
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 def start() -> NoReturn:

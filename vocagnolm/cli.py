@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import re
 import runpy
 import signal
 import sys
@@ -25,18 +24,17 @@ from vocagnolm.fields import (
     Option,
     OptionError,
     at_shell,
+    check_not_empty,
     kinds_of,
     listed,
     near,
     options_of,
+    without_effect,
 )
 from vocagnolm.shell.io import log_main
 
 # A command may be called with the words of a command line, or without them.
 _Main = Callable[..., int]
-
-# An error lists up to this many choices. If there are more, it names only the nearest.
-_MOST_CHOICES = 12
 
 
 class Exit(IntEnum):
@@ -52,79 +50,51 @@ class Exit(IntEnum):
 
 
 class OneLineErrors(argparse.ArgumentParser):
-    """A parser whose errors are ValueErrors that suggest the nearest option or choice.
-
-    Attributes:
-        options: what is declared of its options, by name and alias.
-    """
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        self.options: dict[str, Option] = {}
-        super().__init__(*args, **settings)
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse a command line, and reject an empty value, such as that of an unset variable.
-
-        Otherwise `--output_dir "$OUT"` could mean the current directory, and `--eval_dataset
-        "$HELD_OUT"` nothing at all.
-        """
-        option = ""
-        for word in sys.argv[1:] if args is None else args:
-            if word.startswith("--"):
-                option, equals, value = word.partition("=")
-                is_empty = bool(equals) and not value
-            else:
-                is_empty = not word
-            declared = self.options.get(option[2:].replace("-", "_"))
-            # A secret may be a variable that is not set.
-            may_be_empty = option.endswith("token") or (declared and declared.may_be_empty)
-            if is_empty and not may_be_empty:
-                raise ValueError(f"{option or 'a word'} is empty: give a value, or leave it out")
-        return super().parse_known_args(args, namespace)
+    """A parser whose errors are ValueErrors."""
 
     def error(self, message: str) -> NoReturn:
         """Raise an error instead of printing the usage and exiting."""
-        # argparse reports errors only as text, so the names are read from its messages. Options
-        # with dashes between words are alternative spellings, and are not suggested.
-        _, _, unknown = message.partition("unrecognized arguments: ")
-        if unknown:
-            options = [name for name in self._option_string_actions if "-" not in name[2:]]
-            message += near(re.split("[ =]", unknown)[0], options)
-        match = re.search(r"invalid choice: '([^']+)' \(choose from (.+)\)", message)
-        if match:
-            choices = re.findall(r"[\w.-]+", match[2])
-            if len(choices) > _MOST_CHOICES:
-                message = message.partition(" (choose from")[0]
-            message += near(match[1], choices)
         raise ValueError(message)
 
 
 class Parser(OneLineErrors):
-    """Parser of a command. Options cannot be abbreviated."""
+    """Parser of a command. Options cannot be abbreviated.
+
+    Attributes:
+        options: what is declared of its options, by name.
+    """
 
     def __init__(self, prog: str, description: str | None) -> None:
+        self.options: dict[str, Option] = {}
         layout = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, None, description, allow_abbrev=False, formatter_class=layout)
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None
     ) -> argparse.Namespace:
-        """Parse a command line, and check that models and corpora exist.
+        """Parse a command line, and check values that argparse does not.
 
         Commands import their dependencies after parsing, so --help is fast.
         """
-        arguments = super().parse_args(args)
+        arguments, unknown = self.parse_known_args(args)
+        if unknown:
+            known = [f"--{name}" for name in self.options]
+            name = unknown[0].partition("=")[0]
+            raise ValueError(f"unknown option {unknown[0]}{near(name, known)}")
+        values = vars(arguments)
         # Every integer of these commands is a count, a size or a seed, and none may be negative.
         # argparse has no type for that. Only values that argparse parsed as int are tested, since a
         # float may be negative, and a string may begin with a dash. The command itself checks a
         # list of integers.
-        for name, value in vars(arguments).items():
+        for name, value in values.items():
             if isinstance(value, int) and value < 0:
                 raise OptionError(name, f"must not be negative, got {value}")
-        self._check_combinations(vars(arguments))
-        check_hub_names(vars(arguments), self.options)
+        for name, declared in self.options.items():
+            if not declared.may_be_empty:
+                check_not_empty(name, values.get(name))
+        for name, fault in without_effect(values, self.options.values()):
+            raise OptionError(name, f"has no effect {fault}: leave it out")
+        check_hub_names(values, self.options)
         return arguments
 
     def add_argument(
@@ -159,21 +129,6 @@ class Parser(OneLineErrors):
                 of_argparse |= {"default": declared.default, "hub": declared.hub}
                 self.add_argument(f"--{declared.name}", **(of_argparse | settings))
 
-    def _check_combinations(self, values: dict[str, Any]) -> None:
-        """Raise an OptionError for an option that has no effect beside the others.
-
-        An option with its default value counts as not given.
-        """
-        for name, declared in self.options.items():
-            if name not in values or values[name] == declared.default:
-                continue
-            for other in declared.excludes:
-                if values[other]:
-                    raise OptionError(name, f"has no effect with --{other}: leave it out")
-            if declared.needs and not any(values[need] for need in declared.needs):
-                needs = " or ".join(f"--{need}" for need in declared.needs)
-                raise OptionError(name, f"has no effect without {needs}: leave it out")
-
     def add_dataset(
         self, *, required: bool = False, source: bool = True, several: bool = False
     ) -> None:
@@ -202,10 +157,13 @@ class Parser(OneLineErrors):
 class OptionsParser(OneLineErrors):
     """A parser of dataclasses of options. Its result has only the options that are given.
 
-    Options that are `first` are at the top of the help.
+    Attributes:
+        options: what is declared, by name and alias.
+        first: the group at the top of the help.
     """
 
     def __init__(self, prog: str, description: str, usage: str, epilog: str) -> None:
+        self.options: dict[str, Option] = {}
         super().__init__(
             prog,
             usage,
@@ -216,27 +174,22 @@ class OptionsParser(OneLineErrors):
             add_help=False,
             argument_default=argparse.SUPPRESS,
         )
-        self._first = self.add_argument_group("most used")
-
-    def add_first(self, name: str, **settings: Any) -> None:
-        """Add an option that no dataclass declares to the top of the help."""
-        self._first.add_argument(name, **settings)
+        self.first = self.add_argument_group("most used")
 
     def add_options(self, kind: type, title: str) -> None:
         """Add the options of a dataclass as a group of the help."""
         group = self.add_argument_group(title)
         for declared in options_of(kind):
             names = []
-            # Each name may be written with dashes, too.
-            for name in declared.names:
+            for name in [declared.name, *declared.aliases]:
+                self.options[name] = declared
+                # Each name may be written with dashes, too.
                 for spelling in dict.fromkeys([name, name.replace("_", "-")]):
                     names.append(f"--{spelling}")
-            target = self._first if declared.first else group
+            target = self.first if declared.first else group
             value_kind, is_list = kinds_of(kind)[declared.name]
             settings = _settings_of_argparse(declared, value_kind, is_list)
             target.add_argument(*names, dest=declared.name, **settings)
-            for name in declared.names:
-                self.options[name] = declared
 
 
 def _settings_of_argparse(declared: Option, kind: Any, is_list: bool) -> dict[str, Any]:

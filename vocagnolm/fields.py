@@ -110,11 +110,6 @@ class Option:
     first: bool = False
     aliases: Sequence[str] = ()
 
-    @property
-    def names(self) -> list[str]:
-        """Its name, and its other names on a command line."""
-        return [self.name, *self.aliases]
-
 
 class _Help(str):
     """A help text that carries its option. HfArgumentParser passes all metadata to argparse."""
@@ -194,8 +189,8 @@ def check_options(options: object) -> None:
     """Check the values of a dataclass of options against what its fields declare.
 
     Raises:
-        OptionError: a switch is neither True nor False, a value is not among the choices or outside
-            the interval, or two options exclude each other.
+        OptionError: a switch is neither True nor False, a value is empty, not among the choices or
+            outside the interval, or two options exclude each other.
     """
     cls: Any = type(options)
     kinds = kinds_of(cls)
@@ -204,6 +199,8 @@ def check_options(options: object) -> None:
         # None stands for a default that is filled in later.
         if value is None:
             continue
+        if value != declared.default and not declared.may_be_empty:
+            check_not_empty(name, value)
         kind, is_list = kinds[name]
         for item in listed(value) if is_list else [value]:
             # Python may give the string "false", which is true.
@@ -217,6 +214,12 @@ def check_options(options: object) -> None:
         for other in declared.excludes:
             if value and getattr(options, other):
                 raise OptionError(name, f"and {named(other)} cannot be combined: give one")
+
+
+def check_not_empty(name: str, value: object) -> None:
+    """Raise an OptionError for an empty text, such as the value of a variable that is not set."""
+    if "" in listed(value):
+        raise OptionError(name, "is empty: give a value, or leave it out")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
@@ -247,15 +250,20 @@ def in_range(options: object, interval: str, *names: str) -> None:
                 check_interval(name, value, interval)
 
 
-def without_effect(values: Mapping[str, object], *classes: Any) -> Iterator[tuple[str, str]]:
-    """Yield each option that has another value than its default and lacks all that it needs.
+def without_effect(
+    values: Mapping[str, object], options: Iterable[Option]
+) -> Iterator[tuple[str, str]]:
+    """Yield each option that has another value than its default, and no effect beside the others.
 
-    The second item says what is missing.
+    The second item says which option is too much or missing.
     """
-    for declared in options_of(*classes):
-        if not declared.needs or values[declared.name] == declared.default:
+    for declared in options:
+        if values.get(declared.name, declared.default) == declared.default:
             continue
-        if not any(values[need] for need in declared.needs):
+        for other in declared.excludes:
+            if values[other]:
+                yield declared.name, f"with {named(other)}"
+        if declared.needs and not any(values[need] for need in declared.needs):
             needs = " or ".join(named(need) for need in declared.needs)
             yield declared.name, f"without {needs}"
 

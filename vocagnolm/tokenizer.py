@@ -7,7 +7,6 @@ import logging
 from typing import TYPE_CHECKING, Literal
 
 from vocagnolm.fields import OptionError, named
-from vocagnolm.shell.extras import advice
 from vocagnolm.shell.hub import split_name
 from vocagnolm.spans import encode, encode_raw, tokenizer_name, without_limits
 
@@ -39,9 +38,7 @@ def load_tokenizer(
     # A broken file can raise anything, even a bare Exception.
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
-        raise ValueError(
-            f"{role} tokenizer {name} cannot be loaded ({reason}){advice(error)}"
-        ) from error
+        raise ValueError(f"{role} tokenizer {name} cannot be loaded ({reason})") from error
     # Compare the files first. If a rebuilt tokenizer also loses characters, that error has the
     # better remedy. A GGUF file has none to compare with.
     if gguf_file is None and hasattr(tokenizer, "backend_tokenizer"):

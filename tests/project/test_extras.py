@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 
 from vocagnolm.evaluation import evaluate as evaluation
 from vocagnolm.run import launch, parser
 from vocagnolm.shell import extras
-from vocagnolm.store import score
-from vocagnolm.tokenizer import load_tokenizer
 from vocagnolm.training import job
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.options import DataOptions, ModelOptions
@@ -35,7 +32,6 @@ CASES: list[tuple[str, Callable[[], object]]] = [
     ("liger_kernel", lambda: VocAgnoConfig(output_dir="o", use_liger_kernel=True)),
     ("torchao", lambda: launched(teacher_quantization="fp8")),
     ("bitsandbytes", lambda: launched(teacher_quantization="nf4")),
-    ("bitsandbytes", lambda: launched(teacher_quantization='{"load_in_8bit": true}')),
     ("vllm", lambda: evaluation.check(["--model", "m", "--engine", "vllm"])),
     (
         "vllm",
@@ -43,7 +39,6 @@ CASES: list[tuple[str, Callable[[], object]]] = [
             "evaluate", ["--accelerate_config=ddp", "--model=m", "--engine=vllm"], evaluation.check
         ),
     ),
-    ("bitsandbytes", lambda: score.check([*SCORE, "--quantization", '{"load_in_4bit": true}'])),
 ]
 
 
@@ -79,24 +74,6 @@ def test_package_is_missing_when_its_import_is_blocked(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match="--wandb needs wandb"):
         extras.require("wandb", "--wandb")
-
-
-def test_tokenizer_names_the_extra_when_a_library_lacks_a_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load(*args: object, **kwargs: object) -> None:
-        raise ValueError("`tiktoken` is required to read a file: `pip install tiktoken`")
-
-    monkeypatch.setattr(extras, "is_installed", lambda name: name != "tiktoken")
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", load)
-    with pytest.raises(ValueError, match=r"vocagnolm\[tokenizers\]"):
-        load_tokenizer(str(tmp_path), "student")
-
-
-def test_other_errors_get_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "is_installed", lambda name: False)
-    assert extras.advice(OSError("runs/peft has no config.json")) == ""
-    assert extras.advice(ImportError("No module named 'peft'")) != ""
 
 
 def test_every_extra_is_declared_with_its_packages() -> None:

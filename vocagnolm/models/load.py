@@ -23,7 +23,6 @@ from transformers import (
 )
 
 from vocagnolm.fields import json_settings
-from vocagnolm.shell.extras import advice
 from vocagnolm.shell.hub import check_name, split_name
 from vocagnolm.shell.io import file_sha256
 from vocagnolm.tokenizer import Role, check_tokenizer, load_tokenizer
@@ -212,9 +211,7 @@ class ModelSource:
             return function(*args, trust_remote_code=self.trust_remote_code, **options)
         except errors as error:
             why = str(error).strip().partition("\n")[0]
-            raise ValueError(
-                f"{self._named} cannot be loaded{given}: {why}{advice(error)}"
-            ) from error
+            raise ValueError(f"{self._named} cannot be loaded{given}: {why}") from error
 
 
 # -- Precision and quantization ------------------------------------------------------------------
@@ -251,7 +248,8 @@ def choose_dtype(choice: str, device: torch.device, begun: str | None = None) ->
     return dtype, why
 
 
-QUANTIZATIONS = ("fp8", "nf4", "int8")
+# Each name of a quantization, with the package that computes it.
+QUANTIZATIONS = {"fp8": "torchao", "nf4": "bitsandbytes", "int8": "bitsandbytes"}
 
 
 def quantization(text: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, object]:
@@ -261,7 +259,7 @@ def quantization(text: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, ob
     4-bit weights in blocks of 64. `int8`: LLM.int8(), weights and activations except outliers.
     """
     if text not in QUANTIZATIONS:
-        return json_settings(f"--teacher_quantization ({', '.join(QUANTIZATIONS)} or JSON)", text)
+        return json_settings("teacher_quantization", text)
     # transformers decides which layers are not quantized. The head is one of them.
     if text == "int8":
         return {"quant_method": "bitsandbytes", "load_in_8bit": True}

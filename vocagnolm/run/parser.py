@@ -150,7 +150,7 @@ def make_parser() -> OptionsParser:
         usage="vocagnolm train [--config RECIPE] --teacher TEACHER [OPTION ...]",
         epilog="--help_all also shows the other fields of transformers.TrainingArguments.",
     )
-    parser.add_first(
+    parser.first.add_argument(
         "--config", help="YAML file of options, or the name of a recipe. Flags override it."
     )
     for kind in _GROUPS:

@@ -3,7 +3,6 @@
 It does not import torch, which takes seconds, so a command can say at once what is missing.
 """
 
-from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 
@@ -12,21 +11,12 @@ NEWEST_TRANSFORMERS = "5.24"
 # The extra that installs each optional package, by import name.
 EXTRAS = {
     "bitsandbytes": "quantization",
-    "flash_attn": "flash",
-    "gguf": "gguf",
-    "google.protobuf": "tokenizers",
     "liger_kernel": "liger",
     "peft": "peft",
-    "sentencepiece": "tokenizers",
-    "tensorboard": "tensorboard",
-    "tiktoken": "tokenizers",
     "torchao": "quantization",
-    "trackio": "trackio",
     "vllm": "vllm",
     "wandb": "wandb",
 }
-# Extras that transformers may need to load a model or a tokenizer.
-_OF_LOADING = ("flash", "gguf", "peft", "quantization", "tokenizers")
 
 
 def is_installed(package: str) -> bool:
@@ -48,30 +38,6 @@ def require(package: str, wanted_by: str) -> None:
         raise ValueError(
             f"{wanted_by} needs {package}, which is not installed: pip install {requirement}"
         )
-
-
-def advice(error: BaseException) -> str:
-    """Return what to install if loading failed because a package is missing, or ""."""
-    text = str(error).lower()
-    # A path may contain the name of a package, too.
-    if not isinstance(error, ImportError) and "install" not in text:
-        return ""
-    for package, extra in EXTRAS.items():
-        # Errors name the last part of a dotted name: "protobuf" for google.protobuf.
-        is_named = extra in _OF_LOADING and package.rpartition(".")[2] in text
-        if is_named and not is_installed(package):
-            return f': pip install "vocagnolm[{extra}]"'
-    return ""
-
-
-def require_quantization(settings: Mapping[str, object], wanted_by: str) -> None:
-    """Require the package for a quantization config of transformers, if an extra installs it."""
-    method = str(settings.get("quant_method", ""))
-    # Before transformers named methods, all configs were for bitsandbytes.
-    if not method and (settings.get("load_in_8bit") or settings.get("load_in_4bit")):
-        method = "bitsandbytes"
-    if method in ("bitsandbytes", "torchao"):
-        require(method, wanted_by)
 
 
 def unsupported(what: str) -> ImportError:

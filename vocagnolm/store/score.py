@@ -20,7 +20,6 @@ from pathlib import Path
 
 from vocagnolm.cli import Exit, Parser, shell
 from vocagnolm.fields import OptionError, in_range, json_settings
-from vocagnolm.shell.extras import require_quantization
 from vocagnolm.shell.io import print_main
 from vocagnolm.store.format import SHARDS, find_faults, manifest_of
 
@@ -86,7 +85,6 @@ def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
     in_range(arguments, "[1, inf)", "min_context", "shard_documents", "batch_tokens", "concurrency")
     if arguments.quantization is not None:
         arguments.quantization = json_settings("quantization", arguments.quantization)
-        require_quantization(arguments.quantization, "--quantization")
     return arguments
 
 

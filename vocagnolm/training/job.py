@@ -16,7 +16,7 @@ from vocagnolm.fields import OptionError, named, options_of, without_effect
 from vocagnolm.method import Method, load_own
 from vocagnolm.models.load import QUANTIZATIONS, quantization, weight_sizes
 from vocagnolm.models.sharding import devices_of_a_machine
-from vocagnolm.shell.extras import require, require_quantization
+from vocagnolm.shell.extras import require
 from vocagnolm.shell.io import log_main
 from vocagnolm.store.format import manifest_of
 from vocagnolm.training.config import VocAgnoConfig
@@ -44,12 +44,11 @@ def check_launch(job: Job, *, evaluates: bool) -> None:
     args = job.args
     # The package is loaded with the teacher. A plan may be made on a smaller machine than the
     # job's, but a config of the user's own is read.
-    is_planned = args.dry_run and args.teacher_quantization in QUANTIZATIONS
-    if args.teacher_quantization and not is_planned:
-        option = f"{named('teacher_quantization')} {args.teacher_quantization}"
-        if args.teacher_quantization == "fp8":
-            require("torchao", option)
-        require_quantization(quantization(args.teacher_quantization), option)
+    quantized = args.teacher_quantization
+    if quantized and quantized not in QUANTIZATIONS:
+        quantization(quantized)
+    elif quantized and not args.dry_run:
+        require(QUANTIZATIONS[quantized], f"{named('teacher_quantization')} {quantized}")
     # A layer's weights are gathered only for its own forward pass. Whatever reads the output head
     # from outside would get a shard.
     if args.teacher_sharding == "node":
@@ -78,7 +77,7 @@ def options_without_effect(job: Job, *, evaluates: bool) -> Iterator[str]:
     classes = (ModelOptions, DataOptions, VocAgnoConfig)
     values: dict[str, object] = vars(job.args) | vars(job.data) | vars(job.model)
     values["eval_dataset"] = evaluates
-    faults = dict(without_effect(values, *classes))
+    faults = dict(without_effect(values, options_of(*classes)))
     # A method reads only some of its settings.
     read = job.args.guidance.in_effect()
     for declared in options_of(Method):
