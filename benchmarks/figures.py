@@ -1,11 +1,11 @@
-"""Draw figures 1, 5, 6 and 7 of the paper from our runs.
+"""Draw figures 1, 3, 5, 6 and 7 of the paper from our runs.
 
     vocagnolm compare runs/paper/table1/* evaluations/* --reported "Table 1" --output_dir comparison
     python benchmarks/figures.py --comparison comparison/comparison.json \
         --audit audits/math/audit.json --figure 1 5 --output_dir figures
 
 Two settings never share a mark. Runs that were asked or graded differently never share a figure.
-Figure 3 is the audit's audit.png, figure 4 the comparison's comparison.png.
+Figure 3 needs only an audit. Figure 4 is the comparison's comparison.png.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES
 from vocagnolm.report.paper import teacher_name
-from vocagnolm.report.plot_style import add_legend, dashes, new_plot, series_style
+from vocagnolm.report.plots import add_legend, new_plot, series_style
 from vocagnolm.report.trainings import METHODS
 from vocagnolm.shell.io import read_json
 
@@ -32,13 +32,13 @@ class Numbers:
     def __init__(self, comparison: dict[str, Any], audits: list[dict[str, Any]]):
         self.trained: Runs = comparison["trained"]
         self.audited = [teacher for audit in audits for teacher in audit["teachers"]]
-        self.conditions: dict[str, Any] = {}
+        self.settings: dict[str, Any] = {}
         self.models: dict[str, str] = {}
         # What is not as published about the numbers that were drawn.
         self.marked = set[str]()
         self.scores = {(row["run"], row["column"]): row for row in comparison["scores"]}
         for run in comparison["runs"]:
-            self.conditions[run["label"]] = run["conditions"]
+            self.settings[run["label"]] = run["settings"]
             # The label of each run that may be a teacher, by its model and by its own label.
             model = teacher_name(run["model"].rsplit(", revision ", 1)[0])
             if run["prompts"] != "chat":
@@ -86,9 +86,9 @@ class Numbers:
     def check_alike(self, runs: Sequence[str], metric: str) -> None:
         """Reject runs that were asked or graded differently."""
         names = AVERAGES.get(metric, [metric])
-        found = [self.conditions[run] for run in runs if run in self.conditions]
-        conditions = [[one.get(name) for name in names] for one in found]
-        if metric != "eval_loss" and any(one != conditions[0] for one in conditions):
+        found = [self.settings[run] for run in runs if run in self.settings]
+        settings = [[one.get(name) for name in names] for one in found]
+        if metric != "eval_loss" and any(one != settings[0] for one in settings):
             raise ValueError(f"asked or graded differently: {', '.join(runs)}")
 
     def quality(self, teacher: str, metric: str) -> float:
@@ -100,15 +100,15 @@ class Numbers:
         raise ValueError(f"no {metric} of {teacher}: evaluate it, or compare --reported it")
 
 
-def draw_marks(axes: Any, marks: Sequence[tuple[float, ...]], style: int, line: str) -> Any:
+def draw_marks(axes: Any, marks: Sequence[tuple[float, ...]], style: int, **look: Any) -> Any:
     """Draw the averages of settings with their bars."""
     x, y, *errors = map(list, zip(*marks, strict=True))
-    return axes.errorbar(x, y, yerr=errors, linestyle=line, capsize=2.5, **series_style(style))
+    return axes.errorbar(x, y, yerr=errors, capsize=2.5, **(series_style(style) | look))
 
 
 def draw_reported(axes: Any, points: Sequence[tuple[float, float]], style: int) -> Any:
     """Draw the paper's numbers as hollow marks."""
-    look = {"markerfacecolor": "white", "linestyle": "none", **series_style(style)}
+    look = series_style(style) | {"markerfacecolor": "white", "linestyle": "none"}
     return axes.plot(*zip(*points, strict=True), **look)[0]
 
 
@@ -136,6 +136,28 @@ def vocabulary(numbers: Numbers, metric: str) -> Any:
     return figure
 
 
+def chunks(numbers: Numbers, metric: str) -> Any:
+    """Draw figure 3: IoU and IoS by number of chunks, with the token level on the right."""
+    figure, places = new_plot(10.4, 4.2, columns=2)
+    handles = {}
+    for axes, key, name in zip(places, ("iou", "ios"), ("IoU", "IoS"), strict=True):
+        ticks = [str(point["chunks"]) for point in numbers.audited[0]["chunks"]] + ["token level"]
+        # The numbers of chunks are evenly spaced, and the token level follows after the last.
+        axes.set_xticks(range(len(ticks)), ticks)
+        for index, teacher in enumerate(numbers.audited):
+            points = teacher["chunks"]
+            # Bars are 95 % intervals over sequences: 1.96 standard errors, in percent.
+            errors = [196 * point.get(f"{key}_standard_error", 0.0) for point in points]
+            heights = [100 * point[key] for point in points]
+            marks = list(zip(range(len(points)), heights, errors, errors, strict=True))
+            handles[teacher_name(teacher["teacher"])] = draw_marks(axes, marks, index)
+            level = 100 * teacher["token_level"][key]
+            draw_marks(axes, [(len(ticks) - 1, level, 0.0, 0.0)], index)
+        axes.set(xlabel="chunks of a sequence", ylabel=f"{name} (% of characters)")
+    add_legend(figure, handles)
+    return figure
+
+
 def teachers(numbers: Numbers, metric: str) -> Any:
     """Draw figure 5: students and their teachers."""
     figure, (axes,) = new_plot(6.5, 4.8)
@@ -155,7 +177,7 @@ def teachers(numbers: Numbers, metric: str) -> Any:
         runs = [run for run in guided if run["method"] == method]
         if runs:
             marks = numbers.marks(runs, metric, [qualities[run["teacher"]] for run in runs])
-            handles[method] = draw_marks(axes, marks, style, dashes(style))
+            handles[method] = draw_marks(axes, marks, style)
         if method in points:
             handles[f"reported: {method}"] = draw_reported(axes, points[method], style)
     draw_level(axes, numbers, metric, handles)
@@ -184,11 +206,11 @@ def alignment(numbers: Numbers, metric: str) -> Any:
         overlap = {point["chunks"]: 100 * point[key] for point in audited[0]["chunks"]}
         overlap[0] = 100 * audited[0]["token_level"][key]
         for style, (label, runs) in enumerate(lines.items()):
-            line = "none" if label == "token level" else dashes(style)
+            look = {"linestyle": "none"} if label == "token level" else {}
             if runs:
                 counts = [0 if run in tokens else run["options"]["chunks"] for run in runs]
                 marks = numbers.marks(runs, metric, [overlap[count] for count in counts])
-                handles[label] = draw_marks(axes, marks, style, line)
+                handles[label] = draw_marks(axes, marks, style, **look)
             points = []
             for row, values in numbers.reported.items():
                 # Names are "8 chunks, teacher", "8 chunks, random", and "token level, teacher".
@@ -215,28 +237,31 @@ def sweeps(numbers: Numbers, metric: str) -> Any:
         for style, teacher in enumerate(sorted({run["teacher"] for run in runs})):
             of_one = [run for run in runs if run["teacher"] == teacher]
             marks = numbers.marks(of_one, metric, [run["options"][option] for run in of_one])
-            handles[teacher] = draw_marks(axes, marks, style, dashes(style))
+            handles[teacher] = draw_marks(axes, marks, style)
         draw_level(axes, numbers, metric, handles)
         axes.set(xlabel=f"{method}: {option}", ylabel=metric)
     add_legend(figure, handles)
     return figure
 
 
-FIGURES = {1: vocabulary, 5: teachers, 6: alignment, 7: sweeps}
+FIGURES = {1: vocabulary, 3: chunks, 5: teachers, 6: alignment, 7: sweeps}
 # The columns that the paper draws. Table 4 has no average but AVG.
-METRICS = {1: "AVG", 5: "AVG", 6: "AVG w/o SAT", 7: "AVG w/o SAT"}
+METRICS = {1: "AVG", 3: "", 5: "AVG", 6: "AVG w/o SAT", 7: "AVG w/o SAT"}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Draw figures."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--comparison", type=Path, required=True, help="comparison.json")
+    parser.add_argument("--comparison", type=Path, help="comparison.json; figure 3 needs none")
     parser.add_argument("--audit", type=Path, nargs="*", default=[], help="audit.json of audits")
     parser.add_argument("--figure", type=int, nargs="+", choices=FIGURES, required=True)
     parser.add_argument("--metric", help="gsm8k, AVG, ... or eval_loss; default: the paper's")
     parser.add_argument("--output_dir", type=Path, required=True)
     arguments = parser.parse_args(argv)
-    numbers = Numbers(read_json(arguments.comparison), [*map(read_json, arguments.audit)])
+    comparison: dict[str, Any] = dict.fromkeys(("trained", "scores", "runs", "reported"), ())
+    if arguments.comparison:
+        comparison = read_json(arguments.comparison)
+    numbers = Numbers(comparison, [*map(read_json, arguments.audit)])
     arguments.output_dir.mkdir(parents=True, exist_ok=True)
     for number in arguments.figure:
         figure = FIGURES[number](numbers, arguments.metric or METRICS[number])

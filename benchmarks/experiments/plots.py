@@ -18,7 +18,7 @@ import pandas as pd
 
 from benchmarks.experiments.acceptance import DEMO_METRICS, DEMOS, METRICS, PARTS, read_results
 from vocagnolm.report import plots
-from vocagnolm.report.plot_style import COLORS, add_legend, new_plot
+from vocagnolm.report.plots import COLORS, add_legend, new_plot
 
 PAGE, NOTEBOOK = Path("docs/results.md"), Path("benchmarks/NOTEBOOK.md")
 WORLDS = {

@@ -22,8 +22,7 @@ import pandas as pd
 from benchmarks.experiments import plots
 from benchmarks.experiments.real import MODELS, RESULTS, RULES
 from vocagnolm.report.evaluations import heading
-from vocagnolm.report.plot_style import COLORS, new_plot
-from vocagnolm.report.plots import draw_curves
+from vocagnolm.report.plots import COLORS, draw_curves, new_plot
 from vocagnolm.report.statistics import RESAMPLES, percentile_interval, resampled_differences
 
 # The answers of some models that runs on a CPU kept.

@@ -54,7 +54,7 @@ from vocagnolm.models.cost import (
     teacher_memory,
 )
 from vocagnolm.report import inspect
-from vocagnolm.report.plot_style import add_legend, dashes, new_plot, series_style
+from vocagnolm.report.plots import add_legend, new_plot, series_style
 from vocagnolm.report.view import TokenView
 from vocagnolm.shell.io import ASSETS
 
@@ -373,11 +373,12 @@ def wrong() -> Any:
             runs = [found[share][name]["accuracy"] for name in (method, "cpt")]
             gains = [one - plain for one, plain in zip(*runs, strict=True)]
             place = 100 * float(share) + (index - 1)
-            axes.plot([place] * len(gains), gains, linestyle="", markersize=4, alpha=0.5, **look)
+            dots = look | {"linestyle": "", "markersize": 4, "alpha": 0.5}
+            axes.plot([place] * len(gains), gains, **dots)
             means.append(statistics.mean(gains))
             x.append(place)
         label = METHODS[method][0]
-        (handles[label],) = axes.plot(x, means, linestyle=dashes(index), **look)
+        (handles[label],) = axes.plot(x, means, **look)
     axes.axhline(0, color=mpl.rcParams["axes.edgecolor"], linewidth=0.8)
     axes.set_xticks([100 * float(share) for share in shares])
     axes.set_xlabel("pages with a wrong solution, in %; small marks are seeds, lines their mean")
@@ -400,16 +401,12 @@ def gpus() -> Any:
     handles = {}
     for index, (name, seconds) in enumerate(plans.items()):
         hours = [RUN_TOKENS * seconds / 3600 / count for count in GPUS]
-        (handles[name],) = times.plot(
-            GPUS, hours, linestyle=dashes(index), markersize=4, **series_style(index)
-        )
+        (handles[name],) = times.plot(GPUS, hours, markersize=4, **series_style(index))
     times.set_yscale("log", base=2)
     times.set_ylabel("hours of 15 billion tokens")
     sizes = [sizes_of(model) for model in (student, teacher)]
     for index, (name, gib) in enumerate(memory_of_gpus(*sizes).items(), len(plans)):
-        (handles[name],) = memory.plot(
-            [*gib], [*gib.values()], linestyle=dashes(index), markersize=4, **series_style(index)
-        )
+        (handles[name],) = memory.plot([*gib], [*gib.values()], markersize=4, **series_style(index))
     memory.axhline(H100_GIB, color=mpl.rcParams["axes.edgecolor"], linewidth=0.8)
     memory.text(1, H100_GIB + 1, "an H100 has", fontsize=8)
     memory.set_ylim(0, 90)
@@ -475,7 +472,7 @@ def store() -> Any:
     }
     handles = {}
     for index, (name, costs) in enumerate(lines.items()):
-        (handles[name],) = axes.plot(runs, costs, linestyle=dashes(index), **series_style(index))
+        (handles[name],) = axes.plot(runs, costs, **series_style(index))
     axes.set_ylim(0)
     axes.set_xlabel("runs on the same corpus")
     axes.set_ylabel("cost, in plain runs")

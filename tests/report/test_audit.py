@@ -18,8 +18,7 @@ from vocagnolm import __main__
 from vocagnolm.alignment import align_spans
 from vocagnolm.corpus import load_corpus
 from vocagnolm.report import audit as audit_module
-from vocagnolm.report.audit import audit
-from vocagnolm.report.audit_tables import labels, verdict
+from vocagnolm.report.audit import audit, verdict
 from vocagnolm.report.mapping import chunk_overlaps, count_map
 from vocagnolm.spans import encode
 from vocagnolm.tokenizer import load_tokenizer
@@ -66,7 +65,7 @@ def test_audit_adds_up_batches(
     for text in training_texts[:90]:
         ours = encode(student, text).spans
         theirs = encode(teachers["byte_level"], text).spans
-        summed.update(count_map(len(text), ours, theirs, align_spans(ours, theirs)))
+        summed.update(count_map(ours, theirs, align_spans(ours, theirs)))
     iou = pytest.approx(summed["iou_sum"] / summed["student_tokens"])
     assert content["teachers"][0]["token_level"] == {"iou": iou, "ios": 1.0}
     assert content["teachers"][0]["counts"] == pytest.approx(dict(summed))
@@ -132,11 +131,6 @@ def test_verdict_warns_of_unmapped_and_straddling_tokens() -> None:
     assert verdict(fit | {"mapped": 0.97, "unmapped": 0.03}).startswith("a poor pair")
 
 
-def test_teachers_of_one_name_have_whole_names() -> None:
-    for names, expected in ((["a/T", "b/T"], ["a/T", "b/T"]), (["a/T", "b/U"], ["T", "U"])):
-        assert labels({"teachers": [{"teacher": name} for name in names]}) == expected
-
-
 @pytest.mark.slow
 def test_vocabulary_overlap_is_the_papers(training_texts: list[str]) -> None:
     root = real_data("tokenizers")
@@ -165,7 +159,7 @@ def command(
         *("audit", "--student", str(tokenizer_dirs["metaspace"])),
         *("--teacher", str(tokenizer_dirs["nfc_digits"]), str(tokenizer_dirs["byte_level"])),
         *("--dataset", str(path), "--text_column", "body", "--sequence_length", "64"),
-        *("--sequences", "4", "--documents", "50"),
+        *("--documents", "50"),
     ]
 
 
@@ -181,19 +175,17 @@ def test_command_writes_table_json_and_figure(
         found = json.loads((out / "audit.json").read_text(encoding="utf-8"))
         # Without a choice, every chunk has a token.
         assert found["settings"]["chunks"] == ([2, 16] if chunks else [2, 4, 8, 16, 32, 64])
-    assert (out / "audit.png").read_bytes().startswith(b"\x89PNG")
-    assert (found["format"], found["documents"], found["sequences"]) == (1, 50, 4)
+    assert found["documents"] == 50
+    assert found["sequences"] > 1
     for teacher in found["teachers"]:
         assert {"teacher", "vocabulary_overlap", "mapping", "token_level", "chunks"} <= set(teacher)
         assert [point["chunks"] for point in teacher["chunks"]] == [2, 16]
         assert 0 < teacher["token_level"]["iou"] <= teacher["token_level"]["ios"] == 1
-        assert len(teacher["teacher_sha256"]) == 64
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        "--sequences 0",
         "--chunks 0",
         "--chunks 64 65",
         "--documents 0",

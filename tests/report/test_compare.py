@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compared_world import FIRST, OTHER, compared_runs, entry, write_drawn
-from fake_results import edit_results, record, write_evaluation, write_json, write_run
+from compared_world import FIRST, OTHER, compared_runs, entry, write_chat, write_drawn
+from fake_results import edit_settings, record, write_evaluation, write_json, write_run
 
 from vocagnolm import __main__
 from vocagnolm.evaluation import results as report
@@ -18,7 +18,7 @@ from vocagnolm.evaluation.records import EvaluationDirectory, to_line
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import load_tasks
 from vocagnolm.report.comparison import Comparison, compare, to_json
-from vocagnolm.report.evaluations import Evaluation, are_alike, read_evaluation
+from vocagnolm.report.evaluations import Evaluation, read_evaluation
 from vocagnolm.report.findings import UNDECIDED, difference
 from vocagnolm.report.statistics import Pairing, pair
 
@@ -52,9 +52,8 @@ def two(tmp_path: Path) -> list[Path]:
 def test_comparison_is_the_recorded_one(tmp_path: Path) -> None:
     """Seeds, chats, drawn outputs, partial numbers, rows of the paper, and pairs that are none."""
     comparison = compare(compared_runs(tmp_path), ROWS)
-    assert rounded(to_json(comparison)) == rounded(json.loads(GOLDEN.read_text()))
-    (unfinished,) = comparison.unfinished
-    assert "wider: its evaluation-chat is unfinished" in unfinished
+    content = json.loads(json.dumps(to_json(comparison)))
+    assert rounded(content) == rounded(json.loads(GOLDEN.read_text()))
 
 
 # Pairs
@@ -68,38 +67,18 @@ def test_items_are_paired_by_idx_in_any_order(two: list[Path]) -> None:
     assert reasons(compare(two)) == {}
 
 
-def change_column(**values: object) -> Callable[[Path], object]:
-    return lambda path: edit_results(
-        path, lambda results: results["benchmarks"]["gsm8k"].update(values)
-    )
-
-
-def change_settings(path: Path) -> None:
-    of_one = {"gsm8k": {"max_new_tokens": 1, "stops": ["b"]}}
-    edit_results(path, lambda results: results.update(settings={"benchmarks": of_one}))
-
-
-def change_item(**values: object) -> Callable[[Path], object]:
-    def change(path: Path) -> None:
-        *lines, last = (path / "gsm8k.jsonl").read_text().splitlines(keepends=True)
-        lines.append(to_line(json.loads(last) | values))
-        (path / "gsm8k.jsonl").write_text("".join(lines))
-
-    return change
+def change_item(path: Path, **values: object) -> None:
+    *lines, last = (path / "gsm8k.jsonl").read_text().splitlines(keepends=True)
+    lines.append(to_line(json.loads(last) | values))
+    (path / "gsm8k.jsonl").write_text("".join(lines))
 
 
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "grader": (
-        lambda path: edit_results(path, lambda results: results.update(grader="harness@2")),
-        "grader",
-    ),
-    "version": (change_column(version=2), "version"),
-    "no prompts": (change_column(prompts=None), "prompts"),
-    "prompts": (change_column(prompts={"origin": "harness", "sha256": "q"}), "prompts"),
-    "data": (change_column(data={"digest": "e"}), "data"),
-    "settings": (change_settings, "max_new_tokens, stops"),
-    "prompt of an item": (change_item(prompt_sha256="other"), "1 items"),
-    "gold of an item": (change_item(gold="other"), "1 items"),
+    "grader": (lambda path: edit_settings(path, grader="harness@2"), "grader"),
+    "prompts": (lambda path: edit_settings(path, "gsm8k", prompts_sha256=None), "prompts"),
+    "stops": (lambda path: edit_settings(path, "gsm8k", version=2, stops=[]), "stops, version"),
+    "prompt of an item": (lambda path: change_item(path, prompt_sha256="other"), "1 items"),
+    "gold of an item": (lambda path: change_item(path, gold="other"), "1 items"),
     "fewer items": (
         lambda path: write_evaluation(path, {"gsm8k": OTHER[:5], "math": FIRST}),
         "shared 5",
@@ -108,10 +87,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_nothing_is_paired_when_conditions_differ(two: list[Path], name: str) -> None:
-    for path in two:
-        settings = {"gsm8k": {"max_new_tokens": 1024, "stops": ["a"]}}
-        write_json(path / "settings.json", {"benchmarks": settings})
+def test_nothing_is_paired_when_settings_differ(two: list[Path], name: str) -> None:
     change, reason = CHANGES[name]
     change(two[1])
     found = reasons(compare(two))
@@ -137,7 +113,6 @@ def test_outputs_drawn_otherwise_are_not_paired(tmp_path: Path, temperature: flo
         evaluations.append(read_evaluation(path.name, path))
     (pairing,) = pair(*evaluations)
     assert str(pairing.not_paired).startswith("other sampling")
-    assert not are_alike(*evaluations)
 
 
 def test_items_that_contradict_their_results_are_an_error(two: list[Path]) -> None:
@@ -152,35 +127,42 @@ def test_comparison_reads_what_an_evaluation_writes(tmp_path: Path) -> None:
     (task,) = load_tasks([BENCHMARKS["demo"]], None, None, len(FIRST))
     for name, right in (("first", FIRST), ("other", OTHER)):
         directory = EvaluationDirectory(tmp_path / name / "evaluation")
+        settings = {"model": {"name": name, "revision": "r"}, "grader": "g", "protocol": None}
+        settings |= {"sampling": None, "engine": "hf", "dtype": "float32", "context": None}
+        settings["benchmarks"] = {"demo": task.settings()}
+        write_json(directory.path / "settings.json", settings)
         verdict = {"prediction": "1", "decided_by": "string", "math_verify": None}
         with directory.appending("demo", 0) as file:
             for item, correct in zip(task.items, right, strict=True):
                 file.write(to_line(record(item.idx, correct) | verdict))
         directory.complete("demo", [(item.idx, 0) for item in task.items])
-        settings = {"model": {"name": name, "revision": "r"}}
         columns = {"demo": report.column(task, directory)}
         report.write(report.build(columns, directory, settings, {}), directory.path)
     comparison = compare([tmp_path / "first", tmp_path / "other"])
     (pairing,) = comparison.pairings
     assert (pairing.points, pairing.items) == (25.0, 8)
     assert [evaluation.prompts for evaluation in comparison.evaluations] == ["none", "none"]
-    assert "partial" in comparison.evaluations[0].notes[0]
+    assert "partial" in comparison.evaluations[0].notes[1]
 
 
 # Directories
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def labels(paths: list[Path]) -> list[str]:
+        return [evaluation.label for evaluation in compare(paths).evaluations]
+
     paths = [tmp_path / "a" / "model", tmp_path / "b" / "model", tmp_path / "c"]
     for path in paths:
         write_evaluation(path / "evaluation", {"gsm8k": FIRST})
-    assert compare(paths).labels() == [str(paths[0]), str(paths[1]), "c"]
-    chat = write_evaluation(paths[2] / "evaluation-chat", {"gsm8k": FIRST})
-    assert compare([paths[2], paths[2]]).labels() == ["c", "c-chat"]
+    assert labels(paths) == [str(paths[0]), str(paths[1]), "c"]
+    chat = paths[2] / "evaluation-chat"
+    write_chat(chat, FIRST)
+    assert labels([paths[2], paths[2]]) == ["c", "c-chat"]
     other = write_evaluation(tmp_path / "c-chat", {"gsm8k": FIRST})
-    assert compare([paths[2], other]).labels() == ["c", str(chat), "c-chat"]
+    assert labels([paths[2], other]) == ["c", str(chat), "c-chat"]
     monkeypatch.chdir(paths[0])
-    assert compare([Path()]).labels() == ["model"]
+    assert labels([Path()]) == ["model"]
 
 
 @pytest.mark.parametrize("place", ["run.json", "results.json", "evaluation/results.json"])
@@ -213,11 +195,3 @@ def test_command_writes_a_page_that_loads_nothing(
     # Neither elements nor this machine's paths come from the runs.
     for words in ("<i>", "<b>", str(tmp_path), "/home/someone"):
         assert words not in html
-
-
-def test_picture_goes_when_there_are_no_accuracies(tmp_path: Path, two: list[Path]) -> None:
-    run = write_run(tmp_path / "run", [entry(1, 1.0)])
-    out = tmp_path / "out"
-    for paths, has_picture in ((two, True), ([run], False)):
-        assert __main__.main(["compare", *map(str, paths), "--output_dir", str(out)]) == 0
-        assert (out / "comparison.png").is_file() == has_picture

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_results import edit_results, write_evaluation, write_run
+from fake_results import edit_settings, write_evaluation, write_run
 
 from benchmarks import figures
 from vocagnolm.report.comparison import compare, to_json
@@ -65,7 +65,7 @@ def test_models_that_were_graded_differently_share_no_figure(tmp_path: Path) -> 
     assert found.quality("Mistral-ProXMath", "math") == 60.0
     assert found.quality("Qwen2.5-Math-Instruct", "math") == 74.0
     figures.teachers(found, "math")
-    edit_results(paths[0] / "evaluation", lambda results: results.update(grader="other"))
+    edit_settings(paths[0] / "evaluation", grader="other")
     with pytest.raises(ValueError, match="graded differently"):
         figures.teachers(numbers(paths, ["Qwen2.5-Math-Instruct"]), "math")
 
@@ -79,6 +79,8 @@ def test_command_draws_the_papers_numbers(tmp_path: Path) -> None:
     figures.main([*argv, "--figure", "1", "--metric", "math"])
     assert (tmp_path / "figure-1.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "figure-1.pdf").read_bytes().startswith(b"%PDF")
+    figures.main(["--audit", str(audit), "--output_dir", str(tmp_path), "--figure", "3"])
+    assert (tmp_path / "figure-3.png").exists()
     paths = [run(tmp_path, "token", 3.0, teacher=MISTRAL)]
     for name, teacher, guidance in (("c", MISTRAL, "teacher"), ("r", None, "random")):
         options = {"method": "chunk", "chunks": 8, "chunk_guidance": guidance}

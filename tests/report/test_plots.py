@@ -31,9 +31,8 @@ def test_setting_has_one_style_in_all_plots() -> None:
 
 
 def test_bars_stand_around_their_column_and_the_papers_have_no_interval() -> None:
-    cells = {"value": 50.0, "low": 40.0, "high": 60.0, "marked": False}
-    bars = pd.DataFrame(cells, index=["gsm8k"])
-    figure = draw_bars({"ours": bars, "reported: x": bars}, "title")
+    bars = pd.DataFrame({"value": 50.0, "low": 40.0, "high": 60.0}, index=["gsm8k"])
+    figure = draw_bars({"ours": bars, "reported: x": bars[["value"]]})
     (axes,) = figure.axes
     drawn = [place for place in axes.containers if isinstance(place, BarContainer)]
     ours, reported = drawn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fake_results import edit_results, record, write_evaluation, write_json, write_run
+from fake_results import edit_results, edit_settings, record, write_evaluation, write_run
 
 from vocagnolm.evaluation.records import to_line
 from vocagnolm.evaluation.tasks.benchmarks import PAPER_BENCHMARKS
@@ -34,18 +34,23 @@ def write_drawn(directory: Path, rights: list[str], temperature: float = 0.6) ->
     (directory / "gsm8k.jsonl").write_text("".join(lines))
 
     def drawn(results: dict[str, Any]) -> None:
-        sampling = {"samples": samples, "temperature": temperature, "top_p": 1.0}
-        results["settings"] = {"sampling": sampling}
         column = results["benchmarks"]["gsm8k"]
         column.update(n=len(rights), samples=samples, marked=["sampled"], marks=["sampled: 4"])
 
     edit_results(directory, drawn)
+    sampling = {"samples": samples, "temperature": temperature, "top_p": 1.0}
+    edit_settings(directory, sampling=sampling)
     return directory
 
 
 def in_chat(results: dict[str, Any]) -> None:
     for column in results["benchmarks"].values():
         column.update(prompts=None, marked=["chat"], marks=["zero-shot"])
+
+
+def write_chat(directory: Path, right: list[bool]) -> None:
+    edit_results(write_evaluation(directory, {"gsm8k": right}), in_chat)
+    edit_settings(directory, protocol={"name": "zero-shot chat", "template_sha256": "t"})
 
 
 def compared_runs(root: Path) -> list[Path]:
@@ -64,16 +69,10 @@ def compared_runs(root: Path) -> list[Path]:
     for run, right in zip(runs, (FIRST, OTHER, OTHER), strict=False):
         write_evaluation(run / "evaluation", dict.fromkeys(PAPER_BENCHMARKS, right))
     for run, right, rights in zip(runs, (FIRST, OTHER), (DRAWN_FIRST, DRAWN_OTHER), strict=False):
-        edit_results(write_evaluation(run / "evaluation-chat", {"gsm8k": right[1:]}), in_chat)
+        write_chat(run / "evaluation-chat", right[1:])
         write_drawn(run / "evaluation-sampled", rights)
     # The second seed has no SAT, and was asked MATH with other prompts.
     edit_results(runs[2] / "evaluation", lambda results: results["benchmarks"].pop("sat"))
-    edit_results(
-        runs[2] / "evaluation",
-        lambda results: results["benchmarks"]["math"]["prompts"].update(sha256="q"),
-    )
-    write_json(runs[3] / "evaluation-chat" / "settings.json", {"benchmarks": {"gsm8k": {}}})
+    edit_settings(runs[2] / "evaluation", "math", prompts_sha256="q")
     teacher = write_evaluation(root / "T", {"gsm8k": FIRST[:5]}, partial=["gsm8k"])
-    settings = {"engine": "hf", "dtype": "float32", "context": 2048, "limit": None}
-    edit_results(teacher, lambda results: results.update(settings=settings))
     return [*runs, teacher]

@@ -17,11 +17,20 @@ def write_json(path: Path, content: object) -> Path:
     return path
 
 
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
 def edit_results(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    path = directory / "results.json"
-    results = json.loads(path.read_text())
-    change(results)
-    path.write_text(json.dumps(results))
+    edit(directory / "results.json", change)
+
+
+def edit_settings(directory: Path, benchmark: str = "", **values: object) -> None:
+    """Change the settings of an evaluation, or those of one of its benchmarks."""
+    path = directory / "settings.json"
+    edit(path, lambda settings: (settings["benchmarks"].get(benchmark) or settings).update(values))
 
 
 def record(idx: int, correct: bool) -> dict[str, Any]:
@@ -41,14 +50,10 @@ def write_evaluation(
     columns = {
         name: {
             "column": BENCHMARKS[name].column,
-            "version": 1,
             "n": len(right),
             "correct": sum(right),
             **numbers(exact[name], name in partial),
-            "unanswered": 0.0,
-            "math_verify": None,
             "prompts": {"name": "gsm8k", "origin": "harness", "sha256": "p"},
-            "data": {"origin": "d", "digest": "d", "verified": True},
             "marks": [f"partial: {len(right)} of many items"] if name in partial else [],
         }
         for name, right in verdicts.items()
@@ -60,13 +65,15 @@ def write_evaluation(
     }
     results = {
         "model": {"name": directory.name, "revision": "abc"},
-        "grader": "harness@1",
-        "second_opinion": "math-verify 9",
         "benchmarks": columns,
         "averages": averages,
-        "marks": [],
     }
     write_json(directory / "results.json", results)
+    asked = {"version": 1, "data_sha256": "d", "prompts_sha256": "p", "max_new_tokens": 1024}
+    settings = {"protocol": None, "sampling": None, "grader": "harness@1"}
+    settings |= {"engine": "hf", "dtype": "float32", "context": 2048}
+    settings["benchmarks"] = {name: dict(asked) for name in verdicts}
+    write_json(directory / "settings.json", settings)
     for name, right in verdicts.items():
         lines = [to_line(record(idx, correct)) for idx, correct in enumerate(right)]
         (directory / f"{name}.jsonl").write_text("".join(lines))
@@ -75,7 +82,13 @@ def write_evaluation(
 
 def write_run(place: Path, log: Sequence[dict[str, float]], **options: Any) -> Path:
     """Write settings and the log of a run; a batch has 1,000 tokens."""
-    defaults = {"method": "vocagnolm", "teacher": "T", "top_k": 0.4, "dataset": "d", "seed": 0}
+    defaults: dict[str, Any] = {
+        "method": "vocagnolm",
+        "teacher": ["T"],
+        "top_k": 0.4,
+        "dataset": "d",
+        "seed": 0,
+    }
     defaults |= {"data_seed": None, "teacher_losses": None, "global_batch_tokens": 1000}
     write_json(place / "run.json", defaults | options)
     last = max(entry["step"] for entry in log)

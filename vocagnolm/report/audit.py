@@ -10,7 +10,6 @@ Exit status: 0 done, 2 a wrong argument or file.
 from __future__ import annotations
 
 import itertools
-import logging
 import random
 from argparse import Namespace
 from collections import Counter
@@ -27,23 +26,23 @@ from vocagnolm.cli import Parser, shell
 from vocagnolm.conventions import Spans
 from vocagnolm.fields import OptionError, corpora_of, in_range, listed
 from vocagnolm.record import check_output_directory, output_directory
-from vocagnolm.report.audit_tables import audit_markdown, draw_audit
 from vocagnolm.report.mapping import (
     chunk_overlaps,
     count_map,
     decoded_vocabulary,
     map_shares,
-    vocabulary_overlap,
 )
+from vocagnolm.shell.hub import public_name
 from vocagnolm.shell.io import (
     JsonObject,
     count_reasons,
+    markdown_table,
     print_main,
     write_json,
     write_text,
 )
 from vocagnolm.spans import encode, encode_batch
-from vocagnolm.tokenizer import load_tokenizer, tokenizer_sha256
+from vocagnolm.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     import datasets
@@ -54,6 +53,12 @@ _RECORD = "audit.json"
 _BATCH = 128
 # The default numbers of chunks per sequence, as in Figure 3 of the paper.
 CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
+# A verdict warns if a larger share of the student's tokens is unmapped, or straddles.
+_MANY_UNMAPPED = 0.01
+_MANY_STRADDLING = 0.1
+
+
+# -- Measuring -----------------------------------------------------------------------------------
 
 
 def audit(
@@ -64,17 +69,16 @@ def audit(
     sequence_length: int = 2048,
     sequences: int = 150,
     chunks: Sequence[int] = CHUNKS,
-    seed: int = 0,
 ) -> JsonObject:
     """Measure how a student's tokens overlap each teacher's on the documents of a corpus.
 
     Documents that are not text, or in which a tokenizer finds no token, are skipped for all.
-    Returns what docs/audit.md describes of `audit.json`. All shares are in [0, 1].
+    Returns what `audit.json` has of the pairs. All shares are in [0, 1].
     """
     counts = {name: Counter[str]() for name in teachers}
     usable: list[int] = []
     documents = _documents(corpus, [student, *teachers.values()])
-    for index, text, spans_by_tokenizer in tqdm(documents, desc="usable documents", disable=None):
+    for index, _, spans_by_tokenizer in tqdm(documents, desc="usable documents", disable=None):
         # Measure all teachers on the same documents.
         if not all(len(spans) for spans in spans_by_tokenizer):
             continue
@@ -82,7 +86,7 @@ def audit(
         student_spans = spans_by_tokenizer[0]
         for name, teacher_spans in zip(teachers, spans_by_tokenizer[1:], strict=True):
             ranges = align_spans(student_spans, teacher_spans)
-            counts[name].update(count_map(len(text), student_spans, teacher_spans, ranges))
+            counts[name].update(count_map(student_spans, teacher_spans, ranges))
     if not usable:
         from vocagnolm.texts import reasons_in
 
@@ -93,22 +97,15 @@ def audit(
             f"({reasons}); give another one, or another --text_column",
         )
     # Documents from one source often follow each other, so draw sequences from the whole corpus.
-    random.Random(seed).shuffle(usable)
+    random.Random(0).shuffle(usable)
     all_sequences = _sequences(corpus.select(usable), student, sequence_length)
     sampled = list(itertools.islice(all_sequences, sequences))
-    if not sampled:
-        logging.getLogger(__name__).warning(
-            f"{len(usable)} documents do not fill a sequence of {sequence_length} student tokens, "
-            "so there are no chunks: lower --sequence_length"
-        )
     audited = []
     for name, teacher in teachers.items():
         audited.append(
             {"teacher": name} | _audit_pair(student, teacher, counts[name], sampled, chunks)
         )
     return {
-        "format": 1,
-        "student_sha256": tokenizer_sha256(student),
         "documents": len(usable),
         "skipped": len(corpus) - len(usable),
         "sequences": len(sampled),
@@ -125,15 +122,16 @@ def _audit_pair(
 ) -> JsonObject:
     """Return what `audit.json` has of a teacher."""
     tokens = counts["student_tokens"]
-    raw = vocabulary_overlap(set(student.get_vocab()), set(teacher.get_vocab()))
-    as_bytes = vocabulary_overlap(decoded_vocabulary(student), decoded_vocabulary(teacher))
-    pairs = []
+    raw, as_bytes = set(teacher.get_vocab()), decoded_vocabulary(teacher)
+    shared_raw = raw.intersection(student.get_vocab())
+    shared_bytes = as_bytes & decoded_vocabulary(student)
     # A sequence ends with a student token, and the teacher reads the same characters.
-    for text, student_spans in sampled:
-        pairs.append((student_spans, encode(teacher, text).spans))
+    pairs = [(spans, encode(teacher, text).spans) for text, spans in sampled]
     return {
-        "teacher_sha256": tokenizer_sha256(teacher),
-        "vocabulary_overlap": {"raw": raw, "bytes": as_bytes},
+        "vocabulary_overlap": {
+            "raw": {"teacher": len(shared_raw) / len(raw)},
+            "bytes": {"teacher": len(shared_bytes) / len(as_bytes)},
+        },
         "mapping": map_shares(counts),
         "token_level": {"iou": counts["iou_sum"] / tokens, "ios": counts["ios_sum"] / tokens},
         "chunks": [_mean_overlaps(pairs, n) for n in chunks] if pairs else [],
@@ -193,6 +191,71 @@ def _mean_overlaps(pairs: Sequence[tuple[Spans, Spans]], chunks: int) -> JsonObj
     return point
 
 
+# -- Showing -------------------------------------------------------------------------------------
+
+
+def audit_markdown(content: JsonObject) -> str:
+    """Write an audit as a verdict on each pair, and tables with a column per teacher."""
+    teachers = content["teachers"]
+    names = [public_name(teacher["teacher"]) for teacher in teachers]
+    # The verdicts come first, because many readers need nothing else.
+    lines = []
+    for name, teacher in zip(names, teachers, strict=True):
+        lines.append(f"- {name}: {verdict(teacher['mapping'])}")
+    lines.append("- No model was loaded: vocagnolm inspect shows what a teacher knows of a text")
+    lines += ["", f"student: {content['student']}"]
+    lines += [f"teacher: {teacher['teacher']}" for teacher in teachers]
+    documents = f"{content['documents']:,} documents ({content['skipped']:,} skipped)"
+    lines.append(f"corpus: {content['dataset']}, {documents}")
+    for key in ("files", "skip_reasons"):
+        if content[key]:
+            lines.append(f"{key.replace('_', ' ')}: {content[key]}")
+    vocabulary = [["shared tokens", *names]]
+    for spelling, title in (("raw", "as written"), ("bytes", "as bytes")):
+        overlaps = [teacher["vocabulary_overlap"][spelling]["teacher"] for teacher in teachers]
+        vocabulary.append([title, *map(_percent, overlaps)])
+    lines += ["", "## Vocabulary overlap (% of the teacher's)", "", markdown_table(vocabulary)]
+    # All teachers have the same keys, which become the rows of the table.
+    mapping = [["student tokens", *names]]
+    columns = [teacher["mapping"] | teacher["token_level"] for teacher in teachers]
+    for key in columns[0]:
+        # A ratio of tokens to tokens is not a share.
+        form = "{:.4f}".format if "_per_" in key else _percent
+        mapping.append([key.replace("_", " "), *[form(shares[key]) for shares in columns]])
+    title = "## Token-level map (% of the student's tokens)"
+    lines += ["", title, "", markdown_table(mapping)]
+    if content["sequences"]:
+        chunks = [["chunks", *names]]
+        for points in zip(*[teacher["chunks"] for teacher in teachers], strict=True):
+            cells = [f"{_percent(point['iou'])} / {_percent(point['ios'])}" for point in points]
+            chunks.append([str(points[0]["chunks"]), *cells])
+        sizes = f"{content['sequences']} x {content['settings']['sequence_length']:,}"
+        title = f"## Chunks of {sizes} student tokens, IoU / IoS (%)"
+        lines += ["", title, "", markdown_table(chunks)]
+    return "\n".join(lines) + "\n"
+
+
+def verdict(mapping: Mapping[str, float]) -> str:
+    """Say what the `map_shares` of a pair mean for a run."""
+    unmapped, straddling = mapping["unmapped"], mapping["straddling"]
+    shares = f"{mapping['mapped']:.2%} of the student's tokens have teacher tokens, "
+    shares += f"{mapping['one_to_one']:.0%} exactly one with the same characters"
+    # Judge unmapped tokens first, because no option gives them a teacher.
+    if unmapped > _MANY_UNMAPPED:
+        return f"a poor pair: {shares}; {unmapped:.1%} have none and are always trained"
+    if straddling > _MANY_STRADDLING:
+        shares += f"; {straddling:.0%} share a teacher token with neighbouring text: consider"
+        shares += " --aggregation share"
+    return f"a good pair: {shares}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}"
+
+
+# -- The command ---------------------------------------------------------------------------------
+
+
 def _read_corpus(arguments: Namespace) -> tuple[Any, JsonObject]:
     """Read the documents to audit, and say which files and documents are skipped."""
     # This imports datasets, which --help does not need.
@@ -226,15 +289,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_dataset(required=True)
     add("--documents", type=int, help="Read only the first N; default: all.")
     add("--sequence_length", type=int, default=2048, help=cut)
-    most = "Cut at most this many sequences; default: 150."
-    add("--sequences", type=int, default=150, help=most)
     add("--chunks", type=int, nargs="+", help="Chunks per sequence; default: 2 4 8 ... up to 512.")
-    add("--seed", type=int, default=0, help="Seed of the order of documents; default: 0.")
-    add("--output_dir", type=Path, help="For audit.json, audit.md and audit.png.")
+    add("--output_dir", type=Path, help="For audit.json and audit.md.")
     add("--trust_remote_code", action="store_true")
     arguments = parser.parse_args(argv)
     length = arguments.sequence_length
-    in_range(arguments, "[1, inf)", "sequence_length", "sequences", "documents")
+    in_range(arguments, "[1, inf)", "sequence_length", "documents")
     # A chunk needs a token.
     in_range(arguments, f"[1, {length}]", "chunks")
     if arguments.chunks is None:
@@ -248,8 +308,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     student = load(arguments.student, "student")
     teachers = {name: load(name, "teacher") for name in arguments.teacher}
     corpus, content = _read_corpus(arguments)
-    names = ("sequence_length", "sequences", "chunks", "seed")
-    sizes = {name: vars(arguments)[name] for name in names}
+    sizes = {"sequence_length": length, "chunks": arguments.chunks}
     content |= {"student": arguments.student, "settings": sizes}
     content |= audit(student, teachers, corpus, **sizes)
     text = audit_markdown(content)
@@ -257,5 +316,4 @@ def main(argv: Sequence[str] | None = None) -> None:
         with output_directory(out, _RECORD):
             write_json(out / _RECORD, content)
             write_text(out / "audit.md", text)
-            draw_audit(content, out / "audit.png")
     print_main(text.rstrip("\n"))

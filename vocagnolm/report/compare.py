@@ -10,26 +10,29 @@ the published ones, are always marked. Exit status: 0 done, 2 a wrong argument o
 
 from __future__ import annotations
 
-import json
+import base64
+import io
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from vocagnolm.cli import Parser, shell
 from vocagnolm.record import check_output_directory, output_directory
 from vocagnolm.report.comparison import Comparison, compare, to_json
 from vocagnolm.report.evaluations import heading, in_order
 from vocagnolm.report.findings import UNDECIDED, difference, findings
-from vocagnolm.report.plot_style import embed
 from vocagnolm.report.plots import bar_series, draw_bars, draw_curves, read_curves
 from vocagnolm.report.render import TEMPLATES
 from vocagnolm.report.statistics import RESAMPLES, Pairing
-from vocagnolm.report.trainings import differing
+from vocagnolm.report.trainings import differing, setting_text
 from vocagnolm.shell.extras import require
 from vocagnolm.shell.hub import public_name
 from vocagnolm.shell.io import markdown_table, print_main, write_json, write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _RECORD = "comparison.json"
 # What a reader must know to understand the tables and pictures.
@@ -42,16 +45,16 @@ _PAIRINGS = (
     f"is of the exact sign-flip test over items. {_STAR}"
 )
 _COSTS = (
-    "Tokens/s: the median of the log. Time: since the training was last started. FLOPs: of the "
-    "student and of the teachers that are in the run; those of scoring a store are not counted."
+    "Tokens/s: the median of the log. FLOPs: of the student and of the teachers that are in the "
+    "run; those of scoring a store are not counted."
 )
 _BARS = (
     "Bars of one run: 95 % interval of its evaluation; of several seeds: their mean and standard "
-    "deviation. Hollow: as reported (arXiv 2503.19123v1)."
+    f"deviation. Hollow: as reported (arXiv 2503.19123v1). {_STAR}"
 )
 _CURVES = "Over the seeds of a setting: the mean, and a band from the lowest to the highest."
-# A section has a title, the rows of a table with its header first, and notes.
-_Section = tuple[str, list[list[str]], Sequence[str]]
+# A section has a title, the rows of a table with its header first, an explanation, and notes.
+_Section = tuple[str, list[list[str]], str, Sequence[str]]
 
 
 def comparison_markdown(comparison: Comparison) -> str:
@@ -60,11 +63,12 @@ def comparison_markdown(comparison: Comparison) -> str:
     bullets = [f"- {finding}" for finding in findings(comparison)]
     if bullets:
         parts.append("\n".join(bullets))
-    for title, rows, notes in _sections(comparison):
-        # The first note is a paragraph, and a list of the runs may follow. Markdown needs an empty
-        # line between them.
-        text = "\n".join(notes).replace("\n- ", "\n\n- ", 1)
-        parts.append(f"## {title}\n\n{markdown_table(rows)}\n\n{text}".rstrip("\n"))
+    for title, rows, explanation, notes in _sections(comparison):
+        parts += [f"## {title}", markdown_table(rows)]
+        if explanation:
+            parts.append(explanation)
+        if notes:
+            parts.append("\n".join(f"- {note}" for note in notes))
     return "\n\n".join(parts) + "\n"
 
 
@@ -73,11 +77,11 @@ def _sections(comparison: Comparison) -> list[_Section]:
     # One run stands for its setting. The others differ from it only in their seed.
     runs = [runs[0] for runs in comparison.settings.values()]
     options = [["option"] + list(comparison.settings)]
-    for name, texts in differing(runs).items():
-        options.append([name] + texts)
+    for name in differing(runs):
+        options.append([name] + [setting_text(run.options.get(name)) for run in runs])
     sections = [_accuracies(comparison)]
     sections += _pairings(comparison)
-    sections.append(("Settings that differ", options, []))
+    sections.append(("Settings that differ", options, "", []))
     sections.append(_costs(comparison))
     # Leave out a table that has only a header.
     return [section for section in sections if len(section[1]) > 1]
@@ -85,7 +89,7 @@ def _sections(comparison: Comparison) -> list[_Section]:
 
 def _accuracies(comparison: Comparison) -> _Section:
     """Return a table of the accuracies of all evaluations, with the paper's below them."""
-    notes = [_ACCURACIES]
+    notes = []
     # {(run, its prompts): {column: cell}}
     lines: dict[tuple[str, str], dict[str, str]] = {}
     for evaluation in comparison.evaluations:
@@ -98,9 +102,7 @@ def _accuracies(comparison: Comparison) -> _Section:
         name, revision = evaluation.model.rsplit(", revision ", 1)
         # Nineteen characters: "sha256:" and twelve digits, or nineteen digits of a commit.
         model = f"{public_name(name)}, revision {revision[:19]}"
-        notes.append(f"- {evaluation.label}: {model}; verdicts of {evaluation.grader}")
-        for note in evaluation.notes:
-            notes.append(f"  - {note}")
+        notes.append("; ".join([f"{evaluation.label}: {model}", *evaluation.notes]))
     # Reported rows follow those of the runs, in the same columns.
     for cell in comparison.reported:
         line = f"reported: {cell['row']} ({cell['table']})", "paper"
@@ -112,7 +114,7 @@ def _accuracies(comparison: Comparison) -> _Section:
     rows = [["run", "prompts"] + [heading(column) for column in columns]]
     for (label, prompts), cells in lines.items():
         rows.append([label, prompts] + [cells.get(column, "-") for column in columns])
-    return "Accuracy (%)", rows, notes
+    return "Accuracy (%)", rows, _ACCURACIES, notes
 
 
 def _pairings(comparison: Comparison) -> list[_Section]:
@@ -133,7 +135,7 @@ def _pairings(comparison: Comparison) -> list[_Section]:
         row = [other, heading(column) + ("*" if is_marked else "")]
         rows.append(row + _pairing_cells(pairing))
     return [
-        (f"Points above {first}, over the same items", rows, [_PAIRINGS])
+        (f"Points above {first}, over the same items", rows, _PAIRINGS, [])
         for first, rows in tables.items()
     ]
 
@@ -163,26 +165,21 @@ def _cell(value: float | None, form: str) -> str:
 
 def _costs(comparison: Comparison) -> _Section:
     """Return what each training run cost, from its log."""
-    head = ["run", "trained as", "seed", "steps", "student tokens", "held-out loss"]
-    head += ["tokens/s", "time", "FLOPs"]
-    rows = [head]
-    for run in comparison.trained:
-        log = run.state.get("log_history", [])
-        steps = run.state.get("global_step")
-        speeds = [entry["tokens_per_s"] for entry in log if "tokens_per_s" in entry]
-        seconds = [entry["train_runtime"] for entry in log if "train_runtime" in entry]
-        seed, _ = json.loads(run.seed)
-        row = [run.label, run.name, str(seed)]
-        row.append(_cell(steps, ","))
-        row.append("-" if steps is None else f"{steps * run.batch_tokens:,}")
-        row.append(_cell(run.eval_loss, ".4f"))
-        # The first steps compile and warm up, so the median says more than the mean.
-        row.append(_cell(median(speeds) if speeds else None, ",.0f"))
-        # A run that was extended has an entry for every end.
-        row.append(str(timedelta(seconds=round(seconds[-1]))) if seconds else "-")
-        row.append(_cell(run.state.get("total_flos"), ".2e"))
-        rows.append(row)
-    return "Cost", rows, [_COSTS]
+    head = ["run", "setting", "seed", "steps", "student tokens", "held-out loss"]
+    rows = [head + ["tokens/s", "FLOPs"]]
+    for setting, runs in comparison.settings.items():
+        for run in runs:
+            steps = run.state.get("global_step", 0)
+            tokens = steps * run.options["global_batch_tokens"]
+            log = run.state.get("log_history", [])
+            speeds = [entry["tokens_per_s"] for entry in log if "tokens_per_s" in entry]
+            row = [run.label, setting, str(run.seed[0]), f"{steps:,}", f"{tokens:,}"]
+            row.append(_cell(run.eval_loss, ".4f"))
+            # The first steps compile and warm up, so the median says more than the mean.
+            row.append(_cell(median(speeds) if speeds else None, ",.0f"))
+            row.append(_cell(run.state.get("total_flos"), ".2e"))
+            rows.append(row)
+    return "Cost", rows, _COSTS, []
 
 
 def write_comparison(comparison: Comparison, directory: Path) -> None:
@@ -191,25 +188,24 @@ def write_comparison(comparison: Comparison, directory: Path) -> None:
     write_text(directory / "comparison.md", comparison_markdown(comparison))
     pictures = []
     if comparison.evaluations:
-        graders = ", ".join(dict.fromkeys(run.grader for run in comparison.evaluations))
-        figure = draw_bars(bar_series(comparison), f"Accuracies; verdicts of {graders}")
+        figure = draw_bars(bar_series(comparison))
         figure.savefig(directory / "comparison.png")
-        pictures.append(("Accuracy", embed(figure), _BARS))
-    else:
-        # An earlier comparison may have had accuracies.
-        (directory / "comparison.png").unlink(missing_ok=True)
+        pictures.append(("Accuracy", _embed(figure), _BARS))
     # A run that was stopped before its first log has no curves.
     curves = read_curves(comparison.settings)
     if curves:
-        pictures.append(("Along the training", embed(draw_curves(curves)), _CURVES))
+        pictures.append(("Along the training", _embed(draw_curves(curves)), _CURVES))
     page = TEMPLATES.get_template("comparison.html").render(
-        names=comparison.labels(),
-        findings=findings(comparison),
-        baselines=list(dict.fromkeys(pairing.first for pairing in comparison.pairings)),
-        pictures=pictures,
-        sections=_sections(comparison),
+        findings=findings(comparison), pictures=pictures, sections=_sections(comparison)
     )
     write_text(directory / "comparison.html", page)
+
+
+def _embed(figure: Figure) -> str:
+    """Return a figure as a data URL, which a page can contain."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 @shell("vocagnolm compare")

@@ -7,19 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
-from vocagnolm.evaluation.records import read_records
+from vocagnolm.evaluation.records import SETTINGS_FILE, read_records
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
-from vocagnolm.shell.io import JsonObject, json_or_empty, read_json
+from vocagnolm.shell.io import JsonObject, read_json
 
 RESULTS_FILE = "results.json"
-# Next to an evaluation's results: the settings of all benchmarks with items.
-_SETTINGS_FILE = "settings.json"
 # The columns of Table 1 come first, then those of other benchmarks, each once.
 _COLUMNS = list(dict.fromkeys(chain(PAPER_BENCHMARKS, AVERAGES, BENCHMARKS)))
-# These settings of a benchmark are read from its results.
-_IN_RESULTS = {"version", "data_sha256", "prompts_sha256"}
 
 
 class Score(TypedDict):
@@ -55,20 +51,20 @@ class Evaluation:
     directory: Path
     # The name and revision of the model.
     model: str
-    grader: str
     # The authors of the exemplars: "ours", "harness", "other" or "none", or several of them; or
     # "chat".
     prompts: str
     # In the order of Table 1.
     scores: Sequence[Score]
-    # Outputs per item, and JSON of how they are sampled; "" means greedy decoding.
+    # Outputs per item.
     samples: int
-    sampling: str
+    # Only evaluations with the same one are compared: few-shot or chat, greedy or sampled.
+    protocol: str
     # The number of items and of right outputs, by benchmark.
     counts: Mapping[str, tuple[int, int]]
     # By benchmark, everything that must be equal in two evaluations whose items are paired.
-    conditions: Mapping[str, Mapping[str, Any]]
-    # Reasons against comparing numbers with published ones, each with its columns, and the engine.
+    settings: Mapping[str, JsonObject]
+    # The grader, reasons against comparing numbers with published ones, and the engine.
     notes: Sequence[str]
 
     def items(self, benchmark: str) -> dict[int, Item]:
@@ -110,20 +106,15 @@ def in_order(columns: Iterable[str]) -> list[str]:
     >>> in_order(["mine", "demo", "AVG", "math", "gsm8k", "math"])
     ['gsm8k', 'math', 'AVG', 'demo', 'mine']
     """
-    places = {name: place for place, name in enumerate(_COLUMNS)}
-    return sorted(set(columns), key=lambda name: (places.get(name, len(places)), name))
-
-
-def is_unfinished(directory: Path) -> bool:
-    """Test for the directory of an evaluation that was begun, and has no results yet."""
-    return (directory / _SETTINGS_FILE).exists() and not (directory / RESULTS_FILE).exists()
+    columns = set(columns)
+    return [name for name in _COLUMNS if name in columns] + sorted(columns.difference(_COLUMNS))
 
 
 def read_evaluation(label: str, directory: Path) -> Evaluation:
-    """Read the results of an evaluation."""
+    """Read the results of an evaluation, and the settings under which its items were asked."""
     results = read_json(directory / RESULTS_FILE)
-    settings = results.get("settings", {})
-    sampling = settings.get("sampling")
+    settings = read_json(directory / SETTINGS_FILE)
+    sampling = settings["sampling"]
     columns = results["benchmarks"] | results["averages"]
     scores: list[Score] = []
     for name in in_order(columns):
@@ -139,80 +130,35 @@ def read_evaluation(label: str, directory: Path) -> Evaluation:
                 "marked": columns[name]["marked"],
             }
         )
-    authors = []
+    # Chat templates may differ between two models that are compared.
+    shared = {"grader": settings["grader"], "sampling": sampling}
+    shared["protocol"] = settings["protocol"] and settings["protocol"]["name"]
+    authors: dict[str, None] = {}
     counts = {}
-    conditions = {}
-    settings_of = _settings_by_benchmark(directory, settings)
     # {why a number cannot be compared with a published one: headings}
     marks: dict[str, list[str]] = {}
     for name in in_order(results["benchmarks"]):
         column = results["benchmarks"][name]
-        prompts = column["prompts"] or {"origin": "none"}
-        is_chat = "chat" in column["marked"]
-        author = "chat" if is_chat else prompts["origin"]
-        authors.append("ours" if author == "vocagnolm" else author)
+        author = column["prompts"]["origin"] if column["prompts"] else "none"
+        authors["ours" if author == "vocagnolm" else author] = None
         counts[name] = column["n"], column["correct"]
-        conditions[name] = {
-            "grader": results["grader"],
-            "protocol": "chat" if is_chat else "the paper's",
-            "sampling": sampling,
-            "version of the benchmark": column["version"],
-            "prompts": prompts.get("sha256"),
-            "data": column["data"]["digest"],
-            **settings_of.get(name, {}),
-        }
         for mark in column["marks"]:
             marks.setdefault(mark, []).append(heading(name))
-    notes = [f"{mark} ({', '.join(headings)})" for mark, headings in marks.items()]
+    notes = [f"verdicts of {settings['grader']}"]
+    for mark, headings in marks.items():
+        notes.append(f"{mark} ({', '.join(headings)})")
     # Accuracies differ by tenths of a point between engines and dtypes.
-    engine = []
     for name in ("engine", "dtype", "context"):
-        if settings.get(name) is not None:
-            engine.append(f"{name} {settings[name]}")
-    if engine:
-        notes.append(", ".join(engine))
+        notes.append(f"{name} {settings[name]}")
     return Evaluation(
         label=label,
         directory=directory,
         model=f"{results['model']['name']}, revision {results['model']['revision']}",
-        grader=results["grader"],
-        prompts=", ".join(dict.fromkeys(authors)),
+        prompts="chat" if settings["protocol"] else ", ".join(authors),
         scores=scores,
         samples=sampling["samples"] if sampling else 1,
-        sampling=json.dumps(sampling) if sampling else "",
+        protocol=json.dumps([shared["protocol"], sampling]),
         counts=counts,
-        conditions=conditions,
+        settings={name: shared | settings["benchmarks"][name] for name in counts},
         notes=notes,
     )
-
-
-def _settings_by_benchmark(directory: Path, settings: JsonObject) -> dict[str, JsonObject]:
-    """Return how each benchmark was asked: the length, the end and the reading of answers."""
-    # An evaluation adds a benchmark to those that were evaluated before, and its results have only
-    # the new one's settings. Older results have none.
-    recorded = json_or_empty(directory / _SETTINGS_FILE).get("benchmarks", {})
-    recorded |= settings.get("benchmarks", {})
-    settings_of = {}
-    for benchmark, values in recorded.items():
-        settings_of[benchmark] = {
-            name: value for name, value in values.items() if name not in _IN_RESULTS
-        }
-    return settings_of
-
-
-def conditions_that_differ(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Name the conditions in which two evaluations of one benchmark differ.
-
-    What only the newer of them records counts as equal.
-    """
-    return [name for name in first if name in other and first[name] != other[name]]
-
-
-def are_alike(first: Evaluation, other: Evaluation) -> bool:
-    """Test whether two models were asked and graded on the same benchmarks in the same way."""
-    if first.conditions.keys() != other.conditions.keys():
-        return False
-    for name, conditions in first.conditions.items():
-        if conditions_that_differ(conditions, other.conditions[name]):
-            return False
-    return True

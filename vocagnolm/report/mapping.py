@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,19 +22,6 @@ Shares = npt.NDArray[np.float64]
 #
 # Spans are those of `spans.encode_batch`: without gaps, and none empty. So consecutive tokens cover
 # everything from the start of the first to the end of the last.
-
-
-def vocabulary_overlap(student: Set[object], teacher: Set[object]) -> dict[str, float]:
-    """Count the common tokens, and their share of the teacher's, the student's and all tokens."""
-    shared = len(student & teacher)
-    return {
-        "teacher": shared / len(teacher),
-        "student": shared / len(student),
-        "union": shared / len(student | teacher),
-        "shared": shared,
-        "teacher_size": len(teacher),
-        "student_size": len(student),
-    }
 
 
 def decoded_vocabulary(tokenizer: PreTrainedTokenizerBase) -> set[bytes]:
@@ -113,12 +100,10 @@ def _hull(spans: Spans, ranges: Spans) -> Spans:
     return np.stack((spans[ranges[:, 0], 0], spans[ranges[:, 1] - 1, 1]), axis=1)
 
 
-def count_map(
-    characters: int, student_spans: Spans, teacher_spans: Spans, ranges: Spans
-) -> dict[str, float]:
+def count_map(student_spans: Spans, teacher_spans: Spans, ranges: Spans) -> dict[str, float]:
     """Count the kinds of student tokens in one text; spans and ranges as in `overlaps`.
 
-    All are sums over tokens or characters, so the counts of texts can be added.
+    All are sums over tokens, so the counts of texts can be added.
     """
     iou, ios = overlaps(student_spans, teacher_spans, ranges)
     is_mapped = ranges[:, 0] != UNMAPPED
@@ -130,14 +115,11 @@ def count_map(
     same_span = (sizes[is_mapped] == 1) & ~differences.any(axis=1)
     straddling = (differences[:, 0] > 0) | (differences[:, 1] < 0)
     return {
-        "characters": characters,
         "student_tokens": len(student_spans),
         "teacher_tokens": len(teacher_spans),
-        # Kinds by the number of teacher tokens in the range.
         "unmapped": len(ranges) - len(mapped),
-        "one": int((sizes == 1).sum()),
-        "two": int((sizes == 2).sum()),
-        "more": int((sizes > 2).sum()),
+        # The range has two or more teacher tokens (one-to-many).
+        "several": int((sizes > 1).sum()),
         # The range is one teacher token with the same characters (one-to-one).
         "same_span": int(same_span.sum()),
         # The first teacher token also belongs to the token before (many-to-one).
@@ -150,19 +132,14 @@ def count_map(
 
 
 def map_shares(counts: Mapping[str, float]) -> dict[str, float]:
-    """Return ratios of tokens and characters, and the shares of the kinds, which overlap."""
-    tokens, characters = counts["student_tokens"], counts["characters"]
+    """Return the ratio of tokens, and the shares of the kinds, which overlap."""
+    tokens = counts["student_tokens"]
     return {
         "teacher_tokens_per_student_token": counts["teacher_tokens"] / tokens,
-        "student_tokens_per_character": tokens / characters,
-        "teacher_tokens_per_character": counts["teacher_tokens"] / characters,
         "mapped": 1 - counts["unmapped"] / tokens,
         "unmapped": counts["unmapped"] / tokens,
-        "range_of_1": counts["one"] / tokens,
-        "range_of_2": counts["two"] / tokens,
-        "range_of_3_or_more": counts["more"] / tokens,
         "one_to_one": counts["same_span"] / tokens,
-        "one_to_many": (counts["two"] + counts["more"]) / tokens,
+        "one_to_many": counts["several"] / tokens,
         "many_to_one": counts["shared"] / tokens,
         "straddling": counts["straddling"] / tokens,
     }

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from vocagnolm.fields import OptionError
+from vocagnolm.fields import check_choice
 from vocagnolm.shell.io import ASSETS, read_json
 
 REPORTED_FILE = ASSETS / "reported.json"
@@ -22,32 +22,21 @@ class Reported(TypedDict):
 
 def read_reported(names: Sequence[str]) -> list[Reported]:
     """Return the numbers in rows of the paper's tables. "Table 2" means all of its rows."""
-    # A cell is found by the name of its row, and also by that of its table.
-    cells_of: dict[str, list[Reported]] = {}
+    cells: list[Reported] = []
+    known = []
     for table in read_json(REPORTED_FILE)["tables"]:
+        title = table["table"]
+        known.append(title)
         for row, values in table["rows"].items():
+            known.append(row)
+            if row not in names and title not in names:
+                continue
             for column, value in zip(table["columns"], values, strict=True):
                 # Some of the paper's cells are empty.
-                if value is None:
-                    continue
-                cell: Reported = {
-                    "row": row,
-                    "table": table["table"],
-                    "column": column,
-                    "reported": value,
-                }
-                cells_of.setdefault(row, []).append(cell)
-                cells_of.setdefault(table["table"], []).append(cell)
-    cells: list[Reported] = []
+                if value is not None:
+                    cells.append({"row": row, "table": title, "column": column, "reported": value})
     for name in names:
-        if name not in cells_of:
-            expected = ", ".join(map(repr, cells_of))
-            raise OptionError(
-                "reported", f"{name!r} is not a row or table of the paper: {expected}"
-            )
-        for cell in cells_of[name]:
-            if cell not in cells:
-                cells.append(cell)
+        check_choice("reported", name, known)
     return cells
 
 
@@ -59,7 +48,6 @@ def teacher_name(reference: str) -> str:
     """
     model = Path(reference).name
     for name, aliases in read_json(REPORTED_FILE)["models"].items():
-        spellings = [spelling.casefold() for spelling in [name, *aliases]]
-        if model.casefold() in spellings:
+        if model.casefold() in [spelling.casefold() for spelling in [name, *aliases]]:
             return str(name)
     return model

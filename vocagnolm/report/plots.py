@@ -1,70 +1,123 @@
-"""The pictures of a comparison: accuracies as bars, and logs as curves."""
+"""The pictures of a comparison, and the style of all plots: readable in grey, too."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from vocagnolm.report.comparison import Comparison
-from vocagnolm.report.evaluations import Evaluation, are_alike, heading, in_order
-from vocagnolm.report.plot_style import add_legend, dashes, new_plot, series_style
+from vocagnolm.report.evaluations import Evaluation, heading, in_order
 from vocagnolm.report.trainings import TrainingRun
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_MARKERS = "os^DvPX"
+_DASHES = ("-", "--", ":", "-.")
+# Neighbouring colours also differ in lightness, so that they differ in a grey print.
+COLORS = "#1f5fbf #d2691e #1b7f4d #8e44ad #0e7490 #b5267b #7a5c00 #475569".split()
+# The losses and shares that are drawn: {title: entry of the log}
+_CURVES = {
+    "held-out loss (nats)": "eval_loss",
+    "loss on all tokens (nats)": "student_loss_nats",
+    "tokens where the teacher is ahead": "teacher_ahead_fraction",
+    "mean weight of the tokens": "mean_weight",
+}
 # A curve with more points is drawn without markers.
 _MOST_MARKERS = 20
 
 
+# -- Style ---------------------------------------------------------------------------------------
+
+
+def series_style(index: int) -> dict[str, Any]:
+    """Return the marker, line and colour of a series. All repeat, but rarely together."""
+    return {
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "linestyle": _DASHES[index % len(_DASHES)],
+        "color": COLORS[index % len(COLORS)],
+    }
+
+
+def new_plot(
+    width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """Open a figure, in inches, with axes in rows. Options as for `Figure.subplots`."""
+    # A bare Figure needs no display, and does not change a notebook's backend.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    plots = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+    for axes in plots:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+    return figure, plots
+
+
+def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
+    """Add a legend below a figure, with as many columns as fit."""
+    longest_label = max((len(label) for label in handles), default=1)
+    # A letter is about 0.075 inches wide, and the key of an entry 0.6.
+    columns = int(figure.get_figwidth() / (0.075 * longest_label + 0.6))
+    legend = figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower left",
+        ncols=max(1, columns),
+        frameon=False,
+        fontsize=8,
+    )
+    for text in legend.get_texts():
+        # Names of models and options are not formulas, so escape dollar signs.
+        text.set_parse_math(False)
+
+
+# -- Accuracies ----------------------------------------------------------------------------------
+
+
 def bar_series(comparison: Comparison) -> dict[str, pd.DataFrame]:
-    """Return the bars of a plot of accuracies by label: value, low, high, marked by column.
+    """Return the bars of a plot of accuracies by label: value, low and high by column.
 
     The runs of a setting are one bar: the mean over seeds with its standard deviation. Other bars
     have the 95 % interval of their evaluation, and the paper's have none. Models that were asked or
     graded differently are never averaged.
     """
-    setting_of = comparison.setting_of()
+    setting_of = {}
+    for setting, runs in comparison.settings.items():
+        for run in runs:
+            setting_of[run.label] = setting
     groups: dict[str, list[Evaluation]] = {}
     for evaluation in comparison.evaluations:
         # An evaluation of a model that was not trained here is its own group.
         label = setting_of.get(evaluation.label, evaluation.label)
+        # The first evaluation of a setting decides how its models are asked and graded.
+        if label in groups and evaluation.settings != groups[label][0].settings:
+            label += f", {evaluation.label}"
         groups.setdefault(label, []).append(evaluation)
     series = {}
     for label, group in groups.items():
-        if all(are_alike(*pair) for pair in itertools.combinations(group, 2)):
-            series[label] = _bars(group)
-        else:
-            for evaluation in group:
-                series[f"{label}, {evaluation.label}"] = _bars([evaluation])
-    # The cells of one row of the paper are one series.
-    for cell in comparison.reported:
-        # The paper gives no interval, so both ends equal the value.
-        value = cell["reported"]
-        numbers = {"value": value, "low": value, "high": value, "marked": False}
-        bar = pd.DataFrame(numbers, index=[cell["column"]])
-        label = f"reported: {cell['row']}"
-        series[label] = pd.concat([series[label], bar]) if label in series else bar
+        scores = pd.concat([pd.DataFrame(evaluation.scores) for evaluation in group])
+        columns = scores.groupby("column", sort=False)
+        bars = columns.agg({"value": "mean", "low": "first", "high": "first"})
+        # Seeds differ by more than one evaluation's items make an accuracy uncertain.
+        if len(group) > 1:
+            deviation = columns.value.std()
+            bars["low"], bars["high"] = bars.value - deviation, bars.value + deviation
+        # A star marks numbers that may not be compared with the paper's.
+        series[f"{label}*" if any(scores.marked) else label] = bars
+    # The cells of one row of the paper are one series, without intervals.
+    if comparison.reported:
+        cells = pd.DataFrame(comparison.reported).rename(columns={"reported": "value"})
+        for row, bars in cells.groupby("row", sort=False):
+            series[f"reported: {row}"] = bars.set_index("column")[["value"]]
     return series
 
 
-def _bars(group: Sequence[Evaluation]) -> pd.DataFrame:
-    """Average the columns of evaluations that all have the same ones."""
-    scores = pd.concat([pd.DataFrame(evaluation.scores) for evaluation in group])
-    columns = scores.groupby("column", sort=False)
-    bars = columns.agg({"value": "mean", "low": "first", "high": "first", "marked": any})
-    # Seeds differ by more than one evaluation's items make an accuracy uncertain.
-    if len(group) > 1:
-        deviation = columns.value.std()
-        bars["low"], bars["high"] = bars.value - deviation, bars.value + deviation
-    return bars
-
-
-def draw_bars(series: Mapping[str, pd.DataFrame], title: str) -> Figure:
+def draw_bars(series: Mapping[str, pd.DataFrame]) -> Figure:
     """Draw accuracies with intervals by column. The paper's are hollow."""
     drawn_columns: list[str] = []
     for bars in series.values():
@@ -77,30 +130,26 @@ def draw_bars(series: Mapping[str, pd.DataFrame], title: str) -> Figure:
     figure, (axes,) = new_plot(min(inches, 16.0), 3.6 + 0.2 * len(series))
     handles = {}
     for index, (label, bars) in enumerate(series.items()):
-        color = series_style(index)["color"]
-        is_reported = label.startswith("reported: ")
+        color = COLORS[index % len(COLORS)]
         # The series of a column are side by side, centred on its tick.
         offset = width * (index - (len(series) - 1) / 2)
-        # Rounding may move an end of an interval past the value.
-        distances = [(bars.value - bars.low).clip(0), (bars.high - bars.value).clip(0)]
-        handles[f"{label}*" if bars.marked.any() else label] = axes.bar(
-            [columns.index(column) + offset for column in bars.index],
-            bars.value,
-            0.85 * width,
-            yerr=None if is_reported else distances,
-            facecolor="white" if is_reported else color,
-            edgecolor=color,
-            error_kw={"capsize": 1.5, "elinewidth": 0.9},
-        )
+        places = [columns.index(column) + offset for column in bars.index]
+        look: dict[str, Any] = {"facecolor": "white"}
+        if "low" in bars:
+            # Rounding may move an end of an interval past the value.
+            distances = [(bars.value - bars.low).clip(0), (bars.high - bars.value).clip(0)]
+            look = {"facecolor": color, "yerr": distances, "error_kw": {"elinewidth": 0.9}}
+        handles[label] = axes.bar(places, bars.value, 0.85 * width, edgecolor=color, **look)
     names = []
     for column in columns:
         names.append(heading(column).replace("w/o ", "w/o\n").replace(", ", ",\n"))
     axes.set_xticks(range(len(names)), names)
-    axes.set(ylabel="accuracy (%)", xlim=(-0.6, len(names) - 0.4))
-    axes.set_ylim(bottom=0)
-    axes.set_title(title, loc="left", fontsize=8, parse_math=False)
+    axes.set(ylabel="accuracy (%)", ylim=(0, None))
     add_legend(figure, handles)
     return figure
+
+
+# -- Training ------------------------------------------------------------------------------------
 
 
 def read_curves(
@@ -110,22 +159,15 @@ def read_curves(
 
     Each is averaged over the seeds of the setting. Columns: tokens, mean, low and high.
     """
-    # {title: entry of the log}
-    entries = {
-        "held-out loss (nats)": "eval_loss",
-        "loss on all tokens (nats)": "student_loss_nats",
-        "tokens where the teacher is ahead": "teacher_ahead_fraction",
-        "mean weight of the tokens": "mean_weight",
-    }
     curves: dict[str, dict[str, pd.DataFrame]] = {}
     for label, runs in settings.items():
         rows = []
         for run in runs:
             for entry in run.state.get("log_history", ()):
-                tokens = entry["step"] * run.batch_tokens
+                tokens = entry["step"] * run.options["global_batch_tokens"]
                 rows.append({**entry, "run": run.label, "tokens": tokens})
         logs = pd.DataFrame(rows)
-        for title, name in entries.items():
+        for title, name in _CURVES.items():
             if name not in logs.columns:
                 continue
             log = logs.dropna(subset=[name])
@@ -137,7 +179,7 @@ def read_curves(
             curve = points[["tokens", "mean", "low", "high"]]
             curves.setdefault(title, {})[label] = curve
     # The plots are in this order, whatever was logged first.
-    return {title: curves[title] for title in entries if title in curves}
+    return {title: curves[title] for title in _CURVES if title in curves}
 
 
 def draw_curves(curves: Mapping[str, Mapping[str, pd.DataFrame]]) -> Figure:
@@ -153,14 +195,11 @@ def draw_curves(curves: Mapping[str, Mapping[str, pd.DataFrame]]) -> Figure:
     handles = {}
     for axes, (title, by_setting) in zip(plots, curves.items(), strict=False):
         for label, curve in by_setting.items():
-            index = numbers[label]
-            style = series_style(index)
-            band = {"color": style["color"], "alpha": 0.15, "linewidth": 0}
-            axes.fill_between(curve.tokens, curve.low, curve.high, **band)
+            style = series_style(numbers[label])
             if len(curve) > _MOST_MARKERS:
                 style["marker"] = ""
-            (line,) = axes.plot(curve.tokens, curve["mean"], linestyle=dashes(index), **style)
-            handles[label] = line
+            axes.fill_between(curve.tokens, curve.low, curve.high, color=style["color"], alpha=0.15)
+            (handles[label],) = axes.plot(curve.tokens, curve["mean"], **style)
         axes.set(xlabel="student tokens", ylabel=title)
     # The last row may have room for more plots than there are.
     for axes in plots[len(curves) :]:

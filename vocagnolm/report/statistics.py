@@ -5,22 +5,14 @@ Only items on which one of them has more right outputs say anything about a diff
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES
-from vocagnolm.report.evaluations import (
-    Evaluation,
-    Item,
-    conditions_that_differ,
-    heading,
-    in_order,
-)
+from vocagnolm.report.evaluations import Evaluation, Item, heading, in_order
 
 RESAMPLES = 10_000
 _Floats = npt.NDArray[np.float64]
@@ -41,7 +33,7 @@ class Pairing:
     items: int | None = None
     only_first: int | None = None
     only_other: int | None = None
-    # McNemar's p, or the sign-flip test's for several outputs; and p corrected by Holm.
+    # p of the sign-flip test, which is McNemar's for single outputs; and p corrected by Holm.
     p: float | None = None
     p_holm: float | None = None
     # If a column cannot be paired, it has the reason instead of numbers.
@@ -50,76 +42,71 @@ class Pairing:
 
 def pair(first: Evaluation, other: Evaluation) -> list[Pairing]:
     """Compare an evaluation with the baseline, the first, in all columns that both have."""
-    pairings = []
-    # {benchmark: (difference in points, resampled differences)}
-    differences: dict[str, tuple[float, _Floats]] = {}
+    pairings: dict[str, Pairing] = {}
+    # The resampled differences in points, by benchmark.
+    samples: dict[str, _Floats] = {}
     first_columns = {score["column"] for score in first.scores}
     other_columns = {score["column"] for score in other.scores}
     # Averages come after their members in this order, so that their differences exist.
     for name in in_order(first_columns & other_columns):
         pairing = Pairing(first.label, other.label, name)
-        pairings.append(pairing)
+        pairings[name] = pairing
         if name not in AVERAGES:
-            sample = _pair_benchmark(pairing, first, other)
-            if sample is not None and pairing.points is not None:
-                differences[name] = pairing.points, sample
+            _pair_benchmark(pairing, samples, first, other)
             continue
         members = AVERAGES[name]
-        missing = [heading(member) for member in members if member not in differences]
+        missing = [heading(member) for member in members if member not in samples]
         if missing:
             pairing.not_paired = f"{', '.join(missing)} not paired"
             continue
-        pairing.points = sum(differences[member][0] for member in members) / len(members)
+        pairing.points = sum(pairings[member].points or 0 for member in members) / len(members)
         # Each benchmark is resampled separately, because its items were drawn separately.
-        sample = np.mean([differences[member][1] for member in members], axis=0)
+        sample = np.mean([samples[member] for member in members], axis=0)
         pairing.low, pairing.high = percentile_interval(sample)
     # Averages have no test of their own, so Holm's correction counts only benchmarks.
-    tested = {}
-    for pairing in pairings:
-        if pairing.p is not None:
-            tested[pairing.column] = pairing.p
-    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
-    for pairing in pairings:
-        pairing.p_holm = corrected.get(pairing.column)
-    return pairings
+    tested = [pairings[name] for name in samples]
+    corrected = holm([pairing.p or 0 for pairing in tested])
+    for pairing, p_holm in zip(tested, corrected, strict=True):
+        pairing.p_holm = p_holm
+    return list(pairings.values())
 
 
-def _pair_benchmark(pairing: Pairing, first: Evaluation, other: Evaluation) -> _Floats | None:
-    """Fill in the pairing of a benchmark, and return the resampled differences in points."""
+def _pair_benchmark(
+    pairing: Pairing, samples: dict[str, _Floats], first: Evaluation, other: Evaluation
+) -> None:
+    """Fill in the pairing of a benchmark, and add its resampled differences."""
     name = pairing.column
     first_items = first.items(name)
     other_items = other.items(name)
-    conditions = first.conditions[name], other.conditions[name]
-    pairing.not_paired = _why_not_paired(*conditions, first_items, other_items)
+    settings, other_settings = first.settings[name], other.settings[name]
+    pairing.not_paired = _why_not_paired(settings, other_settings, first_items, other_items)
     if pairing.not_paired:
-        return None
+        return
     gains = _gains(first_items, other_items)
     pairing.items = len(first_items)
     pairing.only_first = sum(items for gain, items in gains.items() if gain < 0)
     pairing.only_other = sum(items for gain, items in gains.items() if gain > 0)
     more_right = sum(gain * items for gain, items in gains.items())
     pairing.points = more_right / (pairing.items * first.samples) * 100
-    if first.samples == 1:
-        pairing.p = mcnemar_p(pairing.only_first, pairing.only_other)
-    else:
-        pairing.p = sign_flip_p(gains)
+    pairing.p = sign_flip_p(gains)
     # Each benchmark has its own seed, so its interval does not depend on which other benchmarks
     # were evaluated.
     sample = resampled_differences(gains, RESAMPLES, [0, *name.encode()]) / first.samples
     pairing.low, pairing.high = percentile_interval(sample)
-    return sample
+    samples[name] = sample
 
 
 def _why_not_paired(
-    first_conditions: Mapping[str, Any],
-    other_conditions: Mapping[str, Any],
+    settings: Mapping[str, object],
+    other_settings: Mapping[str, object],
     first_items: Mapping[int, Item],
     other_items: Mapping[int, Item],
 ) -> str | None:
     """Return why the items of two evaluations cannot be paired, or None if they can."""
-    differing = conditions_that_differ(first_conditions, other_conditions)
+    names = settings.keys() | other_settings.keys()
+    differing = [name for name in names if settings.get(name) != other_settings.get(name)]
     if differing:
-        return f"other {', '.join(differing)}"
+        return f"other {', '.join(sorted(differing))}"
     if first_items.keys() != other_items.keys():
         shared = len(first_items.keys() & other_items.keys())
         return f"other items: {len(first_items)} and {len(other_items)}, shared {shared}"
@@ -141,40 +128,23 @@ def _gains(first_items: Mapping[int, Item], other_items: Mapping[int, Item]) -> 
     return gains
 
 
-def mcnemar_p(only_first: int, only_other: int) -> float:
-    """Return the exact two-sided p-value of McNemar's test.
-
-    >>> mcnemar_p(1, 5), mcnemar_p(3, 3), mcnemar_p(0, 0)
-    (0.21875, 1.0, 1.0)
-    """
-    n = only_first + only_other
-    # Without a difference, an item that only one run has right is equally likely to be either
-    # run's. The tail has the results that are at least this uneven on this side, and counts twice,
-    # for both sides. It is summed in integers, so no count is too large and no p-value loses
-    # digits.
-    fewer = min(only_first, only_other)
-    tail = sum(math.comb(n, k) for k in range(fewer + 1))
-    return min(1.0, 2 * tail / (1 << n))
-
-
 def sign_flip_p(gains: Mapping[int, int]) -> float:
     """Return the exact two-sided p-value of the sign-flip test over items, from {gain: items}.
 
-    For single outputs, with gains of -1, 0 and 1, it is McNemar's.
+    For single outputs, with gains of -1, 0 and 1, it is McNemar's exact test.
 
-    >>> sign_flip_p({-1: 1, 1: 5, 0: 9}), sign_flip_p({2: 1, 4: 1, -1: 1})
-    (0.21875, 0.5)
+    >>> sign_flip_p({-1: 1, 1: 5, 0: 9}), sign_flip_p({2: 1, 4: 1, -1: 1}), sign_flip_p({})
+    (0.21875, 0.5, 1.0)
     """
     observed = abs(sum(gain * items for gain, items in gains.items()))
     # Without a difference, an item's outputs are equally likely to be either run's, so its gain has
     # either sign. The array has the probability of each sum, from the smallest to its opposite.
     probabilities = np.ones(1)
     for gain, items in gains.items():
+        signs = np.zeros(2 * abs(gain) + 1)
+        signs[[0, -1]] += 0.5
         for _ in range(items if gain else 0):
-            wider = np.zeros(len(probabilities) + 2 * abs(gain))
-            wider[: len(probabilities)] += probabilities / 2
-            wider[2 * abs(gain) :] += probabilities / 2
-            probabilities = wider
+            probabilities = np.convolve(probabilities, signs)
     half = len(probabilities) // 2
     sums = np.arange(-half, half + 1)
     return min(1.0, float(probabilities[abs(sums) >= observed].sum()))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from vocagnolm.fields import options_of
+from vocagnolm.fields import listed, options_of
 from vocagnolm.report.paper import teacher_name
 from vocagnolm.shell.hub import public_name
 from vocagnolm.shell.io import RUN_FILE, JsonObject, read_json
@@ -27,13 +27,11 @@ METHODS = {
 }
 STATE_FILE = "trainer_state.json"
 # These settings may differ between two seeds of the same setting. The demo and the experiments also
-# draw the corpus by the seed, so its digest and size are among them. Each seed may have its own
-# models, whose paths tell them apart. `read_other_documents` compares the digest where it can.
-# Version 0.1.0 recorded the weights instead of `teacher_files`.
+# draw the corpus by the seed, so its size is among them. Each seed may have its own models, whose
+# paths tell them apart. Version 0.1.0 recorded the weights instead of `teacher_files`.
 _SEED_SETTINGS = {
     "seed",
     "data_seed",
-    "corpus_digest",
     "blocks",
     "teacher_losses_sha256",
     "teacher_files",
@@ -41,10 +39,11 @@ _SEED_SETTINGS = {
     "student_weights",
     "evaluation",
 }
-_DIGEST = "corpus_digest"
-# The digest of a corpus depends on its documents and on how they are read: on the options of
-# models, data and packing, and on these.
-_READING = {"teacher_reduction", "uld_pairing", "chat_templates_sha256"}
+# The digest of a corpus depends on its documents and on how they are read.
+DIGEST = "corpus_digest"
+_READING = {"method", "teacher_reduction", "uld_pairing", "chat_templates_sha256"}
+for _option in options_of(ModelOptions, LoadOptions, DataOptions, PackOptions):
+    _READING.add(_option.name)
 
 
 @dataclass(frozen=True)
@@ -56,13 +55,9 @@ class TrainingRun:
     method: str
     # Several teachers are joined by plus signs; "" means none.
     teacher: str
-    # The options that define its setting, without the seed. Paths in them may be named after it.
+    # `seed` and `data_seed`, and all other settings. Paths in them may be named after the seed.
+    seed: tuple[int | None, int | None]
     options: JsonObject
-    # The digest of each corpus. None if the run trained on a user's own sequences.
-    digest: object
-    # JSON of `seed` and `data_seed`.
-    seed: str
-    batch_tokens: int
     # The state has log and cost. It is empty before the run is saved.
     state: JsonObject
     # The loss after the last step, over this many tokens. Both are None if training has not come
@@ -74,24 +69,6 @@ class TrainingRun:
     def name(self) -> str:
         """Method and teacher."""
         return f"{self.method}, {self.teacher}" if self.teacher else self.method
-
-    def agrees(self, other: TrainingRun, option: str) -> bool:
-        """Test whether two runs have the same value of an option, or one named after each seed."""
-        value, other_value = self.options.get(option), other.options.get(option)
-        # Weights & Biases returns 1.0 as 1, and these are equal.
-        if value == other_value:
-            return True
-        names, other_names = _names_in(value), _names_in(other_value)
-        if len(names) != len(other_names):
-            return False
-        seed, other_seed = json.loads(self.seed)[0], json.loads(other.seed)[0]
-        for name, other_name in zip(names, other_names, strict=True):
-            # All seeds may share a directory of one seed, so a seed that both have stays.
-            if name == other_name:
-                continue
-            if _without_seed(name, seed) != _without_seed(other_name, other_seed):
-                return False
-        return True
 
 
 def read_training(label: str, directory: Path) -> TrainingRun:
@@ -105,9 +82,7 @@ def read_training(label: str, directory: Path) -> TrainingRun:
     for entry in state.get("log_history", []):
         if entry["step"] == state["max_steps"] and "eval_loss" in entry:
             evaluation = entry
-    teachers = settings.get("teacher") or []
-    if isinstance(teachers, str):
-        teachers = [teachers]
+    teachers = listed(settings.get("teacher") or [])
     # A store names the teacher that scored it.
     if settings.get("teacher_losses"):
         teachers = [store["teacher"] for store in settings["teacher_losses"]]
@@ -116,114 +91,77 @@ def read_training(label: str, directory: Path) -> TrainingRun:
         label=label,
         method=METHODS.get(method, method),
         teacher=" + ".join(map(teacher_name, teachers)),
+        seed=(settings.get("seed"), settings.get("data_seed")),
         options={name: value for name, value in settings.items() if name not in _SEED_SETTINGS},
-        digest=settings.get(_DIGEST),
-        seed=json.dumps([settings.get("seed"), settings.get("data_seed")]),
-        batch_tokens=settings["global_batch_tokens"],
         state=state,
         eval_loss=evaluation.get("eval_loss"),
         eval_tokens=evaluation.get("eval_tokens"),
     )
 
 
-def _names_in(value: object) -> list[str]:
-    """Split an option at the slashes of its paths and at the ends of its texts."""
-    return re.split('[/"]', json.dumps(value, sort_keys=True))
+def agree(first: TrainingRun, other: TrainingRun, option: str) -> bool:
+    """Test whether two runs have the same value of an option, or one named after each seed.
 
-
-def _without_seed(name: str, seed: int | None) -> str:
-    """Replace the seed in the name of a directory or file that is named after it."""
-    return re.sub(rf"seed[-_=]?{seed}(?!\d)", "seed", name)
-
-
-def read_other_documents(first: TrainingRun, other: TrainingRun) -> bool:
-    """Test whether two runs read other documents under the same names.
-
-    False if their digests cannot tell, because the runs read in different ways.
+    Digests agree, too, if they cannot tell whether the documents are the same.
     """
-    names = set(_READING)
-    for declared in options_of(ModelOptions, LoadOptions, DataOptions, PackOptions):
-        names.add(declared.name)
-    # Some methods align the teacher's tokens in their own way.
-    if first.teacher:
-        names.add("method")
-    if any(first.options.get(name) != other.options.get(name) for name in names):
-        return False
-    # The seed chooses the documents that are held out, and may draw those that have no name.
-    depend_on_seed = first.options.get("eval_fraction") or not first.options.get("dataset")
-    if depend_on_seed and first.seed != other.seed:
-        return False
-    digests = first.digest, other.digest
-    return None not in digests and first.digest != other.digest
+    value, other_value = first.options.get(option), other.options.get(option)
+    # Weights & Biases returns 1.0 as 1, and these are equal.
+    if value == other_value:
+        return True
+    if option == DIGEST:
+        # The seed chooses the documents that are held out, and may draw those that have no name.
+        by_seed = first.options.get("eval_fraction") or not first.options.get("dataset")
+        read_alike = all(first.options.get(name) == other.options.get(name) for name in _READING)
+        is_unknown = value is None or other_value is None
+        return is_unknown or not read_alike or bool(by_seed and first.seed != other.seed)
+    # All seeds may share a directory of one seed, so only one of the values is renamed.
+    renamed = _with_seed_of(other, value, first)
+    return renamed == other_value or value == _with_seed_of(first, other_value, other)
 
 
-def _have_one_setting(first: TrainingRun, other: TrainingRun) -> bool:
-    """Test whether two runs differ at most in their seed."""
-    if read_other_documents(first, other):
-        return False
-    return all(first.agrees(other, option) for option in first.options | other.options)
+def _with_seed_of(other: TrainingRun, value: object, run: TrainingRun) -> object:
+    """Replace a run's seed in names of directories and files by that of another run."""
+    name = rf"(seed[-_=]?){run.seed[0]}(?!\d)"
+    return json.loads(re.sub(name, rf"\g<1>{other.seed[0]}", json.dumps(value)))
+
+
+def differing(runs: Sequence[TrainingRun]) -> list[str]:
+    """Name the options in which runs differ."""
+    # A dictionary keeps the order of the options, with each once.
+    names: dict[str, None] = {}
+    for run in runs:
+        names |= dict.fromkeys(run.options)
+    pairs = list(combinations(runs, 2))
+    return [name for name in names if not all(agree(*pair, name) for pair in pairs)]
 
 
 def group_by_setting(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
     """Group runs that differ only in their seed, under labels that distinguish settings.
 
-    A run that was repeated with the same seed is not another seed of its setting, so each of the
-    two makes a group of its own.
+    A run that was repeated with the same seed is not another seed of its setting.
     """
-    repeated = set()
-    for run, other in combinations(runs, 2):
-        if run.seed == other.seed and _have_one_setting(run, other):
-            repeated |= {run.label, other.label}
     settings: list[list[TrainingRun]] = []
     for run in runs:
         for setting in settings:
-            can_join = repeated.isdisjoint((run.label, setting[0].label))
-            if can_join and all(_have_one_setting(run, member) for member in setting):
+            is_new = run.seed not in [member.seed for member in setting]
+            if is_new and not differing([*setting, run]):
                 setting.append(run)
                 break
         else:
             settings.append([run])
     # A label is method and teacher. If several settings have the same, it also has the options in
-    # which they differ.
-    labels = []
+    # which they differ. Repeated runs differ in no option, and paths may have one ending.
+    grouped: dict[str, list[TrainingRun]] = {}
     for setting in settings:
         first = setting[0]
         namesakes = [runs[0] for runs in settings if runs[0].name == first.name]
         label = first.name
-        for name, texts in differing(namesakes).items():
-            label += f", {name} {texts[namesakes.index(first)]}"
-        labels.append(label)
-    grouped = {}
-    for label, setting in zip(labels, settings, strict=True):
-        # Repeated runs differ in no option, and paths may have one ending, so their own labels
-        # distinguish them.
-        is_ambiguous = labels.count(label) > 1
-        grouped[f"{label}, {setting[0].label}" if is_ambiguous else label] = setting
+        for option in differing(namesakes):
+            label += f", {option} {setting_text(first.options.get(option))}"
+        if label in grouped:
+            label += f", {first.label}"
+        grouped[label] = setting
     return grouped
-
-
-def differing(runs: Sequence[TrainingRun]) -> dict[str, list[str]]:
-    """Return the options in which runs differ, by name: a text for each run.
-
-    The digest of the documents is among them if runs read others under the same names. Runs whose
-    digest cannot tell have a dash.
-    """
-    # A dictionary keeps the order of the options, with each once.
-    names: dict[str, None] = {}
-    for run in runs:
-        names |= dict.fromkeys(run.options)
-    texts = {}
-    for name in names:
-        if not all(run.agrees(runs[0], name) for run in runs):
-            texts[name] = [setting_text(run.options.get(name)) for run in runs]
-    digests = ["-"] * len(runs)
-    for (place, run), (other_place, other) in combinations(enumerate(runs), 2):
-        if read_other_documents(run, other):
-            digests[place] = setting_text(run.digest)
-            digests[other_place] = setting_text(other.digest)
-    if any(digest != "-" for digest in digests):
-        texts[_DIGEST] = digests
-    return texts
 
 
 def setting_text(value: object) -> str:
