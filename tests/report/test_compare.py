@@ -137,7 +137,7 @@ def test_comparison_reads_what_an_evaluation_writes(tmp_path: Path) -> None:
                 file.write(to_line(record(item.idx, correct) | verdict))
         directory.complete("demo", [(item.idx, 0) for item in task.items])
         columns = {"demo": report.column(task, directory)}
-        report.write(report.build(columns, directory, settings, {}), directory.path)
+        report.write(report.build(columns, directory, {}), directory.path)
     comparison = compare([tmp_path / "first", tmp_path / "other"])
     (pairing,) = comparison.pairings
     assert (pairing.points, pairing.items) == (25.0, 8)
