@@ -17,7 +17,6 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.evaluation import evaluate as evaluate_math
 from vocagnolm.evaluation import runner
-from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import load_tasks
 from vocagnolm.models.load import revision_of
@@ -101,43 +100,31 @@ def test_results_lie_in_the_model_and_outlive_a_checkpoint(
     assert runner.default_dir(asked) == Path("runs/name/evaluation")
 
 
-def test_drawn_outputs_are_summed_up_and_resume(
-    own_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    argv = ["--model", str(own_model), "--benchmarks", "demo", "--limit", "4"]
-    drawn = [*argv, "--samples", "3", "--temperature", "0.8", "--top_p", "0.95"]
-    assert evaluate_math.main([*drawn, "--batch_size", "5"]) == 0
-    out = own_model / "evaluation-sampled"
-    lines = (out / "demo.jsonl").read_text().splitlines(keepends=True)
-    found = records(out / "demo.jsonl")
-    order = [(idx, sample) for idx in range(4) for sample in range(3)]
+def test_outputs_are_drawn_in_a_chat(own_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(own_model)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    tokenizer.save_pretrained(own_model)
+    mine = own_model / "mine.yaml"
+    record = {"file": "m.jsonl", "question": "{q}", "answer": "{a}", "max_new_tokens_in_chat": 20}
+    mine.write_text(json.dumps({"m": record}))
+    (own_model / "m.jsonl").write_text("".join(f'{{"q": "{n} + 1?", "a": {n}}}\n' for n in (1, 2)))
+    argv = ["--model", str(own_model), "--benchmarks_file", str(mine), "--batch_size", "4"]
+    drawn = ["--chat", "--samples", "3", "--temperature", "0.8", "--top_p", "0.95"]
+    # At most 20 tokens, or an answer in a chat would take 2,048.
+    mine.write_text(
+        mine.read_text().replace('"m.jsonl"', '"m.jsonl", "max_new_tokens_in_chat": 20')
+    )
+    assert evaluate_math.main([*argv, *drawn]) == 0
+    out = own_model / "evaluation-chat-sampled"
+    found = records(out / "m.jsonl")
+    order = [(idx, sample) for idx in range(2) for sample in range(3)]
     assert [(record["idx"], record["sample"]) for record in found] == order
-    assert len({record["raw_output"] for record in found}) > 4
-    mark = "sampled: 3 outputs per item (temperature 0.8, top_p 0.95), not the paper's greedy"
-    said = capsys.readouterr().out
+    assert {record["protocol"] for record in found} == {"zero-shot chat"}
     results = json.loads((out / "results.json").read_text())
     assert results["settings"]["sampling"] == {"samples": 3, "temperature": 0.8, "top_p": 0.95}
-    column = results["benchmarks"]["demo"]
-    assert (column["n"], column["samples"]) == (4, 3)
-    assert "sampled" in column["marked"]
-    for text in (said, (out / "row.md").read_text()):
-        assert mark in text
-        assert f"| {own_model}, avg@3 | {column['rounded']:.1f}* |" in text
-        assert f"| pass@3 | {column['pass_at']['3']['rounded']:.1f}* |" in text
-    # Killed and asked again in other batches, it gives the same texts.
-    (out / "demo.jsonl").unlink()
-    (out / "demo.part0.jsonl").write_text("".join(lines[1:3] + lines[7:8]))
-    assert evaluate_math.main([*drawn, "--batch_size", "2"]) == 0
-    assert (out / "demo.jsonl").read_text().splitlines(keepends=True) == lines
-    # Neither greedy outputs nor those of other settings go among these.
-    warmer = [*drawn[6:8], "--temperature", "0.7"]
-    for other, change in (
-        ([], "sampling was {'samples': 3"),
-        (warmer, "sampling.temperature was 0.8, now 0.7"),
-    ):
-        capsys.readouterr()
-        assert evaluate_math.main([*argv, *other, "--output_dir", str(out)]) == 2
-        assert change in capsys.readouterr().err
+    assert results["settings"]["protocol"]["name"] == "zero-shot chat"
+    assert results["benchmarks"]["m"]["marked"] == ["chat", "sampled"]
+    assert f"| {own_model}, avg@3 |" in capsys.readouterr().out
 
 
 def test_dry_run_prints_prompts_and_counts(
@@ -158,60 +145,7 @@ def test_dry_run_prints_prompts_and_counts(
     assert not (tmp_path / "out").exists()
 
 
-# What is rejected
-
-DEMO = ["--model", "m", "--benchmarks", "demo"]
-REGRADE = ["--regrade", "FILE", "--benchmark", "gsm8k"]
-WRONG_ARGUMENTS = [
-    ([], "model"),
-    ([*DEMO, "--regrade", "FILE"], "regrade"),
-    (REGRADE[:2], "benchmark"),
-    ([*DEMO, "--output", "FILE"], "output"),
-    ([*REGRADE[:3], "gsm9k"], "benchmarks .*gsm9k"),
-    ([*DEMO, "--benchmarks", "gsm9k"], "benchmarks .*gsm9k"),
-    ([*DEMO, "--limit", "0"], "limit"),
-    ([*DEMO, "--batch_size", "0"], "batch_size"),
-    ([*DEMO, "--chat"], "chat .*demo"),
-    ([*REGRADE[:3], "demo", "--chat"], "chat .*demo"),
-    ([*DEMO, "--samples", "4"], "samples"),
-    ([*DEMO, "--samples", "0", "--temperature", "1"], "samples"),
-    ([*DEMO, "--top_p", "0.9"], "top_p"),
-    ([*DEMO, "--temperature", "1", "--top_p", "0"], "top_p"),
-    ([*DEMO, "--temperature", "-1"], "temperature"),
-    ([*DEMO, "--temperature", "0.005"], "temperature"),
-    ([*DEMO, "--temperature", "nan"], "temperature"),
-    ([*DEMO, "--temperature", "inf"], "temperature"),
-    ([*DEMO, "--benchmarks_file", "."], "benchmarks_file"),
-]
-
-
-@pytest.mark.parametrize(("argv", "named"), WRONG_ARGUMENTS)
-def test_wrong_arguments_are_named(argv: list[str], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        evaluate_math.check(argv)
-
-
 # What can happen on the way
-
-
-@pytest.mark.slow
-def test_interrupt_says_how_to_go_on(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    whole = HFEngine._run
-
-    def interrupted(self: Any, *given: Any) -> Iterator[Any]:
-        yield next(whole(self, *given))
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(HFEngine, "_run", interrupted)
-        assert evaluate_math.main(arguments(model, tmp_path)) == 130
-    *_, last = capsys.readouterr().err.splitlines()
-    assert last == "vocagnolm evaluate: interrupted: give the same command again to continue"
-    assert 0 < len(records(tmp_path / "demo.part0.jsonl")) < N_ITEMS
-    assert evaluate_math.main(arguments(model, tmp_path)) == 0
-    assert len(records(tmp_path / "demo.jsonl")) == N_ITEMS
 
 
 def test_evaluation_goes_on_in_its_precision_when_another_processor_resumes_it(
@@ -225,6 +159,12 @@ def test_evaluation_goes_on_in_its_precision_when_another_processor_resumes_it(
         assert json.loads((tmp_path / "settings.json").read_text())["dtype"] == "bfloat16"
     assert evaluate_math.main([*argv, "--dtype", "float32"]) == 2
     assert "dtype was bfloat16, now float32" in capsys.readouterr().err
+
+
+def test_chat_needs_a_template(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--model", str(model), "--benchmarks", "gsm8k", "--chat"]
+    assert evaluate_math.main(argv) == 2
+    assert "--chat needs a chat template" in capsys.readouterr().err
 
 
 # Which model it is

@@ -30,40 +30,6 @@ def write(tmp_path: Path) -> Write:
     return write_and_read
 
 
-TEMPLATES = {"question": "{q}", "answer": "{a}"}
-GOOD = {**TEMPLATES, "file": "a"}
-# The content of a file, as text or as an object, and what the error names.
-WRONG_FILES: list[tuple[object, str]] = [
-    ("", "mapping"),
-    ("- halves", "mapping"),
-    ("halves: [", "cannot be read"),
-    ({"m": 3}, "m: "),
-    ({"m": {**GOOD, "shot": 1}}, "m: .*shot"),
-    ({"m": {"question": "{q}", "file": "a"}}, "m: .*answer"),
-    ({"m": {"answer": "{a}", "file": "a"}}, "m: .*question"),
-    ({"m": TEMPLATES}, "m: .*file"),
-    ({"m": {**TEMPLATES, "hub": "a/b"}}, "m: .*hub_parts"),
-    ({"m": {**GOOD, "max_new_tokens": 0}}, "m: .*max_new_tokens"),
-    ({"m": {**GOOD, "max_new_tokens": "9"}}, "m: .*max_new_tokens"),
-    ({"m": {**GOOD, "max_new_tokens_in_chat": 0}}, "m: .*max_new_tokens_in_chat"),
-    ({"m": {**GOOD, "template": "no place"}}, "m: template"),
-    ({"m": {**GOOD, "stops": "a"}}, "m: stops"),
-    ({"m": {**GOOD, "stops": ["a", ""]}}, "m: stops"),
-    ({"m": {**GOOD, "answer_kind": "d"}}, "m: answer_kind"),
-    # Results are stored by name.
-    ({"gsm8k": GOOD}, "gsm8k is the name"),
-    ({"AVG": GOOD}, "AVG is the name"),
-]
-
-
-@pytest.mark.parametrize(("content", "named"), WRONG_FILES)
-def test_wrong_file_of_benchmarks_is_named(content: object, named: str, tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(ValueError, match=f"benchmarks_file {path}.*{named}"):
-        read_benchmarks(path)
-
-
 def test_own_benchmarks_are_of_one_command_alone(write: Write, tmp_path: Path) -> None:
     mine = write()
     argv = ["--model", "x", "--data_dir", str(tmp_path)]
@@ -90,37 +56,6 @@ def test_own_items_are_made_of_their_fields(write: Write) -> None:
     assert item.question == r"Half {x} of $\frac{1}{2}$ {1, 2} {x}, x_{ab} \sqrtHalf {x}: {} {"
     with pytest.raises(ValueError, match="expected 1 items of m, found 0"):
         load_items(write(), None)
-
-
-# The fields of a row besides `ask`, the templates, and what the error names.
-WRONG_ITEMS: list[tuple[dict[str, Any], dict[str, str], str]] = [
-    ({}, {}, "{gold}"),
-    ({"gold": None}, {}, "{gold} .* null"),
-    ({"gold": 1, "ask": None}, {}, "{ask} .* null"),
-    ({"gold": 1, "ask": " "}, {}, "empty"),
-    ({"gold": {"v": None}}, {"answer": "{gold[v]}"}, r"{gold\[v\]} .* null"),
-    ({"gold": float("nan")}, {}, "{gold} .* NaN"),
-    ({"gold": ["1", "one"]}, {}, "{gold} must"),
-    ({"gold": {"v": 1}}, {}, "{gold} must"),
-    ({"gold": " "}, {}, "empty"),
-    ({"gold": "$"}, {}, "empty"),
-    ({"gold": "two words"}, {"answer_kind": "marked"}, "two words"),
-    ({"gold": 1}, {"question": "{aks}: {ask}"}, "{aks}"),
-    ({"gold": {"b": 1}}, {"answer": "{gold.b}"}, "{gold.b}"),
-    ({"gold": 1.5}, {"answer": "{gold:.2f} {ask}"}, "{gold:.2f}"),
-    ({"gold": {"b": 1}}, {"answer": "{gold[c]}"}, "'c'"),
-    ({"gold": [1]}, {"answer": "{gold[1]}"}, "range"),
-    ({"gold": "b"}, {"answer": "{gold[x]}"}, "indices"),
-]
-
-
-@pytest.mark.parametrize(("fields", "templates", "named"), WRONG_ITEMS)
-def test_wrong_item_is_named(
-    fields: dict[str, Any], templates: dict[str, str], named: str, write: Write
-) -> None:
-    mine = write({"ask": "a"} | fields, **templates)
-    with pytest.raises(ValueError, match=rf"a.jsonl: item 0 of m: .*{named}"):
-        load_items(mine, None)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import ModelCard
 
 from vocagnolm.evaluation import results as report
-from vocagnolm.evaluation.accuracy import one_line_summary
+from vocagnolm.evaluation.accuracy import one_line_summary, summarize
 from vocagnolm.evaluation.records import EvaluationDirectory, to_line
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Item
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
@@ -140,3 +141,39 @@ def test_row_grows_benchmark_by_benchmark(tmp_path: Path) -> None:
     assert one_line_summary(results["benchmarks"]["svamp"]).startswith("25.0 (95 % interval")
     (tmp_path / "svamp.jsonl").unlink()
     assert build(tmp_path, second)["benchmarks"].keys() == {"gsm8k"}
+
+
+def test_table_shows_what_several_outputs_reach(tmp_path: Path) -> None:
+    """By hand: 3 of 4 outputs are right, and both items have a right one."""
+    records = []
+    for idx, sample, right in ((0, 0, True), (0, 1, True), (1, 0, False), (1, 1, True)):
+        verdict = {"correct": right, "prediction": "1", "decided_by": "string"}
+        records.append({"idx": idx, "sample": sample, "math_verify": right} | verdict)
+    results = build(tmp_path, make_task("gsm8k"))
+    results["benchmarks"]["gsm8k"] |= summarize(records)
+    lines = report.to_markdown(results).splitlines()
+    assert lines[2] == "| runs/my_student, avg@2 | 75.0 |"
+    assert lines[4] == "| pass@2 | 100.0 |"
+
+
+def test_card_has_the_papers_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = build(tmp_path, make_task("gsm8k"))
+    monkeypatch.setitem(results["model"], "name", str(tmp_path))
+    path = tmp_path / "README.md"
+    # There may be no card, and the card of somebody else's model does not change.
+    report.write_card(results)
+    theirs = "---\ntags: [theirs]\n---\nA model.\n"
+    path.write_text(theirs)
+    report.write_card(results)
+    assert path.read_text() == theirs
+    tags = "tags: [vocagnolm, 'arxiv:2503.19123']"
+    ModelCard(f"---\n{tags}\n---\nA student.\n\n## Evaluation\n\nold\n\n## Mine\n").save(path)
+    for _ in range(2):
+        report.write_card(results)
+    card = path.read_text()
+    heads = [line for line in card.splitlines() if line.startswith("## ")]
+    assert heads == ["## Evaluation", "## Mine"]
+    assert ("A student." in card, "| GSM8K |" in card, "old" in card) == (True, True, False)
+    for other in ("protocol", "sampling"):
+        report.write_card(results | {"settings": {other: {"name": "x"}}, "benchmarks": {}})
+    assert path.read_text() == card

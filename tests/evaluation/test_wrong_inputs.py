@@ -1,0 +1,162 @@
+"""Wrong options, files, items and outputs: each is named in one line, before any work."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vocagnolm.evaluation.evaluate import check
+from vocagnolm.evaluation.extraction import normalise_gold
+from vocagnolm.evaluation.regrading import regrade
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, read_benchmarks
+from vocagnolm.evaluation.tasks.tasks import load_items
+
+# A directory, and what is wrong.
+Try = Callable[[Path, Any], object]
+
+
+def options(directory: Path, words: str) -> None:
+    check(words.split())
+
+
+def own_file(directory: Path, content: object) -> None:
+    """Read a file of benchmarks, given as text or as an object."""
+    text = content if isinstance(content, str) else json.dumps(content)
+    (directory / "mine.yaml").write_text(text)
+    read_benchmarks(directory / "mine.yaml")
+
+
+def own_item(directory: Path, case: tuple[dict[str, Any], dict[str, str]]) -> None:
+    """Load a benchmark of one item, given its fields besides `ask`, and fields of the record."""
+    row, fields = case
+    record = {"file": "a.jsonl", "question": "{ask}", "answer": "{gold}"} | fields
+    (directory / "mine.yaml").write_text(json.dumps({"m": record}))
+    (directory / "a.jsonl").write_text(json.dumps({"ask": "a"} | row) + "\n")
+    load_items(read_benchmarks(directory / "mine.yaml")["m"], None)
+
+
+def rows(directory: Path, case: tuple[str, list[dict[str, Any]]]) -> None:
+    """Load a benchmark from rows that are not the harness's."""
+    name, lines = case
+    path = directory / str(BENCHMARKS[name].file)
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    load_items(BENCHMARKS[name], directory)
+
+
+def output(directory: Path, record: object) -> None:
+    """Grade an output after a good one of idx 0."""
+    lines = f"{json.dumps(GOOD | {'idx': 0})}\n{json.dumps(record)}\n"
+    outputs(directory, ("outputs.jsonl", lines.encode()))
+
+
+def outputs(directory: Path, file: tuple[str, bytes]) -> None:
+    path = directory / file[0]
+    path.write_bytes(file[1])
+    regrade(path, BENCHMARKS["gsm8k"], None)
+
+
+def gold(directory: Path, case: tuple[Any, object]) -> None:
+    normalise_gold(*case)
+
+
+TEMPLATES = {"question": "{q}", "answer": "{a}"}
+OWN = {**TEMPLATES, "file": "a"}
+ROW = {"question": "a", "answer": "#### 1"}
+GOOD: dict[str, Any] = {"idx": 1, "gold": "8", "raw_output": "8"}
+WRONG: list[tuple[Try, object, str]] = [
+    (options, "", "model"),
+    (options, "--model m --benchmarks demo --regrade FILE", "regrade"),
+    (options, "--regrade FILE", "benchmark"),
+    (options, "--model m --output FILE", "output"),
+    (options, "--regrade FILE --benchmark gsm9k", "benchmarks .*gsm9k"),
+    (options, "--model m --benchmarks gsm9k", "benchmarks .*gsm9k"),
+    (options, "--model m --limit 0", "limit"),
+    (options, "--model m --batch_size 0", "batch_size"),
+    (options, "--model m --benchmarks demo --chat", "chat .*demo"),
+    (options, "--model m --samples 4", "samples"),
+    (options, "--model m --samples 0 --temperature 1", "samples"),
+    (options, "--model m --top_p 0.9", "top_p"),
+    (options, "--model m --top_p 0 --temperature 1", "top_p"),
+    (options, "--model m --temperature -1", "temperature"),
+    (options, "--model m --temperature 0.005", "temperature"),
+    (options, "--model m --temperature nan", "temperature"),
+    (options, "--model m --benchmarks_file .", "benchmarks_file"),
+    (own_file, "", "mine.yaml .*mapping"),
+    (own_file, "- halves", "mine.yaml .*mapping"),
+    (own_file, "halves: [", "mine.yaml cannot be read"),
+    (own_file, {"m": 3}, "mine.yaml: m: "),
+    (own_file, {"m": {**OWN, "shot": 1}}, "mine.yaml: m: .*shot"),
+    (own_file, {"m": {"question": "{q}", "file": "a"}}, "m: .*answer"),
+    (own_file, {"m": {"answer": "{a}", "file": "a"}}, "m: .*question"),
+    (own_file, {"m": TEMPLATES}, "m: .*file"),
+    (own_file, {"m": {**TEMPLATES, "hub": "a/b"}}, "m: .*hub_parts"),
+    (own_file, {"m": {**OWN, "max_new_tokens": "9"}}, "m: .*max_new_tokens"),
+    (own_file, {"m": {**OWN, "max_new_tokens_in_chat": 0}}, "m: .*max_new_tokens_in_chat"),
+    (own_file, {"m": {**OWN, "template": "no place"}}, "m: template"),
+    (own_file, {"m": {**OWN, "stops": "a"}}, "m: stops"),
+    (own_file, {"m": {**OWN, "stops": ["a", ""]}}, "m: stops"),
+    (own_file, {"m": {**OWN, "answer_kind": "d"}}, "m: answer_kind"),
+    # Results are stored by name.
+    (own_file, {"gsm8k": OWN}, "gsm8k is the name"),
+    (own_file, {"AVG": OWN}, "AVG is the name"),
+    (own_item, ({}, {}), "a.jsonl: item 0 of m: .*{gold}"),
+    (own_item, ({"gold": None}, {}), "item 0 .*{gold} .* null"),
+    (own_item, ({"gold": 1, "ask": None}, {}), "item 0 .*{ask} .* null"),
+    (own_item, ({"gold": 1, "ask": " "}, {}), "item 0 .*empty"),
+    (own_item, ({"gold": {"v": None}}, {"answer": "{gold[v]}"}), r"item 0 .*{gold\[v\]} .* null"),
+    (own_item, ({"gold": float("nan")}, {}), "item 0 .*{gold} .* NaN"),
+    (own_item, ({"gold": ["1", "one"]}, {}), "item 0 .*{gold} must"),
+    (own_item, ({"gold": {"v": 1}}, {}), "item 0 .*{gold} must"),
+    (own_item, ({"gold": "$"}, {}), "item 0 .*empty"),
+    (own_item, ({"gold": "two words"}, {"answer_kind": "marked"}), "item 0 .*two words"),
+    (own_item, ({"gold": 1}, {"question": "{aks}: {ask}"}), "item 0 .*{aks}"),
+    (own_item, ({"gold": {"b": 1}}, {"answer": "{gold.b}"}), "item 0 .*{gold.b}"),
+    (own_item, ({"gold": 1.5}, {"answer": "{gold:.2f} {ask}"}), "item 0 .*{gold:.2f}"),
+    (own_item, ({"gold": {"b": 1}}, {"answer": "{gold[c]}"}), "item 0 .*'c'"),
+    (own_item, ({"gold": [1]}, {"answer": "{gold[1]}"}), "item 0 .*range"),
+    (rows, ("gsm8k", [ROW]), "expected 1319 items of gsm8k, found 1"),
+    (rows, ("gsm8k", [ROW | {"idx": 3}] * 2), "found 2 with 1 indices"),
+    (rows, ("gsm8k", [{"question": "a"}]), "test.jsonl: item 0 of gsm8k: .*'answer'"),
+    (rows, ("gsm8k", [{"question": None, "answer": "#### 1"}]), "item 0 of gsm8k"),
+    (rows, ("mawps", [{"input": "a", "target": None}]), "item 0 of mawps: .*target"),
+    (rows, ("mathqa", [{"problem": "a", "options": "[", "correct": "a"}]), "item 0 .*options"),
+    (rows, ("sat", [{"question": "a", "options": "A) 1", "Answer": "F"}]), "item 0 .* found F"),
+    (rows, ("aime24", [{"problem": "a", "answer": "1/2"}]), "item 0 .* integer, found 1/2"),
+    (output, {"idx": 1, "gold": "8"}, "outputs.jsonl:2: .*raw_output"),
+    (output, {"gold": "8", "raw_output": "8"}, ":2: .*idx"),
+    (output, GOOD | {"raw_output": ["8", "9"]}, ":2: .*raw_output"),
+    (output, GOOD | {"gold": None}, ":2: .*gold"),
+    (output, GOOD | {"gold": float("nan")}, ":2: .*gold"),
+    (output, GOOD | {"gold": True}, ":2: .*gold"),
+    (output, GOOD | {"benchmark": "math"}, ":2: .*math"),
+    (output, [GOOD], ":2: .*object"),
+    (output, GOOD | {"idx": "0", "sample": 0}, "2 outputs of 1 items"),
+    (outputs, ("cut.jsonl", b'{"idx": 0, "gold": "8", "raw_ou'), "cut.jsonl:1: "),
+    (outputs, ("empty.jsonl", b""), "empty.jsonl .*0 outputs"),
+    (outputs, ("plain.jsonl.gz", b"not gzip"), "plain.jsonl.gz .*gzip"),
+    (outputs, ("cut.jsonl.gz", gzip.compress(b"{}" * 999, mtime=0)[:20]), "cut.jsonl.gz .*gzip"),
+    (gold, ("integer", "2.5"), "found 2.5"),
+    (gold, ("letter", 2), "found 2"),
+    (gold, ("boxed_letter", ""), "found "),
+    (gold, ("marked", ""), "found "),
+]
+
+
+@pytest.mark.parametrize(("attempt", "case", "named"), WRONG)
+def test_wrong_input_is_named(attempt: Try, case: object, named: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=named):
+        attempt(tmp_path, case)
+
+
+def test_output_that_cannot_be_written_costs_no_grading(tmp_path: Path) -> None:
+    """No grader is started."""
+    file = tmp_path / "outputs.jsonl"
+    file.write_text(json.dumps(GOOD) + "\n")
+    with pytest.raises(ValueError, match="output"):
+        regrade(file, BENCHMARKS["gsm8k"], file / "graded.jsonl")
