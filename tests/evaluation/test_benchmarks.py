@@ -109,7 +109,6 @@ TABLE = {"table": "x | y\n1 | 2", "question": "How many?", "table_title": None, 
 TABLE_TEXT = "Read the following table and answer a question:\nx | y\n1 | 2\nHow many?"
 PENS = {"body": "Two pens. ", "question": " How many?"}
 CASES: dict[str, list[tuple[dict[str, Any], str, str]]] = {
-    "gsm8k": [({"question": " How far? ", "answer": "2+2=4\n#### 1,004"}, "How far?", "1,004")],
     "math": [
         # The last box, or without a box the last number. One of MATH's golds is empty.
         (
@@ -194,8 +193,6 @@ CASES: dict[str, list[tuple[dict[str, Any], str, str]]] = {
             "C",
         ),
     ],
-    "gsm_hard": [({"input": "How far?", "target": -9867630.0}, "How far?", "-9867630")],
-    "demo": [({"question": "Q: How far?\nA:", "answer": "12"}, "Q: How far?\nA:", "12")],
 }
 
 

@@ -37,21 +37,6 @@ ANSWERS = {
     "mathqa": ("B", "C", "E", "A"),
     "mmlu_stem": ("C", "A", "D", "B"),
 }
-# The text of the right option, for the sets with letters.
-CHOSEN = {
-    "mathqa": (
-        str((18 * 35 + 12 * 50) // 30),
-        str((1 - 4 * (Fraction(1, 10) + Fraction(1, 15))) * 15),
-        str(float(Fraction(180 + 270, 25) * Fraction(36, 10))),
-        str(int(8000 * (Fraction(105, 100) ** 2 - 1)) - 2 * 400),
-    ),
-    "mmlu_stem": (
-        f"{int(Fraction(4, 2) * (Fraction(10, 4) * 6) ** 2)} J",
-        str(3 * (2 * 3 + 4) // 2),
-        "$3$",
-        str((1000).bit_length()),
-    ),
-}
 STARTS = {"gsm8k": ("Question: ", "\nAnswer: ")}
 LETTERED = ("mathqa", "mmlu_stem")
 
@@ -74,18 +59,6 @@ def test_exemplars_give_their_answer_when_read_as_outputs(name: str) -> None:
     found = tuple(extract(kind, solution) for _, solution in exemplars(name))
     assert found == ANSWERS[name]
     assert all(strip_string(answer) == answer for answer in ANSWERS[name])
-
-
-@pytest.mark.parametrize("name", LETTERED)
-def test_exemplars_choose_the_right_option(name: str) -> None:
-    right = zip(exemplars(name), ANSWERS[name], CHOSEN[name], strict=True)
-    for (question, _), letter, text in right:
-        assert question.split("\n")[-2] == CHOOSE
-        parts = re.split(r"(?:^|, )\(([A-E])\) ", question.rpartition("\n")[2])
-        choices = dict(zip(parts[1::2], parts[2::2], strict=True))
-        assert "".join(choices) == ("ABCDE" if name == "mathqa" else "ABCD")
-        assert len({*choices.values()}) == len(choices)
-        assert choices[letter] == text
 
 
 @pytest.mark.parametrize("name", PAPER_BENCHMARKS)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -16,7 +14,6 @@ from pathlib import Path
 import pytest
 import sympy
 from inline_grader import graded_inline
-from sympy.parsing import sympy_parser
 
 from vocagnolm.evaluation.extraction import AnswerKind
 from vocagnolm.evaluation.grading import grading, worker
@@ -162,51 +159,6 @@ def test_restricted_sympy_rejects_code(code: str, evaluate: bool) -> None:
         assert sympy.sympify("x").is_Symbol
         with pytest.raises((ValueError, AttributeError)):
             sympy.sympify(code, evaluate=evaluate)
-
-
-def test_worker_restricts_itself_and_times_each_grader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a worker's program in this process, with one request."""
-    requests = [["free", "The answer is 7.", "7"]]
-    limits: dict[int, tuple[int, int]] = {}
-    events: list[object] = []
-
-    class Connection:
-        def __init__(self, descriptor: int) -> None:
-            assert descriptor == 0
-
-        def send_bytes(self, reply: bytes) -> None:
-            events.extend(json.loads(reply))
-
-        def recv_bytes(self) -> bytes:
-            if not requests:
-                raise EOFError
-            return json.dumps(requests.pop()).encode()
-
-    def set_timer(timer: int, seconds: float) -> None:
-        events.append((timer, seconds))
-
-    monkeypatch.setattr(worker, "Connection", Connection)
-    monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
-    monkeypatch.setattr(signal, "setitimer", set_timer)
-    monkeypatch.setattr(sympy_parser, "eval_expr", sympy_parser.eval_expr)  # restored at the end
-    worker.main()
-    with pytest.raises(ValueError, match="found code"):
-        sympy.sympify("().__class__", evaluate=False)
-    assert limits == {
-        resource.RLIMIT_AS: (worker.MEMORY_LIMIT_BYTES, worker.MEMORY_LIMIT_BYTES),
-        resource.RLIMIT_FSIZE: (0, 0),
-        resource.RLIMIT_CORE: (0, 0),
-    }
-    assert events == [
-        "ready",
-        (signal.ITIMER_PROF, worker.HARNESS_LIMIT_S),
-        "prediction",
-        "correct",
-        "decided_by",
-        (signal.ITIMER_PROF, worker.OPINION_LIMIT_S),
-        (signal.ITIMER_PROF, 0),
-        "math_verify",
-    ]
 
 
 @pytest.mark.slow

@@ -76,19 +76,6 @@ def test_tokens_equal_a_walk_over_sorted_probabilities(sampling: Sampling) -> No
     assert found.tolist() == [drawn_token(row, number, sampling) for row, number in pairs]
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (2.0, 0.8)])
-def test_tokens_have_their_probabilities(temperature: float, top_p: float) -> None:
-    """By hand: 4 : 3 : 2 : 1, at temperature 0.5 its squares; at 2 its roots without the last."""
-    logits = torch.log(torch.tensor([2.0, 4.0, 1.0, 3.0]))
-    shares = {1.0: [2, 4, 1, 3], 0.5: [4, 16, 1, 9], 2.0: [2**0.5, 2, 0, 3**0.5]}[temperature]
-    count = 30_000
-    numbers = (torch.arange(count) + 0.5) / count
-    tokens = draw_tokens(logits.expand(count, 4), numbers, Sampling(1, temperature, top_p))
-    found = torch.bincount(tokens, minlength=4) / count
-    expected = torch.tensor(shares) / sum(shares)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize("number", [0.0, 1 - 2**-48])
 @pytest.mark.parametrize("top_p", [1e-9, 0.5, 1.0])
 def test_token_is_one_that_is_kept_at_the_ends(number: float, top_p: float) -> None:
@@ -199,16 +186,6 @@ def test_summary_equals_a_count_by_hand() -> None:
     line = one_line_summary(found)
     assert line.startswith("avg@4 41.7 (95 % interval ")
     assert line.endswith(", pass@4 66.7, 5 of 12 right")
-
-
-def test_summary_is_that_of_greedy_decoding_when_items_have_one_output() -> None:
-    found = summarize(outputs("+", "-", "+"))
-    without_idx = [{**record, "idx": None} for record in outputs("+", "-", "+")]
-    for record in without_idx:
-        del record["idx"]
-    assert found == summarize(without_idx)
-    assert found["interval"] == list(wilson_interval(2, 3))
-    assert "samples" not in found
 
 
 def test_pass_counts_are_powers_of_two_and_all() -> None:

@@ -212,19 +212,19 @@ def run(
     """
     # `generate` checks the prompts when it is called, and runs when its stream is read. So all
     # tasks are checked here before the first one begins.
-    shares = [_share(task, directory, state) for task in tasks]
-    streams = []
-    for task, share in zip(tasks, shares, strict=True):
+    asked = []
+    for task in tasks:
         benchmark = task.benchmark
+        share = _share(task, directory, state)
         prompts = [task.prompts[item.idx] for item, _ in share]
         seeds = [seed_of(benchmark.id, item.idx, sample) for item, sample in share]
         ending = benchmark.stops, benchmark.max_new_tokens
-        streams.append(engine.generate(prompts, *ending, task.sampling, seeds))
+        asked.append((task, share, engine.generate(prompts, *ending, task.sampling, seeds)))
     # Every process reads what is there, and checks that its prompts fit, before any of them writes.
     state.wait_for_everyone()
     # With None, tqdm shows a bar only on a terminal.
     disable = None if state.is_main_process else True
-    for task, share, stream in zip(tasks, shares, streams, strict=True):
+    for task, share, stream in asked:
         name = task.benchmark.id
         with (
             directory.appending(name, state.process_index) as file,
@@ -233,13 +233,14 @@ def run(
             # Completions arrive in groups, in any order. An index counts within this process's
             # share.
             for completions in stream:
-                outputs = [share[completion.index] for completion in completions]
                 answers = []
-                for (item, _), completion in zip(outputs, completions, strict=True):
+                for completion in completions:
+                    item, _ = share[completion.index]
                     answers.append((completion.text, item.gold))
                 verdicts = grader.grade(task.benchmark.answer_kind, answers)
-                for output, completion, verdict in zip(outputs, completions, verdicts, strict=True):
-                    file.write(to_line(_record(task, output, completion) | asdict(verdict)))
+                for completion, verdict in zip(completions, verdicts, strict=True):
+                    record = _record(task, share[completion.index], completion)
+                    file.write(to_line(record | asdict(verdict)))
                 # A kill loses at most one group of completions.
                 file.flush()
                 bar.update(len(completions))

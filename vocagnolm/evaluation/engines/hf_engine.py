@@ -9,6 +9,7 @@ import copy
 import inspect
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -290,29 +291,23 @@ def _read(model: PreTrainedModel, ids: list[int], cache: Cache) -> None:
 
 
 @torch.inference_mode()
-def _fills_cache(model: PreTrainedModel) -> bool:
-    """Test whether a model writes a token's keys and values into a cache that it gets."""
-    cache = DynamicCache(config=model.config)
-    try:
-        _read(model, [0], cache)
-    except TypeError:  # It has no such argument.
-        return False
-    return cache.get_seq_length() == 1
-
-
 def _check_servable(model: PreTrainedModel) -> None:
+    """Reject a model whose tokens would not have the scores that they have alone."""
+    cache = DynamicCache(config=model.config)
+    kinds = {type(layer) for layer in cache.layers}
     parameters = inspect.signature(model.forward).parameters
-    kinds = {type(layer) for layer in DynamicCache(config=model.config).layers}
-    name = type(model).__name__
     if getattr(model, "_is_stateful", False) or kinds - {DynamicLayer, DynamicSlidingWindowLayer}:
         fault = "keeps more than the keys and values of its tokens"
     elif "position_ids" not in parameters and model.config.model_type not in _POSITIONS_FROM_MASK:
         fault = "takes no position ids: padding would move its tokens"
-    elif not _fills_cache(model):
-        fault = f"fills no cache that transformers {__version__} gives it as {cache_argument()}"
     else:
-        return
-    raise ValueError(f"{name} {fault}: use --engine vllm")
+        # A model without such an argument raises a TypeError.
+        with suppress(TypeError):
+            _read(model, [0], cache)
+        if cache.get_seq_length() == 1:
+            return
+        fault = f"fills no cache that transformers {__version__} gives it as {cache_argument()}"
+    raise ValueError(f"{type(model).__name__} {fault}: use --engine vllm")
 
 
 @torch.inference_mode()

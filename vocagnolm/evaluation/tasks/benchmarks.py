@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from string import Formatter
 from types import MappingProxyType
 from typing import Any, get_args
 
@@ -115,7 +116,7 @@ def _with_options(question: str, options: str) -> str:
     return f"{question}\nWhat of the following is the right choice? Explain your answer.\n{options}"
 
 
-READERS: Mapping[str, Callable[[RawRow], tuple[str, object]]] = {
+READERS: Mapping[str, Callable[[RawRow], tuple[str, Any]]] = {
     "gsm8k": _gsm8k,
     "math": _math,
     "svamp": _svamp,
@@ -127,38 +128,22 @@ READERS: Mapping[str, Callable[[RawRow], tuple[str, object]]] = {
 }
 
 
-# A field in braces, {name}, or a value inside a field, {name[key]}.
-_PLACE = re.compile(r"\{(\w+)((?:\[[^\[\]{}]+\])*)\}")
-# What may be meant as a field, such as {name.key}. Braces with one character are text, and so are
-# those of LaTeX's arguments and indices, which follow a word, a bracket, "_" or "^".
-_BRACES = re.compile(r"(?<![\w\\}^_\]])\{([A-Za-z_]\w+)(?:[.!:\[][^{}]*)?\}")
+class _Filler(Formatter):
+    r"""Fills a template from a row, as `str.format` does. Every value must be a text or a number.
 
-
-def fill_in(template: str, fields: Mapping[str, object]) -> str:
-    r"""Replace places that name fields. Other braces are text, as in LaTeX.
-
-    >>> fill_in(r"{problem} with \frac{1}{2} of {1, 2} in {other}", {"problem": "{x}"})
-    '{x} with \\frac{1}{2} of {1, 2} in {other}'
-    >>> fill_in("{gold[0][value]} apples", {"gold": [{"value": 3}]})
-    '3 apples'
+    >>> _Filler().vformat(r"{gold[0][value]} apples, \frac{{1}}{{2}}", (), {"gold": [{"value": 3}]})
+    '3 apples, \\frac{1}{2}'
     """
 
-    def text_of(place: re.Match[str]) -> str:
-        return str(_value(place, fields)) if place[1] in fields else place[0]
-
-    return _PLACE.sub(text_of, template)
-
-
-def _value(place: re.Match[str], fields: Mapping[str, object]) -> str | int | float:
-    """Look up the value for a place. A missing one is an error of any kind."""
-    value: Any = fields[place[1]]
-    for key in re.findall(r"[^\[\]]+", place[2]):
-        value = value[int(key) if isinstance(value, list) else key]
-    # As text, other values would become answers such as "None", "nan" or "['1', 'one']".
-    is_finite = not isinstance(value, float) or math.isfinite(value)
-    if not (isinstance(value, str | int | float) and is_finite):
-        raise ValueError(f"{place[0]} must be a text or a number, found {json.dumps(value)}")
-    return value
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Look up the value for a place. A missing one is an error of any kind."""
+        value, key = super().get_field(field_name, args, kwargs)
+        # As text, other values would become answers such as "None", "nan" or "['1', 'one']".
+        is_finite = not isinstance(value, float) or math.isfinite(value)
+        if not (isinstance(value, str | int | float) and is_finite):
+            fault = f"must be a text or a number, found {json.dumps(value)}"
+            raise ValueError(f"{{{field_name}}} {fault}")
+        return value, key
 
 
 @dataclass(frozen=True)
@@ -219,8 +204,11 @@ class Benchmark:
 
     def item(self, idx: int, row: RawRow) -> Item:
         """Build the item of a raw row. A row of another kind may raise any error."""
-        read = self._filled if self.question else READERS[self.id]
-        question, raw_gold = read(row)
+        if self.question:
+            fill = _Filler().vformat
+            question, raw_gold = fill(self.question, (), row), fill(self.answer, (), row)
+        else:
+            question, raw_gold = READERS[self.id](row)
         # The harness normalises once before generation and once more when it grades.
         gold = normalise_gold(self.answer_kind, raw_gold)
         # An output without an answer would be right. In the harness this happens for one item of
@@ -229,13 +217,6 @@ class Benchmark:
             raise ValueError("its question and its answer must not be empty")
         question += _HINTS.get(gold.lower(), "")
         return Item(idx, question.strip(), strip_string(gold))
-
-    def _filled(self, row: RawRow) -> tuple[str, object]:
-        """Fill the templates of question and answer. Every field must be one of the row."""
-        for braces in _BRACES.finditer(f"{self.question} {self.answer}"):
-            if not (braces[1] in row and _PLACE.fullmatch(braces[0])):
-                raise ValueError(f"no field fills {braces[0]}")
-        return fill_in(self.question, row), fill_in(self.answer, row)
 
     def in_chat(self) -> "Benchmark":
         """Ask only the question, for an answer in a box, up to the end of the model's turn."""

@@ -4,13 +4,14 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
+from itertools import product
 from pathlib import Path
 
 from vocagnolm.evaluation.records import numbered_lines
-from vocagnolm.evaluation.tasks.benchmarks import HARNESS, Benchmark, Item, RawRow, fill_in
+from vocagnolm.evaluation.tasks.benchmarks import HARNESS, Benchmark, Item, RawRow
 from vocagnolm.shell.io import JsonObject
 
+_HERE = Path(__file__).parent
 _HARNESS_DATA = (
     "https://raw.githubusercontent.com/ZubinGou/math-evaluation-harness/"
     "db77bc6bb2a17c90ed2d63e88ebd8c40a82858c5/data"
@@ -64,11 +65,7 @@ class Task:
     def outputs(self) -> list[tuple[Item, int]]:
         """List all requested outputs: each item with its sample numbers."""
         samples = self.sampling.samples if self.sampling else 1
-        pairs = []
-        for item in self.items:
-            for sample in range(samples):
-                pairs.append((item, sample))
-        return pairs
+        return list(product(self.items, range(samples)))
 
     def settings(self) -> JsonObject:
         """Return the settings that two items must share to belong together."""
@@ -140,7 +137,15 @@ def load_items(benchmark: Benchmark, data_dir: Path | None) -> tuple[list[Item],
     the name of a download), their digest, and whether it shows that they are the harness's.
     """
     origin, rows = _read_rows(benchmark, data_dir)
-    items = [_item(benchmark, index, row, origin) for index, row in enumerate(rows)]
+    items = []
+    for index, row in enumerate(rows):
+        idx = index if benchmark.directory else row.get("idx", index)
+        # A reader expects the harness's fields, so for any other row it may raise anything.
+        try:
+            items.append(benchmark.item(idx, row))
+        except Exception as error:
+            place = f"{origin}: item {index} of {benchmark.id}"
+            raise ValueError(f"{place} cannot be read ({error}): it is {row!s:.200}") from error
     items.sort(key=lambda item: item.idx)
     # A record without a count takes all items, but at least one.
     count = benchmark.item_count or max(len(items), 1)
@@ -154,20 +159,9 @@ def load_items(benchmark: Benchmark, data_dir: Path | None) -> tuple[list[Item],
     return items, {"origin": origin, "digest": digest, "verified": verified}
 
 
-def _item(benchmark: Benchmark, index: int, row: RawRow, origin: str) -> Item:
-    """Build an item of a row; a ValueError names the row's origin and its place there, from 0."""
-    try:
-        return benchmark.item(index if benchmark.directory else row.get("idx", index), row)
-    # A reader expects the harness's fields, so for any other row it may raise anything.
-    except Exception as error:
-        reason = f"it lacks the field {error}" if isinstance(error, KeyError) else error
-        place = f"{origin}: item {index} of {benchmark.id}"
-        raise ValueError(f"{place}: {reason}; it is {row!s:.200}") from error
-
-
 def _read_rows(benchmark: Benchmark, data_dir: Path | None) -> tuple[str, Iterable[RawRow]]:
     if benchmark.file is None and benchmark.hub is None:
-        content = (resources.files(__package__) / f"{benchmark.id}.jsonl").read_bytes()
+        content = (_HERE / f"{benchmark.id}.jsonl").read_bytes()
         return "demo_world", map(json.loads, content.splitlines())
     # A user's file is next to the YAML file that names it, whatever --data_dir is.
     folder = benchmark.directory or data_dir
@@ -210,7 +204,7 @@ def load_prompt_set(name: str, prompts_dir: Path | None) -> tuple[str, JsonObjec
     The origin is "vocagnolm" for those of the package, "harness" if the bytes of
     `prompts_dir`/`name`.md are the harness's, or "other".
     """
-    path = (prompts_dir or resources.files(__package__) / "prompts") / f"{name}.md"
+    path = (prompts_dir or _HERE / "prompts") / f"{name}.md"
     # Hash the bytes as they are, because an edited file is another prompt.
     data = path.read_bytes()
     sha256 = hashlib.sha256(data).hexdigest()
@@ -223,7 +217,7 @@ def load_prompt_set(name: str, prompts_dir: Path | None) -> tuple[str, JsonObjec
 
 def build_prompt(benchmark: Benchmark, examples: str, question: str) -> str:
     """Join worked examples, if any, two blank lines, and the question in its template."""
-    prompt = fill_in(benchmark.template, {"question": question})
+    prompt = benchmark.template.replace("{question}", question)
     if not examples:
         return prompt
     return f"{examples.strip()}\n\n\n{prompt}"
