@@ -28,7 +28,7 @@ from vocagnolm.cli import run_script
 from vocagnolm.run import parser
 from vocagnolm.run import train as run_train
 from vocagnolm.trainer import VocAgnoTrainer
-from vocagnolm.training import packed, resumable
+from vocagnolm.training import packed, resumable, run_directory
 
 _SAVE_S = 0.01  # each operation of a save takes at least this long, so that signals hit some
 
@@ -79,7 +79,7 @@ def watch(moment: Moment) -> None:
         (torch, "save"),
         (os, "fsync"),
         (shutil, "rmtree"),
-        (resumable, "finish_checkpoint"),
+        (run_directory, "finish_checkpoint"),
         (Path, "rename"),
         (LlamaForCausalLM, "save_pretrained"),
     ):

@@ -242,7 +242,7 @@ def test_older_checkpoint_stays_when_the_newest_is_unfinished(
             raise OSError("no space left")
         finish(staged, *args)
 
-    monkeypatch.setattr(resumable, "finish_checkpoint", fail_at_2)
+    monkeypatch.setattr(run_directory, "finish_checkpoint", fail_at_2)
     with pytest.raises(OSError, match="no space left"):
         make(save_total_limit=1).train()
     assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")

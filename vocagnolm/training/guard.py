@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
 from torch.distributed.tensor import DTensor
@@ -90,25 +89,20 @@ class StepGuard(TrainerCallback):
         metrics: has the losses of the step.
         preemption: knows whether a signal asks this process to stop.
         save_progress: saves the last completed step; returns its checkpoint, None before the first.
-        max_bad_steps: steps in a row that may be skipped; one more stops the run, after the
-            student's last good state is saved.
     """
 
     def __init__(
         self,
-        accelerator: Accelerator,
         metrics: GuidanceMetrics,
         preemption: Preemption,
         save_progress: Callable[[], str | None],
-        max_bad_steps: int,
     ):
-        self._accelerator = accelerator
+        self._accelerator = metrics.accelerator
         self._metrics = metrics
         self._preemption = preemption
         self._save_progress = save_progress
-        self._max_bad_steps = max_bad_steps
 
-    def on_pre_optimizer_step(self, args: object, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Skip the update, or stop, if a loss or gradient is not finite on any process."""
         model: nn.Module = kwargs["model"]
         # After one maximum over processes, all of them take the same branch. If one skipped alone,
@@ -126,8 +120,26 @@ class StepGuard(TrainerCallback):
             self._preemption.is_agreed = control.should_training_stop = True
         if max(student_block, teacher_block, gradient_fault) == NO_BLOCK:
             self._metrics.keep_step()
-        else:
-            self._skip_or_stop(model, state.global_step + 1, student_block, teacher_block)
+            return
+        fault, advice = _fault(student_block, teacher_block)
+        step, bad_steps = state.global_step + 1, self._metrics.bad_steps + 1
+        if bad_steps > args.max_bad_steps:
+            # Saving is collective. All processes get here together, because they agree on the
+            # fault.
+            checkpoint = self._save_progress()
+            saved = f"the state before it is in {checkpoint}" if checkpoint else "and none before"
+            raise NonFiniteLoss(f"step {step}: {fault}; no update was made, {saved}; {advice}")
+        self._metrics.drop_step()
+        # An optimizer skips parameters without a gradient, and does not change their state.
+        model.zero_grad(set_to_none=True)
+        if self._accelerator.is_main_process:
+            logger.warning(
+                "step %d: %s; no update was made (%d in a row, --max_bad_steps %d)",
+                step,
+                fault,
+                bad_steps,
+                args.max_bad_steps,
+            )
 
     def _gradient_fault(self, model: nn.Module) -> Tensor:
         """Return 0 if this process's gradients are not finite, else -1, without a host sync."""
@@ -148,34 +160,21 @@ class StepGuard(TrainerCallback):
         # Offloaded gradients are on another device than the losses.
         return is_finite.long().neg().to(self._accelerator.device)
 
-    def _skip_or_stop(
-        self, model: nn.Module, step: int, student_block: int, teacher_block: int
-    ) -> None:
-        """Make no update, on all processes alike. The blocks are -1 if losses are finite."""
-        # Name losses before the gradient, which is NaN as a consequence.
-        if teacher_block != NO_BLOCK:
-            fault = f"the teacher's losses are NaN or infinite in packed sequence {teacher_block}"
-            advice = "load it in another precision (--teacher_dtype float32) or use another one"
-        elif student_block != NO_BLOCK:
-            fault = f"the student's losses are NaN or infinite in packed sequence {student_block}"
-            advice = "lower --learning_rate, or look at the text of this sequence"
-        else:
-            fault = "the student's gradient is NaN or infinite, though all losses are finite"
-            advice = "lower --learning_rate, or train without bf16 and fp16 to see its source"
-        if self._metrics.bad_steps >= self._max_bad_steps:
-            # Saving is collective. All processes get here together, because they agree on the
-            # fault.
-            checkpoint = self._save_progress()
-            state = f"the state before it is in {checkpoint}" if checkpoint else "and none before"
-            raise NonFiniteLoss(f"step {step}: {fault}; no update was made, {state}; {advice}")
-        self._metrics.drop_step()
-        # An optimizer skips parameters without a gradient, and does not change their state.
-        model.zero_grad(set_to_none=True)
-        if self._accelerator.is_main_process:
-            logger.warning(
-                "step %d: %s; no update was made (%d in a row, --max_bad_steps %d)",
-                step,
-                fault,
-                self._metrics.bad_steps,
-                self._max_bad_steps,
-            )
+
+def _fault(student_block: int, teacher_block: int) -> tuple[str, str]:
+    """Say what is not finite, and what may help. The blocks are -1 if losses are finite."""
+    # Name losses before the gradient, which is NaN as a consequence.
+    if teacher_block != NO_BLOCK:
+        return (
+            f"the teacher's losses are NaN or infinite in packed sequence {teacher_block}",
+            "load it in another precision (--teacher_dtype float32) or use another one",
+        )
+    if student_block != NO_BLOCK:
+        return (
+            f"the student's losses are NaN or infinite in packed sequence {student_block}",
+            "lower --learning_rate, or look at the text of this sequence",
+        )
+    return (
+        "the student's gradient is NaN or infinite, though all losses are finite",
+        "lower --learning_rate, or train without bf16 and fp16 to see its source",
+    )

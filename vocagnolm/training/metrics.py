@@ -37,17 +37,40 @@ class GuidanceMetrics:
     weight_name = "selected_fraction"
 
     def __init__(self, accelerator: Accelerator):
-        self._accelerator, self._device = accelerator, accelerator.device
+        self.accelerator, self._device = accelerator, accelerator.device
         # MPS has no float64.
         self._dtype = torch.float32 if self._device.type == "mps" else torch.float64
         self.restore(None)
 
-    def _clear(self) -> None:
-        # The current step's sums wait in `_added`, so that a skipped step leaves no trace.
+    def restore(self, directory: Path | None) -> None:
+        """Start from a checkpoint's sums, if it has any, or from zero."""
         self._kept = torch.zeros(len(_SUMS), dtype=self._dtype, device=self._device)
+        # The current step's sums wait here, so that a skipped step leaves no trace.
         self._added = torch.zeros_like(self._kept)
         self._kept_steps = 0
         self._dropped_steps = 0
+        self.bad_steps = 0
+        self.bad_blocks = torch.full((2,), NO_BLOCK, device=self._device)
+        if directory is None:
+            return
+        # A checkpoint of another Trainer has none.
+        count = len(list(directory.glob(_METRICS_FILE.format("*"))))
+        if not count:
+            return
+        # If the number of processes has changed, a process may take the sums of several, or of
+        # none.
+        states = [load_file(directory / _METRICS_FILE.format(i)) for i in range(count)]
+        self._kept_steps, self._dropped_steps, self.bad_steps = states[0]["steps"].tolist()
+        world_size = self.accelerator.num_processes
+        # Each process begins at its own number and takes every world_size-th file, so every file is
+        # counted once.
+        for state in states[self.accelerator.process_index :: world_size]:
+            sums = state["sums"].to(self._kept)
+            # A checkpoint of an older version has fewer sums.
+            self._kept[: len(sums)] += sums
+        # A micro-batch's loss is multiplied by the number of processes, over which gradients are
+        # averaged.
+        self._kept[_SUMS.index("loss")] *= world_size / count
 
     def keep_step(self) -> None:
         """Count all additions since the last step."""
@@ -116,17 +139,19 @@ class GuidanceMetrics:
         Returns losses in nats per token, shares in [0, 1], and the mean distance. `loss` is the
         mean over the steps that made an update. If none did, losses are absent.
         """
-        totals = self._accelerator.reduce(self._kept, "sum").tolist()
+        totals = self.accelerator.reduce(self._kept, "sum").tolist()
         sums = dict(zip(_SUMS, totals, strict=True))
         report = {}
         if self._kept_steps:
-            processes = self._accelerator.num_processes
+            processes = self.accelerator.num_processes
             # A micro-batch's loss is multiplied by the number of processes, over which gradients
             # are averaged.
             report["loss"] = sums["loss"] / processes / self._kept_steps
         if self._dropped_steps:
             report["skipped_steps"] = float(self._dropped_steps)
-        self._clear()
+        self._kept.zero_()
+        self._kept_steps = 0
+        self._dropped_steps = 0
         tokens = max(sums["label_tokens"], 1.0)
         if sums["label_tokens"]:
             report["student_loss_nats"] = sums["student_loss"] / tokens
@@ -146,8 +171,8 @@ class GuidanceMetrics:
     def mean_loss(self, history: Sequence[Mapping[str, float]]) -> float:
         """Average the loss of all steps of a run, logged or not. NaN if there are none."""
         process_loss = self._kept[_SUMS.index("loss")]
-        total = self._accelerator.reduce(process_loss, "sum").item()
-        total /= self._accelerator.num_processes
+        total = self.accelerator.reduce(process_loss, "sum").item()
+        total /= self.accelerator.num_processes
         # The steps since the last log are not in the history yet.
         steps = float(self._kept_steps)
         previous_step = 0.0
@@ -165,30 +190,4 @@ class GuidanceMetrics:
         """Write the sums of this process, all of whose steps have been kept or dropped."""
         steps = torch.tensor([self._kept_steps, self._dropped_steps, self.bad_steps])
         state = {"sums": self._kept, "steps": steps}
-        save_file(state, directory / _METRICS_FILE.format(self._accelerator.process_index))
-
-    def restore(self, directory: Path | None) -> None:
-        """Start from a checkpoint's sums, if it has any, or from zero."""
-        self.bad_blocks = torch.full((2,), NO_BLOCK, device=self._device)
-        self.bad_steps = 0
-        self._clear()
-        process = self._accelerator.process_index
-        world_size = self._accelerator.num_processes
-        if directory is None:
-            return
-        count = len(list(directory.glob(_METRICS_FILE.format("*"))))
-        if not count:
-            return
-        # If the number of processes has changed, a process may take the sums of several, or of
-        # none.
-        states = [load_file(directory / _METRICS_FILE.format(i)) for i in range(count)]
-        self._kept_steps, self._dropped_steps, self.bad_steps = states[0]["steps"].tolist()
-        # Each process begins at its own number and takes every world_size-th file, so every file is
-        # counted once.
-        for state in states[process::world_size]:
-            sums = state["sums"].to(self._kept)
-            # A checkpoint of an older version has fewer sums.
-            self._kept[: len(sums)] += sums
-        # A micro-batch's loss is multiplied by the number of processes, over which gradients are
-        # averaged.
-        self._kept[_SUMS.index("loss")] *= world_size / count
+        save_file(state, directory / _METRICS_FILE.format(self.accelerator.process_index))

@@ -39,21 +39,11 @@ from vocagnolm.record import Record, output_directory
 from vocagnolm.shell.dist import rank0
 from vocagnolm.shell.extras import unsupported
 from vocagnolm.shell.io import MANIFEST_FILE, RUN_FILE, explain_full_disk
+from vocagnolm.training import run_directory
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.guard import Preemption, StepGuard
 from vocagnolm.training.log import RunLog, SilentBar
 from vocagnolm.training.metrics import GuidanceMetrics
-from vocagnolm.training.run_directory import (
-    check_settings,
-    checkpoint_fault,
-    checkpoints,
-    describe_run,
-    finish_checkpoint,
-    holds_results,
-    newest_checkpoint,
-    rotate,
-    sizes,
-)
 from vocagnolm.training.sampler import StepSampler
 from vocagnolm.training.throughput import Throughput
 
@@ -112,14 +102,7 @@ class ResumableTrainer(Trainer):
         self.preemption = Preemption()
         self.add_callback(self.preemption)
         self.add_callback(_BestCheckpoint())
-        guard = StepGuard(
-            self.accelerator,
-            self.metrics,
-            self.preemption,
-            self.save_progress,
-            args.max_bad_steps,
-        )
-        self.add_callback(guard)
+        self.add_callback(StepGuard(self.metrics, self.preemption, self.save_progress))
         self.throughput = Throughput(self.accelerator, args.device_peak_tflops)
         self.add_callback(self.throughput)
         # Trainer has a printer if progress bars are off, and a bar otherwise.
@@ -201,26 +184,26 @@ class ResumableTrainer(Trainer):
         if resume_from_checkpoint:
             checkpoint = str(resume_from_checkpoint)
             if resume_from_checkpoint is True:
-                checkpoint = newest_checkpoint(directory)
+                checkpoint = run_directory.newest_checkpoint(directory)
             if checkpoint is None:
                 raise ValueError(f"{directory} holds no good checkpoint to resume from")
             # A path from Python has not been checked yet, and even the newest good checkpoint may
             # have other settings.
-            check_settings(directory, self.settings)
-            fault = checkpoint_fault(checkpoint, self.settings)
+            run_directory.check_settings(directory, self.settings)
+            fault = run_directory.checkpoint_fault(checkpoint, self.settings)
             if fault:
                 raise ValueError(f"{checkpoint}: {fault}")
         # A save that was killed has left files here. Those of other processes would look like files
         # of the next save, which lists everything that it finds.
         shutil.rmtree(directory / _SAVING, ignore_errors=True)
-        describe_run(directory, self.settings, self.skipped)
+        run_directory.describe_run(directory, self.settings, self.skipped)
         return checkpoint
 
     @contextmanager
     def owning_directory(self, *, is_new: bool = False) -> Iterator[None]:
         """Keep other runs out of this one's directory. A new run moves an earlier one aside."""
         directory = Path(str(self.args.output_dir))
-        moves = is_new and rank0(lambda: holds_results(directory))
+        moves = is_new and rank0(lambda: run_directory.holds_results(directory))
         models = [self.settings.get("student"), *(self.settings.get("teacher") or ())]
         if moves and str(directory.resolve()) in models:
             raise OptionError(
@@ -236,8 +219,8 @@ class ResumableTrainer(Trainer):
         directory = Path(str(self.args.output_dir))
         shutil.rmtree(directory / _SAVING, ignore_errors=True)
         again = "the same command" if at_shell.get() else "train(resume_from_checkpoint=True)"
-        for checkpoint in checkpoints(directory):
-            if checkpoint_fault(checkpoint) is None:
+        for checkpoint in run_directory.checkpoints(directory):
+            if run_directory.checkpoint_fault(checkpoint) is None:
                 return f"{checkpoint.name} is whole: free some room, and {again} goes on from there"
         return f"Nothing was saved yet: free some room, and {again} begins again"
 
@@ -292,7 +275,7 @@ class ResumableTrainer(Trainer):
         # On a network file system, a machine sees its own files whole, and others' late. So the
         # first process of each machine lists the files, and the largest size that any of them saw
         # counts. Listing a file also flushes it to the disk.
-        listing = sizes(staged) if self.is_local_process_zero() else {}
+        listing = run_directory.sizes(staged) if self.is_local_process_zero() else {}
         files: dict[str, int] = {}
         for machine_files in gather_object([listing]):
             for file, size in machine_files.items():
@@ -301,8 +284,8 @@ class ResumableTrainer(Trainer):
             manifest = {"world_size": self.args.world_size, "run": self.settings}
             # Remove older checkpoints after the new one has its name, so that one is complete at
             # any time.
-            finish_checkpoint(staged, final, manifest, files)
-            rotate(final, self.args.save_total_limit, state.best_model_checkpoint)
+            run_directory.finish_checkpoint(staged, final, manifest, files)
+            run_directory.rotate(final, self.args.save_total_limit, state.best_model_checkpoint)
         self.preemption.saved_step = state.global_step
         # A process that returned now might end, and its launcher would then kill rank 0 in the
         # middle of the rename.
