@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from launch import run_jobs
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from world import World, make_world
 
@@ -247,19 +247,17 @@ def test_adapters_are_no_model(role: Any, world: World) -> None:
         ModelSource(str(world.root / "adapted"), role).config()
 
 
-@pytest.mark.parametrize("ties", [False, True])
-def test_shards_that_lack_a_weight_are_rejected(ties: bool, tiny_llama: Callable[..., Any]) -> None:
-    model = tiny_llama(60, seed=0, tie_word_embeddings=ties)
-    saved = {name: weight + 1 for name, weight in model.state_dict().items()}
-    if ties:
-        del saved["lm_head.weight"]
-    export._fill(model, saved)
-    assert all(torch.equal(model.state_dict()[name], weight) for name, weight in saved.items())
-    with pytest.raises(ValueError, match=r"1 weights .* other\.weight"):
-        export._fill(model, saved | {"other.weight": torch.ones(1)})
-    del saved["model.norm.weight"]
-    with pytest.raises(ValueError, match=r"1 weights .* model\.norm\.weight"):
-        export._fill(model, saved)
+def test_shards_that_lack_a_weight_are_rejected(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def join(shards: str, directory: str) -> None:
+        weights = load_file(world.student / "model.safetensors")
+        del weights["model.norm.weight"]
+        save_file(weights, Path(directory, "model.safetensors"))
+
+    monkeypatch.setattr(export, "merge_fsdp_weights", join)
+    with pytest.raises(ValueError, match=r"lacks weights .*: model\.norm\.weight$"):
+        export._trained(ModelSource(str(world.student), "student"), tmp_path, {}, tmp_path)
 
 
 def trained_in_python(world: World, directory: Path, model: Any, **options: Any) -> VocAgnoTrainer:

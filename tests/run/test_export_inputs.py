@@ -72,16 +72,20 @@ def test_whole_model_needs_no_student(saved: Path, tmp_path: Path) -> None:
 
 
 def test_student_is_that_of_the_run_or_else_of_the_adapters(tmp_path: Path) -> None:
+    def student(settings: dict[str, Any]) -> tuple[str, str | None]:
+        source = export._student_of(tmp_path, settings, False)
+        return source.name, source.revision
+
     run = {"student": "s", "student_revision": "1"}
-    assert export._student_of(tmp_path, run) == ("s", "1")
-    assert export._student_of(tmp_path, {}) == (str(tmp_path), None)
+    assert student(run) == ("s", "1")
+    assert student({}) == (str(tmp_path), None)
     write(tmp_path, adapter_config={"base_model_name_or_path": "base", "revision": "2"})
-    assert export._student_of(tmp_path, run) == ("s", "1")
+    assert student(run) == ("s", "1")
     # Python may have given the run a model without a name of its own.
-    assert export._student_of(tmp_path, {"student": ""}) == ("base", "2")
+    assert student({"student": ""}) == ("base", "2")
     (tmp_path / "adapter_config.json").write_text("{")
     with pytest.raises(ValueError, match=r"adapter_config\.json is damaged"):
-        export._student_of(tmp_path, run)
+        student(run)
 
 
 def test_tokenizer_is_that_of_the_checkpoint_or_else_of_the_run(

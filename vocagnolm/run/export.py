@@ -8,16 +8,14 @@ a wrong argument or file.
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from accelerate.utils import merge_fsdp_weights
-from safetensors.torch import load_file
-from torch import Tensor
+from safetensors.torch import load_file, load_model
 from transformers import PreTrainedModel
 
 from vocagnolm.cli import Parser, shell
@@ -34,7 +32,6 @@ from vocagnolm.shell.io import (
     read_json,
 )
 from vocagnolm.tokenizer import load_tokenizer
-from vocagnolm.training.options import ModelOptions
 from vocagnolm.training.run_directory import checkpoint_fault
 
 # Accelerate makes this directory in a checkpoint that FSDP has sharded.
@@ -87,10 +84,7 @@ def export(
     target = output_dir or checkpoint.with_name(f"export-{checkpoint.name.split('-')[-1]}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise OptionError("output_dir", f"{target} is not empty: give another")
-    trusted: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    name, revision = _student_of(checkpoint, settings)
-    init_kwargs = settings.get("model_init_kwargs") or {}
-    student = ModelSource(name, "student", revision, init_kwargs=init_kwargs, **trusted)
+    student = _student_of(checkpoint, settings, trust_remote_code)
     tokenizer = _tokenizer_of(checkpoint, settings, student)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Write the model on the disk of its target, so that a rename can move it there at once. If the
@@ -99,7 +93,8 @@ def export(
         if is_sharded or is_adapted:
             model = _trained(student, checkpoint, settings, Path(scratch))
         else:
-            model = ModelSource(str(checkpoint), "checkpoint", **trusted).load(torch.float32)
+            whole = ModelSource(str(checkpoint), "checkpoint", trust_remote_code=trust_remote_code)
+            model = whole.load(torch.float32)
         # Training turned the cache off, but generation needs it.
         model.config.use_cache = True
         model.to(getattr(torch, dtype))
@@ -114,25 +109,28 @@ def export(
 
 def _settings_of(checkpoint: Path) -> JsonObject:
     """Return the settings of a checkpoint's run if it is whole, or {} if no run wrote it."""
+    manifest = json_or_empty(checkpoint / MANIFEST_FILE)
     # What `save_model` wrote in Python has no list of sizes to compare with.
-    has_manifest = (checkpoint / MANIFEST_FILE).exists()
-    is_saved_model = not has_manifest and bool(model_files(checkpoint))
+    is_saved_model = not manifest and bool(model_files(checkpoint))
     fault = None if is_saved_model else checkpoint_fault(checkpoint)
     if fault:
         raise ValueError(f"{checkpoint}: {fault}")
     # A checkpoint's settings are in its manifest, and a finished run's are next to the manifest.
-    settings: JsonObject | None = json_or_empty(checkpoint / MANIFEST_FILE).get("run")
-    return settings or json_or_empty(checkpoint / RUN_FILE)
+    return manifest.get("run") or json_or_empty(checkpoint / RUN_FILE)
 
 
-def _student_of(checkpoint: Path, settings: JsonObject) -> tuple[str, str | None]:
-    """Return the name and the revision of the model with which a run began."""
+def _student_of(checkpoint: Path, settings: JsonObject, trust_remote_code: bool) -> ModelSource:
+    """Return the model with which a run began."""
     adapter = read_json(checkpoint / ADAPTER_CONFIG) if is_adapter(checkpoint) else {}
     # A run in Python may have got a model that no name leads to. Adapters name their model in their
     # own file.
-    name = settings.get("student") or adapter.get("base_model_name_or_path")
-    revision = settings.get("student_revision") or adapter.get("revision")
-    return name or str(checkpoint), revision
+    return ModelSource(
+        settings.get("student") or adapter.get("base_model_name_or_path") or str(checkpoint),
+        "student",
+        settings.get("student_revision") or adapter.get("revision"),
+        trust_remote_code=trust_remote_code,
+        init_kwargs=settings.get("model_init_kwargs") or {},
+    )
 
 
 def _tokenizer_of(checkpoint: Path, settings: JsonObject, student: ModelSource) -> Any:
@@ -150,39 +148,21 @@ def _trained(
     student: ModelSource, checkpoint: Path, settings: JsonObject, scratch: Path
 ) -> PreTrainedModel:
     """Load the student with which a run began, and put the trained weights or adapters into it."""
-    config = None
     # Load the student last, because it may take minutes.
     if is_adapter(checkpoint):
         config, weights = read_adapters(checkpoint)
-    else:
-        # This works without the training's processes: it joins their shards on the CPU.
-        merge_fsdp_weights(str(checkpoint / _SHARDS), str(scratch))
-        weights = load_file(scratch / "model.safetensors")
+        return merge_adapters(student.load(torch.float32), config, weights)
+    # This works without the training's processes: it joins their shards on the CPU.
+    merge_fsdp_weights(str(checkpoint / _SHARDS), str(scratch))
+    joined = scratch / "model.safetensors"
     model = student.load(torch.float32)
-    if config is None and settings.get("use_peft"):
-        config = _adapter_config(model, settings)
-    if config is None:
-        _fill(model, weights)
-        return model
-    return merge_adapters(model, config, weights)
-
-
-def _fill(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
-    """Replace all weights of a model. A missing or unknown one is a ValueError."""
-    mismatch = model.load_state_dict(weights, strict=False)
-    # A weight that two layers share may have been saved once, and then is missing under its other
-    # name. It shares memory with one that was loaded. Any other missing weight would stay
-    # untrained.
-    state = model.state_dict()
-    loaded_addresses = {state[name].data_ptr() for name in weights if name in state}
-    wrong_names = list(mismatch.unexpected_keys)
-    for name in mismatch.missing_keys:
-        if state[name].data_ptr() not in loaded_addresses:
-            wrong_names.append(name)
-    if wrong_names:
-        raise ValueError(
-            f"{len(wrong_names)} weights are not of {model.name_or_path}: {wrong_names[0]}, ..."
-        )
+    if settings.get("use_peft"):
+        return merge_adapters(model, _adapter_config(model, settings), load_file(joined))
+    # A weight that two layers share is not missing if it was saved under one of its names.
+    missing, _ = load_model(model, joined, strict=False)
+    if missing:
+        raise ValueError(f"{checkpoint} lacks weights of {student.name}: {', '.join(missing)}")
+    return model
 
 
 def _adapter_config(model: PreTrainedModel, settings: JsonObject) -> Any:
@@ -191,10 +171,11 @@ def _adapter_config(model: PreTrainedModel, settings: JsonObject) -> Any:
         from peft import get_peft_config
 
         return get_peft_config(dict(settings["peft_config"]))
-    # Runs of older versions may lack an option, which then has its default.
-    values = {}
-    for field in fields(ModelOptions):
-        if field.name in settings:
-            values[field.name] = settings[field.name]
-    options = ModelOptions(**values)
-    return lora_config(model, **options.lora_arguments())
+    return lora_config(
+        model,
+        r=settings["lora_r"],
+        alpha=settings["lora_alpha"],
+        dropout=settings["lora_dropout"],
+        target_modules=settings["lora_target_modules"],
+        modules_to_save=settings["lora_modules_to_save"],
+    )

@@ -74,19 +74,6 @@ def running(
     if not is_main():
         yield
         return
-    # transformers' callbacks look this function up whenever they log, so it is replaced during
-    # training.
-    library_names = integration_utils.rewrite_logs
-    integration_utils.rewrite_logs = tracked
-    try:
-        begin(trainer, job, description, is_resumed=is_resumed)
-        yield
-    finally:
-        integration_utils.rewrite_logs = library_names
-
-
-def begin(trainer: Trainer, job: Job, description: JsonObject, *, is_resumed: bool) -> None:
-    """Begin a run before it trains, on rank 0."""
     args = trainer.args
     where = wandb_arguments(job, description["settings"])
     # Other trackers' callbacks read these two arguments when training begins.
@@ -100,6 +87,14 @@ def begin(trainer: Trainer, job: Job, description: JsonObject, *, is_resumed: bo
         # wandb has chosen the id, and perhaps the entity. The resumed run must give both again.
         arguments |= {"id": run.id, "project": run.project, "entity": run.entity or None}
         write_json(directory / PLACE_FILE, arguments)
+    # transformers' callbacks look this function up whenever they log, so it is replaced during
+    # training.
+    library_names = integration_utils.rewrite_logs
+    integration_utils.rewrite_logs = tracked
+    try:
+        yield
+    finally:
+        integration_utils.rewrite_logs = library_names
 
 
 def finish() -> None:
