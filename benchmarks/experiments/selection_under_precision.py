@@ -33,9 +33,8 @@ from benchmarks.models import llama, make_trainer, prepare
 from vocagnolm import PackedCollator, prepare_dataset
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.demo import world as demo_world
-from vocagnolm.demo.directory import BASE
 from vocagnolm.demo.methods import TEACHER
-from vocagnolm.demo.run import STUDENT_TOKENIZER, make_base
+from vocagnolm.demo.run import BASE, STUDENT_TOKENIZER, make_base
 from vocagnolm.shell.io import ASSETS
 
 LENGTH, TEACHER_CONTEXT, ROWS = 256, 512, 4

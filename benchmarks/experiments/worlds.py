@@ -26,9 +26,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.models import llama
 from vocagnolm.__main__ import main as vocagnolm
 from vocagnolm.demo import world as demo_world
-from vocagnolm.demo.directory import BASE
 from vocagnolm.demo.methods import TEACHER
-from vocagnolm.demo.run import PAGE_TOKENS, STUDENT_TOKENIZER, judge, make_base, train
+from vocagnolm.demo.run import BASE, PAGE_TOKENS, STUDENT_TOKENIZER, judge, make_base, train
 from vocagnolm.shell.io import ASSETS
 from vocagnolm.spans import encode, encode_batch
 from vocagnolm.store import format as store

@@ -39,10 +39,9 @@ from transformers import AutoModelForCausalLM
 from benchmarks.experiments import plots, real_results
 from benchmarks.generated import TOKEN_RATIO
 from benchmarks.models import make_config
-from vocagnolm.demo.directory import BASE
 from vocagnolm.demo.main import results_table
 from vocagnolm.demo.methods import METHODS, TEACHER
-from vocagnolm.demo.run import make_base
+from vocagnolm.demo.run import BASE, make_base
 from vocagnolm.demo.world import write_jsonl
 from vocagnolm.models.cost import (
     GATHERED,

@@ -23,7 +23,7 @@ from vocagnolm.demo import main as demo_main
 from vocagnolm.demo import run as demo_run
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.main import main
-from vocagnolm.demo.methods import METHODS, TEACHER
+from vocagnolm.demo.methods import METHODS, TEACHER, flags_of, tokens_of
 from vocagnolm.demo.run import STUDENT_TOKENIZER, judge
 from vocagnolm.evaluation.extraction import extract
 from vocagnolm.shell import dist
@@ -167,8 +167,44 @@ def test_demo_sums_up_its_seeds(tmp_path, capsys, monkeypatch) -> None:
     results = json.loads((tmp_path / "results.json").read_text())
     assert results == {"cpt": values, "random": values}
     assert capsys.readouterr().out.count("| 1.500 +- 0.707 ") == 2 * 3
-    # The docs use the first seed that was asked for.
-    assert (tmp_path / "student").resolve() == tmp_path / "seed2" / "base"
+
+
+def test_flags_are_those_of_the_method_and_of_the_user() -> None:
+    assert flags_of("random", 3, 5) == ["--seed=3", "--max_steps=5", "--method=random"]
+    for method in METHODS:
+        has_teacher = any(flag.startswith("--teacher=") for flag in flags_of(method, 3))
+        assert has_teacher == (method not in ("cpt", "random"))
+    assert tokens_of(flags_of("cpt", 0)) == 650 * 512
+    assert tokens_of(flags_of("cpt", 0, 3)) == 3 * 512
+
+
+def test_links_lead_to_what_the_docs_train_on(tmp_path) -> None:
+    for seed in (0, 1):
+        home = tmp_path / f"seed{seed}"
+        home.mkdir()
+        demo_run.leave_for_the_docs(home, seed)
+    # The last demo counts.
+    assert (tmp_path / "student").resolve() == home / "base"
+    assert (tmp_path / "pages.jsonl").resolve() == home / "pages.jsonl"
+    assert (tmp_path / "teacher" / "config.json").is_file()
+    assert (tmp_path / "talks.jsonl").read_text().startswith('{"prompt": ')
+
+
+@pytest.mark.usefixtures("environment")
+def test_demo_removes_the_seeds_that_it_runs_again(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(demo_main, "run_seeds", lambda arguments: seeds.append(left()) or results)
+    seeds: list[set[str]] = []
+    results = {seed: {"cpt": dict.fromkeys(quick_demo.METRICS, 1.0)} for seed in (0, 1)}
+
+    def left() -> set[str]:
+        return {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
+
+    argv = ["--output_dir", str(tmp_path), "--methods", "cpt", "--seeds"]
+    assert main([*argv, "0", "1"]) == 0
+    for name in ("notes", "seed0", "seed1"):
+        (tmp_path / name).mkdir()
+    assert main([*argv, "1"]) == 0
+    assert seeds == [set(), {"notes", "seed0"}]
 
 
 def test_demo_runs_what_is_named_twice_once() -> None:
@@ -181,7 +217,7 @@ def test_demo_runs_what_is_named_twice_once() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("environment")
 def test_demo_writes_its_results(tmp_path, capsys) -> None:
-    options = ["--seeds", "0", "--methods", "share", "accept", "--options", "max_steps=2"]
+    options = ["--seeds", "0", "--methods", "share", "accept", "--max_steps", "2"]
     assert main(["--output_dir", str(tmp_path), *options]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert results.keys() == {"share", "accept"}
@@ -196,26 +232,20 @@ def test_demo_writes_its_results(tmp_path, capsys) -> None:
     assert "| VocAgnoLM, share " in capsys.readouterr().out
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("environment")
-def test_demo_says_the_error_when_a_run_fails(tmp_path, capfd) -> None:
-    options = ["--seeds", "0", "1", "--methods", "cpt"]
-    options += ["--options", "max_steps=10", "learning_rate=1e30"]
-    before = multiprocessing.active_children()
-    assert main(["--output_dir", str(tmp_path), *options]) == 1
-    error = capfd.readouterr().err
-    assert "NaN or infinite" in error
-    assert "train.log" in error
-    assert multiprocessing.active_children() == before
+def test_demo_stops_all_seeds_when_one_fails(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(demo_main, "_work", quick_demo.fail)
+    monkeypatch.setattr(dist, "cores", lambda: 2)
+    assert main(["--output_dir", str(tmp_path), "--seeds", "0", "1"]) == 1
+    assert "seed 1 is broken" in capsys.readouterr().err
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize(
     "option",
     [
-        ["--options", "max_step=3"],
+        ["--max_steps", "0"],
         ["--wrong_share", "2"],
-        ["--seeds", "0", "-1"],
-        ["--seeds", "0", "4294967296"],
         ["--methods", "plain"],
     ],
 )

@@ -52,7 +52,7 @@ _OWN_PAIR = f"--student student --dataset pages.jsonl {_SHORT}"
 _PAPER = "paper/table1/vocagnolm__qwen2.5-math-instruct"
 _FEW_ITEMS = "--benchmarks demo --limit 8"
 ADDED = {
-    "vocagnolm demo": "--seeds 0 --options max_steps=60",
+    "vocagnolm demo": "--seeds 0 --max_steps 60",
     "vocagnolm train --config demo --student student": "--max_steps 50",
     "vocagnolm train --student S --teacher T": f"{_SHORT} --output_dir runs/mine",
     "vocagnolm train --student S --method cpt": f"{_SHORT} --output_dir runs/cpt",

@@ -2,16 +2,14 @@
 
 import os
 import sys
-import threading
 import time
 from argparse import Namespace
 
 from vocagnolm.demo import main as demo
 
 
-def work(sender: object, arguments: Namespace, seed: int) -> None:
+def work(arguments: Namespace, seed: int) -> None:
     """Stand in for the demo's own worker."""
-    threading.Thread(target=demo._end_with_parent, daemon=True).start()
     (arguments.output_dir / "worker").write_text(str(os.getpid()))
     time.sleep(600)
 

@@ -1,22 +1,25 @@
-"""A worker of the demo that trains nothing: its metrics are its seed."""
+"""Workers of the demo that train nothing."""
 
 from __future__ import annotations
 
 import time
 from argparse import Namespace
-from multiprocessing.connection import Connection
 
 METRICS = ("accuracy", "clean_loss", "answer_loss", "seconds")
 
 
-def work(sender: Connection, arguments: Namespace, seed: int) -> None:
-    """Make a seed's directory, wait for the other seeds, and send results."""
-    (arguments.output_dir / f"seed{seed}" / "base").mkdir(parents=True)
-    homes = [arguments.output_dir / f"seed{other}" for other in arguments.seeds]
+def work(arguments: Namespace, seed: int) -> dict[str, dict[str, float]]:
+    """Wait for the other seeds, and return metrics that are the seed."""
+    (arguments.output_dir / f"seed{seed}").mkdir()
     for _ in range(300):
-        if all(home.exists() for home in homes):
-            break
+        if all((arguments.output_dir / f"seed{other}").exists() for other in arguments.seeds):
+            return {method: dict.fromkeys(METRICS, seed) for method in arguments.methods}
         time.sleep(0.1)
-    else:
-        sender.send("the seeds do not run at the same time")
-    sender.send({method: dict.fromkeys(METRICS, seed) for method in arguments.methods})
+    raise RuntimeError("the seeds do not run at the same time")
+
+
+def fail(arguments: Namespace, seed: int) -> None:
+    """Fail with seed 1, and never end with another."""
+    if seed == 1:
+        raise RuntimeError("seed 1 is broken")
+    time.sleep(600)

@@ -2,7 +2,7 @@
 
     vocagnolm demo                                           # two minutes on two CPU cores
     vocagnolm demo --seeds 0 1 2 3 --methods all             # the table of the docs: six minutes
-    vocagnolm demo --seeds 0 --methods cpt --options max_steps=2
+    vocagnolm demo --seeds 0 --methods cpt --max_steps 2
 
 For each seed, every method trains the same student on the same number of tokens, like `vocagnolm
 train`. Students are judged on held-out problems. Exit status: 0 done, 1 a run failed, 2 a wrong
@@ -11,6 +11,7 @@ argument, 130 interrupted.
 
 import multiprocessing
 import os
+import shutil
 import signal
 import statistics
 import sys
@@ -18,26 +19,24 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
 
 from vocagnolm.cli import Exit, Parser, shell, stop
-from vocagnolm.demo.directory import CACHE, RESULTS, fresh_directory, leave_for_the_docs, seed_name
-from vocagnolm.demo.methods import METHODS, check_options
+from vocagnolm.demo.methods import METHODS
 from vocagnolm.fields import in_range
+from vocagnolm.record import output_directory
 from vocagnolm.shell.io import markdown_table, print_main, write_json
 
 _NAME = "vocagnolm demo"
+# Next to the directories of the seeds: the table, and the libraries' caches.
+RESULTS, CACHE = "results.json", "cache"
 # The defaults take two minutes on two cores, and all methods with four seeds take six.
 DEFAULT_METHODS = ["vocagnolm", "cpt"]
 DEFAULT_SEEDS = [0, 1]
 # {metric: digits after the point}. Losses are in nats per token.
 _METRICS = {"accuracy": 3, "clean_loss": 3, "answer_loss": 3, "seconds": 1}
-
-
-class FailedRun(Exception):  # noqa: N818 - the name says what happened
-    """A run of the demo failed."""
 
 
 @shell(_NAME)
@@ -47,8 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     arguments = _read_arguments(argv)
-    arguments.output_dir = arguments.output_dir.resolve()
-    with fresh_directory(arguments.output_dir, arguments.seeds):
+    directory = arguments.output_dir = arguments.output_dir.resolve()
+    with output_directory(directory, RESULTS):
+        # The demo starts over. It resumes no earlier runs, and keeps none of their results.
+        for name in [CACHE] + [f"seed{seed}" for seed in arguments.seeds]:
+            shutil.rmtree(directory / name, ignore_errors=True)
+        (directory / RESULTS).unlink(missing_ok=True)
         return _run(arguments)
 
 
@@ -71,7 +74,7 @@ def _run(arguments: Namespace) -> int:
     os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker:UserWarning"
     try:
         by_seed = run_seeds(arguments)
-    except FailedRun as error:
+    except RuntimeError as error:
         return stop(_NAME, error, Exit.FAULTS)
     # {method: {metric: a value for each seed}}
     results: dict[str, dict[str, list[float]]] = {}
@@ -90,29 +93,26 @@ def _run(arguments: Namespace) -> int:
 
 
 def _read_arguments(argv: Sequence[str] | None) -> Namespace:
-    """Parse the command line, and check the options of the runs."""
+    """Parse the command line."""
     parser = Parser(_NAME, __doc__)
     add = parser.add_argument
     add("--output_dir", type=Path, default=Path("runs/demo"))
     choices = [*METHODS, "all"]
     methods = f"Any of {', '.join(METHODS)}, or all; default: {' '.join(DEFAULT_METHODS)}."
     share = "Share of the pages that have a wrong solution."
-    options = "Options for vocagnolm train."
     add("--seeds", type=int, nargs="+", default=DEFAULT_SEEDS, help="One student per seed.")
     add("--wrong_share", type=float, default=0.4, help=share)
     add("--methods", nargs="+", choices=choices, metavar="NAME", help=methods)
     parser.set_defaults(methods=DEFAULT_METHODS)
-    add("--options", nargs="+", default=(), metavar="NAME=VALUE", help=options)
+    add("--max_steps", type=int, help="Steps of each run; default: those of the recipe.")
     arguments = parser.parse_args(argv)
     in_range(arguments, "[0, 1]", "wrong_share")
-    # PyTorch and NumPy accept no other seeds.
-    in_range(arguments, f"[0, {2**32 - 1}]", "seeds")
+    in_range(arguments, "[1, inf)", "max_steps")
     if "all" in arguments.methods:
         arguments.methods = list(METHODS)
     # What is named twice runs once.
     arguments.methods = list(dict.fromkeys(arguments.methods))
     arguments.seeds = list(dict.fromkeys(arguments.seeds))
-    check_options(arguments.methods, arguments.options)
     return arguments
 
 
@@ -123,68 +123,38 @@ def run_seeds(arguments: Namespace) -> dict[int, dict[str, dict[str, float]]]:
     """Run every seed in its own process, as many at a time as there are cores.
 
     Raises:
-        FailedRun: a run failed. The others are stopped.
+        RuntimeError: a run failed. The others are stopped.
     """
     # This imports torch, which --help does not need.
     from vocagnolm.shell.dist import cores
 
     # A forked process would share the threads and locks of libraries that are already loaded.
     spawn = multiprocessing.get_context("spawn")
-    waiting = list(arguments.seeds)
-    # {receiving end of the pipe: (seed, process)}
-    running: dict[Any, tuple[int, Any]] = {}
     results = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < cores():
-                seed = waiting.pop(0)
-                receiver, sender = spawn.Pipe(duplex=False)
-                process = spawn.Process(target=_work, args=(sender, arguments, seed))
-                process.start()
-                # Only the worker keeps the sending end open, so the pipe closes with the worker,
-                # whatever ends it.
-                sender.close()
-                running[receiver] = seed, process
-            for ended in wait(list(running)):
-                seed, process = running[ended]
-                results[seed] = _receive(ended, process, arguments.output_dir / seed_name(seed))
-                del running[ended]
-                if seed == arguments.seeds[0]:
-                    leave_for_the_docs(arguments.output_dir, seed)
-    finally:
-        # After SIGTERM a run would finish its step and save, so send SIGKILL.
-        for _, process in running.values():
-            process.kill()
-            process.join()
+    with ProcessPoolExecutor(min(cores(), len(arguments.seeds)), spawn, _begin_process) as pool:
+        try:
+            seeds = {pool.submit(_work, arguments, seed): seed for seed in arguments.seeds}
+            for ended in as_completed(seeds):
+                results[seeds[ended]] = ended.result()
+        finally:
+            # After SIGTERM a run would finish its step and save, so send SIGKILL.
+            for process in multiprocessing.active_children():
+                process.kill()
     return results
 
 
-def _receive(receiver: Any, process: Any, directory: Path) -> dict[str, dict[str, float]]:
-    """Return what a worker has sent. An error, or nothing at all, raises FailedRun."""
-    try:
-        message: dict[str, dict[str, float]] | str = receiver.recv()
-    except EOFError:
-        process.join()
-        message = f"its process ended with status {process.exitcode}"
-    if isinstance(message, str):
-        raise FailedRun(f"{directory.name}: {message} (log: {directory}/train.log)")
-    process.join()
-    return message
+def _work(arguments: Namespace, seed: int) -> dict[str, dict[str, float]]:
+    """Run one seed. This is a function of this module, so that the demo itself imports no torch."""
+    from vocagnolm.demo.run import run_seed
+
+    return run_seed(arguments, seed)
 
 
-def _work(sender: Connection, arguments: Namespace, seed: int) -> None:
-    """Run one seed, and send its results or the error that ended it."""
+def _begin_process() -> None:
+    """Prepare a process of the pool."""
     # The demo itself handles Ctrl-C, and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    from vocagnolm.demo.run import run_seed
-
-    try:
-        message: object = run_seed(arguments, seed)
-    # The demo prints the message of any error.
-    except Exception as error:  # noqa: BLE001
-        message = str(error)
-    sender.send(message)
 
 
 def _end_with_parent() -> None:

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from vocagnolm.fields import OptionError, aliases_of
-from vocagnolm.run.parser import OPTIONS, check
+from vocagnolm.run.parser import check
 from vocagnolm.run.recipe import RECIPES
 from vocagnolm.shell.io import ASSETS
 
@@ -18,14 +17,13 @@ METHODS = {
     "cpt": ("CPT", "--method=cpt"),
     "random": ("random 40 %", "--method=random"),
 }
-# `run.train` gives these to every run.
-_OF_EVERY_RUN = {"config", "student", "dataset", "output_dir"}
 
 
-def flags_of(method: str, seed: int, options: Sequence[str] = ()) -> list[str]:
-    """Return the flags that a run adds to the recipe, without its paths. Options are NAME=VALUE."""
+def flags_of(method: str, seed: int, max_steps: int | None = None) -> list[str]:
+    """Return the flags that a run adds to the recipe, without its paths."""
     flags = [f"--seed={seed}"]
-    flags += [f"--{option}" for option in options]
+    if max_steps:
+        flags.append(f"--max_steps={max_steps}")
     flags += METHODS[method][1:]
     if "--method=vocagnolm" in flags:
         flags.append(f"--teacher={ASSETS / TEACHER}")
@@ -35,28 +33,4 @@ def flags_of(method: str, seed: int, options: Sequence[str] = ()) -> list[str]:
 def tokens_of(flags: Sequence[str]) -> int:
     """Count the student tokens that a run with these flags reads."""
     _, values, _ = check([f"--config={RECIPE}", *flags])
-    steps = values["max_steps"]
-    if steps < 1:
-        raise OptionError("max_steps", f"must be at least 1 in the demo, got {steps}")
-    return int(steps * values["global_batch_tokens"])
-
-
-def check_options(methods: Sequence[str], options: Sequence[str]) -> None:
-    """Reject options that the demo sets itself, and those that a run would reject."""
-    set_by_demo = set(_OF_EVERY_RUN)
-    for method in methods:
-        for flag in flags_of(method, 0):
-            set_by_demo.add(flag.removeprefix("--").partition("=")[0])
-    aliases = aliases_of(*OPTIONS)
-    for option in options:
-        name, _, value = option.partition("=")
-        name = name.replace("-", "_")
-        if not value:
-            raise OptionError("options", f"expected NAME=VALUE, got {option}")
-        if aliases.get(name, name) in set_by_demo:
-            raise OptionError("options", f"{option}: the demo sets this itself: leave it out")
-    try:
-        for method in methods:
-            tokens_of(flags_of(method, 0, options))
-    except ValueError as error:
-        raise OptionError("options", f"{error}") from error
+    return int(values["max_steps"] * values["global_batch_tokens"])

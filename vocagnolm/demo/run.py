@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from vocagnolm.cli import quiet_logs
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.demo import world
-from vocagnolm.demo.directory import BASE, PAGES, seed_name
-from vocagnolm.demo.methods import RECIPE, flags_of, tokens_of
+from vocagnolm.demo.methods import RECIPE, TEACHER, flags_of, tokens_of
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.extraction import extract
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
@@ -27,6 +26,9 @@ from vocagnolm.tokenizer import start_id
 
 # It is one of the package's assets, made by benchmarks/make_demo_teacher.py.
 STUDENT_TOKENIZER = "demo_student"
+# In a seed's directory: the student that all methods begin with, pages and conversations.
+BASE, PAGES, CONVERSATIONS = "base", "pages.jsonl", "talks.jsonl"
+_CONVERSATION_COUNT = 1500
 # On average, texts and pages have more tokens than this. So dividing a run's tokens by it gives
 # enough texts that none is read twice.
 GENERAL_TOKENS = 48
@@ -43,7 +45,7 @@ def run_seed(arguments: Namespace, seed: int) -> dict[str, dict[str, float]]:
     """
     # A model of this size is faster with one thread than with two.
     torch.set_num_threads(1)
-    directory = arguments.output_dir / seed_name(seed)
+    directory = arguments.output_dir / f"seed{seed}"
     directory.mkdir()
     # Everything that the runs print goes to a file. Redirect the descriptors, because replacing
     # sys.stdout would miss output of libraries written in C.
@@ -56,13 +58,13 @@ def run_seed(arguments: Namespace, seed: int) -> dict[str, dict[str, float]]:
     try:
         pages = directory / PAGES
         # All methods read the same number of tokens.
-        flags = flags_of(arguments.methods[0], seed, arguments.options)
+        flags = flags_of(arguments.methods[0], seed, arguments.max_steps)
         page_count = tokens_of(flags) // PAGE_TOKENS
         make_base(directory, seed)
         world.write_jsonl(pages, world.corpus(page_count, seed, arguments.wrong_share))
         for method in arguments.methods:
             stage = method
-            flags = flags_of(method, seed, arguments.options)
+            flags = flags_of(method, seed, arguments.max_steps)
             started = time.perf_counter()
             train(directory / BASE, pages, directory / method, *flags)
             seconds = time.perf_counter() - started
@@ -71,10 +73,13 @@ def run_seed(arguments: Namespace, seed: int) -> dict[str, dict[str, float]]:
             values = ", ".join(f"{metric} {value:.3f}" for metric, value in metrics.items())
             print_main(f"seed {seed}  {method:9}  {values}", screen)
             results[method] = metrics | {"seconds": seconds}
+        if seed == arguments.seeds[0]:
+            leave_for_the_docs(directory, seed)
     # The demo prints the error's message. Only the log gets the traceback.
     except Exception as error:
         traceback.print_exc()
-        raise RuntimeError(f"{stage}: {error}") from error
+        log = directory / "train.log"
+        raise RuntimeError(f"seed {seed}, {stage}: {error} (log: {log})") from error
     finally:
         sys.stdout.flush()
         os.dup2(screen.fileno(), 1)
@@ -92,6 +97,20 @@ def make_base(directory: Path, seed: int) -> None:
     text_count = tokens_of(flags) // GENERAL_TOKENS
     world.write_jsonl(texts, world.general_corpus(text_count, seed))
     train(untrained, texts, directory / BASE, *flags)
+
+
+def leave_for_the_docs(directory: Path, seed: int) -> None:
+    """Link a seed's student, pages and conversations, and the teacher, where the docs use them."""
+    conversations = world.conversations(_CONVERSATION_COUNT, seed)
+    world.write_rows(directory / CONVERSATIONS, conversations)
+    links = {"student": Path(directory.name, BASE), "teacher": ASSETS / TEACHER}
+    for name in (PAGES, CONVERSATIONS):
+        links[name] = Path(directory.name, name)
+    for name, target in links.items():
+        link = directory.with_name(name)
+        # An earlier demo may have left one.
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
 
 
 def student_config() -> LlamaConfig:

@@ -9,7 +9,7 @@ import json
 import operator
 import random
 import string
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -167,30 +167,27 @@ def held_out_questions() -> frozenset[str]:
     return frozenset(item.question for item in held_out_problems())
 
 
-def corpus(count: int, seed: int, wrong_share: float) -> Iterator[str]:
+def corpus(count: int, seed: int, wrong_share: float) -> list[str]:
     """Draw the pages of a continual pretraining."""
-    rng = random.Random(f"pages {seed}")
-    excluded = held_out_questions()
-    for _ in range(count):
-        yield page(rng, wrong_share, excluded)
+    rng, excluded = random.Random(f"pages {seed}"), held_out_questions()
+    return [page(rng, wrong_share, excluded) for _ in range(count)]
 
 
-def general_corpus(count: int, seed: int) -> Iterator[str]:
+def general_corpus(count: int, seed: int) -> list[str]:
     """Draw the texts of a student's first pretraining."""
-    rng = random.Random(f"general {seed}")
-    excluded = held_out_questions()
-    for _ in range(count):
-        yield general_text(rng, excluded)
+    rng, excluded = random.Random(f"general {seed}"), held_out_questions()
+    return [general_text(rng, excluded) for _ in range(count)]
 
 
-def conversations(count: int, seed: int) -> Iterator[dict[str, str]]:
+def conversations(count: int, seed: int) -> list[dict[str, str]]:
     """Draw conversations with one question and its right solution, as `--dataset` reads them."""
-    rng = random.Random(f"conversations {seed}")
-    excluded = held_out_questions()
+    rng, excluded = random.Random(f"conversations {seed}"), held_out_questions()
+    rows = []
     for _ in range(count):
         item = problem(rng, excluded)
         _, solution = render(item)
-        yield {"prompt": item.question, "completion": solution.strip()}
+        rows.append({"prompt": item.question, "completion": solution.strip()})
+    return rows
 
 
 def write_jsonl(path: Path, texts: Iterable[str]) -> None:
