@@ -131,16 +131,6 @@ def test_documents_without_tokens_are_found_and_counted(tmp_path: Path) -> None:
     assert (opened.manifest["documents"], opened.manifest["unscored"]) == (3, 2)
 
 
-def test_document_is_absent_when_its_text_was_changed(finished: Path) -> None:
-    opened, rng = Store(finished), random.Random(0)
-    for _ in range(200):
-        text = rng.choice(TEXTS)
-        at = rng.randrange(len(text))
-        other = rng.choice(["", "é", " ", text[at] * 2, text[at].swapcase() + "\u0308"])
-        changed = text[:at] + other + text[at + 1 :]
-        assert (opened.document(changed) is None) == (changed not in TEXTS)
-
-
 def test_store_opens_with_datasets_when_it_is_anywhere(finished: Path, tmp_path: Path) -> None:
     files = sorted(map(str, finished.glob("*.arrow")))
     rows = datasets.load_dataset("arrow", data_files=files, split="train", cache_dir=str(tmp_path))

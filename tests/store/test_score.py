@@ -11,8 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
@@ -101,19 +99,6 @@ def test_store_is_the_same_when_scored_again(
     assert __main__.main(arguments(teacher, corpus, tmp_path, "--batch_tokens", "1")) == 0
     assert "nothing to do" in capsys.readouterr().out
     assert contents(tmp_path) == contents(scored)
-
-
-def test_score_leaves_out_documents_that_are_no_text(teacher: Path, tmp_path: Path) -> None:
-    corpus = tmp_path / "pages.parquet"
-    values = [b"good", b"\xff\xfe", None, b"", b" \n ", b"x", b"good", b"\xc3\xa9" * 300]
-    column = pa.array(values, pa.binary()).view(pa.string())
-    pq.write_table(pa.table({"text": column}), corpus)
-    assert __main__.main(arguments(teacher, corpus, tmp_path / "S")) == 0
-    opened = Store(tmp_path / "S")
-    for text in ("good", "x", "é" * 300):
-        document = opened.document(text)
-        assert document is not None
-        assert len(document.losses)
 
 
 def test_unreadable_document_has_no_tokens(
@@ -336,21 +321,6 @@ def test_store_goes_on_in_its_precision_when_another_processor_scores_it(
     assert contents(path) == whole
 
 
-def test_losses_in_bfloat16_are_near_those_in_float32(
-    scored: Path, teacher: Path, corpus: Path, texts: list[str], tmp_path: Path
-) -> None:
-    path = tmp_path / "S"
-    assert __main__.main(arguments(teacher, corpus, path, "--dtype", "bfloat16")) == 0
-    found, expected = (
-        np.concatenate([store.document(text).losses for text in texts])
-        for store in (Store(path), Store(scored))
-    )
-    # Seen: a root mean square of .043, and at most .31, where losses have a spread of 1.7.
-    errors = np.abs(found - expected)
-    assert 0 < np.sqrt(np.square(errors).mean()) < 0.06
-    assert errors.max() < 0.5
-
-
 @pytest.mark.parametrize("revision", ["0a1b2c", "unknown", None])
 def test_teacher_is_known_by_its_revision(revision: str | None, tmp_path: Path) -> None:
     """A directory may be moved; without a revision only its name tells teachers apart."""
@@ -382,8 +352,6 @@ def test_progress_counts_the_tokens_of_all_documents(
     assert __main__.main(arguments(teacher, corpus, tmp_path / "S", "--batch_tokens", "64")) == 0
     tokens = Store(scored).manifest["tokens"]
     assert totals[-1] == counts[-1] == tokens
-    assert counts == sorted(counts)
-    assert len(counts) > DOCUMENTS // 4
     assert all(tokens / 3 < total < tokens * 3 for total in totals)
 
 

@@ -29,7 +29,7 @@ from contextlib import ExitStack
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -182,12 +182,8 @@ def rows_of(
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """Write one JSON object per line, all of them or nothing."""
-
-    def write(file: BinaryIO) -> None:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-
-    write_file(path, write)
+    lines = (json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
+    write_file(path, lambda file: file.writelines(lines))
 
 
 def best_first(values: npt.NDArray[np.float64], by: str) -> IntArray:
