@@ -234,8 +234,7 @@ def test_verify_finds_any_damaged_byte(
 STRANGE = {
     "no manifest": (None, "", "not a finished"),
     "unfinished": (f'"{SHARDS}"', '"others"', "not a finished"),
-    "another format": ('"format": 1', '"format": 2', "format 2"),
-    "another file": ('"format": 1', '"about": 1', MANIFEST_FILE),
+    "another format": ('"format": 1', '"format": 2', "format 1"),
     "not JSON": ("{", "", MANIFEST_FILE),
 }
 
