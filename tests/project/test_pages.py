@@ -120,13 +120,15 @@ def test_command_to_type_is_taken(
     if name in ("train", "prepare"):
         assert parse(argv)
         return
-    module, read = importlib.import_module(COMMANDS[name][0]), argparse.ArgumentParser.parse_args
+    module = importlib.import_module(COMMANDS[name][0])
+    read = argparse.ArgumentParser.parse_known_args
 
     def stop(parser: argparse.ArgumentParser, args: Any = None, _: Any = None) -> None:
-        read(parser, args)
+        _, unknown = read(parser, args)
+        assert not unknown
         raise Read
 
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
     with pytest.raises(Read):
         module.main(argv)
 
