@@ -29,7 +29,6 @@ def launched(**given: Any) -> None:
 
 CASES: list[tuple[str, Callable[[], object]]] = [
     ("peft", lambda: parser.check(["--method", "cpt", "--use_peft"])),
-    ("liger_kernel", lambda: VocAgnoConfig(output_dir="o", use_liger_kernel=True)),
     ("torchao", lambda: launched(teacher_quantization="fp8")),
     ("bitsandbytes", lambda: launched(teacher_quantization="nf4")),
     ("vllm", lambda: evaluation.check(["--model", "m", "--engine", "vllm"])),

@@ -14,7 +14,7 @@ import pytest
 from world import World
 
 from vocagnolm import __main__, cli
-from vocagnolm.run.launch import launch, split
+from vocagnolm.run.launch import launch
 from vocagnolm.run.parser import parse
 from vocagnolm.training.job import options_without_effect
 
@@ -50,21 +50,11 @@ REFUSED: list[tuple[str, str, str]] = [
     ("--teacher t --lr_scheduler_kwargs 5", "lr_scheduler_kwargs", "TypeError"),
     # What YAML 1.1 makes of a number without a point.
     ('--teacher t --lr_scheduler_kwargs {"min_lr":"1e-5"}', "lr_scheduler_kwargs", "TypeError"),
-    (
-        '--teacher t --lr_scheduler_type polynomial --lr_scheduler_kwargs {"lr_end":-1}',
-        "lr_scheduler_kwargs",
-        "negative",
-    ),
     ("--teacher t --global_batch_tokens 3000", "global_batch_tokens", "2,048"),
     # Arguments of transformers that would change numbers, or lose data.
     ("--teacher t --dataloader_drop_last", "dataloader_drop_last", "leaves"),
     ("--teacher t --ignore_data_skip", "ignore_data_skip", "again"),
     ("--teacher t --bf16_full_eval", "bf16_full_eval", "casts"),
-    (
-        '--teacher t --use_liger_kernel --liger_kernel_config {"cross_entropy":true}',
-        "use_liger_kernel",
-        "loss",
-    ),
     ('--teacher t --fsdp full_shard --fsdp_config {"version":1}', "FSDP1", "supported"),
     ('--teacher t --accelerator_config {"split_batches":true}', "accelerator_config", "split"),
     ("--teacher t --save_strategy best", "save_strategy", "evaluation"),
@@ -89,8 +79,6 @@ def test_empty_value_stands_for_a_directory_or_a_file_among_several() -> None:
 
 LAUNCHED: list[tuple[str, str]] = [
     ("train dp", "ddp"),
-    ("train cpu --num_processes 2", "distributed_type NO"),
-    ("train cpus.yaml", "distributed_type MULTI_CPU"),
     ("train ddp --num_processes two", "'two'"),
     ("train ddp --teachr t", "--teacher"),
     ("score ddp --teachr t", "--teacher"),
@@ -99,18 +87,11 @@ LAUNCHED: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("line", "word"), LAUNCHED, ids=[line for line, _ in LAUNCHED])
-def test_launch_is_refused(
-    line: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    several = "distributed_type: MULTI_CPU\nnum_processes: 2\n"
-    Path("cpus.yaml").write_text(several)
-    Path("mpi.yaml").write_text(several + "mpirun_config: {a: b}\n")
+def test_launch_is_refused(line: str, word: str) -> None:
     command, *words = line.split()
     check = import_module(__main__.COMMANDS[command][0]).check
     with pytest.raises(ValueError, match=word):
         launch(command, ["--accelerate_config", *words], check)
-    assert split(["--accelerate_config=mpi.yaml"])[1] == []
 
 
 @pytest.mark.parametrize(

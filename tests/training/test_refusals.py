@@ -56,7 +56,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"top_k": 2}, "top_k", "(0, 1]"),
     ({"train_on": "All"}, "train_on", "completions"),
     ({"lr_scheduler_kwargs": [1]}, "lr_scheduler_kwargs", "TypeError"),
-    ({"model_init_kwargs": {"config": object()}}, "config", "JSON"),
+    ({"model_init_kwargs": {"dtype": "auto"}}, "dtype", "option"),
     (
         {"missing_losses": "plain", "method": Method(unmapped="exclude")},
         "missing_losses",

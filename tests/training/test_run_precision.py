@@ -86,7 +86,7 @@ def test_precision_follows_options_then_the_run_then_the_launcher_then_the_proce
     # Accelerate computes in what Trainer passes on, and the run's directory keeps the others.
     assert config.mixed_precision == expected
     assert (config.bf16, config.fp16) == (expected == "bf16", expected == "fp16")
-    assert why in config.describe_precision()
+    assert why in config.why_precision
     # Trainer accepts bfloat16 on a CPU only with `use_cpu`.
     assert config.use_cpu or not config.bf16
 

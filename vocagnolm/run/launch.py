@@ -16,7 +16,7 @@ from types import FrameType
 from vocagnolm.cli import OneLineErrors
 from vocagnolm.fields import OptionError
 from vocagnolm.run.recipe import as_flags, find_file
-from vocagnolm.shell.io import log_main, read_mapping
+from vocagnolm.shell.io import log_main
 
 CONFIGS = Path(__file__).parents[1] / "accelerate_configs"
 # Options of `accelerate launch` that differ between machines and runs. A file has the others.
@@ -59,19 +59,6 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     launch_options, command_argv = parser.parse_known_args(argv)
     options = vars(launch_options)
     path = find_file("accelerate_config", options.pop("accelerate_config"), CONFIGS)
-    content = read_mapping("accelerate_config", path)
-    distributed_type = content.get("distributed_type")
-    # On CPUs, Accelerate starts several processes only by MPI.
-    lacks_mpi = distributed_type == "MULTI_CPU" and not content.get("mpirun_config")
-    starts_one = lacks_mpi or distributed_type in ("NO", False)
-    processes = launch_options.num_processes or content.get("num_processes", 1)
-    # Accelerate would start one process, although several are requested.
-    if starts_one and processes > 1:
-        raise OptionError(
-            "num_processes",
-            f"{path} has distributed_type {distributed_type or 'NO'}, which "
-            "starts one: use ddp or fsdp2",
-        )
     return as_flags({"config_file": path} | options), command_argv
 
 

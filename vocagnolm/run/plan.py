@@ -38,8 +38,16 @@ def plan(job: Job, models: Models, packed: Packed, checkpoint: str | None = None
     # A store has no model that the loop above could name, so its reader describes it.
     if models.teacher_readers:
         lines += [f"teacher    {stored}" for stored in models.teacher_readers.describe()]
-    lines.append(f"precision  {run.describe_precision()}")
-    lines.append(f"method     {_method(job)}")
+    precision = "float32"
+    if run.is_mixed:
+        precision = f"products in {'float16' if run.fp16 else 'bfloat16'}, weights in float32"
+    lines.append(f"precision  {precision} ({run.why_precision})")
+    # The method, and its settings that differ from the paper's.
+    method = [run.method]
+    for name, value in run.guidance.in_effect().items():
+        if name != "method" and value != getattr(Method, name):
+            method.append(f"{name} {value}")
+    lines.append(f"method     {', '.join(method)}")
     lines += describe_documents(packed, models)
     if len(packed.blocks.parts) > 1:
         lines.append(f"mixture    {_mixture(job, packed)}")
@@ -51,16 +59,6 @@ def plan(job: Job, models: Models, packed: Packed, checkpoint: str | None = None
         f"output     {run.output_dir}",
     ]
     return "\n".join(lines)
-
-
-def _method(job: Job) -> str:
-    """Name the method, and its settings that differ from the paper's."""
-    settings = job.args.guidance.in_effect()
-    parts = [str(settings["method"])]
-    for name, value in settings.items():
-        if name != "method" and value != getattr(Method, name):
-            parts.append(f"{name} {value}")
-    return ", ".join(parts)
 
 
 # -- Documents and steps -----------------------------------------------------------------------
@@ -156,17 +154,15 @@ def _steps(job: Job, packed: Packed, checkpoint: str | None) -> str:
 
 def student_layout(run: VocAgnoConfig, attention: str | None = None) -> Layout:
     """Return how the student is distributed and computes, as Trainer and Accelerate will do it."""
-    options = vars(run)
     mask = run.max_length if run.is_mixed and not needs_segments(attention) else 0
-    # Transformers is renaming this option, so one of the two may not exist.
-    recomputes = any(options.get(f"{name}_checkpointing") for name in ("gradient", "activation"))
+    recomputes = bool(run.gradient_checkpointing)
     accumulates = (run.gradient_accumulation_steps or 1) > 1
     if not run.is_sharded:
         precision: Precision = "mixed" if run.is_mixed else "float32"
         return Layout(run.world_size, None, precision, recomputes, accumulates, mask=mask)
     # If the options say nothing, both classes read the environment that `accelerate launch` sets.
-    shards = (options.get("parallelism_config") or ParallelismConfig()).dp_shard_size
-    plugin = FullyShardedDataParallelPlugin(**(options.get("fsdp_plugin_args") or {}))
+    shards = (run.parallelism_config or ParallelismConfig()).dp_shard_size
+    plugin = FullyShardedDataParallelPlugin(**(vars(run).get("fsdp_plugin_args") or {}))
     return Layout(
         devices=run.world_size,
         # Without a size of shards, FSDP2 spreads the weights over all devices.

@@ -16,7 +16,6 @@ from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrate
 from vocagnolm.fields import OptionError, json_settings, named, option
 from vocagnolm.models.load import choose_dtype
 from vocagnolm.shell.dist import check_connected, is_on_cpu, launched_processes
-from vocagnolm.shell.extras import require
 from vocagnolm.shell.io import RUN_FILE, json_or_empty
 from vocagnolm.training.options import PAPER_TOKENS, GuidanceOptions, RunOptions
 
@@ -91,8 +90,12 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         # wrong option should be reported without waiting for the others.
         GuidanceOptions.__post_init__(self)
         RunOptions.__post_init__(self)
-        self._read_json()
-        if self.deepspeed:
+        for name in self._VALID_DICT_FIELDS:
+            text = getattr(self, name, None)
+            # A command line gives JSON, or the name of a file.
+            if isinstance(text, str) and text.startswith("{"):
+                setattr(self, name, json_settings(name, text))
+        if self.deepspeed or parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
             raise OptionError("deepspeed", "is not supported: shard with FSDP2")
         # transformers requires the lowest rate for this schedule. The paper ends at a tenth of the
         # peak.
@@ -122,23 +125,10 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         if not self.is_mixed:
             self.mixed_precision = "no"
         _check_schedule(self)
-        if self.use_liger_kernel:
-            # The user's values win, so that `check_arguments` can reject a loss that was turned on.
-            kernels: Any = self.liger_kernel_config or {}
-            self.liger_kernel_config = dict.fromkeys(_LIGER_LOSSES, False) | kernels
+        kernels: Any = self.liger_kernel_config or {}
+        self.liger_kernel_config = kernels | dict.fromkeys(_LIGER_LOSSES, False)
         check_arguments(self)
-        # A plan may be made on a smaller machine than the job's.
-        if self.use_liger_kernel and not self.dry_run:
-            require("liger_kernel", named("use_liger_kernel"))
         self._set_batch()
-
-    def _read_json(self) -> None:
-        """Read the settings that a command line gives as JSON."""
-        for name in self._VALID_DICT_FIELDS:
-            text = getattr(self, name, None)
-            # It may also be the name of a file.
-            if isinstance(text, str) and text.startswith("{"):
-                setattr(self, name, json_settings(name, text))
 
     def _set_precision(self) -> None:
         """Compute in bfloat16 if the device multiplies in it, unless something else was requested.
@@ -170,13 +160,6 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         if self.bf16 and not torch.accelerator.is_available():
             # Trainer accepts bfloat16 on a CPU only if a CPU is requested.
             self.use_cpu = True
-
-    def describe_precision(self) -> str:
-        """Say what the student computes in, and why."""
-        if not self.is_mixed:
-            return f"float32 ({self.why_precision})"
-        dtype = "float16" if self.fp16 else "bfloat16"
-        return f"products in {dtype}, weights in float32 ({self.why_precision})"
 
     @property
     def is_sharded(self) -> bool:
@@ -221,32 +204,19 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
 
 
 def _check_schedule(args: VocAgnoConfig) -> None:
-    """Raise a ValueError if the schedule cannot be made, or gives a rate below 0 or NaN.
-
-    Trainer makes it only when training begins, after the alignment.
-    """
+    """Raise a ValueError for a schedule that Trainer cannot make, after the alignment."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=args.learning_rate)
     schedule = SchedulerType(args.lr_scheduler_type)
     settings: Any = args.lr_scheduler_kwargs
-    steps = 10
-    fault = f"{schedule.value} does not work with {named('lr_scheduler_kwargs')} {settings!r}"
-    rates: list[float] = []
     try:
-        scheduler: Any = get_scheduler(schedule, optimizer, 0, steps, settings)
-        # Some settings are used only in later steps. Schedules that follow a metric have no
-        # function of the step.
-        for rate_at in getattr(scheduler, "lr_lambdas", ()):
-            rates += [rate_at(step) for step in range(steps + 1)]
+        get_scheduler(schedule, optimizer, 0, 10, settings)
     # The schedules do not check their settings, and raise whatever these cause.
     except Exception as error:
         raise OptionError(
-            "lr_scheduler_type", f"{fault}: {type(error).__name__}: {error}"
+            "lr_scheduler_type",
+            f"{schedule.value} does not work with {named('lr_scheduler_kwargs')} {settings!r}: "
+            f"{type(error).__name__}: {error}",
         ) from error
-    # NaN is not at least 0, so it is rejected, too.
-    if not all(rate >= 0 for rate in rates):
-        raise OptionError(
-            "lr_scheduler_type", f"{fault}: the learning rate would become negative or NaN"
-        )
 
 
 def _begun_in(output_dir: str | None) -> str | None:
@@ -269,37 +239,8 @@ def check_arguments(args: TrainingArguments) -> None:
             raise OptionError(name, f"{value} {reason}: leave it out")
     if getattr(args.accelerator_config, "split_batches", False):
         raise OptionError("accelerator_config", "split_batches makes other batches: leave it out")
-    _check_parallelism(args)
-    # With several GPUs in one process, Trainer falls back on DataParallel, which would split a
-    # packed batch.
-    if args.n_gpu > 1:
-        raise ValueError(
-            f"one process sees {args.n_gpu} GPUs: start one for each, with accelerate launch"
-        )
-    check_connected(args.world_size)
-    kernels = args.liger_kernel_config or {}
-    if args.use_liger_kernel and any(kernels.get(name, True) for name in _LIGER_LOSSES):
-        raise OptionError(
-            "use_liger_kernel",
-            "would replace the loss: set fused_linear_cross_entropy and "
-            f"cross_entropy to false in {named('liger_kernel_config')}",
-        )
-    if args.save_strategy == SaveStrategy.BEST and args.eval_strategy == IntervalStrategy.NO:
-        raise OptionError(
-            "save_strategy", f"best needs an evaluation: set {named('eval_strategy')}"
-        )
-    # A push during training would upload checkpoints that are still in the staging directory.
-    strategy = HubStrategy(args.hub_strategy)
-    if args.push_to_hub and strategy != HubStrategy.END:
-        raise OptionError("hub_strategy", f"{strategy.value} uploads files that are being written")
-
-
-def _check_parallelism(args: TrainingArguments) -> None:
-    """Allow only DDP and FSDP2, according to the arguments or `accelerate launch`."""
-    if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
-        raise ValueError("DeepSpeed is not supported: shard with FSDP2 (accelerate_configs)")
-    # A launcher's file without a version means FSDP1, as in Accelerate. Python's arguments mean
-    # FSDP2, as in Trainer.
+    # Only DDP and FSDP2 are supported. A launcher's file without a version means FSDP1, as in
+    # Accelerate. Python's arguments mean FSDP2, as in Trainer.
     is_launched = parse_flag_from_env("ACCELERATE_USE_FSDP")
     version = os.environ.get("FSDP_VERSION", "1") if is_launched else 2
     plugin = (args.fsdp and vars(args).get("fsdp_plugin_args")) or {}
@@ -310,6 +251,21 @@ def _check_parallelism(args: TrainingArguments) -> None:
         size = getattr(args.parallelism_config, name, None)
         if int(size or os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")) > 1:
             raise ValueError(f"parallelism_config_{name} is not supported: shard with FSDP2 alone")
+    # With several GPUs in one process, Trainer falls back on DataParallel, which would split a
+    # packed batch.
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"one process sees {args.n_gpu} GPUs: start one for each, with accelerate launch"
+        )
+    check_connected(args.world_size)
+    if args.save_strategy == SaveStrategy.BEST and args.eval_strategy == IntervalStrategy.NO:
+        raise OptionError(
+            "save_strategy", f"best needs an evaluation: set {named('eval_strategy')}"
+        )
+    # A push during training would upload checkpoints that are still in the staging directory.
+    strategy = HubStrategy(args.hub_strategy)
+    if args.push_to_hub and strategy != HubStrategy.END:
+        raise OptionError("hub_strategy", f"{strategy.value} uploads files that are being written")
 
 
 def _product(processes: int, rows: int, steps: int, max_length: int) -> str:

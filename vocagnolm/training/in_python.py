@@ -64,8 +64,6 @@ def prepare_dataset(
     teacher_tokenizers = listed(teacher_tokenizer or [])
     # A window has a start token, and must have at least one more.
     check_interval("teacher_context", teacher_context, "[2, inf)")
-    if not _is_documents(dataset, "dataset"):
-        raise ValueError("dataset must have documents, which are not packed yet")
     texts = _read_documents(dataset, "dataset", text_column)
     readers = [teacher_reader(tokenizer, teacher_context) for tokenizer in teacher_tokenizers]
     teachers = TeacherReaders(readers) if readers else None

@@ -5,7 +5,6 @@ No torch: a wrong name, choice or range is an error before torch is imported, wh
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -209,27 +208,14 @@ class LoadOptions:
                 setattr(self, name, [getattr(self, name)])
         check_options(self)
         for name in ("model_init_kwargs", "teacher_model_init_kwargs"):
+            arguments = getattr(self, name)
             # A run's settings compare values, so the text of a command line becomes one.
-            setattr(self, name, _init_kwargs(name, getattr(self, name)))
-
-
-def _init_kwargs(name: str, arguments: Any) -> dict[str, Any] | None:
-    """Return arguments for `from_pretrained`, which are text or a dictionary.
-
-    Raises:
-        OptionError: one of them is an option here, or cannot be kept in the run's directory.
-    """
-    if isinstance(arguments, str):
-        arguments = json_settings(name, arguments)
-    for argument in sorted(arguments or ()):
-        if argument in _RESERVED_ARGUMENTS:
-            raise OptionError(name, f"cannot have {argument}, for which there is an option")
-        try:
-            json.dumps(arguments[argument])
-        except TypeError as error:
-            kind = type(arguments[argument]).__name__
-            raise OptionError(name, f"has {argument}, a {kind}: give a value of JSON") from error
-    return arguments  # type: ignore[no-any-return]
+            if isinstance(arguments, str):
+                arguments = json_settings(name, arguments)
+                setattr(self, name, arguments)
+            for argument in _RESERVED_ARGUMENTS:
+                if argument in (arguments or ()):
+                    raise OptionError(name, f"cannot have {argument}, for which there is an option")
 
 
 @dataclass
@@ -291,7 +277,7 @@ class DataOptions:
         check_options(self)
         count = len(self.dataset)
         # A corpus that is named twice would silently count twice. Weights say so openly.
-        if len({_one_spelling(name) for name in self.dataset}) < count:
+        if len({Path(name).resolve() for name in self.dataset}) < count:
             raise OptionError(
                 "dataset", "names a corpus twice: name it once, and give --dataset_weights"
             )
@@ -304,11 +290,6 @@ class DataOptions:
             raise OptionError(
                 "eval_dataset", "needs one --text_column: hold out an --eval_fraction instead"
             )
-
-
-def _one_spelling(name: str) -> str:
-    """Return the path of a corpus in one of its spellings. Names on the hub have only one."""
-    return str(Path(name).resolve()) if Path(name).exists() else name
 
 
 @dataclass
