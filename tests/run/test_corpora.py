@@ -58,16 +58,6 @@ def test_weights_shape_the_run(
     assert "dataset_weights was [0.75, 0.25]" in capsys.readouterr().err
 
 
-def test_corpora_without_weights_are_read_once_as_one(
-    argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert parser.main([*argv, f"--output_dir={tmp_path}", "--max_steps=-1", "--dry_run"]) == 0
-    (line,) = re.findall(r"^mixture .*", capsys.readouterr().out, re.MULTILINE)
-    times = [float(found) for found in re.findall(r"read ([\d.]+) times", line)]
-    assert len(times) == 2
-    assert all(0.9 < one <= 1 for one in times)
-
-
 def packed_of(argv: list[str]) -> Packed:
     job = parser.parse(argv)
     models = read_models(job.model, job.args, job.args.device)
@@ -105,24 +95,6 @@ def test_conversations_have_templates_and_losses_of_answers_alone(
     assert settings["chat_templates_sha256"]
     with pytest.raises(ValueError, match="the questions of a conversation have none"):
         packed_of([*argv, "--method=chunk"])
-
-
-def test_missing_template_of_an_evaluation_shows_before_anything_is_aligned(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
-    chats = tmp_path / "chats.jsonl"
-    chats.write_text((json.dumps({"messages": said}) + "\n") * 40)
-    argv = [
-        *world.argv("unused", dataset=None, eval_fraction=None),
-        "--use_cpu=True",
-        "--dataset",
-        str(world.pages),
-    ]
-    argv += [f"--eval_dataset={chats}"]
-    monkeypatch.setattr(data._Aligner, "align_batch", lambda *_: pytest.fail("aligned"))
-    with pytest.raises(ValueError, match="conversations need a chat template"):
-        packed_of(argv)
 
 
 def test_adding_a_corpus_does_not_align_the_first_again(

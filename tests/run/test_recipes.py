@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from vocagnolm.report.paper import REPORTED_FILE
 from vocagnolm.run.parser import check, parse
 from vocagnolm.run.recipe import RECIPES, find_file, recipe_options
 from vocagnolm.shell import dist as processes
@@ -136,38 +135,6 @@ def test_recipe_has_the_papers_guidance(path: Path) -> None:
     assert {name: found[name] for name in held} == {name: expected[name] for name in held}
 
 
-def rows(table: str) -> list[tuple[str, str, str]]:
-    """Names from the first lines of a table's recipes, with methods and tokens."""
-    found = []
-    for path in sorted((RECIPES / "paper" / table).glob("*.yaml")):
-        line = path.read_text(encoding="utf-8").splitlines()[0]
-        name = re.fullmatch(r"# Table \d, (.*), \d+B tokens\.", line)
-        assert name
-        found.append((name[1], options_of(path)["method"], f"{tokens_of(path)}B"))
-    return found
-
-
-def test_table_1_has_recipes_for_every_trained_row() -> None:
-    table = printed(1)
-    assert sorted(name for name, _, _ in rows("table1")) == sorted(set(table) - {"TinyLlama"})
-    assert {tokens for _, _, tokens in rows("table1")} == {"15B"}
-
-
-def printed(number: int) -> dict[str, Any]:
-    """Read the rows of a table of the paper."""
-    return dict(json.loads(REPORTED_FILE.read_text())["tables"][number - 1]["rows"])
-
-
-def test_tables_2_and_3_have_a_recipe_for_every_row() -> None:
-    found = rows("table2")
-    assert {name for name, _, _ in found} == printed(2).keys()
-    for name, method, tokens in found:
-        assert (method, tokens) == ("vocagnolm" if "token level" in name else "chunk", "5B")
-    found = [(one, m, t) for name, m, t in rows("table3") for one in name.split(" and ")]
-    assert sorted(f"{name} {tokens}" for name, _, tokens in found) == sorted(printed(3))
-    assert {method for _, method, _ in found} == {"vocagnolm"}
-
-
 ABLATED = {
     **{f"unmapped-{u}__aggregation-{a}": {"unmapped": u, "aggregation": a}
        for u in ("include", "exclude", "mean") for a in ("max", "mean", "sum")},
@@ -202,14 +169,6 @@ def test_recipes_share_a_directory_exactly() -> None:
     assert all(one == group[0] for group in runs.values() for one in group)
     apart = {json.dumps(group[0], sort_keys=True) for group in runs.values()}
     assert len(apart) == len(runs)
-
-
-def test_documentation_leads_to_every_recipe() -> None:
-    page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
-    patterns = set(re.findall(r"recipes/[\w./*-]+\.yaml", page))
-    found = {pattern: list(RECIPES.parent.glob(pattern)) for pattern in patterns}
-    assert all(found.values())
-    assert {path for paths in found.values() for path in paths} == {BASE, *ALL}
 
 
 def test_option_replaces_those_of_a_recipe_that_exclude_it(tmp_path: Path) -> None:

@@ -39,29 +39,6 @@ def test_quick_answers_need_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=True)
 
 
-@pytest.mark.processes
-def test_checkout_that_is_not_installed_starts(tmp_path: Path) -> None:
-    absent = (
-        "import importlib.metadata as metadata, runpy, sys\n"
-        "def version(name):\n"
-        "    if name == 'vocagnolm': raise metadata.PackageNotFoundError(name)\n"
-        "    return own(name)\n"
-        "own, metadata.version = metadata.version, version\n"
-    )
-    root = Path(__file__).resolve().parents[2]
-    module = "sys.argv = ['vocagnolm', {0}]; runpy.run_module('vocagnolm', run_name='__main__')"
-    script = "sys.argv = ['train.py', {0}]; runpy.run_path('train.py', run_name='__main__')"
-    for start, word, said in (
-        (module, "--version", "vocagnolm (not installed)"),
-        (module, "recipes", "demo"),
-        (script, "--help", "usage: vocagnolm train"),
-    ):
-        code = absent + start.format(repr(word))
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-        assert (done.returncode, said in done.stdout) == (0, True), done.stderr
-
-
 def run_as_audit(directory: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run `mine.py` of a directory as the command `audit`."""
     begin = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ from typing import Any
 import datasets
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, Trainer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 from world import World
 
-from vocagnolm import VocAgnoConfig, VocAgnoTrainer, __main__, prepare_dataset
+from vocagnolm import VocAgnoConfig, VocAgnoTrainer, prepare_dataset
 from vocagnolm.record import differences
 from vocagnolm.run.parser import parse
 from vocagnolm.run.recipe import recipe_options
@@ -91,35 +90,6 @@ def test_another_run_does_not_resume(
         trainer.train(resume_from_checkpoint=True)
 
 
-def test_refusal_of_both_doors_has_the_same_words(
-    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    argv = world.argv(str(tmp_path / "run"), eval_fraction=None, max_steps="2", save_steps="1")
-    assert __main__.main(["train", *argv, "--use_cpu"]) == 0
-    (tmp_path / "run" / "README.md").unlink()
-    capfd.readouterr()
-    assert __main__.main(["train", *argv, "--use_cpu", "--top_k", "0.7"]) == 2
-    (error,) = capfd.readouterr().err.splitlines()
-    command = error.partition("error: ")[2].replace("--", "")
-
-    directory = tmp_path / "python"
-    trainer_of(world, directory).train()
-    with pytest.raises(ValueError) as caught:  # noqa: PT011
-        trainer_of(world, directory, top_k=0.7).train(resume_from_checkpoint=True)
-    assert str(caught.value).replace(str(directory), str(tmp_path / "run")) == command
-
-
-def test_checkpoint_without_settings_is_not_trusted(run: Path, world: World) -> None:
-    copied = run.with_name("copied")
-    shutil.copytree(run, copied)
-    (copied / "run.json").unlink()
-    manifest = json.loads((copied / "checkpoint-1" / "manifest.json").read_text())
-    manifest["run"] = {}
-    (copied / "checkpoint-1" / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match="lacks the settings of its run"):
-        trainer_of(world, copied).train(resume_from_checkpoint=str(copied / "checkpoint-1"))
-
-
 def test_nobody_elses_objects_are_changed(world: World, tmp_path: Path) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(world.student)
     tokenizer.pad_token = tokenizer.eos_token
@@ -138,19 +108,6 @@ def test_arguments_without_effect_are_told(
     told = capfd.readouterr().err
     assert "warning: chunks has no effect with method cpt" in told
     assert "warning: hub_model_id has no effect without push_to_hub" in told
-
-
-def test_run_is_compared(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert __main__.main(["compare", str(run)]) == 0
-    assert "VocAgnoLM" in capfd.readouterr().out
-
-
-def test_used_directory_is_told(run: Path, world: World, caplog: pytest.LogCaptureFixture) -> None:
-    copied = run.with_name("used")
-    shutil.copytree(run, copied)
-    with caplog.at_level(logging.WARNING):
-        trainer_of(world, copied).train()
-    assert "holds an earlier run, which was moved to" in caplog.text
 
 
 def test_adapters_that_are_drawn_by_the_weights_are_checked_without_them(
@@ -186,13 +143,6 @@ def test_checkpoint_holds_the_config(world: World, tmp_path: Path) -> None:
     VocAgnoTrainer(str(world.student), again, None, world.rows()).train(resume_from_checkpoint=True)
 
 
-def test_config_is_read_by_any_parser_of_dataclasses(tmp_path: Path) -> None:
-    (args,) = HfArgumentParser(VocAgnoConfig).parse_args_into_dataclasses(
-        ["--output_dir", str(tmp_path), "--use_cpu", "--top_k", "0.3", "--max_length", "64"]
-    )
-    assert (args.top_k, args.max_length, args.global_batch_tokens) == (0.3, 64, 512)
-
-
 def test_init_kwargs_reach_the_models(world: World, tmp_path: Path) -> None:
     trainer = trainer_of(
         world,
@@ -202,12 +152,6 @@ def test_init_kwargs_reach_the_models(world: World, tmp_path: Path) -> None:
     )
     assert trainer.model.config.attention_dropout == 0.25
     assert trainer.online_teachers[0].config.attention_dropout == 0.5
-
-
-def test_config_takes_a_dtype_and_one_name_for_a_list(tmp_path: Path) -> None:
-    args = config(tmp_path, teacher_dtype=torch.bfloat16, teacher_tokenizer="org/t")
-    assert (args.teacher_dtype, args.teacher_tokenizer) == ("bfloat16", ["org/t"])
-    args.check_teachers(1, is_stored=False)
 
 
 def test_names_of_trl_and_transformers_work(tmp_path: Path) -> None:

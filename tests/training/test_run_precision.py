@@ -150,19 +150,6 @@ def test_run_goes_on_in_its_precision_when_another_processor_resumes_it(
         assert torch.equal(resumed[name], weight), name
 
 
-def test_run_goes_on_in_its_precision_when_its_directory_is_named_by_the_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend(monkeypatch, "AMX")
-    monkeypatch.chdir(tmp_path)
-    directory = tmp_path / "runs" / "a__b"
-    directory.mkdir(parents=True)
-    argv = ["--student", "org/a", "--teacher", "org/b", "--use_cpu"]
-    assert parse(argv).args.bf16 is True
-    (directory / "run.json").write_text('{"bf16": false}')
-    assert parse(argv).args.bf16 is False
-
-
 # -- Numbers ------------------------------------------------------------------------------------
 
 

@@ -7,14 +7,12 @@ from pathlib import Path
 import numpy as np
 from accelerate import FullyShardedDataParallelPlugin, ParallelismConfig
 
-from vocagnolm.alignment import align_spans
 from vocagnolm.attention import needs_segments
 from vocagnolm.conventions import TEXT
-from vocagnolm.data import skip_reasons
+from vocagnolm.data import show_alignment, skip_reasons
 from vocagnolm.method import Method
 from vocagnolm.models.cost import GATHERED, Layout, Precision, student_memory, teacher_memory
 from vocagnolm.models.sharding import devices_of_a_machine
-from vocagnolm.spans import encode
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.job import Job
 from vocagnolm.training.models import Models
@@ -36,7 +34,7 @@ def plan(job: Job, models: Models, packed: Packed, checkpoint: str | None = None
         size = f"{teacher.sizes.parameters:,} parameters, frozen, {models.teacher_dtype}"
         lines.append(f"teacher    {teacher.source.name}: {size}")
     # A store has no model that the loop above could name, so its reader describes it.
-    if models.teacher_readers:
+    if models.teacher_readers and job.model.teacher_losses:
         lines += [f"teacher    {stored}" for stored in models.teacher_readers.describe()]
     precision = "float32"
     if run.is_mixed:
@@ -95,7 +93,14 @@ def describe_documents(packed: Packed, models: Models) -> list[str]:
         )
         # A store has losses, but no tokenizer to show an example with.
         if models.teacher_readers.readers:
-            lines.append(f"example    {_example(packed, models)}")
+            row = packed.parts[0].rows[0]
+            text = next(iter(packed.texts.values()))[row["document"]][TEXT]
+            shown = show_alignment(
+                text[row["start"] : row["end"]],
+                models.student_reader.tokenizer,
+                models.teacher_readers.readers[0].tokenizer,
+            )
+            lines.append(f"example    {shown}")
     lines.append(
         f"packed     {len(blocks):,} sequences of {blocks.max_length} tokens, "
         f"{blocks.fill_fraction:.1%} full"
@@ -103,24 +108,6 @@ def describe_documents(packed: Packed, models: Models) -> list[str]:
     if packed.eval_blocks is not None:
         lines.append(f"evaluated  {len(packed.eval_blocks):,} sequences")
     return lines
-
-
-def _example(packed: Packed, models: Models) -> str:
-    """Show the first tokens of the first segment, and the first teacher's."""
-    assert models.teacher_readers
-    row = packed.parts[0].rows[0]
-    first_corpus = next(iter(packed.texts.values()))
-    text = first_corpus[row["document"]][TEXT][row["start"] : row["end"]]
-    student_spans = encode(models.student_reader.tokenizer, text).spans
-    teacher_spans = encode(models.teacher_readers.readers[0].tokenizer, text).spans
-    ranges = align_spans(student_spans, teacher_spans)
-    pairs = []
-    for (start, end), (first, last) in zip(student_spans, ranges, strict=True):
-        # An unmapped token has the range (-1, -1), which selects nothing.
-        covering = teacher_spans[max(first, 0) : max(last, 0)]
-        pieces = [repr(text[piece_start:piece_end]) for piece_start, piece_end in covering]
-        pairs.append(f"{text[start:end]!r} -> {' '.join(pieces) or 'unmapped'}")
-    return " | ".join(pairs[:6])
 
 
 def _mixture(job: Job, packed: Packed) -> str:

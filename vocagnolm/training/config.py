@@ -189,18 +189,20 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
 
     def batch_arithmetic(self) -> str:
         """Write out the global batch as a product, and say where it comes from."""
-        product = _product(
-            self.world_size,
-            self.per_device_train_batch_size,
-            self.gradient_accumulation_steps,
-            self.max_length,
-        )
+        processes, rows = self.world_size, self.per_device_train_batch_size
+        steps = self.gradient_accumulation_steps
+        factors = [
+            "1 process" if processes == 1 else f"{processes:,} processes",
+            "1 sequence" if rows == 1 else f"{rows:,} sequences",
+            "1 accumulation step" if steps == 1 else f"{steps:,} accumulation steps",
+            f"{self.max_length} tokens",
+        ]
         whose = "as asked for"
         if self.global_batch_tokens == PAPER_TOKENS:
             whose = "the paper's step"
         elif self.is_batch_derived:
             whose = f"Trainer's step; the paper's is {named('global_batch_tokens')} 2097152"
-        return f"{self.global_batch_tokens:,} tokens = {product} ({whose})"
+        return f"{self.global_batch_tokens:,} tokens = {' x '.join(factors)} ({whose})"
 
 
 def _check_schedule(args: VocAgnoConfig) -> None:
@@ -268,17 +270,6 @@ def check_arguments(args: TrainingArguments) -> None:
         raise OptionError("hub_strategy", f"{strategy.value} uploads files that are being written")
 
 
-def _product(processes: int, rows: int, steps: int, max_length: int) -> str:
-    """Write out the factors of a global batch."""
-    factors = [
-        "1 process" if processes == 1 else f"{processes:,} processes",
-        "1 sequence" if rows == 1 else f"{rows:,} sequences",
-        "1 accumulation step" if steps == 1 else f"{steps:,} accumulation steps",
-        f"{max_length} tokens",
-    ]
-    return " x ".join(factors)
-
-
 def split_global_batch(
     global_batch_tokens: int | None,
     max_length: int,
@@ -315,9 +306,9 @@ def split_global_batch(
     tokens = world_size * batch_size * accumulation * max_length
     # With a rounded batch, the run would depend on the number of processes.
     if tokens != global_batch_tokens:
-        product = _product(world_size, batch_size, accumulation, max_length)
         raise ValueError(
-            f"{product} = {tokens:,} tokens, not {named('global_batch_tokens')} "
+            f"{world_size} processes x {batch_size} sequences x {accumulation} steps x "
+            f"{max_length} tokens = {tokens:,} tokens, not {named('global_batch_tokens')} "
             f"{global_batch_tokens:,}: change one of them"
         )
     return batch_size, accumulation

@@ -230,6 +230,9 @@ def load_models(
 ) -> tuple[Any, StoredTeacher | list[Any]]:
     """Return the student, with its adapters, and its teachers. Loaded ones stay as they are."""
     args = job.args
+    if isinstance(student, nn.Module):
+        # It may already have adapters, to which the same rules apply.
+        check_adapted(student)
     # A PeftModel is no PreTrainedModel.
     teachers: Any = [teacher] if isinstance(teacher, nn.Module) else teacher or []
     if models is not None:
@@ -244,8 +247,6 @@ def load_models(
             args.liger_kernel_config = kernels | {"rope": False}
     if job.peft_config is not None:
         student = adapt(student, job.peft_config, args.seed)
-    # A loaded student may already have adapters, to which the same rules apply.
-    check_adapted(student)
     return student, teachers
 
 

@@ -199,13 +199,6 @@ class LoadOptions:
     _argument_group_name = "loading of models"
 
     def __post_init__(self) -> None:
-        # Python may give a torch.dtype, whose text begins with "torch.".
-        dtype: Any = str(self.teacher_dtype).removeprefix("torch.")
-        self.teacher_dtype = dtype
-        # It may also give one value instead of a list, whose letters would count as values.
-        for name in ("teacher_tokenizer", "teacher_revision"):
-            if isinstance(getattr(self, name), str):
-                setattr(self, name, [getattr(self, name)])
         check_options(self)
         for name in ("model_init_kwargs", "teacher_model_init_kwargs"):
             arguments = getattr(self, name)

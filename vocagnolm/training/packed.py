@@ -131,7 +131,11 @@ def pack_documents(job: Job, models: Models, corpora: Corpora, *, sample: bool =
     data, args = job.data, job.args
     texts, totals, evaluated = corpora
     if sample:
-        texts = {name: _first_documents(corpus) for name, corpus in texts.items()}
+        texts = dict(texts)
+        for name, corpus in texts.items():
+            # The plan of a small corpus is cheap and exact.
+            if len(corpus) > _SMALL_DOCUMENTS:
+                texts[name] = corpus.select(range(_SAMPLE_DOCUMENTS))
     eval_blocks = None
     with machine_first():
         if evaluated:
@@ -152,13 +156,6 @@ def pack_documents(job: Job, models: Models, corpora: Corpora, *, sample: bool =
     if sample and not packed.is_whole and steps is not None and steps < 2:
         return pack_documents(job, models, corpora)
     return packed
-
-
-def _first_documents(corpus: datasets.Dataset) -> datasets.Dataset:
-    """Return the first documents of a large corpus. A small one is cheap, and its plan exact."""
-    if len(corpus) > _SMALL_DOCUMENTS:
-        return corpus.select(range(_SAMPLE_DOCUMENTS))
-    return corpus
 
 
 def epoch_steps(job: Job, packed: Packed) -> int | None:
