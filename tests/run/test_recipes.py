@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import MISSING, fields
@@ -159,16 +158,6 @@ def test_ablation_changes_only_what_its_name_says(path: Path) -> None:
     assert found == base | ABLATED[path.stem]
     if found["method"] != "uld" and found == base:
         assert where[0] == where[1]
-
-
-def test_recipes_share_a_directory_exactly() -> None:
-    runs: dict[str, list[dict[str, Any]]] = {}
-    for path in ALL:
-        found = options_of(path)
-        runs.setdefault(found.pop("output_dir"), []).append(found)
-    assert all(one == group[0] for group in runs.values() for one in group)
-    apart = {json.dumps(group[0], sort_keys=True) for group in runs.values()}
-    assert len(apart) == len(runs)
 
 
 def test_option_replaces_those_of_a_recipe_that_exclude_it(tmp_path: Path) -> None:

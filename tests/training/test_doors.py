@@ -110,16 +110,6 @@ def test_arguments_without_effect_are_told(
     assert "warning: hub_model_id has no effect without push_to_hub" in told
 
 
-def test_adapters_that_are_drawn_by_the_weights_are_checked_without_them(
-    world: World, tmp_path: Path
-) -> None:
-    peft = pytest.importorskip("peft")
-    adapters = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights="pissa")
-    trainer = trainer_of(world, tmp_path, method="cpt", peft_config=adapters)
-    drawn = [weight for name, weight in trainer.model.named_parameters() if "lora_B" in name]
-    assert all(weight.any() for weight in drawn)
-
-
 def test_settings_hold_the_adapters_of_a_peft_config(world: World, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     adapters = peft.LoraConfig(r=3, lora_alpha=5, target_modules=["q_proj", "v_proj"])
@@ -260,17 +250,3 @@ def test_packed_sequences_fit_into_the_contexts_of_their_models(
     models[role].config.max_position_embeddings = tokens - 1
     with pytest.raises(ValueError, match=rf"{name} .*{tokens} {role} tokens"):
         trainer_of(world, tmp_path, **given)
-
-
-def test_online_teacher_needs_sequences_that_were_packed_for_it(
-    world: World, tmp_path: Path
-) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(world.student)
-    rows = datasets.Dataset.from_list(world.rows())
-    loaded = {}
-    for name, place in (("model", world.student), ("teacher", world.teacher)):
-        loaded[name] = AutoModelForCausalLM.from_pretrained(place, dtype="float32")
-    packed = prepare_dataset(rows, tokenizer, max_length=64)
-    trainer = trainer_of(world, tmp_path, train_dataset=packed, **loaded)
-    with pytest.raises(ValueError, match="packed without a teacher"):
-        trainer.train()
