@@ -221,19 +221,6 @@ def test_run_stops_before_updating_with_a_nan_teacher(
         assert torch.equal(a, b)
 
 
-def test_run_stops_before_updating_with_a_nan_student(
-    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
-) -> None:
-    trainer = make_trainer(tmp_path, blocks, *pair)
-    before = parameters(trainer)
-    losses = trainer._student_losses
-    trainer._student_losses = lambda *args, **options: losses(*args, **options) * torch.nan
-    with pytest.raises(NonFiniteLoss, match=r"step 1: the student's losses .*--learning_rate"):
-        trainer.train()
-    assert largest_difference(before, parameters(trainer)) == 0.0
-    assert not (tmp_path / "checkpoint-0").exists()
-
-
 @pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
 def test_run_stops_before_updating_with_an_infinite_gradient(
     max_grad_norm: float, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hub import Hub, serving
-from huggingface_hub import HfApi, ModelCard
+from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
 from huggingface_hub.errors import HTTPError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from world import World
 
+from vocagnolm.run import parser
 from vocagnolm.run.card import model_card, push
 from vocagnolm.shell.hub import hub_name
 
@@ -28,15 +23,6 @@ SETTINGS: dict[str, Any] = {
     "method": "vocagnolm",
     "use_peft": False,
 }
-
-
-def run(hub: Hub, cwd: Path, *words: str) -> str:
-    """Run a process whose only hub is the stand-in; return what it prints."""
-    online = {"HF_HUB_OFFLINE": "0", "HF_HOME": str(cwd / "hf"), "HF_HUB_DISABLE_XET": "1"}
-    environment = {**os.environ, **online, "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_stand_in"}
-    done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
 
 
 def test_card_has_what_the_hub_asks_for() -> None:
@@ -71,36 +57,26 @@ def test_push_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
         push(tmp_path, [], "", "me/a")
 
 
-@pytest.mark.slow
-@pytest.mark.processes
-def test_pushed_student_has_our_card_and_loads(
-    tokenizer_dirs: dict[str, Path],
-    tiny_llama: Callable[..., Any],
-    training_texts: list[str],
-    tmp_path: Path,
+def test_push_has_our_card_and_no_path_of_the_machine(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(tokenizer_dirs["metaspace"], tmp_path / "student")
-    tiny_llama(700).save_pretrained(tmp_path / "student")
-    lines = (json.dumps({"text": text}) + "\n" for text in training_texts[:20])
-    (tmp_path / "pages.jsonl").write_text("".join(lines))
-    argv = [
-        *("--method=cpt", "--student=student", "--dataset=pages.jsonl", "--max_length=64"),
-        *("--global_batch_tokens=128", "--max_steps=2", "--use_cpu", "--report_to=none"),
-        *("--output_dir=runs/mine", "--push_to_hub", "--save_steps=1", "--hub_model_id=me/mine"),
-    ]
-    with serving() as hub:
-        run(hub, tmp_path, sys.executable, "-m", "vocagnolm", "train", *argv)
-        files = hub.repositories["me/mine"]
-        written = tmp_path / "runs" / "mine"
-        assert files.keys() >= {"README.md", "config.json", "model.safetensors", "tokenizer.json"}
-        assert all((written / name).read_bytes() == content for name, content in files.items())
-        assert "# mine" in ModelCard(files["README.md"].decode()).text
-        # Only what others may see: no settings with paths, no optimizer.
-        assert not [name for name in files if str(tmp_path).encode() in files[name]]
-        assert len(hub.commits) == 1
-    pulled = tmp_path / "pulled"
-    pulled.mkdir()
-    for name, content in files.items():
-        (pulled / name).write_bytes(content)
-    assert len(AutoTokenizer.from_pretrained(pulled)) <= 700
-    assert AutoModelForCausalLM.from_pretrained(pulled).config.vocab_size == 700
+    pushed: dict[str, bytes] = {}
+
+    def commit(self: object, repository: str, files: list[CommitOperationAdd], **_: object) -> None:
+        assert repository == "me/mine"
+        assert not pushed  # one commit
+        for file in files:
+            with file.as_file() as content:
+                pushed[file.path_in_repo] = content.read()
+
+    monkeypatch.setattr(HfApi, "create_repo", lambda *_, **__: SimpleNamespace(repo_id="me/mine"))
+    monkeypatch.setattr(HfApi, "create_commit", commit)
+    written = tmp_path / "mine"
+    argv = world.argv(str(written), method="cpt", teacher=None, max_steps="2", eval_fraction=None)
+    assert parser.main([*argv, "--use_cpu", "--push_to_hub", "--hub_model_id=me/mine"]) == 0
+    assert pushed.keys() >= {"README.md", "config.json", "model.safetensors", "tokenizer.json"}
+    assert all((written / name).read_bytes() == content for name, content in pushed.items())
+    assert "# mine" in ModelCard(pushed["README.md"].decode()).text
+    # Only what others may see: no settings with paths, no optimizer.
+    for place in (tmp_path, world.root):
+        assert not [name for name in pushed if str(place).encode() in pushed[name]]

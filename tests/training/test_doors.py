@@ -45,18 +45,6 @@ def run(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_directory_says_what_the_run_is(run: Path, world: World) -> None:
-    settings = json.loads((run / "run.json").read_text())
-    assert settings["student"] == str(world.student)
-    assert settings["teacher"] == [str(world.teacher)]
-    assert (settings["top_k"], settings["max_steps"]) == (0.4, 1)
-    skipped = (run / "skipped.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in skipped] == [
-        {"document": 60, "reason": "empty"},
-        {"document": 61, "reason": "empty"},
-    ]
-
-
 def test_saved_models_may_use_their_cache(run: Path, world: World, tmp_path: Path) -> None:
     assert json.loads((run / "checkpoint-1" / "config.json").read_text())["use_cache"] is True
     model: Any = AutoModelForCausalLM.from_pretrained(world.student, dtype="float32")
@@ -159,14 +147,6 @@ def test_names_of_trl_and_transformers_work(tmp_path: Path) -> None:
     (tmp_path / "top.yaml").write_text("base: middle.yaml\nmax_length: 32\n")
     for name, length in (("base", 128), ("middle", 64), ("top", 32)):
         assert recipe_options(tmp_path / f"{name}.yaml")["max_length"] == length
-
-
-def test_model_of_a_run_is_not_overwritten(world: World, tmp_path: Path) -> None:
-    student = tmp_path / "student"
-    shutil.copytree(world.student, student)
-    trainer = trainer_of(world, student, model=str(student), method="cpt")
-    with pytest.raises(ValueError, match=r"output_dir .* has the student or a teacher of this run"):
-        trainer.train()
 
 
 def test_evaluation_that_steers_a_run_belongs_to_its_settings(world: World, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from transformers import Trainer, TrainerCallback
 from world import Tokenizers, make_blocks, make_trainer
 
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.training import resumable, run_directory
+from vocagnolm.training import run_directory
 from vocagnolm.training.run_directory import newest_checkpoint
 
 
@@ -141,15 +141,6 @@ def test_earlier_run_is_moved_aside_when_training_begins_anew(
     assert resumed.state.global_step == 3
 
 
-def test_files_that_no_run_made_are_not_overwritten(
-    make: Callable[..., Any], tmp_path: Path
-) -> None:
-    (tmp_path / "log.jsonl").write_text("mine")
-    with pytest.raises(ValueError, match=r"holds log.jsonl"):
-        make().train()
-    assert (tmp_path / "log.jsonl").read_text() == "mine"
-
-
 def test_model_that_a_run_reads_is_not_moved_aside(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -246,18 +237,6 @@ def test_older_checkpoint_stays_when_the_newest_is_unfinished(
     with pytest.raises(OSError, match="no space left"):
         make(save_total_limit=1).train()
     assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
-
-
-def test_checkpoint_lacks_no_file_of_another_machine(
-    make: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        resumable, "gather_object", lambda own: [*own, {"metrics_1.safetensors": 5}]
-    )
-    monkeypatch.setattr(run_directory, "_VISIBLE_S", 1)
-    with pytest.raises(OSError, match=r"lacks metrics_1.safetensors"):
-        make().train()
-    assert newest_checkpoint(tmp_path) is None
 
 
 def test_skipped_step_changes_nothing(make: Callable[..., Any]) -> None:

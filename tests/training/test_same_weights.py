@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -178,29 +177,6 @@ def test_stored_losses_give_the_weights_of_the_teacher(corpus: str, runs: Runs) 
         assert torch.allclose(weight, online[name], rtol=0, atol=1e-6), name
     without = runs.command(corpus, "none")
     assert not any(torch.equal(stored[name], without[name]) for name in stored)
-
-
-def test_code_of_the_readme_gives_the_weights_of_the_command(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = runs.world
-    monkeypatch.chdir(world.root)
-    readme = Path(__file__).resolve().parents[2] / "README.md"
-    pattern = r"^```python\n(.*?)^```"
-    code = re.findall(pattern, readme.read_text("utf-8"), re.MULTILINE | re.DOTALL)[0]
-    replacements = {
-        "HuggingFaceTB/SmolLM2-135M": str(world.student),
-        "Qwen/Qwen2.5-0.5B": str(world.teacher),
-        'selection="accept", max_length=512, global_batch_tokens=8192': "**SHORT",
-    }
-    for ours, theirs in replacements.items():
-        assert ours in code
-        code = code.replace(ours, theirs)
-    found: dict[str, Any] = {"SHORT": {**SHORT, "use_cpu": True, "report_to": ["none"]}}
-    exec(compile(code, "README.md", "exec"), found)
-    weights = found["trainer"].model.state_dict()
-    expected = runs.command("documents", "model")
-    assert_equal_weights({name: weights[name] for name in expected}, expected)
 
 
 def test_adapters_of_a_config_are_those_of_the_options(runs: Runs) -> None:
