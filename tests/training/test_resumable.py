@@ -284,5 +284,5 @@ def test_checkpoint_of_another_sharding_is_rejected(
 ) -> None:
     make(max_steps=1).train()
     (tmp_path / "checkpoint-1" / "pytorch_model_fsdp_0").mkdir()
-    with pytest.raises(ValueError, match=r"was saved with FSDP: .*`vocagnolm export`"):
+    with pytest.raises(ValueError, match="with FSDP"):
         make(max_steps=1).train(resume_from_checkpoint=True)

@@ -164,12 +164,9 @@ class ResumableTrainer(Trainer):
             # Only rank 0 decides where to start. If a process saw another listing of the
             # directory, it would resume from another step.
             start = rank0(lambda: self._begin(resume_from_checkpoint))
-            checkpoint = Path(start) if start else None
-            if checkpoint:
-                self._check_layout(checkpoint)
-            self.metrics.restore(checkpoint)
+            self.metrics.restore(Path(start) if start else None)
             # The log of a resumed run has the evaluation at the start from its first process.
-            self.args.eval_on_start = evaluates_at_start and checkpoint is None
+            self.args.eval_on_start = evaluates_at_start and start is None
             try:
                 # Signals only set a flag inside, so no step is cut off in the middle.
                 with self.preemption.listening():
@@ -191,6 +188,15 @@ class ResumableTrainer(Trainer):
             # have other settings.
             run_directory.check_settings(directory, self.settings)
             fault = run_directory.checkpoint_fault(checkpoint, self.settings)
+            # Accelerate's names of what FSDP has sharded begin like this. A run without FSDP cannot
+            # read it, and one with FSDP reads nothing else.
+            is_sharded = any(Path(checkpoint).glob("pytorch_model_fsdp*"))
+            if is_sharded != self.is_fsdp_enabled:
+                preposition = "with" if is_sharded else "without"
+                fault = fault or (
+                    f"it was saved {preposition} FSDP: resume {preposition} it, or begin a new run "
+                    "with the student that `vocagnolm export` writes"
+                )
             if fault:
                 raise ValueError(f"{checkpoint}: {fault}")
         # A save that was killed has left files here. Those of other processes would look like files
@@ -219,22 +225,10 @@ class ResumableTrainer(Trainer):
         directory = Path(str(self.args.output_dir))
         shutil.rmtree(directory / _SAVING, ignore_errors=True)
         again = "the same command" if at_shell.get() else "train(resume_from_checkpoint=True)"
-        for checkpoint in run_directory.checkpoints(directory):
-            if run_directory.checkpoint_fault(checkpoint) is None:
-                return f"{checkpoint.name} is whole: free some room, and {again} goes on from there"
+        newest = run_directory.newest_checkpoint(directory)
+        if newest:
+            return f"{Path(newest).name} is whole: free some room, and {again} goes on from there"
         return f"Nothing was saved yet: free some room, and {again} begins again"
-
-    def _check_layout(self, checkpoint: Path) -> None:
-        """Reject a checkpoint of another sharding."""
-        # Names of what FSDP has sharded begin like this in Accelerate. A run without FSDP cannot
-        # read it, and one with FSDP reads nothing else.
-        is_sharded = any(checkpoint.glob("pytorch_model_fsdp*"))
-        if is_sharded != self.is_fsdp_enabled:
-            preposition = "with" if is_sharded else "without"
-            raise ValueError(
-                f"{checkpoint} was saved {preposition} FSDP: resume {preposition} it, or begin a "
-                "new run with the student that `vocagnolm export` writes"
-            )
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Save a run that was asked to stop, even if only the best is saved otherwise."""
@@ -254,20 +248,15 @@ class ResumableTrainer(Trainer):
         directory = Path(self._get_output_dir(trial))
         final = directory / name
         staged = directory / _SAVING / name
-        # transformers overwrites this field with a path in the staging directory.
-        best_before = state.best_model_checkpoint
         self._is_saving = True
         try:
             super()._save_checkpoint(model, trial)
         finally:
             self._is_saving = False
         self.metrics.save(staged)
-        # transformers has looked for the best checkpoint in the staging directory. Its real place
-        # is the run's directory, where this one will be in a moment. The best step may have been
-        # evaluated but never saved. Then the field keeps its former value.
-        best = directory / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
-        is_there = best == final or best.exists()
-        state.best_model_checkpoint = str(best) if is_there else best_before
+        # transformers finds the best checkpoint in the staging directory, if it is this one.
+        if state.best_global_step == state.global_step:
+            state.best_model_checkpoint = str(final)
         if self.is_world_process_zero():
             # The copy that transformers wrote names the staging directory.
             state.save_to_json(str(staged / TRAINER_STATE_NAME))
