@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoConfig
 
 from vocagnolm.models.load import ModelSource
@@ -72,17 +71,17 @@ def test_whole_model_needs_no_student(saved: Path, tmp_path: Path) -> None:
 
 
 def test_student_is_that_of_the_run_or_else_of_the_adapters(tmp_path: Path) -> None:
-    def student(settings: dict[str, Any]) -> tuple[str, str | None]:
-        source = export._student_of(tmp_path, settings, False)
-        return source.name, source.revision
+    def student(settings: dict[str, Any]) -> ModelSource:
+        return export._student_of(tmp_path, settings, trust_remote_code=True)
 
-    run = {"student": "s", "student_revision": "1"}
-    assert student(run) == ("s", "1")
-    assert student({}) == (str(tmp_path), None)
+    run = {"student": "s", "student_revision": "1", "model_init_kwargs": {"rope_scaling": None}}
+    expected = ModelSource("s", "student", "1", None, True, {"rope_scaling": None})
+    assert student(run) == expected
+    assert student({}) == ModelSource(str(tmp_path), "student", trust_remote_code=True)
     write(tmp_path, adapter_config={"base_model_name_or_path": "base", "revision": "2"})
-    assert student(run) == ("s", "1")
+    assert student(run) == expected
     # Python may have given the run a model without a name of its own.
-    assert student({"student": ""}) == ("base", "2")
+    assert student({"student": ""}) == ModelSource("base", "student", "2", trust_remote_code=True)
     (tmp_path / "adapter_config.json").write_text("{")
     with pytest.raises(ValueError, match=r"adapter_config\.json is damaged"):
         student(run)
@@ -104,32 +103,3 @@ def test_tokenizer_is_that_of_the_checkpoint_or_else_of_the_run(
     write(tmp_path, tokenizer_config={})
     place = str(tmp_path)
     assert export._tokenizer_of(tmp_path, run, student) == (place, "student", None, trusted)
-
-
-def test_student_is_loaded_as_its_run_loaded_it(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load(source: ModelSource, dtype: torch.dtype) -> None:
-        sources.append((source, dtype))
-        raise ValueError("loaded")
-
-    sources: list[tuple[ModelSource, torch.dtype]] = []
-    monkeypatch.setattr(ModelSource, "load", load)
-    monkeypatch.setattr(export, "read_adapters", lambda checkpoint: (None, {}))
-    with pytest.raises(ValueError, match="loaded"):
-        export.export(saved, trust_remote_code=True)
-    (saved / "config.json").rename(saved / "adapter_config.json")
-    init_kwargs = {"rope_scaling": None}
-    run = {"student": "s", "student_revision": "1", "model_init_kwargs": init_kwargs}
-    write(saved, manifest={"files": {"tokenizer.json": 0}, "run": run})
-    monkeypatch.setattr(export, "checkpoint_fault", lambda checkpoint: None)
-    with pytest.raises(ValueError, match="loaded"):
-        export.export(saved, trust_remote_code=True)
-    assert sources == [
-        (ModelSource(str(saved), "checkpoint", trust_remote_code=True), torch.float32),
-        (
-            ModelSource("s", "student", "1", init_kwargs=init_kwargs, trust_remote_code=True),
-            torch.float32,
-        ),
-    ]
-    assert not list(saved.parent.glob(".export-*"))

@@ -115,13 +115,6 @@ def test_checkpoint_of_other_settings_is_skipped_or_rejected(tmp_path: Path) -> 
     assert "lacks the settings of its run" in str(checkpoint_fault(nameless, settings))
 
 
-def test_finished_run_does_not_need_its_teacher(tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(tmp_path, 5, corpus_digest="a", teacher_files=["a"])
-    assert checkpoint_fault(checkpoint, {"corpus_digest": "a"}) is None
-    fault = checkpoint_fault(checkpoint, {"corpus_digest": "b"})
-    assert "dataset" in str(fault)
-
-
 # Writing
 
 
