@@ -22,7 +22,6 @@ from vocagnolm.cli import Parser, shell
 from vocagnolm.fields import OptionError
 from vocagnolm.models.adapters import lora_config, merge_adapters, read_adapters
 from vocagnolm.models.load import ADAPTER_CONFIG, ModelSource, is_adapter, model_files
-from vocagnolm.shell.extras import require
 from vocagnolm.shell.io import (
     MANIFEST_FILE,
     RUN_FILE,
@@ -78,9 +77,6 @@ def export(
     checkpoint = Path(os.path.abspath(checkpoint))
     settings = _settings_of(checkpoint)
     is_sharded = (checkpoint / _SHARDS).is_dir()
-    is_adapted = is_adapter(checkpoint) or (is_sharded and bool(settings.get("use_peft")))
-    if is_adapted:
-        require("peft", f"{checkpoint} holds adapters: to add them to their model")
     target = output_dir or checkpoint.with_name(f"export-{checkpoint.name.split('-')[-1]}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise OptionError("output_dir", f"{target} is not empty: give another")
@@ -90,7 +86,7 @@ def export(
     # Write the model on the disk of its target, so that a rename can move it there at once. If the
     # command is killed, there is no half model under its name.
     with TemporaryDirectory(dir=target.parent, prefix=".export-") as scratch:
-        if is_sharded or is_adapted:
+        if is_sharded or is_adapter(checkpoint):
             model = _trained(student, checkpoint, settings, Path(scratch))
         else:
             whole = ModelSource(str(checkpoint), "checkpoint", trust_remote_code=trust_remote_code)
