@@ -31,10 +31,9 @@ class Preemption(TrainerCallback):
         saved_step: the step of the newest checkpoint of this process; -1 while there is none.
     """
 
-    def __init__(self) -> None:
-        self.is_asked = False
-        self.is_agreed = False
-        self.saved_step = -1
+    is_asked = False
+    is_agreed = False
+    saved_step = -1
 
     @contextmanager
     def listening(self) -> Iterator[None]:

@@ -24,13 +24,12 @@ _FEW_AHEAD = 0.25
 class RunLog(TrainerCallback):
     """Print every entry of a log in one line, and keep everything in `log.jsonl`."""
 
-    def __init__(self) -> None:
-        # The step and time at which training began. They give the time left, because steps before a
-        # resume took their time in another process.
-        self._begin = 0, 0.0
-        self._warned = False
-        # An evaluation alone has no run to keep, and may have no directory.
-        self._path: Path | None = None
+    # The step and time at which training began. They give the time left, because steps before a
+    # resume took their time in another process.
+    _begin = 0, 0.0
+    _warned = False
+    # An evaluation alone has no run to keep, and may have no directory.
+    _path: Path | None = None
 
     def on_train_begin(self, args: Any, state: TrainerState, *_: object, **__: object) -> None:
         """Write the history of the checkpoint to resume from, and the table's header."""

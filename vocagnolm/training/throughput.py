@@ -65,12 +65,9 @@ class Throughput(TrainerCallback):
             if tflops is None:
                 logger.warning("no MFU: the peak of %s is unknown; give --device_peak_tflops", name)
         self._tflops = tflops
-        self._begin([])
-
-    def _begin(self, works: list[ModelWork]) -> None:
         # The costs of the student and then of each teacher. The list is empty if one of them cannot
         # be counted, because an MFU without one model would mislead.
-        self._works = works
+        self._works: list[ModelWork] = []
         # By model, the sums since the last `new_flops`: tokens with a loss, their keys, and the
         # tokens that a head reads. They stay on the device, so no micro-batch waits.
         self._counts: dict[int, Tensor] = {}
@@ -81,14 +78,14 @@ class Throughput(TrainerCallback):
 
     def on_train_begin(self, *args: object, **kwargs: Any) -> None:
         """Count the weights of all models, and forget an earlier run."""
-        works: list[ModelWork] = []
+        self._tokens, self._flops, self._since = 0, 0, None
         try:
-            works = [model_work(model) for model in (kwargs["model"], *self.teachers)]
+            self._works = [model_work(model) for model in (kwargs["model"], *self.teachers)]
         except ValueError as error:
+            self._works = []
             logger.warning(
                 "no MFU, and total_flos is Trainer's estimate for the student: %s", error
             )
-        self._begin(works)
 
     def on_step_begin(self, *args: object, **kwargs: object) -> None:
         """Start the clock if a log has stopped it."""
