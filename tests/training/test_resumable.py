@@ -17,7 +17,7 @@ from transformers import Trainer, TrainerCallback
 from world import Tokenizers, make_blocks, make_trainer
 
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.training import run_directory
+from vocagnolm.training import resumable, run_directory
 from vocagnolm.training.run_directory import newest_checkpoint
 
 
