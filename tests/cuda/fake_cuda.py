@@ -14,7 +14,7 @@ and cannot prove what kernels compute, how fast they are, what NCCL does, what D
     install()                   # in a process of its own, before its first backward pass
     with Watch() as watch:
         torch.ones(3, device="cuda").sum().item()
-    watch.waits                 # {Seen("", "item", "__main__.<module>"): 1}
+    watch.waits                 # {Seen("", "item", "__main__.<module>:3"): 1}
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _attention(
 
 
 class Seen(NamedTuple):
-    """What happened where: a part of the step, an operation, and the function that called it."""
+    """What happened where: a part of the step, an operation, and the lines that led to it."""
 
     phase: str
     what: str
@@ -189,7 +189,6 @@ class Watch(TorchDispatchMode):
         copies: copies between host and device that do not block.
         mixed: operations that mix tensors of both.
         cpu: operations that make a tensor on the host.
-        traces: for everything seen, the innermost lines that led to it.
         now, peaks: bytes of all storages on the device, and the most in each phase.
         phase: the part of the step that records belong to.
         values: what the host reads, by dtype and shape; zeros by default.
@@ -209,7 +208,6 @@ class Watch(TorchDispatchMode):
         """Forget what was seen, except the storages that are alive."""
         self.waits, self.copies = Counter[Seen](), Counter[Seen]()
         self.mixed, self.cpu = Counter[Seen](), Counter[Seen]()
-        self.traces: dict[Seen, str] = {}
         self.peaks = {self.phase: self.now}
 
     def __enter__(self) -> Watch:
@@ -280,10 +278,7 @@ class Watch(TorchDispatchMode):
 
     def record(self, seen: Counter[Seen], what: str) -> None:
         """Count what happens now, with the place in the code."""
-        where, trace = _caller()
-        key = Seen(self.phase, what, where)
-        seen[key] += 1
-        self.traces[key] = trace
+        seen[Seen(self.phase, what, _caller())] += 1
 
     def value(self, dtype: torch.dtype, shape: tuple[int, ...] = ()) -> Any:
         """Make up what the host reads of a tensor, as nested lists."""
@@ -361,17 +356,15 @@ def _waits(what: str) -> None:
         Watch.active.record(Watch.active.waits, what)
 
 
-def _caller() -> tuple[str, str]:
-    """Return the innermost function outside of PyTorch, and the lines that led there."""
-    frame, names, lines = sys._getframe(1), [], []
-    while frame is not None and len(lines) < 4:
+def _caller() -> str:
+    """Return the innermost calls outside of PyTorch."""
+    frame, calls = sys._getframe(1), []
+    while frame is not None and len(calls) < 4:
         module = frame.f_globals.get("__name__", "")
         if module != __name__ and module.partition(".")[0] not in ("torch", "contextlib"):
-            names.append(f"{module}.{frame.f_code.co_name}")
-            file = frame.f_code.co_filename.rpartition("site-packages/")[2]
-            lines.append(f"{file}:{frame.f_lineno}")
+            calls.append(f"{module}.{frame.f_code.co_name}:{frame.f_lineno}")
         frame = frame.f_back
-    return names[0] if names else "", " < ".join(lines)
+    return " < ".join(calls)
 
 
 # -- Processes -----------------------------------------------------------------------------------

@@ -54,7 +54,6 @@ class Step(NamedTuple):
     copies: Mapping[Seen, int]
     mixed: Mapping[Seen, int]
     cpu: Mapping[Seen, int]
-    traces: Mapping[Seen, str]
     peaks: Mapping[str, int]  # bytes, by phase
 
     @property
@@ -196,7 +195,7 @@ class _AtStep(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         watch = self.watch
-        seen = (watch.waits, watch.copies, watch.mixed, watch.cpu, watch.traces)
+        seen = (watch.waits, watch.copies, watch.mixed, watch.cpu)
         self.step = Step(*map(dict, seen), dict(watch.peaks))
 
 
@@ -242,9 +241,7 @@ def check_step(step: Step, attention: str) -> None:
         # With sdpa, transformers asks in each forward pass whether rows are packed.
         if attention != "sdpa" or "find_packed_sequence_indices" not in seen.where
     }
-    shown = {seen: step.traces[seen] for seen in waits}
     assert [(seen.phase, seen.what, count) for seen, count in waits.items()] == [
         ("update", "tolist", 1)  # the guard's
-    ], shown
-    copies = [seen for seen in step.copies if seen.phase == "micro-batch"]
-    assert not copies, {seen: step.traces[seen] for seen in copies}
+    ], waits
+    assert not [seen for seen in step.copies if seen.phase == "micro-batch"], step.copies

@@ -154,15 +154,6 @@ def outcome(trainer: Any) -> tuple[dict[str, torch.Tensor], list[dict[str, float
     return weights, logs
 
 
-def assert_same(one: Any, other: Any) -> None:
-    """Check that two outcomes are equal, bit for bit."""
-    import torch
-
-    assert one[1] == other[1]
-    for name, weight in one[0].items():
-        assert torch.equal(weight, other[0][name]), name
-
-
 # -- On disk -------------------------------------------------------------------------------------
 
 
