@@ -35,7 +35,7 @@ WHOLE_PAGES = ("README.md", "docs/index.md", "docs/quickstart.md")
 PROGRAMS = "vocagnolm python accelerate pip make export sbatch cd ln git".split()
 
 # Documents that README's example is run on.
-EXAMPLE_DOCUMENTS = 1000
+EXAMPLE_DOCUMENTS = 500
 # Where the demo writes models and texts, and where the pages tell one to go.
 DEMO = Path("runs/demo")
 # Replacements for placeholders and for names on the hub, as there may be no network.
@@ -256,7 +256,7 @@ class Clone:
             self.say(f"{command.page}:{command.line}: {line}", begun)
 
     def run_example(self) -> None:
-        """Run README's Python on a thousand documents, with stand-ins for its models."""
+        """Run README's Python on some hundred documents, with stand-ins for its models."""
         begun = time.monotonic()
         text = (ROOT / "README.md").read_text(encoding="utf-8")
         (code,) = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
