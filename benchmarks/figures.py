@@ -5,7 +5,8 @@
         --audit audits/math/audit.json --figure 1 5 --output_dir figures
 
 Two settings never share a mark. Runs that were asked or graded differently never share a figure.
-Figure 3 needs only an audit. Figure 4 is the comparison's comparison.png.
+Figures 3 and 6 need an audit with chunks (benchmarks/chunks.py), and figure 3 needs nothing else.
+Figure 4 is the comparison's comparison.png.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def vocabulary(numbers: Numbers, metric: str) -> Any:
     for axes, kind in zip(places, ("raw", "bytes"), strict=True):
         for index, teacher in enumerate(numbers.audited):
             name = teacher_name(teacher["teacher"])
-            share = 100 * teacher["vocabulary_overlap"][kind]["teacher"]
+            share = 100 * teacher["vocabulary_overlap"][kind]
             point = share, numbers.quality(name, metric)
             if name in numbers.models:
                 axes.plot(*point, **series_style(index))
@@ -151,7 +152,7 @@ def chunks(numbers: Numbers, metric: str) -> Any:
             heights = [100 * point[key] for point in points]
             marks = list(zip(range(len(points)), heights, errors, errors, strict=True))
             handles[teacher_name(teacher["teacher"])] = draw_marks(axes, marks, index)
-            level = 100 * teacher["token_level"][key]
+            level = 100 * teacher["mapping"][key]
             draw_marks(axes, [(len(ticks) - 1, level, 0.0, 0.0)], index)
         axes.set(xlabel="chunks of a sequence", ylabel=f"{name} (% of characters)")
     add_legend(figure, handles)
@@ -204,7 +205,7 @@ def alignment(numbers: Numbers, metric: str) -> Any:
     for axes, key, name in zip(places, ("iou", "ios"), ("IoU", "IoS"), strict=True):
         # By number of chunks; 0 is the token level. Random chunks lie where the teacher's do.
         overlap = {point["chunks"]: 100 * point[key] for point in audited[0]["chunks"]}
-        overlap[0] = 100 * audited[0]["token_level"][key]
+        overlap[0] = 100 * audited[0]["mapping"][key]
         for style, (label, runs) in enumerate(lines.items()):
             look = {"linestyle": "none"} if label == "token level" else {}
             if runs:

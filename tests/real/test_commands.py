@@ -80,7 +80,7 @@ def test_every_command_works(pair: tuple[Path, Path], pages: Path, tmp_path: Pat
     store, guided = tmp_path / "store", tmp_path / "guided"
     run(
         *("audit", "--student", student, "--teacher", teacher, "--dataset", pages),
-        *("--sequence_length", 256, "--output_dir", tmp_path / "audit"),
+        *("--output_dir", tmp_path / "audit"),
     )
     run("score", "--teacher", teacher, "--dataset", pages, "--output_dir", store)
     settings: dict[str, object] = {"teacher_losses": store, "selection": "accept", "max_steps": 3}

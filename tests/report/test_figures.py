@@ -18,8 +18,8 @@ AUDIT = {
     "teachers": [
         {
             "teacher": teacher,
-            "vocabulary_overlap": {"raw": {"teacher": 0.5}, "bytes": {"teacher": 0.8}},
-            "token_level": {"iou": 0.88, "ios": 1.0},
+            "vocabulary_overlap": {"raw": 0.5, "bytes": 0.8},
+            "mapping": {"iou": 0.88, "ios": 1.0},
             "chunks": [{"chunks": 8, "iou": 0.9, "ios": 0.95}],
         }
         for teacher in (MISTRAL, QWEN)

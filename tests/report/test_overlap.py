@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+
+import datasets
 import numpy as np
+import pytest
 from fuzz import FUZZ_PIECES
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.chunks import chunk_overlaps, mean_overlaps, sequences
 from vocagnolm.alignment import align_spans
 from vocagnolm.collator import chunk_edges
 from vocagnolm.conventions import Spans
 from vocagnolm.report.mapping import (
-    chunk_overlaps,
     count_map,
     decoded_vocabulary,
     map_shares,
@@ -91,6 +95,26 @@ def test_chunk_overlaps_equal_sets_of_characters(
     assert list(zip(iou.tolist(), ios.tolist(), strict=True)) == expected
 
 
+def test_chunks_are_means_over_sequences_of_whole_documents(
+    tokenizers_by_family: Tokenizers, training_texts: list[str]
+) -> None:
+    student, teacher = (tokenizers_by_family[name] for name in ("metaspace", "byte_level"))
+    corpus = datasets.Dataset.from_dict({"text": training_texts[:90]})
+    pairs = []
+    begun = set()
+    for text, spans in itertools.islice(sequences(corpus, student, 64), 5):
+        assert len(spans) == 64
+        assert spans[-1, 1] == len(text)
+        assert np.array_equal(encode(student, text).spans[:60], spans[:60])
+        begun.add(next(n for n, whole in enumerate(training_texts) if whole[:20] == text[:20]))
+        pairs.append((spans, encode(teacher, text).spans))
+    assert begun != set(range(5))  # in random order
+    means = [chunk_overlaps(*pair, 8)[0].mean() for pair in pairs]
+    found = mean_overlaps(pairs, 8)
+    assert found["iou"] == pytest.approx(np.mean(means))
+    assert found["iou_standard_error"] == pytest.approx(np.std(means, ddof=1) / np.sqrt(5))
+
+
 # Counts
 
 
@@ -120,7 +144,7 @@ def test_count_map_counts_every_kind(
 
 def test_shares_divide_by_the_right_total() -> None:
     counts = {"student_tokens": 5, "teacher_tokens": 4, "unmapped": 1, "several": 2}
-    counts |= {"same_span": 2, "shared": 1, "straddling": 2}
+    counts |= {"same_span": 2, "shared": 1, "straddling": 2, "iou_sum": 3, "ios_sum": 4}
     assert map_shares(counts) == {
         "teacher_tokens_per_student_token": 0.8,
         "mapped": 0.8,
@@ -129,6 +153,8 @@ def test_shares_divide_by_the_right_total() -> None:
         "one_to_many": 0.4,
         "many_to_one": 0.2,
         "straddling": 0.4,
+        "iou": 0.6,
+        "ios": 0.8,
     }
 
 

@@ -1,4 +1,4 @@
-"""What the plots of a comparison draw, and what tells their series apart."""
+"""What the plot of accuracies draws."""
 
 from __future__ import annotations
 
@@ -6,28 +6,7 @@ import pandas as pd
 import pytest
 from matplotlib.container import BarContainer
 
-from vocagnolm.report.plots import draw_bars, draw_curves
-
-
-def curve(points: int) -> pd.DataFrame:
-    columns = {"tokens": range(points), "mean": 1.0, "low": 0.5, "high": 1.5}
-    return pd.DataFrame(columns, index=range(points))
-
-
-def test_setting_has_one_style_in_all_plots() -> None:
-    curves = {f"plot {number}": {"a": curve(2), "b": curve(2)} for number in range(3)}
-    curves["last"] = {"b": curve(30)}
-    figure = draw_curves(curves)
-    # Two rows have room for six plots.
-    assert len(figure.axes) == 4
-    colors = [[line.get_color() for line in axes.lines] for axes in figure.axes]
-    (a, b), *others, last = colors
-    assert a != b
-    assert others == [[a, b], [a, b]]
-    assert last == [b]
-    # A curve with many points has no markers.
-    assert figure.axes[0].lines[1].get_marker() != ""
-    assert figure.axes[3].lines[0].get_marker() == ""
+from vocagnolm.report.plots import draw_bars
 
 
 def test_bars_stand_around_their_column_and_the_papers_have_no_interval() -> None:

@@ -15,7 +15,7 @@ from vocagnolm.method import Method
 from vocagnolm.report.render import invisible_name, label, render_html, render_text
 from vocagnolm.report.view import GuidanceView, Status, TextView, TokenView
 
-VIEW = GuidanceView("stu<dent>", "teach&er", Method(), "each text")
+VIEW = GuidanceView("stu<dent>", "teach&er", Method())
 HOSTILE = (
     "<script>alert('1')</script>\"&amp;' \x1b[31m\x00\r\n\u05e9\u05dc\u05d5\u05dd \u202eabc\u200b\t"
     "</script><!-- {{facts}} \u2028 🧮 é"
@@ -27,7 +27,7 @@ TOKENS = (
     TokenView("", 0, 1, "dropped", 0.125, 1.0, 2.0),
     TokenView("</s>", 1, 1, "unmapped", 1.0, float("inf"), None),
 )
-ONE = replace(VIEW, texts=(TextView("🧮", 0, 0, 0, TOKENS),))
+ONE = replace(VIEW, texts=(TextView("🧮", 0, 0, TOKENS),))
 
 
 def hostile_view(width: int) -> GuidanceView:
@@ -37,7 +37,7 @@ def hostile_view(width: int) -> GuidanceView:
         text = HOSTILE[start : start + width]
         status: Status = ("kept", "dropped")[start % 2]
         tokens.append(TokenView(text, start, start + len(text), status, 1.0, 1.5, 0.5))
-    return replace(VIEW, texts=(TextView(HOSTILE, 0, 0, 0, tuple(tokens)),))
+    return replace(VIEW, texts=(TextView(HOSTILE, 0, 0, tuple(tokens)),))
 
 
 class Page(HTMLParser):
@@ -91,11 +91,11 @@ def test_page_has_facts_of_each_token() -> None:
     facts = facts_of(html)
     assert facts["scale"] == 3.0
     assert facts["tokens"] == [
-        ["<s>", "unlabelled", None, None, []],
-        ["🧮", "kept", 3.0, 1.0, [["🧮", 1.0]]],
-        ["◦", "dropped", 1.0, 2.0, []],
+        ["<s>", "unlabelled", None, None, [], 0.0],
+        ["🧮", "kept", 3.0, 1.0, [["🧮", 1.0]], 0.75],
+        ["◦", "dropped", 1.0, 2.0, [], 0.12],
         # JSON has no infinity.
-        ["</s>", "unmapped", None, None, []],
+        ["</s>", "unmapped", None, None, [], 1.0],
     ]
     classes = [token["class"].split()[1] for token in Page(html).tokens]
     assert classes == ["unlabelled", "kept", "dropped", "unmapped"]
@@ -104,10 +104,9 @@ def test_page_has_facts_of_each_token() -> None:
     assert facts_of(render_html(VIEW))["scale"] == 1.0
 
 
-def test_weights_by_acceptance_are_shades_and_numbers() -> None:
+def test_weights_by_acceptance_are_shades() -> None:
     html = render_html(replace(ONE, method=Method(selection="accept")))
     assert re.findall(r'style="--weight: (\d+)%"', html) == ["75", "12", "100"]
-    assert [fact[5] for fact in facts_of(html)["tokens"]] == [0.0, 0.75, 0.12, 1.0]
 
 
 def test_page_names_no_path_of_the_machine(tmp_path: Path) -> None:
@@ -126,7 +125,7 @@ def test_terminal_marks_tokens_and_is_not_driven_by_the_text() -> None:
 
 def test_summary_averages_known_losses() -> None:
     tokens = (*TOKENS[:3], TokenView("</s>", 1, 1, "unmapped", 1.0, 5.0, None))
-    out = render_text(replace(VIEW, texts=(TextView("🧮", 0, 0, 0, tokens),)))
+    out = render_text(replace(VIEW, texts=(TextView("🧮", 0, 0, tokens),)))
     rows = {}
     for line in out.splitlines():
         name, *cells = [cell.strip() for cell in line.strip("|").split("|")]

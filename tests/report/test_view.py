@@ -67,7 +67,7 @@ def views_of(texts: list[str], readers: tuple[Reader, Reader]) -> list[Seen]:
         document, start = segment["document"], segment["start"]
         text = texts[document][start : segment["end"]]
         tokens = view_tokens(segment, text, readers[0].tokenizer, batch, guidance)
-        views.append(Seen(TextView(text, document, start, place, tuple(tokens)), guidance))
+        views.append(Seen(TextView(text, document, start, tuple(tokens)), guidance))
     return views
 
 

@@ -50,7 +50,7 @@ class RemoteRun:
         files: Sequence[File] = (),
     ):
         self.id, self.name, self.config = f"id{len(name)}", name, config
-        self.created_at, self._history, self._files = "2026", list(history), list(files)
+        self._history, self._files = list(history), list(files)
 
     def history(self, samples: int, pandas: bool) -> list[dict[str, Any]]:
         assert samples > 10**5
@@ -67,7 +67,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[RemoteRun]]:
     import wandb
 
     projects: dict[str, list[RemoteRun]] = {}
-    api = SimpleNamespace(runs=lambda project, lazy: projects[project])
+    api = SimpleNamespace(runs=lambda project, order, lazy: projects[project])
     monkeypatch.setattr(wandb, "login", lambda prompt: True)
     monkeypatch.setattr(wandb, "Api", lambda timeout: api)
     return projects
@@ -147,17 +147,15 @@ def test_resumed_run_is_read_without_what_was_repeated(
     assert log == [{name: 1.0, "step": step} for name, step in expected]
 
 
-def test_oldest_run_comes_first_and_runs_of_one_name_have_their_ids(
+def test_runs_of_one_name_have_their_ids(
     server: dict[str, list[RemoteRun]], tmp_path: Path
 ) -> None:
-    runs = []
-    for name, created, number in (("a", "2027", "id1"), ("b", "2026", "id2"), ("a", "2025", "id3")):
-        run = RemoteRun(name, {"settings": {"method": "cpt"}})
-        run.id, run.created_at = number, created
-        runs.append(run)
+    runs = [RemoteRun(name, {"settings": {"method": "cpt"}}) for name in ("a", "b", "a")]
+    for number, run in enumerate(runs):
+        run.id = f"id{number}"
     server["lab/students"] = runs
     places = fetch(["lab/students"], tmp_path)
-    assert [place.name for place in places] == ["a-id3", "b", "a-id1"]
+    assert [place.name for place in places] == ["a-id0", "b", "a-id2"]
 
 
 def test_runs_are_fetched_again(server: dict[str, list[RemoteRun]], tmp_path: Path) -> None:

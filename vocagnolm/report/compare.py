@@ -28,7 +28,6 @@ from vocagnolm.report.render import TEMPLATES
 from vocagnolm.report.statistics import RESAMPLES, Pairing
 from vocagnolm.report.trainings import differing, setting_text
 from vocagnolm.shell.extras import require
-from vocagnolm.shell.hub import public_name
 from vocagnolm.shell.io import markdown_table, print_main, write_json, write_text
 
 if TYPE_CHECKING:
@@ -99,10 +98,7 @@ def _accuracies(comparison: Comparison) -> _Section:
             interval = f"{score['low']:.1f} to {score['high']:.1f}"
             cells[score["column"]] = f"{score['rounded']:.1f}{star} ({interval})"
         lines[evaluation.label, evaluation.prompts] = cells
-        name, revision = evaluation.model.rsplit(", revision ", 1)
-        # Nineteen characters: "sha256:" and twelve digits, or nineteen digits of a commit.
-        model = f"{public_name(name)}, revision {revision[:19]}"
-        notes.append("; ".join([f"{evaluation.label}: {model}", *evaluation.notes]))
+        notes.append("; ".join([f"{evaluation.label}: {evaluation.model}", *evaluation.notes]))
     # Reported rows follow those of the runs, in the same columns.
     for cell in comparison.reported:
         line = f"reported: {cell['row']} ({cell['table']})", "paper"
@@ -119,25 +115,17 @@ def _accuracies(comparison: Comparison) -> _Section:
 
 def _pairings(comparison: Comparison) -> list[_Section]:
     """Return the paired tests, one table for each baseline."""
-    marked = set()
-    for evaluation in comparison.evaluations:
-        for score in evaluation.scores:
-            if score["marked"]:
-                marked.add((evaluation.label, score["column"]))
     tables: dict[str, list[list[str]]] = {}
     for pairing in comparison.pairings:
-        first, other, column = pairing.first, pairing.other, pairing.column
         head = ["run", "benchmark", "points", "95 % interval", "items"]
-        head += [f"only {first} right", "only the run right", "p", "p (Holm)"]
-        rows = tables.setdefault(first, [head])
-        # A difference is only as good as the worse of its two numbers.
-        is_marked = (first, column) in marked or (other, column) in marked
-        row = [other, heading(column) + ("*" if is_marked else "")]
-        rows.append(row + _pairing_cells(pairing))
-    return [
-        (f"Points above {first}, over the same items", rows, _PAIRINGS, [])
-        for first, rows in tables.items()
-    ]
+        head += [f"only {pairing.first} right", "only the run right", "p", "p (Holm)"]
+        rows = tables.setdefault(pairing.first, [head])
+        star = "*" if pairing.marked else ""
+        rows.append([pairing.other, heading(pairing.column) + star, *_pairing_cells(pairing)])
+    sections: list[_Section] = []
+    for first, rows in tables.items():
+        sections.append((f"Points above {first}, over the same items", rows, _PAIRINGS, []))
+    return sections
 
 
 def _pairing_cells(pairing: Pairing) -> list[str]:

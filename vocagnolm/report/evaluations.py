@@ -11,6 +11,7 @@ from typing import NamedTuple, TypedDict
 
 from vocagnolm.evaluation.records import SETTINGS_FILE, read_records
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
+from vocagnolm.shell.hub import public_name
 from vocagnolm.shell.io import JsonObject, read_json
 
 RESULTS_FILE = "results.json"
@@ -114,7 +115,7 @@ def read_evaluation(label: str, directory: Path) -> Evaluation:
     """Read the results of an evaluation, and the settings under which its items were asked."""
     results = read_json(directory / RESULTS_FILE)
     settings = read_json(directory / SETTINGS_FILE)
-    sampling = settings["sampling"]
+    model, sampling = settings["model"], settings["sampling"]
     columns = results["benchmarks"] | results["averages"]
     scores: list[Score] = []
     for name in in_order(columns):
@@ -150,10 +151,11 @@ def read_evaluation(label: str, directory: Path) -> Evaluation:
     # Accuracies differ by tenths of a point between engines and dtypes.
     for name in ("engine", "dtype", "context"):
         notes.append(f"{name} {settings[name]}")
+    # Nineteen characters: "sha256:" and twelve digits, or nineteen digits of a commit.
     return Evaluation(
         label=label,
         directory=directory,
-        model=f"{results['model']['name']}, revision {results['model']['revision']}",
+        model=f"{public_name(model['name'])}, revision {model['revision'][:19]}",
         prompts="chat" if settings["protocol"] else ", ".join(authors),
         scores=scores,
         samples=sampling["samples"] if sampling else 1,

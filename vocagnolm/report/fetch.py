@@ -25,7 +25,17 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
     Raises:
         ValueError: there is no key, or there are no runs of vocagnolm train.
     """
-    runs = _runs_of_train(projects)
+    runs = []
+    # The server lists the oldest run first, which is the baseline.
+    for run in _list_runs(projects):
+        files = list(run.files(pattern=f"{EVALUATION}/%"))
+        # A project may have runs of other programs. They have neither our settings nor our
+        # evaluations.
+        if "settings" in run.config or files:
+            runs.append((run, files))
+    if not runs:
+        expected = f"runs of vocagnolm train in {', '.join(projects)}"
+        raise ValueError(f"expected {expected}, found none: check --wandb")
     names = [_directory_name(run) for run, _ in runs]
     places = []
     for (run, files), name in zip(runs, names, strict=True):
@@ -47,23 +57,6 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
     return places
 
 
-def _runs_of_train(projects: Sequence[str]) -> list[tuple[Any, list[Any]]]:
-    """List the runs of vocagnolm train or evaluate, oldest first, with their evaluation files."""
-    runs = []
-    for run in _list_runs(projects):
-        files = list(run.files(pattern=f"{EVALUATION}/%"))
-        # A project may have runs of other programs. They have neither our settings nor our
-        # evaluations.
-        if "settings" in run.config or files:
-            runs.append((run, files))
-    if not runs:
-        expected = f"runs of vocagnolm train in {', '.join(projects)}"
-        raise ValueError(f"expected {expected}, found none: check --wandb")
-    # The first run is the baseline, so it must not depend on the server's order.
-    runs.sort(key=lambda entry: entry[0].created_at or "")
-    return runs
-
-
 def _list_runs(projects: Sequence[str]) -> list[Any]:
     """List the runs of some projects. A server's error becomes one line."""
     import wandb
@@ -74,7 +67,7 @@ def _list_runs(projects: Sequence[str]) -> list[Any]:
         api = wandb.Api(timeout=60)
         runs: list[Any] = []
         for project in projects:
-            runs += api.runs(project, lazy=False)
+            runs += api.runs(project, order="+created_at", lazy=False)
     except (wandb.errors.Error, ValueError) as error:
         raise OptionError("wandb", f"{' '.join(projects)}: {error}") from error
     return runs

@@ -15,7 +15,6 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,39 +97,26 @@ def build_view(arguments: argparse.Namespace) -> GuidanceView:
     from vocagnolm.token_loss import add_token_losses
     from vocagnolm.training.models import load_weights, read_models
 
-    # Rename options that have another name or default here.
-    values = vars(arguments) | {"teacher_dtype": arguments.dtype}
-    if arguments.max_length is None:
-        del values["max_length"]
-
-    def from_values(options_class: Any) -> Any:
-        # Options that this command does not have keep their defaults.
-        names = {field.name for field in fields(options_class)} & values.keys()
-        return options_class(**{name: values[name] for name in names})
-
-    model_options = from_values(ModelOptions)
-    guidance_options = from_values(GuidanceOptions)
-    method = guidance_options.guidance
-    for declared in options_of(Method):
-        is_default = values.get(declared.name, declared.default) == declared.default
-        if not is_default and declared.name not in method.in_effect():
-            raise OptionError(declared.name, f"has no effect on {method.as_typed}: leave it out")
+    # A text beyond a context is cut, unless --max_length asks for more than a model can read.
+    shorten = arguments.max_length is None
+    # Options that this command does not have, or that are not given, keep their defaults.
+    values = {name: value for name, value in vars(arguments).items() if value is not None}
+    values["teacher_dtype"] = arguments.dtype
+    names = {declared.name for declared in options_of(GuidanceOptions)} & values.keys()
+    options = GuidanceOptions(**{name: values[name] for name in names})
+    model_options = ModelOptions(student=arguments.student, teacher=arguments.teacher)
     corpus, indices = _read_documents(arguments)
     device = torch.device("cpu") if is_on_cpu() else torch.accelerator.current_accelerator()
     assert device is not None
-    # A text beyond a context is cut, unless --max_length asks for more than a model can read.
-    shorten = arguments.max_length is None
-    models = read_models(model_options, guidance_options, device, shorten=shorten)
+    models = read_models(model_options, options, device, shorten=shorten)
     student, teachers = load_weights(models, model_options, device)
     assert models.teacher_readers
     assert isinstance(teachers, list)
     student = add_token_losses(student.to(device).train(False))
-    objective = Objective(method, OnlineTeacher(teachers, device))
+    objective = Objective(options.guidance, OnlineTeacher(teachers, device))
     readers = models.student_reader, models.teacher_readers.readers[0]
-    views = view_documents(corpus, readers, student, objective, indices, arguments.train_on)
-    competition = f"the mapped tokens of each text of up to {models.student_reader.limit:,} tokens"
-    teacher = arguments.teacher[0]
-    return GuidanceView(arguments.student, teacher, method, competition, texts=tuple(views))
+    texts = view_documents(corpus, readers, student, objective, indices, arguments.train_on)
+    return GuidanceView(arguments.student, arguments.teacher[0], options.guidance, tuple(texts))
 
 
 def _read_documents(arguments: argparse.Namespace) -> tuple[datasets.Dataset, list[int]]:
@@ -189,7 +175,7 @@ def view_documents(
         document, start = segment["document"], segment["start"]
         text = corpus[document]["text"][start : segment["end"]]
         tokens = view_tokens(segment, text, readers[0].tokenizer, batch, guidance)
-        views.append(TextView(text, indices[document], start, place, tuple(tokens)))
+        views.append(TextView(text, indices[document], start, tuple(tokens)))
     return views
 
 

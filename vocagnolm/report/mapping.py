@@ -24,6 +24,19 @@ Shares = npt.NDArray[np.float64]
 # everything from the start of the first to the end of the last.
 
 
+def vocabulary_overlap(
+    student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase
+) -> dict[str, float]:
+    """Return the shares of the teacher's tokens that the student has, as written and as bytes."""
+    words, decoded = set(teacher.get_vocab()), decoded_vocabulary(teacher)
+    shared_words = words.intersection(student.get_vocab())
+    shared_decoded = decoded & decoded_vocabulary(student)
+    return {
+        "raw": len(shared_words) / len(words),
+        "bytes": len(shared_decoded) / len(decoded),
+    }
+
+
 def decoded_vocabulary(tokenizer: PreTrainedTokenizerBase) -> set[bytes]:
     """Decode the tokens of a vocabulary to bytes. Added tokens stand for themselves."""
     # Tokenizers spell the same token differently: " a" is "Ġa" for byte-level ones and "▁a" for
@@ -60,7 +73,7 @@ def overlaps(student_spans: Spans, teacher_spans: Spans, ranges: Spans) -> tuple
     iou, ios = np.zeros((2, len(student_spans)))
     mapped = ranges[:, 0] != UNMAPPED
     mapped_spans = student_spans[mapped]
-    hulls = _hull(teacher_spans, ranges[mapped])
+    hulls = hull(teacher_spans, ranges[mapped])
     starts = np.maximum(mapped_spans[:, 0], hulls[:, 0])
     ends = np.minimum(mapped_spans[:, 1], hulls[:, 1])
     # Spans that do not meet share no character, and have a negative difference.
@@ -72,30 +85,7 @@ def overlaps(student_spans: Spans, teacher_spans: Spans, ranges: Spans) -> tuple
     return iou, ios
 
 
-def chunk_overlaps(
-    student_spans: Spans, teacher_spans: Spans, chunks: int
-) -> tuple[Shares, Shares]:
-    """Return IoU and IoS of the student's non-empty chunks with the teacher's."""
-    student_chunks = _chunk_ranges(len(student_spans), chunks)
-    teacher_chunks = _chunk_ranges(len(teacher_spans), chunks)
-    # If a text has fewer tokens than chunks, some are empty. A student's empty chunk has no share,
-    # and a teacher's overlaps nothing.
-    teacher_chunks[teacher_chunks[:, 0] == teacher_chunks[:, 1]] = UNMAPPED
-    filled = student_chunks[:, 0] < student_chunks[:, 1]
-    student_hulls = _hull(student_spans, student_chunks[filled])
-    return overlaps(student_hulls, teacher_spans, teacher_chunks[filled])
-
-
-def _chunk_ranges(tokens: int, chunks: int) -> Spans:
-    """Return the half-open ranges of tokens [chunks, 2] of chunks of equal length."""
-    # This imports torch, which --help does not need.
-    from vocagnolm.collator import chunk_edges
-
-    edges = chunk_edges(tokens, chunks)
-    return np.stack((edges[:-1], edges[1:]), axis=1)
-
-
-def _hull(spans: Spans, ranges: Spans) -> Spans:
+def hull(spans: Spans, ranges: Spans) -> Spans:
     """Return the characters from the first token of each range to its last."""
     return np.stack((spans[ranges[:, 0], 0], spans[ranges[:, 1] - 1, 1]), axis=1)
 
@@ -111,7 +101,7 @@ def count_map(student_spans: Spans, teacher_spans: Spans, ranges: Spans) -> dict
     sizes = ranges[:, 1] - ranges[:, 0]
     mapped = ranges[is_mapped]
     # How many characters later than its range each token starts and ends, [mapped, 2].
-    differences = student_spans[is_mapped] - _hull(teacher_spans, mapped)
+    differences = student_spans[is_mapped] - hull(teacher_spans, mapped)
     same_span = (sizes[is_mapped] == 1) & ~differences.any(axis=1)
     straddling = (differences[:, 0] > 0) | (differences[:, 1] < 0)
     return {
@@ -142,4 +132,6 @@ def map_shares(counts: Mapping[str, float]) -> dict[str, float]:
         "one_to_many": counts["several"] / tokens,
         "many_to_one": counts["shared"] / tokens,
         "straddling": counts["straddling"] / tokens,
+        "iou": counts["iou_sum"] / tokens,
+        "ios": counts["ios_sum"] / tokens,
     }

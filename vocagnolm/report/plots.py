@@ -27,8 +27,6 @@ _CURVES = {
     "tokens where the teacher is ahead": "teacher_ahead_fraction",
     "mean weight of the tokens": "mean_weight",
 }
-# A curve with more points is drawn without markers.
-_MOST_MARKERS = 20
 
 
 # -- Style ---------------------------------------------------------------------------------------
@@ -63,17 +61,15 @@ def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
     longest_label = max((len(label) for label in handles), default=1)
     # A letter is about 0.075 inches wide, and the key of an entry 0.6.
     columns = int(figure.get_figwidth() / (0.075 * longest_label + 0.6))
-    legend = figure.legend(
+    figure.legend(
         list(handles.values()),
-        list(handles),
+        # Names of models and options are not formulas.
+        [label.replace("$", r"\$") for label in handles],
         loc="outside lower left",
         ncols=max(1, columns),
         frameon=False,
         fontsize=8,
     )
-    for text in legend.get_texts():
-        # Names of models and options are not formulas, so escape dollar signs.
-        text.set_parse_math(False)
 
 
 # -- Accuracies ----------------------------------------------------------------------------------
@@ -124,10 +120,9 @@ def draw_bars(series: Mapping[str, pd.DataFrame]) -> Figure:
         drawn_columns += list(bars.index)
     columns = in_order(drawn_columns)
     # The bars of a column take four fifths of its width, and a bar at most one fifth.
-    width = min(0.8 / max(len(series), 1), 0.2)
-    inches_per_column = max(0.8, 0.25 + 0.12 * len(series))
-    inches = max(5.2, 1.2 + len(columns) * inches_per_column)
-    figure, (axes,) = new_plot(min(inches, 16.0), 3.6 + 0.2 * len(series))
+    width = min(0.8 / len(series), 0.2)
+    inches = 1.2 + len(columns) * (0.7 + 0.12 * len(series))
+    figure, (axes,) = new_plot(min(max(inches, 5.2), 16.0), 3.6 + 0.2 * len(series))
     handles = {}
     for index, (label, bars) in enumerate(series.items()):
         color = COLORS[index % len(COLORS)]
@@ -196,10 +191,9 @@ def draw_curves(curves: Mapping[str, Mapping[str, pd.DataFrame]]) -> Figure:
     for axes, (title, by_setting) in zip(plots, curves.items(), strict=False):
         for label, curve in by_setting.items():
             style = series_style(numbers[label])
-            if len(curve) > _MOST_MARKERS:
-                style["marker"] = ""
             axes.fill_between(curve.tokens, curve.low, curve.high, color=style["color"], alpha=0.15)
-            (handles[label],) = axes.plot(curve.tokens, curve["mean"], **style)
+            # A long curve has a marker at each tenth of the plot.
+            (handles[label],) = axes.plot(curve.tokens, curve["mean"], markevery=0.1, **style)
         axes.set(xlabel="student tokens", ylabel=title)
     # The last row may have room for more plots than there are.
     for axes in plots[len(curves) :]:

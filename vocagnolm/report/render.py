@@ -14,7 +14,7 @@ from typing import Any
 
 import jinja2
 
-from vocagnolm.report.view import STATUSES, GuidanceView, Status, TextView, TokenView
+from vocagnolm.report.view import GuidanceView, Status, TextView, TokenView
 from vocagnolm.shell.hub import public_name
 from vocagnolm.shell.io import markdown_table
 
@@ -27,7 +27,7 @@ TEMPLATES = jinja2.Environment(
 )
 # Characters of these Unicode categories are invisible, or move what is around them.
 _INVISIBLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
-_MARKS = {"kept": "[ ]", "dropped": " ", "unmapped": "{ }", "unlabelled": "( )"}
+_MARKS: dict[Status, str] = {"kept": "[ ]", "dropped": " ", "unmapped": "{ }", "unlabelled": "( )"}
 
 
 def invisible_name(character: str) -> str | None:
@@ -68,26 +68,17 @@ def _settings_line(view: GuidanceView) -> str:
     method = view.method
     if method.accepts:
         return f"method {method.method} · selection accept"
-    share = f"top_k {method.top_k:g} of {view.competition}"
+    share = f"top_k {method.top_k:g} of each text's mapped tokens"
     mapping = f"aggregation {method.aggregation} · unmapped {method.unmapped}"
     return f"method {method.method} · {share} · {mapping}"
 
 
 def _summary(view: GuidanceView) -> list[list[str]]:
     """Count the tokens by status, and all labelled ones, and average their losses."""
-    by_status: dict[str, list[TokenView]] = {}
-    for status in STATUSES:
-        if status != "unlabelled":
-            by_status[status] = []
-    # The last row counts all labelled tokens.
-    labelled: list[TokenView] = []
-    for token in view.tokens:
-        if token.status != "unlabelled":
-            by_status[token.status].append(token)
-            labelled.append(token)
-    by_status["all"] = labelled
+    labelled = [token for token in view.tokens if token.status != "unlabelled"]
     rows = [["tokens", "count", "trained", "student", "teacher", "excess"]]
-    for name, tokens in by_status.items():
+    for name in ("kept", "dropped", "unmapped", "all"):
+        tokens = [token for token in labelled if name in (token.status, "all")]
         share = len(tokens) / max(len(labelled), 1)
         trained = sum(token.weight for token in tokens)
         student = _mean([token.student_loss_nats for token in tokens])
@@ -109,12 +100,12 @@ def _mean(values: Iterable[float | None], sign: str = "") -> str:
 
 def _heading(text: TextView) -> str:
     end = text.start + len(text.text)
-    return f"document {text.document}, characters {text.start:,} to {end:,}, sequence {text.number}"
+    return f"document {text.document}, characters {text.start:,} to {end:,}"
 
 
 def render_text(view: GuidanceView) -> str:
     """Render texts, a legend and the summary for a terminal, with tokens in brackets."""
-    legend = " ".join(_mark(status, status) for status in STATUSES)
+    legend = " ".join(_mark(status, status) for status in _MARKS)
     lines = [f"{view.student} ← {view.teacher}", _settings_line(view), legend]
     for text in view.texts:
         marked_text = ""
@@ -137,8 +128,7 @@ def _mark(text: str, status: Status) -> str:
 
 def render_html(view: GuidanceView) -> str:
     """Render a self-contained page. It loads nothing, and all text is escaped."""
-    # For each token, the script shows its label, status, losses, pieces and, with acceptance, its
-    # weight.
+    # For each token, the script shows its label, status, losses, pieces and weight.
     facts: list[list[Any]] = []
     # The bars of all losses have the same scale.
     largest_loss = 0.0
@@ -147,23 +137,16 @@ def render_html(view: GuidanceView) -> str:
         teacher_loss = _finite(token.teacher_loss_nats)
         pieces = [[label(text), _finite(loss)] for text, loss in token.pieces]
         fact = [token_label(token), token.status, student_loss, teacher_loss, pieces]
-        if view.method.accepts:
-            fact.append(round(token.weight, 2))
-        facts.append(fact)
+        facts.append([*fact, round(token.weight, 2)])
         largest_loss = max(largest_loss, student_loss or 0.0, teacher_loss or 0.0)
-    # Tokens are numbered through the page: #t12 in its address selects one.
-    numbered_tokens = iter(enumerate(view.tokens))
-    texts = []
-    for text in view.texts:
-        tokens = [next(numbered_tokens) for _ in text.tokens]
-        texts.append((_heading(text), tokens))
     return TEMPLATES.get_template("guidance.html").render(
         student=public_name(view.student),
         teacher=public_name(view.teacher),
         settings=_settings_line(view),
         method=view.method,
         summary=_summary(view),
-        texts=texts,
+        texts=view.texts,
+        heading=_heading,
         invisible_name=invisible_name,
         facts={"tokens": facts, "scale": largest_loss or 1.0},
     )

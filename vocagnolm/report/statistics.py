@@ -25,6 +25,8 @@ class Pairing:
     first: str
     other: str
     column: str
+    # A difference may not be compared with published ones if one of its two numbers may not.
+    marked: bool
     # The difference of the exact accuracies in points, with its 95 % interval.
     points: float | None = None
     low: float | None = None
@@ -45,11 +47,12 @@ def pair(first: Evaluation, other: Evaluation) -> list[Pairing]:
     pairings: dict[str, Pairing] = {}
     # The resampled differences in points, by benchmark.
     samples: dict[str, _Floats] = {}
-    first_columns = {score["column"] for score in first.scores}
-    other_columns = {score["column"] for score in other.scores}
+    marked = {score["column"]: bool(score["marked"]) for score in first.scores}
+    other_marked = {score["column"]: bool(score["marked"]) for score in other.scores}
     # Averages come after their members in this order, so that their differences exist.
-    for name in in_order(first_columns & other_columns):
-        pairing = Pairing(first.label, other.label, name)
+    for name in in_order(marked.keys() & other_marked.keys()):
+        is_marked = marked[name] or other_marked[name]
+        pairing = Pairing(first.label, other.label, name, is_marked)
         pairings[name] = pairing
         if name not in AVERAGES:
             _pair_benchmark(pairing, samples, first, other)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from vocagnolm.alignment import align_segment, widen_spans
 from vocagnolm.conventions import IGNORED_LABEL
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from vocagnolm.method import Method
 
 Status = Literal["kept", "dropped", "unmapped", "unlabelled"]
-STATUSES: tuple[Status, ...] = get_args(Status)
 
 
 @dataclass(frozen=True)
@@ -63,12 +62,11 @@ class TokenView:
 
 @dataclass(frozen=True)
 class TextView:
-    """A segment of a document, where it begins there, and its number on the page."""
+    """A segment of a document, and where it begins there."""
 
     text: str
     document: int
     start: int
-    number: int
     tokens: tuple[TokenView, ...]
 
 
@@ -79,8 +77,6 @@ class GuidanceView:
     student: str
     teacher: str
     method: Method
-    # Among which tokens the share is taken, in words.
-    competition: str
     texts: tuple[TextView, ...] = ()
 
     @property
