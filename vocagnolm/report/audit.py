@@ -67,7 +67,7 @@ def audit(
     counts = {name: Counter[str]() for name in teachers}
     usable = 0
     read = read_texts(corpus, range(len(corpus)))
-    documents = tqdm(read, desc="documents", total=len(corpus), disable=None)
+    documents = iter(tqdm(read, desc="documents", total=len(corpus), disable=None))
     while batch := list(itertools.islice(documents, _BATCH)):
         texts = [text for _, text in batch]
         encoded = [encode_batch(tokenizer, texts) for tokenizer in (student, *teachers.values())]

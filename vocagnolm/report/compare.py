@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from vocagnolm.cli import Parser, shell
-from vocagnolm.record import check_output_directory, output_directory
+from vocagnolm.record import output_directory
 from vocagnolm.report.comparison import Comparison, compare, to_json
 from vocagnolm.report.evaluations import heading, in_order
 from vocagnolm.report.findings import UNDECIDED, difference, findings
@@ -209,21 +209,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--reported", action="append", default=[], metavar="NAME", help=row)
     add("--output_dir", type=Path, help="For comparison.html, .md, .json and .png.")
     arguments = parser.parse_args(argv)
-    out = arguments.output_dir
-    # Check the directory before the work, which may take minutes.
-    if out:
-        check_output_directory(out, _RECORD)
+    out, runs = arguments.output_dir, arguments.runs
     # Without --output_dir, fetched runs are needed only until they are compared.
-    with TemporaryDirectory() as scratch:
-        runs = arguments.runs
+    with TemporaryDirectory() as scratch, output_directory(out or Path(scratch), _RECORD):
         if arguments.wandb:
             require("wandb", "--wandb")
             from vocagnolm.report.fetch import fetch
 
-            with output_directory(out or Path(scratch), _RECORD):
-                runs += fetch(arguments.wandb, out or Path(scratch))
+            runs += fetch(arguments.wandb, out or Path(scratch))
         comparison = compare(runs, arguments.reported)
         if out:
-            with output_directory(out, _RECORD):
-                write_comparison(comparison, out)
-        print_main(comparison_markdown(comparison).rstrip("\n"))
+            write_comparison(comparison, out)
+    print_main(comparison_markdown(comparison).rstrip("\n"))

@@ -14,7 +14,7 @@ from typing import Any
 
 import jinja2
 
-from vocagnolm.report.view import GuidanceView, Status, TextView, TokenView
+from vocagnolm.report.view import GuidanceView, Status, TextView
 from vocagnolm.shell.hub import public_name
 from vocagnolm.shell.io import markdown_table
 
@@ -57,11 +57,6 @@ def label(text: str) -> str:
 
 def _visible(text: str) -> str:
     return "".join(invisible_name(character) or character for character in text)
-
-
-def token_label(token: TokenView) -> str:
-    """Return a token's label. The later parts of a character are a ring."""
-    return token.text if token.is_special else label(token.text) or "◦"
 
 
 def _settings_line(view: GuidanceView) -> str:
@@ -136,8 +131,10 @@ def render_html(view: GuidanceView) -> str:
         student_loss = _finite(token.student_loss_nats)
         teacher_loss = _finite(token.teacher_loss_nats)
         pieces = [[label(text), _finite(loss)] for text, loss in token.pieces]
-        fact = [token_label(token), token.status, student_loss, teacher_loss, pieces]
-        facts.append([*fact, round(token.weight, 2)])
+        # The later parts of a character are a ring.
+        name = token.text if token.is_special else label(token.text) or "◦"
+        fact = [name, token.status, student_loss, teacher_loss, pieces, round(token.weight, 2)]
+        facts.append(fact)
         largest_loss = max(largest_loss, student_loss or 0.0, teacher_loss or 0.0)
     return TEMPLATES.get_template("guidance.html").render(
         student=public_name(view.student),
