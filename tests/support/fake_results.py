@@ -64,13 +64,13 @@ def write_evaluation(
         if set(members) <= set(exact)
     }
     results = {
-        "model": {"name": directory.name, "revision": "abc"},
         "benchmarks": columns,
         "averages": averages,
     }
     write_json(directory / "results.json", results)
     asked = {"version": 1, "data_sha256": "d", "prompts_sha256": "p", "max_new_tokens": 1024}
-    settings = {"protocol": None, "sampling": None, "grader": "harness@1"}
+    settings: dict[str, Any] = {"protocol": None, "sampling": None, "grader": "harness@1"}
+    settings["model"] = {"name": directory.name, "revision": "abc"}
     settings |= {"engine": "hf", "dtype": "float32", "context": 2048}
     settings["benchmarks"] = {name: dict(asked) for name in verdicts}
     write_json(directory / "settings.json", settings)

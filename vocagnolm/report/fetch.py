@@ -37,13 +37,13 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
         expected = f"runs of vocagnolm train in {', '.join(projects)}"
         raise ValueError(f"expected {expected}, found none: check --wandb")
     names = [_directory_name(run) for run, _ in runs]
-    places = []
+    directories = []
     for (run, files), name in zip(runs, names, strict=True):
         # Several runs may have the same name. Their ids distinguish their directories.
         home = directory / (name if names.count(name) == 1 else f"{name}-{run.id}")
         if "settings" in run.config:
             _write_run(run, home)
-            places.append(home)
+            directories.append(home)
         for file in files:
             # evaluation/results.json belongs to the run's model,
             # evaluation/checkpoint-500/results.json to a checkpoint, which gets a directory next to
@@ -52,9 +52,9 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
             checkpoint = path.parts[1:-1]
             model = home.with_name("-".join([home.name, *checkpoint]))
             _download(file, model / EVALUATION / path.name)
-            if path.name == "results.json" and model not in places:
-                places.append(model)
-    return places
+            if path.name == "results.json" and model not in directories:
+                directories.append(model)
+    return directories
 
 
 def _list_runs(projects: Sequence[str]) -> list[Any]:
@@ -78,13 +78,13 @@ def _directory_name(run: Any) -> str:
     return PurePosixPath(run.name or run.id).name.strip(".") or run.id
 
 
-def _download(file: Any, place: Path) -> None:
+def _download(file: Any, target: Path) -> None:
     """Download one file of a run."""
-    place.parent.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     # The library recreates the folders in a file's name, which are not wanted here.
     with TemporaryDirectory() as scratch:
         file.download(root=scratch).close()
-        shutil.move(Path(scratch, file.name), place)
+        shutil.move(Path(scratch, file.name), target)
 
 
 def _write_run(run: Any, directory: Path) -> None:

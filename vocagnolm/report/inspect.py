@@ -153,9 +153,9 @@ def view_documents(
 
     # The batch is made as in training, so the page shows what training would do.
     segments = align_corpus(corpus, *readers, train_on=train_on)
-    for place, reason in segments.skipped:
+    for number, reason in segments.skipped:
         # One of several documents may be skipped, but not all.
-        message = f"document {indices[place]} cannot be shown: {reason}"
+        message = f"document {indices[number]} cannot be shown: {reason}"
         if not len(segments.rows):
             raise ValueError(f"{message}; give another text")
         logging.getLogger(__name__).warning(message)
@@ -163,14 +163,14 @@ def view_documents(
     device = next(student.parameters()).device
     views = []
     # Each segment is its own batch, so tokens compete only within it.
-    for place, segment in enumerate(segments.rows):
+    for number, segment in enumerate(segments.rows):
         collate = PackedCollator(
             segment["student_tokens"],
             teacher_max_length=readers[1].limit,
             shares=objective.method.aggregation_in_effect == "share",
         )
         # The collator reads blocks of arrays, and `view_tokens` reads the row as plain Python.
-        batch = send_to_device(collate([as_block(place, arrays[place : place + 1])]), device)
+        batch = send_to_device(collate([as_block(number, arrays[number : number + 1])]), device)
         guidance = measure(student, objective, batch)
         document, start = segment["document"], segment["start"]
         text = corpus[document]["text"][start : segment["end"]]

@@ -128,13 +128,13 @@ def draw_bars(series: Mapping[str, pd.DataFrame]) -> Figure:
         color = COLORS[index % len(COLORS)]
         # The series of a column are side by side, centred on its tick.
         offset = width * (index - (len(series) - 1) / 2)
-        places = [columns.index(column) + offset for column in bars.index]
+        positions = [columns.index(column) + offset for column in bars.index]
         look: dict[str, Any] = {"facecolor": "white"}
         if "low" in bars:
             # Rounding may move an end of an interval past the value.
             distances = [(bars.value - bars.low).clip(0), (bars.high - bars.value).clip(0)]
             look = {"facecolor": color, "yerr": distances, "error_kw": {"elinewidth": 0.9}}
-        handles[label] = axes.bar(places, bars.value, 0.85 * width, edgecolor=color, **look)
+        handles[label] = axes.bar(positions, bars.value, 0.85 * width, edgecolor=color, **look)
     names = []
     for column in columns:
         names.append(heading(column).replace("w/o ", "w/o\n").replace(", ", ",\n"))

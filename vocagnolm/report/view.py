@@ -109,8 +109,8 @@ def view_tokens(
     # A teacher's start token has no span, but ranges count it.
     pieces = [("", teacher_losses[0])]
     teacher_spans = widen_spans(segment["teacher_codes"], segment["teacher_exceptions"]).tolist()
-    for place, (start, end) in enumerate(teacher_spans, 1):
-        pieces.append((text[start:end], teacher_losses[place]))
+    for position, (start, end) in enumerate(teacher_spans, 1):
+        pieces.append((text[start:end], teacher_losses[position]))
     student_losses = guidance.student_loss_BS[0].tolist()
     aggregated_losses = guidance.teacher_loss_BS[0].tolist()
     has_label = guidance.valid_BS[0].tolist()
@@ -127,29 +127,31 @@ def view_tokens(
     ranges = align_segment(segment)[0].tolist()
     # Characters before this index belong to a token that was already yielded.
     covered = 0
-    for place, token in enumerate(ids):
-        start, end = spans[place]
-        first, last = ranges[place]
-        if not has_label[place]:
+    for position, token in enumerate(ids):
+        start, end = spans[position]
+        first, last = ranges[position]
+        if not has_label[position]:
             status: Status = "unlabelled"
-        elif not is_mapped[place]:
+        elif not is_mapped[position]:
             status = "unmapped"
         else:
-            status = "kept" if weights[place] >= 0.5 else "dropped"
+            status = "kept" if weights[position] >= 0.5 else "dropped"
         characters = text[max(start, covered) : end]
         word = str(tokenizer.convert_ids_to_tokens(token))
         # A "▁" for which the text has no space has the characters of the next token
         # (docs/method.md, choices). They are shown with that token.
         if word == "▁":
-            end = min(end, spans[place + 1][0])
+            end = min(end, spans[position + 1][0])
         yield TokenView(
             text=word if start == end else characters,
             start=start,
             end=end,
             status=status,
-            weight=weights[place],
-            student_loss_nats=student_losses[place] if has_label[place] else None,
-            teacher_loss_nats=aggregated_losses[place] if status in ("kept", "dropped") else None,
+            weight=weights[position],
+            student_loss_nats=student_losses[position] if has_label[position] else None,
+            teacher_loss_nats=aggregated_losses[position]
+            if status in ("kept", "dropped")
+            else None,
             # The range of an unmapped token is (-1, -1), which selects no piece.
             pieces=tuple(pieces[first:last]),
         )
