@@ -64,22 +64,23 @@ def audit(
     # This imports datasets, which --help does not need.
     from vocagnolm.texts import read_texts
 
+    tokenizers = [student] + list(teachers.values())
     counts = {name: Counter[str]() for name in teachers}
     usable = 0
     read = read_texts(corpus, range(len(corpus)))
     documents = iter(tqdm(read, desc="documents", total=len(corpus), disable=None))
     while batch := list(itertools.islice(documents, _BATCH)):
         texts = [text for _, text in batch]
-        encoded = [encode_batch(tokenizer, texts) for tokenizer in (student, *teachers.values())]
+        encoded = [encode_batch(tokenizer, texts) for tokenizer in tokenizers]
         for encodings in zip(*encoded, strict=True):
-            student_spans, *spans_by_teacher = [encoding.spans for encoding in encodings]
+            spans = [encoding.spans for encoding in encodings]
             # Measure all teachers on the same documents.
-            if not all(len(encoding.spans) for encoding in encodings):
+            if not all(map(len, spans)):
                 continue
             usable += 1
-            for name, teacher_spans in zip(teachers, spans_by_teacher, strict=True):
-                ranges = align_spans(student_spans, teacher_spans)
-                counts[name].update(count_map(student_spans, teacher_spans, ranges))
+            for name, teacher_spans in zip(teachers, spans[1:], strict=True):
+                ranges = align_spans(spans[0], teacher_spans)
+                counts[name].update(count_map(spans[0], teacher_spans, ranges))
     if not usable:
         raise OptionError("dataset", f"has no usable document: {len(corpus):,} read, all skipped")
     audited = []
@@ -104,24 +105,30 @@ def audit_markdown(content: JsonObject) -> str:
         lines.append(f"- {name}: {verdict(teacher['mapping'])}")
     lines.append("- No model was loaded: vocagnolm inspect shows what a teacher knows of a text")
     lines += ["", f"student: {content['student']}"]
-    lines += [f"teacher: {teacher['teacher']}" for teacher in teachers]
+    for teacher in teachers:
+        lines.append(f"teacher: {teacher['teacher']}")
     documents = f"{content['documents']:,} documents ({content['skipped']:,} skipped)"
     lines.append(f"corpus: {content['dataset']}, {documents}")
     for key in ("files", "skip_reasons"):
         if content[key]:
             lines.append(f"{key.replace('_', ' ')}: {content[key]}")
-    vocabulary = [["shared tokens", *names]]
+    vocabulary = [["shared tokens"] + names]
     for spelling, title in (("raw", "as written"), ("bytes", "as bytes")):
-        overlaps = [teacher["vocabulary_overlap"][spelling] for teacher in teachers]
-        vocabulary.append([title, *map(_percent, overlaps)])
+        row = [title]
+        for teacher in teachers:
+            row.append(f"{100 * teacher['vocabulary_overlap'][spelling]:.2f}")
+        vocabulary.append(row)
     lines += ["", "## Vocabulary overlap (% of the teacher's)", "", markdown_table(vocabulary)]
     # All teachers have the same keys, which become the rows of the table.
-    mapping = [["student tokens", *names]]
+    mapping = [["student tokens"] + names]
     for key in teachers[0]["mapping"]:
         # A ratio of tokens to tokens is not a share.
-        form = "{:.4f}".format if "_per_" in key else _percent
-        cells = [form(teacher["mapping"][key]) for teacher in teachers]
-        mapping.append([key.replace("_", " "), *cells])
+        is_ratio = "_per_" in key
+        row = [key.replace("_", " ")]
+        for teacher in teachers:
+            share = teacher["mapping"][key]
+            row.append(f"{share:.4f}" if is_ratio else f"{100 * share:.2f}")
+        mapping.append(row)
     title = "## Token-level map (% of the student's tokens)"
     lines += ["", title, "", markdown_table(mapping)]
     return "\n".join(lines) + "\n"
@@ -139,10 +146,6 @@ def verdict(mapping: Mapping[str, float]) -> str:
         shares += f"; {straddling:.0%} share a teacher token with neighbouring text: consider"
         shares += " --aggregation share"
     return f"a good pair: {shares}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f}"
 
 
 # -- The command ---------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def _accuracies(comparison: Comparison) -> _Section:
             interval = f"{score['low']:.1f} to {score['high']:.1f}"
             cells[score["column"]] = f"{score['rounded']:.1f}{star} ({interval})"
         lines[evaluation.label, evaluation.prompts] = cells
-        notes.append("; ".join([f"{evaluation.label}: {evaluation.model}", *evaluation.notes]))
+        notes.append(f"{evaluation.label}: {evaluation.model}; {'; '.join(evaluation.notes)}")
     # Reported rows follow those of the runs, in the same columns.
     for cell in comparison.reported:
         line = f"reported: {cell['row']} ({cell['table']})", "paper"
@@ -121,7 +121,7 @@ def _pairings(comparison: Comparison) -> list[_Section]:
         head += [f"only {pairing.first} right", "only the run right", "p", "p (Holm)"]
         rows = tables.setdefault(pairing.first, [head])
         star = "*" if pairing.marked else ""
-        rows.append([pairing.other, heading(pairing.column) + star, *_pairing_cells(pairing)])
+        rows.append([pairing.other, heading(pairing.column) + star] + _pairing_cells(pairing))
     sections: list[_Section] = []
     for first, rows in tables.items():
         sections.append((f"Points above {first}, over the same items", rows, _PAIRINGS, []))

@@ -12,14 +12,8 @@ from vocagnolm.report.statistics import Pairing, pair
 from vocagnolm.report.trainings import TrainingRun, group_by_setting, read_training
 from vocagnolm.shell.io import RUN_FILE, JsonObject, read_json
 
-# Folders in a model's directory that have its evaluations, and what they add to its label.
-_FOLDERS = {
-    "": "",
-    "evaluation": "",
-    "evaluation-chat": "-chat",
-    "evaluation-sampled": "-sampled",
-    "evaluation-chat-sampled": "-chat-sampled",
-}
+# Folders in a model's directory that have its evaluations. Their ends distinguish its labels.
+_FOLDERS = ("", "evaluation", "evaluation-chat", "evaluation-sampled", "evaluation-chat-sampled")
 
 
 @dataclass(frozen=True)
@@ -55,8 +49,8 @@ def compare(paths: Sequence[Path], reported: Sequence[str] = ()) -> Comparison:
         read_before = len(trained) + len(evaluations)
         if _has_key(path / RUN_FILE, "method"):
             trained.append(read_training(label, path))
-        for folder, suffix in _FOLDERS.items():
-            directory = path / folder
+        for folder in _FOLDERS:
+            directory, suffix = path / folder, folder.removeprefix("evaluation")
             if _has_key(directory / RESULTS_FILE, "averages"):
                 # Another directory may have the longer name.
                 is_free = not suffix or label + suffix not in names
@@ -94,8 +88,8 @@ def to_json(comparison: Comparison) -> JsonObject:
     for setting, runs in comparison.settings.items():
         for run in runs:
             names = ("method", "teacher", "seed", "options", "eval_loss")
-            about = {name: getattr(run, name) for name in names}
-            trained.append({"run": run.label, "setting": setting} | about)
+            row = {name: getattr(run, name) for name in names}
+            trained.append({"run": run.label, "setting": setting} | row)
     return {
         "runs": evaluated,
         "trained": trained,

@@ -34,8 +34,7 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
         if "settings" in run.config or files:
             runs.append((run, files))
     if not runs:
-        expected = f"runs of vocagnolm train in {', '.join(projects)}"
-        raise ValueError(f"expected {expected}, found none: check --wandb")
+        raise OptionError("wandb", f"{' '.join(projects)}: no runs of vocagnolm train are there")
     names = [_directory_name(run) for run, _ in runs]
     directories = []
     for (run, files), name in zip(runs, names, strict=True):

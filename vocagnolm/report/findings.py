@@ -75,15 +75,15 @@ def _held_out(
 ) -> list[str]:
     """Compare the held-out losses of two settings, if both have them for the same student."""
     runs = {run.seed: run for run in settings[name] if run.eval_loss is not None}
-    others = {run.seed: run for run in settings[reference] if run.eval_loss is not None}
-    if not runs or not others:
+    reference_runs = {run.seed: run for run in settings[reference] if run.eval_loss is not None}
+    if not runs or not reference_runs:
         return []
     # Compare runs with common seeds, or all runs if there are none.
-    common_seeds = runs.keys() & others.keys()
+    common_seeds = runs.keys() & reference_runs.keys()
     if common_seeds:
         runs = {seed: runs[seed] for seed in common_seeds}
-        others = {seed: others[seed] for seed in common_seeds}
-    for run, other in product(runs.values(), others.values()):
+        reference_runs = {seed: reference_runs[seed] for seed in common_seeds}
+    for run, other in product(runs.values(), reference_runs.values()):
         # A student with another vocabulary has other tokens, and its nats per token are not
         # comparable.
         if not all(agree(run, other, option) for option in _OF_TOKENS):
@@ -92,15 +92,15 @@ def _held_out(
         if changed or run.eval_tokens != other.eval_tokens:
             return [f"{name} and {reference} were not evaluated on the same texts."]
     losses = {seed: run.eval_loss or 0.0 for seed, run in runs.items()}
-    other_losses = {seed: run.eval_loss or 0.0 for seed, run in others.items()}
+    reference_losses = {seed: run.eval_loss or 0.0 for seed, run in reference_runs.items()}
     # A gain is how far the loss is below the reference's. It may be negative.
-    gain = fmean(other_losses.values()) - fmean(losses.values())
+    gain = fmean(reference_losses.values()) - fmean(losses.values())
     better, worse = (name, reference) if gain > 0 else (reference, name)
     test = "fewer than two seeds in common: no test possible"
     if len(common_seeds) > 1:
         # In a sign test, a seed without a difference counts for neither side.
-        wins = sum(losses[seed] < other_losses[seed] for seed in common_seeds)
-        defeats = sum(losses[seed] > other_losses[seed] for seed in common_seeds)
+        wins = sum(losses[seed] < reference_losses[seed] for seed in common_seeds)
+        defeats = sum(losses[seed] > reference_losses[seed] for seed in common_seeds)
         p = sign_flip_p({1: wins, -1: defeats})
         share = f"{wins if gain > 0 else defeats} of {len(common_seeds)}"
         test = f"with {share} seeds, sign test p = {p:.3f}"

@@ -23,12 +23,12 @@ class Reported(TypedDict):
 def read_reported(names: Sequence[str]) -> list[Reported]:
     """Return the numbers in rows of the paper's tables. "Table 2" means all of its rows."""
     cells: list[Reported] = []
-    known = []
+    choices = []
     for table in read_json(REPORTED_FILE)["tables"]:
         title = table["table"]
-        known.append(title)
+        choices.append(title)
         for row, values in table["rows"].items():
-            known.append(row)
+            choices.append(row)
             if row not in names and title not in names:
                 continue
             for column, value in zip(table["columns"], values, strict=True):
@@ -36,7 +36,7 @@ def read_reported(names: Sequence[str]) -> list[Reported]:
                 if value is not None:
                     cells.append({"row": row, "table": title, "column": column, "reported": value})
     for name in names:
-        check_choice("reported", name, known)
+        check_choice("reported", name, choices)
     return cells
 
 

@@ -20,13 +20,6 @@ _MARKERS = "os^DvPX"
 _DASHES = ("-", "--", ":", "-.")
 # Neighbouring colours also differ in lightness, so that they differ in a grey print.
 COLORS = "#1f5fbf #d2691e #1b7f4d #8e44ad #0e7490 #b5267b #7a5c00 #475569".split()
-# The losses and shares that are drawn: {title: entry of the log}
-_CURVES = {
-    "held-out loss (nats)": "eval_loss",
-    "loss on all tokens (nats)": "student_loss_nats",
-    "tokens where the teacher is ahead": "teacher_ahead_fraction",
-    "mean weight of the tokens": "mean_weight",
-}
 
 
 # -- Style ---------------------------------------------------------------------------------------
@@ -61,15 +54,10 @@ def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
     longest_label = max((len(label) for label in handles), default=1)
     # A letter is about 0.075 inches wide, and the key of an entry 0.6.
     columns = int(figure.get_figwidth() / (0.075 * longest_label + 0.6))
-    figure.legend(
-        list(handles.values()),
-        # Names of models and options are not formulas.
-        [label.replace("$", r"\$") for label in handles],
-        loc="outside lower left",
-        ncols=max(1, columns),
-        frameon=False,
-        fontsize=8,
-    )
+    # Names of models and options are not formulas.
+    labels = [label.replace("$", r"\$") for label in handles]
+    style: dict[str, Any] = {"loc": "outside lower left", "frameon": False, "fontsize": 8}
+    figure.legend(list(handles.values()), labels, ncols=max(1, columns), **style)
 
 
 # -- Accuracies ----------------------------------------------------------------------------------
@@ -115,10 +103,7 @@ def bar_series(comparison: Comparison) -> dict[str, pd.DataFrame]:
 
 def draw_bars(series: Mapping[str, pd.DataFrame]) -> Figure:
     """Draw accuracies with intervals by column. The paper's are hollow."""
-    drawn_columns: list[str] = []
-    for bars in series.values():
-        drawn_columns += list(bars.index)
-    columns = in_order(drawn_columns)
+    columns = in_order(pd.concat(list(series.values())).index)
     # The bars of a column take four fifths of its width, and a bar at most one fifth.
     width = min(0.8 / len(series), 0.2)
     inches = 1.2 + len(columns) * (0.7 + 0.12 * len(series))
@@ -154,15 +139,22 @@ def read_curves(
 
     Each is averaged over the seeds of the setting. Columns: tokens, mean, low and high.
     """
+    # {title: entry of the log}
+    entries = {
+        "held-out loss (nats)": "eval_loss",
+        "loss on all tokens (nats)": "student_loss_nats",
+        "tokens where the teacher is ahead": "teacher_ahead_fraction",
+        "mean weight of the tokens": "mean_weight",
+    }
     curves: dict[str, dict[str, pd.DataFrame]] = {}
     for label, runs in settings.items():
         rows = []
         for run in runs:
             for entry in run.state.get("log_history", ()):
                 tokens = entry["step"] * run.options["global_batch_tokens"]
-                rows.append({**entry, "run": run.label, "tokens": tokens})
+                rows.append(entry | {"run": run.label, "tokens": tokens})
         logs = pd.DataFrame(rows)
-        for title, name in _CURVES.items():
+        for title, name in entries.items():
             if name not in logs.columns:
                 continue
             log = logs.dropna(subset=[name])
@@ -174,7 +166,7 @@ def read_curves(
             curve = points[["tokens", "mean", "low", "high"]]
             curves.setdefault(title, {})[label] = curve
     # The plots are in this order, whatever was logged first.
-    return {title: curves[title] for title in _CURVES if title in curves}
+    return {title: curves[title] for title in entries if title in curves}
 
 
 def draw_curves(curves: Mapping[str, Mapping[str, pd.DataFrame]]) -> Figure:

@@ -129,10 +129,11 @@ def differing(runs: Sequence[TrainingRun]) -> list[str]:
     """Name the options in which runs differ."""
     # A dictionary keeps the order of the options, with each once.
     names: dict[str, None] = {}
-    for run in runs:
-        names |= dict.fromkeys(run.options)
-    pairs = list(combinations(runs, 2))
-    return [name for name in names if not all(agree(*pair, name) for pair in pairs)]
+    for first, other in combinations(runs, 2):
+        for name in first.options | other.options:
+            if not agree(first, other, name):
+                names[name] = None
+    return list(names)
 
 
 def group_by_setting(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
@@ -144,7 +145,7 @@ def group_by_setting(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]
     for run in runs:
         for setting in settings:
             is_new = run.seed not in [member.seed for member in setting]
-            if is_new and not differing([*setting, run]):
+            if is_new and not differing(setting + [run]):
                 setting.append(run)
                 break
         else:
