@@ -27,25 +27,6 @@ from vocagnolm.training.models import read_models
 CPU = torch.device("cpu")
 
 
-def command_line(place: Path, **options: Any) -> VocAgnoConfig:
-    """The arguments of a command."""
-    flags = [f"--{name}={value}" for name, value in options.items()]
-    return parse(["--teacher", "t", f"--output_dir={place}", *flags]).args
-
-
-def python(place: Path, **options: Any) -> VocAgnoConfig:
-    """The arguments of a program."""
-    return VocAgnoConfig(output_dir=str(place), **options)
-
-
-@pytest.fixture(params=[command_line, python], ids=["shell", "Python"])
-def door(request: pytest.FixtureRequest) -> Callable[..., VocAgnoConfig]:
-    if torch.accelerator.is_available():
-        pytest.skip("a GPU has a default of its own")
-    chosen: Callable[..., VocAgnoConfig] = request.param
-    return chosen
-
-
 # The processor, the launcher's precision, the options, what the run began in, the precision, why.
 CASES: list[tuple[str | None, str, dict[str, Any], dict[str, bool], str, str]] = [
     ("AMX", "", {}, {}, "bf16", "multiplies in it"),
@@ -73,16 +54,17 @@ def test_precision_follows_options_then_the_run_then_the_launcher_then_the_proce
     began: dict[str, bool],
     expected: str,
     why: str,
-    door: Callable[..., VocAgnoConfig],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("a GPU has a default of its own")
     pretend(monkeypatch, unit)
     if launched:
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
     if began:
         (tmp_path / "run.json").write_text(json.dumps(began))
-    config = door(tmp_path, **options)
+    config = VocAgnoConfig(output_dir=str(tmp_path), **options)
     # Accelerate computes in what Trainer passes on, and the run's directory keeps the others.
     assert config.mixed_precision == expected
     assert (config.bf16, config.fp16) == (expected == "bf16", expected == "fp16")

@@ -143,7 +143,15 @@ def add_adapters(
     Saved adapters name the model and its hub revision. If a named layer does not exist, or cannot
     have an adapter, a ValueError is raised.
     """
-    config = lora_config(model, **options.lora_arguments(), revision=revision)
+    config = lora_config(
+        model,
+        r=options.lora_r,
+        alpha=options.lora_alpha,
+        dropout=options.lora_dropout,
+        target_modules=options.lora_target_modules,
+        modules_to_save=options.lora_modules_to_save,
+        revision=revision,
+    )
     return adapt(model, config, seed)
 
 

@@ -109,16 +109,6 @@ class ModelOptions:
         """Number of teachers, in memory or as stores."""
         return len(self.teacher or self.teacher_losses or ())
 
-    def lora_arguments(self) -> dict[str, Any]:
-        """Return the adapters' settings under the names of `models.adapters.lora_config`."""
-        return {
-            "r": self.lora_r,
-            "alpha": self.lora_alpha,
-            "dropout": self.lora_dropout,
-            "target_modules": self.lora_target_modules,
-            "modules_to_save": self.lora_modules_to_save,
-        }
-
     def output_dir(self, method: str) -> str:
         """Name a directory after the models, and after the method if they do not imply it."""
         names = [self.student]
