@@ -103,13 +103,13 @@ class PackedCollator:
 
     >>> def segments(*tokens: int) -> list[IntArray]:
     ...     return [np.array(tokens)]
-    >>> block: Block = {
+    >>> sequence: Block = {
     ...     "block": 0, "student_ids": segments(1, 5, 6), "student_labelled": segments(),
     ...     "teacher_ids": segments(9, 7), "teacher_losses": [np.empty(0, np.float32)],
     ...     "teacher_counts": segments(2), "teacher_labelled": segments(),
     ...     "ranges": [np.array([[[-1, -1], [1, 2], [1, 2]]])],
     ... }
-    >>> batch = PackedCollator(max_length=4)([block])
+    >>> batch = PackedCollator(max_length=4)([sequence])
     >>> batch["labels"].tolist(), batch["teacher_ranges"].tolist()
     ([[-100, 5, 6, -100]], [[[-1, -1], [1, 2], [1, 2], [-1, -1]]])
     """
@@ -124,12 +124,12 @@ class PackedCollator:
     # Measure the shares of characters that `--aggregation share` weighs by.
     shares: bool = False
 
-    def __call__(self, blocks: Sequence[Block]) -> Batch:
+    def __call__(self, sequences: Sequence[Block]) -> Batch:
         """Make the batch of some packed sequences."""
-        student = [block["student_ids"] for block in blocks]
+        student = [sequence["student_ids"] for sequence in sequences]
         trained = []
-        for block in blocks:
-            trained.append(_labels(block["student_ids"], block["student_labelled"]))
+        for sequence in sequences:
+            trained.append(_labels(sequence["student_ids"], sequence["student_labelled"]))
         ids, labels, positions, segments = self._rows(student, trained, self.max_length)
         batch: Batch = {
             "input_ids": ids,
@@ -137,7 +137,7 @@ class PackedCollator:
             "position_ids": positions,
             "segment_edges": segments.edges,
             "longest_segment": segments.longest,
-            "block": torch.tensor([block["block"] for block in blocks]),
+            "block": torch.tensor([sequence["block"] for sequence in sequences]),
         }
         if self.chunks is not None:
             chunk = [_chunk_of_positions(row, self.max_length, self.chunks) for row in student]
@@ -145,25 +145,25 @@ class PackedCollator:
         has_label = labels.numpy() != IGNORED_LABEL
         # Without a teacher no token is mapped, and all labels count as unmapped below.
         mapped = np.zeros_like(has_label)
-        if "teacher_counts" in blocks[0]:
-            widths = self._widths(blocks)
-            ranges = np.stack([self._ranges(block, widths) for block in blocks])
+        if "teacher_counts" in sequences[0]:
+            widths = self._widths(sequences)
+            ranges = np.stack([self._ranges(sequence, widths) for sequence in sequences])
             # A token counts as mapped if every one of the K teachers has a range for it.
             mapped = has_label & (ranges[..., 0] != UNMAPPED).all(1)
             batch["teacher_widths"] = widths
             # [B, K, S, 2] becomes [B, K S, 2], so that the objective looks up the ranges of all
             # teachers in one call.
-            batch["teacher_ranges"] = torch.from_numpy(ranges.reshape(len(blocks), -1, 2))
+            batch["teacher_ranges"] = torch.from_numpy(ranges.reshape(len(sequences), -1, 2))
             if self.shares:
-                shares = np.stack([self._shares(block, len(widths)) for block in blocks])
-                batch["teacher_shares"] = torch.from_numpy(shares.reshape(len(blocks), -1, 3))
+                shares = np.stack([self._shares(sequence, len(widths)) for sequence in sequences])
+                batch["teacher_shares"] = torch.from_numpy(shares.reshape(len(sequences), -1, 3))
             # A store fills `teacher_losses` and an online teacher `teacher_ids`. The other column
             # exists too, and is empty in every segment.
-            if any(any(map(len, block["teacher_losses"])) for block in blocks):
-                losses = np.stack([_losses(block, widths) for block in blocks])
+            if any(any(map(len, sequence["teacher_losses"])) for sequence in sequences):
+                losses = np.stack([_losses(sequence, widths) for sequence in sequences])
                 batch["teacher_losses"] = torch.from_numpy(losses)
             else:
-                batch.update(self._teacher_rows(blocks, widths))
+                batch.update(self._teacher_rows(sequences, widths))
         batch["mapped_tokens"] = mapped.sum(-1).tolist()
         batch["unmapped_tokens"] = (has_label & ~mapped).sum(-1).tolist()
         # A lack of shared memory is an error in the worker here, and would be a hang later.
@@ -171,11 +171,11 @@ class PackedCollator:
             tree_map_only(Tensor, Tensor.share_memory_, batch)
         return batch
 
-    def _widths(self, blocks: Sequence[Block]) -> list[int]:
+    def _widths(self, sequences: Sequence[Block]) -> list[int]:
         """Return the columns of each teacher."""
         # The counts are summed over the segments of each row, [B, K], and the longest row of a
         # teacher sets its columns.
-        tokens = np.array([np.sum(block["teacher_counts"], axis=0) for block in blocks])
+        tokens = np.array([np.sum(sequence["teacher_counts"], axis=0) for sequence in sequences])
         longest = tokens.max(0).tolist()
         limits = [sys.maxsize] * len(longest)
         if self.teacher_max_length is not None:
@@ -186,10 +186,10 @@ class PackedCollator:
             widths.append(min(-(-width // 64) * 64, limit))
         return widths
 
-    def _ranges(self, block: Block, widths: Sequence[int]) -> IntArray:
+    def _ranges(self, sequence: Block, widths: Sequence[int]) -> IntArray:
         """Return the teacher ranges of a row, [K, S, 2], in the columns of all teachers."""
         if self.chunks is not None:
-            return _ranges_of_chunks(block, widths, self.max_length, self.chunks)
+            return _ranges_of_chunks(sequence, widths, self.max_length, self.chunks)
         ranges = np.full((len(widths), self.max_length, 2), UNMAPPED, np.int64)
         # A segment counts a teacher's tokens from 0; in the columns each teacher has a row of its
         # own. Two segments of two teachers, a and b, and widths of 8 and 8:
@@ -200,7 +200,9 @@ class PackedCollator:
         #   begins    0     3           8   10          of each segment, by teacher
         begins = np.cumsum(widths) - widths
         start = 0
-        for segment_ranges, counts in zip(block["ranges"], block["teacher_counts"], strict=True):
+        for segment_ranges, counts in zip(
+            sequence["ranges"], sequence["teacher_counts"], strict=True
+        ):
             end = start + segment_ranges.shape[1]
             moved = segment_ranges + begins[:, None, None]
             # -1 is a mark and no position, so it must not move with the segment.
@@ -209,21 +211,23 @@ class PackedCollator:
             start = end
         return ranges
 
-    def _shares(self, block: Block, teachers: int) -> FloatArray:
+    def _shares(self, sequence: Block, teachers: int) -> FloatArray:
         """Return the shares of a row, [K, S, 3]; 1.0 at padding."""
         shares = np.ones((teachers, self.max_length, 3), np.float32)
-        parts = [segment_shares(row, row["ranges"]) for row in segment_rows(block)]
+        parts = [segment_shares(row, row["ranges"]) for row in segment_rows(sequence)]
         text_shares = np.concatenate(parts, axis=1)
         shares[:, : text_shares.shape[1]] = text_shares
         return shares
 
-    def _teacher_rows(self, blocks: Sequence[Block], widths: Sequence[int]) -> Batch:
+    def _teacher_rows(self, sequences: Sequence[Block], widths: Sequence[int]) -> Batch:
         """Return what online teachers read of a batch, each teacher in columns of its own."""
         # The labelled ranges count in the concatenated tokens of all teachers, so labels are made
         # before a segment is split by teacher.
-        block_labels = []
-        for block in blocks:
-            block_labels.append(_labels(block["teacher_ids"], block["teacher_labelled"]))
+        labels_by_sequence = []
+        for sequence in sequences:
+            labels_by_sequence.append(
+                _labels(sequence["teacher_ids"], sequence["teacher_labelled"])
+            )
         ids_by_teacher = []
         labels_by_teacher = []
         positions_by_teacher = []
@@ -233,9 +237,9 @@ class PackedCollator:
         for teacher, width in enumerate(widths):
             rows = []
             trained = []
-            for block, labels in zip(blocks, block_labels, strict=True):
-                rows.append(_of_teacher(block, block["teacher_ids"], teacher))
-                trained.append(_of_teacher(block, labels, teacher))
+            for sequence, labels in zip(sequences, labels_by_sequence, strict=True):
+                rows.append(_of_teacher(sequence, sequence["teacher_ids"], teacher))
+                trained.append(_of_teacher(sequence, labels, teacher))
             ids_BT, labels_BT, positions_BT, segments = self._rows(rows, trained, width)
             ids_by_teacher.append(ids_BT)
             labels_by_teacher.append(labels_BT)
@@ -253,10 +257,10 @@ class PackedCollator:
         }
 
     def _rows(
-        self, blocks: _Segments, trained: _Segments, length: int
+        self, sequences: _Segments, trained: _Segments, length: int
     ) -> tuple[Tensor, Tensor, Tensor, RowSegments]:
         """Return ids, labels and positions [B, length], and what attends to itself."""
-        shape = (len(blocks), length)
+        shape = (len(sequences), length)
         ids = np.zeros(shape, np.int64)
         labels = np.full(shape, IGNORED_LABEL, np.int64)
         positions = np.zeros(shape, np.int64)
@@ -266,7 +270,7 @@ class PackedCollator:
         # labels    -100 5 6 2 -100  7 -100 -100
         # positions  0   1 2 3   0   1   0   0
         lengths = []
-        for row, segments in enumerate(blocks):
+        for row, segments in enumerate(sequences):
             lengths.append(list(map(len, segments)))
             start = 0
             for segment, segment_labels in zip(segments, trained[row], strict=True):
@@ -288,7 +292,7 @@ class PackedCollator:
         if self.attend_across_documents:
             # Padding stands at the end of a row, so no token of a text attends to it.
             positions[:] = np.arange(length)
-            lengths = [[length]] * len(blocks)
+            lengths = [[length]] * len(sequences)
         ids_BS = torch.from_numpy(ids)
         labels_BS = torch.from_numpy(labels)
         positions_BS = torch.from_numpy(positions)
@@ -314,22 +318,22 @@ def _labels(segments: Sequence[IntArray], labelled: Sequence[IntArray]) -> list[
     return labels
 
 
-def _of_teacher(block: Block, column: Sequence[Any], teacher: int) -> list[Any]:
+def _of_teacher(sequence: Block, column: Sequence[Any], teacher: int) -> list[Any]:
     """Take one teacher's part of what every segment has of all teachers."""
     parts = []
-    for values, counts in zip(column, block["teacher_counts"], strict=True):
+    for values, counts in zip(column, sequence["teacher_counts"], strict=True):
         # `np.split` takes the inner edges alone, so the last sum, the end, is left out.
         edges = np.cumsum(counts)[:-1]
         parts.append(np.split(values, edges)[teacher])
     return parts
 
 
-def _losses(block: Block, widths: Sequence[int]) -> FloatArray:
+def _losses(sequence: Block, widths: Sequence[int]) -> FloatArray:
     """Return the stored losses of a row [T], NaN at padding."""
     row = np.full(sum(widths), np.nan, np.float32)
     # `np.split` gives views of the row, so what is written to a teacher's columns is in the row.
     for teacher, columns in enumerate(np.split(row, np.cumsum(widths)[:-1])):
-        losses = np.concatenate(_of_teacher(block, block["teacher_losses"], teacher))
+        losses = np.concatenate(_of_teacher(sequence, sequence["teacher_losses"], teacher))
         columns[: len(losses)] = losses
     return row
 
@@ -344,14 +348,14 @@ def _chunk_of_positions(student: Sequence[IntArray], length: int, chunks: int) -
     return chunk_edges(tokens, chunks).searchsorted(positions, side="right") - 1
 
 
-def _ranges_of_chunks(block: Block, widths: Sequence[int], length: int, chunks: int) -> IntArray:
+def _ranges_of_chunks(sequence: Block, widths: Sequence[int], length: int, chunks: int) -> IntArray:
     """Return the ranges [K, S, 2] that are the chunks of the teachers' rows."""
-    tokens = sum(map(len, block["student_ids"]))
-    chunk = _chunk_of_positions(block["student_ids"], length, chunks)[:tokens]
+    tokens = sum(map(len, sequence["student_ids"]))
+    chunk = _chunk_of_positions(sequence["student_ids"], length, chunks)[:tokens]
     ranges = np.full((len(widths), length, 2), UNMAPPED, np.int64)
     begin = 0
     for teacher, width in enumerate(widths):
-        counts = np.array([counts[teacher] for counts in block["teacher_counts"]], np.int64)
+        counts = np.array([counts[teacher] for counts in sequence["teacher_counts"]], np.int64)
         edges = chunk_edges(int(counts.sum()), chunks)
         # The first token of a segment has no loss; a chunk of such tokens only guides nothing.
         # Before an edge stand as many such tokens as segments have begun, and the difference of

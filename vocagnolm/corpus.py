@@ -261,11 +261,8 @@ def _select_parts(
 ) -> list[datasets.Dataset]:
     """Select what an instruction such as `train[:10%]+test` names, in its order."""
     sizes = {name: len(corpus) for name, corpus in by_split.items()}
-    try:
+    with _in_one_line("dataset_split", instruction):
         parts = datasets.ReadInstruction.from_spec(instruction).to_absolute(sizes)
-    # The library checks ranges with assertions.
-    except (ValueError, AssertionError) as error:
-        raise OptionError("dataset_split", f"{instruction}: {error}") from error
     corpora = []
     for part in parts:
         corpus = by_split[part.splitname]

@@ -47,12 +47,12 @@ class Block(TypedDict, total=False):
     teacher_exceptions: Sequence[IntArray]
 
 
-def segment_rows(block: Mapping[str, Any]) -> list[dict[str, Any]]:
+def segment_rows(sequence: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Turn the columns of a packed sequence into one row for each of its segments."""
     # The index belongs to the whole sequence. Every other entry has a value for each segment.
-    names = [name for name in block if name != "block"]
+    names = [name for name in sequence if name != "block"]
     rows = []
-    for values in zip(*map(block.__getitem__, names), strict=True):
+    for values in zip(*map(sequence.__getitem__, names), strict=True):
         rows.append(dict(zip(names, values, strict=True)))
     return rows
 
@@ -60,11 +60,11 @@ def segment_rows(block: Mapping[str, Any]) -> list[dict[str, Any]]:
 def as_block(index: int, columns: Mapping[str, Sequence[Any]]) -> Block:
     """Make a packed sequence of segments (columns of `data.Segments.rows`), and align them."""
     names = [name for name in columns if name in Block.__annotations__]
-    block: dict[str, Any] = {name: columns[name] for name in names}
-    if "teacher_counts" in block:
-        block["ranges"] = [align_segment(row) for row in segment_rows(block)]
-    block["block"] = index
-    return cast(Block, block)
+    sequence: dict[str, Any] = {name: columns[name] for name in names}
+    if "teacher_counts" in sequence:
+        sequence["ranges"] = [align_segment(row) for row in segment_rows(sequence)]
+    sequence["block"] = index
+    return cast(Block, sequence)
 
 
 def teacher_limits(teacher_max_length: int | Sequence[int], teachers: int) -> list[int]:
@@ -108,11 +108,11 @@ def pack(
     needs = np.zeros(len(sizes), np.int64)
     for size, limit in zip(sizes.T, limits, strict=True):
         np.maximum(needs, -(-size * max_length // limit), out=needs)
-    blocks: list[list[int]] = []
+    sequences: list[list[int]] = []
     # The tokens that each sequence has left for each model.
     remaining: list[list[int]] = []
     # For each room, the sequences that have it. Bit r of `rooms` is set if there are any.
-    open_blocks: list[list[int]] = [[] for _ in range(max_length + 1)]
+    open_sequences: list[list[int]] = [[] for _ in range(max_length + 1)]
     rooms = 0
     # A stable order gives the same packing on every machine, which resuming depends on.
     for segment in np.argsort(-needs, kind="stable").tolist():
@@ -122,25 +122,25 @@ def pack(
         if fitting:
             # x & -x keeps only the lowest bit that is set.
             room = (fitting & -fitting).bit_length() - 1
-            block = open_blocks[room].pop()
-            if not open_blocks[room]:
+            sequence = open_sequences[room].pop()
+            if not open_sequences[room]:
                 rooms &= ~(1 << room)
         else:
-            block = len(blocks)
-            blocks.append([])
+            sequence = len(sequences)
+            sequences.append([])
             remaining.append(limits)
-        blocks[block].append(segment)
+        sequences[sequence].append(segment)
         # New sequences share this list of limits, so it is replaced and never changed in place.
-        free_tokens = list(map(operator.sub, remaining[block], sizes[segment].tolist()))
-        remaining[block] = free_tokens
+        free_tokens = list(map(operator.sub, remaining[sequence], sizes[segment].tolist()))
+        remaining[sequence] = free_tokens
         # The tightest model decides, in student tokens, and the sequence moves to its new room.
         room = max_length
         for tokens, limit in zip(free_tokens, limits, strict=True):
             room = min(room, tokens * max_length // limit)
-        open_blocks[room].append(block)
+        open_sequences[room].append(sequence)
         rooms |= 1 << room
     # A sequence keeps the corpus's order, not the order by size in which it was filled.
-    return [sorted(block) for block in blocks]
+    return [sorted(sequence) for sequence in sequences]
 
 
 class Blocks(Dataset[Block]):
@@ -210,12 +210,12 @@ class Blocks(Dataset[Block]):
     def __len__(self) -> int:
         return len(self._edges) - 1
 
-    def __getitem__(self, block: int) -> Block:
-        return as_block(block, self._rows[self.segments(block)])
+    def __getitem__(self, sequence: int) -> Block:
+        return as_block(sequence, self._rows[self.segments(sequence)])
 
-    def segments(self, block: int) -> IntArray:
+    def segments(self, sequence: int) -> IntArray:
         """Return the segments of a sequence, as rows of `data.Segments`."""
-        return self._order[self._edges[block] : self._edges[block + 1]]
+        return self._order[self._edges[sequence] : self._edges[sequence + 1]]
 
     @property
     def fill_fraction(self) -> float:

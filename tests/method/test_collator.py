@@ -1,4 +1,4 @@
-"""Batches of packed blocks against a slow reference, token by token."""
+"""Batches of packed sequences against a slow reference, token by token."""
 
 from __future__ import annotations
 
@@ -54,42 +54,44 @@ def slow_edges(rows: list[list[Any]], size: int, attend_across_documents: bool) 
     return sorted(edges)
 
 
-def slow_ranges(block: dict[str, Any], length: int) -> tuple[list[list[int]], int, int]:
+def slow_ranges(sequence: dict[str, Any], length: int) -> tuple[list[list[int]], int, int]:
     """Ranges of a row, and how many of its label tokens have one and how many none."""
     ranges = [[-1, -1] for _ in range(length)]
     mapped = unmapped = at = teacher_at = 0
-    for number, segment in enumerate(block["student_ids"]):
+    for number, segment in enumerate(sequence["student_ids"]):
         for position in range(len(segment)):
-            first, last = block["ranges"][number][0][position] if "ranges" in block else (-1, -1)
+            first, last = (
+                sequence["ranges"][number][0][position] if "ranges" in sequence else (-1, -1)
+            )
             if first >= 0:
                 ranges[at] = [int(first) + teacher_at, int(last) + teacher_at]
             if position > 0:
                 mapped += int(first >= 0)
                 unmapped += int(first < 0)
             at += 1
-        teacher_at += len(block["teacher_ids"][number]) if "ranges" in block else 0
+        teacher_at += len(sequence["teacher_ids"][number]) if "ranges" in sequence else 0
     return ranges, mapped, unmapped
 
 
 def slow_batch(
     blocks: list[dict[str, Any]], length: int, attend_across_documents: bool
 ) -> dict[str, Any]:
-    batch: dict[str, Any] = {"block": [block["block"] for block in blocks]}
+    batch: dict[str, Any] = {"block": [sequence["block"] for sequence in blocks]}
     sides = [("", "student_ids", length)]
     if is_guided := "teacher_ids" in blocks[0]:
-        longest = max(sum(len(ids) for ids in block["teacher_ids"]) for block in blocks)
+        longest = max(sum(len(ids) for ids in sequence["teacher_ids"]) for sequence in blocks)
         width = next(width for width in itertools.count(0, 64) if width >= longest)
         batch["teacher_widths"] = [width]
         sides.append(("teacher_", "teacher_ids", width))
     for prefix, column, size in sides:
-        rows = [slow_row(block[column], size, attend_across_documents) for block in blocks]
+        rows = [slow_row(sequence[column], size, attend_across_documents) for sequence in blocks]
         for index, name in enumerate(("input_ids", "labels", "position_ids")):
             batch[prefix + name] = [row[index] for row in rows]
-        edges = slow_edges([block[column] for block in blocks], size, attend_across_documents)
+        edges = slow_edges([sequence[column] for sequence in blocks], size, attend_across_documents)
         longest = max([b - a for a, b in itertools.pairwise(edges)], default=0)
         batch[prefix + "segment_edges"] = [edges] if prefix else edges
         batch[prefix + "longest_segment"] = [longest] if prefix else longest
-    found = [slow_ranges(block, length) for block in blocks]
+    found = [slow_ranges(sequence, length) for sequence in blocks]
     for index, name in enumerate(("teacher_ranges", "mapped_tokens", "unmapped_tokens")):
         batch[name] = [row[index] for row in found]
     if is_guided:
@@ -142,7 +144,7 @@ def test_longest_segments_are_those_of_the_batches(aligned: Segments, plain: Seg
 
 
 def test_worked_example_of_two_segments() -> None:
-    block = {
+    sequence = {
         "block": 7,
         "student_ids": [[1, 10, 11], [1, 12, 2]],
         "teacher_ids": [[90, 20, 21], [90, 23]],
@@ -159,7 +161,7 @@ def test_worked_example_of_two_segments() -> None:
     }
     arrays = {
         name: value if name == "block" else [np.array(segment) for segment in value]  # type: ignore[attr-defined]
-        for name, value in block.items()
+        for name, value in sequence.items()
     }
     batch = as_lists(PackedCollator(8, shares=True)([arrays]))
     assert batch["input_ids"] == [[1, 10, 11, 1, 12, 2, 0, 0]]
@@ -200,8 +202,8 @@ def two_teachers(names: tuple[str, ...]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("limits", "widths"), [(None, [64, 64]), ([5, 7], [5, 7])])
 def test_worked_example_of_two_stored_teachers(limits: list[int] | None, widths: list[int]) -> None:
-    block = two_teachers(("teacher_losses",))
-    batch = PackedCollator(8, teacher_max_length=limits)([block])
+    sequence = two_teachers(("teacher_losses",))
+    batch = PackedCollator(8, teacher_max_length=limits)([sequence])
     assert not any(name.startswith("teacher_") for name in batch.keys() - FROM_A_STORE)
     found = batch["teacher_losses"]
     assert (found.dtype, found.shape) == (torch.float32, (1, sum(widths)))
@@ -247,7 +249,7 @@ def test_every_teacher_has_the_rows_it_has_alone(
     batch = PackedCollator(48, teacher_attends, limits, shares=True)(chosen)
     at = 0
     for teacher, (width, limit) in enumerate(zip(batch["teacher_widths"], limits, strict=True)):
-        alone = [one_teacher(block, teacher) for block in chosen]
+        alone = [one_teacher(sequence, teacher) for sequence in chosen]
         expected = PackedCollator(48, teacher_attends, limit, shares=True)(alone)
         assert expected["teacher_widths"] == [width]
         for name in ("teacher_input_ids", "teacher_labels", "teacher_position_ids"):
@@ -266,14 +268,14 @@ def test_every_teacher_has_the_rows_it_has_alone(
         at += width
 
 
-def one_teacher(block: dict[str, Any], teacher: int) -> dict[str, Any]:
-    """A block as it is without the other teachers."""
+def one_teacher(sequence: dict[str, Any], teacher: int) -> dict[str, Any]:
+    """A sequence as it is without the other teachers."""
     alone: dict[str, Any] = {
-        "ranges": [ranges[teacher : teacher + 1] for ranges in block["ranges"]]
+        "ranges": [ranges[teacher : teacher + 1] for ranges in sequence["ranges"]]
     }
     names = ("teacher_ids", "teacher_counts", "teacher_codes", "teacher_exceptions")
     alone |= {name: [] for name in names}
-    for row in segment_rows(block):
+    for row in segment_rows(sequence):
         counts = row["teacher_counts"]
         ids = slice(sum(counts[:teacher]), sum(counts[: teacher + 1]))
         text = slice(ids.start - teacher, ids.stop - teacher - 1)
@@ -282,7 +284,7 @@ def one_teacher(block: dict[str, Any], teacher: int) -> dict[str, Any]:
         columns = (row["teacher_ids"][ids], counts[teacher : teacher + 1], codes, exceptions)
         for name, column in zip(names, columns, strict=True):
             alone[name].append(column)
-    return {**block, **alone}
+    return {**sequence, **alone}
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 7, 16, 200])
@@ -292,10 +294,10 @@ def test_collator_maps_chunks_to_chunks_when_asked(
     blocks = Blocks(aligned.rows, 48, 60)
     bare = Blocks(plain.rows, 48, 60)
     for number in range(len(blocks)):
-        block = blocks[number]
-        batch = as_lists(PackedCollator(48, chunks=chunks)([block]))
-        tokens = sum(map(len, block["student_ids"]))
-        teacher_tokens = sum(map(len, block["teacher_ids"]))
+        sequence = blocks[number]
+        batch = as_lists(PackedCollator(48, chunks=chunks)([sequence]))
+        tokens = sum(map(len, sequence["student_ids"]))
+        teacher_tokens = sum(map(len, sequence["teacher_ids"]))
         labels = batch["teacher_labels"][0]
         for position in range(48):
             chunk = (
@@ -315,12 +317,12 @@ def test_collator_maps_chunks_to_chunks_when_asked(
     assert sum(unguided["mapped_tokens"]) == 0
 
 
-def block_of(tokens: int) -> Any:
-    """A block whose teacher has `tokens` tokens, none of which guides any."""
+def sequence_of(tokens: int) -> Any:
+    """A sequence whose teacher has `tokens` tokens, none of which guides any."""
     ids, none = np.arange(tokens), np.full((1, 3, 2), -1)
-    block = {"block": 0, "student_ids": [ids[:3]], "teacher_ids": [ids], "teacher_losses": [[]]}
-    block |= {"student_labelled": [[]], "teacher_labelled": [[]]}
-    return block | {"ranges": [none], "teacher_counts": [[tokens]]}
+    sequence = {"block": 0, "student_ids": [ids[:3]], "teacher_ids": [ids], "teacher_losses": [[]]}
+    sequence |= {"student_labelled": [[]], "teacher_labelled": [[]]}
+    return sequence | {"ranges": [none], "teacher_counts": [[tokens]]}
 
 
 @pytest.mark.parametrize("attend_across_documents", [False, True])
@@ -329,9 +331,9 @@ def test_collator_stops_padding_at_the_teachers_limit(
     tokens: int, limit: int, width: int, attend_across_documents: bool
 ) -> None:
     """A learned table of positions ends there: one more position would be out of bounds."""
-    block = block_of(tokens)
-    batch = PackedCollator(8, attend_across_documents, teacher_max_length=limit)([block])
+    sequence = sequence_of(tokens)
+    batch = PackedCollator(8, attend_across_documents, teacher_max_length=limit)([sequence])
     for name in ("input_ids", "labels", "position_ids"):
         assert batch[f"teacher_{name}"].shape == (1, width)
     assert batch["teacher_position_ids"].max() < limit
-    assert PackedCollator(8)([block])["teacher_input_ids"].shape[1] % 64 == 0
+    assert PackedCollator(8)([sequence])["teacher_input_ids"].shape[1] % 64 == 0

@@ -1,4 +1,4 @@
-"""Blocks and batches against slow references."""
+"""Packed sequences and batches against slow references."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ segment_lengths = st.lists(
 
 
 def slow_best_fit(lengths: list[tuple[int, int]], room: int, teacher_room: int) -> list[list[int]]:
-    """Put the longest segment first into the fullest block with room, on ties the last filled.
+    """Put the longest segment first into the fullest sequence with room, on ties the last filled.
 
     Lengths are shares of the tighter limit, in student tokens.
     """
@@ -35,18 +35,18 @@ def slow_best_fit(lengths: list[tuple[int, int]], room: int, teacher_room: int) 
     needs = [max(ours, math.ceil(theirs * share)) for ours, theirs in lengths]
     blocks: list[dict[str, Any]] = []
     for clock, segment in enumerate(sorted(range(len(lengths)), key=lambda i: -needs[i])):
-        with_room = [block for block in blocks if block["room"] >= needs[segment]]
+        with_room = [sequence for sequence in blocks if sequence["room"] >= needs[segment]]
         if with_room:
-            block = min(with_room, key=lambda block: (block["room"], -block["clock"]))
+            sequence = min(with_room, key=lambda sequence: (sequence["room"], -sequence["clock"]))
         else:
-            block = {"segments": []}
-            blocks.append(block)
-        block["segments"].append(segment)
-        left = room - sum(lengths[i][0] for i in block["segments"])
-        teacher_left = teacher_room - sum(lengths[i][1] for i in block["segments"])
-        block["room"] = min(left, math.floor(teacher_left * share))
-        block["clock"] = clock
-    return [sorted(block["segments"]) for block in blocks]
+            sequence = {"segments": []}
+            blocks.append(sequence)
+        sequence["segments"].append(segment)
+        left = room - sum(lengths[i][0] for i in sequence["segments"])
+        teacher_left = teacher_room - sum(lengths[i][1] for i in sequence["segments"])
+        sequence["room"] = min(left, math.floor(teacher_left * share))
+        sequence["clock"] = clock
+    return [sorted(sequence["segments"]) for sequence in blocks]
 
 
 @given(segment_lengths)
@@ -64,10 +64,12 @@ def test_pack_keeps_every_teachers_limit(lengths: list[tuple[int, int]]) -> None
     ours, theirs = [a for a, _ in lengths], [[b, 2 * a] for a, b in lengths]
     limits = [TEACHER_ROOM, 2 * ROOM - 1 if all(a < ROOM for a in ours) else 2 * ROOM]
     blocks = pack(ours, np.array(theirs).reshape(-1, 2), ROOM, limits)
-    assert sorted(segment for block in blocks for segment in block) == list(range(len(lengths)))
-    for block in blocks:
+    assert sorted(segment for sequence in blocks for segment in sequence) == list(
+        range(len(lengths))
+    )
+    for sequence in blocks:
         for teacher, limit in enumerate(limits):
-            assert sum(theirs[segment][teacher] for segment in block) <= limit
+            assert sum(theirs[segment][teacher] for segment in sequence) <= limit
     once = pack(ours, [b for _, b in lengths], ROOM, TEACHER_ROOM)
     assert pack(ours, np.array(lengths).reshape(-1, 2)[:, [1, 1]], ROOM, [TEACHER_ROOM] * 2) == once
 
@@ -84,11 +86,11 @@ def test_pack_fills_the_teachers_row_if_tighter(ratio: float) -> None:
 # Blocks
 
 
-def lists(block: dict[str, Any]) -> dict[str, Any]:
-    """A block as plain lists."""
+def lists(sequence: dict[str, Any]) -> dict[str, Any]:
+    """A sequence as plain lists."""
     return {
         name: value if name == "block" else [np.asarray(segment).tolist() for segment in value]
-        for name, value in block.items()
+        for name, value in sequence.items()
     }
 
 

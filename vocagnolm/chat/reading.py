@@ -56,17 +56,12 @@ class TurnTokens:
     def until(self, answer: int) -> TurnTokens:
         """Drop the tokens after the end of an answer."""
         stop = self.stops[answer]
-        remaining_stops = {}
-        for index, end in self.stops.items():
-            if end <= stop:
-                remaining_stops[index] = end
         return replace(
             self,
             values=self.values[:stop],
             spans=self.spans[:stop],
             # A range after the stop becomes [stop, stop), which holds no token.
             labelled=self.labelled.clip(max=stop),
-            stops=remaining_stops,
         )
 
 
