@@ -113,6 +113,7 @@ def test_environment_of_a_launcher_is_refused(
 RECIPES: list[tuple[str, str]] = [
     ("teachr: t", "--teacher"),
     ("method: kdl", "kdl"),
+    ("base: recipe.yaml", "its own base"),
     ("base: none.yaml", "none.yaml"),
     ("config: other.yaml", "unknown option"),
     ("- teacher", "mapping"),

@@ -44,8 +44,11 @@ def recipe_options(path: str | Path) -> dict[str, Any]:
     base = options.pop("base", None)
     if base is None:
         return options
-    # The base may have its own base. On the right side of |, its values would win.
-    return without_replaced(recipe_options(Path(path).parent / str(base)), options) | options
+    try:
+        # The base may have its own base. On the right side of |, its values would win.
+        return without_replaced(recipe_options(Path(path).parent / str(base)), options) | options
+    except RecursionError:
+        raise OptionError("config", f"{path} is its own base") from None
 
 
 def without_replaced(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -192,9 +192,15 @@ def _teacher_readers(
     """Open the stores of losses, or return how the teachers read what the student reads."""
     if model.teacher_losses:
         stores = [Store(path) for path in model.teacher_losses]
-        if options.method == "rho1":
-            for store in stores:
-                _check_same_tokenizer(store, student)
+        for store in stores:
+            is_same = store.manifest["tokenizer_sha256"] == tokenizer_sha256(student.tokenizer)
+            if options.method == "rho1" and not is_same:
+                raise OptionError(
+                    "method",
+                    f"rho1 compares token by token, and {store.directory} was scored by "
+                    f"{store.manifest['teacher']} with another tokenizer than the student's: use "
+                    f"{named('method')} vocagnolm, or score with a model that has the student's",
+                )
         return StoredReader(
             stores,
             first=options.teacher_reduction == "first",
@@ -220,17 +226,6 @@ def _teacher_readers(
         readers.append(teacher_reader(teacher.tokenizer, context, template))
     by_position = options.method == "uld" and options.uld_pairing == "position"
     return TeacherReaders(readers, by_position)
-
-
-def _check_same_tokenizer(store: Store, student: Model) -> None:
-    """Reject a store for Rho-1 that was scored with another tokenizer than the student's."""
-    if store.manifest["tokenizer_sha256"] != tokenizer_sha256(student.tokenizer):
-        raise OptionError(
-            "method",
-            f"rho1: {named('teacher_losses')} {store.directory} was scored by "
-            f"{store.manifest['teacher']} with another tokenizer than the student's: score the "
-            f"corpus with a model that has the student's, or use {named('method')} vocagnolm",
-        )
 
 
 def load_models(
