@@ -365,6 +365,8 @@ def test_log_reports_what_a_slow_count_finds(
         ({"method": "kld", "teacher": StoredTeacher()}, False, "method kld compares distrib"),
         ({"method": Method("chunk", chunks=8)}, True, r"PackedCollator\(..., chunks=8\)"),
         ({"data_collator": PackedCollator(MAX_LENGTH, chunks=8)}, True, "chunks=None"),
+        ({"data_collator": PackedCollator(MAX_LENGTH // 2)}, True, f"max_length={MAX_LENGTH}"),
+        ({"data_collator": PackedCollator(MAX_LENGTH, True)}, True, "across_documents=False"),
         ({"compute_metrics": print}, True, "compute_metrics has no effect"),
         ({"compute_loss_func": print}, True, "compute_loss_func has no effect"),
         ({"data_collator": print}, True, "data_collator must be a PackedCollator"),

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from world import MAX_LENGTH, make_trainer
+from world import make_trainer
 
 from benchmarks.models import backward, prepare
-from vocagnolm.collator import PackedCollator
 from vocagnolm.objective import Objective
 
 
@@ -91,20 +90,6 @@ def test_settings_of_the_method_stay_when_the_trainer_is_made(
     trainer.args.top_k = 0.9
     with pytest.raises(ValueError, match="changed after the trainer was made"):
         trainer.train()
-
-
-@pytest.mark.parametrize(
-    ("collator", "message"),
-    [
-        (PackedCollator(MAX_LENGTH // 2), f"max_length={MAX_LENGTH}"),
-        (PackedCollator(MAX_LENGTH, attend_across_documents=True), "across_documents=False"),
-    ],
-)
-def test_collator_that_contradicts_is_refused(
-    collator: PackedCollator, message: str, blocks: Any, pair: tuple[Any, Any], tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_trainer(tmp_path, blocks, *pair, options={"data_collator": collator})
 
 
 def test_log_is_saved_with_the_model(blocks: Any, pair: tuple[Any, Any], tmp_path: Path) -> None:
