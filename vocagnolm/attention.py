@@ -81,17 +81,12 @@ def why_not_varlen(model: PreTrainedModel, *, trains: bool) -> str | None:
     if getattr(config, "attention_chunk_size", None):
         return "it attends in chunks"
     if not model._supports_sdpa:  # such as attention sinks
-        return "its attention is one of its own"
-    if trains and (dropout := _dropout(model)):
-        return f"it drops attention weights out ({dropout})"
-    return None
-
-
-def _dropout(model: PreTrainedModel) -> float:
+        return "it uses a custom attention"
     # Families of models use different names for it.
-    config = model.config.get_text_config()
-    names = ("attention_dropout", "attn_pdrop")
-    return max(getattr(config, name, None) or 0.0 for name in names)
+    for name in ("attention_dropout", "attn_pdrop"):
+        if trains and getattr(config, name, None):
+            return "it drops attention weights out"
+    return None
 
 
 def segment_call(
@@ -110,11 +105,8 @@ def segment_call(
                 "segments= (from PackedCollator) with the position_ids of packed rows"
             )
         return dict(arguments)
-    ids, positions = arguments.get("input_ids"), arguments.get("position_ids")
-    if ids is None or positions is None:
-        raise ValueError("segments= needs input_ids=... and position_ids=..., both [B, T]")
-    if arguments.get("attention_mask") is not None:
-        raise ValueError("segments= and attention_mask= cannot be combined: leave the mask out")
+    assert arguments.get("attention_mask") is None, "the segments replace the mask"
+    ids, positions = arguments["input_ids"], arguments["position_ids"]
     # The kernel reads the edges. Rotary embeddings read the positions, which restart.
     edges = segments.edges.to(ids.device)
     inputs = dict(arguments)
@@ -139,21 +131,10 @@ def check_attention(model: PreTrainedModel) -> None:
     # Runs before any call with segments. It lets attention treat the empty mask of `segment_call`
     # as no mask.
     _make_maskless(model.config._attn_implementation)
-    # A model without **kwargs would not pass the edges on to its attention.
-    parameters = inspect.signature(model.base_model.forward).parameters.values()
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        raise ValueError(f"{_name(model)} does not accept document boundaries: {_USE_SDPA}")
-    if model.config._attn_implementation != TORCH_VARLEN:
-        return
-    if getattr(model.config.get_text_config(), "attention_chunk_size", None):
+    # `_attend` is not told of chunks, unlike of all else that its kernel cannot do.
+    is_varlen = model.config._attn_implementation == TORCH_VARLEN
+    if is_varlen and getattr(model.config.get_text_config(), "attention_chunk_size", None):
         raise ValueError(f"{_name(model)} needs chunked attention: {_USE_SDPA}")
-    dropout = _dropout(model)
-    # A frozen model has no dropout.
-    if dropout and any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError(
-            f"{_name(model)} has an attention dropout of {dropout}: set it to 0 in the model's "
-            f"configuration, or {_USE_SDPA}"
-        )
 
 
 def in_its_precision(model: PreTrainedModel) -> AbstractContextManager[object]:

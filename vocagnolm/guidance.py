@@ -8,13 +8,12 @@ the token that is predicted.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar, get_args
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vocagnolm.conventions import UNMAPPED
 from vocagnolm.fields import OptionError, check_choice
 from vocagnolm.method import (
     AGGREGATIONS,
@@ -185,39 +184,6 @@ def _range_maxima(values_BT: Tensor, ranges_BS2: Tensor) -> Tensor:
     return maxima_BS
 
 
-def batch_chunk_credit(
-    student_loss_BS: Tensor, teacher_loss_BT: Tensor, ranges_BS2: Tensor
-) -> Tensor:
-    """Return the advantage of every student token, as `vocagnolm.credit.chunk_credit` does.
-
-    Unmapped tokens, such as padding, have the range (-1, -1) and the advantage 0.0. Returns float64
-    [B, S], on Apple's GPUs float32. No input receives gradient, and nothing waits for the device.
-    """
-    wide = _widest_float(student_loss_BS)
-    first_BS, last_BS = ranges_BS2.long().unbind(-1)
-    mapped_BS = first_BS != UNMAPPED
-    positions = first_BS.shape[-1]
-    # A chunk ends after a mapped token if all later ranges begin at or after the end of the ranges
-    # so far. Unmapped tokens count as ranges that end at 0 and begin beyond all others.
-    beyond = teacher_loss_BT.shape[-1] + 1
-    reached_BS = last_BS.clamp(min=0).cummax(-1).values
-    later_BS = first_BS.masked_fill(~mapped_BS, beyond).flip(-1).cummin(-1).values.flip(-1)
-    next_BS = F.pad(later_BS[:, 1:], (0, 1), value=beyond)
-    is_end_BS = mapped_BS & (next_BS >= reached_BS)
-    # For each token, the position of the first end at or after it. If there is none, which happens
-    # only for unmapped tokens, it is the last position.
-    place_S = torch.arange(positions, device=first_BS.device)
-    end_BS = place_S.expand_as(first_BS).masked_fill(~is_end_BS, positions - 1)
-    end_BS = end_BS.flip(-1).cummin(-1).values.flip(-1)
-    # Sum the losses of both models from each token to the end of its chunk.
-    own_BS = student_loss_BS.detach().to(wide).masked_fill(~mapped_BS, 0.0)
-    own_to_go_BS = _range_sums(own_BS, torch.stack([place_S.expand_as(end_BS), end_BS + 1], -1))
-    teacher_end_BS = reached_BS.gather(-1, end_BS)
-    teacher_ranges_BS2 = torch.stack([first_BS, teacher_end_BS], -1)
-    teacher_to_go_BS = _range_sums(teacher_loss_BT.detach().to(wide), teacher_ranges_BS2)
-    return (own_to_go_BS - teacher_to_go_BS).masked_fill(~mapped_BS, 0.0)
-
-
 def selected_count(
     mapped: CountT, unmapped: CountT, top_k: float, unmapped_strategy: Unmapped
 ) -> CountT:
@@ -246,7 +212,6 @@ def select_top(score_BS: Tensor, candidates_BS: Tensor, top_k: float, scope: Sco
 
     Ties go to the lower position, and with scope "batch" to the earlier sequence.
     """
-    check_choice("selection_scope", scope, get_args(Scope))
     if scope == "batch":
         flat = select_top(score_BS.reshape(1, -1), candidates_BS.reshape(1, -1), top_k, "sequence")
         return flat.view_as(candidates_BS)
@@ -284,7 +249,6 @@ def select_tokens(
     Returns float32 [B, S] of 0.0 and 1.0, without gradient. Each sequence or batch has
     `selected_count` ones, or fewer with entropies.
     """
-    check_choice("unmapped", unmapped, get_args(Unmapped))
     candidates_BS = valid_BS & mapped_BS
     if unmapped == "mean":
         known_BS = teacher_loss_BS.masked_fill(~candidates_BS, 0.0)

@@ -174,9 +174,21 @@ class Method:
             if not isinstance(value, str):
                 setattr(self, name, name_own(name, value))
         check_options(self)
-        self._check_own()
-        self._check_chunk()
-        # The next two rules are about pairs of settings that are each valid alone.
+        if ":" in self.aggregation and not callable(load_own("aggregation", self.aggregation)):
+            raise OptionError("aggregation", f"{self.aggregation} is not a function")
+        # The other rules are about pairs of settings that are each valid alone.
+        typed = self.as_typed
+        if self.own_objective and self.loss_divisor == "selected":
+            raise OptionError(
+                "loss_divisor", f"selected: {typed} counts its tokens itself, in divisor_tokens"
+            )
+        if self.method in ("chunk", "rho1") and self.aggregation == "share":
+            raise OptionError(
+                "aggregation",
+                f"share counts characters, but {typed} compares tokens: use sum",
+            )
+        if self.method == "chunk" and self.selection == "accept":
+            raise OptionError("selection", f"accept weighs each token, but {typed} compares chunks")
         if self.with_entropies and self.unmapped == "mean":
             raise OptionError(
                 "rho1_score", "loss_and_entropy cannot rank unmapped tokens, which have no entropy"
@@ -184,34 +196,8 @@ class Method:
         if self.with_entropies and self.loss_divisor == "selected":
             raise OptionError(
                 "rho1_score",
-                f"loss_and_entropy does not support {named('loss_divisor')} selected: it knows "
-                "the number of selected tokens too late",
-            )
-
-    def _check_own(self) -> None:
-        """Check that a user's own class and function exist."""
-        if ":" in self.aggregation and not callable(load_own("aggregation", self.aggregation)):
-            raise OptionError("aggregation", f"{self.aggregation} is not a function")
-        if self.own_objective and self.loss_divisor == "selected":
-            raise OptionError(
-                "loss_divisor",
-                f"selected: {self.as_typed} counts its tokens itself, in "
-                "divisor_tokens: leave the option out",
-            )
-
-    def _check_chunk(self) -> None:
-        """Reject settings for characters or single tokens if chunks are compared."""
-        if self.method in ("chunk", "rho1") and self.aggregation == "share":
-            raise OptionError(
-                "aggregation",
-                f"share counts characters, but {named('method')} {self.method} compares whole "
-                f"tokens: use {named('aggregation')} sum",
-            )
-        if self.method == "chunk" and self.selection == "accept":
-            raise OptionError(
-                "selection",
-                f"accept weighs each token, but {named('method')} chunk compares chunks: "
-                f"use {named('method')} vocagnolm",
+                "loss_and_entropy knows the number of selected tokens too late for "
+                f"{named('loss_divisor')} selected",
             )
 
     def in_effect(self) -> dict[str, object]:
@@ -314,13 +300,6 @@ class Method:
         by_entropy = self.method == "rho1" and self.rho1_score == "loss_and_entropy"
         return by_entropy and not self.accepts
 
-    def check_chunks(self, max_length: int) -> None:
-        """Raise a ValueError for more chunks than a packed sequence has tokens."""
-        if self.method == "chunk" and self.chunks > max_length:
-            raise OptionError(
-                "chunks", f"{self.chunks} exceeds --max_length {max_length}: lower it"
-            )
-
     def check_teacher(self, count: int, *, is_stored: bool = False) -> None:
         """Raise a ValueError if the teacher is missing, or is of the wrong kind or number."""
         if bool(count) != self.needs_teacher:
@@ -329,13 +308,11 @@ class Method:
                 fault = "does not use a teacher: drop --teacher or --teacher_losses"
             raise ValueError(f"{self.as_typed} {fault}")
         compares = self.distance is not None or self.with_entropies
-        if compares and is_stored:
+        if compares and (is_stored or count > 1):
             raise ValueError(
                 f"{self.as_typed} compares distributions, which a store of losses does not hold: "
-                f"give the model itself with {named('teacher')}"
+                f"give one teacher, with {named('teacher')}"
             )
-        if compares and count > 1:
-            raise ValueError(f"{self.as_typed} takes one teacher, got {count}")
         if self.teacher_reduction == "first" and count > 1 and not is_stored:
             raise OptionError(
                 "teacher_reduction",

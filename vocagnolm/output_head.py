@@ -196,17 +196,14 @@ def scale_and_cap(config: PreTrainedConfig) -> tuple[float, float | None]:
     """Return the factor and the soft cap that a model's own forward applies to its logits."""
     text_config = config.get_text_config()
 
-    def number(name: str) -> float | None:
-        value = getattr(text_config, name, None)
-        return float(value) if isinstance(value, int | float) else None
-
     # Cohere, Falcon-H1 and Muse multiply, Granite and MiniCPM divide, Gemma and Griffin cap. The
     # probe of `add_token_losses` detects models that use a name that is missing here.
     scale = 1.0
     for name in ("logit_scale", "lm_head_multiplier", "output_multiplier"):
-        scale *= number(name) or 1.0
-    scale /= number("logits_scaling") or 1.0
-    return scale, number("final_logit_softcapping") or number("logits_soft_cap")
+        scale *= getattr(text_config, name, None) or 1.0
+    scale /= getattr(text_config, "logits_scaling", None) or 1.0
+    cap = getattr(text_config, "final_logit_softcapping", None)
+    return scale, cap or getattr(text_config, "logits_soft_cap", None)
 
 
 def output_embeddings(model: nn.Module) -> nn.Linear:

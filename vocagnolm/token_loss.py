@@ -205,15 +205,13 @@ def _token_losses(
     model: PreTrainedModel,
     input_ids: Tensor,
     *,
-    labels: Tensor | None = None,
+    labels: Tensor,
     weighted_tokens: int | None = None,
     label_tokens: int | None = None,
     with_entropies: bool = False,
     instead: Callable[[Tensor, Tensor, Head], object] | None = None,
     **inputs: Any,
 ) -> object:
-    if labels is None:
-        raise ValueError("token_losses=True needs labels=..., of the shape of input_ids")
     hidden_BTD = last_hidden_state(model, input_ids=input_ids, **inputs)
     head = read_head(model, hidden_BTD)
     # Position t predicts token t + 1. The last position predicts nothing. It is scored and dropped,

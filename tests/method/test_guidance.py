@@ -365,12 +365,7 @@ def test_several_teachers_reduce_as_in_a_loop(reduction):
     assert found.dtype == loss.dtype
 
 
-def test_unknown_choices_are_rejected_by_the_functions_too():
+def test_unknown_aggregation_is_rejected_by_the_function_too():
     ones = torch.ones(1, 1)
     with pytest.raises(ValueError, match="aggregation"):
         aggregate_teacher_losses(ones, torch.tensor([[[0, 1]]]), "min")
-    with pytest.raises(ValueError, match="selection_scope"):
-        select_top(ones, ones.bool(), 0.4, "rows")
-    four = (ones, ones, ones.bool(), ones.bool())
-    with pytest.raises(ValueError, match="unmapped"):
-        select_tokens(*four, top_k=1, unmapped="drop", scope="batch")

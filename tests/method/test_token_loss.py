@@ -336,7 +336,7 @@ def test_models_of_another_kind_are_rejected_with_advice():
 
 
 def test_labels_are_required():
-    with pytest.raises(ValueError, match="labels="):
+    with pytest.raises(TypeError, match="labels"):
         add_token_losses(build())(input_ids=batch()[0], token_losses=True)
 
 

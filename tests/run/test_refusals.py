@@ -31,7 +31,6 @@ REFUSED: list[tuple[str, str, str]] = [
     # Teachers.
     ("", "method", "needs a teacher"),
     ("--teacher t --method cpt", "method", "does not use a teacher"),
-    ("--teacher t --method chunk --chunks 9999", "chunks", "2048"),
     ("--teacher_losses s --method kld", "method", "distributions"),
     ("--teacher t --teacher_losses s", "teacher", "combined"),
     ("--teacher t u --method uld", "method", "one teacher"),

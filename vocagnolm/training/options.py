@@ -335,7 +335,6 @@ class GuidanceOptions(Method, PackOptions, LoadOptions):
         # A class or function of the user's own has become its name.
         self.method, self.aggregation = self.guidance.method, self.guidance.aggregation
         LoadOptions.__post_init__(self)
-        self.guidance.check_chunks(self.max_length)
         # A document without losses is treated as one whose tokens are all unmapped.
         includes = self.unmapped == "include" or self.guidance.accepts
         if self.missing_losses == "plain" and (self.method == "chunk" or not includes):
