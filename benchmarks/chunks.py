@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from vocagnolm.collator import chunk_edges
 from vocagnolm.conventions import UNMAPPED, Spans
 from vocagnolm.corpus import load_sample
-from vocagnolm.report.mapping import Shares, hull, overlaps
+from vocagnolm.report.audit import Shares, hull, overlaps
 from vocagnolm.shell.io import read_json, write_json
 from vocagnolm.spans import encode
 from vocagnolm.texts import read_texts

@@ -17,8 +17,7 @@ from vocagnolm import __main__
 from vocagnolm.alignment import align_spans
 from vocagnolm.corpus import load_corpus
 from vocagnolm.report import audit as audit_module
-from vocagnolm.report.audit import audit, verdict
-from vocagnolm.report.mapping import count_map, map_shares
+from vocagnolm.report.audit import audit, count_map, map_shares, verdict
 from vocagnolm.spans import encode
 from vocagnolm.tokenizer import load_tokenizer
 

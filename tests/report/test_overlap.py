@@ -16,7 +16,7 @@ from benchmarks.chunks import chunk_overlaps, mean_overlaps, sequences
 from vocagnolm.alignment import align_spans
 from vocagnolm.collator import chunk_edges
 from vocagnolm.conventions import Spans
-from vocagnolm.report.mapping import (
+from vocagnolm.report.audit import (
     count_map,
     decoded_vocabulary,
     map_shares,
