@@ -49,7 +49,7 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
             # the run's.
             path = PurePosixPath(file.name)
             checkpoint = path.parts[1:-1]
-            model = home.with_name("-".join([home.name, *checkpoint]))
+            model = home.with_name("-".join((home.name,) + checkpoint))
             _download(file, model / EVALUATION / path.name)
             if path.name == "results.json" and model not in directories:
                 directories.append(model)

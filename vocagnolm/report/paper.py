@@ -48,6 +48,6 @@ def teacher_name(reference: str) -> str:
     """
     model = Path(reference).name
     for name, aliases in read_json(REPORTED_FILE)["models"].items():
-        if model.casefold() in [spelling.casefold() for spelling in [name, *aliases]]:
+        if model.casefold() in [spelling.casefold() for spelling in [name] + aliases]:
             return str(name)
     return model

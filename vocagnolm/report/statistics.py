@@ -94,7 +94,7 @@ def _pair_benchmark(
     pairing.p = sign_flip_p(gains)
     # Each benchmark has its own seed, so its interval does not depend on which other benchmarks
     # were evaluated.
-    sample = resampled_differences(gains, RESAMPLES, [0, *name.encode()]) / first.samples
+    sample = resampled_differences(gains, RESAMPLES, [0] + list(name.encode())) / first.samples
     pairing.low, pairing.high = percentile_interval(sample)
     samples[name] = sample
 
