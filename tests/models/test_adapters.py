@@ -125,21 +125,10 @@ def test_packing_is_checked_when_the_model_is_adapted(tiny_llama: Callable[..., 
         check_packing(adapted)
 
 
-@pytest.mark.parametrize(
-    ("tied", "changes", "message"),
-    [
-        (False, {"lora_target_modules": ["q_proj", "q_porj"]}, "has no layer q_porj"),
-        (False, {"lora_target_modules": ["lm_head"]}, "output head cannot"),
-        (False, {"lora_modules_to_save": ["lm_head"]}, "output head cannot"),
-        (True, {"lora_target_modules": ["embed_tokens"]}, "embeddings, .* cannot"),
-    ],
-)
-def test_layer_that_cannot_be_adapted_is_rejected(
-    tied: bool, changes: dict[str, Any], message: str, tiny_llama: Callable[..., Any]
-) -> None:
-    model = tiny_llama(VOCABULARY, tie_word_embeddings=tied)
-    with pytest.raises(ValueError, match=message):
-        add_adapters(model, arguments(**changes), seed=0)
+def test_layer_that_is_not_there_is_rejected(tiny_llama: Callable[..., Any]) -> None:
+    layers = ["q_proj", "q_porj"]
+    with pytest.raises(ValueError, match="has no layer q_porj"):
+        add_adapters(tiny_llama(VOCABULARY), arguments(lora_target_modules=layers), seed=0)
 
 
 # Adapters of PEFT, as Python gives them

@@ -61,15 +61,6 @@ def test_mask_of_sdpa_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         model(**rows())
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
-def test_check_packing_accepts_the_implementation(name: str) -> None:
-    model = with_attention(name, "torch_varlen")
-    check_packing(model)
-    check_packing(model.bfloat16())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        check_packing(with_attention(name, "torch_varlen"))
-
-
 def test_segments_that_do_not_reach_attention_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     model = with_attention("llama", "torch_varlen")
     own = model.model.forward
@@ -178,11 +169,6 @@ def test_window_shorter_than_a_segment_is_rejected() -> None:
         check_packing(model, longest=25)
     unused = with_attention("qwen2", "torch_varlen", sliding_window=24)
     check_packing(unused, longest=25)
-
-
-def test_capped_scores_of_gemma2_are_rejected() -> None:
-    with pytest.raises(ValueError, match="soft cap of attention scores, which Gemma2Attention"):
-        with_attention("gemma2", "torch_varlen")
 
 
 @pytest.mark.parametrize(

@@ -55,10 +55,3 @@ def test_liger_leaves_a_teacher_of_the_family_alone(tmp_path: Path) -> None:
         trainer = VocAgnoTrainer(**models, args=args, data_collator=PackedCollator(8))
         assert trainer.args.liger_kernel_config == given | {"rope": rope}
         assert args.liger_kernel_config == given
-
-
-@pytest.mark.usefixtures("fake_liger")
-def test_liger_would_replace_the_losses_when_left_alone() -> None:
-    model = add_token_losses(build())
-    liger.apply_liger_kernel(model, None)
-    assert model(**rows()) == "logits"
