@@ -222,7 +222,7 @@ def test_layout_is_accelerates_when_the_launcher_says_it(
     monkeypatch.setattr(type(run), "world_size", 32)
     run.gradient_accumulation_steps = 4
     assert student_layout(run) == Layout(32, accumulates=True)
-    run.bf16 = True
+    run.bf16 = run.is_mixed = True
     assert student_layout(run, "sdpa").mask == run.max_length
     assert student_layout(run, VARLEN) == Layout(32, None, "mixed", accumulates=True)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")

@@ -157,6 +157,7 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         # A plan for a GPU may be made on a CPU, unless its precision is the CPU's.
         self.is_precision_of_cpu = on_cpu and choice == "auto" and not follows_launcher
         self.bf16, self.fp16 = dtype == "bfloat16", dtype == "float16"
+        self.is_mixed = self.bf16 or self.fp16
         if self.bf16 and not torch.accelerator.is_available():
             # Trainer accepts bfloat16 on a CPU only if a CPU is requested.
             self.use_cpu = True
@@ -165,11 +166,6 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
     def is_sharded(self) -> bool:
         """True if FSDP shards the student, according to the options or `accelerate launch`."""
         return bool(self.fsdp) or parse_flag_from_env("ACCELERATE_USE_FSDP")
-
-    @property
-    def is_mixed(self) -> bool:
-        """True if the student computes in 16 bits."""
-        return bool(self.bf16 or self.fp16)
 
     def _set_batch(self) -> None:
         """Derive batch size and accumulation from the global batch, or the other way round."""
