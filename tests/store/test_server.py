@@ -16,10 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from vocagnolm import __main__
 from vocagnolm.cli import Exit
 from vocagnolm.readers import Reader, teacher_reader
-from vocagnolm.spans import encode
 from vocagnolm.store.format import Store
-from vocagnolm.store.server import ServerScorer
-from vocagnolm.store.windows import Window
 
 Command = Callable[..., list[str]]
 
@@ -52,10 +49,16 @@ def reader(teacher_tokenizer: PreTrainedTokenizerBase) -> Reader:
     return teacher_reader(teacher_tokenizer, CONTEXT)
 
 
-@pytest.mark.parametrize("api", ["vllm", "sglang", "echo"])
+@pytest.mark.parametrize("answers", ["vllm", "sglang", "echo", "echo ids", "echo together"])
 def test_store_of_a_server_is_the_local_one(
-    server: TeacherServer, command: Command, scored: Path, few: list[str], tmp_path: Path, api: str
+    server: TeacherServer,
+    command: Command,
+    scored: Path,
+    few: list[str],
+    tmp_path: Path,
+    answers: str,
 ) -> None:
+    api, _, server.echoes = answers.partition(" ")
     server.apis = (api,)
     assert __main__.main(command("--api", api, texts=few)) == 0
     mine, local = Store(tmp_path / "S"), Store(scored)
@@ -68,32 +71,6 @@ def test_store_of_a_server_is_the_local_one(
         assert np.array_equal(ours.spans, theirs.spans)
         np.testing.assert_allclose(ours.losses, theirs.losses, rtol=2e-3, atol=1e-4)
     assert server.busiest <= 16
-
-
-@pytest.mark.parametrize("echoes", ["texts", "ids", "together"])
-def test_hosted_completions_give_the_losses_of_ids(
-    server: TeacherServer, reader: Reader, echoes: str
-) -> None:
-    server.apis, server.echoes = ("echo",), echoes
-    scorer = ServerScorer(server.url, MODEL, "echo", reader, 1)
-    scorer.check()
-    ids = [reader.start, *encode(reader.tokenizer, "What is 2 + 2? 4 \U0001f600").ids.tolist()]
-    (losses,) = scorer.losses([Window(0, ids, 5)])
-    expected = [-value for value in server.logprobs(ids)[-5:] if value is not None]
-    assert not isinstance(losses, str)
-    np.testing.assert_array_equal(losses, np.array(expected, np.float32))
-    assert server.bodies[-1] == {
-        "model": MODEL,
-        "prompt": ids,
-        "max_tokens": 1,
-        "temperature": 0.0,
-        "echo": True,
-        "logprobs": 1,
-    }
-    server.plan = lambda number: "lie"
-    (lied,) = scorer.losses([Window(0, ids, 4)])
-    assert isinstance(lied, str)
-    assert f"token {len(ids) - 1} is " in lied
 
 
 # What ends the command
