@@ -57,6 +57,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ('--teacher t --fsdp full_shard --fsdp_config {"version":1}', "FSDP1", "supported"),
     ('--teacher t --accelerator_config {"split_batches":true}', "accelerator_config", "split"),
     ("--teacher t --save_strategy best", "save_strategy", "evaluation"),
+    ("--teacher t --metric_for_best_model accuracy", "metric_for_best_model", "loss"),
     ("--teacher t --push_to_hub --hub_strategy every_save", "hub_strategy", "every_save"),
 ]
 

@@ -256,14 +256,25 @@ def check_arguments(args: TrainingArguments) -> None:
             f"one process sees {args.n_gpu} GPUs: start one for each, with accelerate launch"
         )
     check_connected(args.world_size)
-    if args.save_strategy == SaveStrategy.BEST and args.eval_strategy == IntervalStrategy.NO:
-        raise OptionError(
-            "save_strategy", f"best needs an evaluation: set {named('eval_strategy')}"
-        )
+    _check_best_model(args)
     # A push during training would upload checkpoints that are still in the staging directory.
     strategy = HubStrategy(args.hub_strategy)
     if args.push_to_hub and strategy != HubStrategy.END:
         raise OptionError("hub_strategy", f"{strategy.value} uploads files that are being written")
+
+
+def _check_best_model(args: TrainingArguments) -> None:
+    """Raise a ValueError if no evaluation can choose the best model."""
+    if args.save_strategy == SaveStrategy.BEST and args.eval_strategy == IntervalStrategy.NO:
+        raise OptionError(
+            "save_strategy", f"best needs an evaluation: set {named('eval_strategy')}"
+        )
+    # Trainer would look for another one after the first evaluation, and find none.
+    if not (args.metric_for_best_model or "loss").endswith("loss"):
+        raise OptionError(
+            "metric_for_best_model",
+            f"must be loss or CORPUS_loss, got {args.metric_for_best_model}",
+        )
 
 
 def split_global_batch(
