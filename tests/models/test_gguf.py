@@ -114,11 +114,6 @@ def test_a_file_that_is_not_there_is_rejected(tmp_path: Path) -> None:
             check_name("--teacher", name)
 
 
-def test_a_directory_of_gguf_files_is_told_to_name_one(gguf_file: Path) -> None:
-    with pytest.raises(ValueError, match="GGUF files"):
-        ModelSource(str(gguf_file.parent), "teacher").config()
-
-
 def test_weights_and_sizes_are_those_that_were_written(gguf_file: Path, model: Any) -> None:
     source = ModelSource(str(gguf_file), "student")
     loaded: Any = source.load(torch.float32)

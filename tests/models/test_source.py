@@ -136,8 +136,8 @@ REFUSED: list[tuple[Callable[[Path], None], dict[str, Any], str]] = [
     # transformers would draw these at random.
     (with_norm, {}, r"model\.norm\.weight"),
     (lambda directory: with_norm(directory, weight=torch.zeros(5)), {}, r"model\.norm\.weight"),
-    (of_an_unfinished_run, {}, r"no config\.json"),
-    (lambda directory: None, {"foo": 1}, "teacher_model_init_kwargs .*foo"),
+    (of_an_unfinished_run, {}, r"config\.json"),
+    (lambda directory: None, {"foo": 1}, "foo"),
 ]
 
 

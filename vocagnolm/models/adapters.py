@@ -49,30 +49,18 @@ def check_adapted(model: nn.Module) -> None:
     if not hasattr(model, "get_base_model"):
         return
     base: Any = model.get_base_model()  # type: ignore[operator]
-    head, embeddings = base.get_output_embeddings(), base.get_input_embeddings()
-    # A model without one of the two is rejected elsewhere, when its losses are tested.
-    if head is None or embeddings is None:
-        return
-    whole_modules = {"the output head": head}
-    # If PEFT has wrapped them, the original weights tell whether they are tied.
-    if _inner(head).weight is _inner(embeddings).weight:
-        whole_modules["the embeddings, which share the output head's weight,"] = embeddings
+    whole_modules = {"the output head": base.get_output_embeddings()}
+    if base.config.get_text_config().tie_word_embeddings:
+        shared = "the embeddings, which share the output head's weight,"
+        whole_modules[shared] = base.get_input_embeddings()
     for name, module in whole_modules.items():
-        if module is not _inner(module):
+        # PEFT replaces what it adapts, trains or saves by modules of its own.
+        if type(module).__module__.startswith("peft."):
             raise ValueError(
                 f"{name} cannot be adapted, because losses are computed from the output head's own "
                 "weight: leave lm_head and embed_tokens, or what they are called in "
                 f"{type(base).__name__}, out of the layers to adapt, train or save"
             )
-
-
-def _inner(module: nn.Module) -> nn.Module:
-    """Return the module inside PEFT's wrapper, and any other as it is."""
-    # Wrappers may be nested, for example if a layer has both an adapter and a trained copy.
-    while type(module).__module__.partition(".")[0] == "peft":
-        inner = getattr(module, "base_layer", None)
-        module = inner if inner is not None else module.original_module  # type: ignore[assignment]
-    return module
 
 
 def lora_config(

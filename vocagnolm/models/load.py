@@ -91,12 +91,6 @@ class ModelSource:
         check_name(self.role, self.name)
         if self.loaded is not None:
             return self.loaded.config
-        if Path(self.name).is_dir() and not Path(self.name, "config.json").exists():
-            raise ValueError(
-                f"{self._named} has no config.json: give a model, a checkpoint of an unfinished "
-                "run, or one of the directory's GGUF files; adapters are merged into their model "
-                "by vocagnolm export"
-            )
         options = {"attn_implementation": self.attn_implementation}
         config: PreTrainedConfig = self._from_pretrained(AutoConfig, **options)
         return config
@@ -203,15 +197,11 @@ class ModelSource:
         # can the user's own arguments.
         if self._is_gguf or self.init_kwargs:
             errors = (Exception,)
-        given = ""
-        if self.init_kwargs:
-            prefix = "teacher_" if self.role == "teacher" else ""
-            given = f" with --{prefix}model_init_kwargs {dict(self.init_kwargs)}"
         try:
             return function(*args, trust_remote_code=self.trust_remote_code, **options)
         except errors as error:
             why = str(error).strip().partition("\n")[0]
-            raise ValueError(f"{self._named} cannot be loaded{given}: {why}") from error
+            raise ValueError(f"{self._named} cannot be loaded: {why}") from error
 
 
 # -- Precision and quantization ------------------------------------------------------------------

@@ -74,13 +74,10 @@ def check_packing(
     exact = rounds_by_dtype(model, inner.dtype) and not torch.is_autocast_enabled(ids.device.type)
     floor, share = (1e-4, 0.01) if exact else (5e-2, 0.2)
     if error > floor + share * scale:
-        attention = inner.config._attn_implementation
-        # These two separate documents whenever a model can, so switching to another does not help.
-        is_best = attention in ("sdpa", "eager")
-        way_out = "" if is_best else "use --attn_implementation sdpa or eager, "
         raise ValueError(
-            f"{type(model).__name__} with attention implementation {attention} lets "
-            f"packed documents see each other: losses differ by up to {error:.2g} nats from those "
-            f"of the same documents alone (by {scale:.2g} when attention crosses on purpose): "
-            f"{way_out}accept it with {named('attend_across_documents')}, or take another model"
+            f"{type(model).__name__} with {named('attn_implementation')} "
+            f"{inner.config._attn_implementation} lets packed documents see each other: losses "
+            f"differ by up to {error:.2g} nats from those of the same documents alone (by "
+            f"{scale:.2g} when attention crosses on purpose): use sdpa or eager, which separate "
+            f"them if a model can, or accept it with {named('attend_across_documents')}"
         )

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
-from vocagnolm.fields import OptionError, named
+from vocagnolm.fields import OptionError
 from vocagnolm.models.cost import decoder_layers
 from vocagnolm.token_loss import add_token_losses
 
@@ -24,11 +24,6 @@ def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTra
     those of the whole model, bit for bit. One layer is gathered at a time. The model must be on the
     CPU, the same in all processes. Afterwards each process has its shard on its device.
     """
-    if not (layers := decoder_layers(model)):
-        raise ValueError(
-            f"{type(model).__name__} names no decoder layers (_no_split_modules), which "
-            f"{named('teacher_sharding')} shards one by one: leave it out"
-        )
     world, local = torch.distributed.get_world_size(), devices_of_a_machine()
     # The mesh is a rectangle, so all machines must have the same number of processes.
     if world % local:
@@ -42,7 +37,7 @@ def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTra
     model.train(False).requires_grad_(False)
     # Each layer is a unit, so that one is gathered at a time. The last call takes the rest: the
     # embeddings and the head.
-    for layer in layers:
+    for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
     # Test the losses after sharding, so that the test runs on the device.
