@@ -78,7 +78,7 @@ UNNOTICED: list[tuple[Callable[[], Any], str]] = [
 
 # Other private names: of argparse, datasets, torch and transformers.
 PRIVATE = (
-    "_actions _format_args _option_string_actions _fingerprint _indices "
+    "_actions _format_args _fingerprint _indices "
     "_is_amx_tile_supported _is_avx512_bf16_supported _prepare_inputs "
     "_supports_attention_backend _supports_flash_attn _supports_sdpa"
 )
