@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from filelock import FileLock, Timeout
 
-from vocagnolm.alignment import align_spans, narrow_spans
+from vocagnolm.alignment import find_ranges, narrow_spans
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, fit_turns, join_turns, turn_columns
 from vocagnolm.conventions import IntArray
@@ -435,7 +435,7 @@ def show_alignment(text: str, student_tokenizer: Any, teacher_tokenizer: Any) ->
     """Show the first tokens of a text, each with the teacher's tokens that cover it."""
     student_spans = encode(student_tokenizer, text).spans
     teacher_spans = encode(teacher_tokenizer, text).spans
-    ranges = align_spans(student_spans, teacher_spans)
+    ranges = find_ranges(student_spans, teacher_spans)
     pairs = []
     for (start, end), (first, last) in zip(student_spans, ranges, strict=True):
         # An unmapped token has the range (-1, -1), which selects nothing.

@@ -177,18 +177,20 @@ class Method:
         if ":" in self.aggregation and not callable(load_own("aggregation", self.aggregation)):
             raise OptionError("aggregation", f"{self.aggregation} is not a function")
         # The other rules are about pairs of settings that are each valid alone.
-        typed = self.as_typed
         if self.own_objective and self.loss_divisor == "selected":
             raise OptionError(
-                "loss_divisor", f"selected: {typed} counts its tokens itself, in divisor_tokens"
+                "loss_divisor",
+                f"selected: {self.as_typed} counts its tokens itself, in divisor_tokens",
             )
         if self.method in ("chunk", "rho1") and self.aggregation == "share":
             raise OptionError(
                 "aggregation",
-                f"share counts characters, but {typed} compares tokens: use sum",
+                f"share counts characters, but {self.as_typed} compares tokens",
             )
         if self.method == "chunk" and self.selection == "accept":
-            raise OptionError("selection", f"accept weighs each token, but {typed} compares chunks")
+            raise OptionError(
+                "selection", f"accept weighs each token, but {self.as_typed} compares chunks"
+            )
         if self.with_entropies and self.unmapped == "mean":
             raise OptionError(
                 "rho1_score", "loss_and_entropy cannot rank unmapped tokens, which have no entropy"

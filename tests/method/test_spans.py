@@ -168,16 +168,6 @@ def test_other_calls_of_the_tokenizer_change_nothing(
     assert encode(tokenizer, text).ids.tolist() == expected
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_text_may_exceed_what_the_tokenizer_says(
-    family: str, tokenizers_by_family: Tokenizers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer = tokenizers_by_family[family]
-    expected = encode(tokenizer, "1234 5678").ids.tolist()
-    monkeypatch.setattr(tokenizer, "model_max_length", 3)
-    assert encode(tokenizer, "1234 5678").ids.tolist() == expected
-
-
 def test_encode_rejects_a_lone_surrogate(student_tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ValueError, match="position 2: surrogates not allowed"):
         encode_batch(student_tokenizer, ["fine", "ab\ud800c"])
