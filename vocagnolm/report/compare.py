@@ -153,15 +153,15 @@ def _cell(value: float | None, form: str) -> str:
 
 def _costs(comparison: Comparison) -> _Section:
     """Return what each training run cost, from its log."""
-    head = ["run", "setting", "seed", "steps", "student tokens", "held-out loss"]
+    head = ["run", "trained as", "seed", "steps", "student tokens", "held-out loss"]
     rows = [head + ["tokens/s", "FLOPs"]]
-    for setting, runs in comparison.settings.items():
+    for runs in comparison.settings.values():
         for run in runs:
             steps = run.state.get("global_step", 0)
             tokens = steps * run.options["global_batch_tokens"]
             log = run.state.get("log_history", [])
             speeds = [entry["tokens_per_s"] for entry in log if "tokens_per_s" in entry]
-            row = [run.label, setting, str(run.seed[0]), f"{steps:,}", f"{tokens:,}"]
+            row = [run.label, run.name, str(run.seed[0]), f"{steps:,}", f"{tokens:,}"]
             row.append(_cell(run.eval_loss, ".4f"))
             # The first steps compile and warm up, so the median says more than the mean.
             row.append(_cell(median(speeds) if speeds else None, ",.0f"))
