@@ -41,21 +41,11 @@ def test_benchmarks_stand_in_the_papers_order_when_listed() -> None:
     assert {name: BENCHMARKS[name].item_count for name in PAPER_BENCHMARKS} == COUNTS
 
 
-def test_benchmarks_are_the_harnesss_settings_when_read() -> None:
-    letters = {"mathqa", "mmlu_stem", "sat"}
+def test_texts_end_as_in_the_harness() -> None:
+    """Templates and examples are those of the prompts below."""
     for benchmark in (BENCHMARKS[name] for name in (*PAPER_BENCHMARKS, "gsm_hard")):
-        is_problem = benchmark.id in letters | {"math"}
-        assert benchmark.shots == (4 if is_problem else 8)
-        assert benchmark.template.startswith("Problem:\n" if is_problem else "Question: ")
-        assert benchmark.answer_kind == ("letter" if benchmark.id in letters else "free")
         assert benchmark.stops == ("</s>", "\n\nQuestion:", "\n\nProblem:")
         assert benchmark.max_new_tokens == 1024
-    sets = {name: BENCHMARKS[name].prompt_set for name in BENCHMARKS}
-    assert sets["math"] == "minerva_math"
-    assert sets["mathqa"] == "mathqa"
-    assert sets["mmlu_stem"] == sets["sat"] == "mmlu_stem"
-    assert {sets[name] for name in ("gsm8k", "svamp", "asdiv", "mawps", "tabmwp")} == {"gsm8k"}
-    assert sets["gsm_hard"] == "gsm8k"
 
 
 def test_long_answers_are_those_of_reports_in_a_chat() -> None:

@@ -152,11 +152,3 @@ WRONG: list[tuple[Try, object, str]] = [
 def test_wrong_input_is_named(attempt: Try, case: object, named: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=named):
         attempt(tmp_path, case)
-
-
-def test_output_that_cannot_be_written_costs_no_grading(tmp_path: Path) -> None:
-    """No grader is started."""
-    file = tmp_path / "outputs.jsonl"
-    file.write_text(json.dumps(GOOD) + "\n")
-    with pytest.raises(ValueError, match="output"):
-        regrade(file, BENCHMARKS["gsm8k"], file / "graded.jsonl")

@@ -21,11 +21,12 @@ def accuracy(correct: int, n: int) -> JsonObject:
     >>> accuracy(10, 32)["rounded"]
     31.2
     """
-    exact = correct / n * 100
+    return {"n": n, "correct": correct} | _rounded(correct / n * 100, wilson_interval(correct, n))
+
+
+def _rounded(exact: float, interval: tuple[float, float]) -> JsonObject:
     # NumPy rounds halves to even, and so does the harness.
-    interval = list(wilson_interval(correct, n))
-    rounded = float(np.round(exact, 1))
-    return {"n": n, "correct": correct, "rounded": rounded, "exact": exact, "interval": interval}
+    return {"rounded": float(np.round(exact, 1)), "exact": exact, "interval": list(interval)}
 
 
 def wilson_interval(correct: float, n: float) -> tuple[float, float]:
@@ -85,8 +86,7 @@ def sampled_accuracy(right: Sequence[int], samples: int) -> JsonObject:
 
 def _share_of_items(shares: Sequence[float], samples: int) -> JsonObject:
     exact = math.fsum(shares) / len(shares) * 100
-    interval = list(interval_over_items(shares, samples))
-    return {"rounded": float(np.round(exact, 1)), "exact": exact, "interval": interval}
+    return _rounded(exact, interval_over_items(shares, samples))
 
 
 def average(columns: Sequence[JsonObject]) -> JsonObject:

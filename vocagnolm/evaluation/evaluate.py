@@ -43,14 +43,13 @@ def _parser() -> command.Parser:
     add("--benchmarks_file", type=Path, help="YAML file of your own benchmarks.")
     add("--data_dir", type=Path, help="The harness's data/; default: download.")
     add("--prompts_dir", type=Path, help="The harness's prompts/cot; default: our own prompts.")
-    chat = "Zero-shot, in the chat template; not the paper's protocol."
-    add("--chat", action="store_true", help=chat)
-    greedy = "Default: 0, greedy decoding, as in the paper."
-    add("--temperature", type=float, default=0.0, help=greedy)
+    add("--chat", action="store_true", help="Zero-shot, in the chat template; not the paper's way.")
+    add("--temperature", type=float, default=0.0, help="Default: 0, greedy, as in the paper.")
     add_drawn = partial(add, needs=["temperature"])
     add_drawn("--samples", type=int, default=1, metavar="K", help="Outputs per item, for avg@k.")
-    likely = "Sample from the most likely tokens of this total probability; default: 1."
-    add_drawn("--top_p", type=float, default=1.0, help=likely)
+    add_drawn(
+        "--top_p", type=float, default=1.0, help="Share of probability to draw from; default: 1."
+    )
     place = "MODEL/evaluation, RUN/evaluation-checkpoint-N or runs/NAME/evaluation"
     add("--output_dir", type=Path, help=f"Default: {place}.")
     add("--limit", type=int, help="Ask only the first N items of each benchmark.")
@@ -60,10 +59,8 @@ def _parser() -> command.Parser:
     add("--trust_remote_code", action="store_true", help="Allow the model to run its own code.")
     add("--report_to", choices=("none", "wandb"), default="none")
     add("--dry_run", action="store_true", help="Print one prompt per benchmark, and token counts.")
-    stored = "Grade stored outputs; needs one of --benchmarks."
-    add("--regrade", type=Path, metavar="FILE", excludes=["model"], help=stored)
-    items = "File for the items of --regrade; default: standard output."
-    add("--output", type=Path, needs=["regrade"], help=items)
+    add("--regrade", type=Path, metavar="FILE", excludes=["model"], help="Grade stored outputs.")
+    add("--output", type=Path, needs=["regrade"], help="Default: standard output.")
     return parser
 
 

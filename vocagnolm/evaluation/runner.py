@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from tqdm.auto import tqdm
-from transformers import PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.evaluation import results
@@ -76,20 +75,31 @@ def evaluate(arguments: Namespace) -> None:
     # changes the items meanwhile.
     with ExitStack() as open_contexts:
 
-        def begin() -> JsonObject:
+        def begin() -> str:
             open_contexts.enter_context(output_directory(directory.path, SETTINGS_FILE))
             begun = directory.settings().get("dtype")
             arguments.dtype, why = choose_dtype(arguments.dtype, state.device, begun)
             log_main(f"{arguments.model} computes in {arguments.dtype} ({why})")
-            settings = _settings(arguments, source, config, context, chat, tasks)
+            # All items must share these.
+            settings = {
+                "protocol": chat.settings() if chat else None,
+                "sampling": asdict(arguments.sampling) if arguments.sampling else None,
+                "model": {"name": source.name, "revision": revision_of(source.name, config)},
+                "engine": arguments.engine,
+                "dtype": arguments.dtype,
+                "context": None if context == NO_LIMIT else context,
+                "limit": arguments.limit,
+                "grader": HARNESS,
+                "second_opinion": results.SECOND_OPINION,
+                "benchmarks": {task.benchmark.id: task.settings() for task in tasks},
+            }
+            # They are written before the first item, so that no item has unknown settings.
             directory.write_settings(settings)
-            return settings
+            return str(arguments.dtype)
 
-        # All processes get the settings, or an error. They are written before the first item, so
-        # that no item has unknown settings.
-        settings = rank0(begin)
-        # Processes on different kinds of machines need one answer.
-        arguments.dtype = settings["dtype"]
+        # All processes get the answer of the first, or its error. They may be on different kinds of
+        # machines.
+        arguments.dtype = rank0(begin)
         engine: Engine
         if arguments.engine == "vllm":
             engine = VLLMEngine(source, tokenizer, arguments.dtype, context, chat)
@@ -97,29 +107,6 @@ def evaluate(arguments: Namespace) -> None:
             model: Any = source.load(getattr(torch, arguments.dtype))
             engine = HFEngine(model.to(state.device), tokenizer, arguments.batch_size, chat)
         _ask_and_report(tasks, engine, directory, arguments, state)
-
-
-def _settings(
-    arguments: Namespace,
-    source: ModelSource,
-    config: PreTrainedConfig,
-    context: int,
-    chat: Chat | None,
-    tasks: Sequence[Task],
-) -> JsonObject:
-    """Return the settings that all items of an evaluation must share."""
-    return {
-        "protocol": chat.settings() if chat else None,
-        "sampling": asdict(arguments.sampling) if arguments.sampling else None,
-        "model": {"name": source.name, "revision": revision_of(source.name, config)},
-        "engine": arguments.engine,
-        "dtype": arguments.dtype,
-        "context": None if context == NO_LIMIT else context,
-        "limit": arguments.limit,
-        "grader": HARNESS,
-        "second_opinion": results.SECOND_OPINION,
-        "benchmarks": {task.benchmark.id: task.settings() for task in tasks},
-    }
 
 
 def _ask_and_report(

@@ -175,22 +175,17 @@ class HFEngine(Engine):
             rows = slice(first, first + _READ_TOGETHER)
             before = n_shared + width - len(batch[first])
             parts = [layer.part(rows, before) for layer in growing]
-            self._generate(batch[rows], n_shared, parts, width, max_steps=1)
+            self._generate(batch[rows], n_shared, parts, width, steps=1)
         if not _half_finished(batch):
-            self._generate(batch, n_shared, growing)
+            width, steps = max(map(len, batch)), max(row.room for row in batch)
+            self._generate(batch, n_shared, growing, width, steps)
 
     def _generate(
-        self,
-        batch: list[Row],
-        n_shared: int,
-        layers: Sequence[Any],
-        width: int = 0,
-        max_steps: int = 0,
+        self, batch: list[Row], n_shared: int, layers: Sequence[Any], width: int, steps: int
     ) -> None:
         """Read what is not in the cache, and write until half of the rows are finished.
 
-        Rows are padded to `width` tokens and get at most `max_steps` more; 0 means as many as
-        needed.
+        Rows are padded to `width` tokens and get at most `steps` more.
         """
         device = self._model.device
         # A row is [shared prefix][padding][own tokens], the padding masked. Positions follow the
@@ -199,7 +194,6 @@ class HFEngine(Engine):
         #     ids        S S S S S . . a b c        mask       1 1 1 1 1 0 0 1 1 1
         #                S S S S S d e f g h                   1 1 1 1 1 1 1 1 1 1
         #     positions  0 1 2 3 4     5 6 7
-        width = width or max(len(row) for row in batch)
         input_ids = []
         mask = []
         for row in batch:
@@ -207,7 +201,6 @@ class HFEngine(Engine):
             ids = row.prompt + row.new
             input_ids.append(ids[:n_shared] + padding + ids[n_shared:])
             mask.append([1] * n_shared + padding + [1] * (len(row) - n_shared))
-        steps = max_steps or max(row.room for row in batch)
         rope = self._model.config.get_text_config().to_dict().get("rope_parameters") or {}
         if rope.get("rope_type") not in _WITHOUT_BOUND:
             # A position beyond the context is an error, or changes the rotation of other rows.

@@ -15,7 +15,6 @@ from vocagnolm.evaluation.engines.generation import Chat, Completion, Engine, Ro
 from vocagnolm.fields import OptionError
 from vocagnolm.models.load import ModelSource, context_length
 from vocagnolm.shell.dist import launched_processes
-from vocagnolm.shell.hub import split_name
 
 # The engine uses this much of a model's context, or room for a prompt of this length and an answer,
 # if that is more. vLLM reserves memory for one such text.
@@ -45,8 +44,6 @@ class VLLMEngine(Engine):
             raise OptionError("engine", "vllm uses all GPUs by itself: start it with python")
         import vllm
 
-        if split_name(source.name)[1]:
-            raise OptionError("engine", f"vllm does not read {source.name}: use --engine hf")
         config, name, revision = source.config(), source.name, source.revision
         try:
             ending = GenerationConfig.from_pretrained(name, revision=revision or "main")
