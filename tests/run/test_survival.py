@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fork_server import ForkServer
-from world import TIMING_KEYS
+from world import TIMING_KEYS, make_world
 
 from vocagnolm.training.run_directory import checkpoint_fault, newest_checkpoint
 
@@ -83,13 +83,8 @@ def place(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Place]:
     root = tmp_path_factory.mktemp("survival")
-    for seed, (role, family) in enumerate((("student", "metaspace"), ("teacher", "nfc_digits"))):
-        shutil.copytree(tokenizer_dirs[family], root / role)
-        dropout = {"attention_dropout": 0.1} if role == "student" else {}  # needs random states
-        tiny_llama(700, seed=seed, **dropout).save_pretrained(root / role)
-    for name, texts in (("pages", training_texts[:40]), ("few", training_texts[40:50])):
-        lines = (json.dumps({"text": text}) + "\n" for text in texts)
-        (root / f"{name}.jsonl").write_text("".join(lines))
+    # Dropout needs random states.
+    make_world(root, tiny_llama, tokenizer_dirs, training_texts[:40], attention_dropout=0.1)
     cache = {"HF_DATASETS_CACHE": str(root / "cache"), "HF_HUB_OFFLINE": "1"}
     server = ForkServer("survival_worker.py", **cache)
     yield Place(root, server)
