@@ -207,13 +207,6 @@ def test_demo_removes_the_seeds_that_it_runs_again(tmp_path, monkeypatch) -> Non
     assert seeds == [set(), {"notes", "seed0"}]
 
 
-def test_demo_runs_what_is_named_twice_once() -> None:
-    argv = ["--methods", "all", "cpt", "--seeds", "1", "1", "--wrong_share", "1"]
-    arguments = demo_main._read_arguments(argv)
-    assert arguments.methods == list(METHODS)
-    assert (arguments.seeds, arguments.wrong_share) == ([1], 1.0)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("environment")
 def test_demo_writes_its_results(tmp_path, capsys) -> None:

@@ -32,9 +32,8 @@ from vocagnolm.shell.io import markdown_table, print_main, write_json
 _NAME = "vocagnolm demo"
 # Next to the directories of the seeds: the table, and the libraries' caches.
 RESULTS, CACHE = "results.json", "cache"
-# The defaults take two minutes on two cores, and all methods with four seeds take six.
-DEFAULT_METHODS = ["vocagnolm", "cpt"]
-DEFAULT_SEEDS = [0, 1]
+# With two seeds, they take two minutes on two cores. All methods with four seeds take six.
+_DEFAULT_METHODS = ["vocagnolm", "cpt"]
 # {metric: digits after the point}. Losses are in nats per token.
 _METRICS = {"accuracy": 3, "clean_loss": 3, "answer_loss": 3, "seconds": 1}
 
@@ -98,21 +97,18 @@ def _read_arguments(argv: Sequence[str] | None) -> Namespace:
     add = parser.add_argument
     add("--output_dir", type=Path, default=Path("runs/demo"))
     choices = [*METHODS, "all"]
-    methods = f"Any of {', '.join(METHODS)}, or all; default: {' '.join(DEFAULT_METHODS)}."
+    methods = f"Any of {', '.join(METHODS)}, or all; default: {' '.join(_DEFAULT_METHODS)}."
     share = "Share of the pages that have a wrong solution."
-    add("--seeds", type=int, nargs="+", default=DEFAULT_SEEDS, help="One student per seed.")
+    add("--seeds", type=int, nargs="+", default=[0, 1], help="One student per seed.")
     add("--wrong_share", type=float, default=0.4, help=share)
-    add("--methods", nargs="+", choices=choices, metavar="NAME", help=methods)
-    parser.set_defaults(methods=DEFAULT_METHODS)
+    default = _DEFAULT_METHODS
+    add("--methods", nargs="+", choices=choices, default=default, metavar="NAME", help=methods)
     add("--max_steps", type=int, help="Steps of each run; default: those of the recipe.")
     arguments = parser.parse_args(argv)
     in_range(arguments, "[0, 1]", "wrong_share")
     in_range(arguments, "[1, inf)", "max_steps")
     if "all" in arguments.methods:
         arguments.methods = list(METHODS)
-    # What is named twice runs once.
-    arguments.methods = list(dict.fromkeys(arguments.methods))
-    arguments.seeds = list(dict.fromkeys(arguments.seeds))
     return arguments
 
 
