@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -17,7 +16,7 @@ from torch.utils.data import get_worker_info
 from vocagnolm.alignment import segment_shares
 from vocagnolm.attention import RowSegments, segments_of
 from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED, IntArray
-from vocagnolm.packing import Block, FloatArray, segment_rows, teacher_limits
+from vocagnolm.packing import Block, FloatArray, segment_rows
 
 # The segments of every row.
 _Segments = Sequence[Sequence[IntArray]]
@@ -176,15 +175,11 @@ class PackedCollator:
         # The counts are summed over the segments of each row, [B, K], and the longest row of a
         # teacher sets its columns.
         tokens = np.array([np.sum(sequence["teacher_counts"], axis=0) for sequence in sequences])
-        longest = tokens.max(0).tolist()
-        limits = [sys.maxsize] * len(longest)
+        # A few different widths, and none beyond the teacher's context.
+        widths = -(-tokens.max(0) // 64) * 64
         if self.teacher_max_length is not None:
-            limits = teacher_limits(self.teacher_max_length, len(longest))
-        widths = []
-        for width, limit in zip(longest, limits, strict=True):
-            # A few different widths, and none beyond the teacher's context.
-            widths.append(min(-(-width // 64) * 64, limit))
-        return widths
+            widths = np.minimum(widths, self.teacher_max_length)
+        return widths.tolist()  # type: ignore[no-any-return]
 
     def _ranges(self, sequence: Block, widths: Sequence[int]) -> IntArray:
         """Return the teacher ranges of a row, [K, S, 2], in the columns of all teachers."""

@@ -67,15 +67,6 @@ def as_block(index: int, columns: Mapping[str, Sequence[Any]]) -> Block:
     return cast(Block, sequence)
 
 
-def teacher_limits(teacher_max_length: int | Sequence[int], teachers: int) -> list[int]:
-    """Return the limit of each teacher's tokens. A single limit is that of every teacher."""
-    limits: list[int] = np.atleast_1d(teacher_max_length).tolist()
-    if len(limits) == 1:
-        limits *= teachers
-    # Without a teacher, there is nothing to compare a limit with.
-    return limits[:teachers]
-
-
 def pack(
     student_tokens: Sequence[int] | IntArray,
     teacher_tokens: Sequence[int] | IntArray,
@@ -96,8 +87,13 @@ def pack(
     """
     # Each segment has a row, and each model a column: first the student, then the teachers.
     sizes = np.column_stack((student_tokens, teacher_tokens)).astype(np.int64)
-    limits = [max_length]
-    limits += teacher_limits(teacher_max_length, sizes.shape[1] - 1)
+    teachers = sizes.shape[1] - 1
+    teacher_limits: list[int] = np.atleast_1d(teacher_max_length).tolist()
+    # A single limit is that of every teacher.
+    if len(teacher_limits) == 1:
+        teacher_limits *= teachers
+    # Without a teacher, there is nothing to compare a limit with.
+    limits = [max_length] + teacher_limits[:teachers]
     if (sizes > limits).any():
         raise ValueError(
             f"segments have up to {sizes.max(0).tolist()} tokens, beyond {limits}: align and pack "
