@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import datasets
 import pyarrow as pa
 
-from vocagnolm.chat.formats import FORMATS, KNOWN, SKIPPED, SURROGATE, Conversation, read_row
+from vocagnolm.chat.formats import FORMATS, SKIPPED, SURROGATE, Conversation, read_row
 from vocagnolm.chat.render import Template
 from vocagnolm.conventions import TEXT
 from vocagnolm.fields import OptionError
@@ -172,11 +172,11 @@ def columns_to_read(
             # Keep the dataset's order.
             names = [name for name in columns if name in required + optional]
             return names, required[0] not in (TEXT, text_column)
-    remedy = "" if text_column else f"; columns that are understood: {KNOWN}"
+    understood = [" and ".join(required) for required, _ in formats]
     raise OptionError(
         "text_column",
-        f"{text_column or TEXT!r} is not a column of {source}; its columns are "
-        f"{', '.join(columns) or 'none'}{remedy}",
+        f"{text_column or TEXT!r} is not a column of {source}, which has "
+        f"{', '.join(columns) or 'none'}; expected {', or '.join(understood)}",
     )
 
 

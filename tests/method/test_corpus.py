@@ -323,7 +323,7 @@ def test_formats_of_a_directory_may_differ(tmp_path: Path) -> None:
     ("name", "content", "reason"),
     [
         ("a.jsonl", b"{oops\n", "a.jsonl:1: not valid JSON"),
-        ("a.jsonl", b'{"body": "x"}\n', "its columns are body"),
+        ("a.jsonl", b'{"body": "x"}\n', "which has body"),
         ("a.jsonl", b'{"question": "x"}\n', "instruction and output"),
         ("a.jsonl", b"", "no documents"),
         ("a.json", b"[]", "no documents"),

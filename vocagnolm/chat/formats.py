@@ -37,11 +37,6 @@ _SPEAKERS = {
     "assistant": "assistant",
     "system": "system",
 }
-# Names that datasets use for the column of messages.
-KNOWN = (
-    "text (documents), messages, prompt and completion, conversations (ShareGPT), or instruction "
-    "and output (Alpaca)"
-)
 # Templates read these fields of a message, in addition to its content.
 _UNTRAINED_FIELDS = ("tool_calls", "reasoning_content", "thinking", "reasoning")
 # JSON may contain texts that are not valid Unicode.
