@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,17 @@ def test_plan_shows_an_alignment(
     for each in shown:
         ours, theirs = (side.replace("'", "").replace(" ", "") for side in each.split(" -> "))
         assert ours in theirs
+
+
+def test_plan_says_which_files_of_a_directory_are_read(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    shutil.copy(world.pages, corpus)
+    (corpus / "NOTES.txt").write_text("notes")
+    plan = plan_of(capfd, argv_of(world, tmp_path / "out", dataset=str(corpus)))
+    assert plan["files"] == "corpus: read 1 file of train; left out: NOTES.txt"
 
 
 def test_small_corpus_is_read_whole_when_its_part_is_too_small(
