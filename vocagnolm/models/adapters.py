@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from vocagnolm.models.load import LOADING_ERRORS
-
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftConfig, PeftModel
 
@@ -125,7 +123,8 @@ def read_adapters(directory: Path) -> tuple[PeftConfig, dict[str, Tensor]]:
     try:
         config = PeftConfig.from_pretrained(str(directory))
         return config, load_peft_weights(str(directory), device="cpu")
-    except LOADING_ERRORS as error:
+    # A damaged file can raise anything.
+    except Exception as error:
         raise ValueError(
             f"the adapters in {directory} cannot be loaded by peft {__version__} "
             f"({type(error).__name__}: {error}): give the whole directory, or install the version "

@@ -6,12 +6,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Literal
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -27,18 +25,6 @@ from vocagnolm.shell.hub import check_name, split_name
 from vocagnolm.shell.io import file_sha256
 from vocagnolm.tokenizer import Role, check_tokenizer, load_tokenizer
 
-# What the libraries raise on files that are missing, cut off or not what they seem.
-LOADING_ERRORS: tuple[type[Exception], ...] = (
-    OSError,
-    ValueError,
-    ImportError,
-    RuntimeError,
-    EOFError,
-    KeyError,
-    TypeError,
-    SafetensorError,
-    UnpicklingError,
-)
 # The context of a model whose configuration names none.
 NO_LIMIT = sys.maxsize
 # PEFT writes this file into every directory of adapters.
@@ -82,10 +68,6 @@ class ModelSource:
     def _named(self) -> str:
         return f"{'' if self.role == 'checkpoint' else '--'}{self.role} {self.name}"
 
-    @property
-    def _is_gguf(self) -> bool:
-        return split_name(self.name)[1] is not None
-
     def config(self) -> PreTrainedConfig:
         """Read only its configuration."""
         check_name(self.role, self.name)
@@ -128,16 +110,17 @@ class ModelSource:
             "ignore_mismatched_sizes": True,
             "output_loading_info": True,
         }
+        is_gguf = split_name(self.name)[1] is not None
         if quantization:
             # Quantized weights cannot be moved once they are loaded.
             options |= {"quantization_config": quantization, "device_map": {"": device}}
-        elif self._is_gguf and hasattr(transformers, "GgufConfig"):
+        elif is_gguf and hasattr(transformers, "GgufConfig"):
             # Make an ordinary model, which can be trained and saved. This transformers would keep
             # the weights in their blocks if it can. Older ones never do.
             options["quantization_config"] = transformers.GgufConfig(dequantize=True)
         model: PreTrainedModel
         model, report = self._from_pretrained(AutoModelForCausalLM, **options)
-        if self._is_gguf:
+        if is_gguf:
             # transformers keeps the directory only, but adapters must name their model.
             model.name_or_path = self.name
         # transformers fills missing weights with random numbers and only warns.
@@ -192,14 +175,10 @@ class ModelSource:
 
     def _call(self, function: Callable[..., Any], *args: object, **options: object) -> Any:
         """Name the model in transformers' errors, and keep one of their many lines."""
-        errors = LOADING_ERRORS
-        # The GGUF reader does not check what a file says, so a damaged one can raise anything. So
-        # can the user's own arguments.
-        if self._is_gguf or self.init_kwargs:
-            errors = (Exception,)
         try:
             return function(*args, trust_remote_code=self.trust_remote_code, **options)
-        except errors as error:
+        # Files may be damaged in any way, and arguments of the user's own may be wrong in any way.
+        except Exception as error:
             why = str(error).strip().partition("\n")[0]
             raise ValueError(f"{self._named} cannot be loaded: {why}") from error
 
