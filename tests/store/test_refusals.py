@@ -107,35 +107,8 @@ def no_manifest(files: Files) -> list[str]:
     return files.score()
 
 
-def not_a_store(files: Files) -> list[str]:
-    return ["score", "--verify", str(files.root)]
-
-
-def not_json(files: Files) -> list[str]:
-    (files.root / "S" / MANIFEST_FILE).write_text("{")
-    return ["score", "--verify", str(files.root / "S")]
-
-
 def same_stores(files: Files) -> list[str]:
     return files.rank(f"--student_losses={files.root / 'teacher'}")
-
-
-def unfinished(files: Files) -> list[str]:
-    manifest = json.loads((files.root / "student" / MANIFEST_FILE).read_text())
-    del manifest["shards"]
-    (files.root / "student" / MANIFEST_FILE).write_text(json.dumps(manifest))
-    return files.rank()
-
-
-def absent(files: Files) -> list[str]:
-    shutil.rmtree(files.root / "teacher")
-    return files.rank()
-
-
-def truncated(files: Files) -> list[str]:
-    path = files.root / "teacher/shard-00001.arrow"
-    path.write_bytes(path.read_bytes()[:-8])
-    return files.rank()
 
 
 def other_files(files: Files) -> list[str]:
@@ -162,8 +135,6 @@ CASES: list[tuple[Callable[[Files], list[str]], str]] = [
     (other_corpus, "other documents"),
     (no_document, "--dataset"),
     (no_manifest, "shard-0"),
-    (not_a_store, "not a finished"),
-    (not_json, MANIFEST_FILE),
     (lambda files: files.rank("--keep=0"), "--keep"),
     (lambda files: files.rank("--keep=nan"), "--keep"),
     (lambda files: files.rank("--by=ahead"), "--by"),
@@ -174,9 +145,6 @@ CASES: list[tuple[Callable[[Files], list[str]], str]] = [
     (lambda files: files.rank(texts=[*TEXTS, "new", "another"]), "lacks 2 of 7"),
     (lambda files: files.rank("--missing_losses=skip", texts=["new"]), "--dataset"),
     (same_stores, "--student_losses"),
-    (unfinished, "student is not a finished"),
-    (absent, "teacher is not a finished"),
-    (truncated, "damaged, 1 of 2 shards"),
     (other_files, "notes.txt"),
     (conversations, "--dataset"),
 ]
