@@ -383,7 +383,6 @@ def outside(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def start() -> None:
     """Install the device and import what a run needs, in a process that others are forked from."""
-    sys.path.append(str(HERE / "stubs"))
     fake_run = importlib.import_module("fake_run")
     install()  # after TorchDynamo, which lists the functions of torch.cuda
     fake_run.take_out_probes()

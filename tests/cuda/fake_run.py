@@ -69,9 +69,8 @@ def take_out_probes() -> None:
         module.output_embeddings = lambda model: model.get_output_embeddings()
     # transformers takes fakes for a sign of tracing.
     masking_utils.is_tracing = lambda *_: False
-    # transformers has already looked for a GPU and flash attention.
-    for look in (import_utils.is_torch_cuda_available, import_utils.is_flash_attn_2_available):
-        look.cache_clear()
+    # transformers has already looked for a GPU.
+    import_utils.is_torch_cuda_available.cache_clear()
     # The host computes these from characters, which random tokens lack.
     collator.segment_shares = lambda _, ranges: np.ones((*ranges.shape[:2], 3), np.float32)
     # Fake weights cannot be swapped for others; they are on the device already.
