@@ -43,12 +43,6 @@ def test_template_that_cannot_be_followed_is_told(source: str, reason: str) -> N
     assert reason in str(found)
 
 
-def test_one_bad_content_does_not_spoil_others() -> None:
-    quoting = template(f"{LOOP}<{{{{ m.content | tojson }}}}>{{% endfor %}}")
-    assert isinstance(quoting.render(turns('"', "b")), str)
-    assert isinstance(quoting.render(turns("a", "b")), Rendered)
-
-
 @pytest.mark.parametrize("source", [*TEMPLATES.values(), LOOP + ONE])
 def test_mistral_alone_rejects_a_system_prompt(source: str) -> None:
     found = template(source).render(turns("s", "a", "b", system=True))

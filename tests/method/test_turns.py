@@ -14,20 +14,16 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.alignment import align_segment
-from vocagnolm.chat.formats import conversation
 from vocagnolm.chat.reading import TrainOn
-from vocagnolm.collator import PackedCollator
 from vocagnolm.corpus import read_list
 from vocagnolm.data import align_corpus
 from vocagnolm.fields import OptionError
-from vocagnolm.packing import Blocks
 from vocagnolm.readers import (
     Reader,
     TeacherReaders,
     student_reader,
     teacher_reader,
 )
-from vocagnolm.texts import FEATURES
 
 Tokenizers = dict[str, PreTrainedTokenizerBase]
 TALK = ["What is 12 + 30?", "It is 42.", "And\n7 * 6 ? ", "The same: 42."]
@@ -240,20 +236,6 @@ def test_end_of_another_turn_is_no_end(tokenizers_by_family: Tokenizers) -> None
     (row,) = align_corpus(corpus_of(talk(*TALK)), student, None).rows
     found = said(student, row["student_ids"], row["student_labelled"])
     assert found == [TALK[1], f"{TALK[3]}</s>"]
-
-
-@pytest.mark.parametrize("train_on", ["completions", "all"])
-def test_no_teacher_token_has_labels_without_contents(
-    train_on: TrainOn, tokenizers_by_family: Tokenizers
-) -> None:
-    readers, question = pair(tokenizers_by_family), "" if train_on == "all" else "q"
-    # Reading a file or a list skips a conversation whose answer is blank.
-    asked = vars(conversation(talk(question, ""))) | {"skipped": None}
-    corpus = datasets.Dataset.from_list([asked], FEATURES[True])
-    rows = align_corpus(corpus, *readers, train_on=train_on).rows
-    batch = PackedCollator(200)([Blocks(rows, 200, 200)[0]])
-    assert (batch["labels"] >= 0).any()
-    assert (batch["teacher_labels"] == -100).all()
 
 
 def test_template_of_documents_is_not_asked_for(tokenizers_by_family: Tokenizers) -> None:
