@@ -114,8 +114,8 @@ def numbered_lines(content: bytes, name: str) -> Iterator[tuple[int, JsonObject]
         with suppress(ValueError):
             record = json.loads(line)
         if not isinstance(record, dict):
-            found = line[:100].decode(errors="replace")
-            raise ValueError(f"{name}:{number}: expected a JSON object, found {found}")
+            start = line[:100].decode(errors="replace")
+            raise ValueError(f"{name}:{number}: expected a JSON object, found {start}")
         yield number, record
 
 

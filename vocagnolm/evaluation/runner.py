@@ -199,19 +199,19 @@ def run(
     """
     # `generate` checks the prompts when it is called, and runs when its stream is read. So all
     # tasks are checked here before the first one begins.
-    asked = []
+    streams = []
     for task in tasks:
         benchmark = task.benchmark
         share = _share(task, directory, state)
         prompts = [task.prompts[item.idx] for item, _ in share]
         seeds = [seed_of(benchmark.id, item.idx, sample) for item, sample in share]
         ending = benchmark.stops, benchmark.max_new_tokens
-        asked.append((task, share, engine.generate(prompts, *ending, task.sampling, seeds)))
+        streams.append((task, share, engine.generate(prompts, *ending, task.sampling, seeds)))
     # Every process reads what is there, and checks that its prompts fit, before any of them writes.
     state.wait_for_everyone()
     # With None, tqdm shows a bar only on a terminal.
     disable = None if state.is_main_process else True
-    for task, share, stream in asked:
+    for task, share, stream in streams:
         name = task.benchmark.id
         with (
             directory.appending(name, state.process_index) as file,

@@ -220,10 +220,8 @@ class HFEngine(Engine):
             sampling = batch[0].sampling
             if sampling is None:
                 return logits_BV
-            numbers_B = torch.tensor(
-                [uniform(row.seed, len(row.new)) for row in batch], device=device
-            )
-            tokens_B = draw_tokens(logits_BV, numbers_B, sampling)
+            numbers = [uniform(row.seed, len(row.new)) for row in batch]
+            tokens_B = draw_tokens(logits_BV, torch.tensor(numbers, device=device), sampling)
             return torch.zeros_like(logits_BV).scatter_(1, tokens_B[:, None], 1.0)
 
         # `generate` fills the gaps of a config from the model's, which may sample.

@@ -33,12 +33,7 @@ class VLLMEngine(Engine):
     """Completes prompts with vLLM."""
 
     def __init__(
-        self,
-        source: ModelSource,
-        tokenizer: Tokenizer,
-        dtype: str,
-        context: int,
-        chat: Chat | None = None,
+        self, source: ModelSource, tokenizer: Tokenizer, dtype: str, context: int, chat: Chat | None
     ):
         if launched_processes() > 1:
             raise OptionError("engine", "vllm uses all GPUs by itself: start it with python")
