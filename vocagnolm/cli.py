@@ -27,6 +27,7 @@ from vocagnolm.fields import (
     check_not_empty,
     kinds_of,
     listed,
+    named,
     near,
     options_of,
     without_effect,
@@ -90,8 +91,12 @@ class Parser(OneLineErrors):
             if isinstance(value, int) and value < 0:
                 raise OptionError(name, f"must not be negative, got {value}")
         for name, declared in self.options.items():
+            value = values.get(name)
             if not declared.may_be_empty:
-                check_not_empty(name, values.get(name))
+                check_not_empty(name, value)
+            for other in declared.excludes:
+                if values[other] and value not in (None, declared.default):
+                    raise OptionError(name, f"and {named(other)} cannot be combined: give one")
         for name, fault in without_effect(values, self.options.values()):
             raise OptionError(name, f"has no effect {fault}: leave it out")
         check_hub_names(values, self.options)

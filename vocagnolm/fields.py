@@ -253,16 +253,13 @@ def in_range(options: object, interval: str, *names: str) -> None:
 def without_effect(
     values: Mapping[str, object], options: Iterable[Option]
 ) -> Iterator[tuple[str, str]]:
-    """Yield each option that has another value than its default, and no effect beside the others.
+    """Yield each option that has another value than its default and lacks all that it needs.
 
-    The second item says which option is too much or missing.
+    The second item says what is missing.
     """
     for declared in options:
         if values.get(declared.name, declared.default) == declared.default:
             continue
-        for other in declared.excludes:
-            if values[other]:
-                yield declared.name, f"with {named(other)}"
         if declared.needs and not any(values[need] for need in declared.needs):
             needs = " or ".join(named(need) for need in declared.needs)
             yield declared.name, f"without {needs}"

@@ -1,1 +1,1 @@
-"""Models: loading, quantization, sharding and adapters."""
+"""Models: how they are loaded, adapted, sharded and probed, and what they cost."""
