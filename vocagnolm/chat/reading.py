@@ -203,13 +203,13 @@ def fit_turns(
         reads.append(tokens)
     last = len(conversation.roles) - 1
     lengths = [len(tokens.spans) for tokens in reads]
-    if not _fits(lengths, limits):
+    if np.greater(lengths, limits).any():
         # Answers come in order, so the last one that fits remains. All models stop after the same
         # answer, because their tokens must have the same text.
         last = -1
         for answer in reads[0].stops:
             ends = [tokens.stops[answer] for tokens in reads]
-            if _fits(ends, limits):
+            if not np.greater(ends, limits).any():
                 last = answer
         if last < 0:
             return "its first answer alone exceeds a context" if reads[0].stops else _NO_ANSWER
@@ -218,11 +218,6 @@ def fit_turns(
         return _NO_ANSWER
     left_out = len(conversation.roles) - 1 - last
     return FittedTurns(document, reads, conversation.ends[last], left_out)
-
-
-def _fits(lengths: Sequence[int], limits: Sequence[int]) -> bool:
-    """Test whether the tokens of every model are within its limit."""
-    return all(length <= limit for length, limit in zip(lengths, limits, strict=True))
 
 
 def join_turns(reads: Sequence[TurnTokens]) -> Tokens:
