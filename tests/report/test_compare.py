@@ -9,8 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compared_world import FIRST, OTHER, compared_runs, entry, write_chat
-from fake_results import edit_settings, record, write_evaluation, write_json, write_run
+from fake_results import (
+    FIRST,
+    OTHER,
+    compared_runs,
+    edit_settings,
+    entry,
+    record,
+    write_chat,
+    write_evaluation,
+    write_json,
+    write_run,
+)
 
 from vocagnolm import __main__
 from vocagnolm.evaluation import results as report

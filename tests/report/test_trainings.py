@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compared_world import entry
-from fake_results import edit_settings, write_evaluation, write_json, write_run
+from fake_results import edit_settings, entry, write_evaluation, write_json, write_run
 
 from vocagnolm import method
 from vocagnolm.report.comparison import compare
