@@ -39,6 +39,7 @@ from vocagnolm.training.job import Job, settings_of
 from vocagnolm.training.models import Models, load_models
 from vocagnolm.training.packed import Packed, make_collator, settings_of_data
 from vocagnolm.training.resumable import ResumableTrainer
+from vocagnolm.training.throughput import Throughput
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -135,7 +136,11 @@ class VocAgnoTrainer(ResumableTrainer):
             source = teachers
         elif teachers:
             source = OnlineTeacher(teachers, self.args.device)
-            self.throughput.teachers = self.online_teachers = source.models
+            self.online_teachers = source.models
+        self.throughput = Throughput(
+            self.accelerator, self.online_teachers, args.device_peak_tflops
+        )
+        self.add_callback(self.throughput)
         self._job, self._models = job, models
         # Sorting sequences by width changes the micro-batches, so the split must not matter.
         self.orders_steps = guidance.splits_alike

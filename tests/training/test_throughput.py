@@ -243,7 +243,7 @@ def test_report_covers_all_processes() -> None:
     for processes in (1, 2):
         gather = lambda row, n=processes: row.repeat(n, 1)  # noqa: E731
         accelerator: Any = SimpleNamespace(device=torch.device("cpu"), gather=gather)
-        measured = Throughput(accelerator, 1e-6)
+        measured = Throughput(accelerator, [], 1e-6)
         measured.on_train_begin(model=model)
         measured.on_step_begin()
         measured.count(0, torch.arange(7)[None], labels, head_tokens=2)

@@ -11,7 +11,6 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import ProgressCallback, TrainerCallback, TrainerState
 
-from vocagnolm.shell.io import write_text
 from vocagnolm.training.metrics import WEIGHT_ENTRIES
 
 logger = logging.getLogger(__name__)
@@ -37,9 +36,9 @@ class RunLog(TrainerCallback):
         if state.is_world_process_zero:
             self._path = Path(str(args.output_dir), LOG_FILE)
             # What was logged after the checkpoint will be logged again, so write the file again
-            # from the checkpoint's history.
+            # from the checkpoint's history. If a kill cuts it off, the resumed run does so, too.
             history = "".join(json.dumps(entry) + "\n" for entry in state.log_history)
-            write_text(self._path, history)
+            self._path.write_text(history, encoding="utf-8")
             _print_row("step tokens loss student teacher kept lr grad tok/s left".split())
 
     def on_log(self, args: Any, state: TrainerState, *_: object, **__: object) -> None:

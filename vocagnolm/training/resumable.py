@@ -34,11 +34,11 @@ from transformers import (
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from vocagnolm.fields import OptionError, at_shell
-from vocagnolm.record import Record, output_directory
+from vocagnolm.fields import at_shell
+from vocagnolm.record import Record
 from vocagnolm.shell.dist import rank0
 from vocagnolm.shell.extras import unsupported
-from vocagnolm.shell.io import MANIFEST_FILE, RUN_FILE, explain_full_disk
+from vocagnolm.shell.io import MANIFEST_FILE, explain_full_disk
 from vocagnolm.training import run_directory
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.guard import Preemption, StepGuard
@@ -78,7 +78,10 @@ class ResumableTrainer(Trainer):
             same only.
         skipped: documents that were left out, with the reasons, by the file that lists them.
         orders_steps: begin steps of several micro-batches with their widest packed sequences.
+        throughput: measures the steps; set by a subclass, which knows its models.
     """
+
+    throughput: Throughput
 
     def __init__(self, args: VocAgnoConfig, **kwargs: Any):
         for name in _OVERRIDDEN:
@@ -103,8 +106,6 @@ class ResumableTrainer(Trainer):
         self.add_callback(self.preemption)
         self.add_callback(_BestCheckpoint())
         self.add_callback(StepGuard(self.metrics, self.preemption, self.save_progress))
-        self.throughput = Throughput(self.accelerator, args.device_peak_tflops)
-        self.add_callback(self.throughput)
         # Trainer has a printer if progress bars are off, and a bar otherwise.
         self.remove_callback(PrinterCallback)
         if self.pop_callback(ProgressCallback):
@@ -208,16 +209,9 @@ class ResumableTrainer(Trainer):
     @contextmanager
     def owning_directory(self, *, is_new: bool = False) -> Iterator[None]:
         """Keep other runs out of this one's directory. A new run moves an earlier one aside."""
-        directory = Path(str(self.args.output_dir))
-        moves = is_new and rank0(lambda: run_directory.holds_results(directory))
-        models = [self.settings.get("student"), *(self.settings.get("teacher") or ())]
-        if moves and str(directory.resolve()) in models:
-            raise OptionError(
-                "output_dir", f"{directory} has the student or a teacher of this run: give another"
-            )
-        owned = output_directory(directory, RUN_FILE, move_aside=moves)
+        own, directory = run_directory.owned, Path(str(self.args.output_dir))
         with ExitStack() as stack:
-            rank0(lambda: stack.enter_context(owned))
+            rank0(lambda: stack.enter_context(own(directory, self.settings, is_new=is_new)))
             yield
 
     def what_is_safe(self) -> str:

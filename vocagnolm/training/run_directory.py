@@ -7,14 +7,19 @@ import re
 import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vocagnolm.fields import OptionError, named
-from vocagnolm.record import Record, check_output_directory, differences
+from vocagnolm.record import (
+    Record,
+    check_output_directory,
+    differences,
+    output_directory,
+)
 from vocagnolm.shell.io import MANIFEST_FILE, RUN_FILE, json_or_empty, size_fault, write_json
 
 logger = logging.getLogger(__name__)
@@ -76,6 +81,21 @@ def holds_results(directory: Path) -> bool:
     """Test whether a run has saved a model or a checkpoint."""
     patterns = (f"{PREFIX_CHECKPOINT_DIR}-*", "*.safetensors")
     return any(any(directory.glob(pattern)) for pattern in patterns)
+
+
+def owned(directory: Path, settings: Record, *, is_new: bool) -> AbstractContextManager[None]:
+    """Keep other runs out of a run's directory. A new run moves an earlier one aside.
+
+    Raises:
+        ValueError: the run reads a model there that it would move.
+    """
+    moves = is_new and holds_results(directory)
+    models = [settings.get("student"), *(settings.get("teacher") or ())]
+    if moves and str(directory.resolve()) in models:
+        raise OptionError(
+            "output_dir", f"{directory} has the student or a teacher of this run: give another"
+        )
+    return output_directory(directory, RUN_FILE, move_aside=moves)
 
 
 def describe_run(

@@ -50,15 +50,18 @@ class Throughput(TrainerCallback):
     after a log cost no time.
 
     Args:
-        tflops: the peak of one device in dense bfloat16; looked up by default. Without, no MFU.
-
-    Attributes:
         teachers: the models whose FLOPs count besides the student's.
+        tflops: the peak of one device in dense bfloat16; looked up by default. Without, no MFU.
     """
 
-    def __init__(self, accelerator: Accelerator, tflops: float | None = None):
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        teachers: Sequence[PreTrainedModel],
+        tflops: float | None = None,
+    ):
         self._accelerator, self._device = accelerator, accelerator.device
-        self.teachers: Sequence[PreTrainedModel] = []
+        self._teachers = teachers
         if tflops is None and self._device.type == "cuda":
             name = torch.cuda.get_device_name(self._device)
             tflops = peak_tflops(name)
@@ -80,7 +83,7 @@ class Throughput(TrainerCallback):
         """Count the weights of all models, and forget an earlier run."""
         self._tokens, self._flops, self._since = 0, 0, None
         try:
-            self._works = [model_work(model) for model in (kwargs["model"], *self.teachers)]
+            self._works = [model_work(model) for model in (kwargs["model"], *self._teachers)]
         except ValueError as error:
             self._works = []
             logger.warning(
