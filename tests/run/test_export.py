@@ -241,12 +241,6 @@ def test_export_rejects_what_it_cannot_write(
         assert capsys.readouterr().err.startswith(f"vocagnolm export: error: {message}")
 
 
-@pytest.mark.parametrize("role", ["model", "student"])
-def test_adapters_are_no_model(role: Any, world: World) -> None:
-    with pytest.raises(ValueError, match=f"--{role} .* adapters are merged"):
-        ModelSource(str(world.root / "adapted"), role).config()
-
-
 def test_shards_that_lack_a_weight_are_rejected(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,7 +109,7 @@ def events(out: Path) -> list[str]:
     """The events that happen again in a like run: aligned documents are written only once."""
     names = [name for _, name in timed_events(out)]
     loading = [n for n, name in enumerate(names) if name.startswith(("read_corpora", "pack_doc"))]
-    return names[: loading[0] + 1] + names[loading[-1] :]
+    return [names[n] for n in loading] + names[loading[-1] + 1 :]
 
 
 def log(out: Path) -> str:
