@@ -335,11 +335,6 @@ def test_models_of_another_kind_are_rejected_with_advice():
         token_loss._token_losses(model, ids, labels=ids)
 
 
-def test_labels_are_required():
-    with pytest.raises(TypeError, match="labels"):
-        add_token_losses(build())(input_ids=batch()[0], token_losses=True)
-
-
 @pytest.mark.slow  # test_export.py has sharded runs
 @pytest.mark.processes
 def test_gradients_of_a_wrapped_model_equal_the_bare(tmp_path):

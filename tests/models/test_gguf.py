@@ -157,11 +157,6 @@ def test_revision_changes_with_the_file(gguf_file: Path, tmp_path: Path) -> None
     assert revision_of(str(copy), None) != revision_of(str(gguf_file), None)
 
 
-def test_a_gguf_file_is_not_quantized_anew(gguf_file: Path) -> None:
-    with pytest.raises(ValueError, match="GGUF"):
-        ModelSource(str(gguf_file), "teacher").load(torch.float32, {"load_in_4bit": True})
-
-
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 0.9])
 def test_a_file_that_is_cut_off_is_one_line(gguf_file: Path, tmp_path: Path, share: float) -> None:
     content = gguf_file.read_bytes()
