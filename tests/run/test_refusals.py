@@ -148,12 +148,14 @@ def test_recipe_is_refused(text: str, word: str, tmp_path: Path) -> None:
                 ["--aggregation", "--top_k"], "with --method vocagnolm --selection accept"
             ),
         ),
+        ("--teacher t --eval_fraction .1", {}),
     ],
 )
 def test_options_without_effect_are_warned_of(line: str, expected: dict[str, str]) -> None:
     job = parse([*line.split(), "--use_cpu"])
-    found = [text.split(" has no effect ") for text in options_without_effect(job, evaluates=False)]
-    assert dict(found) == expected
+    evaluates = bool(job.data.eval_fraction)
+    lines = options_without_effect(job, evaluates=evaluates)
+    assert dict(text.split(" has no effect ") for text in lines) == expected
 
 
 # The commands that write a directory, with options that they need.
