@@ -15,9 +15,11 @@ from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.alignment import align_segment
 from vocagnolm.chat.reading import TrainOn
+from vocagnolm.collator import PackedCollator
 from vocagnolm.corpus import read_list
 from vocagnolm.data import align_corpus
 from vocagnolm.fields import OptionError
+from vocagnolm.packing import Blocks
 from vocagnolm.readers import (
     Reader,
     TeacherReaders,
@@ -250,3 +252,12 @@ def test_template_of_documents_is_not_asked_for(tokenizers_by_family: Tokenizers
     ):
         with pytest.raises(OptionError, match=f"^{option} is needed"):
             align_corpus(corpus_of(talk(*TALK)), *readers)
+
+
+def test_teacher_without_a_content_to_label_has_no_label(tokenizers_by_family: Tokenizers) -> None:
+    messages: list[dict[str, Any]] = talk("", "not trained on")
+    messages[1]["weight"] = 0
+    rows = align_corpus(corpus_of(messages), *pair(tokenizers_by_family), train_on="all").rows
+    batch = PackedCollator(200)([Blocks(rows, 200, 200)[0]])
+    assert (batch["labels"] >= 0).any()
+    assert (batch["teacher_labels"] == -100).all()
