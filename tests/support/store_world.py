@@ -14,7 +14,7 @@ from teacher_server import MODEL, TeacherServer
 from transformers import PreTrainedTokenizerBase
 
 from vocagnolm import __main__
-from vocagnolm.readers import Reader, teacher_reader
+from vocagnolm.readers import teacher_reader
 from vocagnolm.spans import encode
 from vocagnolm.store.format import (
     LossDtype,
@@ -25,7 +25,7 @@ from vocagnolm.store.format import (
     write_shard,
 )
 from vocagnolm.store.scoring import ScoringJob
-from vocagnolm.store.windows import HFScorer, Window
+from vocagnolm.store.windows import Window
 
 CONTEXT, MIN_CONTEXT = 48, 8
 DOCUMENTS = 36
@@ -84,23 +84,6 @@ def random_store(
             losses = rng.uniform(0, 8, len(spans)).astype(np.float32)
             documents.append((text, StoredDocument(len(text), spans, losses)))
     return write_store(directory, documents, **options)
-
-
-def scored_store(
-    directory: Path, texts: Sequence[str], reader: Reader, model: Any, **options: Any
-) -> Store:
-    """A store of an online teacher's losses on documents that it reads whole."""
-    encodings = [encode(reader.tokenizer, text) for text in texts]
-    asked = [
-        Window(number, [reader.start, *encoding.ids], len(encoding.ids))
-        for number, encoding in enumerate(encodings)
-    ]
-    losses = HFScorer(model, 4096).losses(asked)
-    documents = [
-        (text, StoredDocument(len(text), encoding.spans, text_losses))
-        for text, encoding, text_losses in zip(texts, encodings, losses, strict=True)
-    ]
-    return write_store(directory, documents, context=reader.limit, **options)
 
 
 class FakeScorer:

@@ -121,14 +121,16 @@ def test_mixture_resumes_bit_equal_in_a_second_epoch(
 
 
 def test_evaluation_has_the_loss_of_each_corpus(make: Callable[..., Any]) -> None:
-    trainer = make(per_device_eval_batch_size=5)
+    trainer = make(per_device_eval_batch_size=7)
     found = trainer.evaluate()
     blocks, texts = trainer.eval_dataset, {}
     batch = trainer.data_collator([blocks[number] for number in range(len(blocks))])
     rows = (batch["input_ids"], batch["position_ids"], batch["labels"])
     losses = full_losses(trainer.model.eval(), *rows)
     tokens = int((batch["labels"] != IGNORED_LABEL).sum())
+    assert len(blocks) % 7, "the last batch must be smaller"
     assert found["eval_loss"] == pytest.approx(float(losses.sum() / tokens), rel=1e-6)
+    assert found["eval_tokens"] == tokens
     first = 0
     for name, count in blocks.parts.items():
         part = [blocks[number] for number in range(first, first + count)]

@@ -136,9 +136,11 @@ def test_earlier_run_is_moved_aside_when_training_begins_anew(
         assert newest_checkpoint(directory) == str(directory / "checkpoint-3")
     for a, b in zip(first.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(a, b)
-    # The earlier run can still be resumed.
+    # The earlier run can still be resumed, at its end, which changes nothing.
     resumed = begin(earlier, resume_from_checkpoint=True)
     assert resumed.state.global_step == 3
+    for a, b in zip(first.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_model_that_a_run_reads_is_not_moved_aside(
