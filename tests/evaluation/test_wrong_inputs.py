@@ -102,7 +102,9 @@ WRONG: list[tuple[Try, object, str]] = [
     (own_file, {"m": {**OWN, "stops": "a"}}, "m: stops"),
     (own_file, {"m": {**OWN, "stops": ["a", ""]}}, "m: stops"),
     (own_file, {"m": {**OWN, "answer_kind": "d"}}, "m: answer_kind"),
+    (own_file, {"m": {**OWN, "answer": "gold"}}, "m: .*braces"),
     # Results are stored by name.
+    (own_file, {"../m": OWN}, "../m: .*name"),
     (own_file, {"gsm8k": OWN}, "gsm8k is the name"),
     (own_file, {"AVG": OWN}, "AVG is the name"),
     (own_item, ({}, {}), "a.jsonl: item 0 of m cannot .*'gold'"),

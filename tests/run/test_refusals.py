@@ -58,6 +58,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ('--teacher t --accelerator_config {"split_batches":true}', "accelerator_config", "split"),
     ("--teacher t --save_strategy best", "save_strategy", "evaluation"),
     ("--teacher t --metric_for_best_model accuracy", "metric_for_best_model", "loss"),
+    ("--teacher t --greater_is_better true", "greater_is_better", "worst"),
     ("--teacher t --push_to_hub --hub_strategy every_save", "hub_strategy", "every_save"),
 ]
 

@@ -117,6 +117,13 @@ def other_files(files: Files) -> list[str]:
     return files.rank()
 
 
+def kept_documents(files: Files) -> list[str]:
+    (files.root / "out").mkdir()
+    for name in ("ranks.jsonl", "kept.jsonl"):
+        write_corpus(files.root / "out" / name, TEXTS)
+    return files.rank(f"--dataset={files.root / 'out/kept.jsonl'}")
+
+
 def conversations(files: Files) -> list[str]:
     argv = files.rank()
     row = {"prompt": "How many?", "completion": "5"}
@@ -142,6 +149,7 @@ CASES: list[tuple[Callable[[Files], list[str]], str]] = [
     (lambda files: files.rank("--dtype=float32"), "--dtype"),
     (lambda files: files.rank("--teacher=student"), "--teacher"),
     (lambda files: files.rank("--text_column=body"), "--text_column"),
+    (kept_documents, "replaced"),
     (lambda files: files.rank(texts=[*TEXTS, "new", "another"]), "lacks 2 of 7"),
     (lambda files: files.rank("--missing_losses=skip", texts=["new"]), "--dataset"),
     (same_stores, "--student_losses"),

@@ -275,6 +275,9 @@ def _check_best_model(args: TrainingArguments) -> None:
             "metric_for_best_model",
             f"must be loss or CORPUS_loss, got {args.metric_for_best_model}",
         )
+    # Trainer would keep the checkpoint with the highest loss.
+    if args.greater_is_better:
+        raise OptionError("greater_is_better", "True keeps the worst model: a lower loss is better")
 
 
 def split_global_batch(

@@ -270,12 +270,18 @@ def read_benchmarks(path: Path) -> dict[str, Benchmark]:
 
 def _own_benchmark(name: str, record: dict[str, Any], directory: Path) -> Benchmark:
     """Build a benchmark, and check the fields that would silently change its accuracy."""
+    # Its results are in files with that name.
+    if not re.fullmatch(r"\w[\w-]*", str(name)):
+        raise ValueError("a name must be of letters, digits, _ and -")
     # A count of 0 takes all items.
     defaults: dict[str, Any] = {"column": name, "item_count": 0, "shots": 0, "directory": directory}
     benchmark = Benchmark(name, **defaults | record)
     has_items = benchmark.file or (benchmark.hub and benchmark.hub_parts)
     if not (benchmark.question and benchmark.answer and has_items):
         raise ValueError("it needs question, answer, and either file or hub, hub_parts")
+    # The name of a field alone would be the question, or the answer, of every item.
+    if not ("{" in benchmark.question and "{" in benchmark.answer):
+        raise ValueError("question and answer must name fields in braces, such as {text}")
     in_range(benchmark, "[1, inf)", "max_new_tokens", "max_new_tokens_in_chat")
     check_choice("answer_kind", benchmark.answer_kind, get_args(AnswerKind))
     if "{question}" not in benchmark.template:
