@@ -102,6 +102,7 @@ WRONG: list[tuple[Try, object, str]] = [
     (own_file, {"m": {**OWN, "stops": "a"}}, "m: stops"),
     (own_file, {"m": {**OWN, "stops": ["a", ""]}}, "m: stops"),
     (own_file, {"m": {**OWN, "answer_kind": "d"}}, "m: answer_kind"),
+    (own_file, {"m": {**OWN, "directory": "d"}}, "m: .*directory"),
     (own_file, {"m": {**OWN, "answer": "gold"}}, "m: .*braces"),
     # Results are stored by name.
     (own_file, {"../m": OWN}, "../m: .*name"),

@@ -274,8 +274,8 @@ def _own_benchmark(name: str, record: dict[str, Any], directory: Path) -> Benchm
     if not re.fullmatch(r"\w[\w-]*", str(name)):
         raise ValueError("a name must be of letters, digits, _ and -")
     # A count of 0 takes all items.
-    defaults: dict[str, Any] = {"column": name, "item_count": 0, "shots": 0, "directory": directory}
-    benchmark = Benchmark(name, **defaults | record)
+    defaults: dict[str, Any] = {"column": name, "item_count": 0, "shots": 0}
+    benchmark = Benchmark(name, directory=directory, **defaults | record)
     has_items = benchmark.file or (benchmark.hub and benchmark.hub_parts)
     if not (benchmark.question and benchmark.answer and has_items):
         raise ValueError("it needs question, answer, and either file or hub, hub_parts")
