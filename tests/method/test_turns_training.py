@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from methods_world import World, make_world
-from references import full_losses, slow_weights
+from references import full_losses, largest_difference, slow_weights
 from world import Tokenizers
 
 from vocagnolm.alignment import align_segment
@@ -66,12 +66,21 @@ def store(world: World, tmp_path_factory: pytest.TempPathFactory) -> Store:
     return world.store(tmp_path_factory.mktemp("store"))
 
 
-def test_stored_conversations_are_those_that_the_teacher_reads(world: World, store: Store) -> None:
+def test_stored_conversations_train_as_the_teacher_does(
+    world: World, store: Store, tmp_path: Path
+) -> None:
     corpus, student, teacher = world.conversations()
     rows = align_corpus(corpus, student, StoredReader([store])).rows
     beside = align_corpus(corpus, student, teacher).rows
     names = ("student_ids", "student_labelled", "teacher_labelled", "teacher_codes")
     assert all(rows[name][:] == beside[name][:] for name in names)
+    trainers = [world.trainer(tmp_path / name, name) for name in ("turns", "stored turns")]
+    for trainer in trainers:
+        trainer.train()
+    logs = [[e["teacher_loss_nats"] for e in t.state.log_history if "loss" in e] for t in trainers]
+    assert logs[0] == pytest.approx(logs[1], abs=TOLERANCE)
+    both = [dict(trainer.model.named_parameters()) for trainer in trainers]
+    assert largest_difference(*both) < TOLERANCE
 
 
 class Nothing(Store):
