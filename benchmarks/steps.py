@@ -188,6 +188,9 @@ class Steps:
         """Take one optimizer step of a method, as `Trainer` does."""
         trainer = self.trainer
         trainer.token_objective = objective
+        # Only an objective with a teacher online has batches with the teacher's rows.
+        is_online = isinstance(objective.teacher, OnlineTeacher)
+        trainer.online_teachers = [self.teacher] if is_online else []
         backward(trainer, batches)
         trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), trainer.args.max_grad_norm)
         assert trainer.optimizer is not None
