@@ -28,7 +28,6 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from vocagnolm.fields import OptionError, named
 
 TORCH_VARLEN = "torch_varlen"
-_USE_SDPA = "use --attn_implementation sdpa"
 
 
 class RowSegments(NamedTuple):
@@ -134,7 +133,7 @@ def check_attention(model: PreTrainedModel) -> None:
     # `_attend` is not told of chunks, unlike of all else that its kernel cannot do.
     is_varlen = model.config._attn_implementation == TORCH_VARLEN
     if is_varlen and getattr(model.config.get_text_config(), "attention_chunk_size", None):
-        raise ValueError(f"{_name(model)} needs chunked attention: {_USE_SDPA}")
+        raise ValueError(f"{_name(model)} needs chunked attention: use sdpa")
 
 
 def in_its_precision(model: PreTrainedModel) -> AbstractContextManager[object]:
@@ -149,7 +148,7 @@ def in_its_precision(model: PreTrainedModel) -> AbstractContextManager[object]:
 
 def _name(model: PreTrainedModel) -> str:
     attention = model.config._attn_implementation
-    return f"{type(model).__name__} with --attn_implementation {attention}"
+    return f"{type(model).__name__} with {named('attn_implementation')} {attention}"
 
 
 # -- torch_varlen --------------------------------------------------------------------------------
@@ -214,7 +213,7 @@ def _check(module: torch.nn.Module, options: Mapping[str, object], longest: int)
             raise OptionError(
                 "attn_implementation",
                 f"{TORCH_VARLEN} does not support {extra}, which "
-                f"{type(module).__name__} uses: {_USE_SDPA}",
+                f"{type(module).__name__} uses: use sdpa",
             )
 
 
@@ -240,7 +239,7 @@ def _on_gpu(rows_NHD: _Rows, segments: RowSegments, scale: float | None) -> Tens
             "attn_implementation",
             f"{TORCH_VARLEN} computes in 16 bits on a GPU, found "
             f"{dtype}: use {named('bf16')} true and a {named('teacher_dtype')} of bfloat16, or "
-            f"{_USE_SDPA}",
+            "use sdpa",
         )
     edges, longest = segments
     # A token's window is every earlier position, which -1 stands for, and no later one.

@@ -305,9 +305,10 @@ class Method:
     def check_teacher(self, count: int, *, is_stored: bool = False) -> None:
         """Raise a ValueError if the teacher is missing, or is of the wrong kind or number."""
         if bool(count) != self.needs_teacher:
-            fault = "needs a teacher: give --teacher or --teacher_losses"
+            options = f"{named('teacher')} or {named('teacher_losses')}"
+            fault = f"needs a teacher: give {options}"
             if count:
-                fault = "does not use a teacher: drop --teacher or --teacher_losses"
+                fault = f"does not use a teacher: drop {options}"
             raise ValueError(f"{self.as_typed} {fault}")
         compares = self.distance is not None or self.with_entropies
         if compares and (is_stored or count > 1):

@@ -115,7 +115,7 @@ def test_store_of_documents_is_told_apart(world: World, store: Store, tmp_path: 
     manifest = {k: v for k, v in store.manifest.items() if k != "chat_template"}
     documents = Store(store.directory)
     documents.manifest = manifest  # type: ignore[assignment]
-    with pytest.raises(ValueError, match="holds losses of documents, and --dataset conversations"):
+    with pytest.raises(ValueError, match="losses of documents"):
         align_corpus(corpus, student, StoredReader([documents]))
 
 

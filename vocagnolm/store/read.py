@@ -99,8 +99,8 @@ class StoredReader(TeacherReaders):
         for store in self.stores:
             if "chat_template" not in store.manifest:
                 raise ValueError(
-                    f"{store.directory} holds losses of documents, and --dataset conversations: "
-                    "score them with vocagnolm score"
+                    f"{store.directory} holds losses of documents, but the corpus has "
+                    "conversations: score them with vocagnolm score"
                 )
         super().check_templates(*more_readers)
 

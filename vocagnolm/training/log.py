@@ -11,6 +11,7 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import ProgressCallback, TrainerCallback, TrainerState
 
+from vocagnolm.fields import named
 from vocagnolm.training.metrics import WEIGHT_ENTRIES
 
 logger = logging.getLogger(__name__)
@@ -74,9 +75,10 @@ class RunLog(TrainerCallback):
             self._warned = True
             logger.warning(
                 "step %d: the teacher's loss is below the student's on only %.0f %% of the tokens "
-                "it covers: it has little to teach; compare with --method cpt",
+                "it covers: it has little to teach; compare with %s cpt",
                 step,
                 100 * ahead,
+                named("method"),
             )
 
 

@@ -261,8 +261,9 @@ class DataOptions:
         count = len(self.dataset)
         # A corpus that is named twice would silently count twice. Weights say so openly.
         if len({Path(name).resolve() for name in self.dataset}) < count:
+            weights_option = named("dataset_weights")
             raise OptionError(
-                "dataset", "names a corpus twice: name it once, and give --dataset_weights"
+                "dataset", f"names a corpus twice: name it once, and give {weights_option}"
             )
         weights = self.dataset_weights
         if weights and (count == 1 or len(weights) != count):
@@ -473,7 +474,9 @@ class RunOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if self.max_steps == 0:
-            raise OptionError("max_steps", "0 makes no update: use --dry_run to see the plan")
+            raise OptionError(
+                "max_steps", f"0 makes no update: use {named('dry_run')} to see the plan"
+            )
 
 
 declare(ModelOptions, DataOptions, GuidanceOptions, RunOptions)

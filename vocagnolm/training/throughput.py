@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback
 
 from vocagnolm.conventions import IGNORED_LABEL
+from vocagnolm.fields import named
 from vocagnolm.models.cost import ModelWork, model_work
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,8 @@ class Throughput(TrainerCallback):
             name = torch.cuda.get_device_name(self._device)
             tflops = peak_tflops(name)
             if tflops is None:
-                logger.warning("no MFU: the peak of %s is unknown; give --device_peak_tflops", name)
+                option = named("device_peak_tflops")
+                logger.warning("no MFU: the peak of %s is unknown; give %s", name, option)
         self._tflops = tflops
         # The costs of the student and then of each teacher. The list is empty if one of them cannot
         # be counted, because an MFU without one model would mislead.

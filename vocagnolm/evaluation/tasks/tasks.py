@@ -145,7 +145,7 @@ def load_items(benchmark: Benchmark, data_dir: Path | None) -> tuple[list[Item],
             items.append(benchmark.item(idx, row))
         except Exception as error:
             place = f"{origin}: item {index} of {benchmark.id}"
-            raise ValueError(f"{place} cannot be read ({error}): it is {row!s:.200}") from error
+            raise ValueError(f"{place} cannot be read ({error!r}): it is {row!s:.200}") from error
     items.sort(key=lambda item: item.idx)
     # A record without a count takes all items, but at least one.
     count = benchmark.item_count or max(len(items), 1)
