@@ -69,7 +69,12 @@ def test_push_has_our_card_and_no_path_of_the_machine(
             with file.as_file() as content:
                 pushed[file.path_in_repo] = content.read()
 
-    monkeypatch.setattr(HfApi, "create_repo", lambda *_, **__: SimpleNamespace(repo_id="me/mine"))
+    def create(*_: object, **__: object) -> SimpleNamespace:
+        return SimpleNamespace(repo_id="me/mine")
+
+    monkeypatch.setattr(HfApi, "create_repo", create)
+    # Some versions of Trainer take this from the hub's module when they are imported.
+    monkeypatch.setattr("transformers.trainer.create_repo", create, raising=False)
     monkeypatch.setattr(HfApi, "create_commit", commit)
     written = tmp_path / "mine"
     argv = world.argv(str(written), method="cpt", teacher=None, max_steps="2", eval_fraction=None)

@@ -61,9 +61,10 @@ class _BestCheckpoint(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, *_: object, **__: object) -> None:
         """Point to where it is now."""
-        # Trainer drops the path of a checkpoint that is gone, and would end with the last model.
+        # Without a checkpoint at the path that it has recorded, Trainer would end with the last
+        # model.
         here = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}")
-        if state.best_model_checkpoint is None and here.is_dir():
+        if here.is_dir():
             state.best_model_checkpoint = str(here)
 
 
