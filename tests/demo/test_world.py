@@ -253,7 +253,7 @@ def test_demo_refuses_an_option_before_any_run(option, tmp_path, capsys) -> None
     "number", [signal.SIGTERM, signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
 def test_demo_leaves_no_process_when_it_is_ended(number, tmp_path) -> None:
-    words = [sys.executable, "-m", "demo_worker", "--output_dir", str(tmp_path), "--seeds", "0"]
+    words = [sys.executable, "-m", "quick_demo", "--output_dir", str(tmp_path), "--seeds", "0"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     # A background job of a script ignores Ctrl-C, and so would all that it starts.
     ignored = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from packed_rows import SEGMENTS, rows, with_attention
+from architectures import SEGMENTS, rows, with_attention
 
 from vocagnolm.attention import segments_of
 

@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import assert_same_gradients, build, gradients
-from packed_rows import SEGMENTS, rows, with_attention
+from architectures import (
+    SEGMENTS,
+    assert_same_gradients,
+    build,
+    gradients,
+    rows,
+    with_attention,
+)
 from torch.nn.attention import varlen
 from transformers import AttentionInterface, masking_utils
 from transformers.modeling_flash_attention_utils import FlashAttentionKwargs

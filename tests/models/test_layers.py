@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import build
-from packed_rows import rows
+from architectures import build, rows
 from transformers.integrations import liger
 
 from vocagnolm import PackedCollator, VocAgnoConfig, VocAgnoTrainer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from real_models import GEMMA, PAIRS, QWEN, SMOLLM2, real_model
+from real_data import GEMMA, PAIRS, QWEN, SMOLLM2, real_model
 
 
 @pytest.fixture(params=PAIRS, ids=[" <- ".join(names) for names in PAIRS], scope="module")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from real_models import GEMMA, SMOLLM2, real_model
+from real_data import GEMMA, SMOLLM2, real_model
 from transformers import AutoModelForCausalLM
 from world import assert_equal_weights, write_pages
 

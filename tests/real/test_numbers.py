@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from real_models import GEMMA, SMOLLM2, real_model
+from real_data import GEMMA, SMOLLM2, real_model
 from torch.nn import functional as F
 
 from vocagnolm.attention import segments_of

@@ -1,12 +1,17 @@
-"""Tiny models of the real architectures, and their gradients."""
+"""Tiny models of the real architectures, their gradients, and rows of packed segments for them."""
+
+from __future__ import annotations
+
+from typing import Any
 
 import torch
 import transformers
 
+from vocagnolm.attention import segments_of
+from vocagnolm.token_loss import add_token_losses
+
 VOCABULARY = 61
-
-
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -17,9 +22,7 @@ SIZES = {
     "max_position_embeddings": 64,
     "pad_token_id": 0,
 }
-
-
-ARCHITECTURES = {
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": False}),
     "llama_tied": ("Llama", {"tie_word_embeddings": True}),
     "qwen2": ("Qwen2", {}),
@@ -33,9 +36,11 @@ ARCHITECTURES = {
     "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
     "olmo2": ("Olmo2", {}),
 }
+LENGTHS = ((5, 9, 2), (16,), (1, 7, 6, 1, 1))
+SEGMENTS = segments_of(length for row in LENGTHS for length in row)
 
 
-def build(name="llama", spread=0.3, **overrides):
+def build(name: str = "llama", spread: float = 0.3, **overrides: Any) -> Any:
     """A tiny model whose weights are large enough for soft caps, scales and biases to matter."""
     family, options = ARCHITECTURES.get(name, (name, {}))
     config = getattr(transformers, family + "Config")(**SIZES | options | overrides)
@@ -48,13 +53,29 @@ def build(name="llama", spread=0.3, **overrides):
     return model.eval()
 
 
-def gradients(model, loss):
+def with_attention(name: str, attention: str, **overrides: Any) -> Any:
+    """A tiny model with an attention that takes segments."""
+    model = build(name, **overrides)
+    model.set_attn_implementation(attention)
+    return add_token_losses(model)
+
+
+def rows(seed: int = 0) -> dict[str, Any]:
+    """Packed segments of `LENGTHS`, as arguments of a model."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(VOCABULARY, (len(LENGTHS), 16), generator=generator)
+    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in LENGTHS])
+    labels = ids.masked_fill(positions == 0, -100)
+    return {"input_ids": ids, "position_ids": positions, "labels": labels, "token_losses": True}
+
+
+def gradients(model: Any, loss: torch.Tensor) -> dict[str, torch.Tensor]:
     model.zero_grad()
     loss.backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_same_gradients(found, expected, relative=1e-5):
+def assert_same_gradients(found: Any, expected: Any, relative: float = 1e-5) -> None:
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         error = (found[name] - gradient).abs().max() / gradient.abs().max().clamp(min=1e-12)

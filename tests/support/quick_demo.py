@@ -1,7 +1,9 @@
-"""Workers of the demo that train nothing."""
+"""Workers of the demo that train nothing; as a script, the demo with one that only sleeps."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from argparse import Namespace
 
@@ -23,3 +25,18 @@ def fail(arguments: Namespace, seed: int) -> None:
     if seed == 1:
         raise RuntimeError("seed 1 is broken")
     time.sleep(600)
+
+
+def sleep(arguments: Namespace, seed: int) -> None:
+    """Write the process id, and never end."""
+    (arguments.output_dir / "worker").write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    import quick_demo  # the worker's process must find the function by its name
+
+    from vocagnolm.demo import main as demo
+
+    demo._work = quick_demo.sleep
+    sys.exit(demo.main(sys.argv[1:]))
