@@ -175,19 +175,6 @@ def test_solutions_align_in_all_templates(student: str, teacher: str) -> None:
         check_labels(asked, theirs, "completions", student=False)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_labels_decode_to_answers_and_turn_ends(name: str) -> None:
-    asked = turns(*MULTI[:4])
-    found = read(name, asked, "completions", student=True)
-    assert isinstance(found, Read)
-    ids = found.reading.values
-    said = [loaded(name)[0].decode(ids[a:b]).strip() for a, b in found.reading.labelled.tolist()]
-    end = TURN_ENDS[name]
-    answers = [asked.messages[1]["content"], asked.messages[3]["content"]]
-    kept = [answer.strip() if name in TRIMS else answer for answer in answers]
-    assert said == [f"{answer}{end}" for answer in kept]
-
-
 @pytest.mark.parametrize("train_on", ["completions", "all"])
 @given(
     pair=st.tuples(st.sampled_from(NAMES), st.sampled_from(NAMES)),

@@ -1,4 +1,4 @@
-"""A corpus that is aligned once for the tests of packing and collation."""
+"""A corpus that is aligned once for packing and collation, and small tiles."""
 
 from __future__ import annotations
 
@@ -25,6 +25,16 @@ def _align(tokenizers: Tokenizers, texts: list[str], teacher_family: str | None)
     student = student_reader(tokenizers["metaspace"], 48)
     teacher = teacher_reader(tokenizers[teacher_family], 60) if teacher_family else None
     return align_corpus(datasets.Dataset.from_dict({"text": texts}), student, teacher)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the heads of tiny models compute in several tiles, the last one ragged."""
+    from architectures import VOCABULARY
+
+    from vocagnolm import output_head
+
+    monkeypatch.setattr(output_head, "TILE_LOGITS", 4 * VOCABULARY + 1)
 
 
 @pytest.fixture(scope="module")

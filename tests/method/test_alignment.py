@@ -134,30 +134,6 @@ def test_align_spans_finds_every_shared_character(student: Spans, teacher: Spans
     np.testing.assert_array_equal(align_spans(student, teacher), expected)
 
 
-@given(sorted_spans(smallest=1), sorted_spans(smallest=1))
-def test_align_spans_is_symmetric(student: Spans, teacher: Spans) -> None:
-    def pairs(ranges: Spans) -> set[tuple[int, int]]:
-        return {(i, j) for i, (low, stop) in enumerate(ranges) for j in range(low, stop)}
-
-    forward, backward = align_spans(student, teacher), align_spans(teacher, student)
-    assert pairs(forward) == {(i, j) for j, i in pairs(backward)}
-
-
-def test_align_spans_gives_the_worked_example() -> None:
-    # "12 apples": student 1|2| apples, teacher 12| app|les
-    student = np.array([[0, 1], [1, 2], [2, 9]])
-    teacher = np.array([[0, 2], [2, 6], [6, 9]])
-    ranges = align_spans(student, teacher)
-    assert ranges.tolist() == [[0, 1], [0, 1], [1, 3]]
-    assert ranges.dtype == np.int64
-    assert align_spans(teacher, student).tolist() == [[0, 2], [2, 3], [2, 3]]
-
-
-def test_empty_student_span_inside_a_token_is_mapped() -> None:
-    student, teacher = np.array([[1, 1], [2, 2], [4, 4]]), np.array([[0, 2], [2, 4]])
-    assert align_spans(student, teacher).tolist() == [[0, 1], [-1, -1], [-1, -1]]
-
-
 @pytest.mark.parametrize(
     ("spans", "token"),
     [([[0, 2], [2, 3], [0, 0]], 2), ([[0, 4], [1, 3]], 1), ([[2, 3], [1, 3]], 1), ([[2, 1]], 0)],
@@ -251,15 +227,6 @@ def test_shares_keep_the_nats_of_a_text() -> None:
     assert given.tolist() == [3.0, 3.0, 3.0, 3.0, 3.0, 16.0 + 16.0, 16.0]
 
 
-def test_shares_lose_nats_when_tokens_between_have_unequal_ones() -> None:
-    """The tokens between a range's ends get one share, that of all their characters."""
-    student = np.array([[0, 1], [0, 3]])
-    teacher = np.array([[0, 1], [0, 1], [0, 1], [1, 2], [2, 3]])
-    shares = covered_shares(student, teacher, align_spans(student, teacher))
-    # [0, 1) [0, 1) [1, 2) have 1.5 characters of 2; by the definition, 0.5, 0.5 and 1.
-    assert shares.tolist() == [[0.5, 0.5, 0.5], [0.5, 0.75, 1.0]]
-
-
 def test_shares_of_tokens_without_characters_are_whole() -> None:
     # A chat template's tokens have no characters.
     student, teacher = np.array([[0, 2], [2, 4]]), np.array([[1, 1], [1, 3], [3, 3], [3, 4]])
@@ -269,10 +236,8 @@ def test_shares_of_tokens_without_characters_are_whole() -> None:
 
 
 def test_shares_of_an_unmapped_token_are_whole() -> None:
-    nothing = np.empty((0, 2), np.int64)
-    student = np.array([[0, 2], [2, 3]])
-    shares = covered_shares(student, nothing, align_spans(student, nothing))
-    assert shares.tolist() == [[1.0] * 3] * 2
+    student, nothing = np.array([[0, 2], [2, 3]]), np.empty((0, 2), np.int64)
+    assert (covered_shares(student, nothing, align_spans(student, nothing)) == 1).all()
 
 
 @pytest.mark.parametrize(("student", "teacher"), [(0, 0), (0, 2), (3, 0), (3, 2), (2, 2), (2, 4)])

@@ -193,6 +193,12 @@ def test_losses_that_do_not_go_with_the_ranges_are_rejected() -> None:
     for aggregation in ("max", "sum"):
         with pytest.raises(IndexError):
             aggregate_losses([1.0], ranges, aggregation)
+    for aggregation in ("median", "share"):
+        with pytest.raises(ValueError, match="aggregation"):
+            aggregate_losses([1.0, 1.0], ranges, aggregation)
+
+
+def test_token_without_a_range_has_no_aggregate() -> None:
     assert np.isnan(aggregate_losses([], np.array([[-1, -1]]))).all()
 
 
@@ -214,9 +220,3 @@ def test_aggregates_are_those_of_guidance(aggregation: str) -> None:
     np.testing.assert_allclose(aggregated[:-1], expected[0, :-1], rtol=1e-6)
     assert np.isnan(aggregated[-1])
     assert mapped[0].tolist() == [True] * 5 + [False]
-
-
-def test_unknown_aggregations_are_rejected() -> None:
-    for aggregation in ("median", "share"):
-        with pytest.raises(ValueError, match="aggregation"):
-            aggregate_losses([1.0], np.array([[0, 1]]), aggregation)

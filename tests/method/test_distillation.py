@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
+from architectures import build, gradients
 from references import slow_distance
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.harness import alone, resident_bytes
 from vocagnolm import distillation, output_head
@@ -19,36 +18,18 @@ from vocagnolm.distillation import HeadStates, Pairs
 from vocagnolm.output_head import last_hidden_state, read_head
 from vocagnolm.token_loss import add_token_losses
 
-SIZES = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
-ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", {}),
-    "tied": ("Llama", {"tie_word_embeddings": True}),
-    "soft_cap": ("Gemma2", {"final_logit_softcapping": 3.0, "query_pre_attn_scalar": 8}),
-    "scale": ("Granite", {"logits_scaling": 4.0}),
-    "bias": ("Phi", {}),
-}
+ARCHITECTURES = ("llama", "llama_tied", "gemma2", "granite", "phi")
 STUDENT_WORDS = 41
 DISTANCES = ("reverse_kl", "forward_kl", "sorted_l1")
+IDS = torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(2))
+TOKENS = torch.arange(1, 9)
+pytestmark = pytest.mark.usefixtures("small_tiles")
 
 
-def build(name: str, words: int, seed: int, dtype: torch.dtype = torch.float32) -> Any:
-    family, options = ARCHITECTURES[name]
-    config = getattr(transformers, family + "Config")(vocab_size=words, **SIZES | options)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
-    return add_token_losses(model.to(dtype).eval())
+def make(name: str, words: int, seed: int = 0) -> Any:
+    """A model with another head at every seed."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return add_token_losses(build(name, 0.2, seed, vocab_size=words, **sizes))
 
 
 def states_of(model: Any, ids: Tensor) -> HeadStates:
@@ -73,28 +54,15 @@ def distill(
     return student(input_ids=ids, labels=ids, token_losses=True, instead=pairs.losses)
 
 
-def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
-    model.zero_grad()
-    loss.backward()
-    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use several tiles, the last one ragged, in every test."""
-    monkeypatch.setattr(output_head, "TILE_LOGITS", 5 * (STUDENT_WORDS + 50) + 1)
-
-
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("teacher_words", [STUDENT_WORDS, 57, 30])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_distances_and_gradients_equal_those_of_full_logits(
     name: str, teacher_words: int, distance: Any
 ) -> None:
-    student, teacher = build(name, STUDENT_WORDS, 0), build("soft_cap", teacher_words, 1)
-    generator = torch.Generator().manual_seed(2)
-    ids = torch.randint(1, 30, (2, 9), generator=generator)
-    other_ids = torch.randint(1, 30, (2, 11), generator=generator)
+    student, teacher = make(name, STUDENT_WORDS), make("gemma2", teacher_words, 1)
+    ids = IDS
+    other_ids = torch.randint(1, 30, (2, 11), generator=torch.Generator().manual_seed(3))
     tokens = torch.tensor([1, 4, 5, 7, 10, 12, 16])  # places in the flat batch; 0 and 9 start rows
     theirs = torch.tensor([3, 1, 1, 10, 12, 21, 20])
 
@@ -128,12 +96,10 @@ def test_distances_and_gradients_equal_those_of_full_logits(
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_distance_from_the_student_itself_is_exactly_zero(name: str, distance: Any) -> None:
-    model = build(name, STUDENT_WORDS, 0)
-    ids = torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(2))
-    tokens = torch.arange(1, 9)
+    model = make(name, STUDENT_WORDS)
     found = []
     for factor in (0.0, 1.0):
-        total, _, distances = distill(model, ids, states_of(model, ids), tokens, distance, factor)
+        total, _, distances = distill(model, IDS, states_of(model, IDS), TOKENS, distance, factor)
         assert (distances == 0).all()
         found.append(gradients(model, total))
     assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])
@@ -141,13 +107,11 @@ def test_distance_from_the_student_itself_is_exactly_zero(name: str, distance: A
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_distances_are_summed_in_the_widest_dtype(dtype: torch.dtype) -> None:
-    student, teacher = (build("llama", words, seed) for words, seed in ((41, 0), (57, 1)))
-    ids = torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(2))
-    tokens = torch.arange(1, 9)
+    student, teacher = make("llama", STUDENT_WORDS), make("llama", 57, 1)
     results = {}
     for kind in (torch.float32, dtype):
-        states = states_of(teacher.to(kind), ids)
-        total, _, found = distill(student.to(kind), ids, states, tokens, "sorted_l1")
+        states = states_of(teacher.to(kind), IDS)
+        total, _, found = distill(student.to(kind), IDS, states, TOKENS, "sorted_l1")
         results[kind] = found, gradients(student, total)["lm_head.weight"].float()
     tolerance = 1e-5 if dtype == torch.float64 else 0.1
     for a, b in zip(*results.values(), strict=True):
@@ -158,14 +122,12 @@ def test_distances_are_summed_in_the_widest_dtype(dtype: torch.dtype) -> None:
 def test_bfloat16_distances_are_near_those_of_float32(distance: Any) -> None:
     """Under autocast, as on a GPU; the backward pass runs outside of it."""
     words = 57 if distance == "sorted_l1" else STUDENT_WORDS
-    student, teacher = build("llama", STUDENT_WORDS, 0), build("llama", words, 1)
-    ids = torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(2))
-    tokens = torch.arange(1, 9)
+    student, teacher = make("llama", STUDENT_WORDS), make("llama", words, 1)
     results = []
     for enabled in (False, True):
-        states = states_of(teacher, ids)
+        states = states_of(teacher, IDS)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-            total, _, found = distill(student, ids, states, tokens, distance)
+            total, _, found = distill(student, IDS, states, TOKENS, distance)
         assert found.dtype == torch.float32
         gradient = torch.cat([g.flatten() for g in gradients(student, total).values()])
         results.append((found, gradient))
@@ -213,7 +175,7 @@ def test_losses_are_differentiated_once_and_on_request(monkeypatch: pytest.Monke
 
 def test_frozen_head_gets_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """As under adapters: a gradient [V, D] that nothing reads would be as large as the head."""
-    student, found, own = build("bias", STUDENT_WORDS, 0), [], output_head.HeadGradients.add
+    student, found, own = make("phi", STUDENT_WORDS), [], output_head.HeadGradients.add
 
     def add(self: Any, *tile: Any) -> None:
         found.append(self.sums)
@@ -221,41 +183,42 @@ def test_frozen_head_gets_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(output_head.HeadGradients, "add", add)
     student.lm_head.requires_grad_(False)
-    ids, tokens = torch.ones(1, 9).long(), torch.arange(1, 9)
-    distill(student, ids, states_of(student, ids), tokens, "forward_kl")
+    distill(student, IDS, states_of(student, IDS), TOKENS, "forward_kl")
     assert [gradient is None for gradient in found[0]] == [False, True, True]
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
 def test_teacher_may_have_another_dtype(distance: Any) -> None:
-    ids, tokens, found = torch.arange(18).view(2, 9), torch.arange(1, 9), []
-    student, teacher = build("llama", STUDENT_WORDS, 0).double(), build("llama", 57, 1)
+    student, teacher, found = make("llama", STUDENT_WORDS).double(), make("llama", 57, 1), []
     for dtype in (torch.float32, torch.float64):
-        total, *_ = distill(student, ids, states_of(teacher.to(dtype), ids), tokens, distance)
+        total, *_ = distill(student, IDS, states_of(teacher.to(dtype), IDS), TOKENS, distance)
         found.append((total, gradients(student, total)))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
-def test_tile_holds_the_larger_teacher_vocabulary() -> None:
-    student, teacher = (
-        output_head.Head(torch.empty(words, 4), None, 1.0, None, torch.float32)
-        for words in (10, 990)
-    )
-    rows = output_head.TILE_LOGITS // 1000
-    assert output_head.rows_per_tile(10**6, student, teacher) == max(rows, 1)
-    assert output_head.rows_per_tile(10**6, student) == output_head.TILE_LOGITS // 10
-
-
 @pytest.mark.parametrize(
-    ("words", "rows"), [(152_064, 384), (32_000, 2048), (2**18, 256), (2**19, 128), (2**20, 64)]
+    ("words", "device", "rows"),
+    [
+        # Both heads' words count.
+        ([10, 990], "cpu", 2**24 // 1000),
+        ([10], "cpu", 10**6),
+        # Multiples of what the matrix units of a GPU multiply at once.
+        ([152_064], "cuda", 384),
+        ([32_000], "cuda", 2048),
+        ([2**18], "cuda", 256),
+        ([2**19], "cuda", 128),
+        ([2**20], "cuda", 64),
+    ],
 )
-def test_tiles_fill_the_matrix_units_of_a_gpu(words: int, rows: int) -> None:
+def test_tiles_hold_as_many_rows_as_their_heads_allow(
+    words: list[int], device: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_head, "TILE_LOGITS", 2**24)
     with FakeTensorMode():
-        head = output_head.Head(
-            torch.empty(words, 4, device="cuda"), None, 1.0, None, torch.float32
-        )
-    assert output_head.rows_per_tile(10**6, head) == rows
-    assert output_head.rows_per_tile(50, head) == 50
+        weights = [torch.empty(size, 4, device=device) for size in words]
+    heads = [output_head.Head(weight, None, 1.0, None, torch.float32) for weight in weights]
+    assert output_head.rows_per_tile(10**6, *heads) == rows
+    assert output_head.rows_per_tile(50, *heads) == 50
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(40, 57), (57, 40), (40, 40)])
@@ -270,68 +233,38 @@ def test_sorted_distance_does_not_depend_on_rows_ordered_at_a_time(
     torch.testing.assert_close(found[1:], found[:1] * 2, rtol=0, atol=0)
 
 
-def test_sorted_distance_orders_many_rows_at_a_time_on_a_gpu() -> None:
-    sorts: list[torch.Size] = []
-
-    class Sorts(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, op: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            if "sort" in op.name():
-                sorts.append(args[0].shape)
-            return op(*args, **kwargs or {})
-
-    with torch.device("meta"), Sorts():
-        log_p, log_q = torch.empty(1024, 32_000), torch.empty(1024, 32_768)
-        distillation._sorted_l1(log_p, torch.empty_like(log_p), log_q)
-    # Each sorts at most 2**24 probabilities.
-    assert sorts == [(512, 32_768), (512, 32_768), (524, 32_000), (500, 32_000)]
-
-
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("tile_logits", [1, 300, 10**6])
 def test_entropies_equal_those_of_full_logits(
     name: str, tile_logits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output_head, "TILE_LOGITS", tile_logits)
-    model = build(name, STUDENT_WORDS, 0)
-    generator = torch.Generator().manual_seed(2)
-    ids = torch.randint(1, 30, (2, 9), generator=generator)
-    labels = ids.masked_fill(torch.rand(ids.shape, generator=generator) < 0.4, -100)
+    model, ids = make(name, STUDENT_WORDS), IDS
+    ignored = torch.rand(ids.shape, generator=torch.Generator().manual_seed(2)) < 0.4
+    labels = ids.masked_fill(ignored, -100)
     has_label = labels[:, 1:] != -100
+    given = {"input_ids": ids, "labels": labels, "token_losses": True}
     rows: list[int] = []
     own = output_head.Head.logits
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits
-        plain = model(input_ids=ids, labels=labels, token_losses=True)
+        plain = model(**given)
+        given["with_entropies"] = True
+        count = int(has_label.sum())
         monkeypatch.setattr(
             output_head.Head, "logits", lambda *a: rows.append(len(a[1])) or own(*a)
         )
         (losses, found), (more, _), (fewer, _) = (
-            model(
-                input_ids=ids,
-                labels=labels,
-                token_losses=True,
-                with_entropies=True,
-                label_tokens=int(has_label.sum()) + beyond,
-            )
-            for beyond in (0, 3, -1)
+            model(**given, label_tokens=told) for told in (count, count + 3, count - 1)
         )
+        assert sum(rows) == 3 * count + 3 - 1
+        exact = model.double()(**given, label_tokens=count)
     entropy = torch.distributions.Categorical(logits=logits[:, :-1]).entropy()
     torch.testing.assert_close(found, F.pad(entropy * has_label, (1, 0)), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(losses, plain, rtol=1e-5, atol=1e-6)
-    assert sum(rows) == 3 * has_label.sum() + 3 - 1
     # Too high a count of labels does no harm; too low a one is not silently wrong.
     torch.testing.assert_close(more, plain, rtol=1e-5, atol=1e-6)
     assert fewer.isnan().sum() == 1
-    with torch.no_grad():
-        exact = model.double()(
-            input_ids=ids,
-            labels=labels,
-            token_losses=True,
-            with_entropies=True,
-            label_tokens=int(has_label.sum()),
-        )
     assert [values.dtype for values in exact] == [torch.float32] * 2
     torch.testing.assert_close(exact, (losses, found), rtol=1e-4, atol=1e-5)
 

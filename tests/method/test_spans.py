@@ -94,21 +94,20 @@ def test_bytes_give_the_spans_of_offsets(
         ("trimmed", "x   and", [(0, 1), (1, 2), (2, 3), (3, 7)]),
         ("trimmed", "x  ", [(0, 1), (1, 2), (2, 3)]),
         ("unigram", "  x\n\n12\n", [(0, 3), (2, 3), (3, 8)]),
+        ("unigram", " \n ", []),
     ],
 )
 def test_encode_gives_the_worked_spans(
     tokenizers_by_family: Tokenizers, family: str, text: str, expected: list[tuple[int, int]]
 ) -> None:
-    assert encode(tokenizers_by_family[family], text).spans.tolist() == [*map(list, expected)]
+    spans = encode(tokenizers_by_family[family], text).spans
+    assert spans.shape == (len(expected), 2)
+    assert spans.tolist() == np.reshape(expected, (-1, 2)).tolist()
 
 
 def test_empty_text_has_no_tokens_whatever_is_said() -> None:
     tokenizer: Any = StubTokenizer([(0, 0), (0, 0)])
     assert encode(tokenizer, "").ids.shape == (0,)
-
-
-def test_encode_gives_no_tokens(tokenizers_by_family: Tokenizers) -> None:
-    assert encode(tokenizers_by_family["unigram"], " \n ").spans.shape == (0, 2)
 
 
 @pytest.mark.parametrize("length", [100_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
@@ -152,20 +151,6 @@ def test_added_token_keeps_its_span_where_it_is_spelt_otherwise() -> None:
     spelt, otherwise = encode_rendered(tokenizer, ["a <x> b", "a <X> b"])
     assert spelt.spans.tolist() == [[0, 1], [1, 5], [5, 7]]
     assert otherwise.spans.tolist() == [[0, 1], [1, 6], [6, 7]]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"truncation": True, "max_length": 2}, {"padding": "max_length", "max_length": 99}],
-)
-def test_other_calls_of_the_tokenizer_change_nothing(
-    tokenizers_by_family: Tokenizers, options: dict[str, Any]
-) -> None:
-    tokenizer = tokenizers_by_family["nfc_digits"]
-    text = f"a {tokenizer.all_special_tokens[0]} b"
-    expected = encode(tokenizer, text).ids.tolist()
-    assert tokenizer(text, **options).input_ids != expected
-    assert encode(tokenizer, text).ids.tolist() == expected
 
 
 def test_encode_rejects_a_lone_surrogate(student_tokenizer: PreTrainedTokenizerFast) -> None:
@@ -244,11 +229,6 @@ def test_fill_gaps_leaves_no_empty_span(case: tuple[str, Spans]) -> None:
 @pytest.mark.parametrize(
     ("text", "spans", "expected"),
     [
-        ("ab", [[0, 1], [1, 2]], [[0, 1], [1, 2]]),
-        ("a \u0301 b", [[0, 1], [4, 5]], [[0, 3], [3, 5]]),  # space, accent, space
-        ("  a", [[2, 3]], [[0, 3]]),
-        ("\u0301a", [[1, 2]], [[0, 2]]),  # no token before: the first takes it
-        ("a  ", [[0, 1]], [[0, 3]]),  # no token follows: the last takes it
         ("ab", [[-3, -1], [-2, 9], [1, 9]], [[0, 1], [0, 2], [1, 2]]),  # clamped
         ("ab", [[0, 2], [2, 2], [2, 2]], [[0, 2], [1, 2], [1, 2]]),
         ("ab", [[0, 0], [0, 2]], [[0, 1], [0, 2]]),
@@ -285,12 +265,11 @@ def test_tokenizer_is_left_as_it_was(tokenizers_by_family: Tokenizers) -> None:
         backend.no_padding()
 
 
-@pytest.mark.parametrize("family", ["nfc_digits"])
 def test_token_of_a_composed_letter_has_all_its_characters(
-    tokenizers_by_family: Tokenizers, family: str
+    tokenizers_by_family: Tokenizers,
 ) -> None:
     """It has every character of which it has a byte, as in all other texts."""
-    tokenizer = tokenizers_by_family[family]
+    tokenizer = tokenizers_by_family["nfc_digits"]
     text = unicodedata.normalize("NFD", "é ṩ ạ́b 한국 Poincaré ệ. q\u0323\u0307 e\u0301\u0316x")
     spans = encode(tokenizer, text).spans
     assert_spans_hold(spans, text)

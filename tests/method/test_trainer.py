@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
-from references import (
-    LOSS_TOLERANCE,
-    full_losses,
-    largest_difference,
-    slow_weights,
-)
+from references import LOSS_TOLERANCE, both_losses, largest_difference, slow_weights
 from transformers import PreTrainedTokenizerBase
-from world import MAX_LENGTH, Tokenizers, make_blocks, make_trainer
+from world import MAX_LENGTH, Tokenizers, assert_equal_weights, make_blocks, make_trainer, outcome
 
 from vocagnolm import trainer as trainer_module
 from vocagnolm.collator import PackedCollator
@@ -25,51 +21,36 @@ from vocagnolm.method import Aggregation, Method
 from vocagnolm.objective import StoredTeacher, TeacherLosses
 from vocagnolm.packing import Blocks
 
+Make = Callable[..., Any]
 
-def parameters(trainer: Any) -> dict[str, torch.Tensor]:
-    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+@pytest.fixture
+def make(blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path) -> Make:
+    """`make(**training)`: a trainer of the blocks."""
+    return partial(make_trainer, tmp_path, blocks, *pair)
 
 
 @pytest.mark.parametrize(
-    ("aggregation", "unmapped", "selection", "floor"),
+    "settings",
     [
-        *((how, "include", "top_k", 0.0) for how in get_args(Aggregation)),
-        ("share", "exclude", "top_k", 0.3),
-        ("max", "exclude", "top_k", 0.0),
-        ("max", "include", "accept", 0.3),
+        *({"aggregation": how} for how in get_args(Aggregation)),
+        {"aggregation": "share", "unmapped": "exclude", "unselected_weight": 0.3},
+        {"unmapped": "exclude"},
+        {"selection": "accept", "unselected_weight": 0.3},
     ],
+    ids=str,
 )
 def test_loss_equals_slow_reference(
-    aggregation: str,
-    unmapped: str,
-    selection: str,
-    floor: float,
-    blocks: Blocks,
-    pair: tuple[Any, Any],
-    tmp_path: Path,
+    settings: dict[str, Any], make: Make, pair: tuple[Any, Any]
 ) -> None:
-    method = Method(
-        "vocagnolm",
-        0.3,
-        aggregation,
-        unmapped,
-        loss_divisor="selected",
-        selection=selection,
-        unselected_weight=floor,
-    )
-    trainer = make_trainer(tmp_path, blocks, *pair, options={"method": method})
-    batch = trainer.data_collator([blocks[i] for i in range(4)])
+    method = Method(top_k=0.3, loss_divisor="selected", **settings)
+    trainer = make(options={"method": method})
+    batch = trainer.data_collator([trainer.train_dataset[i] for i in range(4)])
     loss = trainer.compute_loss(trainer.model, batch, num_items_in_batch=torch.tensor(100))
-
-    student = full_losses(pair[0], batch["input_ids"], batch["position_ids"], batch["labels"])
-    with torch.no_grad():
-        teacher = full_losses(
-            pair[1],
-            *(batch[f"teacher_{key}"] for key in ("input_ids", "position_ids", "labels")),
-        )
+    student, teacher = both_losses(batch, *pair)
     weights = slow_weights(batch, student.detach(), teacher, method)
     valid = batch["labels"] != IGNORED_LABEL
-    if selection == "accept":  # reads no floor and no divisor
+    if method.accepts:  # reads no floor and no divisor
         assert trainer.token_objective.divisor_tokens(batch) == valid.sum()
         trainer.metrics.keep_step()
         log = trainer.metrics.read()
@@ -77,7 +58,7 @@ def test_loss_equals_slow_reference(
         assert 0.1 < log["mean_weight"] < 0.9
         assert "selected_fraction" not in log
     else:
-        weights = weights.maximum(floor * valid)
+        weights = weights.maximum(method.unselected_weight * valid)
         assert trainer.token_objective.divisor_tokens(batch) == pytest.approx(float(weights.sum()))
     assert trainer.token_objective.weighted_tokens(batch) == (weights > 0).sum()
     expected = (weights * student).sum() / 100
@@ -95,42 +76,33 @@ def test_self_guided_full_selection_is_plain_language_modelling(
 ) -> None:
     blocks = make_blocks(training_texts[:40], student_tokenizer, student_tokenizer)
     student = tiny_llama(len(student_tokenizer))
-    guided = make_trainer(
-        tmp_path,
-        blocks,
-        copy.deepcopy(student),
-        copy.deepcopy(student),
-        options={"method": Method(top_k=1.0)},
-    )
-    plain = make_trainer(tmp_path, blocks, copy.deepcopy(student), options={"method": "cpt"})
-    for trainer in (guided, plain):
+    found = []
+    for teacher, method in ((student, Method(top_k=1.0)), (None, "cpt")):
+        models = copy.deepcopy(student), copy.deepcopy(teacher)
+        trainer = make_trainer(tmp_path, blocks, *models, options={"method": method})
         trainer.train()
+        found.append(outcome(trainer)[0])
     # One makes the head's gradient backward, the other forward, so the last digits differ.
-    ours = parameters(guided)
-    assert largest_difference(ours, parameters(plain)) < 1e-8
+    assert largest_difference(*found) < 1e-8
 
 
 def test_teacher_is_neither_trained_nor_saved(
-    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+    make: Make, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
     student, teacher = pair
     # `from_config` returns it so, and it would score with dropout.
     teacher.train()
     before = copy.deepcopy(teacher.state_dict())
-    names = set(student.state_dict())
-    trainer = make_trainer(tmp_path, blocks, student, teacher)
+    trainer = make()
     trainer.train()
     trainer.save_model()
     assert not teacher.training
     assert not any(p.requires_grad or p.grad is not None for p in teacher.parameters())
-    assert all(torch.equal(before[name], value) for name, value in teacher.state_dict().items())
+    assert_equal_weights(before, teacher.state_dict())
     optimized = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
     assert optimized == {id(p) for p in student.parameters()}
     loaded = type(student).from_pretrained(tmp_path, dtype=torch.float64)
-    assert set(loaded.state_dict()) == names
-    assert all(
-        torch.equal(a, b) for a, b in zip(loaded.parameters(), student.parameters(), strict=True)
-    )
+    assert_equal_weights(loaded.state_dict(), student.state_dict())
 
 
 def test_attention_is_checked_for_the_longest_segment_of_an_evaluation(
@@ -153,19 +125,17 @@ def test_attention_is_checked_for_the_longest_segment_of_an_evaluation(
 
 
 @pytest.mark.parametrize("trains", [True, False])
-def test_guidance_of_a_batch_leaves_the_students_mode(
-    trains: bool, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
-) -> None:
-    trainer = make_trainer(tmp_path, blocks, *pair)
+def test_guidance_of_a_batch_leaves_the_students_mode(trains: bool, make: Make) -> None:
+    trainer = make()
     trainer.model.train(trains)
     trainer.token_guidance(next(iter(trainer.get_train_dataloader())))
     assert trainer.model.training == trains
 
 
 def test_run_stops_before_updating_with_a_nan_teacher(
-    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+    make: Make, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
-    trainer = make_trainer(tmp_path, blocks, *pair, gradient_accumulation_steps=2)
+    trainer = make(gradient_accumulation_steps=2)
     calls, losses = [], trainer.token_objective.teacher.losses
 
     def break_third(batch: dict[str, Any], **kwargs: Any) -> TeacherLosses:
@@ -180,31 +150,29 @@ def test_run_stops_before_updating_with_a_nan_teacher(
         trainer.train()
     saved = type(pair[0]).from_pretrained(tmp_path / "checkpoint-1", dtype=torch.float64)
     assert all(p.isfinite().all() for p in trainer.model.parameters())
-    for a, b in zip(saved.parameters(), trainer.model.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert_equal_weights(dict(saved.named_parameters()), outcome(trainer)[0])
 
 
 def test_model_made_by_model_init_is_trained(
-    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+    make: Make, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
-    direct = make_trainer(tmp_path, blocks, copy.deepcopy(pair[0]), copy.deepcopy(pair[1]))
-    options = {"model_init": lambda: copy.deepcopy(pair[0])}
-    made = make_trainer(tmp_path, blocks, None, pair[1], options=options)
+    student, teacher = copy.deepcopy(pair)
+    made = make_trainer(tmp_path, blocks, None, teacher, options={"model_init": lambda: student})
+    direct = make()
     for trainer in (direct, made):
         trainer.train()
-    assert largest_difference(parameters(direct), parameters(made)) == 0.0
+    assert_equal_weights(outcome(direct)[0], outcome(made)[0])
 
 
 def test_resumed_run_equals_uninterrupted_run(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
-    def run(name: str, resume: str | None = None) -> Any:
-        student, teacher = (copy.deepcopy(model) for model in pair)
+    runs = []
+    for name, resume in (("whole", None), ("resumed", str(tmp_path / "whole" / "checkpoint-2"))):
         trainer = make_trainer(
             tmp_path / name,
             blocks,
-            student,
-            teacher,
+            *copy.deepcopy(pair),
             options={"method": Method(top_k_warmup_steps=0.8)},
             max_steps=5,
             per_device_train_batch_size=2,
@@ -213,27 +181,17 @@ def test_resumed_run_equals_uninterrupted_run(
             save_steps=2,
         )
         trainer.train(resume_from_checkpoint=resume)
-        return trainer
-
-    whole = run("whole")
-    resumed = run("resumed", str(tmp_path / "whole" / "checkpoint-2"))
-    assert resumed.state.global_step == 5
-    for (name, a), b in zip(
-        whole.model.named_parameters(), resumed.model.parameters(), strict=True
-    ):
-        assert torch.equal(a, b), name
-    assert [entry["loss"] for entry in whole.state.log_history[:-1]] == [
-        entry["loss"] for entry in resumed.state.log_history[:-1]
-    ]
-    shares = [entry["selected_fraction"] for entry in resumed.state.log_history[:-1]]
+        runs.append(outcome(trainer))
+    (whole, log), (resumed, entries) = runs
+    assert_equal_weights(whole, resumed)
+    assert [entry["loss"] for entry in entries[:-1]] == [entry["loss"] for entry in log[:-1]]
+    shares = [entry["selected_fraction"] for entry in entries[:-1]]
     assert shares == pytest.approx([1.0, 0.85, 0.7, 0.55, 0.4], abs=0.04)
 
 
-def test_log_reports_what_a_slow_count_finds(
-    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
-) -> None:
+def test_log_reports_what_a_slow_count_finds(make: Make, pair: tuple[Any, Any]) -> None:
     reference = copy.deepcopy(pair)
-    trainer = make_trainer(tmp_path, blocks, *pair, max_steps=1, gradient_accumulation_steps=2)
+    trainer = make(max_steps=1, gradient_accumulation_steps=2)
     trainer.train()
     log = trainer.state.log_history[0]
     student_sum = teacher_sum = selected_sum = 0.0
@@ -241,13 +199,7 @@ def test_log_reports_what_a_slow_count_finds(
     excess: list[float] = []
     for _, batch in zip(range(2), trainer.get_train_dataloader(), strict=False):
         with torch.no_grad():
-            student = full_losses(
-                reference[0], batch["input_ids"], batch["position_ids"], batch["labels"]
-            )
-            teacher = full_losses(
-                reference[1],
-                *(batch[f"teacher_{key}"] for key in ("input_ids", "position_ids", "labels")),
-            )
+            student, teacher = both_losses(batch, *reference)
         weights = slow_weights(batch, student, teacher, Method())
         valid = batch["labels"] != IGNORED_LABEL
         tokens += int(valid.sum())
@@ -274,38 +226,27 @@ def test_log_reports_what_a_slow_count_finds(
 
 
 @pytest.mark.parametrize(
-    ("options", "with_teacher", "message"),
+    ("options", "message"),
     [
-        ({}, False, "method vocagnolm needs a teacher"),
-        ({"method": "cpt"}, True, "method cpt does not use a teacher"),
-        ({"method": "kld", "teacher": StoredTeacher()}, False, "method kld compares distrib"),
-        ({"method": Method("chunk", chunks=8)}, True, r"PackedCollator\(..., chunks=8\)"),
-        ({"data_collator": PackedCollator(MAX_LENGTH, chunks=8)}, True, "chunks=None"),
-        ({"data_collator": PackedCollator(MAX_LENGTH // 2)}, True, f"max_length={MAX_LENGTH}"),
-        ({"data_collator": PackedCollator(MAX_LENGTH, True)}, True, "across_documents=False"),
-        ({"compute_metrics": print}, True, "compute_metrics has no effect"),
-        ({"compute_loss_func": print}, True, "compute_loss_func has no effect"),
-        ({"data_collator": print}, True, "data_collator must be a PackedCollator"),
-        ({"teacher": []}, False, "method vocagnolm needs a teacher"),
+        ({"teacher": None}, "method vocagnolm needs a teacher"),
+        ({"teacher": []}, "method vocagnolm needs a teacher"),
+        ({"method": "cpt"}, "method cpt does not use a teacher"),
+        ({"method": "kld", "teacher": StoredTeacher()}, "method kld compares distrib"),
+        ({"method": Method("chunk", chunks=8)}, r"PackedCollator\(..., chunks=8\)"),
+        ({"data_collator": PackedCollator(MAX_LENGTH, chunks=8)}, "chunks=None"),
+        ({"data_collator": PackedCollator(MAX_LENGTH // 2)}, f"max_length={MAX_LENGTH}"),
+        ({"data_collator": PackedCollator(MAX_LENGTH, True)}, "across_documents=False"),
+        ({"data_collator": print}, "data_collator must be a PackedCollator"),
+        ({"compute_metrics": print}, "compute_metrics has no effect"),
+        ({"compute_loss_func": print}, "compute_loss_func has no effect"),
     ],
 )
-def test_trainer_rejects_contradictions(
-    options: dict[str, Any],
-    with_teacher: bool,
-    message: str,
-    blocks: Blocks,
-    pair: tuple[Any, Any],
-    tmp_path: Path,
-) -> None:
-    teacher = pair[1] if with_teacher else None
+def test_trainer_rejects_contradictions(options: dict[str, Any], message: str, make: Make) -> None:
     with pytest.raises(ValueError, match=message):
-        make_trainer(tmp_path, blocks, pair[0], teacher, options=options)
+        make(options=options)
 
 
-def test_collator_is_that_of_the_blocks_by_default(
-    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
-) -> None:
-    options = {"data_collator": None, "method": Method(selection="accept")}
-    trainer = make_trainer(tmp_path, blocks, *pair, options=options)
+def test_collator_is_that_of_the_blocks_by_default(make: Make, blocks: Blocks) -> None:
+    trainer = make(options={"data_collator": None, "method": Method(selection="accept")})
     expected = PackedCollator(MAX_LENGTH, False, blocks.teacher_max_length, shares=True)
     assert trainer.data_collator == expected

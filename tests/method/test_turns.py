@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -41,27 +41,42 @@ def corpus_of(*conversations: object) -> datasets.Dataset:
     return read_list([{"messages": messages} for messages in conversations], None, "rows")
 
 
-def pair(
-    tokenizers: Tokenizers, student_limit: int = 200, teacher_limit: int = 200
-) -> list[Reader]:
-    # A copy, as the template is set on the tokenizer, which all tests share.
-    student = student_reader(deepcopy(tokenizers["metaspace"]), student_limit, "plain")
-    return [student, teacher_reader(tokenizers["nfc_digits"], teacher_limit, "chatml")]
+Pair = Callable[..., list[Reader]]
 
 
-def said(reader: Reader, ids: Sequence[int], labelled: Sequence[int]) -> list[str]:
+@pytest.fixture
+def pair(tokenizers_by_family: Tokenizers) -> Pair:
+    """`pair(student_limit, teacher_limit)`: readers with templates that differ."""
+
+    def make(student_limit: int = 200, teacher_limit: int = 200) -> list[Reader]:
+        # A copy, as the template is set on the tokenizer, which all tests share.
+        ours = deepcopy(tokenizers_by_family["metaspace"])
+        theirs = tokenizers_by_family["nfc_digits"]
+        student = student_reader(ours, student_limit, "plain")
+        return [student, teacher_reader(theirs, teacher_limit, "chatml")]
+
+    return make
+
+
+def retold(reader: Reader, before: str, after: str) -> Reader:
+    """A reader with another template."""
+    assert reader.template
+    source = reader.template.source.replace(before, after)
+    assert source != reader.template.source
+    return replace(reader, template=replace(reader.template, source=source))
+
+
+def said(reader: Reader, row: dict[str, Any], side: str) -> list[str]:
     """The labelled parts of a row, decoded."""
-    ranges = np.reshape(labelled, (-1, 2)).tolist()
-    return [reader.tokenizer.decode(ids[first:last]) for first, last in ranges]
+    ranges = np.reshape(row[f"{side}_labelled"], (-1, 2)).tolist()
+    return [reader.tokenizer.decode(row[f"{side}_ids"][first:last]) for first, last in ranges]
 
 
-def test_cache_tells_labels_and_templates_apart(
-    tokenizers_by_family: Tokenizers, tmp_path: Path
-) -> None:
+def test_cache_tells_labels_and_templates_apart(pair: Pair, tmp_path: Path) -> None:
     corpus_of(talk(*TALK)).save_to_disk(tmp_path / "talk")
     corpus = datasets.load_from_disk(tmp_path / "talk")
-    student, teacher = pair(tokenizers_by_family)
-    other = student_reader(deepcopy(tokenizers_by_family["metaspace"]), 200, "chatml")
+    student, teacher = pair()
+    other = retold(student, "capitalize", "upper")
     (answers,) = align_corpus(corpus, student, teacher).rows["student_labelled"]
     whole, changed = (
         align_corpus(corpus, s, teacher, train_on="all").rows for s in (student, other)
@@ -70,19 +85,16 @@ def test_cache_tells_labels_and_templates_apart(
     assert whole["student_ids"][0] != changed["student_ids"][0]
 
 
-def test_conversations_are_not_paired_by_number(tokenizers_by_family: Tokenizers) -> None:
-    student, teacher = pair(tokenizers_by_family)
+def test_conversations_are_not_paired_by_number(pair: Pair) -> None:
+    student, teacher = pair()
     with pytest.raises(ValueError, match="uld_pairing position does not support"):
         align_corpus(corpus_of(talk(*TALK)), student, TeacherReaders((teacher,), by_position=True))
 
 
 @pytest.mark.parametrize("train_on", ["completions", "all"])
-def test_row_has_both_renderings_and_labels(
-    train_on: TrainOn, tokenizers_by_family: Tokenizers
-) -> None:
-    student, teacher = pair(tokenizers_by_family)
-    corpus = corpus_of(talk(*TALK))
-    (row,) = align_corpus(corpus, student, teacher, train_on=train_on).rows
+def test_row_has_both_renderings_and_labels(train_on: TrainOn, pair: Pair) -> None:
+    student, teacher = pair()
+    (row,) = align_corpus(corpus_of(talk(*TALK)), student, teacher, train_on=train_on).rows
     text = student.tokenizer.decode(row["student_ids"])
     shown = teacher.tokenizer.decode(row["teacher_ids"])
     first, second = (f"User: {a}\n\nAssistant: {b}</s>" for a, b in (TALK[:2], TALK[2:]))
@@ -90,8 +102,7 @@ def test_row_has_both_renderings_and_labels(
     assert shown.startswith(
         f"<|im_start|>user\n{TALK[0]}<|im_end|>\n<|im_start|>assistant\n{TALK[1]}"
     )
-    ours = said(student, row["student_ids"], row["student_labelled"])
-    theirs = said(teacher, row["teacher_ids"], row["teacher_labelled"])
+    ours, theirs = said(student, row, "student"), said(teacher, row, "teacher")
     if train_on == "completions":
         assert ours == [f"{TALK[1]}</s>", f"{TALK[3]}</s>"]
         assert theirs == [TALK[1], TALK[3]]
@@ -102,9 +113,8 @@ def test_row_has_both_renderings_and_labels(
     assert (row["left_out_messages"], row["trimmed_characters"]) == (0, 0)
 
 
-def test_every_labelled_token_of_an_answer_is_guided(tokenizers_by_family: Tokenizers) -> None:
-    student, teacher = pair(tokenizers_by_family)
-    segments = align_corpus(corpus_of(talk(*TALK)), student, teacher)
+def test_every_labelled_token_of_an_answer_is_guided(pair: Pair) -> None:
+    segments = align_corpus(corpus_of(talk(*TALK)), *pair())
     (row,) = segments.rows
     (ranges,) = align_segment(row)
     answers = np.reshape(row["student_labelled"], (-1, 2))
@@ -119,15 +129,12 @@ def test_every_labelled_token_of_an_answer_is_guided(tokenizers_by_family: Token
 
 
 @pytest.mark.parametrize("train_on", ["completions", "all"])
-def test_answer_of_weight_nothing_has_no_label(
-    train_on: TrainOn, tokenizers_by_family: Tokenizers
-) -> None:
-    student, teacher = pair(tokenizers_by_family)
+def test_answer_of_weight_nothing_has_no_label(train_on: TrainOn, pair: Pair) -> None:
+    student, teacher = pair()
     messages: list[dict[str, Any]] = talk(*TALK)
     messages[1]["weight"] = 0
     (row,) = align_corpus(corpus_of(messages), student, teacher, train_on=train_on).rows
-    ours = said(student, row["student_ids"], row["student_labelled"])
-    theirs = said(teacher, row["teacher_ids"], row["teacher_labelled"])
+    ours, theirs = said(student, row, "student"), said(teacher, row, "teacher")
     if train_on == "completions":
         assert (ours, theirs) == ([f"{TALK[3]}</s>"], [TALK[3]])
     else:
@@ -141,20 +148,17 @@ def test_answer_of_weight_nothing_has_no_label(
 
 @pytest.mark.parametrize(("student_limit", "teacher_limit"), [(60, 200), (200, 75)])
 def test_long_conversation_ends_behind_an_answer(
-    student_limit: int, teacher_limit: int, tokenizers_by_family: Tokenizers
+    student_limit: int, teacher_limit: int, pair: Pair
 ) -> None:
-    readers = pair(tokenizers_by_family, student_limit, teacher_limit)
-    long = talk(TALK[0], "no " * 150)
-    segments = align_corpus(corpus_of(talk(*TALK), talk(*TALK[:2]), long), *readers)
+    corpus = corpus_of(talk(*TALK), talk(*TALK[:2]), talk(TALK[0], "no " * 150))
+    segments = align_corpus(corpus, *pair(student_limit, teacher_limit))
     cut, whole = segments.rows
     assert cut["left_out_messages"] == 2
     assert cut["end"] == len("\n".join(TALK[:2])) == whole["end"]
-    assert (cut["student_labelled"], cut["student_ids"]) == (
-        whole["student_labelled"], whole["student_ids"]
-    )  # fmt: skip
+    for name in ("student_labelled", "student_ids", "teacher_labelled"):
+        assert cut[name] == whole[name]
     # The teacher needs nothing after an answer's content, as it guides nothing.
     assert cut["teacher_ids"] == whole["teacher_ids"][: cut["teacher_tokens"]]
-    assert cut["teacher_labelled"] == whole["teacher_labelled"]
     assert segments.reasons == [
         (2, "its first answer alone exceeds a context"),
         (0, "exceeds a context: its last 2 messages are left out"),
@@ -162,24 +166,23 @@ def test_long_conversation_ends_behind_an_answer(
 
 
 @pytest.mark.parametrize("model", [0, 1])
-def test_conversation_fills_a_context_exactly(model: int, tokenizers_by_family: Tokenizers) -> None:
+def test_conversation_fills_a_context_exactly(model: int, pair: Pair) -> None:
     corpus = corpus_of(talk(*TALK))
-    (row,) = align_corpus(corpus, *pair(tokenizers_by_family)).rows
+    (row,) = align_corpus(corpus, *pair()).rows
     # Up to the last label.
     tokens = row[("student_labelled", "teacher_labelled")[model]][-1]
     for limit, left_out in ((tokens, 0), (tokens - 1, 2)):
         limits = [200, 200]
         limits[model] = limit
-        (row,) = align_corpus(corpus, *pair(tokenizers_by_family, *limits)).rows
+        (row,) = align_corpus(corpus, *pair(*limits)).rows
         assert row["left_out_messages"] == left_out
 
 
-def test_unusable_conversations_are_skipped_with_reasons(tokenizers_by_family: Tokenizers) -> None:
+def test_unusable_conversations_are_skipped_with_reasons(pair: Pair) -> None:
     strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    student, teacher = pair(tokenizers_by_family)
+    student, teacher = pair()
     assert teacher.template
-    source = strict + teacher.template.source
-    teacher = replace(teacher, template=replace(teacher.template, source=source))
+    teacher = retold(teacher, teacher.template.source, strict + teacher.template.source)
     bad = [{"role": "system", "content": "s"}, *talk(*TALK)]
     corpus = corpus_of(talk(*TALK), bad, None, talk("only asked", last="user"))
     segments = align_corpus(corpus, student, teacher)
@@ -190,11 +193,9 @@ def test_unusable_conversations_are_skipped_with_reasons(tokenizers_by_family: T
     assert reasons[3] == "no answer of an assistant to train on"
 
 
-def test_trimmed_characters_are_counted_and_unmapped(tokenizers_by_family: Tokenizers) -> None:
-    student, teacher = pair(tokenizers_by_family)
-    assert teacher.template
-    source = teacher.template.source.replace("message['content']", "message['content'] | trim")
-    trims = replace(teacher, template=replace(teacher.template, source=source))
+def test_trimmed_characters_are_counted_and_unmapped(pair: Pair) -> None:
+    student, teacher = pair()
+    trims = retold(teacher, "message['content']", "message['content'] | trim")
     corpus = corpus_of(talk("q", "  42 \n\n"))
     rows = [align_corpus(corpus, student, one).rows[0] for one in (teacher, trims)]
     assert [row["trimmed_characters"] for row in rows] == [0, 5]
@@ -202,62 +203,54 @@ def test_trimmed_characters_are_counted_and_unmapped(tokenizers_by_family: Token
 
 
 def test_several_teachers_have_their_labels_in_their_columns(
-    tokenizers_by_family: Tokenizers,
+    pair: Pair, tokenizers_by_family: Tokenizers
 ) -> None:
-    student, first = pair(tokenizers_by_family)
+    student, first = pair()
     second = teacher_reader(tokenizers_by_family["byte_level"], 300, "plain")
     (row,) = align_corpus(corpus_of(talk(*TALK)), student, TeacherReaders((first, second))).rows
-    assert len(row["teacher_counts"]) == 2
-    parts = said(first, row["teacher_ids"], row["teacher_labelled"])[:2]
-    assert parts == [TALK[1], TALK[3]]
-    at = row["teacher_counts"][0]
-    ranges = np.array(row["teacher_labelled"][4:]) - at
-    # Its tokens include the space before them.
-    found = [part.strip() for part in said(second, row["teacher_ids"][at:], ranges)]
-    assert found == [TALK[1], TALK[3]]
+    at, _ = row["teacher_counts"]
+    labelled = np.array(row["teacher_labelled"])
+    for reader, ids, ranges in (
+        (first, row["teacher_ids"][:at], labelled[:4]),
+        (second, row["teacher_ids"][at:], labelled[4:] - at),
+    ):
+        parts = said(reader, {"teacher_ids": ids, "teacher_labelled": ranges}, "teacher")
+        # The second one's tokens include the space before them.
+        assert [part.strip() for part in parts] == [TALK[1], TALK[3]]
 
 
-def test_answers_without_an_end_are_warned_of(
-    tokenizers_by_family: Tokenizers, caplog: pytest.LogCaptureFixture
-) -> None:
-    student, teacher = pair(tokenizers_by_family)
-    assert student.template
-    source = student.template.source.replace("eos_token", "' ~ '")
-    endless = replace(student, template=replace(student.template, source=source))
+def test_answers_without_an_end_are_warned_of(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    student, teacher = pair()
+    endless = retold(student, "eos_token", "' ~ '")
     for one in (student, endless):
         (row,) = align_corpus(corpus_of(talk(*TALK)), one, teacher).rows
         assert ("does not learn to stop" in caplog.text) == (one is endless)
-    assert said(endless, row["student_ids"], row["student_labelled"]) == [TALK[1], TALK[3]]
+    assert said(endless, row, "student") == [TALK[1], TALK[3]]
 
 
-def test_end_of_another_turn_is_no_end(tokenizers_by_family: Tokenizers) -> None:
-    student, _ = pair(tokenizers_by_family)
-    assert student.template
-    source = student.template.source.replace("if message['role'] == 'assistant'", "if loop.last")
-    student = replace(student, template=replace(student.template, source=source))
+def test_end_of_another_turn_is_no_end(pair: Pair) -> None:
+    student = retold(pair()[0], "if message['role'] == 'assistant'", "if loop.last")
     (row,) = align_corpus(corpus_of(talk(*TALK)), student, None).rows
-    found = said(student, row["student_ids"], row["student_labelled"])
-    assert found == [TALK[1], f"{TALK[3]}</s>"]
+    assert said(student, row, "student") == [TALK[1], f"{TALK[3]}</s>"]
 
 
-def test_template_of_documents_is_not_asked_for(tokenizers_by_family: Tokenizers) -> None:
-    student = student_reader(tokenizers_by_family["metaspace"], 50)
+def test_template_of_documents_is_not_asked_for(pair: Pair) -> None:
+    student, teacher = pair()
+    bare_student, bare_teacher = (replace(reader, template=None) for reader in (student, teacher))
     pages = datasets.Dataset.from_dict({"text": ["a page"]})
-    assert len(align_corpus(pages, student, None).rows) == 1
-    teacher = teacher_reader(tokenizers_by_family["nfc_digits"], 50)
-    templated = pair(tokenizers_by_family)
+    assert len(align_corpus(pages, bare_student, None).rows) == 1
     for readers, option in (
-        ((student, templated[1]), "student_chat_template"),
-        ((templated[0], teacher), "teacher_chat_template"),
+        ((bare_student, teacher), "student_chat_template"),
+        ((student, bare_teacher), "teacher_chat_template"),
     ):
         with pytest.raises(OptionError, match=f"^{option} is needed"):
             align_corpus(corpus_of(talk(*TALK)), *readers)
 
 
-def test_teacher_without_a_content_to_label_has_no_label(tokenizers_by_family: Tokenizers) -> None:
+def test_teacher_without_a_content_to_label_has_no_label(pair: Pair) -> None:
     messages: list[dict[str, Any]] = talk("", "not trained on")
     messages[1]["weight"] = 0
-    rows = align_corpus(corpus_of(messages), *pair(tokenizers_by_family), train_on="all").rows
+    rows = align_corpus(corpus_of(messages), *pair(), train_on="all").rows
     batch = PackedCollator(200)([Blocks(rows, 200, 200)[0]])
     assert (batch["labels"] >= 0).any()
     assert (batch["teacher_labels"] == -100).all()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from methods_world import World, make_world
-from references import full_losses, largest_difference, slow_weights
+from references import both_losses, largest_difference, slow_weights
 from world import Tokenizers
 
 from vocagnolm.alignment import align_segment
@@ -41,12 +41,7 @@ def test_packed_conversations_are_guided_as_alone(world: World, tmp_path: Path) 
     for number in range(len(blocks)):
         batch = trainer.data_collator([blocks[number]])
         found = trainer.token_guidance(batch)
-        rows = (batch["input_ids"], batch["position_ids"], batch["labels"])
-        ours = full_losses(trainer.model, *rows)
-        theirs = full_losses(
-            trainer.token_objective.teacher.models[0],
-            *(batch[f"teacher_{name}"] for name in ("input_ids", "position_ids", "labels")),
-        )
+        ours, theirs = both_losses(batch, trainer.model, *trainer.token_objective.teacher.models)
         assert torch.allclose(found.student_loss_BS.double(), ours, atol=TOLERANCE)
         assert torch.allclose(found.teacher_loss_BT.double(), theirs, atol=TOLERANCE)
         expected = slow_weights(batch, ours.detach(), theirs, trainer.token_objective.method)

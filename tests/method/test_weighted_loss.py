@@ -6,10 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, VOCABULARY, assert_same_gradients, build, gradients
+from architectures import (
+    ARCHITECTURES,
+    VOCABULARY,
+    assert_same_gradients,
+    build,
+    gradients,
+    labelled_rows,
+    reference_losses,
+)
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import functional as F
 
 from benchmarks.harness import alone, resident_bytes
 from vocagnolm import output_head
@@ -17,22 +24,14 @@ from vocagnolm.token_loss import add_token_losses
 from vocagnolm.weighted_loss import OwnWeights
 
 LENGTH = 13
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use several tiles, the last one ragged, in every test."""
-    monkeypatch.setattr(output_head, "TILE_LOGITS", 4 * VOCABULARY + 1)
+pytestmark = pytest.mark.usefixtures("small_tiles")
 
 
 def rows() -> tuple[Tensor, Tensor, Tensor]:
     """Ids, labels of which some are ignored, and another model's token losses."""
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(VOCABULARY, (2, LENGTH), generator=generator)
-    labels = ids.masked_fill(torch.rand(ids.shape, generator=generator) < 0.2, -100)
-    # Nothing predicts the first token of a row.
-    labels[:, 0] = -100
-    return ids, labels, 8 * torch.rand(ids.shape, generator=generator)
+    ids, labels = labelled_rows(2, LENGTH)
+    labels[:, 0] = -100  # nothing predicts the first token of a row
+    return ids, labels, 8 * torch.rand(ids.shape, generator=torch.Generator().manual_seed(1))
 
 
 def places(labels: Tensor) -> Tensor:
@@ -53,9 +52,7 @@ def one_pass(model: Any, ids: Tensor, labels: Tensor, tokens: OwnWeights) -> Any
 
 def reference(model: Any, ids: Tensor, labels: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """The weighted sum and the losses, from full logits, with the weights in float32."""
-    logits = model(input_ids=ids, use_cache=False).logits
-    losses = F.cross_entropy(logits[:, :-1].mT, labels[:, 1:], reduction="none", ignore_index=-100)
-    losses = F.pad(losses, (1, 0))
+    losses = reference_losses(model, ids, labels)
     weights = accepted(losses.detach().float(), other)
     assert ((weights > 0.05) & (weights < 0.95)).sum() > 3
     assert (weights[labels != -100] == 1).any()

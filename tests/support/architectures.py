@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch.nn import functional as F
 
 from vocagnolm.attention import segments_of
 from vocagnolm.token_loss import add_token_losses
@@ -40,12 +41,12 @@ LENGTHS = ((5, 9, 2), (16,), (1, 7, 6, 1, 1))
 SEGMENTS = segments_of(length for row in LENGTHS for length in row)
 
 
-def build(name: str = "llama", spread: float = 0.3, **overrides: Any) -> Any:
+def build(name: str = "llama", spread: float = 0.3, seed: int = 1, **overrides: Any) -> Any:
     """A tiny model whose weights are large enough for soft caps, scales and biases to matter."""
     family, options = ARCHITECTURES.get(name, (name, {}))
     config = getattr(transformers, family + "Config")(**SIZES | options | overrides)
     model = transformers.AutoModelForCausalLM.from_config(config)
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
@@ -67,6 +68,22 @@ def rows(seed: int = 0) -> dict[str, Any]:
     positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in LENGTHS])
     labels = ids.masked_fill(positions == 0, -100)
     return {"input_ids": ids, "position_ids": positions, "labels": labels, "token_losses": True}
+
+
+def labelled_rows(
+    rows: int = 2, length: int = 13, ignored: float = 0.2
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids, and labels of which some are ignored."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(VOCABULARY, (rows, length), generator=generator)
+    return ids, ids.masked_fill(torch.rand(ids.shape, generator=generator) < ignored, -100)
+
+
+def reference_losses(model: Any, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Losses from full logits."""
+    logits = model(input_ids=ids, use_cache=False).logits
+    losses = F.cross_entropy(logits[:, :-1].mT, labels[:, 1:], reduction="none", ignore_index=-100)
+    return F.pad(losses, (1, 0))
 
 
 def gradients(model: Any, loss: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -34,6 +34,15 @@ def full_losses(model: Any, ids: torch.Tensor, positions: torch.Tensor, labels: 
     return losses
 
 
+def both_losses(batch: dict[str, Any], student: Any, teacher: Any) -> tuple[Tensor, Tensor]:
+    """The losses of a batch by the student and by the teacher, from full logits."""
+    rows = ("input_ids", "position_ids", "labels")
+    ours = full_losses(student, *(batch[name] for name in rows))
+    with torch.no_grad():
+        theirs = full_losses(teacher, *(batch[f"teacher_{name}"] for name in rows))
+    return ours, theirs
+
+
 def slow_weights(
     batch: dict[str, Any], student: torch.Tensor, teacher: torch.Tensor, g: Method
 ) -> torch.Tensor:
