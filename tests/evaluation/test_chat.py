@@ -32,22 +32,6 @@ def test_prompt_is_the_users_turn_with_the_instruction(student_tokenizer: Tokeni
     assert (benchmark.shots, benchmark.prompt_set, benchmark.stops) == (0, None, ())
 
 
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("hello", "question"),
-        ("{% if false %}x{% endif %}", "question"),
-        ("{{ raise_exception('system first') }}", "system first"),
-        ("{% for m in messages %}", "template: "),
-    ],
-)
-def test_template_that_cannot_ask_is_told(
-    template: str, message: str, student_tokenizer: Tokenizer
-) -> None:
-    with pytest.raises(ValueError, match=f"chat .*{message}"):
-        Chat(student_tokenizer, template)
-
-
 @pytest.mark.parametrize("name", ["plain", "chatml"])
 def test_built_in_templates_ask_as_they_are_trained(
     name: str, student_tokenizer: Tokenizer

@@ -1,4 +1,4 @@
-"""Grading stored outputs: what is read, what is written, and what is rejected."""
+"""Grading stored outputs: what is read, and what is written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inline_grader import InlineGrader, graded_inline
 from vocagnolm.evaluation import evaluate as evaluate_math
 from vocagnolm.evaluation import regrading
 from vocagnolm.evaluation.regrading import regrade
-from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Benchmark
 
 OUTPUTS: list[dict[str, Any]] = [
     {"idx": 0, "gold": "8", "raw_output": "5 + 3 = 8.\nThe answer is 8."},
@@ -38,18 +38,20 @@ def read(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def inline() -> Iterator[None]:
     """Grade in this process, as workers take seconds to start."""
     with graded_inline(regrading):
         yield
 
 
-def gsm8k(file: Path, output: Path | None = None) -> None:
-    regrade(file, BENCHMARKS["gsm8k"], output)
+def graded(directory: Path, benchmark: Benchmark, records: list[dict[str, Any]]) -> list[Any]:
+    """Grade records, and return what is written."""
+    output = directory / "graded.jsonl"
+    regrade(write(directory / "outputs.jsonl", records), benchmark, output)
+    return read(output.read_text())
 
 
-@pytest.mark.usefixtures("inline")
 @pytest.mark.parametrize("name", ["outputs.jsonl", "outputs.jsonl.gz"])
 def test_regrade_writes_what_the_grader_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
@@ -59,14 +61,12 @@ def test_regrade_writes_what_the_grader_says(
     assert evaluate_math.main([*argv, "--output", str(output)]) == 0
     pairs = [(record["raw_output"], str(record["gold"])) for record in OUTPUTS]
     verdicts = list(InlineGrader().grade(BENCHMARKS["gsm8k"].answer_kind, pairs))
-    graded = read(output.read_text())
-    assert graded == [
-        record | {"benchmark": "gsm8k"} | asdict(verdict)
-        for record, verdict in zip(OUTPUTS, verdicts, strict=True)
-    ]
-    assert [record["correct"] for record in graded][:4] == [True, True, True, False]
+    found = read(output.read_text())
+    for record, verdict, written in zip(OUTPUTS, verdicts, found, strict=True):
+        assert written == record | {"benchmark": "gsm8k"} | asdict(verdict)
+    assert [record["correct"] for record in found][:4] == [True, True, True, False]
     printed, complained = capsys.readouterr()
-    right = sum(record["correct"] for record in graded)
+    right = sum(record["correct"] for record in found)
     assert f"as gsm8k: {100 * right / 7:.1f} (95 % interval" in printed
     assert f"{right} of 7 right" in printed
     # Without a file, lines and summary do not mix.
@@ -74,40 +74,35 @@ def test_regrade_writes_what_the_grader_says(
     assert evaluate_math.main(argv) == 0
     assert capsys.readouterr() == (output.read_text(), printed)
     # Earlier verdicts are replaced, and the same file may be.
-    damaged = [record | {"correct": None, "decided_by": 3} for record in graded]
+    damaged = [record | {"correct": None, "decided_by": 3} for record in found]
     before = output.read_bytes()
-    gsm8k(write(output, damaged), output)
+    regrade(write(output, damaged), BENCHMARKS["gsm8k"], output)
     assert output.read_bytes() == before
 
 
-@pytest.mark.usefixtures("inline")
 def test_regrade_marks_answers_of_a_chat(tmp_path: Path) -> None:
-    boxed = [{"idx": 0, "gold": "8", "raw_output": r"It is $\boxed{8}$."}]
-    file, output = write(tmp_path / "f.jsonl", boxed), tmp_path / "graded.jsonl"
-    regrade(file, BENCHMARKS["gsm8k"].in_chat(), output)
-    (graded,) = read(output.read_text())
-    assert (graded["correct"], graded["protocol"]) == (True, "zero-shot chat")
-    with pytest.raises(ValueError, match="zero-shot chat"):
-        gsm8k(output)
-    few_shot = write(tmp_path / "o.jsonl", [OUTPUTS[0] | {"benchmark": "gsm8k"}])
-    with pytest.raises(ValueError, match="zero-shot chat"):
-        regrade(few_shot, BENCHMARKS["gsm8k"].in_chat(), None)
+    boxed = {"idx": 0, "gold": "8", "raw_output": r"It is $\boxed{8}$."}
+    (record,) = graded(tmp_path, BENCHMARKS["gsm8k"].in_chat(), [boxed])
+    assert (record["correct"], record["protocol"]) == (True, "zero-shot chat")
 
 
-@pytest.mark.usefixtures("inline")
-def test_regrade_normalises_golds(tmp_path: Path) -> None:
-    output = tmp_path / "graded.jsonl"
-    number = {"idx": 0, "gold": "1,250 inches", "raw_output": "The answer is 1250."}
-    gsm8k(write(tmp_path / "numbers.jsonl", [number]), output)
-    assert [record["correct"] for record in read(output.read_text())] == [True]
-    letters = []
-    for idx, gold in enumerate(["b", "(B)", "B.", "c"]):
-        letters.append({"idx": idx, "gold": gold, "raw_output": "The answer is (B)."})
-    regrade(write(tmp_path / "letters.jsonl", letters), BENCHMARKS["sat"], output)
-    assert [record["correct"] for record in read(output.read_text())] == [True, True, True, False]
+@pytest.mark.parametrize(
+    ("name", "output", "gold", "right"),
+    [
+        ("gsm8k", "The answer is 1250.", "1,250 inches", True),
+        ("sat", "The answer is (B).", "b", True),
+        ("sat", "The answer is (B).", "(B)", True),
+        ("sat", "The answer is (B).", "B.", True),
+        ("sat", "The answer is (B).", "c", False),
+    ],
+)
+def test_regrade_normalises_golds(
+    name: str, output: str, gold: str, right: bool, tmp_path: Path
+) -> None:
+    record = {"idx": 0, "gold": gold, "raw_output": output}
+    assert graded(tmp_path, BENCHMARKS[name], [record])[0]["correct"] == right
 
 
-@pytest.mark.usefixtures("inline")
 def test_regrade_sums_up_several_outputs_of_an_item(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,13 +110,7 @@ def test_regrade_sums_up_several_outputs_of_an_item(
     drawn = []
     for idx, sample, text in ((0, 0, "8"), (0, 1, "8"), ("1", 0, "8"), (1, 1, "9")):
         drawn.append({"idx": idx, "sample": sample, "gold": "8", "raw_output": text})
-    gsm8k(write(tmp_path / "drawn.jsonl", drawn), tmp_path / "graded.jsonl")
+    graded(tmp_path, BENCHMARKS["gsm8k"], drawn)
     printed = capsys.readouterr().out
     assert "as gsm8k: avg@2 75.0 (95 % interval" in printed
     assert "pass@2 100.0, 3 of 4 right" in printed
-
-
-def test_items_have_equally_many_outputs(tmp_path: Path) -> None:
-    file = write(tmp_path / "o.jsonl", [OUTPUTS[0], OUTPUTS[1], OUTPUTS[1] | {"sample": 1}])
-    with pytest.raises(ValueError, match="3 outputs of 2 items"):
-        gsm8k(file)

@@ -8,15 +8,14 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fork_server import ForkServer
-from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.evaluation.engines.generation import Completion
 from vocagnolm.evaluation.grading.grading import Verdict
@@ -47,12 +46,7 @@ class ScriptedEngine:
     asked: list[str] = field(default_factory=list)
 
     def generate(
-        self,
-        prompts: Sequence[str],
-        stops: Sequence[str],
-        max_new_tokens: int,
-        sampling: Sampling | None,
-        seeds: Sequence[int],
+        self, prompts: Sequence[str], stops: Any, length: int, sampling: Any, seeds: Sequence[int]
     ) -> Iterator[list[Completion]]:
         if any(len(prompt) > self.longest for prompt in prompts):
             raise ValueError("a prompt leaves no room")
@@ -68,10 +62,12 @@ class ScriptedEngine:
             if len(self.asked) + len(group) > self.dies_after:
                 raise KeyboardInterrupt
             self.asked += [prompts[index] for index in group]
-            yield [self._complete(index, prompts[index]) for index in group]
-
-    def _complete(self, index: int, prompt: str) -> Completion:
-        return Completion(index, f"The answer is {len(prompt)}.", len(prompt), 3, "stop")
+            completions = []
+            for index in group:
+                length = len(prompts[index])
+                text = f"The answer is {length}."
+                completions.append(Completion(index, text, length, 3, "stop"))
+            yield completions
 
 
 class InstantGrader:
@@ -84,22 +80,22 @@ class InstantGrader:
 
 @dataclass
 class FakeState:
-    """One of several processes, which waits for nobody."""
+    """One of several processes, which waits for the others at a barrier, if there is one."""
 
     process_index: int = 0
     num_processes: int = 1
+    barrier: threading.Barrier | None = None
 
     @property
     def is_main_process(self) -> bool:
         return self.process_index == 0
 
     def wait_for_everyone(self) -> None:
-        pass
+        if self.barrier:
+            self.barrier.wait()
 
 
-def run_all(
-    tasks: Sequence[Task], engine: Any, path: Path, state: FakeState | None = None
-) -> list[str]:
+def run_all(tasks: Sequence[Task], engine: Any, path: Path, state: Any = None) -> list[str]:
     done = run(tasks, engine, InstantGrader(), EvaluationDirectory(path), state or FakeState())
     return [task.benchmark.id for task in done]
 
@@ -108,59 +104,51 @@ def files(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(path.glob("*.jsonl"))}
 
 
-DRAWN = Sampling(samples=3, temperature=0.6)
+SAMPLINGS = [None, Sampling(samples=3, temperature=0.6)]
 
 
-@pytest.mark.parametrize("sampling", [None, DRAWN])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_run_records_every_output_once(tmp_path: Path, sampling: Sampling | None) -> None:
     tasks = [make_task("gsm8k", 7, sampling), make_task("math", 5, sampling)]
-    samples = sampling.samples if sampling else 1
     engine = ScriptedEngine()
     assert run_all(tasks, engine, tmp_path) == ["gsm8k", "math"]
-    assert len(engine.asked) == len(set(engine.asked)) == 12 * samples
+    assert len(engine.asked) == len(set(engine.asked)) == (36 if sampling else 12)
     assert set(files(tmp_path)) == {"gsm8k.jsonl", "math.jsonl"}
-    expected = []
-    for item in tasks[0].items:
-        for sample in range(samples):
-            prompt = tasks[0].prompts[item.idx]
-            seed = f" {seed_of('gsm8k', item.idx, sample)}" if sampling else ""
-            output = f"The answer is {len(prompt + seed)}."
-            record = {
-                "benchmark": "gsm8k",
-                "idx": item.idx,
-                "question": item.question,
-                "prompt_sha256": text_sha256(prompt),
-                "n_prompt_tokens": len(prompt + seed),
-                "n_new_tokens": 3,
-                "finish_reason": "stop",
-                "raw_output": output,
-                "prediction": output[-3:],
-                "gold": item.gold,
-                "correct": item.idx % 2 == 0,
-                "decided_by": "string",
-                "math_verify": None,
-            }
-            expected.append(record | ({"sample": sample} if sampling else {}))
     lines = files(tmp_path)["gsm8k.jsonl"].splitlines()
-    assert [json.loads(line) for line in lines] == expected
+    for (item, sample), line in zip(tasks[0].outputs(), lines, strict=True):
+        prompt = tasks[0].prompts[item.idx]
+        seed = f" {seed_of('gsm8k', item.idx, sample)}" if sampling else ""
+        output = f"The answer is {len(prompt + seed)}."
+        expected = {
+            "benchmark": "gsm8k",
+            "idx": item.idx,
+            "question": item.question,
+            "prompt_sha256": text_sha256(prompt),
+            "n_prompt_tokens": len(prompt + seed),
+            "n_new_tokens": 3,
+            "finish_reason": "stop",
+            "raw_output": output,
+            "gold": item.gold,
+            **asdict(Verdict(output[-3:], item.idx % 2 == 0, "string")),
+        }
+        assert json.loads(line) == expected | ({"sample": sample} if sampling else {})
 
 
-@pytest.mark.parametrize("sampling", [None, DRAWN])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_run_asks_only_what_is_missing(tmp_path: Path, sampling: Sampling | None) -> None:
     tasks = [make_task("gsm8k", N_ITEMS, sampling), make_task("math", 9, sampling)]
-    total = sum(len(task.outputs()) for task in tasks)
+    resumed = tmp_path / "resumed"
     run_all(tasks, ScriptedEngine(), tmp_path / "whole")
     first, second, third = ScriptedEngine(1, dies_after=10), ScriptedEngine(2), ScriptedEngine(3)
     with pytest.raises(KeyboardInterrupt):
-        run_all(tasks, first, tmp_path / "resumed")
-    assert 0 < len(first.asked) <= 10
-    assert len(EvaluationDirectory(tmp_path / "resumed").finished("gsm8k")) == len(first.asked)
-    run_all(tasks, second, tmp_path / "resumed")
+        run_all(tasks, first, resumed)
+    assert 0 < len(EvaluationDirectory(resumed).finished("gsm8k")) == len(first.asked) <= 10
+    run_all(tasks, second, resumed)
     assert not set(first.asked) & set(second.asked)
-    assert len(first.asked) + len(second.asked) == total
-    run_all(tasks, third, tmp_path / "resumed")
+    assert len(first.asked) + len(second.asked) == sum(len(task.outputs()) for task in tasks)
+    run_all(tasks, third, resumed)
     assert third.asked == []
-    assert files(tmp_path / "resumed") == files(tmp_path / "whole")
+    assert files(resumed) == files(tmp_path / "whole")
 
 
 def test_records_are_on_disk(tmp_path: Path) -> None:
@@ -182,10 +170,11 @@ def test_processes_share_all_items_when_there_are_several(tmp_path: Path, proces
     run_all(tasks, ScriptedEngine(), tmp_path / "one")
     engines = [ScriptedEngine(seed) for seed in range(processes)]
     barrier = threading.Barrier(processes, timeout=30)
+    states = [FakeState(index, processes, barrier) for index in range(processes)]
     with ThreadPoolExecutor(processes) as threads:
         runs = [
             threads.submit(run_all, tasks, engine, tmp_path / "several", state)
-            for engine, state in zip(engines, states_with(barrier), strict=True)
+            for engine, state in zip(engines, states, strict=True)
         ]
     assert [each.result() for each in runs] == [["gsm8k", "math"]] * processes
     asked = [prompt for engine in engines for prompt in engine.asked]
@@ -204,37 +193,21 @@ def test_processes_share_long_and_short_prompts_evenly(tmp_path: Path) -> None:
         assert [item.question for item, _ in share] == ["long question"] * 2 + ["short"] * 2
 
 
-def states_with(barrier: threading.Barrier) -> list[FakeState]:
-    """States for threads that `run` takes for processes."""
-
-    class WaitingState(FakeState):
-        def wait_for_everyone(self) -> None:
-            barrier.wait()
-
-    return [WaitingState(index, barrier.parties) for index in range(barrier.parties)]
-
-
-def test_records_of_other_prompts_are_rejected(tmp_path: Path) -> None:
-    run_all([make_task("gsm8k")], ScriptedEngine(), tmp_path)
-    (tmp_path / "gsm8k.jsonl").rename(tmp_path / "svamp.jsonl")
-    engine = ScriptedEngine()
-    with pytest.raises(ValueError, match="of svamp was asked with another prompt"):
-        run_all([make_task("svamp")], engine, tmp_path)
-    (tmp_path / "math.jsonl").write_text('{"idx": 0, "gold": "1", "raw_output": "1"}\n')
-    with pytest.raises(ValueError, match="item 0 of math was asked with another prompt"):
-        run_all([make_task("math")], engine, tmp_path)
-    assert engine.asked == []
-
-
-def test_prompts_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
+def test_prompts_that_cannot_be_asked_are_rejected_before_any_is(tmp_path: Path) -> None:
     tasks = [make_task("gsm8k"), make_task("math", 5)]
     longest = max(len(prompt) for prompt in tasks[1].prompts.values())
     engine = ScriptedEngine(longest=longest - 1)
-    assert all(len(prompt) < longest for prompt in list(tasks[0].prompts.values())[:1])
     with pytest.raises(ValueError, match="no room"):
         run_all(tasks, engine, tmp_path)
-    assert engine.asked == []
     assert files(tmp_path) == {}
+    run_all(tasks[:1], ScriptedEngine(), tmp_path)
+    # Records of another benchmark, and of another evaluator.
+    (tmp_path / "gsm8k.jsonl").rename(tmp_path / "svamp.jsonl")
+    (tmp_path / "math.jsonl").write_text('{"idx": 0, "gold": "1", "raw_output": "1"}\n')
+    for name in ("svamp", "math"):
+        with pytest.raises(ValueError, match=f"of {name} was asked with another prompt"):
+            run_all([make_task(name)], engine, tmp_path)
+    assert engine.asked == []
 
 
 # Real processes
@@ -252,18 +225,10 @@ def asked(arguments: list[str], path: Path, log: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def arguments(
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_llama: Callable[..., Any],
-    student_tokenizer: PreTrainedTokenizerBase,
-) -> list[str]:
+def arguments(talker: Path) -> list[str]:
     """Arguments that ask 40 items of a tiny model that answers each differently."""
-    model = tmp_path_factory.mktemp("model")
-    vocabulary = len(student_tokenizer)
-    tiny_llama(vocabulary, initializer_range=0.5).save_pretrained(model)
-    student_tokenizer.save_pretrained(model)
     options = ["--benchmarks", "demo", "--limit", "40", "--batch_size", "2"]
-    return ["--model", str(model), *options, "--output_dir"]
+    return ["--model", str(talker), *options, "--output_dir"]
 
 
 @pytest.fixture(scope="module")
@@ -298,11 +263,8 @@ def kill_when_written(process: int, path: Path, size: int, delay: float) -> None
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_items_are_the_same(
-    launcher: ForkServer,
-    arguments: list[str],
-    uninterrupted: Path,
-    tmp_path: Path,
+def test_items_are_the_same_after_kills(
+    launcher: ForkServer, arguments: list[str], uninterrupted: Path, tmp_path: Path
 ) -> None:
     rng = random.Random(0)
     path, log = tmp_path / "killed", tmp_path / "log"
@@ -320,8 +282,7 @@ def test_items_are_the_same(
     assert len(set(seen) - {0, 40}) >= min(3, kills - 2), f"killed at {seen} items"
     assert seen == sorted(seen)
     assert launcher.wait(launcher.start(asked(arguments, path, log))) == 0, log.read_text()
-    assert files(path) == files(uninterrupted)
-    for name in ("row.md", "settings.json"):
+    for name in ("demo.jsonl", "row.md", "settings.json"):
         assert (path / name).read_bytes() == (uninterrupted / name).read_bytes()
 
 

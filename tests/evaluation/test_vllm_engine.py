@@ -12,13 +12,8 @@ from typing import Any
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    LlamaConfig,
-    MambaConfig,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import LlamaConfig as Llama
 
 from vocagnolm.evaluation.engines.generation import Chat, Completion
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
@@ -31,6 +26,7 @@ from vocagnolm.evaluation.tasks.tasks import Sampling
 from vocagnolm.models.load import ModelSource
 
 NEW_TOKENS = 30
+DRAWN = Sampling(2, 0.6, 0.95)
 PROMPTS = [
     f"Ben has 15 apples.\n\n\nQuestion: {question}\nAnswer:"
     for question in ("12", "x + y 数学", "the the", "How many apples does Anna have?", "😀", "a\nb")
@@ -41,14 +37,12 @@ PROMPTS = [
 class SamplingParams:
     """The fields of vLLM's class that are used, with its defaults; any other name is an error."""
 
-    n: int = 1
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int | None = None
     stop: list[str] | None = None
     stop_token_ids: list[int] | None = None
     max_tokens: int | None = 16
-    skip_special_tokens: bool = True
 
 
 @dataclass
@@ -142,19 +136,19 @@ def engine_of(saved: tuple[Any, Any], dtype: str = "auto", chat: Chat | None = N
     return VLLMEngine(source, tokenizer, dtype, longest_context(model.config, NEW_TOKENS), chat)
 
 
-def completions_of(engine: HFEngine | VLLMEngine, stops: Sequence[str]) -> list[Completion]:
-    groups = list(engine.generate(PROMPTS, stops, NEW_TOKENS))
-    return sorted((c for group in groups for c in group), key=lambda c: c.index)
+def completions_of(engine: Any, prompts: Sequence[str], *how: Any) -> list[Completion]:
+    completions = [c for group in engine.generate(prompts, *how) for c in group]
+    return sorted(completions, key=lambda completion: completion.index)
 
 
 def test_both_engines_give_the_same_completions(saved: tuple[Any, Any], vllm: list[LLM]) -> None:
     model, tokenizer = saved
     hf, other = HFEngine(model, tokenizer, 4), engine_of(saved)
-    free = completions_of(hf, ())
-    assert completions_of(other, ()) == free
+    free = completions_of(hf, PROMPTS, (), NEW_TOKENS)
+    assert completions_of(other, PROMPTS, (), NEW_TOKENS) == free
     stops = [free[0].text[8:11], free[3].text[5:9]]
-    expected = completions_of(hf, stops)
-    assert completions_of(other, stops) == expected
+    expected = completions_of(hf, PROMPTS, stops, NEW_TOKENS)
+    assert completions_of(other, PROMPTS, stops, NEW_TOKENS) == expected
     reasons = {c.finish_reason for c in [*free, *expected]}
     assert reasons == {"stop", "eos", "length", "context"}
 
@@ -171,13 +165,9 @@ def test_both_engines_ask_a_chat_alike(saved: tuple[Any, Any], vllm: list[LLM]) 
     written = model.generate(torch.tensor([ids[0]]), max_new_tokens=9, do_sample=False)[0].tolist()
     end = written[len(ids[0]) + 4]
     object.__setattr__(chat, "end_ids", frozenset({end}))
-    engines = (
-        HFEngine(model, tokenizer, 4, chat),
-        engine_of(saved, chat=chat),
-    )
-    hf, other = ([c for g in engine.generate(prompts, (), 9) for c in g] for engine in engines)
-    assert sorted(hf, key=lambda c: c.index) == other
-    assert other[0].finish_reason == "eos"
+    found = completions_of(engine_of(saved, chat=chat), prompts, (), 9)
+    assert found == completions_of(HFEngine(model, tokenizer, 4, chat), prompts, (), 9)
+    assert found[0].finish_reason == "eos"
     ((asked, params),) = vllm[0].calls
     assert [prompt["prompt_token_ids"] for prompt in asked] == ids
     assert all(end in each.stop_token_ids for each in params)
@@ -195,68 +185,47 @@ def test_vllm_is_greedy_within_the_context(
     # 4 heads, which 6 GPUs cannot share.
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 6)
     model, tokenizer = saved
-    name, context = tokenizer.name_or_path, model.config.max_position_embeddings
-    completions_of(engine_of(saved, "float32"), ["\n\nQuestion:"])
-    expected = LLM(
-        model=name,
-        tokenizer=name,
-        trust_remote_code=False,
-        dtype="float32",
-        tensor_parallel_size=2,
-        seed=0,
-        max_model_len=context,
-        enable_prefix_caching=True,
-        generation_config="vllm",
-        calls=vllm[0].calls,
-    )
-    assert vllm == [expected]
-    # The context that the engine reserves and that settings record.
-    long = LlamaConfig(max_position_embeddings=131_072)
-    assert longest_context(long, 2048) == 8192
-    assert longest_context(long, 32_768) == 36_864
-    assert longest_context(LlamaConfig(max_position_embeddings=2048), 32_768) == 2048
-    prompts, params = vllm[0].calls[0]
-    ids = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
-    assert prompts == [{"prompt_token_ids": row} for row in ids]
+    completions_of(engine_of(saved, "float32"), PROMPTS, ["\n\nQuestion:"], NEW_TOKENS)
+    (made,) = vllm
+    assert (made.dtype, made.tensor_parallel_size, made.seed) == ("float32", 2, 0)
+    context = model.config.max_position_embeddings
+    assert (made.max_model_len, made.generation_config) == (context, "vllm")
+    ((_, params),) = made.calls
     ends = sorted({*model.generation_config.eos_token_id, tokenizer.eos_token_id})
-    assert params == [
-        SamplingParams(
-            temperature=0,
-            seed=0,
-            stop=["\n\nQuestion:"],
-            stop_token_ids=ends,
-            max_tokens=min(NEW_TOKENS, context - len(row)),
-        )
-        for row in ids
-    ]
+    for prompt, found in zip(PROMPTS, params, strict=True):
+        room = min(NEW_TOKENS, context - len(tokenizer(prompt)["input_ids"]))
+        stop = ["\n\nQuestion:"]
+        assert found == SamplingParams(0.0, 1.0, 0, stop, ends, room)
 
 
 def test_vllm_draws_with_a_seed_for_each_output(saved: tuple[Any, Any], vllm: list[LLM]) -> None:
-    engine = engine_of(saved, "float32")
-    groups = engine.generate(["a", "b b", "a"], (), 3, Sampling(2, 0.6, 0.95), [7, 8, 9])
-    completions = [completion for group in groups for completion in group]
-    assert [completion.index for completion in completions] == [0, 1, 2]
+    found = completions_of(engine_of(saved), ["a", "b b", "a"], (), 3, DRAWN, [7, 8, 9])
+    assert [completion.index for completion in found] == [0, 1, 2]
     drawn = [(params.temperature, params.top_p, params.seed) for params in vllm[0].calls[0][1]]
     assert drawn == [(0.6, 0.95, 7), (0.6, 0.95, 8), (0.6, 0.95, 9)]
-
-
-def test_vllm_is_not_told_of_ends_beyond_the_vocabulary(
-    saved: tuple[Any, Any], vllm: list[LLM]
-) -> None:
-    model, tokenizer = saved
-    tokenizer.add_special_tokens({"eos_token": "<end>"})
-    assert tokenizer.eos_token_id == model.config.vocab_size
-    list(engine_of(saved).generate(["a"], (), 3))
-    assert vllm[0].calls[0][1][0].stop_token_ids == model.generation_config.eos_token_id
 
 
 def test_vllm_ends_texts_as_transformers_does(saved: tuple[Any, Any], vllm: list[LLM]) -> None:
     model, tokenizer = saved
     (Path(tokenizer.name_or_path) / "generation_config.json").unlink()
-    list(engine_of(saved).generate(["a"], (), 3))
-    assert tokenizer.eos_token_id is not None
-    expected = sorted({model.config.eos_token_id, tokenizer.eos_token_id})
-    assert vllm[0].calls[0][1][0].stop_token_ids == expected
+    completions_of(engine_of(saved), ["a"], (), 3)
+    ends = vllm[0].calls[0][1][0].stop_token_ids
+    assert ends == sorted({model.config.eos_token_id, tokenizer.eos_token_id})
+    # It is not told of an end beyond the vocabulary.
+    tokenizer.add_special_tokens({"eos_token": "<end>"})
+    assert tokenizer.eos_token_id == model.config.vocab_size
+    completions_of(engine_of(saved), ["a"], (), 3)
+    assert vllm[1].calls[0][1][0].stop_token_ids == [model.config.eos_token_id]
+
+
+# The context that the engine reserves and that settings record.
+@pytest.mark.parametrize(
+    ("of_model", "new_tokens", "expected"),
+    [(131_072, 2048, 8192), (131_072, 32_768, 36_864), (2048, 32_768, 2048)],
+)
+def test_context_has_room_for_an_answer(of_model: int, new_tokens: int, expected: int) -> None:
+    config = Llama(max_position_embeddings=of_model)
+    assert longest_context(config, new_tokens) == expected
 
 
 @pytest.mark.parametrize(
@@ -267,15 +236,10 @@ def test_vllm_ends_texts_as_transformers_does(saved: tuple[Any, Any], vllm: list
         (32, 4, 8, 8),  # groups are repeated
         (24, 8, 6, 2),  # 3 and 6 cannot share 8 groups
         (28, 4, 0, 1),
-        (28, 4, 1, 1),
+        (None, None, 8, 1),  # a model without heads
     ],
 )
-def test_gpus_share_heads_evenly(heads: int, groups: int, gpus: int, expected: int) -> None:
-    config = LlamaConfig(
-        num_attention_heads=heads, num_key_value_heads=groups, hidden_size=8 * heads
-    )
+def test_gpus_share_heads_evenly(heads: Any, groups: Any, gpus: int, expected: int) -> None:
+    config: Any = SimpleNamespace(num_attention_heads=heads, num_key_value_heads=groups)
+    config.get_text_config = lambda: config
     assert tensor_parallel_size(config, gpus) == expected
-
-
-def test_one_gpu_holds_a_model_without_heads() -> None:
-    assert tensor_parallel_size(MambaConfig(), 8) == 1

@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
+from vocagnolm.evaluation.engines.generation import Chat
 from vocagnolm.evaluation.evaluate import check
 from vocagnolm.evaluation.extraction import normalise_gold
 from vocagnolm.evaluation.regrading import regrade
@@ -36,23 +40,32 @@ def own_item(directory: Path, case: tuple[dict[str, Any], dict[str, str]]) -> No
     row, fields = case
     record = {"file": "a.jsonl", "question": "{ask}", "answer": "{gold}"} | fields
     (directory / "mine.yaml").write_text(json.dumps({"m": record}))
-    (directory / "a.jsonl").write_text(json.dumps({"ask": "a"} | row) + "\n")
+    write(directory / "a.jsonl", {"ask": "a"} | row)
     load_items(read_benchmarks(directory / "mine.yaml")["m"], None)
 
 
 def rows(directory: Path, case: tuple[str, list[dict[str, Any]]]) -> None:
     """Load a benchmark from rows that are not the harness's."""
     name, lines = case
-    path = directory / str(BENCHMARKS[name].file)
-    path.parent.mkdir(parents=True)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write(directory / str(BENCHMARKS[name].file), *lines)
     load_items(BENCHMARKS[name], directory)
 
 
-def output(directory: Path, record: object) -> None:
+def output(directory: Path, record: object, in_chat: bool = False) -> None:
     """Grade an output after a good one of idx 0."""
-    lines = f"{json.dumps(GOOD | {'idx': 0})}\n{json.dumps(record)}\n"
-    outputs(directory, ("outputs.jsonl", lines.encode()))
+    benchmark = BENCHMARKS["gsm8k"]
+    write(directory / "outputs.jsonl", GOOD | {"idx": 0}, record)
+    regrade(directory / "outputs.jsonl", benchmark.in_chat() if in_chat else benchmark, None)
+
+
+def output_of_chat(directory: Path, record: object) -> None:
+    output(directory, record, in_chat=True)
+
+
+def drawn(directory: Path, keys: list[tuple[int, int]]) -> None:
+    """Grade outputs of these items and numbers."""
+    write(directory / "o.jsonl", *(GOOD | {"idx": idx, "sample": n} for idx, n in keys))
+    regrade(directory / "o.jsonl", BENCHMARKS["gsm8k"], None)
 
 
 def outputs(directory: Path, file: tuple[str, bytes]) -> None:
@@ -63,6 +76,16 @@ def outputs(directory: Path, file: tuple[str, bytes]) -> None:
 
 def gold(directory: Path, case: tuple[Any, object]) -> None:
     normalise_gold(*case)
+
+
+def template(directory: Path, source: str) -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0})))
+    Chat(tokenizer, source)
+
+
+def write(path: Path, *lines: object) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 TEMPLATES = {"question": "{q}", "answer": "{a}"}
@@ -138,8 +161,11 @@ WRONG: list[tuple[Try, object, str]] = [
     (output, GOOD | {"gold": float("nan")}, ":2: .*gold"),
     (output, GOOD | {"gold": True}, ":2: .*gold"),
     (output, GOOD | {"benchmark": "math"}, ":2: .*math"),
+    (output, GOOD | {"benchmark": "gsm8k", "protocol": "zero-shot chat"}, ":2: .*zero-shot chat"),
+    (output_of_chat, GOOD | {"benchmark": "gsm8k"}, ":2: .*zero-shot chat"),
     (output, [GOOD], ":2: .*object"),
     (output, GOOD | {"idx": "0", "sample": 0}, "2 outputs of 1 items"),
+    (drawn, [(0, 0), (1, 0), (1, 1)], "3 outputs of 2 items"),
     (outputs, ("cut.jsonl", b'{"idx": 0, "gold": "8", "raw_ou'), "cut.jsonl:1: "),
     (outputs, ("empty.jsonl", b""), "empty.jsonl .*0 outputs"),
     (outputs, ("plain.jsonl.gz", b"not gzip"), "plain.jsonl.gz .*gzip"),
@@ -148,6 +174,10 @@ WRONG: list[tuple[Try, object, str]] = [
     (gold, ("letter", 2), "found 2"),
     (gold, ("boxed_letter", ""), "found "),
     (gold, ("marked", ""), "found "),
+    (template, "hello", "chat .*question"),
+    (template, "{% if false %}x{% endif %}", "chat .*question"),
+    (template, "{{ raise_exception('system first') }}", "chat .*system first"),
+    (template, "{% for m in messages %}", "chat .*template: "),
 ]
 
 

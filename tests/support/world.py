@@ -271,3 +271,16 @@ def world(
     """A world of 60 pages."""
     root = tmp_path_factory.mktemp("world")
     return make_world(root, tiny_llama, tokenizer_dirs, training_texts[:60])
+
+
+@pytest.fixture(scope="session")
+def talker(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_llama: Callable[..., Any],
+    student_tokenizer: PreTrainedTokenizerBase,
+) -> Path:
+    """A saved model that answers every prompt differently; tests must not change it."""
+    path = tmp_path_factory.mktemp("models") / "student"
+    tiny_llama(len(student_tokenizer), initializer_range=0.5).save_pretrained(path)
+    student_tokenizer.save_pretrained(path)
+    return path
