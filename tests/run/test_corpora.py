@@ -1,4 +1,4 @@
-"""Several corpora on the command line of `train.py`: the plan, settings, logs, caches."""
+"""Several corpora on the command line: the plan, settings, logs, caches, `vocagnolm prepare`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ from world import World
 from vocagnolm import data
 from vocagnolm.run import parser, prepare
 from vocagnolm.store import score
-from vocagnolm.training.models import read_models
-from vocagnolm.training.packed import (
-    Packed,
-    epoch_steps,
-    pack_documents,
-    read_corpora,
-    settings_of_data,
-)
+from vocagnolm.training import packed
+from vocagnolm.training.job import Job
+from vocagnolm.training.models import Models, read_models
+from vocagnolm.training.packed import Packed, pack_documents, read_corpora, settings_of_data
 
 
 @pytest.fixture(scope="module")
@@ -58,16 +54,16 @@ def test_weights_shape_the_run(
     assert "dataset_weights was [0.75, 0.25]" in capsys.readouterr().err
 
 
-def packed_of(argv: list[str]) -> Packed:
+def packed_of(argv: list[str]) -> tuple[Job, Models, Packed]:
     job = parser.parse(argv)
     models = read_models(job.model, job.args, job.args.device)
-    return pack_documents(job, models, read_corpora(job))
+    return job, models, pack_documents(job, models, read_corpora(job))
 
 
 def test_documents_are_counted_through_all_corpora(
     argv: list[str], training_texts: list[str]
 ) -> None:
-    found = packed_of(argv)
+    *_, found = packed_of(argv)
     rows, first = found.segments.rows["document"], len(found.parts[0].rows)
     documents = [row["text"] for texts in found.texts.values() for row in texts]
     texts = [documents[index] for index in rows]
@@ -77,7 +73,7 @@ def test_documents_are_counted_through_all_corpora(
 
 def test_held_out_documents_depend_on_the_seed_of_the_data(argv: list[str]) -> None:
     seeds = ["--seed=7"], ["--seed=8", "--data_seed=7"], ["--seed=7", "--data_seed=8"]
-    one, same, other = (packed_of([*argv, *each]).blocks.corpus_digest for each in seeds)
+    one, same, other = (packed_of([*argv, *each])[2].blocks.corpus_digest for each in seeds)
     assert one == same != other
 
 
@@ -89,16 +85,17 @@ def test_conversations_have_templates_and_losses_of_answers_alone(
     pages.write_text((json.dumps({"messages": said}) + "\n") * 40)
     chats = {"dataset": str(pages), "student_chat_template": "plain", "use_cpu": "true"}
     argv = world.argv("unused", teacher_chat_template="plain", global_batch_tokens="64", **chats)
-    job = parser.parse(argv)
-    models = read_models(job.model, job.args, job.args.device)
-    settings = settings_of_data(job, models, pack_documents(job, models, read_corpora(job)))
-    assert settings["chat_templates_sha256"]
+    assert settings_of_data(*packed_of(argv))["chat_templates_sha256"]
     with pytest.raises(ValueError, match="the questions of a conversation have none"):
         packed_of([*argv, "--method=chunk"])
 
 
-def test_adding_a_corpus_does_not_align_the_first_again(
-    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: World
+def test_nothing_that_was_prepared_is_aligned_again(
+    argv: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    world: World,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     aligned: list[int] = []
     align = data._Aligner.align_batch
@@ -109,10 +106,15 @@ def test_adding_a_corpus_does_not_align_the_first_again(
 
     monkeypatch.setattr(data._Aligner, "align_batch", counted)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    alone = [*world.argv("unused", output_dir=None), "--use_cpu=True"]
-    assert prepare.main(alone) == 0
+    assert prepare.main(world.argv("run", use_cpu="True")) == 0
     assert sum(aligned) == 60
+    assert not (world.root / "run").exists()
+    capfd.readouterr()
     assert prepare.main(argv) == 0
+    prepared = capfd.readouterr().out.splitlines()
+    assert prepared[-1].startswith("evaluated  ")
+    assert parser.main([*argv, "--dry_run"]) == 0
+    assert set(prepared) <= set(capfd.readouterr().out.splitlines())
     assert sum(aligned) == 60 + 21
 
 
@@ -134,6 +136,6 @@ def test_steps_of_a_mixture_are_extrapolated() -> None:
     """From a tenth of each corpus: 1,000 sequences of b are 30 %, and 2,334 of a the rest."""
     blocks = SimpleNamespace(parts={"a": 70, "b": 100}, weights=[0.7, 0.3])
     texts: Any = {"a": range(10), "b": range(10)}
-    packed = Packed(blocks, texts=texts, totals=[100, 100])
+    sample = Packed(blocks, texts=texts, totals=[100, 100])
     job: Any = SimpleNamespace(args=SimpleNamespace(global_batch_tokens=640, max_length=64))
-    assert epoch_steps(job, packed) == 333
+    assert packed.epoch_steps(job, sample) == 333

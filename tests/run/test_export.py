@@ -13,28 +13,26 @@ import pytest
 import torch
 from launch import run_jobs
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
-from world import World, make_world
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+)
+from world import World, make_world, save_model
 
 from vocagnolm import VocAgnoConfig, VocAgnoTrainer
 from vocagnolm.models.load import ModelSource
 from vocagnolm.run import export, parser
 from vocagnolm.run.parser import parse
-from vocagnolm.store import score
 from vocagnolm.training.models import read_models
 
 pytestmark = pytest.mark.processes
 
 peft = pytest.importorskip("peft")
-LORA = {
-    "use_peft": "True",
-    "lora_r": "4",
-    "lora_alpha": "16",
-    "lora_modules_to_save": "norm",
-}
+LORA = {"use_peft": "True", "lora_r": "4", "lora_alpha": "16", "lora_modules_to_save": "norm"}
 # Adam would magnify rounding where a gradient is tiny.
 SGD = {"optim": "sgd", "learning_rate": "1"}
-ADAPTERS = "adapter_model.safetensors"
 FSDP2 = Path(__file__).parents[2] / "accelerate_configs/fsdp2.yaml"
 
 
@@ -46,10 +44,8 @@ def world(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> World:
     """Two finished runs: `adapted`, with adapters, and `plain`, without."""
-    root = tmp_path_factory.mktemp("runs")
-    world = make_world(
-        root, tiny_llama, tokenizer_dirs, training_texts[:60], tie_word_embeddings=True
-    )
+    root, texts = tmp_path_factory.mktemp("runs"), training_texts[:60]
+    world = make_world(root, tiny_llama, tokenizer_dirs, texts, tie_word_embeddings=True)
     assert parser.main(world.argv("adapted", use_cpu="True", **LORA)) == 0
     assert parser.main(world.argv("plain", use_cpu="True", **SGD)) == 0
     return world
@@ -58,10 +54,7 @@ def world(
 @pytest.fixture(scope="module")
 def several(world: World) -> World:
     """The same runs in two processes, under DDP and FSDP2, online and from a store."""
-    scoring = {"teacher": world.teacher, "dataset": world.pages, "output_dir": world.root / "store"}
-    options = {**scoring, "loss_dtype": "float32", "min_context": 16}
-    assert score.main([f"--{name}={value}" for name, value in options.items()]) == 0
-    stored: dict[str, str | None] = {"teacher": None, "teacher_losses": str(world.root / "store")}
+    stored = {"teacher_losses": str(world.score())}
     jobs = [  # a worker runs sharded jobs last
         job(world, False, "stored", **SGD, **stored),
         job(world, True, "sharded_plain", **SGD),
@@ -88,9 +81,7 @@ def several_adapted(world: World) -> World:
     return world
 
 
-def job(
-    world: World, fsdp: bool, name: str, resumed: str = "", **changes: str | None
-) -> dict[str, Any]:
+def job(world: World, fsdp: bool, name: str, resumed: str = "", **changes: str) -> dict[str, Any]:
     """A job of several processes, from the second step of another run if one is named."""
     if resumed:
         changes["resume_from_checkpoint"] = str(world.root / resumed / "checkpoint-2")
@@ -99,7 +90,7 @@ def job(
 
 
 def adapters_of(directory: Path) -> dict[str, torch.Tensor]:
-    return load_file(directory / ADAPTERS)
+    return load_file(directory / "adapter_model.safetensors")
 
 
 def weights_of(directory: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -147,6 +138,14 @@ def test_trained_parameters_are_counted_when_nothing_is_loaded(world: World) -> 
     adapters = adapters_of(world.root / "adapted")
     assert sizes.trained == sum(weight.numel() for weight in adapters.values())
     assert sizes.parameters == sizes.trained + sum(weight.numel() for weight in base.parameters())
+
+
+def test_last_evaluation_is_of_the_best_model_that_is_saved(world: World) -> None:
+    often = {"max_steps": "2", "save_steps": "1", "eval_steps": "1", "learning_rate": "0.3"}
+    world.train("best", load_best_model_at_end="True", save_total_limit="2", **often)
+    state = json.loads((world.root / "best" / "trainer_state.json").read_text())
+    first, worse, last = (e["eval_loss"] for e in state["log_history"] if "eval_loss" in e)
+    assert first == last < worse
 
 
 @pytest.mark.slow
@@ -228,13 +227,13 @@ def test_export_leaves_nothing_behind_when_it_is_interrupted(
 def test_export_rejects_what_it_cannot_write(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = world.root / "plain" / "checkpoint-5"
-    cut = tmp_path / "checkpoint-5"
+    plain, cut = world.root / "plain" / "checkpoint-5", tmp_path / "checkpoint-5"
     shutil.copytree(plain, cut)
     os.truncate(cut / "model.safetensors", 99)
     for argv, message in (
         ([plain, "--output_dir", world.student], f"--output_dir {world.student} is not empty"),
         ([tmp_path / "absent"], f"{tmp_path / 'absent'}: no such directory"),
+        ([tmp_path], f"{tmp_path}: it has no manifest.json"),
         ([cut], f"{cut}: model.safetensors has 99 bytes"),
     ):
         assert export.main([str(word) for word in argv]) == 2
@@ -254,34 +253,17 @@ def test_shards_that_lack_a_weight_are_rejected(
         export._trained(ModelSource(str(world.student), "student"), tmp_path, {}, tmp_path)
 
 
-def trained_in_python(world: World, directory: Path, model: Any, **options: Any) -> VocAgnoTrainer:
-    """A trainer that has made one step and saved it."""
-    args = VocAgnoConfig(
-        output_dir=str(directory),
-        max_length=64,
-        max_steps=1,
-        save_steps=1,
-        learning_rate=1e-2,
-        use_cpu=True,
-        report_to=["none"],
-        method="cpt",
-    )
-    rows = [json.loads(line) for line in world.pages.read_text().splitlines()]
-    trainer = VocAgnoTrainer(model, args, None, rows, **options)
-    trainer.train()
-    return trainer
-
-
-def adapters() -> Any:
-    return peft.LoraConfig(task_type="CAUSAL_LM", r=4, init_lora_weights=False)
-
-
 @pytest.mark.parametrize("kind", ["checkpoint", "saved", "adapters"])
 def test_what_a_trainer_in_python_saves_is_exported(
     kind: str, world: World, tmp_path: Path
 ) -> None:
-    config = adapters() if kind == "adapters" else None
-    trainer = trained_in_python(world, tmp_path / "run", str(world.student), peft_config=config)
+    config = None
+    if kind == "adapters":
+        config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, init_lora_weights=False)
+    once = {"max_length": 64, "max_steps": 1, "save_steps": 1, "learning_rate": 1e-2}
+    args = VocAgnoConfig(str(tmp_path / "run"), use_cpu=True, report_to=[], method="cpt", **once)
+    trainer = VocAgnoTrainer(str(world.student), args, None, world.rows(), peft_config=config)
+    trainer.train()
     place = tmp_path / "run/checkpoint-1"
     if kind == "saved":
         place = tmp_path / "saved"
@@ -298,3 +280,85 @@ def test_what_a_trainer_in_python_saves_is_exported(
     with torch.no_grad():
         expected = trained(input_ids=ids, use_cache=False).logits
         torch.testing.assert_close(model(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+# What export reads in a checkpoint
+
+
+@pytest.fixture
+def saved(tiny_llama: Callable[..., Any], tokenizer_dirs: dict[str, Path], tmp_path: Path) -> Path:
+    """A model that `save_model` wrote after training, which turns the cache off."""
+    model = tiny_llama(700)
+    model.config.use_cache = False
+    save_model(tmp_path / "checkpoint-7", tokenizer_dirs["metaspace"], model)
+    return tmp_path / "checkpoint-7"
+
+
+def write(place: Path, **content: Any) -> None:
+    """Write JSON files, by their names without the ending."""
+    for name, value in content.items():
+        (place / f"{name}.json").write_text(json.dumps(value))
+
+
+def test_saved_model_is_exported_next_to_it_without_its_student(saved: Path) -> None:
+    write(saved, run={"student": "/gone"})
+    done = export.export(saved)
+    assert done == saved.with_name("export-7")
+    assert AutoConfig.from_pretrained(done).use_cache is True
+    file = saved.with_name("file")
+    file.touch()
+    for target in (None, file):
+        with pytest.raises(ValueError, match="is not empty"):
+            export.export(saved, target)
+
+
+def test_settings_are_of_the_checkpoint_or_else_of_the_run(saved: Path) -> None:
+    assert export._settings_of(saved) == {}
+    size = (saved / "model.safetensors").stat().st_size
+    # In Python, `save_model` writes no manifest.
+    write(saved, run={"seed": 1})
+    assert export._settings_of(saved) == {"seed": 1}
+    write(saved, manifest={"files": {"model.safetensors": size}})
+    assert export._settings_of(saved) == {"seed": 1}
+    write(saved, manifest={"files": {"model.safetensors": size}, "run": {"seed": 2}})
+    assert export._settings_of(saved) == {"seed": 2}
+    (saved / "run.json").unlink()
+    assert export._settings_of(saved) == {"seed": 2}
+    write(saved, manifest={"files": {"model.safetensors": size + 1}, "run": {"seed": 2}})
+    with pytest.raises(ValueError, match=r"model\.safetensors has"):
+        export._settings_of(saved)
+
+
+def test_student_is_that_of_the_run_or_else_of_the_adapters(tmp_path: Path) -> None:
+    def student(settings: dict[str, Any]) -> ModelSource:
+        return export._student_of(tmp_path, settings, trust_remote_code=True)
+
+    run = {"student": "s", "student_revision": "1", "model_init_kwargs": {"rope_scaling": None}}
+    expected = ModelSource("s", "student", "1", None, True, {"rope_scaling": None})
+    assert student(run) == expected
+    assert student({}) == ModelSource(str(tmp_path), "student", trust_remote_code=True)
+    write(tmp_path, adapter_config={"base_model_name_or_path": "base", "revision": "2"})
+    assert student(run) == expected
+    # Python may have given the run a model without a name of its own.
+    assert student({"student": ""}) == ModelSource("base", "student", "2", trust_remote_code=True)
+    (tmp_path / "adapter_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"adapter_config\.json is damaged"):
+        student(run)
+
+
+def test_tokenizer_is_that_of_the_checkpoint_or_else_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_tokenizer(place: str, role: str, *, revision: str | None, **options: Any) -> Any:
+        return place, role, revision, options
+
+    monkeypatch.setattr(export, "load_tokenizer", load_tokenizer)
+    student = ModelSource("base", "student", "2", trust_remote_code=True)
+    trusted = {"trust_remote_code": True}
+    run: dict[str, Any] = {"student_tokenizer": None}
+    assert export._tokenizer_of(tmp_path, run, student) == ("base", "student", "2", trusted)
+    run["student_tokenizer"] = "other"
+    assert export._tokenizer_of(tmp_path, run, student) == ("other", "student", None, trusted)
+    write(tmp_path, tokenizer_config={})
+    place = str(tmp_path)
+    assert export._tokenizer_of(tmp_path, run, student) == (place, "student", None, trusted)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
@@ -27,10 +27,13 @@ SETTINGS: dict[str, Any] = {
 
 def test_card_has_what_the_hub_asks_for() -> None:
     card = ModelCard(model_card("run", SETTINGS))
-    data = card.data.to_dict()
-    assert data["tags"] == ["vocagnolm", "arxiv:2503.19123", "continual-pretraining"]
-    assert (data["base_model"], data["datasets"]) == ("org/student", ["org/corpus"])
-    assert (data["pipeline_tag"], data["library_name"]) == ("text-generation", "transformers")
+    assert card.data.to_dict() == {
+        "base_model": "org/student",
+        "datasets": ["org/corpus"],
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["vocagnolm", "arxiv:2503.19123", "continual-pretraining"],
+    }
     assert "guided by org/teacher and own-teacher." in card.text
     assert "/home/me" not in str(card)
 
@@ -49,10 +52,7 @@ def test_hub_name_is_found_in_its_cache(place: str, name: str | None) -> None:
 
 
 def test_push_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def reject(self: object, *_: object, **__: object) -> None:
-        raise HTTPError("no route")
-
-    monkeypatch.setattr(HfApi, "create_repo", reject)
+    monkeypatch.setattr(HfApi, "create_repo", Mock(side_effect=HTTPError("no route")))
     with pytest.raises(ValueError, match=r"^--push_to_hub me/a: no route: everything is saved"):
         push(tmp_path, [], "", "me/a")
 
@@ -69,9 +69,7 @@ def test_push_has_our_card_and_no_path_of_the_machine(
             with file.as_file() as content:
                 pushed[file.path_in_repo] = content.read()
 
-    def create(*_: object, **__: object) -> SimpleNamespace:
-        return SimpleNamespace(repo_id="me/mine")
-
+    create = Mock(return_value=Mock(repo_id="me/mine"))
     monkeypatch.setattr(HfApi, "create_repo", create)
     # Some versions of Trainer take this from the hub's module when they are imported.
     monkeypatch.setattr("transformers.trainer.create_repo", create, raising=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import subprocess
@@ -78,20 +79,22 @@ def start_jobs(directory: Path, worker: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_for_workers(directory: Path, job: subprocess.Popen[str], processes: int) -> None:
-    """Wait until all processes of a job have left their files."""
-    while len(list(directory.glob(f"{processes}-*"))) < processes:
-        assert job.poll() is None, job.communicate()
-        time.sleep(0.05)
+def send_to_jobs(directory: Path, worker: str, number: signal.Signals) -> list[object]:
+    """Send a signal to each job when all its workers have left their files; return statuses."""
+    job = start_jobs(directory, worker)
+    for processes in (1, 2):
+        while len(list(directory.glob(f"{processes}-*"))) < processes:
+            assert job.poll() is None, job.communicate()
+            time.sleep(0.05)
+        job.send_signal(number)
+    out, err = job.communicate(timeout=60)
+    assert not err
+    return ast.literal_eval(out)
 
 
 @pytest.mark.processes
 def test_signal_reaches_each_process_once_and_status_comes_back(tmp_path: Path) -> None:
-    job = start_jobs(tmp_path, WORKER)
-    for processes in (1, 2):
-        wait_for_workers(tmp_path, job, processes)
-        job.send_signal(signal.SIGTERM)
-    assert job.communicate(timeout=60) == (f"{[int(Exit.STOPPED)] * 2}\n", "")
+    assert send_to_jobs(tmp_path, WORKER, signal.SIGTERM) == [Exit.STOPPED] * 2
     for name in ("1-0", "2-0", "2-1"):
         assert (tmp_path / name).read_text() == f"{signal.SIGTERM:d}\n"
 
@@ -99,8 +102,4 @@ def test_signal_reaches_each_process_once_and_status_comes_back(tmp_path: Path) 
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_signal_before_training_interrupts_the_job(number: signal.Signals, tmp_path: Path) -> None:
-    job = start_jobs(tmp_path, IDLE_WORKER)
-    for processes in (1, 2):
-        wait_for_workers(tmp_path, job, processes)
-        job.send_signal(number)
-    assert job.communicate(timeout=60) == ("['interrupted', 'interrupted']\n", "")
+    assert send_to_jobs(tmp_path, IDLE_WORKER, number) == ["interrupted"] * 2

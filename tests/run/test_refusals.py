@@ -1,11 +1,9 @@
-"""What a command refuses: the arguments, the option at fault, and a word of why.
-
-Everything ends in one line, before anything is trained.
-"""
+"""What a command refuses, in one line and before anything is trained: arguments, and a word."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from importlib import import_module
 from pathlib import Path
@@ -78,16 +76,16 @@ def test_empty_value_stands_for_a_directory_or_a_file_among_several() -> None:
     assert job.data.dataset_config == ["", "en"]
 
 
-LAUNCHED: list[tuple[str, str]] = [
-    ("train dp", "ddp"),
-    ("train ddp --num_processes two", "'two'"),
-    ("train ddp --teachr t", "--teacher"),
-    ("score ddp --teachr t", "--teacher"),
-    ("evaluate ddp --modle m", "--model"),
-]
-
-
-@pytest.mark.parametrize(("line", "word"), LAUNCHED, ids=[line for line, _ in LAUNCHED])
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("train dp", "ddp"),
+        ("train ddp --num_processes two", "'two'"),
+        ("train ddp --teachr t", "--teacher"),
+        ("score ddp --teachr t", "--teacher"),
+        ("evaluate ddp --modle m", "--model"),
+    ],
+)
 def test_launch_is_refused(line: str, word: str) -> None:
     command, *words = line.split()
     check = import_module(__main__.COMMANDS[command][0]).check
@@ -111,19 +109,19 @@ def test_environment_of_a_launcher_is_refused(
         parse(["--teacher", "t", "--use_cpu"])
 
 
-RECIPES: list[tuple[str, str]] = [
-    ("teachr: t", "--teacher"),
-    ("method: kdl", "kdl"),
-    ("base: recipe.yaml", "its own base"),
-    ("base: none.yaml", "none.yaml"),
-    ("config: other.yaml", "unknown option"),
-    ("- teacher", "mapping"),
-    ("teacher: [", "cannot be read"),
-    ("max_length: [1, 2]", "max_length"),
-]
-
-
-@pytest.mark.parametrize(("text", "word"), RECIPES, ids=[text for text, _ in RECIPES])
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("teachr: t", "--teacher"),
+        ("method: kdl", "kdl"),
+        ("base: recipe.yaml", "its own base"),
+        ("base: none.yaml", "none.yaml"),
+        ("config: other.yaml", "unknown option"),
+        ("- teacher", "mapping"),
+        ("teacher: [", "cannot be read"),
+        ("max_length: [1, 2]", "max_length"),
+    ],
+)
 def test_recipe_is_refused(text: str, word: str, tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(text)
@@ -132,67 +130,55 @@ def test_recipe_is_refused(text: str, word: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"),
+    ("line", "option", "why"),
     [
-        (
-            "--method cpt --chunks 8 --lora_r 4 --teacher_dtype float16 --eval_steps 9",
-            {
-                "--chunks": "with --method cpt",
-                "--eval_steps": "without --eval_fraction or --eval_dataset",
-                "--lora_r": "without --use_peft",
-                "--teacher_dtype": "without --teacher",
-            },
-        ),
-        (
-            "--teacher t --selection accept --top_k .7 --aggregation=sum",
-            dict.fromkeys(
-                ["--aggregation", "--top_k"], "with --method vocagnolm --selection accept"
-            ),
-        ),
-        ("--teacher t --eval_fraction .1", {}),
+        ("--method cpt --chunks 8", "chunks", "with --method cpt"),
+        ("--method cpt --eval_steps 9", "eval_steps", "without --eval_fraction or --eval_dataset"),
+        ("--method cpt --lora_r 4", "lora_r", "without --use_peft"),
+        ("--method cpt --teacher_dtype float16", "teacher_dtype", "without --teacher"),
+        ("--teacher t --selection accept --top_k .7", "top_k", "with .* --selection accept"),
+        ("--teacher t --eval_fraction .1 --eval_steps 9", "", ""),
     ],
 )
-def test_options_without_effect_are_warned_of(line: str, expected: dict[str, str]) -> None:
+def test_option_without_effect_is_warned_of(line: str, option: str, why: str) -> None:
     job = parse([*line.split(), "--use_cpu"])
-    evaluates = bool(job.data.eval_fraction)
-    lines = options_without_effect(job, evaluates=evaluates)
-    assert dict(text.split(" has no effect ") for text in lines) == expected
+    lines = list(options_without_effect(job, evaluates=bool(job.data.eval_fraction)))
+    assert len(lines) == bool(option)
+    assert all(re.search(f"--{option} has no effect {why}", text) for text in lines)
 
 
-# The commands that write a directory, with options that they need.
-WRITING = {
-    "train": "--method cpt",
-    "score": "--teacher T",
-    "rank": "--student S --teacher T",
-    "audit": "--student S --teacher T",
-    "inspect": "--student S --teacher T --document 0",
-}
-
-
-@pytest.mark.parametrize("command", WRITING)
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train --method cpt",
+        "score --teacher T",
+        "rank --student S --teacher T",
+        "audit --student S --teacher T",
+        "inspect --student S --teacher T --document 0",
+    ],
+)
 def test_results_go_outside_the_documents(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
-    argv = [command, *WRITING[command].split(), "--dataset", str(tmp_path)]
-    argv += ["--output_dir", str(tmp_path / "new")]
-    assert __main__.main(argv) == cli.Exit.WRONG
+    paths = ["--dataset", str(tmp_path), "--output_dir", str(tmp_path / "new")]
+    assert __main__.main([*command.split(), *paths]) == cli.Exit.WRONG
     assert f"--output_dir {tmp_path}/new is inside {tmp_path}" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
 
-WRONG_RUNS: list[tuple[dict[str, str], str]] = [
-    ({"student": "/no/model"}, "--student /no/model: no such file"),
-    ({"teacher": "no-model"}, "--teacher no-model cannot be loaded"),
-    ({"output_dir": "/proc/x/y"}, "--output_dir /proc/x/y: /proc cannot be written"),
-    ({"max_length": "4096", "global_batch_tokens": "4096"}, "exceeds the student's context"),
-    ({"eval_dataset": "no.jsonl"}, "--eval_dataset no.jsonl: no such file"),
-    ({"resume_from_checkpoint": "/no"}, "--resume_from_checkpoint /no: no such directory"),
-    ({"global_batch_tokens": "640000"}, "lower one of these"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), WRONG_RUNS, ids=[str(x) for x, _ in WRONG_RUNS])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"student": "/no/model"}, "--student /no/model: no such file"),
+        ({"teacher": "no-model"}, "--teacher no-model cannot be loaded"),
+        ({"output_dir": "/proc/x/y"}, "--output_dir /proc/x/y: /proc cannot be written"),
+        ({"max_length": "4096", "global_batch_tokens": "4096"}, "exceeds the student's context"),
+        ({"eval_dataset": "no.jsonl"}, "--eval_dataset no.jsonl: no such file"),
+        ({"resume_from_checkpoint": "/no"}, "--resume_from_checkpoint /no: no such directory"),
+        ({"global_batch_tokens": "640000"}, "lower one of these"),
+    ],
+)
 def test_wrong_run_leaves_no_trace(
     options: dict[str, str],
     message: str,
@@ -236,6 +222,5 @@ def test_command_ends_in_one_line(
     monkeypatch.chdir(tmp_path)
     assert __main__.main(command.split()) == cli.Exit.WRONG
     out, err = capsys.readouterr()
-    assert not out
-    assert err.count("\n") == 1
+    assert (out, err.count("\n")) == ("", 1)
     assert "error:" in err

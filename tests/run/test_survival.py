@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fork_server import ForkServer
-from world import TIMING_KEYS, make_world
+from world import TIMING_KEYS, World, make_world
 
 from vocagnolm.training.run_directory import checkpoint_fault, newest_checkpoint
 
@@ -24,55 +24,52 @@ pytestmark = pytest.mark.processes
 
 # VOCAGNOLM_KILLS=30 tests more; every killed run ended like an unharmed one.
 KILLS = int(os.environ.get("VOCAGNOLM_KILLS", "4"))
-STEPS, SAVE_STEPS = 8, 3
+STEPS = 8
+
+
+OPTIONS = {
+    "max_length": "48",
+    "global_batch_tokens": "192",
+    "per_device_train_batch_size": "1",
+    "max_steps": f"{STEPS}",
+    "save_steps": "3",
+    "logging_steps": "2",  # a checkpoint falls between two logs
+    "learning_rate": "1e-2",
+    "eval_fraction": "0.1",
+    "eval_steps": "5",
+    "use_cpu": "True",
+    "disable_tqdm": "True",
+}
 
 
 @dataclass(frozen=True)
 class Place:
     """A directory for runs, with a corpus and two models."""
 
-    root: Path
+    world: World
     server: ForkServer
 
-    def argv(self, out: Path, **changes: Any) -> list[str]:
-        options = {
-            "student": self.root / "student",
-            "teacher": self.root / "teacher",
-            "dataset": self.root / "pages.jsonl",
-            "max_length": 48,
-            "global_batch_tokens": 192,
-            "per_device_train_batch_size": 1,
-            "max_steps": STEPS,
-            "save_steps": SAVE_STEPS,
-            "logging_steps": 2,  # a checkpoint falls between two logs
-            "learning_rate": 1e-2,
-            "eval_fraction": 0.1,
-            "eval_steps": 5,
-            "use_cpu": True,
-            "disable_tqdm": True,
-            "output_dir": out,
-            **changes,
-        }
-        flags = [f"--{name}={value}" for name, value in options.items() if type(value) is not list]
-        lists = [(name, value) for name, value in options.items() if type(value) is list]
-        return [
-            *flags,
-            *(word for name, value in lists for word in (f"--{name}", *map(str, value))),
-        ]
+    @property
+    def root(self) -> Path:
+        return self.world.root
 
-    def run(self, out: Path, changes: dict[str, Any] | None = None, **request: Any) -> int:
+    def run(self, out: Path, changes: dict[str, str] | None = None, **request: Any) -> int:
         """Run one process; return its exit status."""
-        place = {"log": str(out.with_suffix(".log")), "events": str(out.with_suffix(".events"))}
-        argv = self.argv(out, **changes or {})
-        return self.server.wait(self.server.start({"argv": argv, **place, **request}))
+        return self.server.wait(self.server.start(self._asked(out, changes or {}, request)))
 
-    def run_two(self, out: Path, *requests: dict[str, Any], **changes: Any) -> list[int]:
+    def run_two(self, out: Path, *requests: dict[str, Any], **changes: str) -> list[int]:
         """Run two processes, each with its own request; return their exit statuses."""
-        argv, asked = self.argv(out, **changes), []
-        for rank, request in enumerate(requests or ({}, {})):
-            place = {"log": f"{out}-{rank}.log", "events": f"{out}-{rank}.events"}
-            asked.append({"argv": argv, **place, **request})
+        asked = [
+            self._asked(out, changes, request, f"-{rank}")
+            for rank, request in enumerate(requests or ({}, {}))
+        ]
         return [self.server.wait(process) for process in self.server.start_two(*asked)]
+
+    def _asked(
+        self, out: Path, changes: dict[str, str], request: dict[str, Any], rank: str = ""
+    ) -> dict[str, Any]:
+        argv = self.world.argv(str(out), **OPTIONS | changes)
+        return {"argv": argv, "log": f"{out}{rank}.log", "events": f"{out}{rank}.events", **request}
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +80,10 @@ def place(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Place]:
     root = tmp_path_factory.mktemp("survival")
-    # Dropout needs random states.
-    make_world(root, tiny_llama, tokenizer_dirs, training_texts[:40], attention_dropout=0.1)
-    cache = {"HF_DATASETS_CACHE": str(root / "cache"), "HF_HUB_OFFLINE": "1"}
-    server = ForkServer("survival_worker.py", **cache)
-    yield Place(root, server)
+    dropout = {"attention_dropout": 0.1}  # it needs random states
+    world = make_world(root, tiny_llama, tokenizer_dirs, training_texts[:40], **dropout)
+    server = ForkServer("survival_worker.py", HF_DATASETS_CACHE=str(root / "cache"))
+    yield Place(world, server)
     server.stop()
 
 
@@ -100,9 +96,8 @@ def history(out: Path) -> list[dict[str, Any]]:
     ]
 
 
-def timed_events(out: Path) -> list[tuple[float, str]]:
-    lines = out.with_suffix(".events").read_text().splitlines()
-    return [(float(time), name) for time, name in (line.split(" ", 1) for line in lines)]
+def timed_events(out: Path) -> list[list[str]]:
+    return [line.split(" ", 1) for line in out.with_suffix(".events").read_text().splitlines()]
 
 
 def events(out: Path) -> list[str]:
@@ -118,8 +113,8 @@ def log(out: Path) -> str:
 
 def assert_same_run(ours: Path, theirs: Path) -> None:
     assert history(ours) == history(theirs)
-    name = "model.safetensors"
-    assert (ours / name).read_bytes() == (theirs / name).read_bytes()
+    first, second = ((out / "model.safetensors").read_bytes() for out in (ours, theirs))
+    assert first == second
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +134,7 @@ def test_run_ends_alike_when_it_is_killed_anywhere(whole: Path, place: Place) ->
         out = place.root / f"killed{number}"
         # At an event of a save, at any event, or at any time.
         at = moments.choice((saves, range(len(happened)))[number % 2])
-        after_s = moments.uniform(0, times[-1] - times[0])
+        after_s = moments.uniform(0, float(times[-1]) - float(times[0]))
         status = place.run(
             out, signal="SIGKILL", **({"at": [at]} if number % 4 else {"after_s": after_s})
         )
@@ -167,19 +162,16 @@ def steps_at(happened: list[str]) -> list[int]:
     return losses[:: len(losses) // STEPS]
 
 
-SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
-
-
 @pytest.mark.slow
 def test_both_processes_stop_at_one_step(whole_two: Path, place: Place) -> None:
-    moments, times = random.Random(11), max(2, KILLS if KILLS > 4 else 0)
+    moments = random.Random(11)
     happened = [events(whole_two.with_name(f"whole_two-{rank}")) for rank in (0, 1)]
-    for number in range(times):
+    for number in range(KILLS if KILLS > 4 else 2):
         out, rank = place.root / f"stopped{number}", moments.randrange(2)
         requests: list[dict[str, Any]] = [{}, {}]
         first, *_, last = steps_at(happened[rank])
         at = moments.randrange(first, last)
-        requests[rank] = {"signal": SIGNALS[number % len(SIGNALS)], "at": [at]}
+        requests[rank] = {"signal": ("SIGTERM", "SIGUSR1", "SIGINT")[number % 3], "at": [at]}
         assert place.run_two(out, *requests) == [75, 75], log(out)
         (step,) = re.findall(rf"stopped after step (\d+) of {STEPS}", log(out))
         assert newest_checkpoint(out) == str(out / f"checkpoint-{step}")
@@ -193,20 +185,20 @@ def test_both_processes_stop_at_one_step(whole_two: Path, place: Place) -> None:
 def test_sharded_run_ends_alike_when_it_is_stopped(place: Place) -> None:
     whole, out = place.root / "sharded", place.root / "sharded-stopped"
     sharding = {"break": [["fsdp", 2]]}
-    assert place.run_two(whole, sharding, sharding, use_cpu=False) == [0, 0], log(whole)
+    assert place.run_two(whole, sharding, sharding, use_cpu="False") == [0, 0], log(whole)
     at = steps_at(events(whole.with_name("sharded-1")))[4]
     stopped = {**sharding, "signal": "SIGUSR1", "at": [at]}
-    assert place.run_two(out, sharding, stopped, use_cpu=False) == [75, 75], log(out)
+    assert place.run_two(out, sharding, stopped, use_cpu="False") == [75, 75], log(out)
     assert (out / "checkpoint-5" / "pytorch_model_fsdp_0").is_dir()
-    assert place.run_two(out, sharding, sharding, use_cpu=False) == [0, 0], log(out)
+    assert place.run_two(out, sharding, sharding, use_cpu="False") == [0, 0], log(out)
     assert_same_run(out, whole)
 
 
 @pytest.mark.slow
 def test_run_ends_alike_when_stopped_at_epoch_end(place: Place) -> None:
-    when = dict.fromkeys(("save_strategy", "logging_strategy", "eval_strategy"), "epoch")
-    changes = {**when, "max_steps": -1, "num_train_epochs": 4}
-    changes |= {"global_batch_tokens": 16 * 48, "per_device_train_batch_size": 4}
+    changes = dict.fromkeys(("save_strategy", "logging_strategy", "eval_strategy"), "epoch")
+    changes |= {"max_steps": "-1", "num_train_epochs": "4"}
+    changes |= {"global_batch_tokens": f"{16 * 48}", "per_device_train_batch_size": "4"}
     whole, out = place.root / "epochs", place.root / "epochs-stopped"
     assert place.run(whole, changes) == 0
     assert [entry["step"] for entry in history(whole) if "loss" in entry] == [1, 2, 4, 6, 8]
@@ -232,7 +224,7 @@ def test_run_stops_at_once_when_interrupted_twice(whole: Path, place: Place) -> 
 def test_processes_wait_beyond_their_timeout_for_alignment(place: Place) -> None:
     out = place.root / "patient"
     slow = {"break": [["slow", 4]]}
-    assert place.run_two(out, slow, slow, ddp_timeout=2, max_steps=1) == [0, 0], log(out)
+    assert place.run_two(out, slow, slow, ddp_timeout="2", max_steps="1") == [0, 0], log(out)
 
 
 # Another number of processes
@@ -242,7 +234,7 @@ def test_run_resumes_with_another_number_of_processes(whole_two: Path, place: Pl
     out = place.root / "alone"
     at = steps_at(events(whole_two.with_name("whole_two-0")))[4]
     assert place.run_two(out, {"signal": "SIGTERM", "at": [at]}, {}) == [75, 75]
-    assert place.run(out, {"per_device_train_batch_size": 1}) == 0, log(out)
+    assert place.run(out) == 0, log(out)
     ours, theirs = history(out), history(whole_two)
     assert [entry["step"] for entry in ours] == [entry["step"] for entry in theirs]
     for mine, other in zip(ours, theirs, strict=True):
@@ -258,14 +250,10 @@ def test_run_resumes_with_another_number_of_processes(whole_two: Path, place: Pl
 
 @pytest.mark.slow
 def test_nan_losses_in_one_process_skip_the_step(whole_two: Path, place: Place) -> None:
-    out = place.root / "skipped"
-    broken = {"break": [["nan", 4, "1"], ["nan", 5, "1"]]}
-    changes = {"max_bad_steps": 2}
-    assert place.run_two(out, broken, broken, **changes) == [0, 0], log(out)
-    text = log(out)
-    assert re.findall(r"step (\d): the teacher's losses are NaN .* --max_bad_steps 2\)", text) == [
-        *("4", "5")
-    ]
+    out, broken = place.root / "skipped", {"break": [["nan", 4, "1"], ["nan", 5, "1"]]}
+    assert place.run_two(out, broken, broken, max_bad_steps="2") == [0, 0], log(out)
+    steps = re.findall(r"step (\d): the teacher's losses are NaN .* --max_bad_steps 2\)", log(out))
+    assert steps == ["4", "5"]
     ours, theirs = history(out), history(whole_two)
     assert ours[:2] == theirs[:2]
     skipped = {entry["step"]: entry.get("skipped_steps") for entry in ours if "loss" in entry}
@@ -276,25 +264,19 @@ def test_nan_losses_in_one_process_skip_the_step(whole_two: Path, place: Place) 
 
 @pytest.mark.slow
 def test_run_without_any_update_saves_no_model(place: Place) -> None:
-    out = place.root / "none"
-    broken = {"break": [["nan", step, "0"] for step in (1, 2)]}
-    assert place.run(out, {"max_bad_steps": 2, "max_steps": 2}, **broken) == 3, log(out)
+    out, broken = place.root / "none", {"break": [["nan", 1, "0"], ["nan", 2, "0"]]}
+    assert place.run(out, {"max_bad_steps": "2", "max_steps": "2"}, **broken) == 3, log(out)
     assert "error: none of 2 steps made an update (--max_bad_steps 2)" in log(out)
     assert not (out / "README.md").exists()
 
 
 @pytest.mark.slow
 def test_run_stops_after_too_many_bad_steps(whole: Path, place: Place) -> None:
-    out = place.root / "bad"
-    broken = {"break": [["nan", 4, "0"], ["nan", 5, "0"]]}
-    assert place.run(out, {"max_bad_steps": 1}, **broken) == 3
-    assert re.search(
-        rf"step 5: the teacher's losses are NaN or infinite in packed sequence \d+; no update was "
-        rf"made, the state before it is in {out}/checkpoint-4; ",
-        log(out),
-    )
-    assert place.run(out, {"max_bad_steps": 1}, **broken) == 3  # it still counts the first
-    assert place.run(out, {"max_bad_steps": 2}, **broken) == 0, log(out)
+    out, broken = place.root / "bad", {"break": [["nan", 4, "0"], ["nan", 5, "0"]]}
+    assert place.run(out, {"max_bad_steps": "1"}, **broken) == 3
+    assert re.search(rf"step 5: .* no update was made, .* is in {out}/checkpoint-4; ", log(out))
+    assert place.run(out, {"max_bad_steps": "1"}, **broken) == 3  # it still counts the first
+    assert place.run(out, {"max_bad_steps": "2"}, **broken) == 0, log(out)
     entries = [entry for entry in history(out) if "loss" in entry]
     assert [entry.get("skipped_steps") for entry in entries] == [None, None, 1.0, 1.0, None]
 

@@ -1,11 +1,13 @@
-"""The memory that a plan shows, against hand counts.
+"""The plan of a run: what it reads, and its memory against hand counts.
 
-tests/cuda compares it with what steps take, in one process or sharded.
+tests/cuda compares the memory with what steps take, in one process or sharded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from vocagnolm.models.cost import (
 from vocagnolm.run import parser
 from vocagnolm.run import plan as plan_module
 from vocagnolm.run.plan import device_memory, student_layout
+from vocagnolm.training import packed
 from vocagnolm.training.models import read_models
 
 #     parameters, trained, linear, gathered, layers, hidden, inner, keys, words, trained_head
@@ -64,61 +67,40 @@ def test_activations_are_what_autograd_keeps(precision: Precision, dtype: torch.
     assert planned == pytest.approx(measured, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("layout", "expected"),
-    [
-        # 4 bytes of all, 12 of the trained; 2 layers x (28 x 10 + 18 x 30)
-        # With adapters and "mixed" a layer keeps 22 x 10 + 9 x 30
-        # A tile of 7 logits, the head's gradient, 3 rows of 10: float32
-        (Layout(), {STUDENT: 5200, "activations": 2 * 820, HEAD: 4 * (7 + 70 + 30)}),
-        (
-            Layout(devices=2, precision="mixed", accumulates=True),
-            {
-                STUDENT: 5200,
-                "gradients to send": 400,
-                "weights in 16 bits": 1200,
-                "activations": 2 * 490,
-                # 7 logits and their gradient, the head's twice and in 16 bits, 3 rows of 10
-                HEAD: 7 * 6 + 70 * (8 + 2) + 120,
-            },
-        ),
-        (  # a mask of 4 columns in 16 bits, and keys and values of 5 more numbers, twice
-            Layout(precision="mixed", mask=4),
-            {
-                STUDENT: 5200,
-                "weights in 16 bits": 1200,
-                "activations": 2 * (490 + 8 + 20),
-                HEAD: 862,
-            },
-        ),
-        (  # the inputs of 2 layers, and a layer made again
-            Layout(precision="mixed", recomputes=True),
-            {STUDENT: 5200, "activations": 2 * 40 + 490, HEAD: 862},
-        ),
-        (
-            Layout(devices=8, shards=4, precision="16 bits", accumulates=True),
-            {
-                STUDENT: 1300,
-                "gathered weights": 2000,
-                "whole gradients": 400,
-                "activations": 2 * 450,
-                HEAD: 7 * 6 + 70 * 8 + 80,
-            },
-        ),
-        (
-            Layout(devices=4, shards=4, precision="16 bits", recomputes=True, reshards=True),
-            {STUDENT: 1300, "gathered weights": 1800, "activations": 2 * 20 + 450, HEAD: 682},
-        ),
-        (
-            Layout(devices=4, shards=4),
-            {STUDENT: 1300, "gathered weights": 4000, "activations": 2 * 820, HEAD: 428},
-        ),
-    ],
-)
-def test_student_takes_what_a_hand_count_gives(layout: Layout, expected: dict[str, float]) -> None:
-    assert student_memory(SIZES, layout, tokens=1) == expected
-    more = student_memory(SIZES, layout, tokens=7)["activations"]
-    assert more == 7 * expected["activations"]
+# Of 4 bytes for all weights and 12 for the trained; gradients to send, weights in 16 bits, gathered
+# weights, whole gradients; what 2 layers keep, 28 x 10 + 18 x 30 each in float32; a tile of 7
+# logits, the head's gradient and 3 rows of 10.
+PARTS = (STUDENT, "gradients to send", "weights in 16 bits", "gathered weights", "whole gradients")
+STUDENTS: list[tuple[Layout, list[float]]] = [
+    (Layout(), [5200, 0, 0, 0, 0, 2 * 820, 4 * (7 + 70 + 30)]),
+    # With adapters and "mixed" a layer keeps 22 x 10 + 9 x 30. The head's gradient is there twice,
+    # and in 16 bits.
+    (
+        Layout(2, precision="mixed", accumulates=True),
+        [5200, 400, 1200, 0, 0, 2 * 490, 7 * 6 + 70 * (8 + 2) + 120],
+    ),
+    # A mask of 4 columns in 16 bits, and keys and values of 5 more numbers, twice.
+    (Layout(precision="mixed", mask=4), [5200, 0, 1200, 0, 0, 2 * (490 + 8 + 20), 862]),
+    # The inputs of 2 layers, and a layer made again.
+    (Layout(precision="mixed", recomputes=True), [5200, 0, 0, 0, 0, 2 * 40 + 490, 862]),
+    (
+        Layout(8, 4, "16 bits", accumulates=True),
+        [1300, 0, 0, 2000, 400, 2 * 450, 7 * 6 + 70 * 8 + 80],
+    ),
+    (
+        Layout(4, 4, "16 bits", recomputes=True, reshards=True),
+        [1300, 0, 0, 1800, 0, 2 * 20 + 450, 682],
+    ),
+    (Layout(4, 4), [1300, 0, 0, 4000, 0, 2 * 820, 428]),
+]
+
+
+@pytest.mark.parametrize(("layout", "expected"), STUDENTS)
+def test_student_takes_what_a_hand_count_gives(layout: Layout, expected: list[float]) -> None:
+    found = student_memory(SIZES, layout, tokens=1)
+    assert [found.pop(name, 0) for name in (*PARTS, "activations", HEAD)] == expected
+    assert not found
+    assert student_memory(SIZES, layout, tokens=7)["activations"] == 7 * expected[-2]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +141,7 @@ def test_sizes_are_those_of_a_hand_count(tied: bool, tiny_llama: Callable[..., A
 # Runs
 
 
-def plan(world: World, *options: str, **changes: str | None) -> tuple[Any, dict[str, float]]:
+def plan(world: World, *options: str, **changes: Sequence[str]) -> tuple[Any, dict[str, float]]:
     argv = [*world.argv("plan", use_cpu="True", **changes), *options, "--dry_run"]
     job = parser.parse(argv)
     models = read_models(job.model, job.args, job.args.device)
@@ -174,8 +156,7 @@ def test_gathered_weights_of_teachers_are_not_there_together(
     monkeypatch.setattr(
         plan_module, "teacher_memory", lambda *_: {"teacher": 1.0, GATHERED: next(gathered)}
     )
-    teachers = [str(world.teacher)] * 3
-    _, parts = plan(world, "--teacher", *teachers, teacher=None)
+    _, parts = plan(world, teacher=[str(world.teacher)] * 3)
     assert parts["teacher"] == 3
     assert parts[GATHERED] == 7e9 - parts["activations"] - parts[HEAD]
 
@@ -189,26 +170,18 @@ def test_plan_says_what_the_options_change(world: World, monkeypatch: pytest.Mon
         "teacher": 4 * teacher.parameters,
         HEAD: 4 * (micro_batch * student.words + student.trained_head + 3 * micro_batch * 32),
     }
-    for options, part, expected in (
-        ("--teacher_dtype=bfloat16", "teacher", 2 * teacher.parameters),
-        (
-            "--teacher_quantization=nf4",
-            "teacher",
-            4 * teacher.parameters - 55 / 16 * teacher.linear,
-        ),
-        ("--teacher_quantization=int8", "teacher", 4 * teacher.parameters - 3 * teacher.linear),
-        ("--teacher_sharding=node", "teacher", 4 * teacher.parameters / 8),
-        ("--per_device_train_batch_size=2", "activations", found["activations"] / 4),
-        (
-            "--gradient_checkpointing=true",
-            "activations",
-            micro_batch * (2 * 4 * 32 + 28 * 32 + 18 * 64),
-        ),
-        ("--bf16=true", "activations", micro_batch * 2 * (28 * 32 + 9 * 64)),
+    whole, linear, kept = 4 * teacher.parameters, teacher.linear, micro_batch * (28 * 32 + 18 * 64)
+    for option, part, expected in (
+        ("teacher_dtype=bfloat16", "teacher", whole / 2),
+        ("teacher_quantization=nf4", "teacher", whole - 55 / 16 * linear),
+        ("teacher_quantization=int8", "teacher", whole - 3 * linear),
+        ("teacher_sharding=node", "teacher", whole / 8),
+        ("per_device_train_batch_size=2", "activations", 2 * kept / 4),
+        ("gradient_checkpointing=true", "activations", micro_batch * 2 * 4 * 32 + kept),
+        ("bf16=true", "activations", micro_batch * 2 * (28 * 32 + 9 * 64)),
     ):
-        assert plan(world, options)[1][part] == expected, options
-    two = plan(world, "--teacher", str(world.teacher), str(world.student), teacher=None)
-    (_, teachers), found = two
+        assert plan(world, f"--{option}")[1][part] == expected, option
+    (_, teachers), found = plan(world, teacher=[str(world.teacher), str(world.student)])
     assert found["teacher"] == 4 * sum(sizes.parameters for sizes in teachers)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert plan(world, "--teacher_sharding=node")[1]["teacher"] == 2 * teacher.parameters
@@ -236,3 +209,52 @@ def test_layout_is_accelerates_when_the_launcher_says_it(
     monkeypatch.setenv("FSDP_ACTIVATION_CHECKPOINTING", "true")
     expected = Layout(32, 8, "16 bits", recomputes=True, accumulates=True)
     assert student_layout(run, VARLEN) == expected
+
+
+def plan_of(capfd: pytest.CaptureFixture[str], argv: list[str]) -> dict[str, str]:
+    """The lines of a plan by their first word."""
+    capfd.readouterr()
+    assert parser.main([*argv, "--dry_run"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    return {line[:11].strip(): line[11:] for line in lines}
+
+
+def test_plan_of_a_large_corpus_is_extrapolated(
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    steps = {"max_steps": "-1", "num_train_epochs": "3"}
+    argv = world.argv(str(tmp_path / "out"), eval_fraction=None, use_cpu="True", **steps)
+    whole = plan_of(capfd, argv)
+    monkeypatch.setattr(packed, "_SMALL_DOCUMENTS", 20)
+    monkeypatch.setattr(packed, "_SAMPLE_DOCUMENTS", 40)
+    part = plan_of(capfd, argv)
+    assert part["corpus"].startswith("pages.jsonl: of the first ones, 40 documents, ")
+    assert part["steps"].endswith(" (from 40 of 60 documents)")
+    counts = [int(plan["steps"].removeprefix("about ").split(",")[0]) for plan in (whole, part)]
+    assert counts[1] == pytest.approx(counts[0], rel=0.2)
+    for word in ("student", "teacher", "method", "batch", "memory", "output"):
+        assert part[word] == whole[word]
+    # Where the sample is too small for a step, the corpus is read whole.
+    monkeypatch.setattr(packed, "_SMALL_DOCUMENTS", 3)
+    monkeypatch.setattr(packed, "_SAMPLE_DOCUMENTS", 3)
+    assert parser.main([*argv, "--global_batch_tokens=640000", "--dry_run"]) == 2
+    assert "one optimizer step needs 10,000" in capfd.readouterr().err
+
+
+def test_plan_shows_an_alignment_and_which_files_are_read(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    shutil.copy(world.pages, corpus)
+    (corpus / "NOTES.txt").write_text("notes")
+    shown = plan_of(capfd, world.argv(str(tmp_path), dataset=str(corpus), use_cpu="True"))
+    assert shown["files"] == "corpus: read 1 file of train; left out: NOTES.txt"
+    pairs = shown["example"].replace("'", "").split(" | ")
+    assert len(pairs) == 6
+    for each in pairs:
+        ours, theirs = each.replace(" ", "").split("->")
+        assert ours in theirs
