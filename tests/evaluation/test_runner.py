@@ -291,7 +291,7 @@ def test_two_real_processes_give_the_same_items(
     launcher: ForkServer, arguments: list[str], uninterrupted: Path, tmp_path: Path
 ) -> None:
     path, files_of = tmp_path / "shared", [tmp_path / f"log{rank}" for rank in range(2)]
-    started = launcher.start_two(*(asked(arguments, path, log) for log in files_of))
+    started = launcher.start_job(*(asked(arguments, path, log) for log in files_of))
     statuses = [launcher.wait(process) for process in started]
     logs = [log.read_text() for log in files_of]
     assert statuses == [0, 0], "\n".join(logs)

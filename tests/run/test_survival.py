@@ -63,7 +63,7 @@ class Place:
             self._asked(out, changes, request, f"-{rank}")
             for rank, request in enumerate(requests or ({}, {}))
         ]
-        return [self.server.wait(process) for process in self.server.start_two(*asked)]
+        return [self.server.wait(process) for process in self.server.start_job(*asked)]
 
     def _asked(
         self, out: Path, changes: dict[str, str], request: dict[str, Any], rank: str = ""

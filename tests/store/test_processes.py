@@ -51,7 +51,7 @@ def test_two_processes_share_the_work_of_a_server(
     log, lines = tmp_path / "log", tmp_path / "scored"
     assert processes.wait(processes.start(asked(alone, tmp_path))) == 0, log.read_text()
     lines.unlink()
-    job = processes.start_two(*[asked(both, tmp_path)] * 2)
+    job = processes.start_job(*[asked(both, tmp_path)] * 2)
     assert [processes.wait(process) for process in job] == [0, 0], log.read_text()
     scored = [line.split() for line in lines.read_text().splitlines()]
     assert sorted(int(shard) for _, shard in scored) == list(range(DOCUMENTS // 4))

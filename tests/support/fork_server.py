@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+# A process that waits for another that has failed would wait for half an hour.
+LIMIT_S = 300
 
 
 class ForkServer:
-    """Starts a script of this directory that calls `serve`, and sends it requests."""
+    """Starts a script, of this directory or elsewhere, that calls `serve`; sends it requests."""
 
     def __init__(self, script: str, **environ: str) -> None:
-        environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
+        path = os.pathsep.join(map(str, (HERE.parents[1], HERE)))
+        environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / script)],
             stdin=subprocess.PIPE,
@@ -41,17 +46,19 @@ class ForkServer:
         """Start a process and return its id."""
         return self._ask({"environ": {}, **request})
 
-    def start_two(self, *requests: dict[str, Any]) -> list[int]:
-        """Start one job of two gloo processes, as torchrun does."""
+    def start_job(self, *requests: dict[str, Any]) -> list[int]:
+        """Start a job of one gloo process for each request, as torchrun does."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
+        size = str(len(requests))
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        shared |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-        return [
-            self.start({**request, "environ": {**shared, "RANK": rank, "LOCAL_RANK": rank}})
-            for rank, request in zip("01", requests, strict=True)
-        ]
+        shared |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        started = []
+        for number, request in enumerate(requests):
+            rank = {"RANK": str(number), "LOCAL_RANK": str(number)}
+            started.append(self.start({**request, "environ": shared | rank}))
+        return started
 
     def wait(self, process: int) -> int:
         """Return a process's exit status, negative for a signal."""
@@ -85,8 +92,11 @@ def _be(run: Callable[[dict[str, Any]], int], request: dict[str, Any]) -> None:
         for stream in (1, 2):
             os.dup2(log, stream)
         os.environ |= request["environ"]
+        signal.alarm(LIMIT_S)
         status = run(request)
         sys.stdout.flush()
+    except BaseException:  # noqa: BLE001 - printed, and the process ends
+        traceback.print_exc()
     finally:
         # About one normal exit in twenty would abort in gloo's threads, after all work is done.
         os._exit(status)

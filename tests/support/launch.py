@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-
-_HERE = Path(__file__).parent
+from fork_server import ForkServer
 
 
 def launch(script: Path | str, directory: Path, processes: int) -> None:
-    """Run `SCRIPT DIRECTORY` in several processes, and wait for them."""
-    path = os.pathsep.join(filter(None, [str(_HERE.parents[1]), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [
-            *(sys.executable, str(_HERE / "forked_job.py")),
-            *(str(_HERE / script), str(directory), str(processes)),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-8000:]
+    """Run one job of a script that calls `serve`, and wait for its processes."""
+    logs = [directory / f"{rank}.log" for rank in range(processes)]
+    server = ForkServer(str(script))
+    requests = [{"directory": str(directory), "log": str(log)} for log in logs]
+    statuses = [server.wait(process) for process in server.start_job(*requests)]
+    server.stop()
+    assert not any(statuses), "\n".join(log.read_text()[-8000:] for log in logs)
 
 
 def run_jobs(

@@ -1,14 +1,10 @@
-"""One of several gloo processes: runs jobs of tests and saves the student's parameters.
-
-python tests/support/forked_job.py tests/support/trainer_worker.py DIR 2
-"""
+"""One of several gloo processes: runs jobs of tests and saves the student's parameters."""
 
 from __future__ import annotations
 
 import copy
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +13,7 @@ import transformers
 import yaml
 from accelerate import ParallelismConfig, PartialState
 from accelerate.utils import DistributedType
+from fork_server import serve
 from methods_world import World
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -97,8 +94,9 @@ def fsdp_environment(path: str) -> dict[str, str]:
     return {"ACCELERATE_USE_FSDP": "true", **environment}
 
 
-def main() -> None:
-    directory = Path(sys.argv[1])
+def run(request: dict[str, Any]) -> int:
+    """Run the jobs of a directory."""
+    directory = Path(request["directory"])
     jobs = json.loads((directory / "jobs.json").read_text())
     for number, job in enumerate(jobs):
         if job["fsdp"]:
@@ -117,10 +115,8 @@ def main() -> None:
         else:
             run_job(directory, number, job)
     torch.distributed.destroy_process_group()
-    # About one normal exit in twenty would abort in gloo's threads, after all work is done.
-    sys.stdout.flush()
-    os._exit(0)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    serve(run)

@@ -40,8 +40,6 @@ def test_bf16_is_the_default_on_a_gpu_that_has_it(
     monkeypatch.setattr("vocagnolm.training.config.check_arguments", lambda args: None)
     monkeypatch.setattr(VocAgnoConfig, "world_size", 1)
     assert VocAgnoConfig().bf16 is has_bf16
-    assert VocAgnoConfig(fp16=True).bf16 is False
-    assert VocAgnoConfig(bf16=False).bf16 is False
 
 
 @pytest.mark.parametrize(
@@ -62,18 +60,17 @@ def test_output_is_named_after_the_models(argv: tuple[str, ...], expected: str) 
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ((), ("no", None)),
-        (("--eval_fraction", ".1"), ("steps", 250)),
-        (("--eval_dataset", "e", "--save_steps", "50"), ("steps", 50)),
-        (("--eval_fraction", ".1", "--eval_steps", "9"), ("steps", 9)),
-        (("--eval_fraction", ".1", "--eval_strategy", "epoch"), ("epoch", 250)),
-        (("--eval_fraction", ".1", "--eval_strategy", "no"), ("no", 250)),
+        ("", ("no", None)),
+        ("--eval_fraction .1", ("steps", 250)),
+        ("--eval_dataset e --save_steps 50", ("steps", 50)),
+        ("--eval_fraction .1 --eval_steps 9", ("steps", 9)),
+        ("--eval_fraction .1 --eval_strategy epoch", ("epoch", 250)),
     ],
 )
 def test_run_evaluates_where_there_is_something_to_evaluate_on(
-    argv: tuple[str, ...], expected: tuple[str, int | None]
+    argv: str, expected: tuple[str, int | None]
 ) -> None:
-    run = parse([*T, *argv]).args
+    run = parse([*T, *argv.split()]).args
     assert (run.eval_strategy, run.eval_steps) == expected
 
 
@@ -86,7 +83,7 @@ def test_settings_have_one_name_for_a_place(
     assert (settings["student"], settings["teacher"]) == (f"{tmp_path}/t", [f"{tmp_path}/t"])
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "adapter_model.safetensors", "m.gguf"])
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "m.gguf"])
 def test_settings_have_the_sizes_of_local_teachers(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"123")
     place = tmp_path / name if name.endswith(".gguf") else tmp_path
@@ -130,10 +127,7 @@ def test_liger_leaves_the_losses_alone() -> None:
     assert kernels.liger_kernel_config == {**off, "rope": False}
 
 
-OWN_OPTIONS = list(options_of(GuidanceOptions, RunOptions))
-
-
-@pytest.mark.parametrize("declared", OWN_OPTIONS, ids=lambda declared: declared.name)
+@pytest.mark.parametrize("declared", list(options_of(GuidanceOptions, RunOptions)))
 def test_value_of_another_type_or_outside_of_an_interval_is_rejected(declared: Option) -> None:
     kind, _ = kinds_of(VocAgnoConfig)[declared.name]
     wrong: list[Any] = []
@@ -142,30 +136,22 @@ def test_value_of_another_type_or_outside_of_an_interval_is_rejected(declared: O
     elif kind is bool:
         wrong = ["no", 1]
     elif declared.interval:
-        wrong = ["1", float("nan"), *outside(declared.interval, kind)]
+        low, high = map(float, declared.interval[1:-1].split(","))
+        wrong = ["1", float("nan"), kind(low - 1)]
+        if declared.interval[0] == "(":
+            wrong.append(kind(low))
+        if declared.interval[-1] == ")" and high < float("inf"):
+            wrong.append(kind(high))
     for value in wrong:
         with pytest.raises(OptionError, match=rf"^{declared.name} must be "):
             VocAgnoConfig(use_cpu=True, **{declared.name: value})
 
 
-def outside(interval: str, kind: Any) -> list[Any]:
-    """Return the numbers next to an interval: below it, and the ends that are not in it."""
-    low, high = map(float, interval[1:-1].split(","))
-    numbers = [low - 1]
-    if interval[0] == "(":
-        numbers.append(low)
-    if interval[-1] == ")" and high < float("inf"):
-        numbers.append(high)
-    return [kind(number) for number in numbers]
-
-
 @pytest.mark.parametrize("schedule", [schedule.value for schedule in SchedulerType])
 def test_schedule_that_needs_no_settings_is_accepted(schedule: str) -> None:
-    settings: dict[str, Any] = {}
-    if schedule.endswith("min_lr"):
-        settings = {"min_lr": 1e-6}
-    elif schedule == "warmup_stable_decay":
-        settings = {"num_decay_steps": 1000}
+    needed = {"cosine_with_min_lr": "min_lr", "cosine_warmup_with_min_lr": "min_lr"}
+    needed["warmup_stable_decay"] = "num_decay_steps"
+    settings = {needed[schedule]: 1} if schedule in needed else {}
     args = VocAgnoConfig(
         use_cpu=True,
         lr_scheduler_type=schedule,
@@ -199,11 +185,8 @@ def test_batch_size_is_the_largest_divisor_up_to_8() -> None:
     [
         # As for Trainer, unless a global batch is asked for.
         ({}, (16384, 8, 1, 8)),
-        ({"per_device_train_batch_size": 4}, (8192, 4, 1, 4)),
-        ({"gradient_accumulation_steps": 2}, (32768, 8, 2, 8)),
         ({"global_batch_tokens": 2**21}, (2**21, 8, 128, 8)),
         ({"global_batch_tokens": 2**21, "per_device_train_batch_size": 4}, (2**21, 4, 256, 4)),
-        ({"global_batch_tokens": 2**21, "gradient_accumulation_steps": 256}, (2**21, 4, 256, 4)),
         ({"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}, (12288, 3, 2, 3)),
         ({"per_device_eval_batch_size": 2}, (16384, 8, 1, 2)),
     ],

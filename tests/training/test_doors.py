@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +17,25 @@ from vocagnolm.record import differences
 from vocagnolm.run.parser import parse
 from vocagnolm.run.recipe import recipe_options
 
-SHORT: dict[str, Any] = {"max_length": 64, "per_device_train_batch_size": 8, "save_steps": 1}
-
-
-def config(directory: Path, **changes: Any) -> VocAgnoConfig:
-    options = {**SHORT, "max_steps": 1, "use_cpu": True, "disable_tqdm": True, **changes}
-    return VocAgnoConfig(output_dir=str(directory), report_to=["none"], **options)
-
 
 def trainer_of(world: World, directory: Path, **changes: Any) -> VocAgnoTrainer:
+    """A trainer of one step; `changes` are options or the trainer's arguments."""
+    settings: dict[str, Any] = {"max_length": 64, "per_device_train_batch_size": 8}
+    settings |= {"save_steps": 1, "max_steps": 1, "use_cpu": True, "disable_tqdm": True}
     arguments: dict[str, Any] = {"model": str(world.student), "train_dataset": world.rows()}
     if changes.get("method") != "cpt":
         arguments["teacher"] = str(world.teacher)
-    settings = {}
     for name, value in changes.items():
         (settings if hasattr(VocAgnoConfig, name) else arguments)[name] = value
-    return VocAgnoTrainer(args=config(directory, **settings), **arguments)
+    args = VocAgnoConfig(output_dir=str(directory), report_to=["none"], **settings)
+    return VocAgnoTrainer(args=args, **arguments)
 
 
 @pytest.fixture(scope="module")
 def run(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run in Python, on documents of which two are empty."""
+    """The directory of a run in Python."""
     directory = tmp_path_factory.mktemp("python") / "run"
-    rows = [*world.rows(), {"text": ""}, {"text": " "}]
-    trainer_of(world, directory, train_dataset=rows).train()
+    trainer_of(world, directory).train()
     return directory
 
 
@@ -54,35 +48,28 @@ def test_saved_models_may_use_their_cache(run: Path, world: World, tmp_path: Pat
     assert json.loads((tmp_path / "saved" / "config.json").read_text())["use_cache"] is False
 
 
-OTHER_RUNS: list[tuple[str, dict[str, Any]]] = [
-    ("top_k was ", {"top_k": 0.9}),
-    ("selection was ", {"selection": "accept"}),
-    ("learning_rate was ", {"learning_rate": 1e-3}),
-    ("student was ", {"model": "OTHER"}),
-    ("teacher was ", {"teacher": "STUDENT"}),
-    ("the content of dataset has changed", {"train_dataset": "FEWER"}),
-]
-
-
-@pytest.mark.parametrize(("change", "changes"), OTHER_RUNS, ids=[said for said, _ in OTHER_RUNS])
+@pytest.mark.parametrize(
+    ("name", "value", "change"),
+    [
+        ("top_k", 0.9, "top_k was "),
+        ("model", "TEACHER", "student was "),
+        ("train_dataset", "FEWER", "the content of dataset has changed"),
+    ],
+)
 def test_another_run_does_not_resume(
-    change: str, changes: dict[str, Any], run: Path, world: World, tmp_path: Path
+    name: str, value: Any, change: str, run: Path, world: World
 ) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(world.student, other)
-    rows = [*world.rows(), {"text": ""}, {"text": " "}]
-    places = {"OTHER": str(other), "STUDENT": str(world.student), "FEWER": rows[1:]}
-    changes = {key: places.get(str(value), value) for key, value in changes.items()}
-    trainer = trainer_of(world, run, **{"train_dataset": rows, **changes})
+    values = {"TEACHER": str(world.teacher), "FEWER": world.rows()[1:]}
+    changed = {name: values.get(value, value)}
     with pytest.raises(ValueError, match=rf"holds a run with other settings \(.*{change}"):
-        trainer.train(resume_from_checkpoint=True)
+        trainer_of(world, run, **changed).train(resume_from_checkpoint=True)
 
 
 def test_nobody_elses_objects_are_changed(world: World, tmp_path: Path) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(world.student)
     tokenizer.pad_token = tokenizer.eos_token
     tokenizer(["a b c"] * 2, truncation=True, max_length=2, padding=True)
-    args = config(tmp_path / "run", method="cpt", logging_nan_inf_filter=True)
+    args = trainer_of(world, tmp_path, method="cpt", logging_nan_inf_filter=True).args
     before = json.dumps(args.to_dict(), default=str), tokenizer.backend_tokenizer.to_str()
     VocAgnoTrainer(str(world.student), args, None, world.rows(), processing_class=tokenizer).train()
     after = json.dumps(args.to_dict(), default=str), tokenizer.backend_tokenizer.to_str()
@@ -143,10 +130,8 @@ def test_names_of_trl_and_transformers_work(tmp_path: Path) -> None:
     assert (job.args.per_device_train_batch_size, job.args.learning_rate) == (3, 1e-3)
     # A recipe's option overrides its base's, whichever name either uses.
     (tmp_path / "base.yaml").write_text("max_length: 128\nteacher: t\n")
-    (tmp_path / "middle.yaml").write_text("base: base.yaml\nblock_size: 64\n")
-    (tmp_path / "top.yaml").write_text("base: middle.yaml\nmax_length: 32\n")
-    for name, length in (("base", 128), ("middle", 64), ("top", 32)):
-        assert recipe_options(tmp_path / f"{name}.yaml")["max_length"] == length
+    (tmp_path / "top.yaml").write_text("base: base.yaml\nblock_size: 64\n")
+    assert recipe_options(tmp_path / "top.yaml")["max_length"] == 64
 
 
 def test_evaluation_that_steers_a_run_belongs_to_its_settings(world: World, tmp_path: Path) -> None:
@@ -202,10 +187,7 @@ def test_full_disk_is_one_line_that_says_what_is_safe(
         trainer.train()
     assert str(tmp_path) in str(caught.value)
     # The unfinished save is removed.
-    assert sorted(path.name for path in tmp_path.glob("*/*")) == sorted(
-        path.name for path in (tmp_path / "checkpoint-1").iterdir()
-    )
-    assert not (tmp_path / ".saving").exists()
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["checkpoint-1"]
 
 
 @pytest.mark.parametrize("role", ["student", "teacher"])
@@ -219,11 +201,10 @@ def test_packed_sequences_fit_into_the_contexts_of_their_models(
     for each, place in places.items():
         models[each] = AutoModelForCausalLM.from_pretrained(place, dtype="float32")
     long = datasets.Dataset.from_list(world.rows())
-    short = datasets.Dataset.from_list([{"text": "1 + 1 = 2"}] * 9)
+    short = datasets.Dataset.from_list([{"text": "1 + 1 = 2"}] * 99)
     data = {"train_dataset": prepare_dataset(short, *tokenizers, max_length=64)}
     data[name] = prepare_dataset(long, *tokenizers, max_length=64)
     given = {"model": models["student"], "teacher": models["teacher"], **data}
-    given |= {"per_device_train_batch_size": 1}
     tokens = data[name].longest_segments[role == "teacher"]
     models[role].config.max_position_embeddings = tokens
     trainer_of(world, tmp_path, **given)

@@ -14,11 +14,6 @@ from world import World
 from vocagnolm import Method, VocAgnoConfig, VocAgnoTrainer, prepare_dataset
 
 ROW = {"text": "a"}
-CPT = {"method": "cpt", "teacher": None}
-# Settings that are no fields: other programs' names, and a slip.
-OTHER_NAMES = ("max_seq_length", "block_size", "topk")
-
-
 class OtherRows(torch.utils.data.Dataset[object]):
     """Neither documents nor packed sequences."""
 
@@ -50,76 +45,56 @@ def store_and_model(world: World) -> list[str]:
     return [str(store), str(world.teacher)]
 
 
-# Values that are functions are called with a world.
-REFUSED: list[tuple[dict[str, Any], str, str]] = [
+def packed_shorter(world: World) -> Any:
+    return packed(world, "student", "teacher", max_length=32)
+
+
+def packed_with_one_tokenizer(world: World) -> Any:
+    return packed(world, "student")
+
+
+def packed_with_two_of_the_student(world: World) -> Any:
+    return packed(world, "student", "student")
+
+
+TABLE = datasets.Dataset.from_list([ROW])
+OTHER_OPTIMIZER = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+ALL_TOKENS = {"method": Method(unmapped="exclude")}
+# A setting or an argument, its value, a word of the fault, and what else is given. Values that are
+# functions are called with a world.
+REFUSED: list[tuple[str, Any, str, dict[str, Any]]] = [
     # Options.
-    ({"top_k": 2}, "top_k", "(0, 1]"),
-    ({"train_on": "All"}, "train_on", "completions"),
-    ({"lr_scheduler_kwargs": [1]}, "lr_scheduler_kwargs", "TypeError"),
-    ({"model_init_kwargs": {"dtype": "auto"}}, "dtype", "option"),
-    (
-        {"missing_losses": "plain", "method": Method(unmapped="exclude")},
-        "missing_losses",
-        "every token",
-    ),
-    # Evaluations.
-    ({"eval_strategy": "steps"}, "eval_strategy", "eval_dataset"),
+    ("top_k", 2, "(0, 1]", {}),
+    ("train_on", "All", "completions", {}),
+    ("lr_scheduler_kwargs", [1], "TypeError", {}),
+    ("model_init_kwargs", {"dtype": "auto"}, "dtype", {}),
+    ("missing_losses", "plain", "every token", ALL_TOKENS),
+    ("eval_strategy", "steps", "eval_dataset", {}),
     # Models.
-    ({"model": adapted, "peft_config": lora, **CPT}, "peft_config", "already"),
-    ({"teacher": store_and_model}, "teacher", "only one"),
-    (
-        {"optimizers": (torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]), None)},
-        "optimizer",
-        "none of",
-    ),
+    ("peft_config", lora, "already", {"model": adapted}),
+    ("teacher", store_and_model, "only one", {}),
+    ("optimizers", (OTHER_OPTIMIZER, None), "none of", {}),
     # Documents.
-    ({"train_dataset": None}, "train_dataset", "NoneType"),
-    ({"train_dataset": []}, "train_dataset", "list"),
-    ({"train_dataset": ["a"]}, "train_dataset", "must be a datasets.Dataset"),
-    ({"train_dataset": OtherRows()}, "train_dataset", "Blocks"),
-    ({"train_dataset": [{"id": 1}, {"text": 5}]}, "train_dataset", "1 null, 1 not text"),
-    (
-        {"train_dataset": datasets.Dataset.from_dict({"body": ["a"]})},
-        "train_dataset",
-        "not a column",
-    ),
-    (
-        {"train_dataset": datasets.DatasetDict(train=datasets.Dataset.from_list([ROW]))},
-        "train_dataset",
-        "DatasetDict",
-    ),
-    (
-        {"eval_dataset": datasets.Dataset.from_list([ROW]).to_iterable_dataset()},
-        "eval_dataset",
-        "IterableDataset",
-    ),
-    ({"eval_dataset": [{"text": ""}]}, "eval_dataset", "no usable"),
-    ({"train_dataset": [ROW]}, "train_dataset", "1 sequence"),
+    ("train_dataset", None, "NoneType", {}),
+    ("train_dataset", [], "list", {}),
+    ("train_dataset", ["a"], "must be a datasets.Dataset", {}),
+    ("train_dataset", OtherRows(), "Blocks", {}),
+    ("train_dataset", [{"id": 1}, {"text": 5}], "1 null, 1 not text", {}),
+    ("train_dataset", TABLE.rename_column("text", "body"), "not a column", {}),
+    ("train_dataset", datasets.DatasetDict(train=TABLE), "DatasetDict", {}),
+    ("eval_dataset", TABLE.to_iterable_dataset(), "IterableDataset", {}),
+    ("eval_dataset", [{"text": ""}], "no usable", {}),
+    ("train_dataset", [ROW], "1 sequence", {}),
     # Packed sequences.
-    (
-        {"train_dataset": lambda world: packed(world, "student", max_length=32), **CPT},
-        "train_dataset",
-        "32 tokens",
-    ),
-    (
-        {"train_dataset": lambda world: packed(world, "teacher", "teacher")},
-        "train_dataset",
-        "other tokenizers",
-    ),
-    (
-        {"train_dataset": lambda world: packed(world, "student", "student")},
-        "train_dataset",
-        "other tokenizers",
-    ),
-    ({"train_dataset": lambda world: packed(world, "student")}, "train_dataset", "tokenizers"),
+    ("train_dataset", packed_shorter, "32 tokens", {}),
+    ("train_dataset", packed_with_two_of_the_student, "other tokenizers", {}),
+    ("train_dataset", packed_with_one_tokenizer, "tokenizers", {}),
 ]
 
 
-@pytest.mark.parametrize(
-    ("given", "fault", "word"), REFUSED, ids=[f"{fault} {word}" for _, fault, word in REFUSED]
-)
+@pytest.mark.parametrize(("name", "value", "word", "others"), REFUSED)
 def test_fault_is_named(
-    given: dict[str, Any], fault: str, word: str, world: World, tmp_path: Path
+    name: str, value: Any, word: str, others: dict[str, Any], world: World, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {"max_length": 64, "global_batch_tokens": 512, "max_steps": 3}
     settings |= {"use_cpu": True, "report_to": ["none"]}
@@ -128,11 +103,11 @@ def test_fault_is_named(
         "teacher": str(world.teacher),
         "train_dataset": world.rows(),
     }
-    for name, value in given.items():
-        is_setting = hasattr(VocAgnoConfig, name) and not isinstance(value, Method)
-        found = value(world) if callable(value) else value
-        (settings if is_setting or name in OTHER_NAMES else arguments)[name] = found
-    with pytest.raises((ValueError, TypeError), match=rf"\b{fault}\b") as caught:
+    for key, given in {name: value, **others}.items():
+        is_setting = hasattr(VocAgnoConfig, key) and not isinstance(given, Method)
+        found = given(world) if callable(given) else given
+        (settings if is_setting else arguments)[key] = found
+    with pytest.raises((ValueError, TypeError), match=rf"\b{name.removesuffix('s')}") as caught:
         VocAgnoTrainer(**{"args": VocAgnoConfig(str(tmp_path), **settings), **arguments})
     assert word in str(caught.value)
     assert "--" not in str(caught.value)

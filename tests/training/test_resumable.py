@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import Trainer, TrainerCallback
-from world import Tokenizers, make_blocks, make_trainer
+from world import Tokenizers, assert_equal_weights, make_blocks, make_trainer
 
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.training import resumable, run_directory
@@ -79,68 +79,52 @@ def test_trainer_resumes_from_the_newest_good_checkpoint(
     output = trainer.train(resume_from_checkpoint=True)
     assert f"not resuming from {weights.parent}: model.safetensors has " in caplog.text
     assert output.training_loss == output.metrics["train_loss"] == loss
-    for a, b in zip(whole.model.parameters(), trainer.model.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert_equal_weights(whole.model.state_dict(), trainer.model.state_dict())
 
 
-def test_newest_and_best_checkpoints_stay(make: Callable[..., Any], tmp_path: Path) -> None:
-    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = make(save_total_limit=1, **best)
-    # The loss falls, so the first checkpoint has the greatest.
-    trainer.args.greater_is_better = True
-    trainer.train()
-    assert {path.name for path in tmp_path.glob("*-*")} == {"checkpoint-1", "checkpoint-3"}
-    states = [json.loads(path.read_text()) for path in tmp_path.glob("*/trainer_state.json")]
-    assert {state["best_model_checkpoint"] for state in states} == {str(tmp_path / "checkpoint-1")}
-
-
-def test_best_model_is_found_in_a_directory_that_was_moved(
+def test_newest_and_best_checkpoints_stay_even_where_a_run_is_moved(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:
-    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}
-
     def trainer() -> Any:
-        made = make(**best)
+        best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}
+        made = make(save_total_limit=1, **best)
         # The loss falls, so the first checkpoint has the greatest.
         made.args.greater_is_better = True
         return made
 
     whole = trainer()
     whole.train()
+    assert {path.name for path in tmp_path.glob("*-*")} == {"checkpoint-1", "checkpoint-3"}
+    states = [json.loads(path.read_text()) for path in tmp_path.glob("*/trainer_state.json")]
+    assert {state["best_model_checkpoint"] for state in states} == {str(tmp_path / "checkpoint-1")}
     moved = tmp_path.with_name(f"{tmp_path.name}-moved")
     tmp_path.rename(moved)
     resumed = trainer()
     resumed.args.output_dir = str(moved)
     resumed.train(resume_from_checkpoint=True)
     assert resumed.state.best_global_step == 1
-    for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert_equal_weights(whole.model.state_dict(), resumed.model.state_dict())
 
 
 def test_earlier_run_is_moved_aside_when_training_begins_anew(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:
-    def begin(directory: Path, **options: Any) -> Any:
+    def begin(name: str, **options: Any) -> Any:
         trainer = make()
-        trainer.args.output_dir = str(directory)
+        trainer.args.output_dir = str(tmp_path / name)
         trainer.train(**options)
+        assert newest_checkpoint(tmp_path / name) == str(tmp_path / name / "checkpoint-3")
         return trainer
 
-    run, earlier = tmp_path / "run", tmp_path / "run-earlier-1"
-    first = begin(run)
+    first = begin("run")
     first.save_model()
-    again = begin(run)
-    assert (earlier / "model.safetensors").exists()
-    assert not (run / "model.safetensors").exists()
-    for directory in (run, earlier):
-        assert newest_checkpoint(directory) == str(directory / "checkpoint-3")
-    for a, b in zip(first.model.parameters(), again.model.parameters(), strict=True):
-        assert torch.equal(a, b)
+    again = begin("run")
+    assert not (tmp_path / "run" / "model.safetensors").exists()
     # The earlier run can still be resumed, at its end, which changes nothing.
-    resumed = begin(earlier, resume_from_checkpoint=True)
+    resumed = begin("run-earlier-1", resume_from_checkpoint=True)
     assert resumed.state.global_step == 3
-    for a, b in zip(first.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(a, b)
+    for trainer in (again, resumed):
+        assert_equal_weights(first.model.state_dict(), trainer.model.state_dict())
 
 
 def test_model_that_a_run_reads_is_not_moved_aside(
@@ -165,24 +149,19 @@ def test_remains_of_a_killed_save_do_not_get_into_the_next(
     assert not (tmp_path / ".saving").exists()
 
 
-class AskToStop(TrainerCallback):
-    """Acts as if a signal came in a step."""
-
-    def __init__(self, trainer: Any, step: int):
-        self.trainer, self.step = trainer, step
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.preemption.is_asked |= state.global_step + 1 == self.step
-
-
-def saves_of(trainer: Any) -> list[int]:
-    """Return a list that collects the steps at which it saves."""
+def stop_at(trainer: Any, step: int) -> list[int]:
+    """Act as if a signal came in a step; return a list that collects the steps that are saved."""
     saved, save = [], trainer._save_checkpoint
+
+    class AskToStop(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            trainer.preemption.is_asked |= state.global_step + 1 == step
 
     def told(*args: Any) -> None:
         saved.append(trainer.state.global_step)
         save(*args)
 
+    trainer.add_callback(AskToStop())
     trainer._save_checkpoint = told
     return saved
 
@@ -193,21 +172,18 @@ def test_stopped_run_is_saved_despite_best_only(
     epochs = {"eval_strategy": "epoch", "num_train_epochs": 2, "max_steps": -1}
     trainer = make(save_strategy="best", metric_for_best_model="loss", **epochs)
     monkeypatch.setattr(Trainer, "_determine_best_metric", lambda *args, **kwargs: False)
-    saved, steps = saves_of(trainer), len(trainer.get_train_dataloader())
-    trainer.add_callback(AskToStop(trainer, steps))  # the last one of the first epoch
+    steps = len(trainer.get_train_dataloader())
+    saved = stop_at(trainer, steps)  # the last one of the first epoch
     trainer.train()
     assert trainer.preemption.is_agreed
     assert saved == [steps]
-    path = newest_checkpoint(tmp_path)
-    assert path == str(tmp_path / f"checkpoint-{steps}")
-    history = json.loads((Path(path) / "trainer_state.json").read_text())["log_history"]
-    assert "eval_loss" in history[-1]
+    assert newest_checkpoint(tmp_path) == str(tmp_path / f"checkpoint-{steps}")
+    assert "eval_loss" in trainer.state.log_history[-2]
 
 
 def test_checkpoint_due_at_a_stop_is_saved_once(make: Callable[..., Any]) -> None:
     trainer = make()
-    saved = saves_of(trainer)
-    trainer.add_callback(AskToStop(trainer, 2))
+    saved = stop_at(trainer, 2)
     trainer.train()
     assert saved == [1, 2]
     trainer.save_progress()

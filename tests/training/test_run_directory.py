@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,35 +45,38 @@ def make_checkpoint(run: Path, step: int, **settings: object) -> Path:
     return final
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
+def cut(path: Path, size: int | None) -> None:
+    """Leave the first bytes of a file, or nothing."""
+    if size is not None:
+        path.write_bytes(path.read_bytes()[:size])
+    elif path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 UNFINISHED = "it has no manifest.json: it was not finished, or another tool wrote it"
-DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "absent": (shutil.rmtree, "no such directory"),
-    "no manifest": (lambda path: (path / MANIFEST_FILE).unlink(), UNFINISHED),
-    "manifest cut": (lambda path: cut(path / MANIFEST_FILE), UNFINISHED),
-    "no state": (
-        lambda path: (path / "trainer_state.json").unlink(),
-        "trainer_state.json is missing",
-    ),
-    "weights cut": (lambda path: cut(path / FILES[0]), "model.safetensors has 907 bytes instead"),
-    "shard empty": (lambda path: (path / FILES[2]).write_bytes(b""), f"{FILES[2]} has 0 bytes"),
-}
+# A file of a checkpoint, how many of its bytes are left, and the fault.
+DAMAGES = [
+    (".", None, "no such directory"),
+    (MANIFEST_FILE, None, UNFINISHED),
+    (MANIFEST_FILE, 30, UNFINISHED),
+    ("trainer_state.json", None, "trainer_state.json is missing"),
+    (FILES[0], 907, "model.safetensors has 907 bytes instead"),
+    (FILES[2], 0, f"{FILES[2]} has 0 bytes"),
+]
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(("file", "size", "fault"), DAMAGES)
 def test_damaged_checkpoint_gives_way_to_an_older_one(
-    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    file: str, size: int | None, fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     good, bad = make_checkpoint(tmp_path, 5), make_checkpoint(tmp_path, 7)
     assert newest_checkpoint(tmp_path) == str(bad)
-    change, fault = DAMAGES[damage]
-    change(bad)
+    cut(bad / file, size)
     with caplog.at_level(logging.WARNING, logger="vocagnolm.training"):
         assert newest_checkpoint(tmp_path) == str(good)
-    if damage != "absent":
+    if bad.exists():
         assert caplog.messages[0].startswith(f"not resuming from {bad}: {fault}")
     with pytest.raises(ValueError, match=f"^resume_from_checkpoint {bad}: {re.escape(fault)}"):
         resolve(str(bad), tmp_path / "elsewhere")
@@ -172,7 +174,6 @@ def test_leftover_of_another_save_does_not_end_the_run(tmp_path: Path) -> None:
     [
         (None, None, [1, 2, 3, 4, 9]),
         (0, None, [1, 2, 3, 4, 9]),
-        (-1, None, [1, 2, 3, 4, 9]),
         (1, None, [4]),
         (3, None, [3, 4, 9]),
         (1, "checkpoint-2", [2, 4]),
@@ -213,7 +214,7 @@ def test_run_is_finished_when_model_and_card_are_whole(tmp_path: Path) -> None:
 
 def test_damaged_model_is_written_again_from_a_checkpoint(tmp_path: Path) -> None:
     finish(tmp_path)
-    cut(tmp_path / "model.safetensors")
+    cut(tmp_path / "model.safetensors", 100)
     with pytest.raises(ValueError, match=r"model.safetensors has 100 bytes .* and no checkpoint"):
         is_finished(tmp_path)
     make_checkpoint(tmp_path, 3)
