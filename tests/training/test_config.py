@@ -40,21 +40,20 @@ def test_bf16_is_the_default_on_a_gpu_that_has_it(
     monkeypatch.setattr("vocagnolm.training.config.check_arguments", lambda args: None)
     monkeypatch.setattr(VocAgnoConfig, "world_size", 1)
     assert VocAgnoConfig().bf16 is has_bf16
+    assert VocAgnoConfig(fp16=True).bf16 is False
 
 
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (("--teacher", "org/b"), "runs/a__b"),
-        (("--teacher", "org/b", "c"), "runs/a__b__c"),
-        (("--teacher", "b", "--method", "uld"), "runs/a__b__uld"),
-        (("--teacher_losses", "stores/s"), "runs/a__s"),
-        (("--method", "cpt"), "runs/a__cpt"),
-        (("--method", "cpt", "--output_dir", "o"), "o"),
+        ("--teacher org/b c", "runs/a__b__c"),
+        ("--teacher b --method uld", "runs/a__b__uld"),
+        ("--teacher_losses stores/s", "runs/a__s"),
+        ("--method cpt --output_dir o", "o"),
     ],
 )
-def test_output_is_named_after_the_models(argv: tuple[str, ...], expected: str) -> None:
-    assert parse(["--student", "org/a", "--use_cpu", *argv]).args.output_dir == expected
+def test_output_is_named_after_the_models(argv: str, expected: str) -> None:
+    assert parse(["--student", "org/a", "--use_cpu", *argv.split()]).args.output_dir == expected
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,7 @@ def test_settings_have_one_name_for_a_place(
     monkeypatch.chdir(tmp_path)
     Path("t").mkdir()
     settings = settings_of(parse(["--student=./t", *T]))
-    assert (settings["student"], settings["teacher"]) == (f"{tmp_path}/t", [f"{tmp_path}/t"])
+    assert [settings["student"]] == settings["teacher"] == [f"{tmp_path}/t"]
 
 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "m.gguf"])
@@ -152,12 +151,8 @@ def test_schedule_that_needs_no_settings_is_accepted(schedule: str) -> None:
     needed = {"cosine_with_min_lr": "min_lr", "cosine_warmup_with_min_lr": "min_lr"}
     needed["warmup_stable_decay"] = "num_decay_steps"
     settings = {needed[schedule]: 1} if schedule in needed else {}
-    args = VocAgnoConfig(
-        use_cpu=True,
-        lr_scheduler_type=schedule,
-        lr_scheduler_kwargs=settings,
-        eval_strategy="steps",
-    )
+    options = {"lr_scheduler_type": schedule, "lr_scheduler_kwargs": settings}
+    args = VocAgnoConfig(use_cpu=True, eval_strategy="steps", **options)
     assert args.lr_scheduler_kwargs == settings
 
 
@@ -175,9 +170,9 @@ def test_global_batch_is_made_exactly_or_not_at_all(
         assert given[1] in (None, steps)
 
 
-def test_batch_size_is_the_largest_divisor_up_to_8() -> None:
-    for per_device, expected in ((1, 1), (6, 6), (11, 1), (12, 6), (64, 8)):
-        assert split_global_batch(64 * per_device, 64, 1) == (expected, per_device // expected)
+@pytest.mark.parametrize(("per_device", "expected"), [(1, 1), (6, 6), (11, 1), (12, 6), (64, 8)])
+def test_batch_size_is_the_largest_divisor_up_to_8(per_device: int, expected: int) -> None:
+    assert split_global_batch(64 * per_device, 64, 1) == (expected, per_device // expected)
 
 
 @pytest.mark.parametrize(
@@ -193,16 +188,14 @@ def test_batch_size_is_the_largest_divisor_up_to_8() -> None:
 )
 def test_batch_is_derived(options: dict[str, Any], expected: tuple[int, ...]) -> None:
     run = VocAgnoConfig(use_cpu=True, **options)
-    assert expected == (
-        run.global_batch_tokens,
-        run.per_device_train_batch_size,
-        run.gradient_accumulation_steps,
-        run.per_device_eval_batch_size,
-    )
+    batch_sizes = run.per_device_train_batch_size, run.per_device_eval_batch_size
+    tokens, rows, steps, evaluated = expected
+    assert (run.global_batch_tokens, *batch_sizes) == (tokens, rows, evaluated)
+    assert run.gradient_accumulation_steps == steps
     # The trainer's arguments are made again from those that a checkpoint keeps.
     again = VocAgnoConfig(**run.to_dict())
     assert again.to_dict() == run.to_dict()
     shown = run.batch_arithmetic()
-    assert f"= 1 process x {expected[1]} sequences x {expected[2]} accumulation step" in shown
+    assert f"= 1 process x {rows} sequences x {steps} accumulation step" in shown
     asked = "global_batch_tokens" in options
     assert ("Trainer's step" in shown) == (not asked)

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 from world import World
 
-from vocagnolm import VocAgnoConfig, VocAgnoTrainer, prepare_dataset
+from vocagnolm import Method, VocAgnoConfig, VocAgnoTrainer, prepare_dataset
 from vocagnolm.record import differences
 from vocagnolm.run.parser import parse
 from vocagnolm.run.recipe import recipe_options
@@ -26,9 +26,17 @@ def trainer_of(world: World, directory: Path, **changes: Any) -> VocAgnoTrainer:
     if changes.get("method") != "cpt":
         arguments["teacher"] = str(world.teacher)
     for name, value in changes.items():
-        (settings if hasattr(VocAgnoConfig, name) else arguments)[name] = value
+        is_setting = hasattr(VocAgnoConfig, name) and not isinstance(value, Method)
+        (settings if is_setting else arguments)[name] = value
     args = VocAgnoConfig(output_dir=str(directory), report_to=["none"], **settings)
     return VocAgnoTrainer(args=args, **arguments)
+
+
+def packed(world: World, *roles: str, rows: Any = None, max_length: int = 64) -> Any:
+    """Pack rows, or the pages, with the tokenizers of some models."""
+    tokenizers = [AutoTokenizer.from_pretrained(getattr(world, role)) for role in roles]
+    corpus = datasets.Dataset.from_list(rows or world.rows())
+    return prepare_dataset(corpus, *tokenizers, max_length=max_length)
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +60,14 @@ def test_saved_models_may_use_their_cache(run: Path, world: World, tmp_path: Pat
     ("name", "value", "change"),
     [
         ("top_k", 0.9, "top_k was "),
-        ("model", "TEACHER", "student was "),
-        ("train_dataset", "FEWER", "the content of dataset has changed"),
+        ("model", lambda world: str(world.teacher), "student was "),
+        ("train_dataset", lambda world: world.rows()[1:], "the content of dataset has changed"),
     ],
 )
 def test_another_run_does_not_resume(
     name: str, value: Any, change: str, run: Path, world: World
 ) -> None:
-    values = {"TEACHER": str(world.teacher), "FEWER": world.rows()[1:]}
-    changed = {name: values.get(value, value)}
+    changed = {name: value(world) if callable(value) else value}
     with pytest.raises(ValueError, match=rf"holds a run with other settings \(.*{change}"):
         trainer_of(world, run, **changed).train(resume_from_checkpoint=True)
 
@@ -99,22 +106,17 @@ def test_settings_hold_the_adapters_of_a_peft_config(world: World, tmp_path: Pat
 def test_checkpoint_holds_the_config(world: World, tmp_path: Path) -> None:
     trainer = trainer_of(world, tmp_path, method="cpt", weight_decay=0.5)
     trainer.train()
-    path = tmp_path / "checkpoint-1" / "training_args.bin"
-    saved = torch.load(path, weights_only=False)
-    assert isinstance(saved, VocAgnoConfig)
+    saved = torch.load(tmp_path / "checkpoint-1" / "training_args.bin", weights_only=False)
     assert saved.to_dict() == trainer.args.to_dict()
-    assert (saved.method, saved.weight_decay, saved.max_length) == ("cpt", 0.5, 64)
+    assert (saved.method, saved.weight_decay) == ("cpt", 0.5)
     again = VocAgnoConfig(**saved.to_dict())
     VocAgnoTrainer(str(world.student), again, None, world.rows()).train(resume_from_checkpoint=True)
 
 
 def test_init_kwargs_reach_the_models(world: World, tmp_path: Path) -> None:
-    trainer = trainer_of(
-        world,
-        tmp_path,
-        model_init_kwargs={"attention_dropout": 0.25},
-        teacher_model_init_kwargs='{"attention_dropout": 0.5}',
-    )
+    kwargs: dict[str, Any] = {"model_init_kwargs": {"attention_dropout": 0.25}}
+    kwargs["teacher_model_init_kwargs"] = '{"attention_dropout": 0.5}'
+    trainer = trainer_of(world, tmp_path, **kwargs)
     assert trainer.model.config.attention_dropout == 0.25
     assert trainer.online_teachers[0].config.attention_dropout == 0.5
 
@@ -145,7 +147,6 @@ def test_evaluation_that_steers_a_run_belongs_to_its_settings(world: World, tmp_
     rows = world.rows()
     first = evaluation(rows[:3], load_best_model_at_end=True)
     assert first
-    assert evaluation(rows[:3], load_best_model_at_end=True) == first
     assert evaluation(rows[:4], load_best_model_at_end=True) != first
     assert evaluation(rows[:3], lr_scheduler_type="reduce_lr_on_plateau") == first
     named = {"a": rows[:3], "b": rows[:3]}
@@ -181,33 +182,105 @@ def test_full_disk_is_one_line_that_says_what_is_safe(
         save(self, directory)
 
     monkeypatch.setattr(Trainer, "_save_optimizer_and_scheduler", save_until_full)
-    with pytest.raises(
-        OSError, match=r"checkpoint-1 is whole.*resume_from_checkpoint=True"
-    ) as caught:
+    safe = rf"{tmp_path}.*checkpoint-1 is whole.*resume_from_checkpoint=True"
+    with pytest.raises(OSError, match=safe):
         trainer.train()
-    assert str(tmp_path) in str(caught.value)
     # The unfinished save is removed.
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["checkpoint-1"]
 
 
-@pytest.mark.parametrize("role", ["student", "teacher"])
-@pytest.mark.parametrize("name", ["train_dataset", "eval_dataset"])
+@pytest.mark.parametrize(
+    ("name", "role"), [("train_dataset", "student"), ("eval_dataset", "teacher")]
+)
 def test_packed_sequences_fit_into_the_contexts_of_their_models(
     name: str, role: str, world: World, tmp_path: Path
 ) -> None:
-    places = {"student": world.student, "teacher": world.teacher}
-    tokenizers = [AutoTokenizer.from_pretrained(place) for place in places.values()]
-    models = {}
-    for each, place in places.items():
-        models[each] = AutoModelForCausalLM.from_pretrained(place, dtype="float32")
-    long = datasets.Dataset.from_list(world.rows())
-    short = datasets.Dataset.from_list([{"text": "1 + 1 = 2"}] * 99)
-    data = {"train_dataset": prepare_dataset(short, *tokenizers, max_length=64)}
-    data[name] = prepare_dataset(long, *tokenizers, max_length=64)
-    given = {"model": models["student"], "teacher": models["teacher"], **data}
-    tokens = data[name].longest_segments[role == "teacher"]
-    models[role].config.max_position_embeddings = tokens
+    short = packed(world, "student", "teacher", rows=[{"text": "1 + 1 = 2"}] * 99)
+    long = packed(world, "student", "teacher")
+    given: dict[str, Any] = {"train_dataset": short, name: long}
+    for argument, place in (("model", world.student), ("teacher", world.teacher)):
+        given[argument] = AutoModelForCausalLM.from_pretrained(place, dtype="float32")
+    config = given["model" if role == "student" else role].config
+    tokens = config.max_position_embeddings = long.longest_segments[role == "teacher"]
     trainer_of(world, tmp_path, **given)
-    models[role].config.max_position_embeddings = tokens - 1
+    config.max_position_embeddings = tokens - 1
     with pytest.raises(ValueError, match=rf"{name} .*{tokens} {role} tokens"):
         trainer_of(world, tmp_path, **given)
+
+
+# -- What a trainer refuses: the argument at fault, and why -----------------------------------
+
+ROW = {"text": "a"}
+
+
+class OtherRows(torch.utils.data.Dataset[object]):
+    """Neither documents nor packed sequences."""
+
+    def __getitem__(self, index: int) -> object:
+        return {"input_ids": [index]}
+
+
+def adapted(world: World) -> Any:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj"])
+    return peft.get_peft_model(AutoModelForCausalLM.from_pretrained(world.student), config)
+
+
+def lora(world: World) -> Any:
+    return pytest.importorskip("peft").LoraConfig(target_modules=["q_proj"])
+
+
+def store_and_model(world: World) -> list[str]:
+    store = world.root / "unfinished"
+    store.mkdir(exist_ok=True)
+    (store / "manifest.json").write_text('{"format": 1}')
+    return [str(store), str(world.teacher)]
+
+
+TABLE = datasets.Dataset.from_list([ROW])
+OTHER_OPTIMIZER = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+CPT = {"method": "cpt"}
+ALL_TOKENS = {"method": Method(unmapped="exclude")}
+# A setting or an argument, its value, a word of the fault, and what else is given. Values that are
+# functions are called with a world.
+REFUSED: list[tuple[str, Any, str, dict[str, Any]]] = [
+    # Options.
+    ("top_k", 2, "(0, 1]", {}),
+    ("train_on", "All", "completions", {}),
+    ("lr_scheduler_kwargs", [1], "TypeError", {}),
+    ("model_init_kwargs", {"dtype": "auto"}, "dtype", {}),
+    ("missing_losses", "plain", "every token", ALL_TOKENS),
+    ("eval_strategy", "steps", "eval_dataset", {}),
+    # Models.
+    ("peft_config", lora, "already", {"model": adapted}),
+    ("teacher", store_and_model, "only one", {}),
+    ("optimizers", (OTHER_OPTIMIZER, None), "none of", {}),
+    # Documents.
+    ("train_dataset", None, "NoneType", {}),
+    ("train_dataset", [], "list", {}),
+    ("train_dataset", ["a"], "must be a datasets.Dataset", {}),
+    ("train_dataset", OtherRows(), "Blocks", {}),
+    ("train_dataset", [{"id": 1}, {"text": 5}], "1 null, 1 not text", {}),
+    ("train_dataset", TABLE.rename_column("text", "body"), "not a column", {}),
+    ("train_dataset", datasets.DatasetDict(train=TABLE), "DatasetDict", {}),
+    ("eval_dataset", TABLE.to_iterable_dataset(), "IterableDataset", {}),
+    ("eval_dataset", [{"text": ""}], "no usable", {}),
+    ("train_dataset", [ROW], "1 sequence", {}),
+    # Packed sequences.
+    ("train_dataset", lambda world: packed(world, "student", max_length=32), "32 tokens", CPT),
+    ("train_dataset", lambda world: packed(world, "student", "student"), "other tokenizers", {}),
+    ("train_dataset", lambda world: packed(world, "student"), "tokenizers", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "word", "others"), REFUSED)
+def test_fault_is_named(
+    name: str, value: Any, word: str, others: dict[str, Any], world: World, tmp_path: Path
+) -> None:
+    changes = {"max_steps": 3, name: value, **others}
+    for key, given in changes.items():
+        changes[key] = given(world) if callable(given) else given
+    with pytest.raises((ValueError, TypeError), match=rf"\b{name.removesuffix('s')}") as caught:
+        trainer_of(world, tmp_path, **changes)
+    assert word in str(caught.value)
+    assert "--" not in str(caught.value)

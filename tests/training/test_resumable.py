@@ -14,51 +14,48 @@ from typing import Any
 import pytest
 import torch
 from transformers import Trainer, TrainerCallback
-from world import Tokenizers, assert_equal_weights, make_blocks, make_trainer
+from world import assert_equal_weights, make_trainer
 
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.training import resumable, run_directory
 from vocagnolm.training.run_directory import newest_checkpoint
 
+Make = Callable[..., Any]
+
 
 @pytest.fixture
-def make(
-    training_texts: list[str], tokenizers: Tokenizers, pair: tuple[Any, Any], tmp_path: Path
-) -> Callable[..., Any]:
+def make(blocks: Any, pair: tuple[Any, Any], tmp_path: Path) -> Make:
     """`make(**training)`: a trainer of 3 steps that saves after each."""
-    blocks = make_blocks(training_texts[:40], *tokenizers)
 
-    def trainer(max_bad_steps: int = 0, **training: Any) -> Any:
-        saving = {"save_strategy": "steps", "save_steps": 1, "max_bad_steps": max_bad_steps}
-        saving |= training
+    def trainer(**training: Any) -> Any:
+        saving = {"save_strategy": "steps", "save_steps": 1, "max_bad_steps": 0, **training}
         options = {"eval_dataset": [blocks[0]]}
         return make_trainer(tmp_path, blocks, *copy.deepcopy(pair), options=options, **saving)
 
     return trainer
 
 
-def test_signal_handlers_are_restored_after_training(make: Callable[..., Any]) -> None:
+def test_signal_handlers_are_restored_after_training(make: Make) -> None:
     numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
     during: list[Any] = []
 
     class Look(TrainerCallback):
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            during.append([signal.getsignal(number) for number in numbers])
+            during.extend(map(signal.getsignal, numbers))
 
-    before = [signal.getsignal(number) for number in numbers]
+    before = [*map(signal.getsignal, numbers)]
     trainer = make()
     trainer.add_callback(Look())
     trainer.train()
-    assert all(a is not b for look in during for a, b in zip(look, before, strict=True))
-    assert [signal.getsignal(number) for number in numbers] == before
+    assert not set(during) & set(before)
+    assert [*map(signal.getsignal, numbers)] == before
     trainer._inner_training_loop = None  # an error
     with pytest.raises(TypeError):
         trainer.train()
-    assert [signal.getsignal(number) for number in numbers] == before
-    assert not trainer.preemption.is_agreed
+    assert [*map(signal.getsignal, numbers)] == before
 
 
-def test_trainer_trains_outside_the_main_thread(make: Callable[..., Any]) -> None:
+def test_trainer_trains_outside_the_main_thread(make: Make) -> None:
     trainer = make()
     thread = threading.Thread(target=trainer.train)
     thread.start()
@@ -67,7 +64,7 @@ def test_trainer_trains_outside_the_main_thread(make: Callable[..., Any]) -> Non
 
 
 def test_trainer_resumes_from_the_newest_good_checkpoint(
-    make: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ValueError, match="holds no good checkpoint to resume from"):
         make().train(resume_from_checkpoint=True)
@@ -83,7 +80,7 @@ def test_trainer_resumes_from_the_newest_good_checkpoint(
 
 
 def test_newest_and_best_checkpoints_stay_even_where_a_run_is_moved(
-    make: Callable[..., Any], tmp_path: Path
+    make: Make, tmp_path: Path
 ) -> None:
     def trainer() -> Any:
         best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}
@@ -106,30 +103,24 @@ def test_newest_and_best_checkpoints_stay_even_where_a_run_is_moved(
     assert_equal_weights(whole.model.state_dict(), resumed.model.state_dict())
 
 
-def test_earlier_run_is_moved_aside_when_training_begins_anew(
-    make: Callable[..., Any], tmp_path: Path
-) -> None:
-    def begin(name: str, **options: Any) -> Any:
+def test_earlier_run_is_moved_aside_when_training_begins_anew(make: Make, tmp_path: Path) -> None:
+    def begin(name: str, **options: Any) -> dict[str, torch.Tensor]:
         trainer = make()
         trainer.args.output_dir = str(tmp_path / name)
         trainer.train(**options)
-        assert newest_checkpoint(tmp_path / name) == str(tmp_path / name / "checkpoint-3")
-        return trainer
+        trainer.save_model()
+        return trainer.model.state_dict()
 
     first = begin("run")
-    first.save_model()
-    again = begin("run")
-    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert_equal_weights(begin("run"), first)
     # The earlier run can still be resumed, at its end, which changes nothing.
-    resumed = begin("run-earlier-1", resume_from_checkpoint=True)
-    assert resumed.state.global_step == 3
-    for trainer in (again, resumed):
-        assert_equal_weights(first.model.state_dict(), trainer.model.state_dict())
+    earlier = tmp_path / "run-earlier-1"
+    assert (earlier / "model.safetensors").exists()
+    assert newest_checkpoint(earlier) == str(earlier / "checkpoint-3")
+    assert_equal_weights(begin(earlier.name, resume_from_checkpoint=True), first)
 
 
-def test_model_that_a_run_reads_is_not_moved_aside(
-    make: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_model_that_a_run_reads_is_not_moved_aside(make: Make, tmp_path: Path) -> None:
     make(max_steps=1).train()
     trainer = make(max_steps=1)
     trainer.settings |= {"teacher": [str(tmp_path)]}
@@ -138,9 +129,7 @@ def test_model_that_a_run_reads_is_not_moved_aside(
     assert newest_checkpoint(tmp_path)
 
 
-def test_remains_of_a_killed_save_do_not_get_into_the_next(
-    make: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_remains_of_a_killed_save_do_not_get_into_the_next(make: Make, tmp_path: Path) -> None:
     of_others = tmp_path / ".saving" / "checkpoint-2" / "rng_state_7.pth"
     of_others.parent.mkdir(parents=True)
     of_others.write_bytes(b"half a state")
@@ -167,7 +156,7 @@ def stop_at(trainer: Any, step: int) -> list[int]:
 
 
 def test_stopped_run_is_saved_despite_best_only(
-    make: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     epochs = {"eval_strategy": "epoch", "num_train_epochs": 2, "max_steps": -1}
     trainer = make(save_strategy="best", metric_for_best_model="loss", **epochs)
@@ -181,7 +170,7 @@ def test_stopped_run_is_saved_despite_best_only(
     assert "eval_loss" in trainer.state.log_history[-2]
 
 
-def test_checkpoint_due_at_a_stop_is_saved_once(make: Callable[..., Any]) -> None:
+def test_checkpoint_due_at_a_stop_is_saved_once(make: Make) -> None:
     trainer = make()
     saved = stop_at(trainer, 2)
     trainer.train()
@@ -190,9 +179,7 @@ def test_checkpoint_due_at_a_stop_is_saved_once(make: Callable[..., Any]) -> Non
     assert saved == [1, 2]
 
 
-def test_resumed_run_does_not_repeat_its_first_evaluation(
-    make: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_resumed_run_does_not_repeat_its_first_evaluation(make: Make, tmp_path: Path) -> None:
     evaluation = {"eval_strategy": "steps", "eval_steps": 3, "eval_on_start": True}
     make(**evaluation).train()
     again = make(**evaluation)
@@ -202,7 +189,7 @@ def test_resumed_run_does_not_repeat_its_first_evaluation(
 
 
 def test_checkpoint_lacks_no_file_of_another_machine(
-    make: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         resumable, "gather_object", lambda own: [*own, {"metrics_1.safetensors": 5}]
@@ -213,7 +200,7 @@ def test_checkpoint_lacks_no_file_of_another_machine(
     assert newest_checkpoint(tmp_path) is None
 
 
-def test_skipped_step_changes_nothing(make: Callable[..., Any]) -> None:
+def test_skipped_step_changes_nothing(make: Make) -> None:
     trainer = make(max_steps=5, save_strategy="no", optim="adamw_torch", max_bad_steps=1)
     losses, calls, seen = trainer._student_losses, [], []
 
@@ -245,7 +232,7 @@ def test_skipped_step_changes_nothing(make: Callable[..., Any]) -> None:
     assert trainer.state.log_history[-1]["train_loss"] == pytest.approx(mean)
 
 
-def test_run_stops_at_one_bad_step_more_than_allowed(make: Callable[..., Any]) -> None:
+def test_run_stops_at_one_bad_step_more_than_allowed(make: Make) -> None:
     trainer = make(max_steps=5, save_strategy="no", max_bad_steps=1)
     losses = trainer._student_losses
     trainer._student_losses = lambda *given, **options: losses(*given, **options) * torch.nan
@@ -254,10 +241,25 @@ def test_run_stops_at_one_bad_step_more_than_allowed(make: Callable[..., Any]) -
     assert all(weight.isfinite().all() for weight in trainer.model.parameters())
 
 
-def test_checkpoint_of_another_sharding_is_rejected(
-    make: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_checkpoint_of_another_sharding_is_rejected(make: Make, tmp_path: Path) -> None:
     make(max_steps=1).train()
     (tmp_path / "checkpoint-1" / "pytorch_model_fsdp_0").mkdir()
     with pytest.raises(ValueError, match="with FSDP"):
         make(max_steps=1).train(resume_from_checkpoint=True)
+
+
+def test_settings_of_the_method_stay_when_the_trainer_is_made(make: Make) -> None:
+    trainer = make()
+    trainer.args.top_k = 0.9
+    with pytest.raises(ValueError, match="changed after the trainer was made"):
+        trainer.train()
+
+
+def test_log_is_saved_with_the_model(make: Make, tmp_path: Path) -> None:
+    trainer = make(max_steps=1)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "elsewhere"))
+    assert not (tmp_path / "trainer_state.json").exists()
+    trainer.save_model()
+    assert (tmp_path / "trainer_state.json").exists()
+    assert not (tmp_path / "elsewhere" / "trainer_state.json").exists()

@@ -9,13 +9,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from kills import Killed, kill_at
 
 from vocagnolm.shell.io import MANIFEST_FILE, RUN_FILE, write_json
 from vocagnolm.training import run_directory
 from vocagnolm.training.run_directory import (
     check_settings,
     checkpoint_fault,
-    describe_run,
     finish_checkpoint,
     finish_run,
     is_finished,
@@ -46,19 +46,16 @@ def make_checkpoint(run: Path, step: int, **settings: object) -> Path:
 
 
 def cut(path: Path, size: int | None) -> None:
-    """Leave the first bytes of a file, or nothing."""
+    """Leave the first bytes of a file, or no file."""
+    whole = path.read_bytes()
+    path.unlink()
     if size is not None:
-        path.write_bytes(path.read_bytes()[:size])
-    elif path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+        path.write_bytes(whole[:size])
 
 
 UNFINISHED = "it has no manifest.json: it was not finished, or another tool wrote it"
 # A file of a checkpoint, how many of its bytes are left, and the fault.
 DAMAGES = [
-    (".", None, "no such directory"),
     (MANIFEST_FILE, None, UNFINISHED),
     (MANIFEST_FILE, 30, UNFINISHED),
     ("trainer_state.json", None, "trainer_state.json is missing"),
@@ -76,8 +73,7 @@ def test_damaged_checkpoint_gives_way_to_an_older_one(
     cut(bad / file, size)
     with caplog.at_level(logging.WARNING, logger="vocagnolm.training"):
         assert newest_checkpoint(tmp_path) == str(good)
-    if bad.exists():
-        assert caplog.messages[0].startswith(f"not resuming from {bad}: {fault}")
+    assert caplog.messages[0].startswith(f"not resuming from {bad}: {fault}")
     with pytest.raises(ValueError, match=f"^resume_from_checkpoint {bad}: {re.escape(fault)}"):
         resolve(str(bad), tmp_path / "elsewhere")
 
@@ -101,6 +97,8 @@ def test_path_is_resumed_from_until_a_later_step_is_saved(tmp_path: Path) -> Non
     assert resolve(str(path), run) == resolve("auto", run) == str(later)
     shutil.rmtree(path)
     assert resolve(str(path), run) == str(later)
+    with pytest.raises(ValueError, match="no such directory"):
+        resolve(str(path), tmp_path / "elsewhere")
 
 
 def test_checkpoint_of_other_settings_is_skipped_or_rejected(tmp_path: Path) -> None:
@@ -117,30 +115,21 @@ def test_checkpoint_of_other_settings_is_skipped_or_rejected(tmp_path: Path) -> 
     assert "lacks the settings of its run" in str(checkpoint_fault(nameless, settings))
 
 
-# Writing
-
-
-def test_checkpoint_survives_a_second_save_of_its_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("at", range(1, 11))
+def test_checkpoint_survives_a_kill_of_a_second_save_of_its_step(
+    at: int, before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, renames = make_checkpoint(tmp_path, 4), []
-    rename = Path.rename
-
-    def cut_off(self: Path, target: Path) -> Path:
-        renames.append(target)
-        if len(renames) == 2:
-            raise KeyboardInterrupt
-        return rename(self, target)
-
+    make_checkpoint(tmp_path, 4)
+    staged, final = stage(tmp_path, 4)
+    files = sizes(staged)
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", cut_off)
-        with pytest.raises(KeyboardInterrupt):
-            make_checkpoint(tmp_path, 4)
-    replaced = tmp_path / "checkpoint-4-replaced"
-    assert not path.exists()
-    assert newest_checkpoint(tmp_path) == str(replaced)
-    make_checkpoint(tmp_path, 4)
-    make_checkpoint(tmp_path, 4)
+        kill_at(patch, at, before=before)
+        with pytest.raises(Killed):
+            finish_checkpoint(staged, final, {}, files)
+    assert newest_checkpoint(tmp_path) in (str(final), f"{final}-replaced")
+    for _ in range(2):
+        make_checkpoint(tmp_path, 4)
     assert [found.name for found in tmp_path.iterdir()] == ["checkpoint-4"]
 
 
@@ -157,15 +146,9 @@ def test_files_of_another_machine_are_waited_for(
     def appears(seconds: float) -> None:
         (staged / "metrics_1.safetensors").write_bytes(b"12345")
 
+    (staged.parent / ".nfs0001").touch()  # a leftover of another save does no harm
     monkeypatch.setattr(run_directory.time, "sleep", appears)
     finish_checkpoint(staged, final, {}, expected)
-    assert newest_checkpoint(tmp_path) == str(final)
-
-
-def test_leftover_of_another_save_does_not_end_the_run(tmp_path: Path) -> None:
-    staged, final = stage(tmp_path, 4)
-    (staged.parent / ".nfs0001").touch()
-    finish_checkpoint(staged, final, {}, sizes(staged))
     assert newest_checkpoint(tmp_path) == str(final)
 
 
@@ -190,9 +173,6 @@ def test_rotation_keeps_the_last_save_and_the_best(
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"checkpoint-{n}" for n in left]
 
 
-# The directory of a run
-
-
 def finish(run: Path) -> None:
     (run / "model.safetensors").write_bytes(bytes(200))
     (run / "trainer_state.json").write_text("{}")
@@ -203,40 +183,26 @@ def finish(run: Path) -> None:
 def test_run_is_finished_when_model_and_card_are_whole(tmp_path: Path) -> None:
     assert not is_finished(tmp_path / "absent")
     finish(tmp_path)
-    (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "README.md").write_text("a better card")
     assert is_finished(tmp_path)
     for name in (MANIFEST_FILE, "README.md"):
         (tmp_path / name).unlink()
         assert not is_finished(tmp_path)
         finish(tmp_path)
-
-
-def test_damaged_model_is_written_again_from_a_checkpoint(tmp_path: Path) -> None:
-    finish(tmp_path)
     cut(tmp_path / "model.safetensors", 100)
     with pytest.raises(ValueError, match=r"model.safetensors has 100 bytes .* and no checkpoint"):
         is_finished(tmp_path)
+    # It is written again from a checkpoint.
     make_checkpoint(tmp_path, 3)
     assert not is_finished(tmp_path)
 
 
 def test_directory_takes_runs_of_its_settings_only(tmp_path: Path) -> None:
-    before = {"top_k": 0.4, "seed": 1, "old": "x", "kwargs": {"a": (1, 2)}}
+    before = {"top_k": 0.4, "kwargs": {"a": (1, 2)}}
     check_settings(tmp_path / "run", before)
     write_json(tmp_path / RUN_FILE, before)
     check_settings(tmp_path, {"top_k": 0.5})  # nothing is saved that could be lost
     make_checkpoint(tmp_path, 1)
     check_settings(tmp_path, before)
     with pytest.raises(ValueError, match=r"top_k was 0\.4, now 0\.5"):
-        check_settings(tmp_path, {"top_k": 0.5, "seed": 1, "new": "y"})
-
-
-def test_directory_says_whose_it_is(tmp_path: Path) -> None:
-    describe_run(tmp_path, {"seed": 1}, {"skipped_web.jsonl": [(3, "empty"), (5, "null")]})
-    assert json.loads((tmp_path / RUN_FILE).read_text()) == {"seed": 1}
-    lines = (tmp_path / "skipped_web.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [
-        {"document": 3, "reason": "empty"},
-        {"document": 5, "reason": "null"},
-    ]
+        check_settings(tmp_path, {**before, "top_k": 0.5})

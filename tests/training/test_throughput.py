@@ -11,15 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MambaConfig,
-    MixtralConfig,
-    Qwen2Config,
-)
+from transformers import AutoConfig, AutoModelForCausalLM
 from world import make_trainer
 
 from vocagnolm.conventions import IGNORED_LABEL
@@ -35,16 +27,21 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 160,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
+    "num_key_value_heads": 2,
 }
 CONFIGS = {
-    "llama": LlamaConfig(**SIZES, num_key_value_heads=2),
-    "llama tied": LlamaConfig(**SIZES, num_key_value_heads=4, tie_word_embeddings=True),
-    "llama wide heads": LlamaConfig(**SIZES, num_key_value_heads=2, head_dim=32),
-    "qwen2": Qwen2Config(**SIZES, num_key_value_heads=2),
-    "gpt neox": GPTNeoXConfig(**SIZES),
-    "gpt2": GPT2Config(
-        vocab_size=120, n_embd=64, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=0
+    "llama": AutoConfig.for_model("llama", **SIZES),
+    "llama tied": AutoConfig.for_model("llama", **SIZES, tie_word_embeddings=True),
+    "llama wide heads": AutoConfig.for_model("llama", **SIZES, head_dim=32),
+    "qwen2": AutoConfig.for_model("qwen2", **SIZES),
+    "gpt neox": AutoConfig.for_model("gpt_neox", **SIZES),
+    "gpt2": AutoConfig.for_model(
+        "gpt2", vocab_size=120, n_embd=64, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=0
     ),
+}
+HIDDEN_LAYERS = {
+    "experts": AutoConfig.for_model("mixtral", **SIZES, num_local_experts=2),
+    "no decoder": AutoConfig.for_model("mamba", vocab_size=120, hidden_size=32),
 }
 
 
@@ -53,44 +50,26 @@ def build(config: Any) -> Any:
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
 
 
-def counted(model: Any) -> tuple[int, int]:
-    """The FLOPs of a pass forward that torch counts, and of one forward and back."""
-    ids = torch.randint(120, (2, 48))
+@pytest.mark.parametrize("name", [*CONFIGS, "frozen weights", "adapters"])
+def test_work_equals_torchs_count(name: str) -> None:
+    model = build(CONFIGS.get(name, CONFIGS["llama"]))
+    if name == "frozen weights":
+        for weight, parameter in model.named_parameters():
+            parameter.requires_grad_("mlp.down_proj" in weight or "embed" in weight)
+    if name == "adapters":
+        peft = pytest.importorskip("peft")
+        config = AutoConfig.for_model("llama", **SIZES | {"num_hidden_layers": 10})
+        settings = peft.LoraConfig(r=8, target_modules="all-linear")
+        model = peft.get_peft_model(build(config), settings)
+    ids, keys = torch.randint(120, (2, 48)), 2 * 48**2  # eager attention computes what it masks
     with FlopCounterMode(display=False) as forward:
         logits = model(input_ids=ids, use_cache=False).logits
     with FlopCounterMode(display=False) as backward:
         logits.square().sum().backward()
-    return forward.get_total_flops(), forward.get_total_flops() + backward.get_total_flops()
-
-
-# Tokens, and the keys that eager attention computes, also where it masks them.
-TOKENS, KEYS = 2 * 48, 2 * 48**2
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_work_equals_torchs_count_when_training(name: str) -> None:
-    model = build(CONFIGS[name])
-    forward, training = counted(model)
+    counts = [forward.get_total_flops(), forward.get_total_flops() + backward.get_total_flops()]
     work = model_work(model)
-    assert forward == pytest.approx(work.forward_flops(TOKENS, KEYS, TOKENS), rel=0.01)
-    assert training == pytest.approx(work.training_flops(TOKENS, KEYS, TOKENS), rel=0.01)
-
-
-def test_work_equals_torchs_count_with_frozen_weights() -> None:
-    model = build(CONFIGS["llama"])
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_("mlp.down_proj" in name or "embed" in name)
-    expected = model_work(model).training_flops(TOKENS, KEYS, TOKENS)
-    assert counted(model)[1] == pytest.approx(expected, rel=0.01)
-
-
-def test_work_is_near_torchs_count_with_adapters() -> None:
-    peft = pytest.importorskip("peft")
-    config = LlamaConfig(**{**SIZES, "num_hidden_layers": 10}, num_key_value_heads=2)
-    settings = peft.LoraConfig(r=8, target_modules="all-linear")
-    model = peft.get_peft_model(build(config), settings)
-    expected = model_work(model).training_flops(TOKENS, KEYS, TOKENS)
-    assert 0.99 < counted(model)[1] / expected <= 1
+    expected = [work.forward_flops(96, keys, 96), work.training_flops(96, keys, 96)]
+    assert counts == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.float8_e4m3fn])
@@ -118,20 +97,14 @@ def test_work_counts_the_heads_backward_for_used_tokens() -> None:
         losses = model(input_ids=ids, labels=ids, token_losses=True, weighted_tokens=30)
         losses[:, 1:16].sum().backward()
     work = model_work(model)
-    expected = work.training_flops(TOKENS, KEYS, 30) + 2 * work.head * 30
+    expected = work.training_flops(96, 2 * 48**2, 30) + 2 * work.head * 30
     assert found.get_total_flops() == pytest.approx(expected, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        MixtralConfig(**SIZES, num_key_value_heads=2, num_local_experts=2),
-        MambaConfig(vocab_size=120, hidden_size=32, num_hidden_layers=1),
-    ],
-)
-def test_work_is_rejected_when_linear_layers_hide_it(config: Any) -> None:
+@pytest.mark.parametrize("name", HIDDEN_LAYERS)
+def test_work_is_rejected_when_linear_layers_hide_it(name: str) -> None:
     with torch.device("meta"), pytest.raises(ValueError, match="cannot be counted"):
-        model_work(AutoModelForCausalLM.from_config(config))
+        model_work(AutoModelForCausalLM.from_config(HIDDEN_LAYERS[name]))
 
 
 @pytest.mark.parametrize(
@@ -149,16 +122,18 @@ def test_peak_is_looked_up_by_chip(name: str, expected: float | None) -> None:
     assert peak_tflops(name) == expected
 
 
-def keys_by_hand(batch: dict[str, Any], prefix: str = "") -> int:
-    """A document's token at place p, from 0, is predicted from the p tokens before it."""
-    keys = 0
-    rows = zip(batch[f"{prefix}labels"], batch[f"{prefix}position_ids"], strict=True)
-    for labels, positions in rows:
+def count_by_hand(batches: list[dict[str, Any]], prefix: str = "") -> tuple[int, int]:
+    """Count tokens and keys: a token at place p, from 0, is predicted from the p before it."""
+    tokens = keys = 0
+    for batch in batches:
+        labels = batch[f"{prefix}labels"].flatten().tolist()
+        positions = batch[f"{prefix}position_ids"].flatten().tolist()
         at = 0
-        for label, position in zip(labels.tolist(), positions.tolist(), strict=True):
+        for label, position in zip(labels, positions, strict=True):
             at = 0 if position == 0 else at + 1
-            keys += at if label != IGNORED_LABEL else 0
-    return keys
+            if label != IGNORED_LABEL:
+                tokens, keys = tokens + 1, keys + at
+    return tokens, keys
 
 
 @pytest.fixture
@@ -169,17 +144,12 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throughput, "time", clock)
 
 
-def tokens_of(batches: list[dict[str, Any]], prefix: str = "") -> int:
-    return sum(int((batch[f"{prefix}labels"] != IGNORED_LABEL).sum()) for batch in batches)
-
-
 def flops_by_hand(trainer: Any, pair: tuple[Any, Any], batches: list[dict[str, Any]]) -> float:
     """The FLOPs of student and teacher for these micro-batches."""
     student, teacher = map(model_work, pair)
     used = sum(map(trainer.token_objective.weighted_tokens, batches))
-    flops = student.training_flops(tokens_of(batches), sum(map(keys_by_hand, batches)), used)
-    keys = sum(keys_by_hand(batch, "teacher_") for batch in batches)
-    tokens = tokens_of(batches, "teacher_")
+    flops = student.training_flops(*count_by_hand(batches), used)
+    tokens, keys = count_by_hand(batches, "teacher_")
     # The head is a part of the distance of `uld`, and not of the teacher's pass.
     reads_head = trainer.token_objective.method.distance is None
     return flops + teacher.forward_flops(tokens, keys, tokens if reads_head else 0)
@@ -206,7 +176,7 @@ def test_report_equals_a_hand_count(
     assert len(batches) == 12
     for report, logged in zip(trainer.state.log_history, (batches[:6], batches[6:]), strict=False):
         # The clock is read as the first step begins, and at the log.
-        assert report["tokens_per_s"] == tokens_of(logged)
+        assert report["tokens_per_s"] == count_by_hand(logged)[0]
         assert report["mfu"] == pytest.approx(flops_by_hand(trainer, pair, logged) / 1e9)
         assert report["memory_resident_gib"] > 0.05
     assert trainer.throughput.read() == {}
@@ -219,14 +189,14 @@ def test_report_covers_all_processes() -> None:
     model = build(CONFIGS["llama"])
     labels = torch.tensor([[-100, 5, 6, -100, 7, -100, -100]])  # two documents, and padding
     counted = model_work(model).training_flops(3, 1 + 2 + 4, 2)
-    for processes in (1, 2):
-        gather = lambda row, n=processes: row.repeat(n, 1)  # noqa: E731
-        accelerator: Any = SimpleNamespace(device=torch.device("cpu"), gather=gather)
-        measured = Throughput(accelerator, [], 1e-6)
-        measured.on_train_begin(model=model)
-        measured.on_step_begin()
-        measured.count(0, torch.arange(7)[None], labels, head_tokens=2)
-        assert measured.new_flops() == counted
-        report = measured.read()
-        assert report["tokens_per_s"] == 3 * processes
-        assert report["mfu"] == pytest.approx(counted / 1e6)
+    two_processes: Any = SimpleNamespace(
+        device=torch.device("cpu"), gather=lambda row: row.repeat(2, 1)
+    )
+    measured = Throughput(two_processes, [], 1e-6)
+    measured.on_train_begin(model=model)
+    measured.on_step_begin()
+    measured.count(0, torch.arange(7)[None], labels, head_tokens=2)
+    assert measured.new_flops() == counted
+    report = measured.read()
+    assert report["tokens_per_s"] == 3 * 2
+    assert report["mfu"] == pytest.approx(counted / 1e6)
