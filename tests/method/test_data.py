@@ -64,11 +64,20 @@ def in_memory(texts: list[Any]) -> datasets.Dataset:
     return datasets.Dataset.from_dict({"text": texts})
 
 
-def readers(
-    tokenizers: Tokenizers, pair: tuple[str, str] = PAIRS[0], limits: tuple[int, int] = (24, 32)
-) -> tuple[Reader, Reader]:
-    student, teacher = (tokenizers[family] for family in pair)
-    return student_reader(student, limits[0]), teacher_reader(teacher, limits[1])
+Readers = Callable[..., tuple[Reader, Reader]]
+
+
+@pytest.fixture
+def readers(tokenizers_by_family: Tokenizers) -> Readers:
+    """`readers(pair, limits)`: the student's and the teacher's."""
+
+    def make(
+        pair: tuple[str, str] = PAIRS[0], limits: tuple[int, int] = (24, 32)
+    ) -> tuple[Reader, Reader]:
+        student, teacher = (tokenizers_by_family[family] for family in pair)
+        return student_reader(student, limits[0]), teacher_reader(teacher, limits[1])
+
+    return make
 
 
 def by_document(segments: Segments) -> dict[int, list[Row]]:
@@ -119,16 +128,11 @@ def slow_row(
         "teacher_counts": [len(teacher_ids)],
         "unmapped_text_tokens": ranges[1 : 1 + len(ours.ids)].count((-1, -1)),
         "text_tokens": len(ours.ids),
-        **NO_CONVERSATION,
+        # What a document has in the columns of conversations.
+        **{"student_labelled": [], "teacher_labelled": []},
+        **{"left_out_messages": 0, "trimmed_characters": 0},
         "skipped": None,
     }
-
-
-# What a document has in the columns of conversations.
-NO_CONVERSATION = {
-    **{"student_labelled": [], "teacher_labelled": []},
-    **{"left_out_messages": 0, "trimmed_characters": 0},
-}
 
 
 def mapped(row: Row) -> Row:
@@ -155,12 +159,10 @@ def assert_tiles(text: str, rows: list[Row]) -> None:
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_align_corpus_equals_the_slow_reference(
-    tokenizers_by_family: Tokenizers,
-    fuzz_texts: Callable[..., list[str]],
-    pair: tuple[str, str],
+    readers: Readers, fuzz_texts: Callable[..., list[str]], pair: tuple[str, str]
 ) -> None:
     texts = [*fuzz_texts(40, seed=7, pieces=60), *fuzz_texts(40, seed=8), *PAGES, *LONG_TEXTS]
-    student, teacher = readers(tokenizers_by_family, pair)
+    student, teacher = readers(pair)
     segments = align_corpus(in_memory(texts), student, teacher)
     documents = by_document(segments)
     skipped = dict(segments.skipped)
@@ -185,8 +187,8 @@ def test_align_corpus_equals_the_slow_reference(
     assert keys == sorted(keys)
 
 
-def test_tokens_are_mapped_by_number_without_spans(tokenizers_by_family: Tokenizers) -> None:
-    student, teachers = readers(tokenizers_by_family, limits=(99, 99))
+def test_tokens_are_mapped_by_number_without_spans(readers: Readers) -> None:
+    student, teachers = readers(limits=(99, 99))
     student, one, other = (Reader(r.tokenizer, 1, 2, 99) for r in (teachers, student, teachers))
     text = "has 12,345"
     both = TeacherReaders((one, other), by_position=True)
@@ -203,13 +205,13 @@ def test_tokens_are_mapped_by_number_without_spans(tokenizers_by_family: Tokeniz
 @pytest.mark.parametrize(("largest", "kind"), [(65_535, "uint16"), (65_536, "int32")])
 @pytest.mark.parametrize("role", ["student", "teacher"])
 def test_ids_take_two_bytes_where_they_fit(
-    tokenizers_by_family: Tokenizers, largest: int, kind: str, role: str
+    readers: Readers, largest: int, kind: str, role: str
 ) -> None:
     words = Tokenizer(WordLevel({"a": 1, "b": largest}, unk_token="a"))
     words.pre_tokenizer = Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)  # type: ignore[no-untyped-call]
     wide = Reader(tokenizer, 1, None, 9)
-    small = readers(tokenizers_by_family)[1]
+    small = readers()[1]
     student, teachers = (wide, (small,)) if role == "student" else (small, (small, wide))
     rows = align_corpus(in_memory(["a b"]), student, TeacherReaders(teachers)).rows
     kinds = {who: rows.features[f"{who}_ids"].feature.dtype for who in ("student", "teacher")}
@@ -220,20 +222,20 @@ def test_ids_take_two_bytes_where_they_fit(
 
 @pytest.mark.parametrize(("ours_less", "theirs_less"), [(0, 0), (1, 0), (0, 1)])
 def test_document_is_cut_from_one_token_too_many(
-    tokenizers_by_family: Tokenizers, ours_less: int, theirs_less: int
+    readers: Readers, ours_less: int, theirs_less: int
 ) -> None:
-    student, teacher = readers(tokenizers_by_family)
+    student, teacher = readers()
     ours, theirs = (len(encode(reader.tokenizer, PAGES[0]).ids) for reader in (student, teacher))
     special = 24 - student.text_limit
     limits = (ours + special - ours_less, theirs + 1 - theirs_less)
-    found = align_corpus(in_memory(PAGES[:1]), *readers(tokenizers_by_family, limits=limits))
+    found = align_corpus(in_memory(PAGES[:1]), *readers(limits=limits))
     assert (len(found.rows) > 1) == bool(ours_less or theirs_less)
 
 
-def test_segments_are_filled_well_and_cut_at_white_space(tokenizers_by_family: Tokenizers) -> None:
+def test_segments_are_filled_well_and_cut_at_white_space(readers: Readers) -> None:
     text = ("Anna has 12 apples and buys 30 more. " * 40 + "\n\n") * 135
     assert len(text) > 200_000
-    student, teacher = readers(tokenizers_by_family, limits=(512, 1024))
+    student, teacher = readers(limits=(512, 1024))
     rows = list(align_corpus(in_memory([text]), student, teacher).rows)
     assert_tiles(text, rows)
     for row in rows[1:]:
@@ -245,11 +247,11 @@ def test_segments_are_filled_well_and_cut_at_white_space(tokenizers_by_family: T
 # What cannot be used
 
 
-def test_skipped_documents_are_listed(tokenizers_by_family: Tokenizers, tmp_path: Path) -> None:
+def test_skipped_documents_are_listed(readers: Readers, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     rows = [json.dumps({"text": text}) for text in ("aa", " ", "ab \U0001d538", 5, "b")]
     path.write_text("\n".join([*rows, "{oops"]))
-    segments = align_corpus(load_corpus(str(path)), *readers(tokenizers_by_family, limits=(64, 3)))
+    segments = align_corpus(load_corpus(str(path)), *readers(limits=(64, 3)))
     assert set(segments.rows["document"]) == {0, 4}
     assert segments.skipped == [
         (1, "empty"),
@@ -260,7 +262,7 @@ def test_skipped_documents_are_listed(tokenizers_by_family: Tokenizers, tmp_path
 
 
 def test_align_corpus_skips_only_the_culprit(
-    tokenizers_by_family: Tokenizers, monkeypatch: pytest.MonkeyPatch
+    readers: Readers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def picky(tokenizer: Any, texts: list[str]) -> Any:
         if any("odd" in text for text in texts):
@@ -268,23 +270,20 @@ def test_align_corpus_skips_only_the_culprit(
         return encode_texts(tokenizer, texts)
 
     monkeypatch.setattr(vocagnolm.readers, "encode_texts", picky)
-    segments = align_corpus(in_memory(["a", "odd", "b"]), *readers(tokenizers_by_family))
+    segments = align_corpus(in_memory(["a", "odd", "b"]), *readers())
     assert segments.skipped == [(1, "offsets are not in order")]
     assert segments.rows["document"][:] == [0, 2]
 
 
 @pytest.mark.parametrize("texts", [[], ["", " "]])
-def test_unusable_documents_give_no_rows(
-    tokenizers_by_family: Tokenizers, texts: list[str]
-) -> None:
-    segments = align_corpus(in_memory(texts), *readers(tokenizers_by_family))
-    assert len(segments.rows) == 0
-    assert len(segments.skipped) == len(texts)
+def test_unusable_documents_give_no_rows(readers: Readers, texts: list[str]) -> None:
+    segments = align_corpus(in_memory(texts), *readers())
+    assert (len(segments.rows), len(segments.skipped)) == (0, len(texts))
     assert segments.total("student_tokens") == 0
 
 
-def test_digest_tells_corpora_apart(tokenizers_by_family: Tokenizers) -> None:
-    pair = readers(tokenizers_by_family)
+def test_digest_tells_corpora_apart(readers: Readers) -> None:
+    pair = readers()
     corpora = [PAGES, PAGES[::-1], PAGES[:-1], ["the cat and the dog"], ["the dog and the cat"]]
     segments = [align_corpus(in_memory(texts), *pair) for texts in corpora]
     assert segments[-2].total("student_tokens") == segments[-1].total("student_tokens")
@@ -304,48 +303,44 @@ def pages(tmp_path: Path) -> datasets.Dataset:
     return load_corpus(str(path))
 
 
-def count_encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    encoded: list[int] = []
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many texts were encoded, call by call."""
+    counts: list[int] = []
     original = vocagnolm.data._Aligner._texts
 
     def counting(self: Any, texts: dict[int, str], skipped: Any) -> Any:
-        encoded.append(len(texts))
+        counts.append(len(texts))
         return original(self, texts, skipped)
 
     monkeypatch.setattr(vocagnolm.data._Aligner, "_texts", counting)
-    return encoded
+    return counts
 
 
-def test_align_corpus_reads_its_cache_when_nothing_changed(
-    tokenizers_by_family: Tokenizers, pages: datasets.Dataset, monkeypatch: pytest.MonkeyPatch
+def test_cache_is_read_until_a_reader_or_the_format_changes(
+    readers: Readers,
+    pages: datasets.Dataset,
+    encoded: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    encoded = count_encoded(monkeypatch)
-    first = align_corpus(pages, *readers(tokenizers_by_family))
+    student, teacher = readers()
+    first = align_corpus(pages, student, teacher)
     assert encoded
     encoded.clear()
-    again = align_corpus(pages, *readers(tokenizers_by_family))  # new readers, same meaning
-    assert encoded == []
+    again = align_corpus(pages, *readers())  # new readers, same meaning
+    assert not encoded
     assert again.rows.cache_files == first.rows.cache_files != []
-    assert list(again.rows) == list(first.rows)
-    assert again.skipped == first.skipped
-
-
-def test_cache_is_missed_after_a_reader_or_the_format_changed(
-    tokenizers_by_family: Tokenizers, pages: datasets.Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    student, teacher = readers(tokenizers_by_family)
+    assert (list(again.rows), again.skipped) == (list(first.rows), first.skipped)
     changed: list[Any] = [
         (student, None),
         (student, student),
         (student, TeacherReaders((teacher,), by_position=True)),
         (student, TeacherReaders((teacher, student))),
-        readers(tokenizers_by_family, PAIRS[0], (23, 32)),
-        readers(tokenizers_by_family, PAIRS[0], (24, 31)),
-        readers(tokenizers_by_family, ("metaspace", "byte_level")),
-        readers(tokenizers_by_family, ("prepend", "nfc_digits")),
+        readers(PAIRS[0], (23, 32)),
+        readers(PAIRS[0], (24, 31)),
+        readers(("metaspace", "byte_level")),
+        readers(("prepend", "nfc_digits")),
     ]
-    encoded = count_encoded(monkeypatch)
-    align_corpus(pages, student, teacher)
     for pair in changed:
         encoded.clear()
         align_corpus(pages, *pair)
@@ -360,13 +355,13 @@ def test_cache_is_missed_after_a_reader_or_the_format_changed(
 @pytest.mark.parametrize("num_proc", [None, 2])
 @pytest.mark.parametrize("step", [1, -1])
 def test_parts_make_the_whole(
-    tokenizers_by_family: Tokenizers,
+    readers: Readers,
     pages: datasets.Dataset,
     monkeypatch: pytest.MonkeyPatch,
     step: int,
     num_proc: int | None,
 ) -> None:
-    pair = readers(tokenizers_by_family)
+    pair = readers()
     pages = pages.select(range(len(pages))[::step])  # in another order: indices over the same table
     assert (pages._indices is None) == (step == 1)
     expected = align_corpus(pages, *pair)
@@ -379,9 +374,12 @@ def test_parts_make_the_whole(
 
 
 def test_finished_parts_survive_a_kill(
-    tokenizers_by_family: Tokenizers, pages: datasets.Dataset, monkeypatch: pytest.MonkeyPatch
+    readers: Readers,
+    pages: datasets.Dataset,
+    encoded: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pair = readers(tokenizers_by_family)
+    pair = readers()
     monkeypatch.setattr(vocagnolm.data, "_PART", 9)
 
     def killed(tokenizer: Any, texts: list[str]) -> Any:
@@ -393,16 +391,19 @@ def test_finished_parts_survive_a_kill(
         patch.setattr(vocagnolm.readers, "encode_texts", killed)
         with pytest.raises(KeyboardInterrupt):
             align_corpus(pages, *pair)
-    encoded = count_encoded(monkeypatch)
+    encoded.clear()
     rows = align_corpus(pages, *pair).rows
     assert encoded == [len(pages) % 9]
     assert len(set(rows["document"])) == len(pages) - 2
 
 
 def test_part_of_another_process_is_waited_for(
-    tokenizers_by_family: Tokenizers, pages: datasets.Dataset, monkeypatch: pytest.MonkeyPatch
+    readers: Readers,
+    pages: datasets.Dataset,
+    encoded: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pair = readers(tokenizers_by_family)
+    pair = readers()
     monkeypatch.setattr(vocagnolm.data, "_PART", 9)
     expected = align_corpus(pages, *pair).rows
     first, *others = [Path(one["filename"]) for one in expected.cache_files]
@@ -418,7 +419,7 @@ def test_part_of_another_process_is_waited_for(
             first.write_bytes(made)
 
     begun, elsewhere = Event(), Thread(target=work_elsewhere)
-    encoded = count_encoded(monkeypatch)
+    encoded.clear()
     elsewhere.start()
     begun.wait()
     rows = align_corpus(pages, *pair).rows
@@ -431,30 +432,26 @@ def test_part_of_another_process_is_waited_for(
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.3, 0.999])
-def test_split_holds_out_the_exact_share(tokenizers_by_family: Tokenizers, fraction: float) -> None:
+def test_split_holds_out_the_exact_share(readers: Readers, fraction: float) -> None:
     texts = [f"Document {number}. " * (1 + number % 9) for number in range(100)]
-    segments = align_corpus(in_memory(texts), *readers(tokenizers_by_family))
-    rest, held = segments.split(fraction, seed=3)
-    ours, theirs = set(rest.rows["document"]), set(held.rows["document"])
-    assert len(theirs) == {0.999: 100}.get(fraction, round(fraction * 100))
-    assert ours | theirs == set(range(100))
-    assert not ours & theirs
-    assert len(rest.rows) + len(held.rows) == len(segments.rows)
-    assert sorted(rest.rows["document"]) == rest.rows["document"][:]  # the order is kept
+    segments = align_corpus(in_memory(texts), *readers())
+    rest, held = (part.rows["document"][:] for part in segments.split(fraction, seed=3))
+    assert len(set(held)) == {0.999: 100}.get(fraction, round(fraction * 100))
+    assert not set(rest) & set(held)
+    assert sorted(rest + held) == segments.rows["document"][:]
+    assert sorted(rest) == rest  # the order is kept
     again, other = (segments.split(fraction, seed)[1].rows["document"][:] for seed in (3, 4))
-    assert again == held.rows["document"][:]
+    assert again == held
     assert again != other or fraction == 0.999
 
 
-def test_nothing_is_mapped_without_a_teacher(tokenizers_by_family: Tokenizers) -> None:
-    student, teacher = readers(tokenizers_by_family, limits=(24, 10_000))
+def test_nothing_is_mapped_without_a_teacher(readers: Readers) -> None:
+    student, teacher = readers(limits=(24, 10_000))
     guided = align_corpus(in_memory(PAGES), student, teacher)
     plain = align_corpus(in_memory(PAGES), student, None)
-    assert plain.rows["student_ids"][:] == guided.rows["student_ids"][:]
-    assert plain.rows["end"][:] == guided.rows["end"][:]
+    for name in ("student_ids", "end"):
+        assert plain.rows[name][:] == guided.rows[name][:]
     absent = {*guided.rows.column_names} - {*plain.rows.column_names}
-    of_teacher = {name for name in guided.rows.column_names if name.startswith("teacher_")}
-    assert absent == of_teacher - {"teacher_tokens"}
-    assert plain.total("teacher_tokens") == 0
-    assert plain.mapped_text_fraction == 0.0
+    assert all(name.startswith("teacher_") for name in absent)
+    assert (plain.total("teacher_tokens"), plain.mapped_text_fraction) == (0, 0.0)
     assert guided.mapped_text_fraction == 1.0

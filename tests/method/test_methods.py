@@ -189,17 +189,15 @@ def slow_random_chunks(trainer: Any, batch: dict[str, Any]) -> torch.Tensor:
     for row, labels in enumerate(batch["labels"].tolist()):
         alone = {**batch, **{k: batch[k][row : row + 1] for k in ("labels", "block", "chunk")}}
         found = trainer.token_objective.select(torch.zeros(1, len(labels)), alone).weight_BS[0]
-        tokens = [t for t, label in enumerate(labels) if label != IGNORED_LABEL]
-        count = math.ceil(round(0.4 * len(tokens), 9))
-        chunk = batch["chunk"][row].tolist()
-        shares = {
-            c: [found[t] for t in tokens if chunk[t] == c] for c in {chunk[t] for t in tokens}
-        }
-        cut = [c for c, chosen in shares.items() if 0 < sum(chosen) < len(chosen)]
+        shares: dict[int, list[Any]] = {}
+        for t, label in enumerate(labels):
+            if label != IGNORED_LABEL:
+                shares.setdefault(int(batch["chunk"][row, t]), []).append(found[t])
+        cut = [chosen for chosen in shares.values() if 0 < sum(chosen) < len(chosen)]
         assert len(cut) <= 1
-        for c in cut:
-            assert shares[c] == sorted(shares[c], reverse=True)
-        assert sum(map(sum, shares.values())) == count
+        assert all(chosen == sorted(chosen, reverse=True) for chosen in cut)
+        tokens = sum(map(len, shares.values()))
+        assert sum(map(sum, shares.values())) == math.ceil(round(0.4 * tokens, 9))
         weights[row] = found
     return weights
 
