@@ -10,15 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from chat_templates import (
-    CONTENTS,
-    FORMS,
-    TEMPLATES,
-    TRIMS,
-    TURN_ENDS,
-    chat_tokenizer,
-    turns,
-)
+from chat_templates import CONTENTS, FORMS, TEMPLATES, TRIMS, TURN_ENDS, chat_tokenizer, turns
 from families import mathematics
 from hypothesis import given
 from hypothesis import strategies as st

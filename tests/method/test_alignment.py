@@ -74,8 +74,7 @@ def pad(spans: list[Spans]) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def fuzz_encodings(
-    tokenizers_by_family: dict[str, PreTrainedTokenizerFast],
-    fuzz_texts: Callable[..., list[str]],
+    tokenizers_by_family: dict[str, PreTrainedTokenizerFast], fuzz_texts: Callable[..., list[str]]
 ) -> dict[str, list[Encoding]]:
     """Encodings of `FUZZ_COUNT` different texts, by length, in all families."""
     texts = list(dict.fromkeys(fuzz_texts(FUZZ_COUNT * 5 // 4, seed=1)))[:FUZZ_COUNT]
@@ -249,8 +248,7 @@ def test_positions_pair_tokens_of_one_number(student: int, teacher: int) -> None
 
 
 @given(
-    st.lists(st.tuples(st.integers(-3, 400), st.integers(0, 400)), max_size=30),
-    st.integers(0, 3),
+    st.lists(st.tuples(st.integers(-3, 400), st.integers(0, 400)), max_size=30), st.integers(0, 3)
 )
 def test_narrow_spans_are_read_back(moves: list[tuple[int, int]], copies: int) -> None:
     """In any order, overlapping, with gaps and long tokens; several teachers' one after another."""

@@ -28,12 +28,7 @@ from vocagnolm.alignment import align_segment, segment_shares
 from vocagnolm.corpus import load_corpus
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.packing import Blocks
-from vocagnolm.readers import (
-    Reader,
-    TeacherReaders,
-    student_reader,
-    teacher_reader,
-)
+from vocagnolm.readers import Reader, TeacherReaders, student_reader, teacher_reader
 from vocagnolm.spans import encode, encode_texts
 
 PAIRS = [
@@ -318,10 +313,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_cache_is_read_until_a_reader_or_the_format_changes(
-    readers: Readers,
-    pages: datasets.Dataset,
-    encoded: list[int],
-    monkeypatch: pytest.MonkeyPatch,
+    readers: Readers, pages: datasets.Dataset, encoded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     student, teacher = readers()
     first = align_corpus(pages, student, teacher)
@@ -374,10 +366,7 @@ def test_parts_make_the_whole(
 
 
 def test_finished_parts_survive_a_kill(
-    readers: Readers,
-    pages: datasets.Dataset,
-    encoded: list[int],
-    monkeypatch: pytest.MonkeyPatch,
+    readers: Readers, pages: datasets.Dataset, encoded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = readers()
     monkeypatch.setattr(vocagnolm.data, "_PART", 9)
@@ -398,10 +387,7 @@ def test_finished_parts_survive_a_kill(
 
 
 def test_part_of_another_process_is_waited_for(
-    readers: Readers,
-    pages: datasets.Dataset,
-    encoded: list[int],
-    monkeypatch: pytest.MonkeyPatch,
+    readers: Readers, pages: datasets.Dataset, encoded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = readers()
     monkeypatch.setattr(vocagnolm.data, "_PART", 9)

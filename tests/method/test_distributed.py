@@ -64,10 +64,7 @@ def worlds(
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
 def test_parameters_do_not_depend_on_the_processes(
-    processes: int,
-    worlds: dict[str, World],
-    tokenizer_dirs: dict[str, Path],
-    tmp_path: Path,
+    processes: int, worlds: dict[str, World], tokenizer_dirs: dict[str, Path], tmp_path: Path
 ) -> None:
     for name, world in worlds.items():
         (tmp_path / "texts.json").write_text(json.dumps(world.texts))

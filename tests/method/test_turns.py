@@ -20,12 +20,7 @@ from vocagnolm.corpus import read_list
 from vocagnolm.data import align_corpus
 from vocagnolm.fields import OptionError
 from vocagnolm.packing import Blocks
-from vocagnolm.readers import (
-    Reader,
-    TeacherReaders,
-    student_reader,
-    teacher_reader,
-)
+from vocagnolm.readers import Reader, TeacherReaders, student_reader, teacher_reader
 
 Tokenizers = dict[str, PreTrainedTokenizerBase]
 TALK = ["What is 12 + 30?", "It is 42.", "And\n7 * 6 ? ", "The same: 42."]

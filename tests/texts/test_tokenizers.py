@@ -19,12 +19,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from vocagnolm.spans import encode, encode_batch
-from vocagnolm.tokenizer import (
-    PROBE,
-    check_tokenizer,
-    load_tokenizer,
-    start_id,
-)
+from vocagnolm.tokenizer import PROBE, check_tokenizer, load_tokenizer, start_id
 
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
 
