@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from chat_templates import TEMPLATES, chat_tokenizer, turns
+from chat_templates import chat_tokenizer, turns
 
 from vocagnolm.chat.formats import Conversation, conversation
 from vocagnolm.chat.render import DATE, Rendered, Template, check_date
@@ -41,13 +41,6 @@ ONE = "<{{ m.content }}>{% endfor %}"
 def test_template_that_cannot_be_followed_is_told(source: str, reason: str) -> None:
     found = template(source).render(turns("a", 'say "b"'))
     assert reason in str(found)
-
-
-@pytest.mark.parametrize("source", [*TEMPLATES.values(), LOOP + ONE])
-def test_mistral_alone_rejects_a_system_prompt(source: str) -> None:
-    found = template(source).render(turns("s", "a", "b", system=True))
-    is_rejected = "the student's chat template refuses it: Roles must alternate" in str(found)
-    assert is_rejected == (source == TEMPLATES["mistral-7b-v0.1"])
 
 
 def test_date_is_fixed_or_the_template_rejected() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 from tokenizer_stubs import tokens_between
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
@@ -26,10 +26,12 @@ import vocagnolm.data
 import vocagnolm.readers
 from vocagnolm.alignment import align_segment, segment_shares
 from vocagnolm.corpus import load_corpus
+from vocagnolm.cutting import EMPTY, cut_text
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, TeacherReaders, student_reader, teacher_reader
 from vocagnolm.spans import encode, encode_texts
+from vocagnolm.tokenizer import start_id
 
 PAIRS = [
     ("metaspace", "nfc_digits"),
@@ -441,3 +443,63 @@ def test_nothing_is_mapped_without_a_teacher(readers: Readers) -> None:
     assert all(name.startswith("teacher_") for name in absent)
     assert (plain.total("teacher_tokens"), plain.mapped_text_fraction) == (0, 0.0)
     assert guided.mapped_text_fraction == 1.0
+
+
+# Places to cut a text
+
+
+def test_no_cut_goes_through_a_token() -> None:
+    ours = np.array([[at, at + 1] for at in range(12)])
+    # After six of twelve characters a token ends, but the next one begins before that.
+    theirs = np.insert(ours, 6, [5, 7], axis=0)
+    assert cut_text("x" * 12, [ours, theirs], [8, 100]) == [0, 5, 12]
+
+
+@pytest.mark.parametrize(
+    ("spans", "expected"),
+    [
+        ([[0, 1]] * 4 + [[1, 2]] * 4, [0, 1, 2]),  # equal parts would be of half a character
+        ([[0, 1]] * 5 + [[1, 2]], "character 0 alone exceeds a context"),
+    ],
+)
+def test_characters_of_many_tokens_are_cut_apart(spans: list[list[int]], expected: Any) -> None:
+    assert cut_text("😀😀", [np.array(spans)], [4]) == expected
+
+
+def test_text_without_a_token_of_a_model_is_not_cut() -> None:
+    spans = [np.array([[0, 1], [1, 2]]), np.empty((0, 2), np.int64)]
+    assert cut_text("ab", spans, [4, 4]) == EMPTY
+
+
+# Readers
+
+
+def test_start_id_is_that_of_the_first_token_there_is(tokenizers_by_family: Tokenizers) -> None:
+    backend = tokenizers_by_family["nfc_digits"].backend_tokenizer  # has <|endoftext|> as well
+    named = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|im_start|>")
+    tokenizers = (
+        (tokenizers_by_family["metaspace"], "<s>"),
+        (named, "<|im_start|>"),
+        # The separator, and not <|im_end|>, which is the end of a turn.
+        (tokenizers_by_family["nfc_digits"], "<|endoftext|>"),
+        (tokenizers_by_family["unigram"], tokenizers_by_family["unigram"].eos_token),
+    )
+    for tokenizer, expected in tokenizers:
+        assert tokenizer.convert_ids_to_tokens(start_id(tokenizer, "student")) == expected
+    with pytest.raises(ValueError, match=r"teacher tokenizer .* has no BOS token"):
+        start_id(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE())), "teacher")
+
+
+def test_student_without_end_token_is_rejected(tokenizers_by_family: Tokenizers) -> None:
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers_by_family["metaspace"].backend_tokenizer, bos_token="<s>"
+    )
+    with pytest.raises(ValueError, match="has no EOS token: set eos_token"):
+        student_reader(tokenizer, 32)
+
+
+def test_reader_fingerprint_stays_when_the_tokenizer_was_used(readers: Readers) -> None:
+    for reader in readers():
+        before = reader.fingerprint()
+        encode(reader.tokenizer, "text </s>")
+        assert reader.fingerprint() == before

@@ -17,6 +17,7 @@ from vocagnolm import distillation, output_head
 from vocagnolm.distillation import HeadStates, Pairs
 from vocagnolm.output_head import last_hidden_state, read_head
 from vocagnolm.token_loss import add_token_losses
+from vocagnolm.weighted_loss import OwnWeights
 
 ARCHITECTURES = ("llama", "llama_tied", "gemma2", "granite", "phi")
 STUDENT_WORDS = 41
@@ -147,12 +148,20 @@ def distill_one(logits: Tensor, teacher_logits: Tensor, distance: Any = "sorted_
     return pairs.losses(student.hidden_MD[None], target, student.head)[0]
 
 
-def test_float16_gradients_survive_until_loss_scaling() -> None:
+def weigh_one(logits: Tensor, teacher_logits: Tensor) -> Tensor:
+    """The loss of one token of weight 1, as the one pass of acceptance computes it."""
+    states, head = one_position(logits)
+    tokens = OwnWeights(torch.ones(1).long(), lambda loss_K, _: torch.ones_like(loss_K))
+    return tokens.losses(states.expand(1, 2, 1), torch.tensor([[0, -100]]), head)[0]
+
+
+@pytest.mark.parametrize("sum_of_one", [weigh_one, distill_one])
+def test_float16_gradients_survive_until_loss_scaling(sum_of_one: Any) -> None:
     """Probabilities of e^-20 are below float16's 6e-8, and loss scaling acts only backward."""
     found = []
     for dtype in (torch.float32, torch.float16):
         logits = torch.tensor([0.0, *[-20.0] * 40], dtype=dtype).requires_grad_()
-        (distill_one(logits, torch.zeros(41, dtype=dtype)) * 2.0**16).backward()
+        (sum_of_one(logits, torch.zeros(41, dtype=dtype)) * 2.0**16).backward()
         assert logits.grad is not None
         found.append(logits.grad[1:].float())
     torch.testing.assert_close(*found, rtol=0.03, atol=0)

@@ -231,16 +231,6 @@ def test_mean_strategy_uses_the_whole_batchs_mean():
     assert found.tolist() == [[0, 1], [1, 0]]
 
 
-def test_mean_strategy_selects_by_student_without_teacher_losses():
-    student, nothing = torch.tensor([[1.0, 3.0, 2.0]]), torch.zeros(1, 3)
-    options = {"top_k": 0.4, "scope": "sequence"}
-    none, every = torch.zeros(1, 3).bool(), torch.ones(1, 3).bool()
-    found = select_tokens(student, nothing, every, none, unmapped="mean", **options)
-    assert found.tolist() == [[0, 1, 1]]
-    found = select_tokens(student, nothing, every, none, unmapped="exclude", **options)
-    assert found.tolist() == [[0, 0, 0]]
-
-
 @pytest.mark.parametrize("odd", [-math.inf, math.inf, math.nan])
 def test_counts_are_exact_when_scores_are_not_finite(odd):
     score = torch.tensor([[odd, 1.0, odd, 2.0, odd]])
@@ -271,18 +261,13 @@ def test_counts_are_exact_on_host_and_device(mapped, unmapped, top_k):
         assert selected_count(*tensors, top_k, strategy).tolist() == [expected, 0]
 
 
-def test_random_scores_do_not_depend_on_batch_split():
-    blocks = torch.tensor([7, 0, 123_456, 7, 2**40])
-    scores = random_scores(blocks, torch.arange(64), seed=3)
-    assert scores.shape == (5, 64)
-    assert torch.equal(
-        scores, torch.cat([random_scores(b[None], torch.arange(64), seed=3) for b in blocks])
-    )
-    assert torch.equal(scores[:, :32], random_scores(blocks, torch.arange(32), seed=3))
-    assert torch.equal(scores[0], scores[3])
-    assert not (scores[0] == scores[1]).any()
+def test_random_scores_are_those_of_their_block_and_seed():
+    blocks, columns = torch.tensor([7, 0, 123_456, 7, 2**40]), torch.arange(64)
+    scores = random_scores(blocks, columns, seed=3)
+    alone = [random_scores(block[None], columns, seed=3) for block in blocks]
+    assert torch.equal(scores, torch.cat(alone))
     for seed in (4, -1, 2**64 + 4, 2**70 + 5):
-        assert not (scores == random_scores(blocks, torch.arange(64), seed)).any()
+        assert not (scores == random_scores(blocks, columns, seed)).any()
 
 
 def test_random_scores_follow_splitmix64():

@@ -280,22 +280,6 @@ def test_weights_that_others_decide_or_a_user_are_not_a_tokens_own(objective: Ob
     assert objective.own_weights(batch, losses) is None
 
 
-@pytest.mark.parametrize(
-    ("selection", "expected"), [("chunks", [1, 1, 1, 0, 0, 0]), ("tokens", [1, 0, 0, 1, 1, 0])]
-)
-def test_whole_chunks_are_chosen_by_their_own_losses(selection: Any, expected: list[int]) -> None:
-    batch: dict[str, Any] = {
-        "labels": torch.ones(1, 6, dtype=torch.long),
-        "teacher_ranges": torch.tensor([[[0, 1]] * 3 + [[1, 2]] * 3]),
-        "chunk": torch.tensor([[0, 0, 0, 1, 1, 1]]),
-    }
-    losses = TeacherLosses(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool))
-    method = Method("chunk", top_k=0.5, chunk_selection=selection)
-    student = torch.tensor([[9.0, 1.0, 1.0, 4.0, 3.0, 2.0]])
-    found = Objective(method).select(student, batch, losses)  # type: ignore[arg-type]
-    assert found.weight_BS.tolist() == [expected]
-
-
 def test_teacher_rows_are_those_that_teachers_read() -> None:
     names = ("position_ids", "labels", "teacher_position_ids", "teacher_labels")
     batch: dict[str, Any] = {name: torch.rand(2, 7) for name in names}

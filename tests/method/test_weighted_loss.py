@@ -8,7 +8,6 @@ import pytest
 import torch
 from architectures import (
     ARCHITECTURES,
-    VOCABULARY,
     assert_same_gradients,
     build,
     gradients,
@@ -92,24 +91,6 @@ def test_one_pass_equals_two(name: str, autocast: bool) -> None:
     assert_same_gradients(gradients(model, 0.3 * total), expected, 5e-2 if autocast else 1e-5)
 
 
-def test_each_token_with_a_label_is_weighed_once() -> None:
-    model = add_token_losses(build())
-    ids, labels, _ = rows()
-    seen: list[tuple[float, int]] = []
-
-    def weigh(loss_K: Tensor, token_K: Tensor) -> Tensor:
-        assert loss_K.dtype == torch.float32
-        assert len(loss_K) <= 4
-        seen.extend(zip(loss_K.tolist(), token_K.tolist(), strict=True))
-        return torch.ones_like(loss_K)
-
-    total, losses = one_pass(model, ids, labels, OwnWeights(places(labels), weigh))
-    assert [token for _, token in seen] == places(labels).tolist()
-    assert [loss for loss, _ in seen] == losses.flatten()[places(labels)].tolist()
-    assert (losses[labels == -100] == 0).all()
-    assert float(total.detach()) == pytest.approx(sum(loss for loss, _ in seen))
-
-
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_label_that_is_left_out_makes_the_sum_nan(missing: int) -> None:
     model = add_token_losses(build())
@@ -172,45 +153,10 @@ def test_only_gradients_that_are_needed_are_made(
     assert not made
 
 
-def sum_of_one(logits: Tensor, dtype: torch.dtype, target: int = 0) -> Tensor:
-    """The loss of one token, whose logits are the weights of the head."""
-    head = output_head.Head(logits[:, None], None, 1.0, None, dtype)
-    tokens = OwnWeights(torch.ones(1).long(), lambda loss_K, _: torch.ones_like(loss_K))
-    targets = torch.tensor([[target, -100]])
-    return tokens.losses(torch.ones(1, 2, 1, dtype=dtype), targets, head)[0]
-
-
-def test_float16_gradients_survive_until_loss_scaling() -> None:
-    """Probabilities of e^-20 are below float16's 6e-8, and loss scaling acts only backward."""
-    found = []
-    for dtype in (torch.float32, torch.float16):
-        logits = torch.tensor([0.0, *[-20.0] * 40], dtype=dtype).requires_grad_()
-        (sum_of_one(logits, dtype) * 2.0**16).backward()
-        assert logits.grad is not None
-        found.append(logits.grad[1:].float())
-    torch.testing.assert_close(*found, rtol=0.03, atol=0)
-
-
-def test_gradients_of_a_bfloat16_head_sum_in_float32() -> None:
-    hidden, targets = torch.ones(1, 1601, 8), torch.zeros(1, 1601, dtype=torch.int64)
-    places = torch.arange(1, 1601)  # in 400 tiles
-    found = []
-    for dtype in (torch.float32, torch.bfloat16):
-        weight = torch.zeros(VOCABULARY, 8, dtype=dtype, requires_grad=True)
-        head = output_head.Head(weight, None, 1.0, None, dtype)
-        tokens = OwnWeights(places, lambda loss_K, _: torch.ones_like(loss_K))
-        labels = targets.clone()
-        labels[0, -1] = -100  # the last one predicts nothing
-        tokens.losses(hidden, labels, head)[0].backward()
-        assert weight.grad is not None
-        found.append(weight.grad.float())
-    torch.testing.assert_close(*found, rtol=1e-2, atol=0)
-
-
 def test_second_backward_pass_is_an_error() -> None:
     """The first one scales in place what the forward pass has made."""
-    logits = torch.randn(41).requires_grad_()
-    total = sum_of_one(logits, torch.float32)
+    ids, labels, other = rows()
+    total, _ = one_pass(add_token_losses(build()), ids, labels, weigh_by(labels, other))
     total.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         total.backward()
