@@ -323,7 +323,7 @@ def _read_rows(file: Path, text_column: str | None) -> datasets.Dataset | None:
     status = file.stat()
     key = (str(file.absolute()), status.st_size, status.st_mtime_ns, names, turns, FORMAT)
     fingerprint = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
-    corpus = datasets.Dataset.from_generator(
+    return datasets.Dataset.from_generator(
         _records,
         features=FEATURES[turns],
         # Lists would stand for shards.
@@ -331,9 +331,6 @@ def _read_rows(file: Path, text_column: str | None) -> datasets.Dataset | None:
         fingerprint=fingerprint,
         writer_batch_size=BATCH_ROWS,
     )
-    # The first time, the dataset knows more about itself than later, when it is read from the
-    # cache. The fingerprint of everything computed from it would differ.
-    return datasets.Dataset(corpus.data, fingerprint=fingerprint)
 
 
 def _records(file: Path, names: Sequence[str], turns: bool) -> Iterator[dict[str, Any]]:

@@ -155,6 +155,10 @@ class Segments:
         held_out_rows = self.rows.select(np.flatnonzero(is_held_out))
         return Segments(remaining_rows, self.skipped), Segments(held_out_rows, [])
 
+    def count_documents(self) -> int:
+        """Count the documents that have a segment."""
+        return len(np.unique(self._column("document")))
+
     def digest(self) -> str:
         """Identify the corpus by the lengths and the student's tokens of all segments in order."""
         # The integer types are fixed, so the digest does not depend on the types in a cache.
@@ -192,7 +196,7 @@ def align_corpus(
 ) -> Segments:
     """Cut every document into segments that fit all readers, and align their tokens.
 
-    The result is cached next to the corpus, under a fingerprint of the corpus, the readers and the
+    The result is cached next to the corpus, under a hash of the documents, the readers and the
     format. It is cached in parts, so finished parts survive a crash, and machines that share the
     cache work on different parts. A single teacher may be given as a `Reader`. Conversations are
     not cut, and `train_on` says which of their tokens have labels.
@@ -208,8 +212,9 @@ def align_corpus(
         # `map` would return an empty corpus unchanged.
         no_rows: dict[str, list[object]] = {name: [] for name in features}
         return Segments(datasets.Dataset.from_dict(no_rows, features), [])
-    # Everything that determines the rows must be in the key, or a run would read another's cache.
-    key = f"{_FORMAT}|{corpus._fingerprint}|{student.fingerprint()}|{teachers.fingerprint()}"
+    # Besides the documents, everything that determines the rows must be in the key, or a run would
+    # read another's cache.
+    key = f"{_FORMAT}|{student.fingerprint()}|{teachers.fingerprint()}"
     is_turns = is_conversations(corpus)
     if is_turns:
         if teachers.by_position:
@@ -249,7 +254,7 @@ def _align_parts(
         if start in parts:
             continue
         documents = corpus.select(range(start, min(start + _PART, len(corpus))))
-        fingerprint = hashlib.sha256(f"{key}|{start}|{_PART}".encode()).hexdigest()[:32]
+        fingerprint = _hash_documents(documents, f"{key}|{start}|{_PART}")
         # The cache is next to the corpus's first file. A corpus in memory has no file, and no
         # cache.
         cache = None
@@ -278,6 +283,16 @@ def _align_parts(
     # Parts may be finished in any order, and are joined in the order of the documents.
     in_order = [parts[start] for start in starts]
     return datasets.concatenate_datasets(in_order).with_format(None)
+
+
+def _hash_documents(documents: datasets.Dataset, key: str) -> str:
+    """Hash a key and the rows of documents, which takes a second for about 1 GB."""
+    sha256 = hashlib.sha256(key.encode())
+    # A few rows at a time, because others than adjacent ones are copied.
+    for table in documents.iter(1000):
+        for batch in table.combine_chunks().to_batches():
+            sha256.update(batch.serialize())
+    return sha256.hexdigest()[:32]
 
 
 # Documents by index, their texts, the tokens of the student and of every teacher, and the documents

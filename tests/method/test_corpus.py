@@ -156,15 +156,6 @@ def test_changed_file_is_read_again(tmp_path: Path) -> None:
     assert texts_of(path) == ["after it"]
 
 
-def test_fingerprint_is_that_of_the_cache(tmp_path: Path) -> None:
-    """Or what is computed from a corpus would be computed again in the next process."""
-    write(tmp_path / "pages/a.jsonl", documents("a"))
-    write(tmp_path / "pages/b.jsonl", documents("b"))
-    for path in (tmp_path / "pages", tmp_path / "pages/b.jsonl"):
-        first, second = (load_corpus(str(path))._fingerprint for _ in range(2))
-        assert first == second
-
-
 # Directories
 
 README = """---

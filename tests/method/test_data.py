@@ -314,17 +314,32 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def test_cache_is_read_until_a_reader_or_the_format_changes(
-    readers: Readers, pages: datasets.Dataset, encoded: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("of_parquet", [False, True])
+def test_next_start_reads_the_cache_when_nothing_changed(
+    readers: Readers, tmp_path: Path, encoded: list[int], of_parquet: bool
 ) -> None:
-    student, teacher = readers()
-    first = align_corpus(pages, student, teacher)
+    for number in range(2):
+        texts = in_memory([*PAGES, f"Only in file {number}.", ""])
+        if of_parquet:
+            texts.to_parquet(tmp_path / f"{number}.parquet")
+        else:
+            texts.to_json(tmp_path / f"{number}.jsonl")
+    first = align_corpus(load_corpus(str(tmp_path)), *readers())
     assert encoded
     encoded.clear()
-    again = align_corpus(pages, *readers())  # new readers, same meaning
+    # Another file changes what is said about the directory, but no document.
+    (tmp_path / "notes.md").touch()
+    again = align_corpus(load_corpus(str(tmp_path)), *readers())
     assert not encoded
     assert again.rows.cache_files == first.rows.cache_files != []
     assert (list(again.rows), again.skipped) == (list(first.rows), first.skipped)
+
+
+def test_cache_is_missed_after_a_document_a_reader_or_the_format_changed(
+    readers: Readers, pages: datasets.Dataset, encoded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    student, teacher = readers()
+    align_corpus(pages, student, teacher)
     changed: list[Any] = [
         (student, None),
         (student, student),
@@ -338,6 +353,10 @@ def test_cache_is_read_until_a_reader_or_the_format_changes(
     for pair in changed:
         encoded.clear()
         align_corpus(pages, *pair)
+        assert encoded
+    for other in (pages.select(range(1, len(pages))), pages.select(range(len(pages))[::-1])):
+        encoded.clear()
+        align_corpus(other, student, teacher)
         assert encoded
     encoded.clear()
     monkeypatch.setattr(vocagnolm.data, "_FORMAT", -1)
@@ -357,7 +376,6 @@ def test_parts_make_the_whole(
 ) -> None:
     pair = readers()
     pages = pages.select(range(len(pages))[::step])  # in another order: indices over the same table
-    assert (pages._indices is None) == (step == 1)
     expected = align_corpus(pages, *pair)
     monkeypatch.setattr(vocagnolm.data, "_PART", 8)  # the last part has one document
     assert len(pages) % 8 == 1

@@ -76,10 +76,9 @@ UNNOTICED: list[tuple[Callable[[], Any], str]] = [
     (lambda: peft.PeftModel, "get_base_model"),
 ]
 
-# Other private names: of argparse, datasets, torch and transformers.
+# Other private names: of argparse, torch and transformers.
 PRIVATE = (
-    "_actions _format_args _fingerprint _indices "
-    "_is_amx_tile_supported _is_avx512_bf16_supported _prepare_inputs "
+    "_actions _format_args _is_amx_tile_supported _is_avx512_bf16_supported _prepare_inputs "
     "_supports_attention_backend _supports_flash_attn _supports_sdpa"
 )
 # Documented despite their underscore.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 from accelerate import FullyShardedDataParallelPlugin, ParallelismConfig
 
 from vocagnolm.attention import needs_segments
@@ -69,7 +68,7 @@ def describe_documents(packed: Packed, models: Models) -> list[str]:
     corpora = zip(packed.texts.items(), packed.parts, packed.totals, strict=True)
     for (name, texts), part, total in corpora:
         # Skipped documents have no segment, so they are not counted here.
-        count = len(np.unique(part.rows.with_format("numpy")["document"][:]))
+        count = part.count_documents()
         sample = "" if total == len(texts) else "of the first ones, "
         lines.append(
             f"corpus     {Path(name).name}: {sample}{count:,} documents, "

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from transformers import Trainer
 from transformers.integrations import integration_utils
 
@@ -115,7 +114,7 @@ def about(job: Job, models: Models, packed: Packed, settings: Mapping[str, Any])
         "trained_parameters": student.trained,
         "teacher_parameters": [teacher.sizes.parameters for teacher in models.teachers],
         "corpus": {
-            "documents": len(np.unique(segments.rows.with_format("numpy")["document"][:])),
+            "documents": sum(part.count_documents() for part in packed.parts),
             "student_tokens": segments.total("student_tokens"),
             "teacher_tokens": segments.total("teacher_tokens"),
             "blocks": len(blocks),

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import pyarrow as pa
-import pyarrow.compute as pc
 from transformers.trainer_utils import SaveStrategy, SchedulerType
 
 from vocagnolm.chat.reading import TRAIN_ON
@@ -53,7 +51,7 @@ class Packed:
         texts: the documents of each corpus that were read, by its name. Python may give packed
             sequences, whose documents are not known.
         parts: the aligned segments of each corpus.
-        segments: those of all corpora. Documents are numbered through all of them.
+        segments: those of all corpora, one after the other. Documents are numbered in each.
         totals: documents of each corpus, which may be more than were read; None if unknown.
         skipped: documents without a sequence, with the reasons, by the file that lists them.
         files: which files of directories were read, and which were not.
@@ -259,12 +257,11 @@ def pack_corpora(
     # Packing requires a limit for the teacher's tokens. Without a teacher, it gets one that no text
     # reaches.
     limits = teachers.limits() if teachers else [sys.maxsize]
-    lengths = [len(corpus) for corpus in texts.values()]
     names = short_names(list(texts))
-    segments, blocks = _pack(aligned, names, lengths, student.limit, limits)
+    segments, blocks = _pack(aligned, names, student.limit, limits)
     eval_blocks = None
     if held_out:
-        _, eval_blocks = _pack(evaluated, names, lengths, student.limit, limits)
+        _, eval_blocks = _pack(evaluated, names, student.limit, limits)
     skipped = {}
     for name, part in zip(blocks.parts, aligned, strict=True):
         # A single corpus has the empty name, and its list needs none.
@@ -276,7 +273,7 @@ def pack_corpora(
         texts=texts,
         parts=aligned,
         segments=segments,
-        totals=lengths,
+        totals=[len(corpus) for corpus in texts.values()],
         skipped=skipped,
     )
 
@@ -331,54 +328,24 @@ def _align(
 def _pack(
     parts: Sequence[Segments],
     names: Sequence[str],
-    documents: Sequence[int],
     max_length: int,
     limits: Sequence[int],
 ) -> tuple[Segments, Blocks]:
-    """Pack the segments of one corpus, or of each of several.
-
-    Several corpora become one table, in which documents are numbered across all corpora:
-
-        corpus      web 0, web 1, web 2 | math 0, math 1
-        document        0,     1,     2 |      3,      4
-    """
+    """Pack the segments of one corpus, or of each of several, which become one table."""
     segments, sizes = parts[0], None
     if len(parts) > 1:
-        segments, sizes = _joined(parts, documents), {}
+        rows = []
+        skipped = []
+        sizes = {}
         for name, part in zip(names, parts, strict=True):
+            rows.append(part.rows)
+            skipped += part.skipped
             sizes[name] = len(part.rows)
+        segments = Segments(datasets.concatenate_datasets(rows), skipped)
     blocks = Blocks(segments.rows, max_length, limits, sizes)
     # Held-out documents are not in these segments, so a run resumes only with the same ones.
     blocks.corpus_digest = [part.digest() for part in parts]
     return segments, blocks
-
-
-def _joined(parts: Sequence[Segments], documents: Sequence[int]) -> Segments:
-    """Join the segments of corpora that have so many documents."""
-    rows = []
-    skipped = []
-    first_document = 0
-    for part, count in zip(parts, documents, strict=True):
-        table = part.rows.data
-        # Arrow renumbers the column in memory at once. `datasets.map` would write a new copy of the
-        # whole corpus to the disk.
-        numbers = pc.add(table.column("document"), pa.scalar(first_document, pa.int32()))
-        table = table.set_column(table.column_names.index("document"), "document", numbers)
-        # The rows may be a selection, which is a table of indices into the data. It stays valid,
-        # because no row has moved. Give the fingerprint, because `datasets` would otherwise hash
-        # the tables for a new one.
-        renumbered = datasets.Dataset(
-            table,
-            indices_table=part.rows._indices,
-            info=part.rows.info,
-            fingerprint=part.rows._fingerprint,
-        )
-        rows.append(renumbered)
-        for document, reason in part.skipped:
-            skipped.append((first_document + document, reason))
-        # Documents without a segment count, too, because a number is an index into the texts.
-        first_document += count
-    return Segments(datasets.concatenate_datasets(rows), skipped)
 
 
 def short_names(names: Sequence[str]) -> list[str]:
