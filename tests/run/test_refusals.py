@@ -119,6 +119,8 @@ def test_environment_of_a_launcher_is_refused(
         ("config: other.yaml", "unknown option"),
         ("- teacher", "mapping"),
         ("teacher: [", "cannot be read"),
+        ("top_k: 0.2\nteacher: t\ntop_k: 0.4", "top_k comes twice"),
+        ("model_init_kwargs: {a: 1, a: 2}", "a comes twice"),
         ("max_length: [1, 2]", "max_length"),
     ],
 )

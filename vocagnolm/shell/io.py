@@ -127,10 +127,21 @@ def read_json(path: Path) -> JsonObject:
     return content
 
 
+class _Loader(yaml.SafeLoader):
+    """Loads YAML. Of a name that comes twice, the last value would silently win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Make a mapping of a node."""
+        names = [str(name.value) for name, _ in node.value]
+        if len(set(names)) < len(names):
+            raise yaml.YAMLError(f"{max(names, key=names.count)} comes twice: leave one out")
+        return super().construct_mapping(node, deep)
+
+
 def read_mapping(option: str, path: str | Path) -> dict[str, Any]:
     """Read a YAML file of names and values, which an option names."""
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise OptionError(option, f"{path} cannot be read: {error}") from error
     if not (isinstance(content, dict) and content):

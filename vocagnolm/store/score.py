@@ -30,7 +30,13 @@ def make_parser() -> Parser:
     # Errors name the model by its role, which `vocagnolm rank` sets.
     parser.set_defaults(role="teacher")
     add = parser.add_argument
-    add("--verify", type=Path, metavar="STORE", help="Check a store against its checksums.")
+    add(
+        "--verify",
+        type=Path,
+        metavar="STORE",
+        excludes=["dataset"],
+        help="Check a store against its checksums.",
+    )
     parser.add_dataset(several=True)
     add = partial(parser.add_argument, excludes=["verify"])
     add("--teacher", hub="model", help="Causal LM: a hub name, a directory or a GGUF file.")
@@ -76,8 +82,6 @@ def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
     for name in ("teacher", "dataset", "output_dir"):
         if not arguments.verify and getattr(arguments, name) is None:
             raise OptionError(name, "is required without --verify")
-    if arguments.verify and arguments.dataset:
-        raise OptionError("dataset", "has no effect with --verify: leave it out")
     if arguments.server and arguments.served_model is None:
         raise OptionError("server", "needs --served_model, the teacher's name on that server")
     # A window has a start token, and at least one more.
