@@ -168,14 +168,15 @@ def columns_to_read(
     """
     formats = (((text_column,), ()),) if text_column else FORMATS
     for required, optional in formats:
-        if all(name in columns for name in required):
+        # A table of Arrow may have several columns of one name.
+        if all(columns.count(name) == 1 for name in required):
             # Keep the dataset's order.
             names = [name for name in columns if name in required + optional]
             return names, required[0] not in (TEXT, text_column)
     understood = [" and ".join(required) for required, _ in formats]
     raise OptionError(
         "text_column",
-        f"{text_column or TEXT!r} is not a column of {source}, which has "
+        f"{text_column or TEXT!r} is not one column of {source}, which has "
         f"{', '.join(columns) or 'none'}; expected {', or '.join(understood)}",
     )
 

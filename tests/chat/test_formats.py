@@ -127,7 +127,7 @@ def test_format_is_found_by_the_columns(
         row |= {"messages": [{**ASK, "content": "in messages"}]}  # type: ignore[dict-item]
     corpus = datasets.Dataset.from_list([row])
     if expected is None:
-        with pytest.raises(ValueError, match=r"text_column '.*' is not a column of a.jsonl"):
+        with pytest.raises(ValueError, match=r"text_column '.*' is not one column of a.jsonl"):
             only_text(corpus, text_column, "a.jsonl")
         return
     for library in (None, "numpy", "pandas", "arrow"):

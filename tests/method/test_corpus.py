@@ -324,6 +324,11 @@ def test_error_names_the_file_and_the_reason(
     assert reason in message
 
 
+def test_two_columns_of_one_name_are_rejected(tmp_path: Path) -> None:
+    pq.write_table(pa.table([["a"], ["b"]], names=["text", "text"]), tmp_path / "a.parquet")
+    assert "which has text, text" in error_of(tmp_path / "a.parquet")
+
+
 @pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESS if suffix])
 @pytest.mark.parametrize("kept", [0.1, 0.99])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])

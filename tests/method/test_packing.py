@@ -152,7 +152,7 @@ def test_prepare_dataset_packs_for_several_teachers_or_none(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"data": {"body": ["a"]}}, "'text' is not a column of dataset"),
+        ({"data": {"body": ["a"]}}, "'text' is not one column of dataset"),
         ({"data": {"text": [" "]}}, "1 skipped"),
         ({"teacher_context": 1}, "teacher_context must be in"),
         ({"teacher_context": None}, "teacher_context must be in"),

@@ -261,7 +261,7 @@ REFUSED: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("train_dataset", ["a"], "must be a datasets.Dataset", {}),
     ("train_dataset", OtherRows(), "Blocks", {}),
     ("train_dataset", [{"id": 1}, {"text": 5}], "1 null, 1 not text", {}),
-    ("train_dataset", TABLE.rename_column("text", "body"), "not a column", {}),
+    ("train_dataset", TABLE.rename_column("text", "body"), "one column", {}),
     ("train_dataset", datasets.DatasetDict(train=TABLE), "DatasetDict", {}),
     ("eval_dataset", TABLE.to_iterable_dataset(), "IterableDataset", {}),
     ("eval_dataset", [{"text": ""}], "no usable", {}),
