@@ -8,17 +8,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from launch import run_jobs
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from world import World, make_world, save_model
 
 from vocagnolm import VocAgnoConfig, VocAgnoTrainer
@@ -46,8 +42,8 @@ def world(
     """Two finished runs: `adapted`, with adapters, and `plain`, without."""
     root, texts = tmp_path_factory.mktemp("runs"), training_texts[:60]
     world = make_world(root, tiny_llama, tokenizer_dirs, texts, tie_word_embeddings=True)
-    assert parser.main(world.argv("adapted", use_cpu="True", **LORA)) == 0
-    assert parser.main(world.argv("plain", use_cpu="True", **SGD)) == 0
+    for name, options in (("adapted", LORA), ("plain", SGD)):
+        assert parser.main(world.argv(name, use_cpu="True", **options)) == 0
     return world
 
 
@@ -70,21 +66,20 @@ def several(world: World) -> World:
 def several_adapted(world: World) -> World:
     """More runs with adapters, in four and in two processes."""
     recomputed = LORA | {"gradient_checkpointing": "True"}
+    resumed = LORA | {"resume_from_checkpoint": str(world.root / "sharded_four/checkpoint-2")}
     run_jobs(world.root, [job(world, True, "sharded_four", **LORA)], 4)
     jobs = [
         job(world, False, "ddp", **LORA),
         job(world, False, "ddp_recomputed", **recomputed),
         job(world, True, "sharded_recomputed", **recomputed),
-        job(world, True, "sharded_resumed", "sharded_four", **LORA),
+        job(world, True, "sharded_resumed", **resumed),
     ]
     run_jobs(world.root, jobs, 2)
     return world
 
 
-def job(world: World, fsdp: bool, name: str, resumed: str = "", **changes: str) -> dict[str, Any]:
-    """A job of several processes, from the second step of another run if one is named."""
-    if resumed:
-        changes["resume_from_checkpoint"] = str(world.root / resumed / "checkpoint-2")
+def job(world: World, fsdp: bool, name: str, **changes: str) -> dict[str, Any]:
+    """A job of several processes."""
     changes |= {} if fsdp else {"use_cpu": "True"}
     return {"argv": world.argv(name, **changes), "fsdp": fsdp, "accelerate_config": str(FSDP2)}
 
@@ -135,8 +130,8 @@ def test_trained_parameters_are_counted_when_nothing_is_loaded(world: World) -> 
     models = read_models(job.model, job.args, job.args.device)
     sizes = models.student.sizes
     base: Any = ModelSource(str(world.student), "student").load(torch.float32)
-    adapters = adapters_of(world.root / "adapted")
-    assert sizes.trained == sum(weight.numel() for weight in adapters.values())
+    adapters = adapters_of(world.root / "adapted").values()
+    assert sizes.trained == sum(weight.numel() for weight in adapters)
     assert sizes.parameters == sizes.trained + sum(weight.numel() for weight in base.parameters())
 
 
@@ -215,9 +210,7 @@ def test_export_rounds_the_weights_when_asked_for_bfloat16(world: World, tmp_pat
 def test_export_leaves_nothing_behind_when_it_is_interrupted(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
+    interrupt = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr(PreTrainedTokenizerBase, "save_pretrained", interrupt)
     with pytest.raises(KeyboardInterrupt):
         export.export(world.root / "plain" / "checkpoint-4", tmp_path / "model")
@@ -232,6 +225,7 @@ def test_export_rejects_what_it_cannot_write(
     os.truncate(cut / "model.safetensors", 99)
     for argv, message in (
         ([plain, "--output_dir", world.student], f"--output_dir {world.student} is not empty"),
+        ([plain, "--output_dir", world.pages], f"--output_dir {world.pages} is not empty"),
         ([tmp_path / "absent"], f"{tmp_path / 'absent'}: no such directory"),
         ([tmp_path], f"{tmp_path}: it has no manifest.json"),
         ([cut], f"{cut}: model.safetensors has 99 bytes"),
@@ -274,12 +268,11 @@ def test_what_a_trainer_in_python_saves_is_exported(
     link.symlink_to(place, target_is_directory=True)
     exported = export.export(link)
     assert exported.parent == link.parent
-    model = AutoModelForCausalLM.from_pretrained(exported).eval()
     ids = torch.arange(3, 35)[None]
-    trained = trainer.model.eval()
+    models = (AutoModelForCausalLM.from_pretrained(exported), trainer.model.eval())
     with torch.no_grad():
-        expected = trained(input_ids=ids, use_cache=False).logits
-        torch.testing.assert_close(model(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-4)
+        found, expected = (model(input_ids=ids, use_cache=False).logits for model in models)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 # What export reads in a checkpoint
@@ -304,12 +297,9 @@ def test_saved_model_is_exported_next_to_it_without_its_student(saved: Path) -> 
     write(saved, run={"student": "/gone"})
     done = export.export(saved)
     assert done == saved.with_name("export-7")
-    assert AutoConfig.from_pretrained(done).use_cache is True
-    file = saved.with_name("file")
-    file.touch()
-    for target in (None, file):
-        with pytest.raises(ValueError, match="is not empty"):
-            export.export(saved, target)
+    assert json.loads((done / "config.json").read_text())["use_cache"] is True
+    with pytest.raises(ValueError, match="is not empty"):
+        export.export(saved)
 
 
 def test_settings_are_of_the_checkpoint_or_else_of_the_run(saved: Path) -> None:

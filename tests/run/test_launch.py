@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +14,7 @@ import pytest
 
 from vocagnolm.cli import Exit
 
+pytestmark = pytest.mark.processes
 # Counts the signals that it gets in half a second. None ends before all have counted theirs,
 # because torchrun then sends SIGTERM to the others.
 WORKER = f"""
@@ -35,24 +36,18 @@ while len(list(Path().glob("counted-" + world + "-*"))) < int(world):
     time.sleep(0.02)
 sys.exit({int(Exit.STOPPED)})
 """
-CONFIG = """
-compute_environment: LOCAL_MACHINE
-distributed_type: "{kind}"
-mixed_precision: "no"
-num_machines: 1
-num_processes: {processes}
-use_cpu: true
-main_process_port: 0
-"""
+CONFIG = {"compute_environment": "LOCAL_MACHINE", "mixed_precision": "no", "use_cpu": True}
+CONFIG |= {"num_machines": 1, "main_process_port": 0}
 # One job after the other, in one process, as imports take seconds.
 START = """
+import json
 from vocagnolm.run.launch import _run
 def status(name):
     try:
         return _run([f"--config_file={name}", "--module", "worker"])
     except KeyboardInterrupt:
         return "interrupted"
-print([status(name) for name in ("1.yaml", "2.yaml")])
+print(json.dumps([status(name) for name in ("1.json", "2.json")]))
 """
 # A worker that has not begun to train has no handlers of its own.
 IDLE_WORKER = """
@@ -63,13 +58,13 @@ time.sleep(60)
 """
 
 
-def start_jobs(directory: Path, worker: str) -> subprocess.Popen[str]:
-    """Start a job of one process and, when it has ended, one of two."""
+def send_to_jobs(directory: Path, worker: str, number: signal.Signals) -> list[object]:
+    """Send a signal to all workers of a job of one, then of two processes; return statuses."""
     (directory / "worker.py").write_text(worker)
     for processes, kind in ((1, "NO"), (2, "MULTI_GPU")):
-        text = CONFIG.format(kind=kind, processes=processes)
-        (directory / f"{processes}.yaml").write_text(text)
-    return subprocess.Popen(
+        config = CONFIG | {"num_processes": processes, "distributed_type": kind}
+        (directory / f"{processes}.json").write_text(json.dumps(config))
+    job = subprocess.Popen(
         [sys.executable, "-c", START],
         cwd=directory,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(directory), *sys.path])},
@@ -77,11 +72,7 @@ def start_jobs(directory: Path, worker: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def send_to_jobs(directory: Path, worker: str, number: signal.Signals) -> list[object]:
-    """Send a signal to each job when all its workers have left their files; return statuses."""
-    job = start_jobs(directory, worker)
+    # Each worker leaves a file when it runs.
     for processes in (1, 2):
         while len(list(directory.glob(f"{processes}-*"))) < processes:
             assert job.poll() is None, job.communicate()
@@ -89,17 +80,15 @@ def send_to_jobs(directory: Path, worker: str, number: signal.Signals) -> list[o
         job.send_signal(number)
     out, err = job.communicate(timeout=60)
     assert not err
-    return ast.literal_eval(out)
+    return json.loads(out)
 
 
-@pytest.mark.processes
 def test_signal_reaches_each_process_once_and_status_comes_back(tmp_path: Path) -> None:
     assert send_to_jobs(tmp_path, WORKER, signal.SIGTERM) == [Exit.STOPPED] * 2
     for name in ("1-0", "2-0", "2-1"):
         assert (tmp_path / name).read_text() == f"{signal.SIGTERM:d}\n"
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_signal_before_training_interrupts_the_job(number: signal.Signals, tmp_path: Path) -> None:
     assert send_to_jobs(tmp_path, IDLE_WORKER, number) == ["interrupted"] * 2

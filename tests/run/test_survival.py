@@ -59,10 +59,8 @@ class Place:
 
     def run_two(self, out: Path, *requests: dict[str, Any], **changes: str) -> list[int]:
         """Run two processes, each with its own request; return their exit statuses."""
-        asked = [
-            self._asked(out, changes, request, f"-{rank}")
-            for rank, request in enumerate(requests or ({}, {}))
-        ]
+        first, second = requests or ({}, {})
+        asked = self._asked(out, changes, first, "-0"), self._asked(out, changes, second, "-1")
         return [self.server.wait(process) for process in self.server.start_job(*asked)]
 
     def _asked(
