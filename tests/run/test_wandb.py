@@ -25,10 +25,9 @@ from vocagnolm.report.compare import comparison_markdown
 from vocagnolm.report.comparison import compare
 from vocagnolm.report.fetch import STEP, fetch
 from vocagnolm.run import parser, tracked_run
-from vocagnolm.run.parser import parse
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import tracking
-from vocagnolm.training.job import settings_of
+from vocagnolm.training.options import RunOptions
 
 SECTIONS = ("train/", "guidance/", "teacher/", "speed/", "memory/", "eval/")
 
@@ -37,7 +36,7 @@ SECTIONS = ("train/", "guidance/", "teacher/", "speed/", "memory/", "eval/")
 def options(world: World) -> list[str]:
     """Options of a run of two steps, with a teacher."""
     steps = {"max_steps": "2", "logging_steps": "1", "global_batch_tokens": "128"}
-    changes = {"report_to": None, "output_dir": None, "save_steps": None, "learning_rate": None}
+    changes = {"report_to": None, "output_dir": None, "save_steps": None}
     return [*world.argv("", **steps, **changes), "--use_cpu"]
 
 
@@ -55,9 +54,9 @@ def test_trackers_hold_all_that_was_logged(
     assert parser.main([*argv, "--report_to", "wandb", "tensorboard"]) == 0
     (run,) = offline.glob("offline-run-*")
     found = stored(run)
-    about, config = found["run"], found["config"]
+    config = found["config"]
     where = {"entity": "lab", "project": "p", "run_group": "table1", "display_name": "table1/a"}
-    assert about.items() >= {**where, "tags": ["vocagnolm", "student", "teacher"]}.items()
+    assert found["run"].items() >= {**where, "tags": ["vocagnolm", "student", "teacher"]}.items()
     assert config["settings"] == json.loads((out / "run.json").read_text())
     assert config["parameters"] == config["trained_parameters"] > 0
     assert config["corpus"]["student_tokens"] > config["corpus"]["blocks"] > 0
@@ -107,36 +106,31 @@ def test_resumed_run_is_one_with_what_was_cut_off(
 @pytest.mark.parametrize(
     ("recipe", "given", "environment", "expected"),
     [
-        ("", [], {}, {"project": "vocagnolm", "group": None, "name": "out"}),
-        ("recipes/a/b/c.yaml", [], {}, {"group": "a/b", "name": "a/b/c"}),
-        ("mine/recipes.yaml", [], {}, {"group": "mine", "name": "mine/recipes"}),
-        ("mine/a.yaml", [], {}, {"group": "mine", "name": "mine/a"}),
-        ("mine/a.yaml", ["--run_name=n"], {"WANDB_NAME": "m"}, {"group": "mine", "name": "n"}),
-        ("", ["--project=e/p"], {"WANDB_PROJECT": "q"}, {"entity": "e", "project": "p"}),
-        ("", [], {"WANDB_PROJECT": "q"}, {"entity": None, "project": "q"}),
-        ("", [], {"WANDB_TAGS": "x,z" + "y" * 64}, {"tags": ["x", "y" * 64]}),
-        ("mine/a.yaml", [], {"WANDB_RUN_GROUP": "g", "WANDB_NAME": "n"}, {"group": "g"}),
+        (None, {}, {}, {"project": "vocagnolm", "group": None, "name": "out"}),
+        ("/recipes/a/b/c.yaml", {}, {}, {"group": "a/b", "name": "a/b/c"}),
+        ("/mine/recipes.yaml", {}, {}, {"group": "mine", "name": "mine/recipes"}),
+        ("/my/own/a.yaml", {}, {}, {"group": "own", "name": "own/a"}),
+        ("/mine/a.yaml", {"run_name": "n"}, {"NAME": "m"}, {"group": "mine", "name": "n"}),
+        (None, {"project": "e/p"}, {"PROJECT": "q"}, {"entity": "e", "project": "p"}),
+        (None, {}, {"PROJECT": "q"}, {"entity": None, "project": "q", "tags": ["cpt", "s", "t"]}),
+        (None, {}, {"TAGS": "x,z" + "y" * 64}, {"tags": ["x", "y" * 64]}),
+        ("/mine/a.yaml", {}, {"RUN_GROUP": "g", "NAME": "n"}, {"group": "g", "name": "n"}),
     ],
 )
+@pytest.mark.usefixtures("offline")
 def test_place_follows_options_environment_and_recipe(
-    options: list[str],
-    offline: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    recipe: str,
-    given: list[str],
+    recipe: str | None,
+    given: dict[str, str],
     environment: dict[str, str],
     expected: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if recipe:
-        path = tmp_path / recipe
-        path.parent.mkdir(parents=True)
-        path.write_text("seed: 1\n")
-        given = [*given, f"--config={path}"]
     for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    job = parse([*options, *given, f"--output_dir={tmp_path / 'out'}"])
-    assert tracked_run.wandb_arguments(job, settings_of(job)).items() >= expected.items()
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    options = {"project": RunOptions.project, "run_name": None, "output_dir": "runs/out", **given}
+    job: Any = SimpleNamespace(args=SimpleNamespace(method="cpt", **options), recipe=recipe)
+    found = tracked_run.wandb_arguments(job, {"student": "lab/s", "teacher": ["/x/t"]})
+    assert found.items() >= expected.items()
 
 
 def test_run_that_cannot_be_online_begins_offline(
