@@ -28,8 +28,8 @@ from vocagnolm.fields import (
     kinds_of,
     listed,
     named,
-    near,
     options_of,
+    suggestion,
     without_effect,
 )
 from vocagnolm.shell.io import log_main
@@ -81,7 +81,7 @@ class Parser(OneLineErrors):
         if unknown:
             known = [f"--{name}" for name in self.options]
             name = unknown[0].partition("=")[0]
-            raise ValueError(f"unknown option {unknown[0]}{near(name, known)}")
+            raise ValueError(f"unknown option {unknown[0]}{suggestion(name, known)}")
         values = vars(arguments)
         # Every integer of these commands is a count, a size or a seed, and none may be negative.
         # argparse has no type for that. Only values that argparse parsed as int are tested, since a

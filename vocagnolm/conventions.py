@@ -7,6 +7,9 @@ Tensor names carry their shape, one letter for each dimension:
     T  positions of the teacher,     K  teachers, or rows of a tile
        or of any one model           N  rows, concatenated
 
+A block is a packed sequence: whole segments, one after the other, in one row of a batch. Public
+names say `Block`, and everything else says packed sequence, or sequence.
+
 Every loss is a natural logarithm, in nats, and has the index of the predicted token. Ranges and
 spans are half-open: [first, last) includes `first` and excludes `last`.
 """

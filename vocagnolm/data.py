@@ -165,7 +165,7 @@ class Segments:
         sha256 = hashlib.sha256(self._column("document").astype(np.int64).tobytes())
         sha256.update(self._column("student_tokens").astype(np.int32).tobytes())
         sha256.update(self._column("teacher_tokens").astype(np.int32).tobytes())
-        # Reading all tokens again would take minutes, so each segment has a checksum of its own.
+        # Reading all tokens again would take minutes, so each segment has a checksum.
         sha256.update(self._column("student_crc32").astype(np.uint32).tobytes())
         return sha256.hexdigest()[:16]
 

@@ -60,10 +60,10 @@ class OptionError(ValueError):
         return self._message
 
 
-def near(name: str, known_names: Iterable[str]) -> str:
+def suggestion(name: str, known_names: Iterable[str]) -> str:
     """Return " (did you mean X?)" for the known name that is most like one, or nothing.
 
-    >>> near("--teachr", ["--teacher", "--student"])
+    >>> suggestion("--teachr", ["--teacher", "--student"])
     ' (did you mean --teacher?)'
     """
     names = list(known_names)
@@ -225,7 +225,7 @@ def check_not_empty(name: str, value: object) -> None:
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise an OptionError for a value that is not among the choices."""
     if value not in choices:
-        hint = near(str(value), choices)
+        hint = suggestion(str(value), choices)
         raise OptionError(name, f"must be one of {', '.join(choices)}, got {value}{hint}")
 
 
@@ -284,7 +284,11 @@ def one_for_each(option: str, value: Any, count: int, of: str) -> list[Any]:
 
 
 def json_settings(option: str, text: str) -> dict[str, object]:
-    """Parse an option that is a JSON object of settings. Anything else is an OptionError."""
+    """Parse an option that is a JSON object of settings.
+
+    Raises:
+        OptionError: it is anything else, or empty.
+    """
     try:
         content = json.loads(text)
     except ValueError as error:

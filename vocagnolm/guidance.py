@@ -96,7 +96,7 @@ def _by_function(
     ranges_BS2: Tensor,
     valid_BT: Tensor,
 ) -> Tensor:
-    """Copy the losses of each range into a row of their own, and reduce the rows."""
+    """Copy the losses of each range into a separate row, and reduce the rows."""
     first_BS, last_BS = ranges_BS2.long().clamp(min=0).unbind(-1)
     longest = max(1, int((last_BS - first_BS).amax()))
     # Place w of a row is the teacher token first + w. Places from `last` on are outside the range.

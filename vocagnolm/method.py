@@ -82,10 +82,13 @@ class Method:
     """All settings of a method: one record for parser, trainer, views and stores.
 
     They are named like the options of `vocagnolm train`, whose help texts describe them. The
-    defaults are the paper's. A value out of range is a ValueError.
+    defaults are the paper's.
 
     Your own class or function is given as an object or by its name `package.module:name`
     (docs/library.md). The settings keep the name.
+
+    Raises:
+        ValueError: a value is out of range.
     """
 
     method: str = option(
@@ -303,7 +306,7 @@ class Method:
         return by_entropy and not self.accepts
 
     def check_teacher(self, count: int, *, is_stored: bool = False) -> None:
-        """Raise a ValueError if the teacher is missing, or is of the wrong kind or number."""
+        """Reject a missing teacher, or one of the wrong kind or number."""
         if bool(count) != self.needs_teacher:
             options = f"{named('teacher')} or {named('teacher_losses')}"
             fault = f"needs a teacher: give {options}"

@@ -207,7 +207,11 @@ def scale_and_cap(config: PreTrainedConfig) -> tuple[float, float | None]:
 
 
 def output_embeddings(model: nn.Module) -> nn.Linear:
-    """Return the linear layer that makes a model's logits. Any other, or none, is a ValueError."""
+    """Return the linear layer that makes a model's logits.
+
+    Raises:
+        ValueError: another layer makes them, or none.
+    """
     if not isinstance(model, PreTrainedModel):
         raise ValueError(_unsupported(model, "it is not a transformers.PreTrainedModel"))
     embeddings = model.get_output_embeddings()  # type: ignore[no-untyped-call]

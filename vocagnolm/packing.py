@@ -28,7 +28,7 @@ FloatArray = npt.NDArray[np.float32]
 class Block(TypedDict, total=False):
     """One packed sequence: its index, and one array for each of its segments.
 
-    The columns are those of `vocagnolm.data.Segments`. Those of teachers exist only with a teacher.
+    The columns are those of `vocagnolm.data.Segments`. Without a teacher, it lacks its columns.
     The ranges are those that `align_segment` returns.
     """
 
@@ -183,7 +183,7 @@ class Blocks(Dataset[Block]):
         self.teacher_max_length = teacher_max_length
         # The shares in which the parts are drawn. None draws every sequence once.
         self.weights: Sequence[float] | None = None
-        # Identifies each corpus in a run's settings, after whoever aligned it has set it.
+        # Identifies each corpus in a run's settings. It is set after the alignment.
         self.corpus_digest: list[str] | None = None
         # The hashes of the tokenizers of the student and of each teacher, where they are known.
         self.tokenizers_sha256: list[str] | None = None

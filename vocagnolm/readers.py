@@ -32,7 +32,7 @@ WithoutTeacher = Mapping[int, str | None]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# For models without a template of their own.
+# For models without a chat template.
 _BUILT_IN = {
     "plain": (
         "{{ bos_token }}{% for message in messages %}{{ message['role'] | capitalize }}: "
@@ -106,7 +106,7 @@ class Reader:
         """
         assert self.template is not None, "templates are checked before"
         special = special_ids(self.tokenizer) if self.role == "student" else None
-        # A rendering that is a string is the reason why there is none.
+        # A string is the reason why the conversation cannot be rendered.
         rendered = [self.template.render(conversation) for conversation in conversations]
         texts = [rendering.text for rendering in rendered if not isinstance(rendering, str)]
         encode = partial(encode_rendered, self.tokenizer)

@@ -130,7 +130,8 @@ def _lock(directory: Path, record: str) -> FileLock:
             lock.acquire(timeout=_LOCK_S)
         except Timeout:
             raise OptionError(
-                "output_dir", f"{directory}: another process writes there: stop it, or give another"
+                "output_dir",
+                f"{directory}: another process writes there: stop it, or give another directory",
             ) from None
     return lock
 

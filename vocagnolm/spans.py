@@ -220,12 +220,14 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase | Tokenizer, texts: Sequence
     """Tokenize many texts at once. Spans cover every character (`fill_gaps`).
 
     Texts are read literally and whole: no special tokens are added, strings such as `</s>` stay
-    text, and truncation or padding saved with the tokenizer is ignored. A lone surrogate in a text,
-    or a tokenizer without usable offsets, is a ValueError.
+    text, and truncation or padding saved with the tokenizer is ignored.
 
     If the bytes of a text's tokens concatenate to the text, they give each token's place. The
     tokenizer is asked for offsets only for other texts (Unicode normalisation, stripped or unknown
     characters), because they take it half as long again.
+
+    Raises:
+        ValueError: a text has a lone surrogate, or the tokenizer has no usable offsets.
     """
     contents = [text.encode() for text in texts]
     with without_limits(tokenizer) as backend:

@@ -128,8 +128,8 @@ def _csv_rows(file: BinaryIO, separator: str) -> Iterator[tuple[int, dict[str, A
         columns = next(records, [])
         number = records.line_num + 1
         for fields in records:
-            # With more or fewer fields than the header, nobody knows where the text begins and
-            # ends. A blank line has no fields.
+            # With more or fewer fields than the header, the text may begin and end
+            # anywhere. A blank line has no fields.
             if len(fields) == len(columns):
                 yield number, dict(zip(columns, fields, strict=True))
             elif fields:
@@ -286,7 +286,7 @@ def usable_in(batch: pa.Table, indices: Sequence[int]) -> tuple[dict[int, Any], 
         if reason is None and "roles" in record:
             content = Conversation(**record)
         elif reason is None:
-            # A column of text may come from a file that nobody has read row by row.
+            # A column of text may come from a file that was not read row by row.
             content, reason = document_of(record[TEXT])
         if reason is None:
             usable[index] = content

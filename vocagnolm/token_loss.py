@@ -67,7 +67,7 @@ class _TokenLoss(torch.autograd.Function):
         ctx.weighted_tokens = weighted_tokens
         rows = rows_per_tile(len(read_M), head)
         head, tile_KV = head.cast(), head.tile(rows)
-        # Rows that are not read stay NaN, so nobody takes their losses for real ones.
+        # Rows that are not read stay NaN, so that their losses cannot pass for real ones.
         loss_N = hidden_ND.new_full((len(targets_N),), torch.nan, dtype=head.sum_dtype)
         entropy_N = torch.full_like(loss_N, torch.nan) if with_entropies else None
         # A row's loss is -log P(target):
@@ -317,12 +317,12 @@ def _check_head(model: PreTrainedModel, device: torch.device | None) -> None:
     require_finite(model, logits, losses)
     # A model on several devices may return them on different ones.
     logits, targets = logits.to(losses.device), ids[:, 1:].to(losses.device)
-    # A head with more or fewer logits than rows is of an unknown kind.
+    # A head with more or fewer logits than rows is not supported.
     weight_VD = output_embeddings(model).weight
     reproduced = logits.shape[-1] == len(weight_VD)
     if reproduced:
         expected = F.cross_entropy(logits[:, :-1].float().mT, targets, reduction="none")
-        # The tolerance is relative to the logits. Those of an untrained model are so small that all
+        # The tolerance is relative to the logits. An untrained model has such small logits that all
         # losses are near log(V), and an absolute tolerance would hide a wrong scale.
         relative = 1e-4 if rounds_by_dtype(model, logits.dtype, weight_VD.dtype) else 2e-2
         tolerance = 1e-5 + relative * logits.abs().max()

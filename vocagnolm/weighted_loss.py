@@ -73,7 +73,7 @@ class _WeightedLoss(torch.autograd.Function):
         # nothing.
         needed = [need and with_gradient for need in ctx.needs_input_grad[:3]]
         gradients = HeadGradients(needed, hidden_ND, head)
-        # A token with a label that is left out stays NaN, so nobody takes its loss for a real one.
+        # A token with a label that is left out stays NaN, so its loss cannot pass for a real one.
         loss_N = hidden_ND.new_full((len(targets_N),), torch.nan, dtype=head.sum_dtype)
         loss_N.masked_fill_(targets_N == IGNORED_LABEL, 0.0)
         weight_N = torch.zeros_like(loss_N, dtype=torch.float32)

@@ -189,7 +189,7 @@ def _read_message(message: object) -> dict[str, Any] | str:
 
 
 def read_row(row: Mapping[str, Any]) -> Conversation | str:
-    """Make a conversation of the columns of one of the `FORMATS`, or return why there is none."""
+    """Make a conversation of the columns of one of the `FORMATS`, or return why it is skipped."""
     options = _options(row)
     if options is None:
         return _BAD_OPTIONS

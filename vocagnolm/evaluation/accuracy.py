@@ -52,7 +52,7 @@ def interval_over_items(shares: Sequence[float], samples: int) -> tuple[float, f
     share = math.fsum(shares) / n
     variance = math.fsum((x - share) ** 2 for x in shares) / n
     if share in (0, 1):
-        # If no item differs from another, nobody can tell how much they might.
+        # If all items are alike, there is no sign of how much they vary.
         effective = float(n)
     elif variance == 0:
         effective = float(n * samples)
@@ -189,7 +189,7 @@ def one_line_summary(summary: JsonObject) -> str:
         line += f"{summary['pass_at'][str(samples)]['rounded']:.1f}"
     outputs = summary["n"] * samples
     line += f", {summary['correct']} of {outputs} right"
-    # Outputs that were not graded count as wrong, although nobody has looked at them.
+    # Outputs that were not graded count as wrong, although they may be right.
     ungraded = summary.get("decided_by", {}).get("crash", 0)
     if ungraded:
         line += f"; {ungraded} not graded, as the grader crashed"

@@ -65,7 +65,11 @@ def _parser() -> command.Parser:
 
 
 def check(argv: Sequence[str] | None = None) -> Namespace:
-    """Parse the command line. A wrong argument is a ValueError."""
+    """Parse the command line.
+
+    Raises:
+        ValueError: an argument is wrong.
+    """
     arguments = _parser().parse_args(argv)
     if not (arguments.model or arguments.regrade):
         raise ValueError("give --model, or --regrade FILE and its --benchmark")

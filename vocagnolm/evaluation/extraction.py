@@ -66,7 +66,8 @@ def extract(kind: AnswerKind, output: str) -> str | None:
 def normalise_gold(kind: AnswerKind, gold: object) -> str:
     """Normalise a reference answer once, as `extract` does with a prediction.
 
-    A reference that no prediction of its kind could equal is a ValueError.
+    Raises:
+        ValueError: no prediction of its kind could equal it.
 
     >>> normalise_gold("free", "7 apples."), normalise_gold("letter", "(b)")
     ('7', 'B')

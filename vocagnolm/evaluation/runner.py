@@ -194,8 +194,10 @@ def run(
 ) -> Iterator[Task]:
     """Complete the records of all tasks, and yield each task when its records are complete.
 
-    Records are written as completions arrive. Outputs that have a record are not asked again. A
-    prompt that leaves no room in the context is a ValueError before anything is generated.
+    Records are written as completions arrive. Outputs that have a record are not asked again.
+
+    Raises:
+        ValueError: a prompt leaves no room in the context. Nothing has been generated then.
     """
     # `generate` checks the prompts when it is called, and runs when its stream is read. So all
     # tasks are checked here before the first one begins.

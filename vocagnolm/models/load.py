@@ -80,7 +80,7 @@ class ModelSource:
     def tokenizer(self, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
         """Load its tokenizer, slow or fast, and test that it reads text and fits the model."""
         loaded: PreTrainedTokenizerBase = self._from_pretrained(AutoTokenizer)
-        # If files are missing, transformers makes an empty tokenizer without a word.
+        # If files are missing, transformers silently makes an empty tokenizer.
         ids = loaded.encode("1 + 1 = 2", add_special_tokens=False)
         if all(token_id == loaded.unk_token_id for token_id in ids):
             raise ValueError(

@@ -102,7 +102,8 @@ def read_training(label: str, directory: Path) -> TrainingRun:
 def agree(first: TrainingRun, other: TrainingRun, option: str) -> bool:
     """Test whether two runs have the same value of an option, or one named after each seed.
 
-    Digests agree, too, if they cannot tell whether the documents are the same.
+    Digests agree, too, if they cannot tell whether the documents are the same. `record.differences`
+    compares one directory with its own past, so it knows neither seeds nor such digests.
     """
     value, other_value = first.options.get(option), other.options.get(option)
     # Weights & Biases returns 1.0 as 1, and these are equal.

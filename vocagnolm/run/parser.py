@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vocagnolm.cli import OneLineErrors, OptionsParser, check_hub_names, shell
-from vocagnolm.fields import near, options_of
+from vocagnolm.fields import options_of, suggestion
 from vocagnolm.method import Method
 from vocagnolm.run.recipe import as_flags, find_file, recipe_options, without_replaced
 from vocagnolm.training.options import (
@@ -80,13 +80,13 @@ def check(argv: Sequence[str]) -> tuple[str | None, dict[str, Any], list[str]]:
         if "--help_all" in argv:
             _trainer_parser().print_help()
         raise SystemExit(0)
-    given, _ = parser.parse_known_args(argv)
-    recipe = str(find_file("config", given.config)) if "config" in given else None
+    typed, _ = parser.parse_known_args(argv)
+    recipe = str(find_file("config", typed.config)) if "config" in typed else None
     flags: list[str] = []
     if recipe:
         options = recipe_options(recipe)
         _check_names(parser, options, f"--config {recipe}: ")
-        flags = as_flags(without_replaced(options, vars(given)))
+        flags = as_flags(without_replaced(options, vars(typed)))
     # The recipe comes before the user's words, because argparse takes the last value.
     namespace, words = parser.parse_known_args(flags + list(argv))
     # The others are values. One may begin with one dash, such as -1, but not with two.
@@ -182,12 +182,13 @@ def _of_class(values: dict[str, Any], kind: type) -> dict[str, Any]:
 
 
 def _check_names(parser: OptionsParser, names: Iterable[str], where: str = "") -> None:
-    """Raise a ValueError for an option that neither this package nor Trainer has."""
+    """Reject an option that neither this package nor Trainer has."""
     known = trainer_fields() | parser.options.keys()
     for name in names:
         if name not in known and name.removeprefix("no_") not in known:
             spellings = [f"--{known_name}" for known_name in known]
-            raise ValueError(f"{where}unknown option --{name}{near(f'--{name}', spellings)}")
+            hint = suggestion(f"--{name}", spellings)
+            raise ValueError(f"{where}unknown option --{name}{hint}")
 
 
 def trainer_fields() -> set[str]:

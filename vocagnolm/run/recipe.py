@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vocagnolm.cli import Parser, shell
-from vocagnolm.fields import OptionError, aliases_of, near, options_of
+from vocagnolm.fields import OptionError, aliases_of, options_of, suggestion
 from vocagnolm.shell.io import print_main, read_mapping
 from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions, RunOptions
 
@@ -27,7 +27,7 @@ def find_file(option: str, value: str, directory: Path = RECIPES) -> Path:
     names = names_in(directory)
     if value not in names:
         choices = "`vocagnolm recipes` lists them" if directory == RECIPES else ", ".join(names)
-        hint = near(value, names)
+        hint = suggestion(value, names)
         raise OptionError(option, f"{value}: no such file, here or in the package{hint}: {choices}")
     return directory / f"{value}.yaml"
 

@@ -97,7 +97,7 @@ def running(
 
 
 def finish() -> None:
-    """End the run of Weights & Biases, which Trainer leaves to whoever has begun it."""
+    """End the run of Weights & Biases, which Trainer leaves open."""
     # The package is optional. A run that did not ask for it has not imported it.
     if "wandb" in sys.modules and sys.modules["wandb"].run is not None:
         sys.modules["wandb"].finish()

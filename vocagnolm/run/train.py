@@ -38,7 +38,7 @@ def train(job: Job) -> int:
     if conflict and not args.dry_run:
         raise ValueError(conflict)
     if is_finished:
-        # The corpus is not read again, so the user must know that nobody compared it.
+        # The corpus is not read again, so the user must know that it was not compared.
         print_main(
             f"{output_dir} holds the finished run: nothing to do. If documents or models have "
             "changed since then, give another --output_dir"
@@ -80,7 +80,7 @@ def train(job: Job) -> int:
                 f"none of {trained.global_step} steps made an update (--max_bad_steps "
                 f"{args.max_bad_steps}): no model is saved"
             )
-        with explain_full_disk(output_dir, trainer.what_is_safe):
+        with explain_full_disk(output_dir, trainer.discard_partial_save):
             save(trainer, output_dir)
         # A run that was stopped is not finished here, because it will be resumed.
         tracked_run.finish()

@@ -31,7 +31,11 @@ def is_installed(package: str) -> bool:
 
 
 def require(package: str, wanted_by: str) -> None:
-    """Raise a ValueError that says what to install if an optional package is missing."""
+    """Say what to install if an optional package is missing.
+
+    Raises:
+        ValueError: it is missing.
+    """
     if not is_installed(package):
         extra = EXTRAS.get(package)
         requirement = f'"vocagnolm[{extra}]"' if extra else package

@@ -45,17 +45,17 @@ def check_name(option: str, name: str, kind: Kind = "model") -> None:
 _CACHED = re.compile(r"(?:models|datasets)--([^/]+?)--([^/]+)/snapshots(/|$)")
 
 
-def hub_name(place: str) -> str | None:
+def hub_name(name: str) -> str | None:
     """Return the hub's name of a model or dataset, or None if it is local."""
     # A model that was loaded from the cache has the path of its snapshot as its name.
-    match = _CACHED.search(place)
+    match = _CACHED.search(name)
     if match:
         return f"{match[1]}/{match[2]}"
     # An absolute path is local, even if it is gone, as in the files of a run that was moved.
-    is_local = Path(place).exists() or Path(place).is_absolute()
-    return None if is_local else place
+    is_local = Path(name).exists() or Path(name).is_absolute()
+    return None if is_local else name
 
 
-def public_name(place: str) -> str:
+def public_name(name: str) -> str:
     """Return a name without this machine's directories."""
-    return hub_name(place) or Path(place).name
+    return hub_name(name) or Path(name).name

@@ -130,7 +130,11 @@ def _source(keys: Iterable[bytes]) -> str:
 
 
 def is_written(directory: Path, number: int, texts: Iterable[str]) -> bool:
-    """Test whether a shard exists. One of other texts is a ValueError."""
+    """Test whether a shard exists.
+
+    Raises:
+        ValueError: it is a shard of other texts.
+    """
     path = directory / shard_name(number)
     # Texts may come from an iterator, which is read only if there is a shard.
     if not path.exists():
@@ -210,7 +214,11 @@ def is_store(directory: Path) -> bool:
 
 
 def manifest_of(directory: Path) -> JsonObject:
-    """Read the manifest of a finished store. Anything else is a ValueError."""
+    """Read the manifest of a finished store.
+
+    Raises:
+        ValueError: the directory has none.
+    """
     manifest = read_manifest(directory)
     if SHARDS not in manifest:
         raise ValueError(

@@ -95,7 +95,7 @@ class StoredReader(TeacherReaders):
         return documents[:1] if self.first else documents
 
     def check_templates(self, *more_readers: Reader) -> None:
-        """Raise a ValueError if a store is of documents, or other readers have no template."""
+        """Reject stores of documents, and other readers without a template."""
         for store in self.stores:
             if "chat_template" not in store.manifest:
                 raise ValueError(

@@ -75,7 +75,11 @@ def make_parser() -> Parser:
 
 
 def check(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the command line. A wrong argument is a ValueError."""
+    """Parse the command line.
+
+    Raises:
+        ValueError: an argument is wrong.
+    """
     parser = make_parser()
     arguments = parser.parse_args(argv)
     # argparse cannot require these, because --verify works without them.

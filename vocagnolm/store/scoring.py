@@ -105,7 +105,10 @@ class ScoringJob:
         """List the shards that are not written yet, beginning at a random one.
 
         Jobs that share the directory thus score different shards, until one meets those that
-        another has written. A shard of another corpus is a ValueError.
+        another has written.
+
+        Raises:
+            ValueError: a shard is of another corpus.
         """
         missing = []
         for shard in range(self.shards):
@@ -249,12 +252,12 @@ def begin(job: ScoringJob, settings: Record) -> bool:
     # Another job may begin another store at the same time. One manifest stays, and is compared.
     store.begin_store(directory, settings)
     manifest = store.read_manifest(directory)
-    # Stores of version 0.1 also say that no token comes behind a document.
+    # Stores of version 0.1 also say that no token comes after a document.
     manifest["special_tokens"].pop("behind", None)
     # A corpus is identified by its texts, and a teacher by its revision if it has one. Their names,
     # and a server's address, do not matter.
     ignored = {"dataset", "server"}
-    # A teacher without a known revision, such as one behind a server, is identified by its name.
+    # A teacher without a known revision, such as that of a server, is identified by its name.
     if settings["teacher_revision"] not in (None, "unknown"):
         ignored.add("teacher")
     compared = {name: settings[name] for name in settings.keys() - ignored}
@@ -276,7 +279,7 @@ def begin(job: ScoringJob, settings: Record) -> bool:
     damaged = [file for file in faults if (directory / file).exists()]
     if damaged:
         raise ValueError(f"{directory}: {', '.join(damaged)} damaged: delete them, too")
-    # The store counts as unfinished until the shards exist again, and nobody trains on it.
+    # The store counts as unfinished until the shards exist again, so no run trains on it.
     store.begin_store(directory, settings, replace=True)
     return True
 

@@ -45,8 +45,11 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
 
     Defaults are the paper's (Section 4.3), except for the batch, which is Trainer's: 8 sequences
     per device, or `per_device_train_batch_size`, without accumulation. `global_batch_tokens=2**21`
-    is the paper's step, with any number of processes. A wrong value is a ValueError. AdamW's beta2
-    and weight decay are LitGPT's. The paper trains with LitGPT, but does not name them.
+    is the paper's step, with any number of processes. AdamW's beta2 and weight decay are
+    LitGPT's. The paper trains with LitGPT, but does not name them.
+
+    Raises:
+        ValueError: a value is wrong.
     """
 
     # These fields of Trainer define a run, too. Outside the intervals, it would silently train
@@ -202,7 +205,7 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
 
 
 def _check_schedule(args: VocAgnoConfig) -> None:
-    """Raise a ValueError for a schedule that Trainer cannot make, after the alignment."""
+    """Reject a schedule that Trainer cannot make, after the alignment."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=args.learning_rate)
     schedule = SchedulerType(args.lr_scheduler_type)
     settings: Any = args.lr_scheduler_kwargs
@@ -229,7 +232,7 @@ def _begun_in(output_dir: str | None) -> str | None:
 
 
 def check_arguments(args: TrainingArguments) -> None:
-    """Raise a ValueError for arguments that would change what a run computes or keeps."""
+    """Reject arguments that would change what a run computes or keeps."""
     for name, (allowed, reason) in _ONE_VALUE.items():
         # Another version of transformers may lack one of these.
         value = getattr(args, name, allowed)
@@ -264,7 +267,7 @@ def check_arguments(args: TrainingArguments) -> None:
 
 
 def _check_best_model(args: TrainingArguments) -> None:
-    """Raise a ValueError if no evaluation can choose the best model."""
+    """Reject settings with which no evaluation can choose the best model."""
     if args.save_strategy == SaveStrategy.BEST and args.eval_strategy == IntervalStrategy.NO:
         raise OptionError(
             "save_strategy", f"best needs an evaluation: set {named('eval_strategy')}"

@@ -40,7 +40,7 @@ class Job:
 
 
 def check_launch(job: Job, *, evaluates: bool) -> None:
-    """Raise a ValueError for what would fail late, and warn about options without effect."""
+    """Reject what would fail late, and warn about options without effect."""
     args = job.args
     # The package is loaded with the teacher. A plan may be made on a smaller machine than the
     # job's, but a config of the user's own is read.
@@ -148,19 +148,19 @@ def _stores(paths: Sequence[str]) -> list[dict[str, str]]:
     return stores
 
 
-def _absolute(place: Any) -> Any:
+def _absolute(name: Any) -> Any:
     """Return the absolute path of a local model or file, because a path has many spellings.
 
     A list gives a list, and None stays None.
     """
-    if place is None:
+    if name is None:
         return None
-    if isinstance(place, list | tuple):
-        return [_absolute(item) for item in place]
-    if not isinstance(place, str | Path):
+    if isinstance(name, list | tuple):
+        return [_absolute(item) for item in name]
+    if not isinstance(name, str | Path):
         # A loaded model. One that was made in memory has no name.
-        place = str(place.config.name_or_path)
-    return str(Path(place).resolve()) if place and Path(place).exists() else str(place)
+        name = str(name.config.name_or_path)
+    return str(Path(name).resolve()) if name and Path(name).exists() else str(name)
 
 
 def _described(peft_config: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From documents to packed sequences: read, aligned, with a word about skipped ones, packed."""
+"""From documents to packed sequences: reads and aligns them, reports skipped ones, packs."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def steps_of(job: Job, packed: Packed) -> int | None:
 
 
 def check_enough(blocks: Blocks, args: VocAgnoConfig, corpus_name: str) -> None:
-    """Raise a ValueError if there are fewer packed sequences than one optimizer step needs."""
+    """Reject a corpus with fewer packed sequences than one optimizer step needs."""
     needed = args.global_batch_tokens // args.max_length
     if len(blocks) >= needed:
         return

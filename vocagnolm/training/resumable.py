@@ -161,7 +161,7 @@ class ResumableTrainer(Trainer):
         # checkpoint.
         with (
             self.owning_directory(is_new=not resume_from_checkpoint),
-            explain_full_disk(directory, self.what_is_safe),
+            explain_full_disk(directory, self.discard_partial_save),
         ):
             # Only rank 0 decides where to start. If a process saw another listing of the
             # directory, it would resume from another step.
@@ -201,8 +201,8 @@ class ResumableTrainer(Trainer):
                 )
             if fault:
                 raise ValueError(f"{checkpoint}: {fault}")
-        # A save that was killed has left files here. Those of other processes would look like files
-        # of the next save, which lists everything that it finds.
+        # A save that was killed has left files here. The next save lists everything that it finds,
+        # and would take the files of other processes for its own.
         shutil.rmtree(directory / _SAVING, ignore_errors=True)
         run_directory.describe_run(directory, self.settings, self.skipped)
         return checkpoint
@@ -210,13 +210,13 @@ class ResumableTrainer(Trainer):
     @contextmanager
     def owning_directory(self, *, is_new: bool = False) -> Iterator[None]:
         """Keep other runs out of this one's directory. A new run moves an earlier one aside."""
-        own, directory = run_directory.owned, Path(str(self.args.output_dir))
+        owned, directory = run_directory.owned, Path(str(self.args.output_dir))
         with ExitStack() as stack:
-            rank0(lambda: stack.enter_context(own(directory, self.settings, is_new=is_new)))
+            rank0(lambda: stack.enter_context(owned(directory, self.settings, is_new=is_new)))
             yield
 
-    def what_is_safe(self) -> str:
-        """Remove what is unfinished, and say where the run can resume."""
+    def discard_partial_save(self) -> str:
+        """Remove a checkpoint that is unfinished, and say where the run can resume."""
         directory = Path(str(self.args.output_dir))
         shutil.rmtree(directory / _SAVING, ignore_errors=True)
         again = "the same command" if at_shell.get() else "train(resume_from_checkpoint=True)"

@@ -25,7 +25,7 @@ def mixed_counts(sizes: Sequence[float], weights: Sequence[float]) -> npt.NDArra
 def mixed_order(
     sizes: Sequence[int], weights: Sequence[float], seed: int, epoch: int
 ) -> npt.NDArray[np.int64]:
-    """Draw the indices of an epoch's packed sequences. Those of each corpus come in passes."""
+    """Draw the indices of an epoch's packed sequences. Each corpus is read in passes."""
     # The epoch is part of the seed, so a resumed run need not draw the epochs before.
     rng = np.random.default_rng([seed, epoch])
     counts = mixed_counts(sizes, weights)

@@ -99,7 +99,7 @@ class GrowingLayer(DynamicLayer):
 class HFEngine(Engine):
     """Completes prompts with a causal language model of `transformers`, on the model's device.
 
-    If a batch does not fit into memory, the batch size is halved for good.
+    If a batch does not fit into memory, it is halved, and so is every later batch.
     """
 
     def __init__(

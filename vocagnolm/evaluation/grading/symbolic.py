@@ -66,7 +66,7 @@ def decide(prediction: str | None, gold: str) -> tuple[bool, str] | None:
     if str(prediction) == gold:
         return True, "string"
     number, target = parse_number(str(prediction)), parse_number(gold)
-    # This decides two numbers for good. No algebra is done.
+    # Two numbers are decided here, without algebra.
     if number is not None and target is not None:
         for accepted in (target / 100, target, target * 100):
             if isclose(number, accepted, rel_tol=_TOLERANCE):

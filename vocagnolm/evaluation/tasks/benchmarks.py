@@ -235,7 +235,7 @@ class Benchmark:
 
 
 _RECORDS = read_mapping("benchmarks_file", Path(__file__).with_name("benchmarks.yaml"))
-# The built-in benchmarks. Those of `--benchmarks_file` are passed along separately.
+# The built-in benchmarks. A user's own are passed along separately.
 BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
     {name: Benchmark(name, **record) for name, record in _RECORDS.items()}
 )

@@ -76,7 +76,7 @@ class Task:
             "prompts_sha256": self.prompt_set["sha256"] if self.prompt_set else None,
             "max_new_tokens": benchmark.max_new_tokens,
         }
-        # In our own benchmarks, the version stands for these. Nobody raises that of a user's.
+        # The version of a built-in benchmark stands for these. A user's file has no version.
         if benchmark.directory:
             settings["stops"] = list(benchmark.stops)
             settings["answer_kind"] = benchmark.answer_kind
