@@ -90,7 +90,7 @@ class Option:
         needs: options without all of which it has no effect.
         excludes: options that it cannot be combined with. They replace each other over a recipe.
         hub: the kind of repository on the hub that it may name.
-        may_be_empty: an empty value means something: that of no name among others with names.
+        may_be_empty: an empty value means that this corpus has none, where others have one.
         python: what it is called in Python, if that is another name.
         first: show it at the top of the help.
         aliases: other names on a command line.
@@ -312,7 +312,7 @@ def corpora_of(options: object) -> list[tuple[str, dict[str, Any]]]:
     configs = one_for_each("dataset_config", values["dataset_config"], count, "corpora")
     corpora = []
     for name, split, column, config in zip(names, splits, columns, configs, strict=True):
-        # An empty column is that of no name, for a corpus among others with names.
+        # An empty name means that this corpus names no column, where others do.
         corpus_options = {"split": split, "text_column": column or None, "config_name": config}
         corpora.append((name, corpus_options))
     return corpora

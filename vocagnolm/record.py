@@ -1,4 +1,4 @@
-"""Whose an output directory is, and what the results in it were made from."""
+"""Who owns an output directory, and what the results in it were made from."""
 
 import json
 import logging

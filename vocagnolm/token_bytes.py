@@ -1,4 +1,4 @@
-"""The bytes of tokens, which give character spans faster than offsets if tokens have any."""
+"""The bytes of tokens, from which spans follow faster than from offsets, if tokens have bytes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Compute the loss of every token of a Hugging Face causal language model, without all its logits.
 
 The logits of 4,096 tokens over a vocabulary of 152,064 take 2.3 GiB. So they are computed in tiles
-and reduced to one number per token. The backward pass recomputes those of the losses that are used.
+and reduced to one number per token. The backward pass recomputes the logits of losses in use.
 Every loss has the index of the token that it predicts, Eq. (1).
 
 Shapes: B sequences, T positions, N = B * T rows, K rows of a tile, D hidden size, V vocabulary.

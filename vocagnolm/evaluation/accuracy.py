@@ -109,7 +109,7 @@ def average(columns: Sequence[JsonObject]) -> JsonObject:
 
 
 def averages(columns: Mapping[str, JsonObject]) -> dict[str, JsonObject]:
-    """Compute those of the three averages whose benchmarks are all there, with their marks."""
+    """Compute every average whose benchmarks are all there, with its marks."""
     complete = {}
     for name, members in AVERAGES.items():
         # An average without a benchmark would be compared with published ones that include it.

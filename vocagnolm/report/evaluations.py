@@ -102,7 +102,7 @@ def heading(column: str) -> str:
 
 
 def in_order(columns: Iterable[str]) -> list[str]:
-    """Sort columns as in Table 1, each once. Those that are not in the table come last.
+    """Sort columns as in Table 1, each once. Other columns come last.
 
     >>> in_order(["mine", "demo", "AVG", "math", "gsm8k", "math"])
     ['gsm8k', 'math', 'AVG', 'demo', 'mine']

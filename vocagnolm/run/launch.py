@@ -83,7 +83,7 @@ def _run(words: Sequence[str]) -> int:
     try:
         launch_command(arguments)
     except ChildFailedError as error:
-        # A process that failed has a positive status. Those that were killed because of it have
+        # A process that failed has a positive status. Others were killed because of it, and have
         # negative ones, the numbers of signals. So the largest is that of a failure.
         status = max(failure.exitcode for failure in error.failures.values())
     except subprocess.CalledProcessError as error:

@@ -54,7 +54,7 @@ def recipe_options(path: str | Path) -> dict[str, Any]:
 def without_replaced(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Leave out the options of a recipe that options with these names replace.
 
-    These are the ones that they exclude, and others that only have an effect with those.
+    They are the excluded ones, and others that only have an effect with an excluded one.
 
     >>> without_replaced({"teacher": "T", "teacher_dtype": "float32"}, ["teacher_losses"])
     {}
@@ -72,7 +72,7 @@ def without_replaced(options: Mapping[str, Any], names: Iterable[str]) -> dict[s
 
 
 def as_flags(options: Mapping[str, Any]) -> list[str]:
-    """Write options as flags. Those that are null are left out."""
+    """Write options as flags, without those that are null."""
     flags: list[str] = []
     for name, value in options.items():
         if isinstance(value, list):

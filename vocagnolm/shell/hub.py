@@ -1,4 +1,4 @@
-"""Names of models and datasets: of files, of directories, or on the hub."""
+"""Names of models and datasets: local files and directories, or repositories of the hub."""
 
 import re
 from pathlib import Path

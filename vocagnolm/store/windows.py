@@ -22,7 +22,7 @@ from vocagnolm.token_loss import add_token_losses
 class Window:
     """Tokens of a document that a model reads at once, after a start token.
 
-    The last `scored` tokens get losses. Those before them are context.
+    The last `scored` tokens get losses. The others are context.
     """
 
     document: int

@@ -1,4 +1,4 @@
-"""What all processes agree on before an update: to skip it because of a NaN, to stop after it."""
+"""What all processes agree on before an update: to skip it after a NaN, or to stop after it."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""A job: what its options name, what it cannot be here, and the settings that define its run."""
+"""A job: what its options name, what it rejects, and the settings that define its run."""
 
 from __future__ import annotations
 

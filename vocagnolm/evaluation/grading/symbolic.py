@@ -3,9 +3,9 @@ r"""Equality by the harness's rules, `math_equal`, and math-verify's second opin
 Run this on a model's text only in a process that can be killed (`grading.py`), because sympy may
 need forever or all memory. None of the text runs as Python. The harness's `_parse` tries sympy's
 `parse_latex`, then sympy's `parse_expr`, which evaluates the text, then latex2sympy. Here, a walk
-over Python's syntax tree replaces the second. In place of the third, three things are read on which
-its verdicts depend: matrices, `~` for a space, and the number at the start of a text. A text that
-stays a string is given to no sympy function, because some would evaluate it.
+over Python's syntax tree replaces the second. In place of the third, the three things are read on
+which its verdicts depend: matrices, `~` for a space, and the number at the start of a text. A text
+that stays a string is given to no sympy function, because some would evaluate it.
 """
 
 import ast
