@@ -14,7 +14,7 @@ import pytest
 import torch
 from fake_cuda import Watch
 from fake_run import Step, check_step, make_run, one_step, run
-from methods_world import CHUNK_SETTINGS, VARIANTS
+from methods_world import METHODS, VARIANTS
 from packaging.version import Version
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -23,21 +23,13 @@ from vocagnolm.collator import PackedCollator
 from vocagnolm.method import Method
 from vocagnolm.models.cost import model_work
 
-METHODS: dict[str, dict[str, Any]] = {
+STEPS: dict[str, dict[str, Any]] = {
     "cpt": {"method": "cpt"},
     "random": {"method": "random"},
     "warmup": {"top_k_warmup_steps": 1},
-    **VARIANTS,
-    "kld": {"method": "kld"},
-    "kld forward": {"method": "kld", "kld_direction": "forward"},
-    "uld": {"method": "uld"},
-    "uld last": {"method": "uld", "uld_pairing": "last"},
-    "rho1": {"method": "rho1"},
-    "rho1 entropy": {"method": "rho1", "rho1_score": "loss_and_entropy"},
     "rho1 accept": {"method": "rho1", "selection": "accept"},
-    **{name: {"method": "chunk", **more} for name, more in CHUNK_SETTINGS.items()},
-    **{how: {"teacher_reduction": how} for how in ("several mean", "several min", "several max")},
-    "several weighted": {"teacher_reduction": "weighted", "teacher_weights": [1.0, 3.0]},
+    **VARIANTS,
+    **METHODS,
 }
 WAYS: dict[str, dict[str, Any]] = {
     "stored": {"stored": True},
@@ -54,9 +46,7 @@ PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)
 
 def step_of(settings: dict[str, Any], attention: str, options: dict[str, Any]) -> Step:
     """Take a step, in the process that has the device."""
-    how = settings.get("teacher_reduction", "")
-    if how:
-        settings = {**settings, "teacher_reduction": how.removeprefix("several ")}
+    if "teacher_reduction" in settings:
         options = {**options, "teachers": 2}
     return run(Method(**settings), attention, **options)
 
@@ -67,12 +57,12 @@ def cases(names: Iterable[str]) -> list[Any]:
     return [pytest.param(name, marks=[] if name in QUICK else slow) for name in names]
 
 
-@pytest.mark.parametrize("name", cases(METHODS))
+@pytest.mark.parametrize("name", cases(STEPS))
 def test_step_mixes_no_devices_and_waits_once(name: str, on_fake_cuda: Callable[..., Step]) -> None:
-    splits = METHODS[name].get("method") in ("kld", "uld")
+    splits = STEPS[name].get("method") in ("kld", "uld")
     if splits and Version(metadata.version("torch")) < Version("2.13"):
         pytest.skip("fakes of PyTorch 2.11 cannot split what has no rows")
-    check_step(on_fake_cuda(step_of, METHODS[name], VARLEN, {}, keep=True), VARLEN)
+    check_step(on_fake_cuda(step_of, STEPS[name], VARLEN, {}, keep=True), VARLEN)
 
 
 @pytest.mark.slow
@@ -86,7 +76,7 @@ def test_ways_of_training_wait_once(way: str, on_fake_cuda: Callable[..., Step])
 @pytest.mark.parametrize("name", ["vocagnolm", "kld", "uld"])
 def test_sdpa_waits_once(name: str, on_fake_cuda: Callable[..., Step]) -> None:
     options = {"conversations": name == "vocagnolm", "gradient_checkpointing": name == "uld"}
-    check_step(on_fake_cuda(step_of, METHODS[name], "sdpa", options, keep=True), "sdpa")
+    check_step(on_fake_cuda(step_of, STEPS[name], "sdpa", options, keep=True), "sdpa")
 
 
 def counted_and_computed() -> tuple[int, float]:

@@ -9,9 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-from world import MAX_LENGTH, TEACHER_CONTEXT, Tokenizers, make_models, make_trainer
+from world import (
+    MAX_LENGTH,
+    TEACHER_CONTEXT,
+    Tokenizers,
+    make_models,
+    make_segments,
+    make_trainer,
+)
 
-from vocagnolm.collator import PackedCollator
 from vocagnolm.corpus import read_list
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.method import Method
@@ -19,7 +25,6 @@ from vocagnolm.objective import StoredTeacher
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import (
     Reader,
-    TeacherReaders,
     student_reader,
     teacher_reader,
 )
@@ -28,11 +33,6 @@ from vocagnolm.store.read import StoredReader
 from vocagnolm.store.scoring import ScoringJob, score_shard
 from vocagnolm.store.windows import HFScorer
 
-METHODS = (
-    *("kld", "kld forward", "uld", "uld last", "rho1", "rho1 entropy"),
-    *("chunk", "chunk tokens", "chunk random"),
-    *("several min", "several mean", "several max", "several weighted"),
-)
 # The paper's `vocagnolm`, and the same with settings changed.
 VARIANTS: dict[str, dict[str, Any]] = {
     "vocagnolm": {},
@@ -44,12 +44,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "selected": {"loss_divisor": "selected"},
     "accept": {"selection": "accept"},
 }
-CHUNKS = 5
-CHUNK_SETTINGS = {
-    "chunk": {"aggregation": "mean"},
-    "chunk tokens": {"chunk_selection": "tokens"},
-    "chunk random": {"chunk_guidance": "random"},
+METHODS: dict[str, dict[str, Any]] = {
+    "kld": {"method": "kld"},
+    "kld forward": {"method": "kld", "kld_direction": "forward"},
+    "uld": {"method": "uld", "uld_weight": 0.7},
+    "uld last": {"method": "uld", "uld_weight": 0.7, "uld_pairing": "last"},
+    "rho1": {"method": "rho1", "top_k": 0.7},
+    "rho1 entropy": {"method": "rho1", "top_k": 0.7, "rho1_score": "loss_and_entropy"},
+    "chunk": {"method": "chunk", "chunks": 5, "aggregation": "mean"},
+    "chunk tokens": {"method": "chunk", "chunks": 5, "chunk_selection": "tokens"},
+    "chunk random": {"method": "chunk", "chunks": 5, "chunk_guidance": "random"},
+    **{f"several {how}": {"teacher_reduction": how} for how in ("min", "mean", "max")},
+    "several weighted": {"teacher_reduction": "weighted", "teacher_weights": [1.0, 3.0]},
 }
+CONVERSATIONS = ("turns", "stored turns", "mixture")
 
 
 class World:
@@ -71,11 +79,9 @@ class World:
     def blocks(self, *teachers: Any, by_position: bool = False) -> Blocks:
         key = (*(id(teacher) for teacher in teachers), by_position)
         if key not in self.segments:
-            corpus = datasets.Dataset.from_dict({"text": self.texts})
-            readers = tuple(teacher_reader(teacher, self.context) for teacher in teachers)
-            guide = TeacherReaders(readers, by_position) if teachers else None
-            self.segments[key] = align_corpus(
-                corpus, student_reader(self.ours, self.max_length), guide
+            sizes = {"max_length": self.max_length, "context": self.context}
+            self.segments[key] = make_segments(
+                self.texts, self.ours, *teachers, by_position=by_position, **sizes
             )
         return Blocks(self.segments[key].rows, self.max_length, [self.context] * len(teachers))
 
@@ -122,44 +128,26 @@ class World:
         return self.teacher, blocks
 
     def trainer(self, out: Path, method: str, **training: Any) -> Any:
-        """Make a trainer for a method of `METHODS`."""
-        settings: dict[str, Any] = {"method": method.split()[0]}
-        collating: dict[str, Any] = {}
+        """Make a trainer for one of `METHODS`, `VARIANTS` and `CONVERSATIONS`, or a baseline."""
         teacher: Any
         blocks: Any
-        teacher, blocks = self.teacher, self.blocks(self.theirs)
-        if method.startswith("kld"):
+        settings = {**VARIANTS, **METHODS}.get(method, {"method": method})
+        if method in CONVERSATIONS:
+            settings = {"aggregation": "share"}
+            teacher, blocks = self.guided(out, method)
+        elif method in ("cpt", "random", "chunk random"):
+            teacher, blocks = None, self.blocks()
+        elif method.startswith("kld"):
             teacher, blocks = self.reference, self.blocks()
-            settings["kld_direction"] = "forward" if "forward" in method else "reverse"
         elif method.startswith("uld"):
-            blocks = self.blocks(self.theirs, by_position="last" not in method)
-            settings |= {"uld_weight": 0.7}
-            settings["uld_pairing"] = "last" if "last" in method else "position"
+            teacher, blocks = self.teacher, self.blocks(self.theirs, by_position=method == "uld")
         elif method.startswith("rho1"):
             teacher, blocks = self.reference, self.blocks(self.ours)
-            score = "loss_and_entropy" if "entropy" in method else "loss"
-            settings |= {"top_k": 0.7, "rho1_score": score}
-        elif method.startswith("chunk"):
-            collating["chunks"] = CHUNKS
-            settings |= {"chunks": CHUNKS, **CHUNK_SETTINGS[method]}
-            if "random" in method:
-                teacher, blocks = None, self.blocks()
         elif method.startswith("several"):
-            reduction = method.split()[1]
-            weights = [1.0, 3.0] if reduction == "weighted" else None
-            settings = {"teacher_reduction": reduction, "teacher_weights": weights}
-            blocks = self.blocks(self.theirs, self.ours)
-            teacher = [self.teacher, self.reference]
-        elif method in VARIANTS:
-            settings = VARIANTS[method]
-        elif method in ("turns", "stored turns", "mixture"):
-            teacher, blocks = self.guided(out, method)
-            settings = {"aggregation": "share"}
-        elif method in ("cpt", "random"):
-            teacher, blocks = None, self.blocks()
-        setting = Method(**settings)
-        collating["shares"] = setting.aggregation_in_effect == "share"
-        options = {"method": setting, "data_collator": PackedCollator(self.max_length, **collating)}
+            teacher, blocks = [self.teacher, self.reference], self.blocks(self.theirs, self.ours)
+        else:
+            teacher, blocks = self.teacher, self.blocks(self.theirs)
+        options = {"method": Method(**settings)}
         training = {"max_length": self.max_length, **training}
         models = copy.deepcopy((self.student, teacher))
         return make_trainer(out, blocks, *models, options=options, **training)

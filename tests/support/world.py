@@ -37,27 +37,30 @@ Tokenizers = tuple[Any, Any]
 
 
 def make_segments(
-    texts: list[str], student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase
+    texts: Sequence[str],
+    student: PreTrainedTokenizerBase,
+    *teachers: PreTrainedTokenizerBase,
+    by_position: bool = False,
+    max_length: int = MAX_LENGTH,
+    context: int = TEACHER_CONTEXT,
 ) -> Segments:
     """Align texts, and cut long ones."""
     import datasets
 
     from vocagnolm.data import align_corpus
-    from vocagnolm.readers import student_reader, teacher_reader
+    from vocagnolm.readers import TeacherReaders, student_reader, teacher_reader
 
-    corpus = datasets.Dataset.from_dict({"text": texts})
-    return align_corpus(
-        corpus, student_reader(student, MAX_LENGTH), teacher_reader(teacher, TEACHER_CONTEXT)
-    )
+    corpus = datasets.Dataset.from_dict({"text": list(texts)})
+    readers = [teacher_reader(teacher, context) for teacher in teachers]
+    guide = TeacherReaders(readers, by_position) if readers else None
+    return align_corpus(corpus, student_reader(student, max_length), guide)
 
 
-def make_blocks(
-    texts: list[str], student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase
-) -> Blocks:
-    """Blocks of `MAX_LENGTH` student tokens."""
+def make_blocks(texts: Sequence[str], *tokenizers: PreTrainedTokenizerBase) -> Blocks:
+    """Blocks of `MAX_LENGTH` student tokens, of the student's tokenizer and a teacher's."""
     from vocagnolm.packing import Blocks
 
-    return Blocks(make_segments(texts, student, teacher).rows, MAX_LENGTH, TEACHER_CONTEXT)
+    return Blocks(make_segments(texts, *tokenizers).rows, MAX_LENGTH, TEACHER_CONTEXT)
 
 
 def make_models(
@@ -111,7 +114,7 @@ def make_trainer(
     from vocagnolm.trainer import VocAgnoTrainer
     from vocagnolm.training.config import VocAgnoConfig
 
-    settings = {
+    settings: dict[str, Any] = {
         "max_length": MAX_LENGTH,
         "per_device_train_batch_size": 8,
         "gradient_accumulation_steps": 1,
@@ -134,8 +137,10 @@ def make_trainer(
         "seed": 3,
         **training,
     }
-    shares = getattr((options or {}).get("method"), "aggregation_in_effect", "") == "share"
-    collator = PackedCollator(MAX_LENGTH, shares=shares)
+    method = (options or {}).get("method")
+    shares = getattr(method, "aggregation_in_effect", "") == "share"
+    chunks = method.chunks if getattr(method, "method", "") == "chunk" else None
+    collator = PackedCollator(settings["max_length"], shares=shares, chunks=chunks)
     return VocAgnoTrainer(
         model=student,
         args=VocAgnoConfig(output_dir=str(output_dir), **settings),
