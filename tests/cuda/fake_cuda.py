@@ -186,9 +186,8 @@ class Watch(TorchDispatchMode):
 
     Attributes:
         waits: what the host waits for: values, sizes that depend on values, copies that block.
-        copies: copies between host and device that do not block.
-        mixed: operations that mix tensors of both.
-        cpu: operations that make a tensor on the host.
+        copies, mixed, cpu: copies that do not block, operations on tensors of both host and
+            device, and operations that make a tensor on the host.
         now, peaks: bytes of all storages on the device, and the most in each phase.
         phase: the part of the step that records belong to.
         values: what the host reads, by dtype and shape; zeros by default.
@@ -391,10 +390,7 @@ def start() -> None:
 
 
 def in_fork(path: str, name: str, args: tuple[Any, ...], keep: bool) -> Any:
-    """Call a function of a file in a copy of this process, which itself does not change.
-
-    Each call has its own copy; calls with `keep` share one.
-    """
+    """Call a function of a file in a copy of this process; calls with `keep` share one."""
     if keep:
         return _kept().submit(_call, path, name, args).result()
     with ProcessPoolExecutor(1, get_context("fork")) as pool:

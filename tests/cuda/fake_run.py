@@ -1,8 +1,6 @@
-"""Training steps of any method on the device of `fake_cuda`, by the real Trainer.
+"""Training steps of any method on the device of `fake_cuda`, by all of the real `trainer.train()`.
 
-All of `trainer.train()` runs: its data loader, pinned memory and copies to the device,
-micro-batches under autocast, clipping, the guard, the fused optimizer. Only the probe of the output
-head, before a run begins, is left out, as it compares numbers.
+Only the probe of the output head, before a run begins, is left out, as it compares numbers.
 """
 
 from __future__ import annotations
@@ -45,10 +43,7 @@ SCALES: dict[str, tuple[int, dict[str, int]]] = {
 
 
 class Step(NamedTuple):
-    """What `Watch` saw of an optimizer step.
-
-    Its phases: `fetch`, where batches come to the device; `micro-batch`; `update`, all else.
-    """
+    """What `Watch` saw of a step: `fetch` brings batches to the device, `update` is all else."""
 
     waits: Mapping[Seen, int]
     copies: Mapping[Seen, int]
@@ -96,20 +91,12 @@ def make_run(
     stored: bool = False,
     conversations: bool = False,
     lora: bool = False,
-    teacher_dtype: torch.dtype = torch.bfloat16,
     **options: Any,
 ) -> VocAgnoTrainer:
-    """Make a trainer of one step, inside of `with Watch()`.
+    """Make a trainer of one step of micro-batches of `rows` sequences, inside of `with Watch()`.
 
-    Args:
-        method: the paper's by default.
-        scale: of `benchmarks.models.SIZES`: `tiny`, packed sequences of 64 tokens, or `full`, the
-            paper's models and 2,048 tokens.
-        rows: packed sequences of a micro-batch.
-        teachers: online, or whose losses are `stored`; as many as the method takes.
-        conversations: labels on answers only.
-        lora: trains adapters.
-        options: of `VocAgnoConfig`.
+    `scale` is one of `SCALES`, the teachers are online or their losses `stored`, `conversations`
+    have labels on answers only, and the other options are those of `VocAgnoConfig`.
     """
     method, (length, sizes) = method or Method(), SCALES[scale]
     reads_rows = method.method == "kld"  # the student's own
@@ -126,7 +113,7 @@ def make_run(
     student: Any = make_model(own, CUDA, torch.float32, attention)
     teacher: Any = StoredTeacher(teachers)
     if not stored:
-        models = [make_model(role, CUDA, teacher_dtype, attention) for _ in range(teachers)]
+        models = [make_model(role, CUDA, torch.bfloat16, attention) for _ in range(teachers)]
         if options.get("teacher_sharding") == "node":
             models = [shard_inside_machine(model, CUDA) for model in models]
         teacher = models or None
@@ -210,12 +197,6 @@ def one_step(watch: Watch, trainer: VocAgnoTrainer) -> Step:
     with watch.during("update"):
         trainer.train()
     return at_step.step
-
-
-def run(*args: Any, **options: Any) -> Step:
-    """Make a run and take its step."""
-    with Watch() as watch:
-        return one_step(watch, make_run(*args, **options))
 
 
 def planned(trainer: VocAgnoTrainer) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from fake_cuda import Watch
-from fake_run import Step, check_step, make_run, one_step, run
+from fake_run import Step, check_step, make_run, one_step
 from methods_world import METHODS, VARIANTS
 from packaging.version import Version
 from torch.utils.flop_counter import FlopCounterMode
@@ -48,7 +48,8 @@ def step_of(settings: dict[str, Any], attention: str, options: dict[str, Any]) -
     """Take a step, in the process that has the device."""
     if "teacher_reduction" in settings:
         options = {**options, "teachers": 2}
-    return run(Method(**settings), attention, **options)
+    with Watch() as watch:
+        return one_step(watch, make_run(Method(**settings), attention, **options))
 
 
 def cases(names: Iterable[str]) -> list[Any]:

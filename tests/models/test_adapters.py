@@ -19,6 +19,7 @@ from vocagnolm.training.options import ModelOptions
 
 peft = pytest.importorskip("peft")
 VOCABULARY = 300
+IDS = torch.randint(0, VOCABULARY, (2, 16), generator=torch.Generator().manual_seed(2))
 
 
 def arguments(**changes: Any) -> ModelOptions:
@@ -56,12 +57,11 @@ def test_losses_and_gradients_equal_those_of_own_logits(
             gradient_checkpointing_kwargs={"use_reentrant": False}
         )
         adapted.train()
-    ids = torch.randint(0, VOCABULARY, (2, 16), generator=torch.Generator().manual_seed(2))
-    losses = adapted(input_ids=ids, labels=ids, token_losses=True)[:, 1:]
-    logits = adapted(input_ids=ids, use_cache=False).logits
-    expected = F.cross_entropy(logits[:, :-1].mT, ids[:, 1:], reduction="none")
+    losses = adapted(input_ids=IDS, labels=IDS, token_losses=True)[:, 1:]
+    logits = adapted(input_ids=IDS, use_cache=False).logits
+    expected = F.cross_entropy(logits[:, :-1].mT, IDS[:, 1:], reduction="none")
     with adapted.disable_adapter(), torch.no_grad():
-        plain = adapted(input_ids=ids, labels=ids, token_losses=True)[:, 1:]
+        plain = adapted(input_ids=IDS, labels=IDS, token_losses=True)[:, 1:]
     assert (losses - expected).abs().max() < 1e-6  # they are returned in float32
     assert (losses - plain).abs().max() > 1e-2, "the adapters do nothing"
     trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
@@ -84,40 +84,34 @@ def test_adapters_are_the_same(tiny_llama: Callable[..., Any]) -> None:
     assert not torch.equal(states[0][first], states[2][first])
 
 
-def test_only_adapters_are_trained_and_in_float32(tiny_llama: Callable[..., Any]) -> None:
-    adapted = add_adapters(tiny_llama(VOCABULARY), arguments(), seed=0)
-    trained = {name for name, p in adapted.named_parameters() if p.requires_grad}
-    assert trained
-    assert all("lora_" in name and "lm_head" not in name for name in trained)
-    assert {p.dtype for p in adapted.parameters()} == {torch.float32}
-
-
-def test_only_named_layers_are_trained_whole(tiny_llama: Callable[..., Any]) -> None:
-    norms = [
-        f"layers.{n}.{part}_layernorm" for n in range(2) for part in ("input", "post_attention")
-    ]
-    for names, expected in (
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([], []),
         (["norm"], ["norm"]),  # PEFT alone would match names without the dot, too
         (["1.input_layernorm", "norm"], ["layers.1.input_layernorm", "norm"]),
         (["input_layernorm"], ["layers.0.input_layernorm", "layers.1.input_layernorm"]),
-        ([name.rpartition(".")[2] for name in norms], norms),
-    ):
-        model = tiny_llama(VOCABULARY)
-        model.model.my_norm = torch.nn.RMSNorm(32)
-        adapted = add_adapters(model, arguments(lora_modules_to_save=names), seed=0)
-        trained = {name for name, p in adapted.named_parameters() if p.requires_grad}
-        whole = {name for name in trained if "lora_" not in name}
-        assert whole == {
-            f"base_model.model.model.{name}.modules_to_save.default.weight" for name in expected
-        }
+    ],
+)
+def test_only_adapters_and_named_layers_are_trained(
+    names: list[str], expected: list[str], tiny_llama: Callable[..., Any]
+) -> None:
+    model = tiny_llama(VOCABULARY)
+    model.model.my_norm = torch.nn.RMSNorm(32)
+    adapted = add_adapters(model, arguments(lora_modules_to_save=names), seed=0)
+    assert {p.dtype for p in adapted.parameters()} == {torch.float32}
+    trained = {name for name, p in adapted.named_parameters() if p.requires_grad}
+    factors = {name for name in trained if "lora_" in name}
+    assert factors
+    assert not any("lm_head" in name for name in factors)
+    assert trained - factors == {
+        f"base_model.model.model.{name}.modules_to_save.default.weight" for name in expected
+    }
 
 
 def test_packing_is_checked_when_the_model_is_adapted(tiny_llama: Callable[..., Any]) -> None:
-    model = tiny_llama(VOCABULARY)
+    model = tiny_llama(VOCABULARY, initializer_range=0.1)  # losses far from uniform
     adapted = add_adapters(model, arguments(), seed=0)
-    with torch.no_grad():
-        for parameter in adapted.parameters():
-            parameter.mul_(5)  # losses far from uniform
     check_packing(adapted)
     base = model.model
     base.forward = lambda **inputs: type(base).forward(base, **inputs | {"position_ids": None})
@@ -131,59 +125,12 @@ def test_layer_that_is_not_there_is_rejected(tiny_llama: Callable[..., Any]) -> 
         add_adapters(tiny_llama(VOCABULARY), arguments(lora_target_modules=layers), seed=0)
 
 
-# Adapters of PEFT, as Python gives them
+# Adapters of PEFT, whoever trained them
 
 
-def logits_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def logits_of(model: Any) -> torch.Tensor:
     with torch.no_grad():
-        return model(input_ids=ids, use_cache=False).logits
-
-
-CONFIGS: list[dict[str, Any]] = [
-    {"target_modules": "all-linear"},
-    {"target_modules": ["q_proj", "v_proj"]},
-    {"target_modules": r".*layers\.0.*_proj"},
-    {"target_modules": ["q_proj"], "modules_to_save": ["norm"]},
-    {"target_modules": ["q_proj", "embed_tokens"]},
-    {"target_modules": r".*(embed_tokens|k_proj)"},
-    {"target_modules": ["lm_head"]},
-    {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
-    {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
-    {"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [1, 2]}},
-]
-
-
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("options", CONFIGS, ids=str)
-def test_adapters_that_are_taken_merge_into_the_same_model(
-    options: dict[str, Any], tied: bool, tiny_llama: Callable[..., Any], tmp_path: Path
-) -> None:
-    model = tiny_llama(VOCABULARY, tie_word_embeddings=tied)
-    text = str(options)
-    is_rejected = "lm_head" in text or (tied and "embed_tokens" in text)
-    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, **options)
-    if is_rejected:
-        with pytest.raises(ValueError, match=r"the (output head|embeddings)"):
-            adapt(model, config, seed=0)
-        # They are rejected, too, if they are put around the model before.
-        adapted = peft.get_peft_model(tiny_llama(VOCABULARY, tie_word_embeddings=tied), config)
-        with pytest.raises(ValueError, match=r"the (output head|embeddings)"):
-            check_adapted(adapted)
-        # Merging them would change the weight of both.
-        model, state = tiny_llama(VOCABULARY, tie_word_embeddings=tied), {}
-        with pytest.raises(ValueError, match="cannot be adapted"):
-            merge_adapters(model, config, state)
-        return
-    adapted = adapt(model, config, seed=0)
-    set_random(adapted)
-    ids = torch.randint(0, VOCABULARY, (2, 16), generator=torch.Generator().manual_seed(2))
-    expected = logits_of(adapted.eval(), ids)
-    adapted.merge_and_unload().save_pretrained(tmp_path)
-    merged = type(model).from_pretrained(tmp_path)
-    torch.testing.assert_close(logits_of(merged.eval(), ids), expected, rtol=1e-4, atol=1e-4)
-
-
-# Adapters that are merged into their model, whoever trained them
+        return model.eval()(input_ids=IDS, use_cache=False).logits
 
 
 def lora(**options: Any) -> Any:
@@ -192,41 +139,79 @@ def lora(**options: Any) -> Any:
     )
 
 
-MERGED: dict[str, Callable[[], Any]] = {
-    "lora": lora,
-    "dora": lambda: lora(use_dora=True),
-    "rslora": lambda: lora(use_rslora=True),
-    "bias": lambda: lora(bias="all"),
-    "norm": lambda: lora(modules_to_save=["norm"]),
-    "ia3": lambda: peft.IA3Config(
+ADAPTERS: dict[str, Any] = {
+    "lora": lora(),
+    "all-linear": lora(target_modules="all-linear"),
+    "pattern": lora(target_modules=r".*layers\.0.*_proj"),
+    "dora": lora(use_dora=True),
+    "rslora": lora(use_rslora=True),
+    "bias": lora(bias="all"),
+    "norm": lora(modules_to_save=["norm"]),
+    "ia3": peft.IA3Config(
         task_type="CAUSAL_LM",
         target_modules=["o_proj", "down_proj"],
         feedforward_modules=["down_proj"],
     ),
-    "loha": lambda: peft.LoHaConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"]),
+    "loha": peft.LoHaConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"]),
 }
+HEADS: dict[str, Any] = {
+    "head": lora(target_modules=["lm_head"]),
+    "saved head": lora(modules_to_save=["lm_head"]),
+}
+# They are the head's, too, if it shares their weight.
+EMBEDDINGS: dict[str, Any] = {
+    "embeddings": lora(target_modules=["q_proj", "embed_tokens"]),
+    "embeddings by pattern": lora(target_modules=r".*(embed_tokens|k_proj)"),
+    "saved embeddings": lora(modules_to_save=["embed_tokens"]),
+    "tokens": lora(trainable_token_indices={"embed_tokens": [1, 2]}),
+}
+ALL = ADAPTERS | HEADS | EMBEDDINGS
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("kind", MERGED)
+@pytest.mark.parametrize(
+    ("kind", "tied"),
+    [
+        *((kind, False) for kind in (*ADAPTERS, *EMBEDDINGS)),
+        *((kind, True) for kind in ADAPTERS),
+    ],
+)
 def test_merged_model_that_is_saved_has_the_logits_of_the_adapted_one(
     kind: str, tied: bool, tiny_llama: Callable[..., Any], tmp_path: Path
 ) -> None:
-    base, ids = tiny_llama(VOCABULARY, tie_word_embeddings=tied), torch.arange(20)[None]
-    plain = logits_of(base, ids)
+    base = tiny_llama(VOCABULARY, tie_word_embeddings=tied)
+    plain = logits_of(base)
     # PEFT draws some factors from the global generator, and a few draws do next to nothing.
     torch.manual_seed(0)
-    adapted = peft.get_peft_model(base, MERGED[kind]())
+    adapted = peft.get_peft_model(base, ALL[kind])
+    check_adapted(adapted)
     set_random(adapted)
     adapted.save_pretrained(tmp_path / "adapters")
     model = tiny_llama(VOCABULARY, tie_word_embeddings=tied)
     merged = merge_adapters(model, *read_adapters(tmp_path / "adapters"))
     merged.save_pretrained(tmp_path / "merged")
     loaded = type(model).from_pretrained(tmp_path / "merged")
-    expected = logits_of(adapted.eval(), ids)
+    expected = logits_of(adapted)
     assert (expected - plain).abs().max() > 1e-3, "the adapters do nothing"
-    torch.testing.assert_close(logits_of(loaded.eval(), ids), expected, rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(logits_of(loaded), expected, rtol=1e-4, atol=2e-5)
     assert loaded.config.tie_word_embeddings is tied
+
+
+@pytest.mark.parametrize(
+    ("kind", "tied"),
+    [*((kind, False) for kind in HEADS), *((kind, True) for kind in HEADS | EMBEDDINGS)],
+)
+def test_adapters_of_the_heads_weight_are_rejected(
+    kind: str, tied: bool, tiny_llama: Callable[..., Any]
+) -> None:
+    models = [tiny_llama(VOCABULARY, tie_word_embeddings=tied) for _ in range(3)]
+    adapted = peft.get_peft_model(models[2], ALL[kind])
+    for reject in (
+        lambda: adapt(models[0], ALL[kind], seed=0),
+        lambda: merge_adapters(models[1], ALL[kind], {}),
+        lambda: check_adapted(adapted),
+    ):
+        with pytest.raises(ValueError, match=r"the (output head|embeddings).* cannot be adapted"):
+            reject()
 
 
 @pytest.fixture
@@ -236,27 +221,24 @@ def saved(tiny_llama: Callable[..., Any], tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("change", ["missing", "shape"])
 def test_adapters_of_another_model_are_not_merged(
-    change: str, saved: Path, tiny_llama: Callable[..., Any]
+    saved: Path, tiny_llama: Callable[..., Any]
 ) -> None:
     config, state = read_adapters(saved)
     name = min(state)
-    if change == "missing":
-        del state[name]
-    else:
-        state[name] = state[name][:, 1:]
-    with pytest.raises(ValueError, match="1 of their weights"):
-        merge_adapters(tiny_llama(VOCABULARY), config, state)
+    missing = {other: weight for other, weight in state.items() if other != name}
+    for wrong in (missing, state | {name: state[name][:, 1:]}):
+        with pytest.raises(ValueError, match="1 of their weights"):
+            merge_adapters(tiny_llama(VOCABULARY), config, wrong)
 
 
 def test_adapters_that_are_damaged_are_rejected(saved: Path) -> None:
-    os.truncate(saved / "adapter_model.safetensors", 99)
-    with pytest.raises(ValueError, match="cannot be loaded"):
-        read_adapters(saved)
-    (saved / "adapter_model.safetensors").unlink()
-    with pytest.raises(ValueError, match="cannot be loaded"):
-        read_adapters(saved)
-    (saved / "adapter_config.json").write_text('{"peft_type": "NEW"}')
-    with pytest.raises(ValueError, match="cannot be loaded"):
-        read_adapters(saved)
+    weights = saved / "adapter_model.safetensors"
+    for damage in (
+        lambda: os.truncate(weights, 99),
+        weights.unlink,
+        lambda: (saved / "adapter_config.json").write_text('{"peft_type": "NEW"}'),
+    ):
+        damage()
+        with pytest.raises(ValueError, match="cannot be loaded"):
+            read_adapters(saved)

@@ -51,19 +51,18 @@ def test_check_packing_rejects_an_attention_that_crosses_documents():
         check_packing(model.bfloat16())
 
 
-def test_check_packing_rejects_models_that_ignore_position_ids(monkeypatch):
-    model = build()
+def ignore_positions(model, monkeypatch):
     own = model.model.forward
     monkeypatch.setattr(model.model, "forward", lambda *a, position_ids=None, **k: own(*a, **k))
+
+
+def test_check_packing_rejects_models_that_ignore_position_ids(monkeypatch):
+    model, harmless = build(), build(spread=1e-4)
+    for each in (model, harmless):
+        ignore_positions(each, monkeypatch)
     with pytest.raises(ValueError, match="LlamaForCausalLM"):
         check_packing(model)
-
-
-def test_check_packing_accepts_harmless_crossing(monkeypatch):
-    model = build(spread=1e-4)
-    own = model.model.forward
-    monkeypatch.setattr(model.model, "forward", lambda *a, position_ids=None, **k: own(*a, **k))
-    check_packing(model)
+    check_packing(harmless)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -105,8 +104,7 @@ def test_check_packing_accepts_rounding_by_batch(monkeypatch):
         check_packing(model)
     model.is_quantized = True
     check_packing(model)
-    own = model.model.forward
-    monkeypatch.setattr(model.model, "forward", lambda *a, position_ids=None, **k: own(*a, **k))
+    ignore_positions(model, monkeypatch)
     with pytest.raises(ValueError, match="lets packed documents see each other"):
         check_packing(model)
 

@@ -1,4 +1,4 @@
-"""Loading a pair of models, and the pairs that are rejected."""
+"""Loading a pair of models, the pairs that are rejected, dtypes and quantization."""
 
 from __future__ import annotations
 
@@ -11,49 +11,34 @@ from typing import Any
 
 import pytest
 import torch
+from architectures import build
+from processors import pretend
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     BloomConfig,
-    Gemma2Config,
     GPT2Config,
-    GPTNeoXConfig,
     LlamaConfig,
     MambaConfig,
-    MistralConfig,
-    Phi3Config,
     PreTrainedTokenizerFast,
-    Qwen2Config,
 )
+from transformers.quantizers.auto import AutoQuantizationConfig
 
 from vocagnolm.models.cost import sizes_of
 from vocagnolm.models.load import (
     NO_LIMIT,
     ModelSource,
+    choose_dtype,
     context_length,
+    quantization,
 )
 from vocagnolm.models.sharding import shard_inside_machine
+from vocagnolm.objective import OnlineTeacher
+from vocagnolm.token_loss import add_token_losses
 
 VOCABULARY = 700
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
-CONFIGS = [
-    LlamaConfig(**SMALL),
-    LlamaConfig(**SMALL, tie_word_embeddings=True, num_key_value_heads=2),
-    MistralConfig(**SMALL, num_key_value_heads=2),
-    Qwen2Config(**SMALL),
-    Gemma2Config(**SMALL, head_dim=8),
-    GPTNeoXConfig(**SMALL),
-    GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4),
-]
-Tokenizers = dict[str, PreTrainedTokenizerFast]
 
 
 @pytest.fixture(scope="module")
@@ -151,30 +136,29 @@ def test_a_revision_reaches_transformers(monkeypatch: pytest.MonkeyPatch) -> Non
 # Facts of a configuration
 
 
-def parameters_of(source: ModelSource, config: Any) -> int:
-    return sizes_of(source.skeleton(config)).parameters
+@pytest.mark.parametrize(
+    "name", ["llama", "llama_tied", "mistral", "qwen2", "gemma2", "gpt_neox", "gpt2"]
+)
+def test_skeleton_has_the_parameters_of_the_real_model(name: str) -> None:
+    model = build(name)
+    skeleton = ModelSource("any", "student").skeleton(model.config)
+    assert sizes_of(skeleton).parameters == sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
-def test_skeleton_has_the_parameters_of_the_real_model(config: Any) -> None:
-    model = AutoModelForCausalLM.from_config(config)
-    counted = parameters_of(ModelSource("any", "student"), config)
-    assert counted == sum(p.numel() for p in model.parameters())
-
-
-def test_skeleton_uses_the_models_attention(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-    from_config = AutoModelForCausalLM.from_config
-
-    def spy(*args: Any, **kwargs: Any) -> Any:
-        made.append(from_config(*args, **kwargs))
-        return made[-1]
-
-    monkeypatch.setattr(AutoModelForCausalLM, "from_config", spy)
+def test_skeleton_has_the_models_attention_and_no_weights(saved: Path) -> None:
     source = ModelSource(str(saved), "student", "main", attn_implementation="eager")
-    assert parameters_of(source, source.config()) > 0
-    assert made[0].config._attn_implementation == "eager"
-    assert {parameter.device.type for parameter in made[0].parameters()} == {"meta"}
+    skeleton = source.skeleton(source.config())
+    assert skeleton.config._attn_implementation == "eager"
+    assert {parameter.device.type for parameter in skeleton.parameters()} == {"meta"}
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 64,
+    "long_factor": [2.0] * 64,
+    "original_max_position_embeddings": 100,
+}
 
 
 @pytest.mark.parametrize(
@@ -184,19 +168,7 @@ def test_skeleton_uses_the_models_attention(saved: Path, monkeypatch: pytest.Mon
         (GPT2Config(n_positions=256), 256),
         (MambaConfig(), NO_LIMIT),
         (BloomConfig(), NO_LIMIT),
-        (
-            Phi3Config(
-                max_position_embeddings=400,
-                original_max_position_embeddings=100,
-                rope_parameters={
-                    "rope_type": "longrope",
-                    "rope_theta": 1e4,
-                    "short_factor": [1.0] * 48,
-                    "long_factor": [2.0] * 48,
-                },
-            ),
-            100,
-        ),
+        (LlamaConfig(max_position_embeddings=400, rope_parameters=LONGROPE), 100),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -208,25 +180,21 @@ def test_context_length_follows_the_configuration(config: Any, expected: int) ->
 
 
 def test_tokenizer_with_ids_beyond_the_embeddings_is_rejected(
-    tokenizer_dirs: dict[str, Path], tmp_path: Path
+    tokenizer_dirs: dict[str, Path],
 ) -> None:
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_dirs["metaspace"])
-    source = ModelSource("any", "teacher")
-    for rows in (len(tokenizer), len(tokenizer) + 64):  # exact, and padded
-        config = LlamaConfig(**SMALL | {"vocab_size": rows})
-        source.checked_tokenizer(config, "teacher", str(tokenizer_dirs["metaspace"]))
-    tokenizer.add_tokens(["<one-more>"])
-    tokenizer.save_pretrained(tmp_path)
-    config = LlamaConfig(**SMALL | {"vocab_size": len(tokenizer) - 1})
-    with pytest.raises(ValueError, match=r"has ids up to 600, .* the model's own tokenizer"):
-        source.checked_tokenizer(config, "teacher", str(tmp_path))
+    source, place = ModelSource("any", "teacher"), str(tokenizer_dirs["metaspace"])
+    size = len(PreTrainedTokenizerFast.from_pretrained(place))
+    for rows in (size, size + 64):  # exact, and padded
+        source.checked_tokenizer(LlamaConfig(vocab_size=rows), "teacher", place)
+    with pytest.raises(ValueError, match=r"has ids up to 599, .* the model's own tokenizer"):
+        source.checked_tokenizer(LlamaConfig(vocab_size=size - 1), "teacher", place)
 
 
 def test_tokenizer_of_an_evaluated_model_is_tested(
     tokenizer_dirs: dict[str, Path], tmp_path: Path
 ) -> None:
     shutil.copytree(tokenizer_dirs["metaspace"], tmp_path, dirs_exist_ok=True)
-    config = LlamaConfig(**SMALL | {"vocab_size": 600})
+    config = LlamaConfig(vocab_size=600)
     config.save_pretrained(tmp_path)
     source = ModelSource(str(tmp_path), "model")
     tokenizer = source.tokenizer(config)
@@ -253,3 +221,78 @@ def test_machines_of_unequal_size_are_rejected(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="3 processes are not 2 per machine"):
         shard_inside_machine(tiny_llama(64), torch.device("cpu"))
+
+
+# Precision and quantization
+
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+WITH, WITHOUT = "AVX512_BF16", None
+
+
+@pytest.mark.parametrize("kernels", ["DEFAULT", "AVX2"])
+def test_unit_is_not_used_when_pytorch_computes_with_narrower_kernels(
+    kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, "AMX")
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: kernels)
+    assert choose_dtype("auto", CPU)[0] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("choice", "device", "unit", "begun", "expected", "reason"),
+    [
+        ("auto", CPU, WITH, None, "bfloat16", "the processor multiplies in it, with AVX512_BF16"),
+        ("auto", CPU, "AMX", None, "bfloat16", "the processor multiplies in it, with AMX"),
+        ("auto", CPU, WITHOUT, None, "float32", "the processor has no products in bfloat16"),
+        ("auto", GPU, WITHOUT, None, "bfloat16", "the default on a GPU"),
+        ("auto", CPU, WITH, "float32", "float32", "as it began"),
+        ("auto", CPU, WITHOUT, "bfloat16", "bfloat16", "as it began, and slow: the processor has"),
+        ("auto", GPU, WITHOUT, "float32", "float32", "as it began"),
+        ("float32", CPU, WITH, "bfloat16", "float32", "as asked for"),
+        ("bfloat16", CPU, WITH, "float32", "bfloat16", "as asked for"),
+        ("bfloat16", CPU, WITHOUT, None, "bfloat16", "as asked for, and slow: the processor has"),
+        ("bfloat16", GPU, WITHOUT, None, "bfloat16", "as asked for"),
+    ],
+)
+def test_dtype_is_the_fast_one_unless_asked_for_or_begun_otherwise(
+    choice: str,
+    device: torch.device,
+    unit: str | None,
+    begun: str | None,
+    expected: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend(monkeypatch, unit)
+    dtype, why = choose_dtype(choice, device, begun)
+    assert (dtype, why[: len(reason)]) == (expected, reason)
+    assert ("slow" in why) == ("slow" in reason)
+
+
+def test_quantization_is_a_config_of_transformers() -> None:
+    four = AutoQuantizationConfig.from_dict(quantization("nf4", torch.float16))
+    assert (four.load_in_4bit, four.bnb_4bit_quant_type) == (True, "nf4")
+    assert four.bnb_4bit_compute_dtype == torch.float16
+    eight = AutoQuantizationConfig.from_dict(quantization("int8"))
+    assert eight.load_in_8bit
+    for config in (four, eight):
+        assert config.llm_int8_skip_modules is None  # as transformers chooses: the head is one
+    given = '{"quant_method": "gptq", "bits": 4}'
+    assert quantization(given) == {"quant_method": "gptq", "bits": 4}
+
+
+def test_quantized_head_is_rejected() -> None:
+    model = build()
+    model.lm_head.weight = torch.nn.Parameter(
+        torch.zeros(61, 32, dtype=torch.int8), requires_grad=False
+    )
+    with pytest.raises(ValueError, match=r"output embeddings are quantized .*torch\.int8"):
+        add_token_losses(model)
+
+
+def test_a_quantized_teacher_stays_where_it_was_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build()
+    model.is_quantized = True
+    monkeypatch.setattr(model, "to", lambda device: pytest.fail("moved"))
+    OnlineTeacher([model], torch.device("cpu"))

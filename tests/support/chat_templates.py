@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from families import tiny_tokenizers
 from fuzz import FUZZ_PIECES
@@ -104,49 +105,40 @@ def turns(*contents: str, system: bool = False) -> Conversation:
     return found
 
 
-def _qwen(roles: Sequence[str]) -> list[str | int]:
-    own = f"<|im_start|>system\n{_QWEN_SYSTEM}<|im_end|>\n"
-    pieces: list[str | int] = [] if roles[0] == "system" else [own]
+def _each(form: str) -> dict[str, str]:
+    return {role: form.format(role) for role in ("system", "user", "assistant")}
+
+
+# What begins a conversation, and what stands before and after a message of each role.
+_BOS, _EOS = _TOKENIZERS["deepseek-math-7b"][1].values()
+_FORMS: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
+    "qwen2.5": ("", _each("<|im_start|>{}\n"), _each("<|im_end|>\n")),
+    "llama-3-8b": (
+        "<|begin_of_text|>",
+        _each("<|start_header_id|>{}<|end_header_id|>\n\n"),
+        _each("<|eot_id|>"),
+    ),
+    "mistral-7b-v0.1": ("<s>", {"user": "[INST] "}, {"user": " [/INST]", "assistant": "</s>"}),
+    "deepseek-math-7b": (
+        _BOS,
+        {"user": "User: ", "assistant": "Assistant: "},
+        {"user": "\n\n", "assistant": _EOS, "system": "\n\n"},
+    ),
+    "tinyllama": ("", _each("<|{}|>\n"), _each("</s>\n")),
+}
+
+
+def _form(name: str, roles: Sequence[str]) -> list[str | int]:
+    begin, before, after = _FORMS[name]
+    if name == "qwen2.5" and roles[0] != "system":
+        begin = f"<|im_start|>system\n{_QWEN_SYSTEM}<|im_end|>\n"
+    pieces: list[str | int] = [begin]
     for number, role in enumerate(roles):
-        pieces += [f"<|im_start|>{role}\n", number, "<|im_end|>\n"]
-    return pieces
-
-
-def _llama(roles: Sequence[str]) -> list[str | int]:
-    pieces: list[str | int] = ["<|begin_of_text|>"]
-    for number, role in enumerate(roles):
-        pieces += [f"<|start_header_id|>{role}<|end_header_id|>\n\n", number, "<|eot_id|>"]
-    return pieces
-
-
-def _mistral(roles: Sequence[str]) -> list[str | int]:
-    pieces: list[str | int] = ["<s>"]
-    for number, role in enumerate(roles):
-        pieces += ["[INST] ", number, " [/INST]"] if role == "user" else [number, "</s>"]
-    return pieces
-
-
-def _deepseek(roles: Sequence[str]) -> list[str | int]:
-    begin = {"user": "User: ", "assistant": "Assistant: ", "system": ""}
-    pieces: list[str | int] = ["<\uff5cbegin\u2581of\u2581sentence\uff5c>"]
-    for number, role in enumerate(roles):
-        end = TURN_ENDS["deepseek-math-7b"] if role == "assistant" else "\n\n"
-        pieces += [begin[role], number, end]
-    return pieces
-
-
-def _zephyr(roles: Sequence[str]) -> list[str | int]:
-    pieces: list[str | int] = []
-    for number, role in enumerate(roles):
-        pieces += [f"<|{role}|>\n", number, "</s>\n"]
-    return pieces
+        pieces += [before.get(role, ""), number, after[role]]
+    return [piece for piece in pieces if piece != ""]
 
 
 FORMS: dict[str, Callable[[Sequence[str]], list[str | int]]] = {
-    "qwen2.5": _qwen,
-    "llama-3-8b": _llama,
-    "mistral-7b-v0.1": _mistral,
-    "deepseek-math-7b": _deepseek,
-    "tinyllama": _zephyr,
+    name: partial(_form, name) for name in _FORMS
 }
 TRIMS = ("llama-3-8b",)
