@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-# Variables that users may have set and that tests must not see.
-_NAMES = "MODE PROJECT API_KEY ENTITY NAME RUN_GROUP TAGS BASE_URL IDENTITY_TOKEN_FILE WATCH"
 # What a training run leaves for its evaluations.
 PLACE: dict[str, Any] = {
     "id": "abc123",
@@ -29,8 +27,8 @@ PLACE: dict[str, Any] = {
 @pytest.fixture
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of this test's offline runs, without a user's key and settings."""
-    for name in _NAMES.split():
-        monkeypatch.delenv(f"WANDB_{name}", raising=False)
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_CONSOLE", "off")

@@ -117,7 +117,6 @@ def make_trainer(
     settings: dict[str, Any] = {
         "max_length": MAX_LENGTH,
         "per_device_train_batch_size": 8,
-        "gradient_accumulation_steps": 1,
         "max_steps": 3,
         # Adam and clipping would hide a wrongly scaled loss.
         "optim": "sgd",
@@ -129,10 +128,8 @@ def make_trainer(
         "logging_steps": 1,
         "save_strategy": "no",
         "save_total_limit": None,
-        "report_to": "none",
         "disable_tqdm": True,
         "logging_nan_inf_filter": False,
-        "ddp_find_unused_parameters": False,
         "use_cpu": True,
         "seed": 3,
         **training,
