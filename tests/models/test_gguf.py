@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from architectures import build
@@ -16,21 +15,6 @@ from vocagnolm.models.load import ModelSource, revision_of
 from vocagnolm.shell.hub import check_name, split_name
 from vocagnolm.tokenizer import load_tokenizer
 
-# The names of a layer in a GGUF file, and those of transformers.
-LAYER = {
-    "attn_norm.weight": "input_layernorm.weight",
-    "attn_q.weight": "self_attn.q_proj.weight",
-    "attn_q.bias": "self_attn.q_proj.bias",
-    "attn_k.weight": "self_attn.k_proj.weight",
-    "attn_k.bias": "self_attn.k_proj.bias",
-    "attn_v.weight": "self_attn.v_proj.weight",
-    "attn_v.bias": "self_attn.v_proj.bias",
-    "attn_output.weight": "self_attn.o_proj.weight",
-    "ffn_norm.weight": "post_attention_layernorm.weight",
-    "ffn_gate.weight": "mlp.gate_proj.weight",
-    "ffn_up.weight": "mlp.up_proj.weight",
-    "ffn_down.weight": "mlp.down_proj.weight",
-}
 TEXT = "If 3x + 4 = 19, then x = 5. 😀 數學\n\nDone."
 
 
@@ -60,17 +44,9 @@ def write_gguf(path: Path, model: Any, tokenizer: Any) -> None:
     writer.add_token_types(token_types)
     writer.add_token_merges([" ".join(pair) for pair in backend["model"]["merges"]])
     writer.add_eos_token_id(tokenizer.eos_token_id)
-    names = {
-        "token_embd.weight": "model.embed_tokens.weight",
-        "output_norm.weight": "model.norm.weight",
-        "output.weight": "lm_head.weight",
-    }
-    for layer in range(config.num_hidden_layers):
-        for name, ours in LAYER.items():
-            names[f"blk.{layer}.{name}"] = f"model.layers.{layer}.{ours}"
-    weights = model.state_dict()
-    for name, ours in names.items():
-        writer.add_tensor(name, weights[ours].numpy().astype(np.float32))
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, config.num_hidden_layers)
+    for name, weight in model.state_dict().items():
+        writer.add_tensor(names.get_name(name, (".weight", ".bias")), weight.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
