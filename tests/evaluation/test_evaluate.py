@@ -1,22 +1,25 @@
-"""evaluate_math.py from the command line to the files it leaves, and everything it rejects."""
+"""evaluate_math.py from the command line to the files it leaves, and stored outputs again."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from inline_grader import graded_inline
+from inline_grader import InlineGrader, graded_inline
 from processors import pretend
 from transformers import AutoTokenizer
 
 from vocagnolm.evaluation import evaluate as evaluate_math
-from vocagnolm.evaluation import runner
-from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
+from vocagnolm.evaluation import regrading, runner
+from vocagnolm.evaluation.regrading import regrade
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Benchmark
 from vocagnolm.evaluation.tasks.tasks import load_tasks
 from vocagnolm.models.load import revision_of
 
@@ -26,7 +29,7 @@ N_ITEMS = 16
 @pytest.fixture(scope="module", autouse=True)
 def grader() -> Iterator[None]:
     """Grade in this process, as workers take seconds to start."""
-    with graded_inline(runner):
+    with graded_inline(runner, regrading):
         yield
 
 
@@ -62,22 +65,20 @@ def test_outputs_are_all_there_when_it_is_done(
     assert (tmp_path / "row.md").read_text() in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        ("student", "student/evaluation"),
-        ("run/checkpoint-155", "run/evaluation-checkpoint-155"),
-        ("run/checkpoint-best", "run/checkpoint-best/evaluation"),
-    ],
-)
 def test_results_lie_in_the_model_and_outlive_a_checkpoint(
-    model: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / model).mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / model)
-    for name in (str(tmp_path / model), f"{tmp_path / model}/", "."):
-        asked = Namespace(model=name, chat=False, sampling=None)
-        assert runner.default_dir(asked).absolute() == tmp_path / expected
+    places = {
+        "student": "student/evaluation",
+        "run/checkpoint-155": "run/evaluation-checkpoint-155",
+        "run/checkpoint-best": "run/checkpoint-best/evaluation",
+    }
+    for model, expected in places.items():
+        (tmp_path / model).mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / model)
+        for name in (str(tmp_path / model), f"{tmp_path / model}/", "."):
+            asked = Namespace(model=name, chat=False, sampling=None)
+            assert runner.default_dir(asked).absolute() == tmp_path / expected
     asked.model = "org/name"
     assert runner.default_dir(asked) == Path("runs/name/evaluation")
 
@@ -104,7 +105,9 @@ def test_outputs_are_drawn_in_a_chat(own_model: Path, capsys: pytest.CaptureFixt
     assert results["settings"]["sampling"] == {"samples": 3, "temperature": 0.8, "top_p": 1.0}
     assert results["settings"]["protocol"]["name"] == "zero-shot chat"
     assert results["benchmarks"]["m"]["marked"] == ["chat", "sampled"]
-    assert f"| {own_model}, avg@3 |" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"| {own_model}, avg@3 | 0.0* |" in printed
+    assert "\n| pass@3 | 0.0* |\n" in printed
 
 
 def test_dry_run_needs_no_weights(
@@ -147,3 +150,93 @@ def test_revision_changes_when_a_file_that_matters_does(own_model: Path) -> None
         assert after.startswith("sha256:")
         assert after != before
         before = after
+
+
+# Grading stored outputs
+
+OUTPUTS: list[dict[str, Any]] = [
+    {"idx": 0, "gold": "8", "raw_output": "5 + 3 = 8.\nThe answer is 8."},
+    {"idx": 1, "gold": 8, "raw_output": "The answer is 8.0"},
+    {"idx": 2, "gold": 2.5, "raw_output": "The answer is 5/2."},
+    {"idx": 3, "gold": "9", "raw_output": ""},
+    {"idx": 4, "gold": "x", "raw_output": "The answer is \ud83d.", "note": "lone"},
+    {"idx": 5, "gold": "7", "raw_output": "The answer is \x007\x1b."},
+    {"idx": 6, "gold": "8", "raw_output": "naïve 数学: 8", "finish_reason": None},
+]
+
+
+def write(path: Path, outputs: list[dict[str, Any]]) -> Path:
+    data = "".join(json.dumps(output) + "\n" for output in outputs).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def graded(directory: Path, benchmark: Benchmark, outputs: list[Any]) -> list[Any]:
+    """Grade records, and return what is written."""
+    output = directory / "graded.jsonl"
+    regrade(write(directory / "outputs.jsonl", outputs), benchmark, output)
+    return records(output)
+
+
+@pytest.mark.parametrize("name", ["outputs.jsonl", "outputs.jsonl.gz"])
+def test_regrade_writes_what_the_grader_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    file, output = write(tmp_path / name, OUTPUTS), tmp_path / "new" / "graded.jsonl"
+    argv = ["--regrade", str(file), "--benchmark", "gsm8k"]
+    assert evaluate_math.main([*argv, "--output", str(output)]) == 0
+    pairs = [(record["raw_output"], str(record["gold"])) for record in OUTPUTS]
+    verdicts = list(InlineGrader().grade(BENCHMARKS["gsm8k"].answer_kind, pairs))
+    found = records(output)
+    for record, verdict, written in zip(OUTPUTS, verdicts, found, strict=True):
+        assert written == record | {"benchmark": "gsm8k"} | asdict(verdict)
+    assert [record["correct"] for record in found][:4] == [True, True, True, False]
+    printed, complained = capsys.readouterr()
+    right = sum(record["correct"] for record in found)
+    assert f"as gsm8k: {100 * right / 7:.1f} (95 % interval" in printed
+    assert f"{right} of 7 right" in printed
+    # Without a file, lines and summary do not mix.
+    assert complained == ""
+    assert evaluate_math.main(argv) == 0
+    assert capsys.readouterr() == (output.read_text(), printed)
+    # Earlier verdicts are replaced, and the same file may be.
+    damaged = [record | {"correct": None, "decided_by": 3} for record in found]
+    before = output.read_bytes()
+    regrade(write(output, damaged), BENCHMARKS["gsm8k"], output)
+    assert output.read_bytes() == before
+
+
+def test_regrade_marks_answers_of_a_chat(tmp_path: Path) -> None:
+    boxed = {"idx": 0, "gold": "8", "raw_output": r"It is $\boxed{8}$."}
+    (record,) = graded(tmp_path, BENCHMARKS["gsm8k"].in_chat(), [boxed])
+    assert (record["correct"], record["protocol"]) == (True, "zero-shot chat")
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "gold", "right"),
+    [
+        ("gsm8k", "The answer is 1250.", "1,250 inches", True),
+        ("sat", "The answer is (B).", "b", True),
+        ("sat", "The answer is (B).", "(B)", True),
+        ("sat", "The answer is (B).", "B.", True),
+        ("sat", "The answer is (B).", "c", False),
+    ],
+)
+def test_regrade_normalises_golds(
+    name: str, output: str, gold: str, right: bool, tmp_path: Path
+) -> None:
+    record = {"idx": 0, "gold": gold, "raw_output": output}
+    assert graded(tmp_path, BENCHMARKS[name], [record])[0]["correct"] == right
+
+
+def test_regrade_sums_up_several_outputs_of_an_item(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By hand: 2 and 1 of 2 are right, so 75 %, and every item has a right one."""
+    drawn = []
+    for idx, sample, text in ((0, 0, "8"), (0, 1, "8"), ("1", 0, "8"), (1, 1, "9")):
+        drawn.append({"idx": idx, "sample": sample, "gold": "8", "raw_output": text})
+    graded(tmp_path, BENCHMARKS["gsm8k"], drawn)
+    printed = capsys.readouterr().out
+    assert "as gsm8k: avg@2 75.0 (95 % interval" in printed
+    assert "pass@2 100.0, 3 of 4 right" in printed

@@ -1,23 +1,30 @@
-"""Decoding rules and the engine of transformers, against plain generation one by one."""
+"""Decoding rules, the engine of transformers against plain generation, drawn outputs, and chats."""
 
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers import PreTrainedTokenizerFast as Tokenizer
 from transformers.cache_utils import DynamicLayer
 
+from vocagnolm.chat.formats import Conversation
+from vocagnolm.chat.render import Rendered
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.evaluation.engines.generation import Engine, Row, cut
-from vocagnolm.evaluation.engines.hf_engine import GrowingLayer, HFEngine
+from vocagnolm.evaluation.engines.generation import Chat, Engine, Row, cut
+from vocagnolm.evaluation.engines.hf_engine import GrowingLayer, HFEngine, draw_tokens
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, INSTRUCTION
+from vocagnolm.evaluation.tasks.tasks import Sampling, seed_of, uniform
 from vocagnolm.models.load import NO_LIMIT
+from vocagnolm.readers import template_of
 
 Tokenizers = dict[str, Tokenizer]
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
@@ -460,3 +467,132 @@ def test_nothing_is_lost_when_batches_of_four_rows_run_out_of_memory(
         assert completions_of(engine, prompts_of(20), stops) == slow(20, stops)
     assert engine.batch_size == 2
     assert len(caplog.records) == 3
+
+
+# Drawn outputs: tokens against loops, and every output by its seed alone
+
+
+def test_seeds_are_those_of_earlier_versions() -> None:
+    """Otherwise a resumed evaluation would mix outputs of two rules."""
+    assert seed_of("aime24", 3, 1) == 840059799
+    assert uniform(840059799, 5) == 0.0004904476070635155
+
+
+def drawn_token(logits: Sequence[float], number: float, sampling: Sampling) -> int:
+    """Walk down the tokens from the likeliest to the one that reaches a number's share."""
+    weights = [math.exp((x - max(logits)) / sampling.temperature) for x in logits]
+    order = sorted(range(len(logits)), key=lambda token: (-weights[token], token))
+    kept: list[int] = []
+    while sum(weights[token] for token in kept) < sampling.top_p * sum(weights):
+        if len(kept) == len(order):
+            break
+        kept.append(order[len(kept)])
+    target = number * sum(weights[token] for token in kept)
+    walked = 0.0
+    for token in kept:
+        walked += weights[token]
+        if target < walked:
+            return token
+    return kept[-1]
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(1, 1.0), Sampling(1, 0.6, 0.95), Sampling(1, 2, 0.3)]
+)
+def test_tokens_equal_a_walk_over_sorted_probabilities(sampling: Sampling) -> None:
+    rng = random.Random(0)
+    logits = [[rng.gauss(0, 2) for _ in range(30)] for _ in range(400)]
+    numbers = [rng.random() for _ in logits]
+    found = draw_tokens(torch.tensor(logits), torch.tensor(numbers), sampling)
+    pairs = zip(logits, numbers, strict=True)
+    assert found.tolist() == [drawn_token(row, number, sampling) for row, number in pairs]
+
+
+@pytest.mark.parametrize("number", [0.0, 1 - 2**-48])
+@pytest.mark.parametrize("top_p", [1e-9, 0.5, 1.0])
+def test_token_is_one_that_is_kept_at_the_ends(number: float, top_p: float) -> None:
+    logits = torch.tensor([[0.0, 9.0, -float("inf"), -90.0]])
+    (token,) = draw_tokens(logits, torch.tensor([number]), Sampling(1, 1.0, top_p)).tolist()
+    assert token == 1 or (token in (0, 3) and top_p == 1.0 and number > 0.5)
+
+
+PROMPTS = [f"Ben has {n} apples.\nThe answer is {'so ' * (n % 5)}" for n in range(9)]
+SEEDS = [seed_of("gsm8k", n, 0) for n in range(9)]
+SAMPLING = Sampling(1, 0.8, 0.95)
+
+
+@torch.no_grad()
+def slow_text(model: Any, tokenizer: Tokenizer, place: int) -> str:
+    """Draw each token alone, from the logits of the whole text so far, by the seed's number."""
+    ids = tokenizer(PROMPTS[place])["input_ids"]
+    new: list[int] = []
+    for step in range(NEW_TOKENS):
+        logits = model(torch.tensor([ids + new])).logits[0, -1].tolist()
+        new.append(drawn_token(logits, uniform(SEEDS[place], step), SAMPLING))
+    return str(tokenizer.decode(new, clean_up_tokenization_spaces=False)).strip()
+
+
+def test_outputs_equal_drawing_token_by_token_in_any_batch(
+    tokenizer: Tokenizer, lively_llama: Callable[..., Any]
+) -> None:
+    # The next token is nearly as uncertain as that of a real model.
+    model = lively_llama(tokenizer, initializer_range=0.2)
+    slow = {place: slow_text(model, tokenizer, place) for place in range(9)}
+    assert len(set(slow.values())) == 9
+    # Some rows stop, so that others resume in other batches.
+    stop = slow[4][6:10]
+    # The last is what a resumed evaluation still asks, in another order.
+    for batch_size, places in ((1, range(9)), (4, range(9)), (16, range(9)), (4, [7, 2, 5])):
+        prompts = [PROMPTS[place] for place in places]
+        seeds = [SEEDS[place] for place in places]
+        engine = HFEngine(model, tokenizer, batch_size)
+        found = {}
+        for group in engine.generate(prompts, [stop], NEW_TOKENS, SAMPLING, seeds):
+            for completion in group:
+                found[places[completion.index]] = completion.text
+        assert found == {place: slow[place].split(stop)[0].strip() for place in places}
+
+
+# Chats
+
+# With its own start token, today's date, and white space before the end of a turn.
+TEMPLATE = (
+    "{{ bos_token }}{% if not date_string is defined %}{{ strftime_now('%d') }}{% endif %}"
+    "{{ date_string }} {% for m in messages %}[{{ m.role }}] {{ m.content }} {{ eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def test_prompt_is_the_users_turn_with_the_instruction(student_tokenizer: Any) -> None:
+    chat, benchmark = Chat(student_tokenizer, TEMPLATE), BENCHMARKS["gsm8k"].in_chat()
+    asked = chat.prompt(benchmark.template.replace("{question}", "1 + 1?"))
+    eos = student_tokenizer.eos_token
+    turn = f"[user] 1 + 1?\n{INSTRUCTION} {eos}[assistant]"
+    assert asked == f"{student_tokenizer.bos_token}26 Jul 2024 {turn}"
+    assert chat.end_ids == {student_tokenizer.eos_token_id}
+    assert (benchmark.shots, benchmark.prompt_set, benchmark.stops) == (0, None, ())
+
+
+@pytest.mark.parametrize("name", ["plain", "chatml"])
+def test_built_in_templates_ask_as_they_are_trained(
+    name: str, student_tokenizer: Tokenizer
+) -> None:
+    template = template_of(student_tokenizer, "student", name)
+    assert template is not None
+    asked = Chat(student_tokenizer, template.source).prompt("1 + 1?")
+    found = template.render(Conversation("1 + 1?\n2", ("user", "assistant"), (6, 8)))
+    assert isinstance(found, Rendered)
+    assert found.text[: found.places[1, 0]].rstrip(" ") == asked
+
+
+@pytest.mark.parametrize(
+    ("behind", "ends"), [("<|turn|>\n", ["<|turn|>"]), ("\n\nUser:", []), ("", [])]
+)
+def test_turn_ends_with_the_templates_special_token(
+    tokenizer_dirs: dict[str, Path], behind: str, ends: list[str]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dirs["nfc_digits"])
+    tokenizer.add_tokens(["<|turn|>"], special_tokens=True)
+    source = "{% for m in messages %}{{ m.content }}" + behind + "{% endfor %}"
+    source += "{% if add_generation_prompt %}<|turn|>{% endif %}"
+    assert Chat(tokenizer, source).end_ids == set(tokenizer.convert_tokens_to_ids(ends))

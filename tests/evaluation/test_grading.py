@@ -7,15 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sympy
 from inline_grader import graded_inline
 
-from vocagnolm.evaluation.extraction import AnswerKind
 from vocagnolm.evaluation.grading import grading, worker
 from vocagnolm.evaluation.grading.grading import Grader, Verdict
 
@@ -24,8 +24,6 @@ pytestmark = pytest.mark.processes
 BUSY_LIMIT_S = 30.0  # five seconds on an idle machine; workers limit processor time
 MB = 1_000_000
 MKDIR = "__import__('os').mkdir('CANARY')"
-
-Job = tuple[AnswerKind | None, tuple[str, str]]
 
 EXECUTABLE = [
     MKDIR,
@@ -52,44 +50,26 @@ EXECUTABLE = [
     "'%s'%1",
     "'a'*10**10",
 ]
-ENDLESS = [
-    "9**9**9**9",
-    "{9**9**9**9}",
-    "(9**9**9**9,1)",
-    "9^{9^{9^{9^9}}}",
-    "10^9!",
-    r"\binom{10^{9}}{10^{8}}",
-    r"\sum_{n=1}^{10^{9}} n^n",
-    r"\int_0^1 e^{-x^2}\sin(x^{x^x}) dx",
-    r"\prod_{k=1}^{10^9} k",
-]
+ENDLESS = ["9**9**9**9", "{9**9**9**9}", "(9**9**9**9,1)", "9^{9^{9^{9^9}}}"]
 LONG = [
     "{" * 10_000 + "1" + "}" * 10_000,
     "(" * 10_000 + "1" + ")" * 10_000,
-    "9" * MB,
     "-" * 100_000 + "1",
-    "1+" * 100_000 + "1",
     r"\frac{" * 5000,
     r"\sqrt{" * 5000 + "x" + "}" * 5000,
-    r"\begin{pmatrix}" + r"\\".join(["&".join("1" * 500)] * 500) + r"\end{pmatrix}",
-    r"\text{" * (MB // 6),
-    r"\mbox{" * (MB // 6),
+    "1," * (MB // 2),
+]
+LONGEST = [
+    "9" * MB,
     r"\begin{array}{" * (MB // 14),
     "inches feet a s h m sq . m q . " * (MB // 31),
-    "1," * (MB // 2),
     "The answer is boxed{" * (MB // 20),
 ]
-STRANGE = [
-    "\x00",
-    "7\x00",
-    "\ud800",
-    "7\udfff",
-    "\x1b[31m7",
-    "\u202e7",
-    "\u2028",
-    '\\"]\n[true, "string"]',
-    "\r\n",
-]
+STRANGE = ["\x00", "7\x00", "\ud800", "7\udfff", "\x1b[31m7", "\u202e7", "\u2028", "\r\n"]
+STRANGE += ['\\"]\n[true, "string"]']
+FRAMES = ["boxed{", "he answer is ", "final answer is $", "$. I hope", "#### ", "answer is ("]
+FRAMED = [frame * (MB // len(frame)) for frame in FRAMES]
+FRAMED += [frame + text for frame in FRAMES for text in STRANGE]
 
 
 @pytest.fixture(scope="module")
@@ -107,16 +87,10 @@ def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert list(grading._ROOT.glob("CANARY*")) == []
 
 
-def timed(grader: Grader, kind: AnswerKind | None, pair: tuple[str, str]) -> tuple[Verdict, float]:
+def timed(grader: Grader, kind: Any, pair: tuple[str, str]) -> tuple[Verdict, float]:
     start = time.monotonic()
     verdict = next(grader.grade(kind, [pair]))
     return verdict, time.monotonic() - start
-
-
-def timed_all(grader: Grader, jobs: Sequence[Job]) -> list[tuple[Verdict, float]]:
-    """Grade all jobs, as many at a time as there are workers."""
-    with ThreadPoolExecutor(grader.workers) as threads:
-        return list(threads.map(lambda job: timed(grader, *job), jobs))
 
 
 def assert_alive(grader: Grader) -> None:
@@ -161,35 +135,34 @@ def test_restricted_sympy_rejects_code(code: str, evaluate: bool) -> None:
             sympy.sympify(code, evaluate=evaluate)
 
 
-@pytest.mark.slow
-def test_grader_gives_verdicts_in_time(grader: Grader) -> None:
-    texts = [*ENDLESS[:4], *LONG[:4], LONG[5], LONG[6], *LONG[10:]]
+@pytest.mark.parametrize(
+    ("kind", "pairs"),
+    [
+        pytest.param(None, [("x+1", gold) for gold in [*ENDLESS[:1], *LONG, *STRANGE]], id="golds"),
+        pytest.param(
+            "free",
+            [(f"The answer is {text}", "7") for text in [*ENDLESS, *LONG, *LONGEST]],
+            id="outputs",
+            marks=pytest.mark.slow,
+        ),
+        *(
+            pytest.param(kind, [(text, "7") for text in FRAMED], id=kind, marks=pytest.mark.slow)
+            for kind in ("free", "letter", "marked")
+        ),
+    ],
+)
+def test_grader_gives_verdicts_in_time(
+    grader: Grader, kind: Any, pairs: list[tuple[str, str]], request: pytest.FixtureRequest
+) -> None:
     assert_alive(grader)
-    for verdict, seconds in timed_all(
-        grader, [("free", (f"The answer is {t}", "7")) for t in texts]
-    ):
-        assert not verdict.correct
+    with ThreadPoolExecutor(grader.workers) as threads:
+        verdicts = list(threads.map(lambda pair: timed(grader, kind, pair), pairs))
+    for verdict, seconds in verdicts:
         assert seconds < BUSY_LIMIT_S
-    assert_alive(grader)
-
-
-def test_grader_survives_hostile_golds_in_time(grader: Grader) -> None:
-    golds = [ENDLESS[0], *LONG[:2], LONG[3], LONG[5], LONG[6], LONG[12], *STRANGE]
-    for verdict, seconds in timed_all(grader, [(None, ("x+1", gold)) for gold in golds]):
-        assert not verdict.correct
-        assert seconds < BUSY_LIMIT_S
-    assert_alive(grader)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["free", "letter", "marked"])
-def test_grader_gives_verdicts(grader: Grader, kind: AnswerKind) -> None:
-    frames = ["boxed{", "he answer is ", "final answer is $", "$. I hope", "#### ", "answer is ("]
-    pairs = [(frame * (MB // len(frame)), "7") for frame in frames]
-    pairs += [(frame + text, "7") for frame in frames for text in STRANGE]
-    for verdict, seconds in timed_all(grader, [(kind, pair) for pair in pairs]):
-        assert verdict.decided_by != "crash"
-        assert seconds < BUSY_LIMIT_S
+        if request.node.callspec.id in ("golds", "outputs"):
+            assert not verdict.correct
+        else:
+            assert verdict.decided_by != "crash"
     assert_alive(grader)
 
 
@@ -223,17 +196,23 @@ def test_worker_runs_out_of_memory_alone(grader: Grader) -> None:
 # The life of workers
 
 
-def test_grader_grades_right() -> None:
+@pytest.fixture
+def alone() -> Iterator[tuple[Grader, int]]:
+    """A grader with one worker, and the worker's process."""
     with Grader(workers=1) as grader:
         assert_alive(grader)
-        (process,) = processes_with_parent(os.getpid())[-1:]
-        # Ctrl-C of the terminal does not reach it, and what a library prints is lost.
-        assert os.getsid(process) == process
-        for stream in (1, 2):
-            assert Path(f"/proc/{process}/fd/{stream}").readlink() == Path(os.devnull)
-        os.kill(process, signal.SIGKILL)
-        time.sleep(0.2)
-        assert_alive(grader)
+        yield grader, processes_with_parent(os.getpid())[-1]
+
+
+def test_worker_is_separate_and_replaced_when_it_ends(alone: tuple[Grader, int]) -> None:
+    grader, process = alone
+    # Ctrl-C of the terminal does not reach it, and what a library prints is lost.
+    assert os.getsid(process) == process
+    for stream in (1, 2):
+        assert Path(f"/proc/{process}/fd/{stream}").readlink() == Path(os.devnull)
+    os.kill(process, signal.SIGKILL)
+    time.sleep(0.2)
+    assert_alive(grader)
 
 
 def test_worker_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,29 +222,26 @@ def test_worker_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch)
         next(grader.grade("free", [("8", "8")]))
 
 
-def test_grader_says_crash() -> None:
-    with Grader(workers=1) as grader, ThreadPoolExecutor(1) as threads:
-        assert_alive(grader)
-        (process,) = processes_with_parent(os.getpid())[-1:]
+def test_grader_says_crash(alone: tuple[Grader, int]) -> None:
+    grader, process = alone
+    with ThreadPoolExecutor(1) as threads:
         running = threads.submit(timed, grader, None, ("(9**9**9**9,1)", "x"))
         time.sleep(1)
         os.kill(process, signal.SIGKILL)
         verdict, _ = running.result()
-        assert (verdict.correct, verdict.decided_by) == (False, "crash")
-        assert_alive(grader)
+    assert (verdict.correct, verdict.decided_by) == (False, "crash")
+    assert_alive(grader)
 
 
-def test_grader_says_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Grader(workers=1) as grader:
-        assert_alive(grader)
-        (process,) = processes_with_parent(os.getpid())[-1:]
-        os.kill(process, signal.SIGSTOP)
-        with monkeypatch.context() as patch:
-            patch.setattr(grading, "WALL_LIMIT_S", 1.0)
-            verdict, seconds = timed(grader, None, ("x", "y"))
-        assert (verdict.correct, verdict.decided_by) == (False, "timeout")
-        assert seconds < BUSY_LIMIT_S
-        assert_alive(grader)
+def test_grader_says_timeout(alone: tuple[Grader, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    grader, process = alone
+    os.kill(process, signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr(grading, "WALL_LIMIT_S", 1.0)
+        verdict, seconds = timed(grader, None, ("x", "y"))
+    assert (verdict.correct, verdict.decided_by) == (False, "timeout")
+    assert seconds < BUSY_LIMIT_S
+    assert_alive(grader)
 
 
 def test_grader_leaves_no_process() -> None:
@@ -282,15 +258,14 @@ def test_grader_leaves_no_process() -> None:
 
 
 def test_workers_end_when_their_parent_is_killed() -> None:
-    program = (
-        "import sys\n"
-        "from vocagnolm.evaluation.grading.grading import Grader\n"
-        "grader = Grader(workers=2).__enter__()\n"
-        "list(grader.grade('free', [('The answer is 7.', '7')] * 4))\n"
-        "verdicts = grader.grade(None, [('(9**9**9**9,1)', 'x')])\n"
-        "print('ready', flush=True)\n"
-        "next(verdicts)\n"
-    )
+    program = """if True:
+        from vocagnolm.evaluation.grading.grading import Grader
+        grader = Grader(workers=2).__enter__()
+        list(grader.grade("free", [("The answer is 7.", "7")] * 4))
+        verdicts = grader.grade(None, [("(9**9**9**9,1)", "x")])
+        print("ready", flush=True)
+        next(verdicts)
+    """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == b"ready\n"
@@ -298,9 +273,9 @@ def test_workers_end_when_their_parent_is_killed() -> None:
         assert len(workers) == 2
         parent.kill()
     deadline = time.monotonic() + 10
-    while any(running(process) for process in workers) and time.monotonic() < deadline:
+    while any(map(running, workers)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not any(running(process) for process in workers)
+    assert not any(map(running, workers))
 
 
 def running(process: int) -> bool:

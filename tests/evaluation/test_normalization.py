@@ -114,10 +114,8 @@ def test_units_are_removed_as_one_by_one(text: str) -> None:
 def test_zeros_go_as_by_a_group(text: str) -> None:
     slow = re.sub(r"(\d+)\.0*([^\d])", r"\1\2", text)
     slow = re.sub(r"(\d+)\.0*$", r"\1", slow)
-    fast = re.sub(r"(?<=\d)\.0*(\D)", r"\1", text)
-    assert re.sub(r"(?<=\d)\.0*$", "", fast) == slow
-    plain = {"\\", "=", "/", " "}
-    if slow and not plain & set(slow):
+    # Other steps change texts with these.
+    if slow and not {"\\", "=", "/", " "} & set(slow):
         assert extraction._unify_numbers(text) == ("0" + slow if slow[0] == "." else slow)
 
 

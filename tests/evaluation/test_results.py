@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from vocagnolm.evaluation import results as report
-from vocagnolm.evaluation.accuracy import one_line_summary, summarize
+from vocagnolm.evaluation.accuracy import one_line_summary
 from vocagnolm.evaluation.records import EvaluationDirectory, to_line
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Item
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
@@ -34,23 +34,21 @@ def build(path: Path, *tasks: Task) -> dict[str, Any]:
     """Results in which the first item of each benchmark is right; math-verify accepts none."""
     directory = EvaluationDirectory(path)
     write_json(path / "settings.json", SETTINGS)
+    columns = {}
     for task in tasks:
+        opinion = None if task.benchmark.answer_kind == "letter" else False
+        ending = {"decided_by": "string", "finish_reason": "eos", "n_new_tokens": 5}
         with directory.appending(task.benchmark.id, 0) as file:
             for item in task.items:
-                verdict = {
-                    "prediction": item.gold,
-                    "correct": item.idx == 0,
-                    "decided_by": "string",
-                    "math_verify": None if task.benchmark.answer_kind == "letter" else False,
-                }
-                ending = {"finish_reason": "eos", "n_new_tokens": 5}
-                file.write(to_line({"idx": item.idx} | verdict | ending))
+                verdict = {"prediction": item.gold, "correct": item.idx == 0}
+                record = {"idx": item.idx, "math_verify": opinion} | verdict | ending
+                file.write(to_line(record))
         directory.complete(task.benchmark.id, [(item.idx, 0) for item in task.items])
-    columns = {task.benchmark.id: report.column(task, directory) for task in tasks}
+        columns[task.benchmark.id] = report.column(task, directory)
     return report.build(columns, directory, {})
 
 
-def outputs(results: Mapping[str, Any], path: Path) -> dict[str, str]:
+def outputs(results: dict[str, Any], path: Path) -> dict[str, str]:
     """All outputs of an evaluation that show numbers, as text."""
     report.write(results, path)
     texts = {name: (path / name).read_text() for name in ("results.json", "row.md")}
@@ -61,30 +59,19 @@ def test_results_hold_everything_known(tmp_path: Path) -> None:
     results = build(tmp_path, make_task("gsm8k"), make_task("mathqa", 8))
     column = results["benchmarks"]["gsm8k"]
     assert (column["rounded"], column["n"], column["correct"]) == (25.0, 4, 1)
-    assert column["finish_reasons"] == {"eos": 4}
     assert column["prompts"] == {"name": "set", "origin": "harness", "sha256": "0" * 64}
     assert column["data"] == {"origin": "a file", "digest": "d", "verified": True}
-    assert (column["marks"], column["marked"]) == ([], [])
     assert results["benchmarks"]["mathqa"]["rounded"] == 12.5
-    assert results["benchmarks"]["mathqa"]["math_verify"] is None
     assert results["averages"] == {}
     lines = report.to_markdown(results).splitlines()
     assert lines[0] == "| model | GSM8K | MQA |"
     assert lines[2] == "| runs/my_student | 25.0 | 12.5 |"
     assert lines[4] == f"| {report.SECOND_OPINION} | 0.0 | - |"
     assert "- graded by ZubinGou/math-evaluation-harness@db77bc6" in lines
-    assert results["model"] == SETTINGS["model"]
-    assert results["grader"].startswith("ZubinGou/math-evaluation-harness@db77bc6")
     assert {"python", "torch", "transformers", "sympy"} <= results["environment"].keys()
     written = json.loads(outputs(results, tmp_path)["results.json"])
     assert written["benchmarks"].keys() == {"gsm8k", "mathqa"}
     assert written["settings"] == SETTINGS
-
-
-def test_nothing_is_marked(tmp_path: Path) -> None:
-    results = build(tmp_path, *map(make_task, PAPER_BENCHMARKS))
-    assert "*" not in report.to_markdown(results)
-    assert results["marks"] == []
 
 
 MARKED = {
@@ -112,14 +99,12 @@ def test_every_output_is_marked(tmp_path: Path, name: str) -> None:
 
 
 def test_average_is_marked(tmp_path: Path) -> None:
-    tasks = [make_task(name, limit=2 if name == "sat" else None) for name in PAPER_BENCHMARKS]
-    results = build(tmp_path, *tasks)
+    results = build(tmp_path, *map(make_task, PAPER_BENCHMARKS))
+    assert "*" not in outputs(results, tmp_path)["row.md"]
+    results = build(tmp_path, make_task("sat", limit=2))
     marked = {name: value["marked"] for name, value in results["averages"].items()}
-    assert marked == {
-        "AVG": ["partial"],
-        "AVG w/o TAB, MMLU-STEM, SAT": [],
-        "AVG w/o SAT": [],
-    }
+    averages = {"AVG w/o TAB, MMLU-STEM, SAT": [], "AVG w/o SAT": []}
+    assert marked == {"AVG": ["partial"], **averages}
     row = report.to_markdown(results).splitlines()[2].split("|")
     assert [cell.strip() for cell in row[-4:-1]] == ["27.8*", "25.0", "25.0"]
 
@@ -143,19 +128,6 @@ def test_row_grows_benchmark_by_benchmark(tmp_path: Path) -> None:
     assert build(tmp_path, second)["benchmarks"].keys() == {"gsm8k"}
 
 
-def test_table_shows_what_several_outputs_reach(tmp_path: Path) -> None:
-    """By hand: 3 of 4 outputs are right, and both items have a right one."""
-    records = []
-    for idx, sample, right in ((0, 0, True), (0, 1, True), (1, 0, False), (1, 1, True)):
-        verdict = {"correct": right, "prediction": "1", "decided_by": "string"}
-        records.append({"idx": idx, "sample": sample, "math_verify": right} | verdict)
-    results = build(tmp_path, make_task("gsm8k"))
-    results["benchmarks"]["gsm8k"] |= summarize(records)
-    lines = report.to_markdown(results).splitlines()
-    assert lines[2] == "| runs/my_student, avg@2 | 75.0 |"
-    assert lines[4] == "| pass@2 | 100.0 |"
-
-
 def test_card_has_the_papers_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = build(tmp_path, make_task("gsm8k"))
     monkeypatch.setitem(results["model"], "name", str(tmp_path))
@@ -171,8 +143,7 @@ def test_card_has_the_papers_protocol(tmp_path: Path, monkeypatch: pytest.Monkey
     for _ in range(2):
         report.write_card(results)
     card = path.read_text()
-    heads = [line for line in card.splitlines() if line.startswith("## ")]
-    assert heads == ["## Evaluation", "## Mine"]
+    assert re.findall("(?m)^## .*", card) == ["## Evaluation", "## Mine"]
     assert ("A student." in card, "| GSM8K |" in card, "old" in card) == (True, True, False)
     for other in ("protocol", "sampling"):
         report.write_card(results | {"settings": {other: {"name": "x"}}, "benchmarks": {}})
