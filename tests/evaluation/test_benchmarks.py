@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from real_data import real_data
 
-from vocagnolm.evaluation.extraction import extract, strip_string
+from vocagnolm.evaluation.extraction import AnswerKind, extract, strip_string
 from vocagnolm.evaluation.tasks.benchmarks import (
     BENCHMARKS,
     PAPER_BENCHMARKS,
@@ -37,20 +37,13 @@ def test_benchmarks_stand_in_the_papers_order() -> None:
     assert columns == [*paper.split(), "GSM-Hard", "MATH-500", "AIME24", "AIME25", "Demo"]
 
 
-def test_texts_end_as_in_the_harness() -> None:
+def test_texts_end_as_in_the_harness_and_in_reports_of_chats() -> None:
     """Templates and examples are those of the prompts below."""
     for benchmark in (BENCHMARKS[name] for name in (*PAPER_BENCHMARKS, "gsm_hard")):
         assert benchmark.stops == ("</s>", "\n\nQuestion:", "\n\nProblem:")
-        assert benchmark.max_new_tokens == 1024
-
-
-def test_long_answers_are_those_of_reports_in_a_chat() -> None:
-    asked = [benchmark.in_chat() for name, benchmark in BENCHMARKS.items() if name != "demo"]
-    lengths = {benchmark.id: benchmark.max_new_tokens for benchmark in asked}
-    long = {name for name, length in lengths.items() if length == 32_768}
-    assert long == {"math500", "aime24", "aime25"}
-    assert {lengths[name] for name in PAPER_BENCHMARKS} == {2048}
-    assert {BENCHMARKS[name].max_new_tokens for name in long} == {1024}
+        assert (benchmark.max_new_tokens, benchmark.in_chat().max_new_tokens) == (1024, 2048)
+    for benchmark in (BENCHMARKS[name] for name in ("math500", "aime24", "aime25")):
+        assert (benchmark.max_new_tokens, benchmark.in_chat().max_new_tokens) == (1024, 32_768)
 
 
 # Items and prompts against what the harness built of them
@@ -164,25 +157,13 @@ def test_items_read_as_expected(name: str, row: dict[str, Any], question: str, g
 
 SEPARATOR = "\n\n\n"
 # Each answer, worked out again by other means than the solution's text.
-ANSWERS = {
-    "gsm8k": (
-        str(7 * 24 + 10),
-        str(312 - 6 * 45),
-        str(36 // 2 * 14),
-        str(9 - 4 * 2 // 2),
-        str(60 * 4 // 5 + 15),
-        str(24 * 5 // 2 - 45),
-        str(2 * 11 - 4 + 3),
-        str(5 * 8 + 20 * 3),
-    ),
-    "minerva_math": (
-        strip_string(Fraction(4 * 6, comb(10, 2))),
-        f"({-2 * 3},{4 - 1 + 2 * 3})",
-        str(pow(5, 38, 13)),
-        r"3\sqrt{5}",  # the square is 45
-    ),
-    "mathqa": ("B", "C", "E", "A"),
-    "mmlu_stem": ("C", "A", "D", "B"),
+GSM8K = (7 * 24 + 10, 312 - 6 * 45, 36 // 2 * 14, 9 - 4 * 2 // 2, 60 * 4 // 5 + 15)
+FRACTION = Fraction(4 * 6, comb(10, 2))
+ANSWERS: dict[str, list[object]] = {
+    "gsm8k": [*GSM8K, 24 * 5 // 2 - 45, 2 * 11 - 4 + 3, 5 * 8 + 20 * 3],
+    "minerva_math": [FRACTION, f"({-2 * 3},{4 - 1 + 2 * 3})", pow(5, 38, 13), r"3\sqrt{5}"],
+    "mathqa": ["B", "C", "E", "A"],
+    "mmlu_stem": ["C", "A", "D", "B"],
 }
 STARTS = {"gsm8k": ("Question: ", "\nAnswer: ")}
 LETTERED = ("mathqa", "mmlu_stem")
@@ -202,10 +183,9 @@ def exemplars(name: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_exemplars_give_their_answer_when_read_as_outputs(name: str) -> None:
-    kind = "letter" if name in LETTERED else "free"
-    found = tuple(extract(kind, solution) for _, solution in exemplars(name))
-    assert found == ANSWERS[name]
-    assert all(strip_string(answer) == answer for answer in ANSWERS[name])
+    kind: AnswerKind = "letter" if name in LETTERED else "free"
+    found = [extract(kind, solution) for _, solution in exemplars(name)]
+    assert found == [strip_string(answer) for answer in ANSWERS[name]]
 
 
 @pytest.mark.parametrize("name", PAPER_BENCHMARKS)

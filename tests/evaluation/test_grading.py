@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,31 +26,13 @@ BUSY_LIMIT_S = 30.0  # five seconds on an idle machine; workers limit processor 
 MB = 1_000_000
 MKDIR = "__import__('os').mkdir('CANARY')"
 
-EXECUTABLE = [
-    MKDIR,
-    f'"{MKDIR}"',
-    f'("{MKDIR}",1)',
-    f'["{MKDIR}"]',
-    f'{{"{MKDIR}"}}',
-    f'log(2,"{MKDIR}")',
-    f'sqrt("{MKDIR}")',
-    f"x+{MKDIR}",
-    f"x={MKDIR}",
-    f"f'{{{MKDIR}}}'",
-    f"(lambda:{MKDIR})()",
-    f"[{MKDIR} for i in (1,)]",
-    f"({MKDIR},1)",
-    f"1 if {MKDIR} else 2",
-    rf"\begin{{pmatrix}}{MKDIR}\end{{pmatrix}}",
-    rf"\text{{{MKDIR}}}~1",
-    "().__class__.__bases__[0].__subclasses__()",
-    "open('CANARY','w')",
-    "print('[true, \"string\"]')",
-    "exit()",
-    "sympy.Symbol('x').__class__",
-    "'%s'%1",
-    "'a'*10**10",
-]
+# Separated by two spaces or a new line; "!" makes a directory.
+EXECUTABLE = r"""
+!  "!"  ("!",1)  ["!"]  {"!"}  log(2,"!")  sqrt("!")  x+!  x=!  f'{!}'  (lambda:!)()  (!,1)
+[! for i in (1,)]  1 if ! else 2  \begin{pmatrix}!\end{pmatrix}  \text{!}~1
+().__class__.__bases__[0].__subclasses__()  open('CANARY','w')  print('[true, "string"]')
+exit()  sympy.Symbol('x').__class__  '%s'%1  'a'*10**10
+"""
 ENDLESS = ["9**9**9**9", "{9**9**9**9}", "(9**9**9**9,1)", "9^{9^{9^{9^9}}}"]
 LONG = [
     "{" * 10_000 + "1" + "}" * 10_000,
@@ -110,13 +93,14 @@ def processes_with_parent(parent: int) -> list[int]:
 
 @pytest.mark.usefixtures("canary")
 def test_grader_executes_nothing_when_the_answer_is_code() -> None:
+    codes = re.split(r"  |\n", EXECUTABLE.strip().replace("!", MKDIR))
     # Processes of other tests.
     others = processes_with_parent(os.getpid())
     with Grader(workers=2) as grader:
         for kind in (None, "free"):
             frame = "{}" if kind is None else "The final answer is ${}$. I hope"
-            texts = [frame.replace("{}", text, 1) for text in EXECUTABLE]
-            pairs = [*((text, "7") for text in texts), *(("x+7", text) for text in EXECUTABLE)]
+            pairs = [(frame.replace("{}", code, 1), "7") for code in codes]
+            pairs += [("x+7", code) for code in codes]
             assert not any(verdict.correct for verdict in grader.grade(kind, pairs))
         workers = set(processes_with_parent(os.getpid())) - {*others}
         assert workers
