@@ -213,13 +213,6 @@ def test_packed_sequences_fit_into_the_contexts_of_their_models(
 ROW = {"text": "a"}
 
 
-class OtherRows(torch.utils.data.Dataset[object]):
-    """Neither documents nor packed sequences."""
-
-    def __getitem__(self, index: int) -> object:
-        return {"input_ids": [index]}
-
-
 def adapted(world: World) -> Any:
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(target_modules=["q_proj"])
@@ -259,7 +252,7 @@ REFUSED: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("train_dataset", None, "NoneType", {}),
     ("train_dataset", [], "list", {}),
     ("train_dataset", ["a"], "must be a datasets.Dataset", {}),
-    ("train_dataset", OtherRows(), "Blocks", {}),
+    ("train_dataset", [{"input_ids": [1]}], "Blocks", {}),
     ("train_dataset", [{"id": 1}, {"text": 5}], "1 null, 1 not text", {}),
     ("train_dataset", TABLE.rename_column("text", "body"), "one column", {}),
     ("train_dataset", datasets.DatasetDict(train=TABLE), "DatasetDict", {}),

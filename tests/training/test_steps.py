@@ -155,9 +155,6 @@ def test_order_stays_where_updates_depend_on_it(
     assert sorted(make(method, data=plain[:5])._get_train_sampler()) == [*range(5)]
 
 
-# -- A user's own objective ----------------------------------------------------------------------
-
-
 class Weighted(Objective):
     """Weights made of the losses that `select` gets, and of those that it returns."""
 

@@ -115,7 +115,6 @@ def test_work_is_rejected_when_linear_layers_hide_it(name: str) -> None:
         ("NVIDIA A100-SXM4-80GB", 312.0),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
-        ("NVIDIA A10G", None),
     ],
 )
 def test_peak_is_looked_up_by_chip(name: str, expected: float | None) -> None:
