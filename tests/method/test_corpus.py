@@ -18,6 +18,7 @@ import zstandard
 
 from vocagnolm.corpus import load_corpus, load_sample, read_list
 from vocagnolm.fields import OptionError
+from vocagnolm.shell.hub import check_name
 from vocagnolm.texts import is_conversations, only_text, reasons_in
 
 TEXTS = ["First  document.\r\n\n$x^2$ 😀 数学 e\u0301\x00", "second"]
@@ -437,3 +438,19 @@ def test_transform_is_rejected() -> None:
         only_text(changed, None, "mine")
     # Other formats change no value.
     assert only_text(corpus.with_format("numpy"), None, "mine")["text"][:] == ["a"]
+
+
+# Names that are not paths
+
+
+@pytest.mark.parametrize(
+    "name", ["./foo/bar/baz", "foo/bar/baz", "a b", "/no/model", "~/m", "../m"]
+)
+def test_name_that_the_hub_cannot_have_is_rejected(name: str) -> None:
+    with pytest.raises(ValueError, match=f"teacher {name}: no such file"):
+        check_name("teacher", name)
+
+
+def test_names_of_files_and_of_repositories_pass(tmp_path: Path) -> None:
+    for name in (str(tmp_path), "gpt2", "org/model"):
+        check_name("student", name)

@@ -9,12 +9,15 @@ import pytest
 import torch
 from architectures import (
     ARCHITECTURES,
+    SEGMENTS,
     VOCABULARY,
     assert_same_gradients,
     build,
     gradients,
     labelled_rows,
     reference_losses,
+    rows,
+    with_attention,
 )
 from fork_server import serve
 from launch import launch
@@ -24,6 +27,7 @@ from torch.nn import functional as F
 from benchmarks.claims import token_losses
 from benchmarks.harness import alone
 from vocagnolm import output_head, token_loss
+from vocagnolm.attention import segments_of
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.models.probes import check_packing
 from vocagnolm.token_loss import add_token_losses, first_tokens, require_finite
@@ -323,6 +327,29 @@ def test_models_of_another_kind_are_rejected_with_advice():
     ids = torch.zeros(1, 2).long()
     with pytest.raises(ValueError, match="no last_hidden_state"):
         token_loss._token_losses(stateless, ids, labels=ids)
+
+
+def test_packed_rows_without_segments_are_rejected():
+    batch = rows()
+    model = with_attention("llama", "torch_varlen")
+    for attention in ("flash_attention_2", "torch_varlen"):
+        model.config._attn_implementation = attention
+        with pytest.raises(ValueError, match=rf"{attention} does not separate .* pass segments="):
+            model(**batch)
+
+
+def test_configuration_that_tells_enough_is_rejected_at_once():
+    dropping = with_attention("llama", "torch_varlen", attention_dropout=0.1)
+    with pytest.raises(ValueError, match="dropout"):
+        dropping.train()(**rows(), segments=SEGMENTS)
+    with pytest.raises(ValueError, match="needs chunked attention"):
+        with_attention("llama", "torch_varlen", attention_chunk_size=8)
+
+
+def test_segments_are_cumulative_lengths_when_some_are_empty():
+    assert segments_of([3, 0, 4]).edges.tolist() == [0, 3, 7]
+    assert segments_of([3, 0, 4]).longest == 4
+    assert (segments_of([]).edges.tolist(), segments_of([]).longest) == ([0], 0)
 
 
 @pytest.mark.slow  # test_export.py has sharded runs
