@@ -222,8 +222,8 @@ def test_acceptance_has_no_nan_where_a_teacher_has_no_loss():
 
 
 def test_mean_strategy_uses_the_whole_batchs_mean():
-    student = torch.tensor([[5.0, 5.0], [3.0, 1.0]])
-    teacher = torch.tensor([[9.0, 0.0], [1.0, 0.0]])  # mean over the mapped: 5, so excess 0 and -4
+    student = torch.tensor([[5.0, 5.0], [3.0, 6.0]])
+    teacher = torch.tensor([[9.0, 0.0], [1.0, 0.0]])  # mean over the mapped: 5, so excess 0 and 1
     valid, mapped = torch.ones(2, 2, dtype=torch.bool), torch.tensor([[1, 0], [1, 0]]).bool()
     found = select_tokens(
         student, teacher, valid, mapped, top_k=0.5, unmapped="mean", scope="sequence"
