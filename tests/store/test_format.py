@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from store_world import contents
 
 from vocagnolm.store.format import (
@@ -25,39 +28,37 @@ from vocagnolm.store.format import (
     document_key,
     find_faults,
     finish_store,
-    is_written,
     manifest_of,
     shard_name,
     write_shard,
 )
 
-TEXTS = ["first 😀", "b", "数学 2025", "first 😀", "another document", "x" * 300, "last"]
 TRAILING_ZERO = next(str(i) for i in itertools.count() if not document_key(str(i))[-1])
+TEXTS = ["first 😀", "b", "数学 2025", "first 😀", "another document", "x" * 300, "last"]
+UNSCORED = "no tokens"
+SHARDS_OF_TEXTS = st.lists(
+    st.lists(st.sampled_from([*TEXTS, TRAILING_ZERO, UNSCORED]), max_size=4), max_size=4
+)
 OLD_STORE = Path(__file__).parents[1] / "data/store"
+ABOUT: dict[str, Any] = {"teacher": "T", "tokenizer_sha256": "", "context": 99}
 
 
 def stored_of(text: str, seed: int) -> tuple[bytes, StoredDocument]:
     """A document with a token per character and made-up losses that float16 holds."""
     rng = np.random.default_rng([seed, len(text)])
-    ends = np.arange(1, len(text) + 1)
+    ends = np.arange(1, len(text) + 1 if text != UNSCORED else 1)
     spans = np.stack([ends - 1, ends], axis=-1)
-    losses = rng.random(len(text)).astype(np.float16).astype(np.float32)
+    losses = rng.random(len(ends)).astype(np.float16).astype(np.float32)
     return document_key(text), StoredDocument(len(text), spans, losses)
 
 
-def about(seed: int) -> dict[str, Any]:
-    """The minimum that a store's manifest says."""
-    return {"teacher": f"teacher {seed}", "tokenizer_sha256": "", "context": 99}
-
-
-def make_store(directory: Path, texts: Sequence[str] = TEXTS, *, seed: int = 0) -> Path:
-    """A store of shards of three documents."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for number, first in enumerate(range(0, len(texts), 3)):
-        documents = [stored_of(text, seed) for text in texts[first : first + 3]]
+def make_store(directory: Path, shards: Sequence[Sequence[str]]) -> Store:
+    """A store of which each shard has losses of its own."""
+    for number, texts in enumerate(shards):
+        documents = [stored_of(text, number) for text in texts]
         write_shard(directory, number, documents, "float16")
-    finish_store(directory, about(seed))
-    return directory
+    finish_store(directory, ABOUT)
+    return Store(directory)
 
 
 def as_lists(document: StoredDocument | None) -> list[Any]:
@@ -67,24 +68,37 @@ def as_lists(document: StoredDocument | None) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished store; read-only by convention."""
-    return make_store(tmp_path_factory.mktemp("store") / "S")
+    """A finished store of three shards; read-only by convention."""
+    directory = tmp_path_factory.mktemp("store")
+    make_store(directory, [TEXTS[:3], TEXTS[3:6], TEXTS[6:]])
+    return directory
 
 
 # Reading
 
 
-def test_store_gives_back_what_was_written(finished: Path) -> None:
-    assert list(contents(finished)) == ["manifest.json", *map(shard_name, range(3))]
-    opened = Store(finished)
-    for text in TEXTS:
-        assert as_lists(opened.document(text)) == as_lists(stored_of(text, 0)[1])
-    assert opened.document("absent") is None
-    assert opened.document("") is None
-    manifest = opened.manifest
-    assert manifest["documents"] == 7
-    assert manifest["tokens"] == sum(map(len, TEXTS))
-    assert manifest["teacher"] == "teacher 0"
+@given(SHARDS_OF_TEXTS)
+@example([])
+@example([[], []])
+@example([[TRAILING_ZERO, "another"]])  # NumPy drops zeros at the end of a string
+@example([["twice"], ["twice"], [UNSCORED]])
+def test_store_gives_back_the_first_copy_of_what_was_written(shards: list[list[str]]) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        opened = make_store(Path(root), shards)
+        assert list(contents(Path(root))) == [MANIFEST_FILE, *map(shard_name, range(len(shards)))]
+        expected: dict[str, list[Any]] = {}
+        for number, texts in enumerate(shards):
+            for text in texts:
+                expected.setdefault(text, as_lists(stored_of(text, number)[1]))
+        assert {text: as_lists(opened.document(text)) for text in expected} == expected
+        assert opened.document("absent") is None
+        assert opened.document("") is None
+        manifest = opened.manifest
+    written = [text for texts in shards for text in texts]
+    assert manifest["documents"] == sum(len(set(texts)) for texts in shards)
+    assert manifest["tokens"] == sum(len(text) for text in written if text != UNSCORED)
+    assert manifest["unscored"] == sum(UNSCORED in texts for texts in shards)
+    assert manifest["teacher"] == "T"
 
 
 def test_store_of_version_0_1_is_read() -> None:
@@ -98,98 +112,51 @@ def test_store_of_version_0_1_is_read() -> None:
     assert not find_faults(OLD_STORE, opened.manifest[SHARDS], by_hash=True)
 
 
-def test_key_that_ends_in_zero_is_found(tmp_path: Path) -> None:
-    """NumPy drops zeros at the end of a string."""
-    opened = Store(make_store(tmp_path / "S", [TRAILING_ZERO, "another"]))
-    assert as_lists(opened.document(TRAILING_ZERO))
-
-
-def test_first_copy_of_a_repeated_document_is_taken(tmp_path: Path) -> None:
-    for number in range(3):
-        write_shard(tmp_path, number, [stored_of("twice", number)], "float16")
-    finish_store(tmp_path, about(0))
-    assert as_lists(Store(tmp_path).document("twice")) == as_lists(stored_of("twice", 0)[1])
-
-
-@pytest.mark.parametrize("shards", [0, 1, 2])
-def test_empty_shards_hold_no_documents(tmp_path: Path, shards: int) -> None:
-    for number in range(shards):
-        write_shard(tmp_path, number, [], "float16")
-    finish_store(tmp_path, about(0))
-    opened = Store(tmp_path)
-    assert opened.manifest["tokens"] == 0
-    assert opened.document("text") is None
-
-
-def test_documents_without_tokens_are_found_and_counted(tmp_path: Path) -> None:
-    empty = StoredDocument(1, np.empty((0, 2), np.int64), np.empty(0, np.float32))
-    documents = [stored_of("text", 0), (document_key("a"), empty), (document_key("b"), empty)]
-    write_shard(tmp_path, 0, documents, "float16")
-    finish_store(tmp_path, about(0))
-    opened = Store(tmp_path)
-    assert as_lists(opened.document("a")) == [1, [], []]
-    assert (opened.manifest["documents"], opened.manifest["unscored"]) == (3, 2)
-
-
-def test_store_opens_with_datasets_when_it_is_anywhere(finished: Path, tmp_path: Path) -> None:
-    files = sorted(map(str, finished.glob("*.arrow")))
-    rows = datasets.load_dataset("arrow", data_files=files, split="train", cache_dir=str(tmp_path))
-    assert rows.column_names == ["document", "start", "end", "codes", "exceptions", "losses"]
-    assert sum(map(len, rows["losses"])) == sum(map(len, TEXTS))
-    assert rows[0]["document"] == document_key(TEXTS[0])
-
-
-def test_token_takes_about_three_bytes(tmp_path: Path) -> None:
+def test_datasets_reads_shards_of_about_three_bytes_a_token(tmp_path: Path) -> None:
     texts = [f"{number} {'x' * 500}" for number in range(40)]
-    write_shard(tmp_path, 0, [stored_of(text, 0) for text in texts], "float16")
-    size = (tmp_path / shard_name(0)).stat().st_size
-    assert 3.0 < size / sum(map(len, texts)) < 3.25
+    make_store(tmp_path, [texts])
+    (shard,) = tmp_path.glob("*.arrow")
+    cache = str(tmp_path / "cache")
+    rows = datasets.load_dataset("arrow", data_files=str(shard), split="train", cache_dir=cache)
+    assert rows["document"] == [document_key(text) for text in texts]
+    tokens = sum(map(len, rows["losses"]))
+    assert tokens == sum(map(len, texts))
+    assert 3.0 < shard.stat().st_size / tokens < 3.25
+
+
+@pytest.mark.parametrize(
+    ("name", "is_ignored"),
+    [("dataset", True), ("server", True), ("probe_losses", True), ("context", False)],
+)
+def test_store_is_identified_by_its_content(name: str, is_ignored: bool, finished: Path) -> None:
+    store = Store(finished)
+    before = store.fingerprint()
+    store.manifest[name] = "another"
+    assert (store.fingerprint() == before) is is_ignored
 
 
 # Writing
 
 
-@pytest.mark.parametrize("has_links", [True, False])
-def test_shard_stays_when_another_job_was_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
-) -> None:
-    def reject(*_: Any) -> None:
-        raise PermissionError(1, "no hard links here")
-
-    if not has_links:
-        monkeypatch.setattr(os, "link", reject)
-    for seed in (0, 1):
-        write_shard(tmp_path, 0, [stored_of("text", seed)], "float32")
-    finish_store(tmp_path, about(0))
-    assert as_lists(Store(tmp_path).document("text")) == as_lists(stored_of("text", 0)[1])
-    assert list(contents(tmp_path)) == [MANIFEST_FILE, shard_name(0)]
-
-
-@pytest.mark.parametrize("at", ["before the link", "after the link"])
+@pytest.mark.parametrize("at", ["before the link", "after the link", "without links"])
 def test_finished_store_stays_when_another_job_is_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    make_store(tmp_path)
+    make_store(tmp_path, [["text"]])
     before, link = contents(tmp_path), os.link
 
     def link_late(source: Any, target: Any) -> None:
+        if at == "without links":
+            raise PermissionError(1, "no hard links here")
         if at == "before the link":  # the first job ends, and removes the other one's file
-            finish_store(tmp_path, about(0))
+            finish_store(tmp_path, ABOUT)
         link(source, target)
 
     monkeypatch.setattr(os, "link", link_late)
-    write_shard(tmp_path, 0, [stored_of(TEXTS[0], seed=9)], "float16")
-    begin_store(tmp_path, about(1))
-    finish_store(tmp_path, about(0))
+    write_shard(tmp_path, 0, [stored_of("text", seed=9)], "float16")
+    begin_store(tmp_path, ABOUT | {"teacher": "another"})
+    finish_store(tmp_path, ABOUT)
     assert contents(tmp_path) == before
-
-
-def test_shard_is_written_if_of_the_same_texts(tmp_path: Path) -> None:
-    assert not is_written(tmp_path, 0, ["text"])
-    write_shard(tmp_path, 0, [stored_of("text", 0)], "float16")
-    assert is_written(tmp_path, 0, ["text"])
-    with pytest.raises(ValueError, match=r"shard-00000\.arrow was made from other documents"):
-        is_written(tmp_path, 0, ["another"])
 
 
 # Damage
@@ -225,19 +192,20 @@ def test_verify_finds_any_damaged_byte(
         Store(directory)
 
 
-STRANGE = {
-    "no manifest": (None, "", "not a finished"),
-    "unfinished": (f'"{SHARDS}"', '"others"', "not a finished"),
-    "another format": ('"format": 1', '"format": 2', "format 1"),
-    "not JSON": ("{", "", MANIFEST_FILE),
-}
-
-
-@pytest.mark.parametrize("name", STRANGE)
-def test_strange_manifest_is_no_store(finished: Path, tmp_path: Path, name: str) -> None:
-    old, new, word = STRANGE[name]
-    if old:
-        content = (finished / MANIFEST_FILE).read_text()
-        (tmp_path / MANIFEST_FILE).write_text(content.replace(old, new, 1))
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [
+        ("{", "", MANIFEST_FILE),
+        (f'"{SHARDS}"', '"others"', "not a finished"),
+        ('"format": 1', '"format": 2', "format 1"),
+    ],
+)
+def test_strange_manifest_is_no_store(
+    finished: Path, tmp_path: Path, old: str, new: str, word: str
+) -> None:
+    with pytest.raises(ValueError, match="not a finished"):
+        Store(tmp_path)
+    content = (finished / MANIFEST_FILE).read_text()
+    (tmp_path / MANIFEST_FILE).write_text(content.replace(old, new, 1))
     with pytest.raises(ValueError, match=word):
         Store(tmp_path)

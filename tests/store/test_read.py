@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
-from store_world import in_memory, random_store, write_store
+from store_world import in_memory, random_store, write_corpus, write_store
 from tokenizer_stubs import tokens_between
 from transformers import PreTrainedTokenizerFast
 
@@ -27,16 +27,8 @@ from vocagnolm.store.read import StoredReader
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 Row = dict[str, Any]
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
-SHARED_COLUMNS = (
-    *("document", "start", "end", "student_ids", "student_tokens", "teacher_tokens"),
-    *(
-        "student_codes",
-        "student_exceptions",
-        "teacher_codes",
-        "teacher_exceptions",
-        "unmapped_text_tokens",
-    ),
-)
+# What only an online teacher or only a store fills.
+TEACHER_COLUMNS = ("teacher_ids", "teacher_losses")
 LONG = ("Anna has 12 apples, buys 30 more and has 42. " * 5 + "\n\n") * 3
 PAGES = [LONG, "naïve café 😀😀 数学 \u0301e" * 9, "short 25", "x" * 200, "a\n\n" * 90]
 
@@ -49,8 +41,20 @@ def rows_of(texts: list[str], student: Reader, teacher: Any) -> list[Row]:
     return list(align_corpus(in_memory(texts), student, teacher).rows)
 
 
-def columns(rows: list[Row], names: tuple[str, ...]) -> list[Row]:
-    return [{name: row[name] for name in names} for row in rows]
+def without(rows: datasets.Dataset, names: tuple[str, ...]) -> list[Row]:
+    return rows.remove_columns(names).to_list()
+
+
+@pytest.fixture
+def store_of(tokenizers_by_family: Tokenizers, tmp_path: Path) -> Callable[..., Store]:
+    """`store_of(family, texts=PAGES, **options)`: another store of random losses."""
+    numbers = itertools.count()
+
+    def build(family: str, texts: Sequence[str] = PAGES, **options: Any) -> Store:
+        directory = tmp_path / f"store{next(numbers)}"
+        return random_store(directory, texts, tokenizers_by_family[family], **options)
+
+    return build
 
 
 # Documents that fit: a store is the teacher
@@ -64,19 +68,19 @@ PAIRS = [*zip(FAMILIES, FAMILIES[1:] + FAMILIES[:1], strict=True), ("metaspace",
 def test_alignment_from_a_store_equals_the_teachers(
     tokenizers_by_family: Tokenizers,
     fuzz_texts: Callable[..., list[str]],
-    tmp_path: Path,
+    store_of: Callable[..., Store],
     pair: tuple[str, str],
 ) -> None:
     texts = [*fuzz_texts(60, seed=1), *fuzz_texts(15, seed=2, pieces=60), "short 25", "short 25"]
     student = student_of(tokenizers_by_family, pair[0], 1000)
     teacher = teacher_reader(tokenizers_by_family[pair[1]], 1200)
-    stored = random_store(tmp_path / "store", texts, teacher.tokenizer, context=1200)
+    stored = store_of(pair[1], texts, context=1200)
     online, offline = (
         align_corpus(in_memory(texts), student, reader)
         for reader in (teacher, StoredReader([stored]))
     )
     assert len(online.rows) > 50
-    assert columns(list(offline.rows), SHARED_COLUMNS) == columns(list(online.rows), SHARED_COLUMNS)
+    assert without(offline.rows, TEACHER_COLUMNS) == without(online.rows, TEACHER_COLUMNS)
     assert [document for document, _ in offline.skipped] == [n for n, _ in online.skipped]
     assert offline.mapped_text_fraction == online.mapped_text_fraction
     assert offline.digest() == online.digest()
@@ -118,26 +122,33 @@ def slow_stored_row(text: str, row: Row, student: Reader, store: Store) -> Row:
     }
 
 
-def assert_equals_slow(texts: list[str], rows: list[Row], student: Reader, store: Store) -> None:
+def assert_equals_slow(texts: list[str], rows: list[Row], student: Reader, *stores: Store) -> None:
+    """Check the rows of one or more stores, whose tokens follow each other."""
     for row in rows:
         assert row["unmapped_text_tokens"] == 0
-        assert np.isnan(row["teacher_losses"][0])
-        (ranges,) = align_segment(row).tolist()
-        found = {**row, "losses": row["teacher_losses"][1:], "ranges": ranges}
-        expected = slow_stored_row(texts[row["document"]], row, student, store)
-        assert {name: found[name] for name in expected} == expected
+        at, all_ranges = 0, align_segment(row).tolist()
+        for store, ranges in zip(stores, all_ranges, strict=True):
+            expected = slow_stored_row(texts[row["document"]], row, student, store)
+            losses = row["teacher_losses"][at : at + expected["teacher_tokens"]]
+            assert np.isnan(losses[0])
+            assert losses[1:] == expected["losses"]
+            assert ranges == expected["ranges"]
+            assert row["student_ids"] == expected["student_ids"]
+            assert len(losses) <= store.manifest["context"]
+            at += len(losses)
+        assert row["teacher_tokens"] == len(row["teacher_losses"]) == at
 
 
 @pytest.mark.parametrize("pair", [("metaspace", "nfc_digits"), ("unigram", "byte_level")])
 def test_long_stored_documents_are_cut_by_the_student(
     tokenizers_by_family: Tokenizers,
     fuzz_texts: Callable[..., list[str]],
-    tmp_path: Path,
+    store_of: Callable[..., Store],
     pair: tuple[str, str],
 ) -> None:
     texts = [*PAGES, *(text for text in fuzz_texts(40, seed=3, pieces=90) if text.strip())]
     student = student_of(tokenizers_by_family, pair[0], 24)
-    store = random_store(tmp_path / "store", texts, tokenizers_by_family[pair[1]])
+    store = store_of(pair[1], texts)
     rows = rows_of(texts, student, StoredReader([store]))
     for row, after in pairwise(rows):
         is_last = row["document"] < after["document"]
@@ -155,89 +166,52 @@ def test_token_that_is_cut_belongs_to_both_sides(
     store = write_store(tmp_path / "store", [(text, StoredDocument(200, spans, losses))])
     student = student_of(tokenizers_by_family, "byte_level", 24)
     rows = rows_of([text], student, StoredReader([store]))
-    cuts = [row["end"] for row in rows[:-1] if row["end"] % 40]
-    assert cuts, "no cut is inside of a token"
-    for row, after in pairwise(rows):
-        if row["end"] in cuts:
-            assert row["teacher_losses"][-1] == after["teacher_losses"][1] == row["end"] // 40
-            assert align_segment(after)[0, 1, 0] == 1  # of the student's first text token
-
-
-def test_no_segment_exceeds_the_teachers_context(
-    tokenizers_by_family: Tokenizers, tmp_path: Path
-) -> None:
-    tokenizer = tokenizers_by_family["nfc_digits"]
-    store = random_store(tmp_path / "store", PAGES, tokenizer, context=20)
-    student = student_of(tokenizers_by_family, "metaspace", 500)
-    reader = StoredReader([store])
-    rows = rows_of(PAGES, student, reader)
-    assert max(row["teacher_tokens"] for row in rows) <= sum(reader.limits()) == 20
-    assert_equals_slow(PAGES, rows, student, store)
-
-
-def test_first_of_two_stores_has_the_narrower_context(
-    tokenizers_by_family: Tokenizers, tmp_path: Path
-) -> None:
-    tokenizer = tokenizers_by_family["nfc_digits"]
-    stores = [
-        random_store(tmp_path / f"{context}", PAGES, tokenizer, context=context)
-        for context in (30, 20)
-    ]
-    assert StoredReader(stores).limits() == [30, 20]
-    assert StoredReader(stores, first=True).limits() == [20]
+    assert any(row["end"] % 40 for row in rows), "no cut is inside of a token"
+    assert_equals_slow([text], rows, student, store)
 
 
 # Several stores
 
 
+@pytest.mark.parametrize(
+    "contexts", [{"nfc_digits": 20}, {"nfc_digits": 30, "byte_level": 31, "prepend": 32}]
+)
 def test_rows_hold_the_teachers_of_all_stores(
-    tokenizers_by_family: Tokenizers, tmp_path: Path
+    tokenizers_by_family: Tokenizers, store_of: Callable[..., Store], contexts: dict[str, int]
 ) -> None:
-    student = student_of(tokenizers_by_family, "metaspace", 24)
-    families = ("nfc_digits", "byte_level", "prepend")
+    student = student_of(tokenizers_by_family, "metaspace", 500)
     stores = [
-        random_store(tmp_path / f, PAGES, tokenizers_by_family[f], seed=n, context=30 + n)
-        for n, f in enumerate(families)
+        store_of(family, seed=seed, context=context)
+        for seed, (family, context) in enumerate(contexts.items())
     ]
     reader = StoredReader(stores)
-    assert reader.limits() == [30, 31, 32]
-    for row in rows_of(PAGES, student, reader):
-        at, ranges = 0, align_segment(row).tolist()
-        for n, store in enumerate(stores):
-            expected = slow_stored_row(PAGES[row["document"]], row, student, store)
-            own = row["teacher_losses"][at : at + expected["teacher_tokens"]]
-            assert np.isnan(own[0])
-            assert own[1:] == expected["losses"]
-            assert len(own) <= reader.limits()[n]
-            assert ranges[n] == expected["ranges"]
-            at += len(own)
-        assert row["teacher_tokens"] == len(row["teacher_losses"]) == at
+    assert reader.limits() == list(contexts.values())
+    assert_equals_slow(PAGES, rows_of(PAGES, student, reader), student, *stores)
+
+
+def test_one_teacher_of_several_stores_has_the_narrowest_context(
+    store_of: Callable[..., Store],
+) -> None:
+    stores = [store_of("nfc_digits", context=context) for context in (30, 20)]
+    assert StoredReader(stores, first=True).limits() == [20]
 
 
 def test_documents_that_one_store_lacks_are_skipped(
-    tokenizers_by_family: Tokenizers, tmp_path: Path
+    tokenizers_by_family: Tokenizers, store_of: Callable[..., Store]
 ) -> None:
     student = student_of(tokenizers_by_family, "metaspace")
-    tokenizer = tokenizers_by_family["byte_level"]
-    texts = ["one", "two", "three", "four"]
-    stores = [
-        random_store(tmp_path / "a", ["one", "two", "three"], tokenizer),
-        random_store(tmp_path / "b", ["four", "three", "one"], tokenizer),
-    ]
-    segments = align_corpus(in_memory(texts), student, StoredReader(stores))
-    assert segments.rows["document"][:] == [0, 2]
+    stores = [store_of("byte_level", texts) for texts in (PAGES[:3], [PAGES[3], *PAGES[2::-2]])]
+    segments = align_corpus(in_memory(PAGES[:4]), student, StoredReader(stores))
+    assert set(segments.rows["document"]) == {0, 2}
     assert segments.skipped == [(1, MISSING), (3, MISSING)]
 
 
 def test_first_store_of_a_document_is_its_teacher(
-    tokenizers_by_family: Tokenizers, tmp_path: Path
+    tokenizers_by_family: Tokenizers, store_of: Callable[..., Store]
 ) -> None:
     student = student_of(tokenizers_by_family, "metaspace", 24)
     parts = {"nfc_digits": PAGES[:2], "byte_level": PAGES[1:3]}
-    stores = [
-        random_store(tmp_path / family, texts, tokenizers_by_family[family], context=20)
-        for family, texts in parts.items()
-    ]
+    stores = [store_of(family, texts, context=20) for family, texts in parts.items()]
     segments = align_corpus(in_memory(PAGES), student, StoredReader(stores, first=True))
     assert segments.skipped == [(3, MISSING), (4, MISSING)]
     for document, store in enumerate((0, 0, 1)):
@@ -249,14 +223,10 @@ def test_first_store_of_a_document_is_its_teacher(
 
 @pytest.mark.parametrize("first", [True, False])
 def test_missing_document_is_plain_text_where_asked(
-    tokenizers_by_family: Tokenizers, tmp_path: Path, first: bool
+    tokenizers_by_family: Tokenizers, store_of: Callable[..., Store], first: bool
 ) -> None:
     student = student_of(tokenizers_by_family, "metaspace", 24)
-    tokenizer = tokenizers_by_family["byte_level"]
-    stores = [
-        random_store(tmp_path / "a", PAGES[:1], tokenizer, context=20),
-        random_store(tmp_path / "b", PAGES[:2], tokenizer, context=20),
-    ]
+    stores = [store_of("byte_level", PAGES[:count], context=20) for count in (1, 2)]
     reader = StoredReader(stores, first=first, plain=True)
     found, plain = rows_of(PAGES, student, reader), rows_of(PAGES, student, None)
     for document in range(len(PAGES)):
@@ -264,32 +234,43 @@ def test_missing_document_is_plain_text_where_asked(
         is_guided = document < (2 if first else 1)
         assert {row["unmapped_text_tokens"] > 0 for row in rows} == {not is_guided}
         if not is_guided:
-            names = ("start", "end", "student_ids", "text_tokens", "unmapped_text_tokens")
-            assert columns(rows, names) == columns(alone, names)
+            for name in ("start", "end", "student_ids", "text_tokens", "unmapped_text_tokens"):
+                assert [row[name] for row in rows] == [row[name] for row in alone]
             assert all(row["teacher_counts"] == [1] * (1 if first else 2) for row in rows)
-    others = [StoredReader(stores, first=a, plain=b) for a in (True, False) for b in (True, False)]
-    assert len({other.fingerprint() for other in others}) == 4
+
+
+def test_document_that_a_teacher_could_not_score_has_no_teacher(tmp_path: Path) -> None:
+    """It is stored without losses, as for a server that refused it."""
+    stores = []
+    for tokens in (0, 1):
+        spans = np.array([[0, 1]])[:tokens]
+        document = StoredDocument(1, spans, np.ones(tokens, np.float32))
+        stores.append(write_store(tmp_path / str(tokens), [("a", document)]))
+    (tokens,), lacking = StoredReader(stores, first=True).read(["a"])
+    assert (len(tokens.values), lacking) == (1, {})
+    assert StoredReader(stores[:1], plain=True).read(["a"])[1] == {0: None}
+    assert StoredReader(stores[:1]).read(["a"])[1] == {}
 
 
 # Other processes, and the cache
 
 
-@pytest.mark.parametrize(
-    ("name", "is_ignored"),
-    [("dataset", True), ("server", True), ("probe_losses", True), ("context", False)],
-)
-def test_store_is_identified_by_its_content(name: str, is_ignored: bool, tmp_path: Path) -> None:
-    document = StoredDocument(1, np.array([[0, 1]]), np.array([1.0], np.float32))
-    store = write_store(tmp_path / "store", [("a", document)])
-    before = store.fingerprint()
-    store.manifest[name] = "another"
-    assert (store.fingerprint() == before) is is_ignored
+def test_reader_is_identified_by_what_it_reads(store_of: Callable[..., Store]) -> None:
+    same, copy, other = (store_of("trimmed", seed=seed) for seed in (0, 0, 1))
+    assert StoredReader([same]).fingerprint() == StoredReader([copy]).fingerprint()
+    stores = ([same], [other], [same, other], [other, same])
+    options: list[dict[str, bool]] = [
+        {},
+        {"first": True},
+        {"plain": True},
+        {"first": True, "plain": True},
+    ]
+    readers = [StoredReader(chosen, **given) for chosen in stores for given in options]
+    assert len({reader.fingerprint() for reader in readers}) == len(readers)
 
 
-def test_reader_is_small_for_another_process(
-    tokenizers_by_family: Tokenizers, tmp_path: Path
-) -> None:
-    store = random_store(tmp_path / "store", PAGES, tokenizers_by_family["byte_level"])
+def test_reader_is_small_for_another_process(store_of: Callable[..., Store]) -> None:
+    store = store_of("byte_level")
     reader = StoredReader([store, store])
     assert not reader.read([LONG])[1]  # the file is now memory-mapped
     sent = pickle.dumps(reader)
@@ -297,26 +278,19 @@ def test_reader_is_small_for_another_process(
     assert len(sent) < sum(path.stat().st_size for path in store.directory.iterdir()) / 10
     again = pickle.loads(sent)
     assert again.fingerprint() == reader.fingerprint()
-    pairs = zip(again.read([LONG])[0], reader.read([LONG])[0], strict=True)
-    for ours, theirs in pairs:
+    for ours, theirs in zip(again.read([LONG])[0], reader.read([LONG])[0], strict=True):
         assert np.array_equal(ours.values, theirs.values)
         assert np.array_equal(ours.spans, theirs.spans)
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> datasets.Dataset:
-    texts = [*PAGES, *(f"Page {number} of it." for number in range(40)), "unknown"]
-    path = tmp_path / "pages.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return load_corpus(str(path))
-
-
 @pytest.mark.processes
 def test_alignment_is_the_same_by_two_processes(
-    tokenizers_by_family: Tokenizers, corpus: datasets.Dataset, tmp_path: Path
+    tokenizers_by_family: Tokenizers, store_of: Callable[..., Store], tmp_path: Path
 ) -> None:
+    texts = [*PAGES, *(f"Page {number} of it." for number in range(40)), "unknown"]
+    corpus = load_corpus(str(write_corpus(tmp_path / "pages.jsonl", texts)))
     student = student_of(tokenizers_by_family, "metaspace", 24)
-    store = random_store(tmp_path / "store", corpus["text"][:-1], tokenizers_by_family["trimmed"])
+    store = store_of("trimmed", texts[:-1])
     alone = align_corpus(corpus, student, StoredReader([store]))
     copied = Store(store.directory)  # and without the cache of the first
     copied.manifest["teacher"] = "another fingerprint"
@@ -324,20 +298,3 @@ def test_alignment_is_the_same_by_two_processes(
     assert shared.rows.cache_files != alone.rows.cache_files
     assert str(list(shared.rows)) == str(list(alone.rows))  # NaN is not equal to itself
     assert shared.skipped == alone.skipped == [(len(corpus) - 1, MISSING)]
-
-
-def test_alignment_reads_the_cache_of_the_same_content(
-    tokenizers_by_family: Tokenizers, corpus: datasets.Dataset, tmp_path: Path
-) -> None:
-    student, tokenizer = student_of(tokenizers_by_family, "metaspace"), tokenizers_by_family
-    texts = corpus["text"][:-1]
-    same, copy, other = (
-        random_store(tmp_path / name, texts, tokenizer["trimmed"], seed=seed)
-        for name, seed in (("a", 0), ("b", 0), ("c", 1))
-    )
-    files = [
-        align_corpus(corpus, student, StoredReader(stores)).rows.cache_files[0]["filename"]
-        for stores in ([same], [copy], [other], [same, other], [other, same])
-    ]
-    assert files[0] == files[1]
-    assert len(set(files)) == 4

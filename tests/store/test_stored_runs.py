@@ -7,10 +7,8 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from real_data import real_data
@@ -21,7 +19,6 @@ from vocagnolm import VocAgnoConfig, VocAgnoTrainer
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.run import parser
 from vocagnolm.store.format import Store
-from vocagnolm.store.read import StoredReader
 
 SHORT: dict[str, Any] = {
     "max_length": "128",
@@ -149,21 +146,6 @@ def test_evaluation_of_stored_run_equals_online_run(
     # Documents in no store are packed without regard to a teacher, so into other blocks.
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
     assert len(set(losses[0])) == 3
-
-
-def test_document_that_a_teacher_could_not_score_has_no_teacher() -> None:
-    """It is stored without losses, as for a server that refused it."""
-
-    def store(tokens: int) -> Any:
-        document = SimpleNamespace(
-            spans=np.zeros((tokens, 2), np.int64), losses=np.ones(tokens, np.float32)
-        )
-        return SimpleNamespace(document=lambda text: document)
-
-    (tokens,), lacking = StoredReader([store(0), store(2)], first=True).read(["a text"])
-    assert (len(tokens.values), lacking) == (2, {})
-    assert StoredReader([store(0)], plain=True).read(["a text"])[1] == {0: None}
-    assert StoredReader([store(0)]).read(["a text"])[1] == {}
 
 
 def test_run_is_resumed_from_the_same_content_only(
