@@ -40,14 +40,12 @@ CONFIG = LlamaConfig(
 )
 
 # Methods that ours override.
+OF_TRAINER = (
+    "_determine_best_metric _get_output_dir _get_train_sampler _save_checkpoint call_model_init "
+    "compute_loss get_batch_samples log prediction_step store_flos train"
+)
 OVERRIDDEN: list[tuple[type, type, str]] = [
-    (
-        VocAgnoTrainer,
-        Trainer,
-        "_determine_best_metric _get_output_dir _get_train_sampler "
-        "_save_checkpoint call_model_init compute_loss get_batch_samples log prediction_step "
-        "store_flos train",
-    ),
+    (VocAgnoTrainer, Trainer, OF_TRAINER),
     (Preemption, TrainerCallback, "on_epoch_end"),
     (StepGuard, TrainerCallback, "on_pre_optimizer_step"),
     (RunLog, TrainerCallback, "on_train_begin on_log"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import chain
 from pathlib import Path
 from random import Random
 
@@ -11,12 +12,11 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
+from world import write_pages
 
 from benchmarks.experiments import (
-    acceptance,
     conversations,
     methods,
-    plots,
     rank,
     real,
     real_pages,
@@ -38,11 +38,12 @@ def corpus(tmp_path: Path) -> Path:
     """Numbered documents, of which every second one is a problem."""
     path, rng = tmp_path / "corpus.jsonl", Random(0)
     words = "one two three four five six seven eight nine ten".split()
-    with path.open("w") as file:
-        for number in range(120):
-            body = " ".join(rng.choices(words, k=60))
-            row = {"text": f"How many {number}?\n{body}", "source": "x/train/1" * (number % 2)}
-            file.write(json.dumps(row) + "\n")
+    rows = []
+    for number in range(120):
+        body = " ".join(rng.choices(words, k=60))
+        row = {"text": f"How many {number}?\n{body}", "source": "x/train/1" * (number % 2)}
+        rows.append(json.dumps(row))
+    path.write_text("\n".join(rows))
     return path
 
 
@@ -56,7 +57,7 @@ class TinyWorld(worlds.TextWorld):
 
 @pytest.mark.parametrize("name", worlds.SPOILS)
 def test_pages_know_what_is_as_it_was(name: str, corpus: Path, tmp_path: Path) -> None:
-    world = TinyWorld(tmp_path / name, [corpus], worlds.SPOILS[name])
+    world = TinyWorld(tmp_path, [corpus], worlds.SPOILS[name])
     originals = world.documents[1][: world.page_documents]
     for (page, is_kept), original in zip(world.pages, originals, strict=True):
         assert len(is_kept) == len(page)
@@ -81,20 +82,12 @@ def test_oracle_and_judge_run_in_a_tiny_world(corpus: Path, tmp_path: Path) -> N
     chosen = ("student", "cpt", "oracle", "random-kept", "fine-small__share")
     for run in chosen:
         methods.do(world, run, runs[run], 3)
-    results = methods.collect(world, runs)
-    assert set(results) == set(chosen)
-    row = results["cpt"][3]
-    assert row["nats_per_token"] == pytest.approx(
-        np.mean([row[f"nats_fifth_{number}"] for number in range(1, 6)]), rel=0.05
-    )
+    assert set(methods.collect(world, runs)) == set(chosen)
     page, is_kept = world.pages[0]
     stored = Store(world.need("oracle_losses", 0)).document(page)
     assert stored is not None
     for (begin, end), loss in zip(stored.spans, stored.losses, strict=True):
         assert (loss < 1e6) == is_kept[begin:end].all()
-    state = json.loads((world.seed_dir(3) / "oracle" / "trainer_state.json").read_text())
-    share = [log["selected_fraction"] for log in state["log_history"] if "selected_fraction" in log]
-    assert share == pytest.approx([world.kept_share], abs=0.05)
 
 
 @pytest.mark.parametrize(("problem", "at"), [("How?\nb", 4), ("How\nb?\n\nc d", 6)])
@@ -115,45 +108,24 @@ def test_answers_are_what_follows_the_question(problem: str, at: int, tmp_path: 
     assert found["answer_nats_per_character"] == pytest.approx(expected)
 
 
-@pytest.mark.slow
-def test_acceptance_is_compared_at_its_tiniest_size(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(acceptance, "RESULTS", tmp_path / "results.jsonl")
-    world = acceptance.MoreWorld(tmp_path / "noisy", [corpus], worlds.SPOILS["noisy"])
-    for name in ("longer_steps", "first_steps", "options", "held_out_documents", "page_documents"):
-        monkeypatch.setattr(acceptance.MoreWorld, name, getattr(TinyWorld, name))
-    for rule in ("const", "accept", "shuffled", "accept@start"):
-        acceptance.do(world, "noisy", 10, rule)
-    rows = {rule: row for (_, _, rule), row in acceptance.read_results().items()}
-    assert rows["const"]["weights"][0] == rows["const"]["ess"] == 1
-    # The first step has the same weights in another order.
-    assert rows["shuffled"]["weights"][0] == rows["accept"]["weights"][0] < 1
-    assert rows["shuffled"]["good"][0] != rows["accept"]["good"][0]
-    assert rows["accept@start"]["mean_weight"] > 0.95  # the student has hardly changed
-    assert plots.evidence(plots.Results())
-
-
-@pytest.mark.slow
-def test_conversations_are_compared_at_their_tiniest_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiny = ("--max_steps=2", "--global_batch_tokens=512")
-    monkeypatch.setattr(conversations.DemoWorld, "options", tiny)
-    monkeypatch.setattr(conversations.DemoWorld, "steps", 2)
+@pytest.fixture
+def tiny_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo's models, hardly trained."""
+    monkeypatch.setattr(worlds.DemoWorld, "options", ("--max_steps=2", "--global_batch_tokens=512"))
+    monkeypatch.setattr(worlds.DemoWorld, "steps", 2)
     monkeypatch.setattr(demo_world, "HELD_OUT_PROBLEMS", 8)
     monkeypatch.setattr(demo_run, "BASE_OPTIONS", ("--max_steps=1", "--global_batch_tokens=512"))
-    runs = ["--runs", "student", "teacher", "cpt", "share"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny_demo")
+def test_conversations_are_compared_at_their_tiniest_size(tmp_path: Path) -> None:
+    runs = ["--runs", "student", "teacher", "share"]
     conversations.main(["--output_dir", str(tmp_path), "--seeds=7", *runs])
     for case in conversations.CASES:
         found = json.loads((tmp_path / case / "results.json").read_text())["runs"]
         # The teacher answers in its own template; the student has not begun to.
         assert found["teacher"]["7"]["accuracy"] > 0.5 > found["student"]["7"]["accuracy"]
-        for name in ("cpt", "share"):
-            path = tmp_path / case / "seed7" / name / "trainer_state.json"
-            logs = json.loads(path.read_text())["log_history"]
-            selected = next(log["selected_fraction"] for log in logs if "selected_fraction" in log)
-            assert (selected == 1) == (name == "cpt")
 
 
 def test_area_under_the_curve_equals_a_count_of_pairs() -> None:
@@ -168,22 +140,17 @@ def test_area_under_the_curve_equals_a_count_of_pairs() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("tiny_demo")
 def test_documents_are_ranked_at_their_tiniest_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tiny = ("--max_steps=2", "--global_batch_tokens=512")
-    monkeypatch.setattr(rank.RankWorld, "options", tiny)
-    monkeypatch.setattr(rank.RankWorld, "steps", 2)
-    monkeypatch.setattr(demo_run, "BASE_OPTIONS", ("--max_steps=1", "--global_batch_tokens=512"))
-    output = f"--output_dir={tmp_path}"
-    rank.main([output, "--seeds=7", "--pages=60"])
+    rank.main([f"--output_dir={tmp_path}", "--seeds=7", "--pages=60"])
     rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if "|" in line]
     areas = {row[0].strip(): row[1:] for row in rows}
     assert areas.keys() >= {*SCORES, *rank.TRIALS}
     # The teacher knows right from wrong; its store does not depend on the student.
-    on_problems = {float(areas["teacher"][column]) for column in (1, 3, 5)}
-    assert len(on_problems) == 1
-    assert on_problems.pop() > 0.9
+    (on_problems,) = {float(areas["teacher"][column]) for column in (1, 3, 5)}
+    assert on_problems > 0.9
 
 
 # Pretrained models
@@ -195,15 +162,12 @@ def corpora(tmp_path: Path) -> Path:
     directory = tmp_path / "corpora"
     directory.mkdir()
     separators = dict(real_pages.PROBLEMS.values())
-    names = [*separators]
-    for articles in real_pages.ARTICLES.values():
-        names += articles
-    for name in names:
-        with (directory / name).open("w") as file:
-            for number in range(150):
-                words = f"{name} {number} " * 25
-                text = f"What is {name} {number}?{separators.get(name, ' ')}{words}"
-                file.write(json.dumps({"text": text}) + "\n")
+    for name in chain(separators, *real_pages.ARTICLES.values()):
+        texts = []
+        for number in range(150):
+            words = f"{name} {number} " * 25
+            texts.append(f"What is {name} {number}?{separators.get(name, ' ')}{words}")
+        write_pages(directory / name, texts)
     return directory
 
 
@@ -246,8 +210,6 @@ def test_pretrained_models_are_compared_at_their_tiniest_size(
     assert not list((tmp_path / "runs").rglob("model.safetensors"))
     real.main()
     assert len(real.read_results()) == 3
-    (results,) = real_results.read_results(tmp_path / "real.jsonl").values()
-    assert real_results.rules_table(results)
 
 
 def test_answers_are_compared_by_item_and_seed() -> None:
@@ -255,8 +217,6 @@ def test_answers_are_compared_by_item_and_seed() -> None:
     equal = {"0": "100", "1": "001"}
     by_rule = {"accept": {"svamp": ours}, "const": {"svamp": equal}}
     assert real_results.answers_cell(by_rule, "accept", "svamp") == "50.0 (+16.7)"
-    assert real_results.answers_cell(by_rule, "const", "svamp") == "33.3"
-    assert real_results.answers_cell(by_rule, "accept", "mawps") == ""
     # Over both seeds, the items gain 1, 1 and -1 of 2 answers. A draw may have only the last item,
     # or only the others.
     gain = real_results.answers_gain(ours, equal, "svamp")

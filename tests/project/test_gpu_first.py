@@ -18,9 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.slow
 @pytest.mark.processes
 def test_gpu_first_passes_on_a_cpu(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu_first", "--scale", "tiny"]
     done = subprocess.run(
-        [*command, "--output_dir", str(tmp_path)],
+        [sys.executable, "-m", "benchmarks.gpu_first", "--scale=tiny", f"--output_dir={tmp_path}"],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         cwd=ROOT,
         capture_output=True,

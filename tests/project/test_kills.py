@@ -44,10 +44,8 @@ def test_store_is_the_same_after_any_kills(
         if scoring.begin(job, ABOUT):
             scoring.score_corpus(job, FakeScorer(), ABOUT)
 
-    with tempfile.TemporaryDirectory() as root:
-        whole, killed = Path(root, "whole"), Path(root, "killed")
-        for directory in (whole, killed):
-            directory.mkdir()
+    with tempfile.TemporaryDirectory() as root, tempfile.TemporaryDirectory() as other:
+        whole, killed = Path(root), Path(other)
         score(whole)
         write_with_kills(lambda: score(killed), kills)
         assert contents(killed) == contents(whole)
