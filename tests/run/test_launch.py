@@ -1,4 +1,4 @@
-"""What `--accelerate_config` adds to Accelerate: signals and exit statuses come through."""
+"""Jobs of several processes: of torchrun, and what `--accelerate_config` adds to Accelerate."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
+from world import World
 
 from vocagnolm.cli import Exit
 
 pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).resolve().parents[2]
+TORCHRUN = [sys.executable, *"-m torch.distributed.run --standalone --nproc_per_node=2".split()]
 # Counts the signals that it gets in half a second. None ends before all have counted theirs,
 # because torchrun then sends SIGTERM to the others.
 WORKER = f"""
@@ -92,3 +96,21 @@ def test_signal_reaches_each_process_once_and_status_comes_back(tmp_path: Path) 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_signal_before_training_interrupts_the_job(number: signal.Signals, tmp_path: Path) -> None:
     assert send_to_jobs(tmp_path, IDLE_WORKER, number) == ["interrupted"] * 2
+
+
+@pytest.mark.slow
+def test_torchrun_trains_one_student_without_a_gpu(world: World) -> None:
+    changes = {"teacher": None, "method": "cpt", "eval_fraction": None, "logging_steps": "1"}
+    argv = world.argv("run", global_batch_tokens="128", max_steps="2", **changes)
+    done = subprocess.run(  # no option says that there is no GPU
+        [*TORCHRUN, "train.py", *argv],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "128 tokens = 2 processes x 1 sequence x 1 accumulation step x 64" in done.stdout
+    assert done.stdout.count("train_loss ") == 1
+    assert {path.stem for path in world.root.glob("run/*/metrics_*")} == {"metrics_0", "metrics_1"}

@@ -224,3 +224,20 @@ def test_command_ends_in_one_line(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert "error:" in err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train --method=cpt --student=S --dataset=D --output_dir=O",
+        "evaluate --model=M --benchmarks=demo --output_dir=O",
+    ],
+)
+def test_command_rejects_to_be_one_of_several(
+    command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    # As on a machine with a GPU, where processes without LOCAL_RANK are not connected.
+    monkeypatch.setattr("accelerate.state.get_int_from_env", lambda names, default: default)
+    assert __main__.main(command.split()) == 2
+    assert "this one is connected to no other: start them with torchrun" in capfd.readouterr().err

@@ -109,6 +109,7 @@ def test_resumed_run_is_one_with_what_was_cut_off(
         (None, {}, {}, {"project": "vocagnolm", "group": None, "name": "out"}),
         ("/recipes/a/b/c.yaml", {}, {}, {"group": "a/b", "name": "a/b/c"}),
         ("/mine/recipes.yaml", {}, {}, {"group": "mine", "name": "mine/recipes"}),
+        ("/recipes/a/recipes.yaml", {}, {}, {"group": "a", "name": "a/recipes"}),
         ("/my/own/a.yaml", {}, {}, {"group": "own", "name": "own/a"}),
         ("/mine/a.yaml", {"run_name": "n"}, {"NAME": "m"}, {"group": "mine", "name": "n"}),
         (None, {"project": "e/p"}, {"PROJECT": "q"}, {"entity": "e", "project": "p"}),
