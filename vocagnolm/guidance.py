@@ -7,6 +7,7 @@ Shapes: B sequences, S student positions, T teacher positions. Losses are in nat
 the token that is predicted.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -20,9 +21,13 @@ from vocagnolm.method import (
     UNITS,
     Reduction,
     Scope,
+    Selection,
     Unmapped,
     load_own,
 )
+
+# EAFT's entropy is that of so many tokens.
+_GATE_TOKENS = 20
 
 CountT = TypeVar("CountT", int, Tensor)
 
@@ -34,7 +39,7 @@ class TokenGuidance(NamedTuple):
     teacher_loss_BS: Tensor  # Eq. (2); 0.0 where unmapped
     valid_BS: Tensor  # bool, tokens with a label
     mapped_BS: Tensor  # bool, tokens with a teacher loss
-    weight_BS: Tensor  # W of Eq. (4), 1.0 or 0.0; with acceptance, in [0, 1]
+    weight_BS: Tensor  # W of Eq. (4), 1.0 or 0.0; of a token weighted by itself, in [0, 1]
     teacher_loss_BT: Tensor  # of the teacher's own tokens
 
 
@@ -276,6 +281,33 @@ def accept_tokens(
     # Clamp first: if the student's loss is much larger, the exponential would overflow.
     accepted_BS = (student_loss_BS - teacher_loss_BS).clamp(max=0.0).exp()
     return torch.where(mapped_BS, accepted_BS.float(), 1.0).masked_fill(~valid_BS, 0.0)
+
+
+@torch.no_grad()
+def weigh_by_student(loss: Tensor, selection: Selection, stm_perplexity: float) -> Tensor:
+    """Weight tokens by the student's losses alone, beyond the paper; any shape, float32.
+
+    "dft": W = p_S = exp(-L_S), the weight of Dynamic Fine-Tuning (arXiv 2508.05629). "stm": W = 1
+    up to a perplexity exp(L_S), else 0, Selective Token Masking (arXiv 2501.14315), by the student
+    as it is now. For "eaft", all are 1, because `entropy_gate` gives the weight.
+    """
+    if selection == "dft":
+        return (-loss).exp().float()
+    if selection == "stm":
+        return (loss <= math.log(stm_perplexity)).float()
+    return torch.ones_like(loss, dtype=torch.float32)
+
+
+@torch.no_grad()
+def entropy_gate(log_p_KV: Tensor) -> Tensor:
+    """Return the weights of Entropy-Adaptive Fine-Tuning (arXiv 2601.02151), float32 [K].
+
+    W = H / log 20, where H is the entropy of the 20 most likely tokens, whose probabilities are
+    scaled to a sum of 1. `log_p_KV` are the student's log-probabilities.
+    """
+    likely = min(_GATE_TOKENS, log_p_KV.shape[-1])
+    log_q_KL = log_p_KV.topk(likely, dim=-1).values.float().log_softmax(-1)
+    return -(log_q_KL.exp() * log_q_KL).sum(-1) / math.log(_GATE_TOKENS)
 
 
 def reduce_teachers(

@@ -12,9 +12,11 @@ from vocagnolm.fields import Names, OptionError, check_options, named, option
 
 Aggregation = Literal["max", "mean", "sum", "share"]
 Unmapped = Literal["include", "exclude", "mean"]
-Selection = Literal["top_k", "accept"]
+Selection = Literal["top_k", "accept", "dft", "stm", "eaft"]
 Scope = Literal["sequence", "batch"]
 Reduction = Literal["min", "mean", "max", "weighted", "first"]
+# These selections weight a token by the student's own distribution, without a teacher.
+_WITHOUT_TEACHER = ("dft", "stm", "eaft")
 # The first two are KL(p_S || p_T), Eq. (5), and KL(p_T || p_S), over the tokens that both models
 # share. The third is the L1 distance of the sorted probabilities, ULD's Wasserstein distance, Eq.
 # (6), which needs no common vocabulary.
@@ -121,8 +123,14 @@ class Method:
     )
     selection: Selection = option(
         "top_k",
-        "top_k: Eq. 4. accept (beyond the paper): weight tokens by min(1, p_teacher / p_student).",
+        "top_k: Eq. 4. accept (beyond the paper): weight tokens by min(1, p_teacher / p_student). "
+        "Without a teacher: dft, by p_student; stm, only likely tokens; eaft, by the entropy.",
         first=True,
+    )
+    stm_perplexity: float = option(
+        2.5,
+        "Largest perplexity 1 / p_student of a token that --selection stm trains on.",
+        interval="(1, inf)",
     )
     unselected_weight: float = option(
         0.0,
@@ -190,9 +198,15 @@ class Method:
                 "aggregation",
                 f"share counts characters, but {self.as_typed} compares tokens",
             )
-        if self.method == "chunk" and self.selection == "accept":
+        if self.method == "chunk" and self.selection != "top_k":
             raise OptionError(
-                "selection", f"accept weighs each token, but {self.as_typed} compares chunks"
+                "selection",
+                f"{self.selection} weighs each token, but {named('method')} chunk compares chunks",
+            )
+        if self.method == "rho1" and self.choice == "student":
+            raise OptionError(
+                "selection",
+                f"{self.selection} has no teacher, and {named('method')} rho1 compares with one",
             )
         if self.with_entropies and self.unmapped == "mean":
             raise OptionError(
@@ -210,18 +224,21 @@ class Method:
         # Users are warned about every option that is not among these, so they must be exact. A
         # user's own method reads what the paper's method does.
         names = _READ_BY.get(self.method, {"aggregation"}) | {"method"}
-        if self.accepts:
-            names = {"method"}
+        if self.weighs_alone:
+            names = {"method", "selection"}
         elif self.choice != "all" or self.own_objective:
             names |= set(_CHOICE_SETTINGS)
         if self.choice == "guided":
-            names |= {"selection"} if self.accepts else {"selection", "unmapped"}
+            if not self.accepts:
+                names |= {"selection", "unmapped"}
             # These two matter only with several teachers, whose number is not known here.
             for name in ("teacher_reduction", "teacher_weights"):
                 if getattr(self, name) != getattr(Method, name):
                     names.add(name)
         else:
             names -= {"aggregation", "chunk_selection"}
+        if self.choice == "student" and self.selection == "stm":
+            names.add("stm_perplexity")
         return {name: value for name, value in vars(self).items() if name in names}
 
     def at_step(self, step: int, max_steps: int) -> "Method":
@@ -241,8 +258,8 @@ class Method:
         """The method as typed on the command line."""
         if self.method == "chunk" and self.chunk_guidance == "random":
             return f"{named('method')} chunk {named('chunk_guidance')} random"
-        if self.accepts:
-            return f"{named('method')} {self.method} {named('selection')} accept"
+        if self.weighs_alone:
+            return f"{named('method')} {self.method} {named('selection')} {self.selection}"
         return f"{named('method')} {self.method}"
 
     @property
@@ -260,20 +277,27 @@ class Method:
         return own_class
 
     @property
-    def choice(self) -> Literal["all", "random", "guided"]:
-        """How the tokens with weight 1 are chosen."""
+    def choice(self) -> Literal["all", "random", "student", "guided"]:
+        """How the weights of tokens are chosen. "student": by the student's own distribution."""
         own_class = self.own_objective
         if own_class:
             return "guided" if own_class.needs_teacher else "all"
         if self.method in ("cpt", "kld", "uld"):
             return "all"
         random_chunks = self.method == "chunk" and self.chunk_guidance == "random"
-        return "random" if self.method == "random" or random_chunks else "guided"
+        if self.method == "random" or random_chunks:
+            return "random"
+        return "student" if self.selection in _WITHOUT_TEACHER else "guided"
 
     @property
     def accepts(self) -> bool:
         """True if tokens are weighted by acceptance, and none is ranked."""
         return self.choice == "guided" and self.selection == "accept"
+
+    @property
+    def weighs_alone(self) -> bool:
+        """True if each token is weighted by its own losses, and none is ranked."""
+        return self.accepts or self.choice == "student"
 
     @property
     def aggregation_in_effect(self) -> str:
@@ -289,7 +313,7 @@ class Method:
 
     @property
     def needs_teacher(self) -> bool:
-        """False for plain pretraining and random choices."""
+        """False for plain pretraining, random choices, and weights by the student alone."""
         return self.choice == "guided" or self.distance is not None
 
     @property

@@ -26,11 +26,13 @@ from vocagnolm.guidance import (
     TokenGuidance,
     accept_tokens,
     aggregate_teacher_losses,
+    entropy_gate,
     random_scores,
     reduce_teachers,
     select_tokens,
     select_top,
     selected_count,
+    weigh_by_student,
 )
 from vocagnolm.method import Method, Unmapped
 from vocagnolm.output_head import last_hidden_state, read_head
@@ -150,7 +152,7 @@ class Objective:
 
     def divisor_tokens(self, batch: Batch) -> float:
         """Return what a batch adds to the divisor of Eq. 3: label tokens, or the sum of weights."""
-        if self.method.loss_divisor == "all" or self.method.accepts:
+        if self.method.loss_divisor == "all" or self.method.weighs_alone:
             return label_tokens(batch)
         selected, floor = self._selected_tokens(batch), self.method.unselected_weight
         # Selected tokens have weight 1, and the others `floor`. If that is 0, the sum stays an
@@ -159,7 +161,7 @@ class Objective:
 
     def weighted_tokens(self, batch: Batch) -> int:
         """Return an upper bound on the tokens with a weight above 0; too low is an error."""
-        all_weigh = self.method.accepts or self.method.unselected_weight > 0
+        all_weigh = self.method.weighs_alone or self.method.unselected_weight > 0
         # Nothing is known about the weights of a user's own method, so every token counts.
         all_weigh |= type(self) is not Objective
         return label_tokens(batch) if all_weigh else self._selected_tokens(batch)
@@ -186,19 +188,29 @@ class Objective:
         return self.teacher.losses(batch, with_entropies=self.method.with_entropies)
 
     def own_weights(self, batch: Batch, teacher: TeacherLosses | None) -> OwnWeights | None:
-        """Return a function that weights each token by its own losses, equal to `select`.
+        """Return functions that weight each token by its own losses, equal to `select`.
 
         None if a token's weight depends on other tokens of the batch.
         """
-        by_itself = self.method.accepts or self.method.choice == "all"
+        method = self.method
+        by_itself = method.weighs_alone or method.choice == "all"
         # Nothing is known about the weights of a user's own method.
         if not by_itself or type(self) is not Objective:
             return None
         valid_BS = batch["labels"] != IGNORED_LABEL
         token_M = first_tokens(valid_BS, label_tokens(batch))
         valid_N = valid_BS.flatten()
-        if teacher is None:
+        if teacher is None and method.choice == "all":
             return OwnWeights(token_M, lambda _, token_K: valid_N[token_K].float())
+        if teacher is None:
+
+            def weigh_alone(loss_K: Tensor, token_K: Tensor) -> Tensor:
+                weight_K = weigh_by_student(loss_K, method.selection, method.stm_perplexity)
+                return weight_K.masked_fill(~valid_N[token_K], 0.0)
+
+            return OwnWeights(
+                token_M, weigh_alone, entropy_gate if method.selection == "eaft" else None
+            )
         loss_BS, mapped_BS = self._on_student(teacher.loss_BT, batch, teacher)
         teacher_loss_N, mapped_N = loss_BS.flatten(), mapped_BS.flatten()
 
@@ -224,7 +236,7 @@ class Objective:
         if teacher is None:
             none_BS = torch.zeros_like(student_loss_BS)
             unmapped_BS = torch.zeros_like(valid_BS)
-            weight_BS = self._unguided(valid_BS, batch)
+            weight_BS = self._unguided(student_loss_BS, valid_BS, batch)
             return TokenGuidance(
                 student_loss_BS, none_BS, valid_BS, unmapped_BS, weight_BS, none_BS[:, :0]
             )
@@ -292,16 +304,21 @@ class Objective:
     def weights(self, selection: TokenGuidance) -> Tensor:
         """Return W of Eq. 3 [B, S]: the weights, with `unselected_weight` in place of 0."""
         weight_BS = selection.weight_BS
-        if self.method.accepts:
+        if self.method.weighs_alone:
             return weight_BS
         # Not the larger of the two: a user's own method may return negative weights.
         return weight_BS.where(weight_BS != 0, self.method.unselected_weight * selection.valid_BS)
 
-    def _unguided(self, valid_BS: Tensor, batch: Batch) -> Tensor:
-        """Weight all tokens, or a random share of tokens or chunks, without a teacher."""
+    def _unguided(self, student_loss_BS: Tensor, valid_BS: Tensor, batch: Batch) -> Tensor:
+        """Weight tokens without a teacher: all, by the student's losses, or a random share."""
         method = self.method
         if method.choice == "all":
             return valid_BS.float()
+        if method.choice == "student":
+            weight_BS = weigh_by_student(student_loss_BS, method.selection, method.stm_perplexity)
+            # Only the pass of the head knows the entropies, and replaces these weights.
+            unknown_BS = valid_BS & (method.selection == "eaft")
+            return weight_BS.masked_fill(~valid_BS, 0.0).masked_fill(unknown_BS, torch.nan)
         position_S = torch.arange(valid_BS.shape[1], device=valid_BS.device)
         # All tokens of a chunk have the same number, and so the same score.
         index_BS = batch["chunk"] if method.method == "chunk" else position_S

@@ -150,7 +150,7 @@ class VocAgnoTrainer(ResumableTrainer):
         self.token_objective: Objective = (guidance.own_objective or Objective)(
             guidance, source, self.args.seed
         )
-        if guidance.accepts:
+        if guidance.weighs_alone:
             self.metrics.weight_name = "mean_weight"
         if isinstance(packed.blocks, Blocks) and not args.attend_across_documents:
             self._check_packing(packed.blocks)
@@ -302,8 +302,10 @@ class VocAgnoTrainer(ResumableTrainer):
         else:
             # One pass of the head computes the losses, the weights and the gradients.
             one_pass = own_weights.losses
-            loss_sum, loss_BS = self._student_losses(model, inputs, instead=one_pass)
+            loss_sum, loss_BS, weight_BS = self._student_losses(model, inputs, instead=one_pass)
         guidance = self.token_objective.select(loss_BS.detach(), inputs, teacher)
+        if own_weights is not None:
+            guidance = guidance._replace(weight_BS=weight_BS)
         # An objective of the user's own may give weights to tokens without a label.
         weight_BS = guidance.weight_BS * guidance.valid_BS
         self.metrics.add_student(loss_BS, guidance.valid_BS, weight_BS, block_B)

@@ -30,19 +30,23 @@ class OwnWeights(NamedTuple):
     """The tokens with a label, as int64 indices in the flat batch, and a function of their weights.
 
     `weigh` gets the losses of some tokens, float32 [K], and their indices, and returns their
-    weights, float32 [K]. It is called once for every token, outside of autograd.
+    weights, float32 [K]. It is called once for every token, outside of autograd. If there is a
+    `gate`, it gets the log-probabilities [K, V], and its result multiplies the weights.
     """
 
     token_M: Tensor
     weigh: Callable[[Tensor, Tensor], Tensor]
+    gate: Callable[[Tensor], Tensor] | None = None
 
-    def losses(self, hidden_BSD: Tensor, targets_BS: Tensor, head: Head) -> tuple[Tensor, Tensor]:
-        """Return the sum of weight x loss, with a gradient, and the losses [B, S], without one.
+    def losses(
+        self, hidden_BSD: Tensor, targets_BS: Tensor, head: Head
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the sum of weight x loss, and without a gradient the losses and weights [B, S].
 
-        Both are float32. This runs within the student's forward, as the `instead` of
+        All are float32. This runs within the student's forward, as the `instead` of
         `add_token_losses`. Only one backward pass is possible: a second one is an error.
         """
-        total, loss_BS = _WeightedLoss.apply(  # type: ignore[no-untyped-call]
+        total, loss_BS, weight_BS = _WeightedLoss.apply(  # type: ignore[no-untyped-call]
             hidden_BSD.flatten(0, 1),
             head.weight_VD,
             head.bias_V,
@@ -51,7 +55,7 @@ class OwnWeights(NamedTuple):
             self,
             torch.is_grad_enabled(),
         )
-        return total, loss_BS
+        return total, loss_BS, weight_BS
 
 
 class _WeightedLoss(torch.autograd.Function):
@@ -65,7 +69,7 @@ class _WeightedLoss(torch.autograd.Function):
         targets_BS: Tensor,
         tokens: OwnWeights,
         with_gradient: bool,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         # The head's weight and bias are separate arguments, because autograd does not see tensors
         # inside a tuple.
         head, targets_N = head.cast(), targets_BS.flatten()
@@ -93,6 +97,8 @@ class _WeightedLoss(torch.autograd.Function):
                 log_p_KV = log_softmax_(logits_KV)
                 loss_K = -log_p_KV.gather(-1, target_K1)[:, 0]
                 weight_K = tokens.weigh(loss_K.float(), token_K)
+                if tokens.gate is not None:
+                    weight_K = weight_K * tokens.gate(log_p_KV)
                 loss_N[row_K], weight_N[row_K] = loss_K, weight_K
                 if any(needed):
                     factor_K1 = SPREAD * weight_K[:, None]
@@ -101,8 +107,8 @@ class _WeightedLoss(torch.autograd.Function):
         ctx.save_for_backward(*gradients.sums)
         loss_BS = by_predicted_token(loss_N.view_as(targets_BS)).float()
         weight_BS = by_predicted_token(weight_N.view_as(targets_BS))
-        ctx.mark_non_differentiable(loss_BS)
-        return (weight_BS * loss_BS).sum(), loss_BS
+        ctx.mark_non_differentiable(loss_BS, weight_BS)
+        return (weight_BS * loss_BS).sum(), loss_BS, weight_BS
 
     @staticmethod
     @once_differentiable

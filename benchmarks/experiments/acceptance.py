@@ -59,6 +59,9 @@ RULES = {
     "random": "--method=random",
     "rho1": "--method=rho1 --teacher_losses={reference_losses}",
     "rho1-accept": "--method=rho1 --selection=accept --teacher_losses={reference_losses}",
+    "dft": "--selection=dft",
+    "stm": "--selection=stm",
+    "eaft": "--selection=eaft",
 }
 MORE = {
     # Half and twice the learning rate.

@@ -116,6 +116,9 @@ TEXT_RUNS = {
     **{name: METHODS[name] for name in ("chunk-32-random", "kld", "uld", "uld-position")},
     "oracle": "--selection_scope=batch --top_k={kept_share} --teacher_losses={oracle_losses}",
     "random-kept": "--method=random --top_k={kept_share}",
+    "dft": "--selection=dft",
+    "stm": "--selection=stm",
+    "eaft": "--selection=eaft",
     "rho1-stored": "--method=rho1 --teacher_losses={reference_losses}",
     "chunk-32-stored": "--method=chunk --chunks=32 --teacher_losses={losses}",
     # Teachers of each tokenizer and size, with the paper's aggregation and with share.

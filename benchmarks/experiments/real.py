@@ -57,6 +57,9 @@ RULES = {
     "random": "--method=random",
     "rho1": "--method=rho1 --teacher_losses={reference_losses}",
     "cpt": "--method=cpt",
+    "dft": "--selection=dft",
+    "stm": "--selection=stm",
+    "eaft": "--selection=eaft",
 }
 MODELS = ("start", "teacher", "reference")
 BENCHMARKS = ("svamp", "asdiv", "mawps", "tabmwp", "gsm8k")

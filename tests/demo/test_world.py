@@ -163,7 +163,7 @@ def test_flags_are_those_of_the_method_and_of_the_user() -> None:
     assert flags_of("random", 3, 5) == ["--seed=3", "--max_steps=5", "--method=random"]
     for method in METHODS:
         has_teacher = "--teacher=" in " ".join(flags_of(method, 3))
-        assert has_teacher == (method not in ("cpt", "random"))
+        assert has_teacher == (method in ("vocagnolm", "share", "accept"))
     assert tokens_of(flags_of("cpt", 0)) == 650 * 512
     assert tokens_of(flags_of("cpt", 0, 3)) == 3 * 512
 

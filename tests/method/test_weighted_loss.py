@@ -46,7 +46,9 @@ def weigh_by(labels: Tensor, other: Tensor) -> OwnWeights:
 
 
 def one_pass(model: Any, ids: Tensor, labels: Tensor, tokens: OwnWeights) -> Any:
-    return model(input_ids=ids, labels=labels, token_losses=True, instead=tokens.losses)
+    """Return the weighted sum and the losses."""
+    values = model(input_ids=ids, labels=labels, token_losses=True, instead=tokens.losses)
+    return values[:2]
 
 
 def reference(model: Any, ids: Tensor, labels: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Train and judge small students with and without a teacher. Needs no download.
 
     vocagnolm demo                                           # two minutes on two CPU cores
-    vocagnolm demo --seeds 0 1 2 3 --methods all             # the table of the docs: six minutes
+    vocagnolm demo --seeds 0 1 2 3 --methods all             # all methods: ten minutes
     vocagnolm demo --seeds 0 --methods cpt --max_steps 2
 
 For each seed, every method trains the same student on the same number of tokens, like `vocagnolm
@@ -32,7 +32,7 @@ from vocagnolm.shell.io import markdown_table, print_main, write_json
 _NAME = "vocagnolm demo"
 # Next to the directories of the seeds: the table, and the libraries' caches.
 RESULTS, CACHE = "results.json", "cache"
-# With two seeds, they take two minutes on two cores. All methods with four seeds take six.
+# With two seeds, they take two minutes on two cores. All methods with four seeds take ten.
 _DEFAULT_METHODS = ["vocagnolm", "cpt"]
 # {metric: digits after the point}. Losses are in nats per token.
 _METRICS = {"accuracy": 3, "clean_loss": 3, "answer_loss": 3, "seconds": 1}

@@ -16,6 +16,9 @@ METHODS = {
     "accept": ("VocAgnoLM, accept", "--method=vocagnolm", "--selection=accept"),
     "cpt": ("CPT", "--method=cpt"),
     "random": ("random 40 %", "--method=random"),
+    "dft": ("DFT", "--selection=dft"),
+    "stm": ("STM", "--selection=stm"),
+    "eaft": ("EAFT", "--selection=eaft"),
 }
 
 

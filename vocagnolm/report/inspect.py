@@ -104,6 +104,7 @@ def build_view(arguments: argparse.Namespace) -> GuidanceView:
     values["teacher_dtype"] = arguments.dtype
     names = {declared.name for declared in options_of(GuidanceOptions)} & values.keys()
     options = GuidanceOptions(**{name: values[name] for name in names})
+    options.check_teachers(1, is_stored=False)
     model_options = ModelOptions(student=arguments.student, teacher=arguments.teacher)
     corpus, indices = _read_documents(arguments)
     device = torch.device("cpu") if is_on_cpu() else torch.accelerator.current_accelerator()
