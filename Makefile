@@ -76,7 +76,8 @@ hour:
 	$(HOUR)
 
 # A claim that does not hold is in the page, and fails the command.
-bench: $(VENV)/installed-bench
+bench: $(VENV)/installed-bench $(VENV)/installed-dev
+	$(BIN)/python -m pytest -q tests/run/test_trl.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks --page benchmarks/CLAIMS.md
 
 docs: $(VENV)/installed-docs

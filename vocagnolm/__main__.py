@@ -33,10 +33,11 @@ COMMANDS = {
     "recipes": ("vocagnolm.run.recipe", "List the recipes for train --config"),
     "score": ("vocagnolm.store.score", "Write or verify a store of teacher losses"),
     "train": ("vocagnolm.run.parser", "Continually pretrain a student"),
+    "weights": ("vocagnolm.run.weights", "Write token losses and weights for any trainer"),
 }
 # Several processes share the work of these commands. Their modules have a `check(argv)` that does
 # not import torch.
-_SHARED = ("evaluate", "score", "train")
+_SHARED = ("evaluate", "score", "train", "weights")
 
 
 @shell("vocagnolm")
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.epilog = (
         "vocagnolm COMMAND --help shows its options. With --accelerate_config NAME, evaluate, "
-        "score and train start several processes."
+        "score, train and weights start several processes."
     )
     try:
         release = version("vocagnolm")

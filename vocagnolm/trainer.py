@@ -30,7 +30,7 @@ from vocagnolm.guidance import TokenGuidance
 from vocagnolm.method import Method
 from vocagnolm.models.adapters import check_adapted
 from vocagnolm.models.probes import check_packing
-from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher
+from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher, TeacherLosses
 from vocagnolm.packing import Blocks
 from vocagnolm.token_loss import add_token_losses
 from vocagnolm.training.config import VocAgnoConfig
@@ -294,18 +294,7 @@ class VocAgnoTrainer(ResumableTrainer):
             teacher = self.token_objective.teacher_losses(inputs)
         # Only tokens that may get a weight need gradients from the head.
         used = self._count_tokens(inputs)
-        own_weights = self.token_objective.own_weights(inputs, teacher)
-        loss_sum: Tensor | None = None
-        loss_BS: Tensor
-        if own_weights is None:
-            loss_BS = self._student_losses(model, inputs, weighted_tokens=used)
-        else:
-            # One pass of the head computes the losses, the weights and the gradients.
-            one_pass = own_weights.losses
-            loss_sum, loss_BS, weight_BS = self._student_losses(model, inputs, instead=one_pass)
-        guidance = self.token_objective.select(loss_BS.detach(), inputs, teacher)
-        if own_weights is not None:
-            guidance = guidance._replace(weight_BS=weight_BS)
+        loss_sum, loss_BS, guidance = self._guide(model, inputs, teacher, used)
         # An objective of the user's own may give weights to tokens without a label.
         weight_BS = guidance.weight_BS * guidance.valid_BS
         self.metrics.add_student(loss_BS, guidance.valid_BS, weight_BS, block_B)
@@ -316,6 +305,25 @@ class VocAgnoTrainer(ResumableTrainer):
         if loss_sum is None:
             loss_sum = (self.token_objective.weights(guidance) * loss_BS).sum()
         return loss_sum
+
+    def _guide(
+        self,
+        model: nn.Module,
+        inputs: Batch,
+        teacher: TeacherLosses | None,
+        weighted_tokens: int | None = None,
+    ) -> tuple[Tensor | None, Tensor, TokenGuidance]:
+        """Return the student's losses and the weights, and their sum if one pass gives it."""
+        own_weights = self.token_objective.own_weights(inputs, teacher)
+        if own_weights is None:
+            loss_BS = self._student_losses(model, inputs, weighted_tokens=weighted_tokens)
+            guidance = self.token_objective.select(loss_BS.detach(), inputs, teacher)
+            return None, loss_BS, guidance
+        # One pass of the head computes the losses, the weights and the gradients.
+        one_pass = own_weights.losses
+        loss_sum, loss_BS, weight_BS = self._student_losses(model, inputs, instead=one_pass)
+        guidance = self.token_objective.select(loss_BS, inputs, teacher)
+        return loss_sum, loss_BS, guidance._replace(weight_BS=weight_BS)
 
     def _distilled(self, model: nn.Module, inputs: Batch) -> Tensor:
         """Eq. 5 and 6: the sum of all losses, and of all distances from the teacher."""
@@ -344,22 +352,15 @@ class VocAgnoTrainer(ResumableTrainer):
         """Weight every token of a batch with the student as it is now, without training.
 
         Every process must call this, with the same batch or one of its own.
-
-        Raises:
-            ValueError: the method does not choose tokens by a teacher.
         """
         inputs = cast(Batch, self._prepare_inputs(dict(batch)))
         teacher = self.token_objective.teacher_losses(inputs)
-        if teacher is None:
-            raise ValueError(
-                f"{self._job.args.guidance.as_typed} does not choose tokens by a teacher's losses"
-            )
         was_training = self.model.training
         self.model.train(False)
         with self.compute_loss_context_manager():
-            loss_BS = self._student_losses(self.model_wrapped, inputs)
+            _, _, guidance = self._guide(self.model_wrapped, inputs, teacher)
         self.model.train(was_training)
-        return self.token_objective.select(loss_BS, inputs, teacher)
+        return guidance
 
     def _student_losses(self, model: nn.Module, inputs: Batch, **options: object) -> Any:
         """Eq. 1 for every student token [B, S]; see `add_token_losses` for the options."""

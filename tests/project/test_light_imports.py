@@ -10,7 +10,8 @@ import pytest
 
 # These import at the top only what their commands' help needs.
 COMMANDS = (
-    "vocagnolm.readers, vocagnolm.run.launch, vocagnolm.run.prepare, vocagnolm.demo.main, "
+    "vocagnolm.readers, vocagnolm.run.launch, vocagnolm.run.prepare, vocagnolm.run.weights, "
+    "vocagnolm.demo.main, "
     "vocagnolm.evaluation.evaluate, vocagnolm.report.audit, vocagnolm.store.score, "
     "vocagnolm.store.rank"
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from vocagnolm.models.sharding import shard_inside_machine
 from vocagnolm.objective import OnlineTeacher
-from vocagnolm.run import parser as command
+from vocagnolm.run import weighing
 
 
 def run_job(directory: Path, number: int, job: dict) -> None:
@@ -109,9 +110,10 @@ def run(request: dict[str, Any]) -> int:
                 DistributedType.MULTI_GPU,
             )
         if "argv" in job:
+            weighing.SHARD_SEQUENCES = 8
             if job["fsdp"]:
                 os.environ |= fsdp_environment(job["accelerate_config"])
-            assert command.main(job["argv"]) == 0
+            assert import_module(job.get("command", "vocagnolm.run.parser")).main(job["argv"]) == 0
         else:
             run_job(directory, number, job)
     torch.distributed.destroy_process_group()

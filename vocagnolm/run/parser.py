@@ -104,10 +104,11 @@ def check(argv: Sequence[str]) -> tuple[str | None, dict[str, Any], list[str]]:
     return recipe, values, words
 
 
-def parse(argv: Sequence[str], *, on_hub: bool = False) -> Job:
+def parse(argv: Sequence[str], *, on_hub: bool = False, updates: bool = True) -> Job:
     """Parse the command line. `--config RECIPE` gives values that flags override.
 
-    With `on_hub`, models and corpora must be local, or on a hub within reach.
+    With `on_hub`, models and corpora must be local, or on a hub within reach. Without `updates`,
+    no global batch is divided into micro-batches.
 
     Raises:
         ValueError: an argument is wrong, in one line.
@@ -133,7 +134,9 @@ def parse(argv: Sequence[str], *, on_hub: bool = False) -> Job:
         arguments.setdefault("eval_steps", arguments.get("save_steps", RunOptions.save_steps))
     # The batch size and the accumulation steps together decide the global batch. If only one of
     # them is given, the paper's applies.
-    if not {"per_device_train_batch_size", "gradient_accumulation_steps"} <= arguments.keys():
+    if not updates:
+        arguments |= {"global_batch_tokens": None, "gradient_accumulation_steps": 1}
+    elif not {"per_device_train_batch_size", "gradient_accumulation_steps"} <= arguments.keys():
         arguments.setdefault("global_batch_tokens", PAPER_TOKENS)
     # The constructor of the arguments looks there for a run to resume.
     if not arguments.get("output_dir"):

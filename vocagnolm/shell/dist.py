@@ -55,6 +55,12 @@ def machine_first() -> Iterator[None]:
             distributed.barrier(group)
 
 
+def meet() -> None:
+    """Wait for all processes, however long the slowest takes."""
+    if PartialState().num_processes > 1:
+        distributed.barrier(_patient_group(distributed.group.WORLD))
+
+
 @lru_cache(maxsize=1)
 def _patient_group(world: distributed.ProcessGroup) -> distributed.ProcessGroup:
     """Make a gloo group. NCCL would time out during a long wait, and keeps a core busy."""
