@@ -22,7 +22,16 @@ CLIPPED = {"optim": "adamw_torch", "max_grad_norm": 1.0}
 # 59 blocks: 3 are left over.
 EPOCH = {"max_steps": -1, "num_train_epochs": 1}
 # "chunk random" covers random numbers, and "turns", below, shares.
-METHODS = ("accept", "kld", "uld", "rho1 entropy", "chunk", "chunk random", "several weighted")
+METHODS = (
+    "accept",
+    "kld",
+    "uld",
+    "rho1 entropy",
+    "chunk",
+    "chunk random",
+    "several weighted",
+    "eaft",
+)
 # What is trained, how it is distributed, and over how many processes.
 JOBS: list[dict[str, Any]] = [
     {"processes": 2, "models": "tied", "fsdp": False, "training": CHECKPOINTED},

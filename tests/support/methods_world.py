@@ -56,6 +56,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "chunk random": {"method": "chunk", "chunks": 5, "chunk_guidance": "random"},
     **{f"several {how}": {"teacher_reduction": how} for how in ("min", "mean", "max")},
     "several weighted": {"teacher_reduction": "weighted", "teacher_weights": [1.0, 3.0]},
+    **{rule: {"selection": rule} for rule in ("dft", "stm", "eaft")},
 }
 CONVERSATIONS = ("turns", "stored turns", "mixture")
 
@@ -135,7 +136,7 @@ class World:
         if method in CONVERSATIONS:
             settings = {"aggregation": "share"}
             teacher, blocks = self.guided(out, method)
-        elif method in ("cpt", "random", "chunk random"):
+        elif method in ("cpt", "random", "chunk random", "dft", "stm", "eaft"):
             teacher, blocks = None, self.blocks()
         elif method.startswith("kld"):
             teacher, blocks = self.reference, self.blocks()
