@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import re
+import runpy
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +95,14 @@ def changes(trainer: Any) -> dict[str, torch.Tensor]:
     return {name: before[name] - each.detach() for name, each in trainer.model.named_parameters()}
 
 
+def load(directory: Path) -> datasets.Dataset:
+    return datasets.load_dataset(str(directory), split="train", cache_dir=f"{directory}-cache")
+
+
 @pytest.fixture(scope="module")
 def ours(
     short: World, training_texts: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[datasets.Dataset, dict[str, torch.Tensor]]:
+) -> tuple[Path, dict[str, torch.Tensor]]:
     """The data set of the command, and the gradient of our trainer on it, in float64."""
     root = tmp_path_factory.mktemp("ours")
     write_pages(short.pages, of_labels(short, [text[:90] for text in training_texts], LABELS))
@@ -110,16 +116,15 @@ def ours(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(weighing, "VocAgnoTrainer", in_float64)
         assert __main__.main(["weights", *argv("weighed", None)]) == 0
-    rows = datasets.load_dataset(
-        str(root / "weighed"), split="train", cache_dir=str(root / "cache")
-    )
+    rows = load(root / "weighed")
     assert sum(label != -100 for labels in rows["labels"] for label in labels) == LABELS
+    (root / "student").symlink_to(short.student)
     # All packed sequences are one step.
     job = parse(argv("run", 64))
     models = read_models(job.model, job.args, job.args.device)
     packed = pack_documents(job, models, read_corpora(job))
     job = parse(argv("run", 64 * len(packed.blocks)))
-    return rows, changes(in_float64((job, models, packed)))
+    return root / "weighed", changes(in_float64((job, models, packed)))
 
 
 @pytest.mark.parametrize("head", ["float64", "TRL's"])
@@ -132,12 +137,12 @@ def test_gradient_from_the_column_is_that_of_our_trainer(
     head: str,
     page: Any,
     short: World,
-    ours: tuple[datasets.Dataset, dict[str, torch.Tensor]],
+    ours: tuple[Path, dict[str, torch.Tensor]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rows, expected = ours
-    rows = rows.select_columns(["input_ids", "labels", "weight"])
+    directory, expected = ours
+    rows = load(directory).select_columns(["input_ids", "labels", "weight"])
     if packing:
         rows = trl.pack_dataset(rows, seq_length=64)
     if head == "float64":
@@ -167,3 +172,15 @@ def test_gradient_from_the_column_is_that_of_our_trainer(
     tolerance = (1e-10 if head == "float64" else 1e-6) * largest
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=0, atol=tolerance)
+
+
+@pytest.mark.usefixtures("page")
+def test_script_of_the_page_trains(
+    ours: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("weighed", "student"):
+        (tmp_path / name).symlink_to(ours[0].with_name(name))
+    on_cpu = {"use_cpu": True, "bf16": False, "max_steps": 2, "report_to": "none"}
+    monkeypatch.setattr(trl, "SFTConfig", partial(trl.SFTConfig, **on_cpu))
+    runpy.run_path("train_sft.py")
+    assert Path("sft/checkpoint-2/model.safetensors").exists()
