@@ -7,7 +7,6 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -227,7 +226,7 @@ def test_deleted_shards_are_scored_again(
     # Bad shards must not get new checksums.
     cut.unlink()
     complained = error(arguments(teacher, corpus, path), capsys)
-    assert "shard-00001.arrow damaged: delete them, too" in complained
+    assert "shard-00001.arrow damaged" in complained
     assert again == []
     flipped.unlink()
     assert __main__.main(arguments(teacher, corpus, path)) == 0
@@ -322,9 +321,11 @@ def test_store_goes_on_in_its_precision_when_another_processor_scores_it(
 
 
 @pytest.mark.parametrize("revision", ["0a1b2c", "unknown", None])
-def test_teacher_is_known_by_its_revision(revision: str | None, tmp_path: Path) -> None:
+def test_teacher_is_known_by_its_revision(
+    revision: str | None, tmp_path: Path, teacher_tokenizer: PreTrainedTokenizerBase
+) -> None:
     """A directory may be moved; without a revision only its name tells teachers apart."""
-    job: Any = SimpleNamespace(directory=tmp_path)
+    job = make_job(tmp_path, ["x"], teacher_tokenizer)
     settings = ABOUT | {"dataset": "pages", "teacher_revision": revision}
     assert scoring.begin(job, settings)
     assert scoring.begin(job, settings | {"dataset": "copies"})

@@ -8,6 +8,8 @@ that every job must share.
 A token takes about three bytes: its loss as float16, and one byte for its characters. A store can
 guide any student with any tokenizer. This module knows neither tokenizers nor models, only
 character spans and losses.
+
+A store grows by further shards. Those that its manifest lists are never written again.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -44,8 +46,13 @@ LossArray = npt.NDArray[np.float32]
 _FORMAT = 1
 # Two documents would share a key by chance only in a corpus of about 2**64 documents.
 _KEY_BYTES = 16
+KEY = f"S{_KEY_BYTES}"
 # The manifest has these counts for each shard, and their sums for the whole store.
 _COUNTS = ("documents", "tokens", "unscored")
+# This part of a manifest says what a store holds and where it came from, and all else how its
+# teacher read. Stores of version 0.1 also have a server's losses of a test prompt.
+_CONTENT = {"format", "dataset", "dataset_documents", "shard_documents", "server", "probe_losses"}
+_CONTENT |= {"versions", SHARDS, *_COUNTS}
 # Hashing releases the interpreter's lock, so threads can hash several shards at once.
 _THREADS = 8
 
@@ -124,27 +131,52 @@ def shard_paths(directory: Path) -> list[Path]:
     return sorted(paths, key=lambda path: (len(path.name), path.name))
 
 
+def shard_number(file: str) -> int:
+    """Return the number of a shard.
+
+    >>> shard_number("shard-00012.arrow")
+    12
+    """
+    return int(Path(file).stem.rpartition("-")[2])
+
+
 def _source(keys: Iterable[bytes]) -> str:
     """Identify the documents of a shard."""
     return hashlib.sha256(b"".join(keys)).hexdigest()
 
 
-def is_written(directory: Path, number: int, texts: Iterable[str]) -> bool:
-    """Test whether a shard exists.
+def has_documents(shard: Path, texts: Iterable[str]) -> bool:
+    """Test whether a shard has exactly these documents, in this order."""
+    source: bytes = read_shard(shard).schema.metadata[b"source"]
+    return source.decode() == _source(map(document_key, texts))
 
-    Raises:
-        ValueError: it is a shard of other texts.
+
+def teacher_of(manifest: Mapping[str, Any]) -> JsonObject:
+    """Return the settings that determine losses. Stores in which they are equal have one teacher.
+
+    >>> teacher_of({"teacher": "a/copy", "teacher_revision": "0a1b", "dtype": "float32"})
+    {'teacher_revision': '0a1b', 'dtype': 'float32'}
     """
-    path = directory / shard_name(number)
-    # Texts may come from an iterator, which is read only if there is a shard.
-    if not path.exists():
-        return False
-    if read_shard(path).schema.metadata[b"source"].decode() != _source(map(document_key, texts)):
-        raise ValueError(
-            f"{path} was made from other documents than the corpus has now: give another "
-            "directory, or the original corpus"
-        )
-    return True
+    settings = {name: value for name, value in manifest.items() if name not in _CONTENT}
+    # A teacher without a known revision, such as that of a server, is identified by its name.
+    if settings.get("teacher_revision") not in (None, "unknown"):
+        settings.pop("teacher", None)
+    # Stores of version 0.1 also say that no token comes after a document.
+    if "special_tokens" in settings:
+        settings["special_tokens"] = {"before": settings["special_tokens"]["before"]}
+    # An error may name what differs, and a template is too long for one line.
+    if "chat_template" in settings:
+        settings["chat_template"] = document_key(settings["chat_template"]).hex()
+    return settings
+
+
+def by_teacher(manifests: Iterable[Mapping[str, Any]]) -> list[list[int]]:
+    """Group stores by their teachers. Returns the positions of each teacher's stores."""
+    teachers: dict[str, list[int]] = {}
+    for number, manifest in enumerate(manifests):
+        teacher = json.dumps(teacher_of(manifest), sort_keys=True)
+        teachers.setdefault(teacher, []).append(number)
+    return list(teachers.values())
 
 
 def begin_store(directory: Path, settings: Mapping[str, object], *, replace: bool = False) -> None:
@@ -156,18 +188,26 @@ def begin_store(directory: Path, settings: Mapping[str, object], *, replace: boo
 def finish_store(directory: Path, description: Mapping[str, object]) -> None:
     """Write the manifest of a finished store, after all of its shards.
 
-    The description names teacher, tokenizer, segmentation and versions.
+    The description names teacher, tokenizer, segmentation and versions. What an earlier manifest
+    says about a shard stays. So a store grows without another look at its older shards, and damage
+    to them does not get a valid checksum.
     """
+    listed = {entry["file"]: entry for entry in read_manifest(directory).get(SHARDS, ())}
+
+    def entry_of(path: Path) -> JsonObject:
+        return listed.get(path.name) or _describe(path)
+
     with ThreadPoolExecutor(_THREADS) as pool:
-        shards = list(pool.map(_describe, shard_paths(directory)))
+        shards = list(pool.map(entry_of, shard_paths(directory)))
     totals = dict.fromkeys(_COUNTS, 0)
     for shard in shards:
         for name in _COUNTS:
             totals[name] += shard[name]
     # Killed jobs leave temporary files and answers here. A job that is still writing a shard also
     # loses its temporary file, but then finds that the shard exists.
-    for path in directory.glob(".shard-*"):
-        path.unlink(missing_ok=True)
+    for shard in shards:
+        for path in directory.glob(f".{shard['file']}.*"):
+            path.unlink(missing_ok=True)
     # The list of shards makes a store finished, so it is written last. A job that is killed before
     # this line continues where it was.
     content = {"format": _FORMAT, **description, **totals, SHARDS: shards}
@@ -194,6 +234,19 @@ def _describe(path: Path) -> JsonObject:
 def read_shard(path: Path) -> pa.Table:
     """Map a shard into memory: processes share its pages, which are read when they are needed."""
     return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+
+
+def read_keys(shards: Iterable[pa.Table]) -> npt.NDArray[np.bytes_]:
+    """Return the keys of all rows of shards, in order."""
+    # The first array is for a store without documents.
+    keys = [np.empty(0, KEY)]
+    for shard in shards:
+        for chunk in shard["document"].chunks:
+            # The second buffer of a column with fixed width has its values, concatenated. A chunk
+            # is a whole record batch, so its buffer begins with its first row.
+            if len(chunk):
+                keys.append(np.frombuffer(chunk.buffers()[1], KEY, len(chunk)))
+    return np.concatenate(keys)
 
 
 # -- Reading -----------------------------------------------------------------------------------
@@ -247,6 +300,16 @@ def find_faults(
             if reason:
                 faults[entry["file"]] = reason
     return faults
+
+
+def first_scored(documents: Iterable[StoredDocument | None]) -> StoredDocument | None:
+    """Return what the first store with losses of a document has of it, or else any store."""
+    unscored = None
+    for document in documents:
+        if document is not None and len(document.losses):
+            return document
+        unscored = unscored or document
+    return unscored
 
 
 class Store:
@@ -310,17 +373,9 @@ class Store:
     def _open(self) -> None:
         """Map the shards, and sort the keys with their rows, in 24 bytes of memory per document."""
         tables = [read_shard(self.directory / entry["file"]) for entry in self.manifest[SHARDS]]
-        # The first array is for a store without documents.
-        keys = [np.empty(0, "S16")]
-        for table in tables:
-            for chunk in table["document"].chunks:
-                # The second buffer of a column with fixed width has its values, concatenated. A
-                # chunk is a whole record batch, so its buffer begins with its first row.
-                if len(chunk):
-                    keys.append(np.frombuffer(chunk.buffers()[1], "S16", len(chunk)))
         # Keys and tables are joined in the same order, so a key's index is its row's index. The
         # sort is stable, so of a repeated document the copy that was stored first is always used.
-        unsorted = np.concatenate(keys)
+        unsorted = read_keys(tables)
         self._rows = np.argsort(unsorted, kind="stable")
         self._keys = unsorted[self._rows]
         self._table = pa.concat_tables(tables) if tables else None

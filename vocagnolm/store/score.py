@@ -5,9 +5,10 @@
     vocagnolm score --server URL --served_model NAME --teacher T ...    # needs only T's tokenizer
     vocagnolm score --verify S         # compare every byte with the checksums
 
-If the command is interrupted, even killed, give it again: it scores the missing shards. To replace
-shards that --verify finds damaged, delete them and score again. Any number of processes may share
-the work. A server's key is read from VOCAGNOLM_API_KEY.
+If the command is interrupted, even killed, give it again: it scores the missing shards. If the
+corpus has grown, it scores what is new. To replace shards that --verify finds damaged, delete them
+and score again. Any number of processes may share the work. A server's key is read from
+VOCAGNOLM_API_KEY.
 Exit status: 0 done, 1 faults found, 2 a wrong argument or file, 3 a loss is not finite, 130
 interrupted.
 """

@@ -3,13 +3,16 @@
 Every process has the same job and its own scorer, and scores every n-th missing shard.
 """
 
+from __future__ import annotations
+
 import logging
 import random
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import datasets
 import numpy as np
@@ -19,14 +22,14 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedConfig
 
 from vocagnolm.chat.render import Template
-from vocagnolm.conventions import NonFiniteLoss
+from vocagnolm.conventions import IntArray, NonFiniteLoss
 from vocagnolm.corpus import load_corpus
 from vocagnolm.fields import OptionError, corpora_of
 from vocagnolm.models.load import ModelSource, choose_dtype, context_length, revision_of
 from vocagnolm.readers import Reader, TeacherReaders, each_alone, teacher_reader
 from vocagnolm.record import Record, check_output_directory, differences
 from vocagnolm.shell.dist import connect, rank0
-from vocagnolm.shell.io import count_reasons, print_main, versions
+from vocagnolm.shell.io import JsonObject, count_reasons, print_main, versions
 from vocagnolm.spans import Encoding, encode_batch, encode_rendered
 from vocagnolm.store import format as store
 from vocagnolm.store.server import ServerScorer
@@ -48,12 +51,20 @@ _LONGEST_CONTEXT = 4096
 Scorer = HFScorer | ServerScorer
 
 
+class Plan(NamedTuple):
+    """What is to be scored: documents, by their indices in the corpus, and their first shard."""
+
+    first_shard: int
+    documents: range | IntArray
+
+
 @dataclass(frozen=True)
 class ScoringJob:
     """The part of a scoring job that every process knows.
 
     `min_context` tokens come before those that a further window of a document scores.
-    `shard_documents` counts documents of the corpus, usable or not.
+    `shard_documents` counts documents of the corpus, usable or not. `first_shard` is above 0 if a
+    store grows, and then the corpus is what the store lacks.
     """
 
     directory: Path
@@ -62,11 +73,13 @@ class ScoringJob:
     min_context: int
     shard_documents: int
     loss_dtype: store.LossDtype
+    first_shard: int = 0
 
     @property
-    def shards(self) -> int:
-        """The number of shards. The last one may be smaller."""
-        return -(-len(self.corpus) // self.shard_documents)
+    def shards(self) -> range:
+        """The numbers of the shards. The last one may be smaller."""
+        count = -(-len(self.corpus) // self.shard_documents)
+        return range(self.first_shard, self.first_shard + count)
 
     @property
     def template(self) -> Template | None:
@@ -77,7 +90,7 @@ class ScoringJob:
         """Read the usable documents of a shard."""
         # A shard is a fixed range of the corpus, usable documents or not, so all processes agree on
         # it without communication.
-        first = shard * self.shard_documents
+        first = (shard - self.first_shard) * self.shard_documents
         indices = range(len(self.corpus))[first : first + self.shard_documents]
         for _, text in read_texts(self.corpus, indices, self.template):
             yield text
@@ -106,16 +119,35 @@ class ScoringJob:
 
         Jobs that share the directory thus score different shards, until one meets those that
         another has written.
-
-        Raises:
-            ValueError: a shard is of another corpus.
         """
         missing = []
-        for shard in range(self.shards):
-            if not store.is_written(self.directory, shard, self.documents(shard)):
+        for shard in self.shards:
+            if not (self.directory / store.shard_name(shard)).exists():
                 missing.append(shard)
         start = random.randrange(len(missing)) if missing else 0
         return missing[start:] + missing[:start]
+
+    def fits(self, written: Iterable[Path]) -> bool:
+        """Test whether each of these shards has the documents that this job would write to it."""
+        for path in written:
+            shard = store.shard_number(path.name)
+            if shard not in self.shards or not store.has_documents(path, self.documents(shard)):
+                return False
+        return True
+
+    def beyond(self, shards: Sequence[JsonObject]) -> Plan:
+        """Plan further shards, for the documents that are in none of these."""
+        documents = read_texts(self.corpus, range(len(self.corpus)), self.template)
+        keyed = ((index, store.document_key(text)) for index, text in documents)
+        usable = np.fromiter(keyed, [("index", np.int64), ("key", store.KEY)])
+        tables = [store.read_shard(self.directory / entry["file"]) for entry in shards]
+        is_new = np.isin(usable["key"], store.read_keys(tables), invert=True)
+        return Plan(store.shard_number(shards[-1]["file"]) + 1, usable["index"][is_new])
+
+    def part(self, plan: Plan) -> ScoringJob:
+        """Return the job of a plan."""
+        documents = self.corpus.select(plan.documents)
+        return replace(self, corpus=documents, first_shard=plan.first_shard)
 
 
 # -- From options to a finished store ----------------------------------------------------------
@@ -145,7 +177,7 @@ def score(options: Namespace) -> None:
     begun = rank0(lambda: store.read_manifest(job.directory)).get("dtype")
     # Processes on different kinds of machines need one answer.
     dtype, why = rank0(lambda: choose_dtype(options.dtype, state.device, begun))
-    # These settings determine a store's content. A job with other settings is rejected.
+    # A job that would give other losses than those that are stored is rejected.
     settings = {
         "teacher": options.teacher,
         "teacher_revision": revision_of(options.teacher, config),
@@ -163,9 +195,11 @@ def score(options: Namespace) -> None:
         "dataset_documents": len(job.corpus),
         "shard_documents": options.shard_documents,
         **(server.about if server else {}),
+        "versions": versions(_PACKAGES),
     }
     # This is before the weights are loaded, which takes the longest.
-    if not rank0(lambda: begin(job, settings)):
+    plan = rank0(lambda: begin(job, settings))
+    if not plan:
         print_main(f"{job.directory} is finished: nothing to do")
         return
     scorer: Scorer
@@ -179,7 +213,11 @@ def score(options: Namespace) -> None:
         if not options.quantization:
             model.to(state.device)
         scorer = HFScorer(model, options.batch_tokens)
-    score_corpus(job, scorer, settings | {"versions": versions(_PACKAGES)})
+    while plan:
+        score_corpus(job.part(plan), scorer, settings)
+        # Another job may have written shards of another corpus at the same time, some of them in
+        # the places of this one's.
+        plan = rank0(lambda: begin(job, settings))
     manifest = store.manifest_of(job.directory)
     line = f"{job.directory}: {manifest['tokens']:,} tokens"
     if manifest["unscored"]:
@@ -242,46 +280,49 @@ def _context_of(config: PreTrainedConfig, options: Namespace) -> tuple[int, int]
     return context, min_context
 
 
-def begin(job: ScoringJob, settings: Record) -> bool:
-    """Begin or continue a store. Return whether anything is left to do.
+def begin(job: ScoringJob, settings: Record) -> Plan | None:
+    """Begin, continue or grow a store. Return what is to be scored, or None if nothing is left.
 
     Raises:
-        ValueError: another store is there, or damaged shards.
+        ValueError: the store of another teacher is there, or damaged shards.
     """
     directory = job.directory
     # Another job may begin another store at the same time. One manifest stays, and is compared.
     store.begin_store(directory, settings)
     manifest = store.read_manifest(directory)
-    # Stores of version 0.1 also say that no token comes after a document.
-    manifest["special_tokens"].pop("behind", None)
-    # A corpus is identified by its texts, and a teacher by its revision if it has one. Their names,
-    # and a server's address, do not matter.
-    ignored = {"dataset", "server"}
-    # A teacher without a known revision, such as that of a server, is identified by its name.
-    if settings["teacher_revision"] not in (None, "unknown"):
-        ignored.add("teacher")
-    compared = {name: settings[name] for name in settings.keys() - ignored}
-    changes = differences(manifest, compared)
+    before, now = store.teacher_of(manifest), store.teacher_of(settings)
+    # A store of documents has no template, so what only the earlier one has counts, too.
+    changes = differences(before, dict.fromkeys(before) | now)
     if changes:
         raise OptionError(
             "output_dir",
             f"{directory} holds another store ({'; '.join(changes)}): give another "
             "directory, or delete this one",
         )
-    if store.SHARDS not in manifest:
-        return True
-    if not job.missing_shards():
-        return False
-    # A finished store has lost shards. Finishing it again computes new checksums of all shards, so
-    # the old ones must first prove that the others are whole. Otherwise damage would get a valid
-    # checksum.
-    faults = store.find_faults(directory, manifest[store.SHARDS], by_hash=True)
+    listed = manifest.get(store.SHARDS, [])
+    files = {entry["file"] for entry in listed}
+    written = store.shard_paths(directory)
+    is_whole = files <= {path.name for path in written}
+    # If shards are lost, checksums may be computed anew, so the old ones must first prove that the
+    # others are whole. Otherwise damage would get a valid checksum.
+    faults = store.find_faults(directory, listed, by_hash=not is_whole)
     damaged = [file for file in faults if (directory / file).exists()]
     if damaged:
-        raise ValueError(f"{directory}: {', '.join(damaged)} damaged: delete them, too")
-    # The store counts as unfinished until the shards exist again, so no run trains on it.
-    store.begin_store(directory, settings, replace=True)
-    return True
+        raise ValueError(f"{directory}: {', '.join(damaged)} damaged: delete them")
+    if listed and is_whole:
+        plan = job.beyond(listed)
+        if job.part(plan).fits(path for path in written if path.name not in files):
+            return plan if len(plan.documents) else None
+    elif job.fits(written):
+        # The store counts as unfinished until all shards exist, so no run trains on it.
+        if listed:
+            store.begin_store(directory, settings, replace=True)
+        return Plan(0, range(len(job.corpus)))
+    # There are shards of another corpus, or of another order. They stay as they are, and the
+    # documents that they lack follow.
+    store.finish_store(directory, settings)
+    plan = job.beyond(store.manifest_of(directory)[store.SHARDS])
+    return plan if len(plan.documents) else None
 
 
 # -- Scoring -----------------------------------------------------------------------------------
@@ -290,14 +331,16 @@ def begin(job: ScoringJob, settings: Record) -> bool:
 def score_corpus(job: ScoringJob, scorer: Scorer, description: Mapping[str, object]) -> None:
     """Score the missing shards, and finish the store with a description of it.
 
-    Another job may do the same at the same time. If existing shards are of another corpus, a
-    ValueError is raised. A NonFiniteLoss comes from `score_shard`.
+    Another job may do the same at the same time. A NonFiniteLoss comes from `score_shard`.
     """
     state = PartialState()
     # One process looks for all, because another job may write a shard between two looks.
     missing = rank0(job.missing_shards)
-    if state.is_main_process and len(missing) < job.shards:
-        logger.info("%d of %d shards are written already", job.shards - len(missing), job.shards)
+    count = len(job.shards)
+    if state.is_main_process and job.first_shard:
+        logger.info("documents that the store lacks: %d", len(job.corpus))
+    if state.is_main_process and len(missing) < count:
+        logger.info("%d of %d shards are written already", count - len(missing), count)
     # Every process takes every n-th shard, so that all end at about the same time.
     shards = missing[state.process_index :: state.num_processes]
     with tqdm(
