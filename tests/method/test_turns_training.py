@@ -88,6 +88,7 @@ class Nothing(Store):
 def test_store_without_a_conversation_leaves_it_to_others(world: World, store: Store) -> None:
     corpus, student, _ = world.conversations()
     nothing = Nothing(store.directory)
+    nothing.manifest["teacher"] = "another"
     alone, both, plain = (
         align_corpus(corpus, student, reader).rows
         for reader in (

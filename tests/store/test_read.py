@@ -200,7 +200,8 @@ def test_documents_that_one_store_lacks_are_skipped(
     tokenizers_by_family: Tokenizers, store_of: Callable[..., Store]
 ) -> None:
     student = student_of(tokenizers_by_family, "metaspace")
-    stores = [store_of("byte_level", texts) for texts in (PAGES[:3], [PAGES[3], *PAGES[2::-2]])]
+    parts = {"A": PAGES[:3], "B": [PAGES[3], *PAGES[2::-2]]}
+    stores = [store_of("byte_level", texts, teacher=teacher) for teacher, texts in parts.items()]
     segments = align_corpus(in_memory(PAGES[:4]), student, StoredReader(stores))
     assert set(segments.rows["document"]) == {0, 2}
     assert segments.skipped == [(1, MISSING), (3, MISSING)]
@@ -226,7 +227,9 @@ def test_missing_document_is_plain_text_where_asked(
     tokenizers_by_family: Tokenizers, store_of: Callable[..., Store], first: bool
 ) -> None:
     student = student_of(tokenizers_by_family, "metaspace", 24)
-    stores = [store_of("byte_level", PAGES[:count], context=20) for count in (1, 2)]
+    stores = []
+    for teacher, count in (("A", 1), ("B", 2)):
+        stores.append(store_of("byte_level", PAGES[:count], context=20, teacher=teacher))
     reader = StoredReader(stores, first=first, plain=True)
     found, plain = rows_of(PAGES, student, reader), rows_of(PAGES, student, None)
     for document in range(len(PAGES)):

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from vocagnolm import __main__
 from vocagnolm.store import score
-from vocagnolm.store.format import MANIFEST_FILE
+from vocagnolm.store.format import MANIFEST_FILE, shard_name
 
 TEXTS = ["naïve café 😀😀 12", "short 25", "数学 3 + 4 = 7", "x" * 60, "Anna has 12"]
 
@@ -91,10 +91,16 @@ def files(
     return Files(tmp_path, teacher, corpus)
 
 
-def other_corpus(files: Files) -> list[str]:
-    lines = files.corpus.read_text().splitlines()
-    texts = [json.loads(line)["text"] for line in lines]
-    return files.score(corpus=write_corpus(files.root / "other.jsonl", [*texts[:-1], "new"]))
+def other_kind(files: Files) -> list[str]:
+    path = files.root / "conversations.jsonl"
+    path.write_text(json.dumps({"prompt": "How many?", "completion": "5"}) + "\n")
+    return files.score("--teacher_chat_template", "chatml", corpus=path)
+
+
+def truncated(files: Files) -> list[str]:
+    shard = files.root / "S" / shard_name(3)
+    shard.write_bytes(shard.read_bytes()[:-100])
+    return files.score()
 
 
 def no_document(files: Files) -> list[str]:
@@ -109,6 +115,10 @@ def no_manifest(files: Files) -> list[str]:
 
 def same_stores(files: Files) -> list[str]:
     return files.rank(f"--student_losses={files.root / 'teacher'}")
+
+
+def two_teachers(files: Files) -> list[str]:
+    return files.rank("--teacher_losses", str(files.root / "teacher"), str(files.root / "S"))
 
 
 def other_files(files: Files) -> list[str]:
@@ -136,10 +146,10 @@ CASES: list[tuple[Callable[[Files], list[str]], str]] = [
     (lambda files: files.score("--min_context", "47"), "--min_context"),
     (lambda files: files.score("--context", "40"), "context was 48, now 40"),
     (lambda files: files.score("--loss_dtype", "float32"), "loss_dtype was float16"),
-    (lambda files: files.score("--shard_documents", "5"), "shard_documents was 4"),
     # A directory with a model and a store would be one for a command and the other in Python.
     (lambda files: files.score(to=str(files.teacher)), "holds config.json"),
-    (other_corpus, "other documents"),
+    (other_kind, "chat_template was None, now "),
+    (truncated, "shard-00003.arrow damaged"),
     (no_document, "--dataset"),
     (no_manifest, "shard-0"),
     (lambda files: files.rank("--keep=0"), "--keep"),
@@ -150,9 +160,10 @@ CASES: list[tuple[Callable[[Files], list[str]], str]] = [
     (lambda files: files.rank("--teacher=student"), "--teacher"),
     (lambda files: files.rank("--text_column=body"), "--text_column"),
     (kept_documents, "replaced"),
-    (lambda files: files.rank(texts=[*TEXTS, "new", "another"]), "lacks 2 of 7"),
+    (lambda files: files.rank(texts=[*TEXTS, "new", "another"]), "2 of 7"),
     (lambda files: files.rank("--missing_losses=skip", texts=["new"]), "--dataset"),
     (same_stores, "--student_losses"),
+    (two_teachers, "--teacher_losses"),
     (other_files, "notes.txt"),
     (conversations, "--dataset"),
 ]

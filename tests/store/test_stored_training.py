@@ -124,7 +124,8 @@ def test_loss_of_several_stores_equals_slow_reference(
     for n, f in enumerate(("nfc_digits", "byte_level", "prepend")):
         # By "first", each store has more documents than the one before, and none has all.
         texts = [t for i, t in enumerate(world.texts) if i % 4 <= n or not is_first]
-        stores.append(random_store(tmp_path / f, texts, tokenizers_by_family[f], seed=n))
+        family = tokenizers_by_family[f]
+        stores.append(random_store(tmp_path / f, texts, family, seed=n, teacher=f))
     weights = reduction[1] if len(reduction) > 1 else (1.0, 1.0, 1.0)
     combine = {"min": min, "max": max, "first": itemgetter(0)}.get(
         reduction[0], lambda x: sum(w * y for w, y in zip(weights, x, strict=True)) / sum(weights)

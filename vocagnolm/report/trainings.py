@@ -83,9 +83,9 @@ def read_training(label: str, directory: Path) -> TrainingRun:
         if entry["step"] == state["max_steps"] and "eval_loss" in entry:
             evaluation = entry
     teachers = listed(settings.get("teacher") or [])
-    # A store names the teacher that scored it.
+    # A store names the teacher that scored it, which may have several.
     if settings.get("teacher_losses"):
-        teachers = [store["teacher"] for store in settings["teacher_losses"]]
+        teachers = list(dict.fromkeys(store["teacher"] for store in settings["teacher_losses"]))
     method = str(settings["method"])
     return TrainingRun(
         label=label,

@@ -29,7 +29,8 @@ def model_card(name: str, settings: Mapping[str, Any]) -> str:
     teachers = list(public["teacher"] or ())
     for store in public["teacher_losses"] or ():
         teachers.append(f"the stored losses of {store['teacher']}")
-    guided = f", guided by {' and '.join(teachers)}" if teachers else ""
+    # A teacher may have several stores.
+    guided = f", guided by {' and '.join(dict.fromkeys(teachers))}" if teachers else ""
     # The hub links a card to the datasets that it names, so local ones are left out.
     corpora = []
     for corpus in settings["dataset"]:

@@ -47,7 +47,8 @@ def wandb_arguments(job: Job, settings: Mapping[str, Any]) -> JsonObject:
     entity, _, project = project.rpartition("/")
     teachers = settings["teacher"]
     if not teachers:
-        teachers = [store["teacher"] for store in settings["teacher_losses"] or ()]
+        # A teacher may have several stores.
+        teachers = dict.fromkeys(store["teacher"] for store in settings["teacher_losses"] or ())
     names = [Path(name).name for name in (settings["student"], *teachers)]
     tags = environment("WANDB_TAGS", ",".join([run.method, *names])).split(",")
     name = run.run_name or environment("WANDB_NAME") or "/".join(recipe)

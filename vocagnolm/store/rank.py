@@ -23,7 +23,6 @@ import argparse
 import json
 import math
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from fractions import Fraction
@@ -40,7 +39,7 @@ from vocagnolm.conventions import TEXT, UNMAPPED, IntArray, Spans
 from vocagnolm.fields import OptionError, corpora_of, in_range
 from vocagnolm.record import check_output_directory, output_directory
 from vocagnolm.shell.io import print_main, write_file
-from vocagnolm.store.format import Store, StoredDocument
+from vocagnolm.store.format import Store, StoredDocument, by_teacher, first_scored
 from vocagnolm.store.score import make_parser
 
 if TYPE_CHECKING:
@@ -60,8 +59,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     missing = "What to do with documents that are not in a store; default: error."
     for role in ROLES:
         of_role = parser.add_mutually_exclusive_group(required=True)
-        help_text = f"Store of the {role}'s losses."
-        of_role.add_argument(f"--{role}_losses", type=Path, metavar="STORE", help=help_text)
+        help_text = f"Stores of the {role}'s losses, which may have parts of the corpus."
+        of_role.add_argument(
+            f"--{role}_losses", type=Path, nargs="+", metavar="STORE", help=help_text
+        )
         model_help = "Model to score with: a hub name or a directory."
         add(f"--{role}", group=of_role, hub="model", help=model_help)
     parser.add_dataset(required=True)
@@ -119,21 +120,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         _write(options, corpus, score_corpus(corpus, stores, skip_missing=skip_missing))
 
 
-def _open_stores(options: argparse.Namespace) -> list[Store]:
-    """Open the store of each role. If there is none, score the corpus with the role's model."""
+def _open_stores(options: argparse.Namespace) -> list[list[Store]]:
+    """Open the stores of each role. If there is none, score the corpus with the role's model."""
     from vocagnolm.store.scoring import score
 
     for kind in ("student", "student_losses"):
         name = getattr(options, kind)
         other = kind.replace("student", "teacher")
         if name and name == getattr(options, other):
-            raise OptionError(kind, f"and --{other} are the same, {name}")
+            raise OptionError(kind, f"and --{other} are the same")
     stores = {}
     for role in ROLES:
         # Open what there is before a model scores for hours.
-        directory = getattr(options, f"{role}_losses")
-        if directory:
-            stores[role] = Store(directory)
+        directories = getattr(options, f"{role}_losses")
+        if directories:
+            stores[role] = [Store(directory) for directory in directories]
+            if len(by_teacher(store.manifest for store in stores[role])) > 1:
+                raise OptionError(f"{role}_losses", "are of several models: give those of one")
     for role in ROLES:
         if role not in stores:
             job = argparse.Namespace(**(vars(make_parser().parse_args([])) | vars(options)))
@@ -141,7 +144,7 @@ def _open_stores(options: argparse.Namespace) -> list[Store]:
             job.teacher, job.role, job.dataset = getattr(options, role), role, [options.dataset]
             job.output_dir = options.output_dir / f"{role}_losses"
             score(job)
-            stores[role] = Store(job.output_dir)
+            stores[role] = [Store(job.output_dir)]
     return [stores[role] for role in ROLES]
 
 
@@ -251,14 +254,14 @@ def _characters(spans: Spans, length: int) -> npt.NDArray[np.float64]:
 
 
 def score_corpus(
-    corpus: datasets.Dataset, stores: Sequence[Store], *, skip_missing: bool
+    corpus: datasets.Dataset, stores_by_role: Sequence[Sequence[Store]], *, skip_missing: bool
 ) -> dict[str, npt.NDArray[Any]]:
-    """Score the documents of which both the student's and the teacher's store have losses.
+    """Score the documents of which both the student's and the teacher's stores have losses.
 
     Returns columns, in the order of the corpus: the index `document`, the scores, and `characters`.
 
     Raises:
-        ValueError: a store lacks documents, unless they are to be skipped.
+        ValueError: the stores lack documents, unless they are to be skipped.
     """
     from tqdm.auto import tqdm
 
@@ -268,13 +271,13 @@ def score_corpus(
     for name in SCORES:
         columns[name] = array("d")
     columns["characters"] = array("q")
-    missing: Counter[Path] = Counter()
+    missing = [0, 0]
     texts = read_texts(corpus, range(len(corpus)))
     for index, text in tqdm(texts, "Ranking", len(corpus), unit="document"):
         documents = []
-        for store in stores:
-            document = store.document(text)
-            missing[store.directory] += document is None
+        for role, stores in enumerate(stores_by_role):
+            document = first_scored(store.document(text) for store in stores)
+            missing[role] += document is None
             # A document that a server could not score is stored without tokens.
             if document is not None and len(document.losses):
                 documents.append(document)
@@ -284,10 +287,11 @@ def score_corpus(
         columns["characters"].append(len(text))
         for name, value in score_document(*documents).items():
             columns[name].append(value)
-    for directory, count in missing.items():
+    for stores, count in zip(stores_by_role, missing, strict=True):
         if count and not skip_missing:
+            directories = ", ".join(str(store.directory) for store in stores)
             raise ValueError(
-                f"{directory} lacks {count:,} of {len(corpus):,} documents, or has another text of "
-                "them: score this corpus, or skip them with --missing_losses skip"
+                f"{directories}: {count:,} of {len(corpus):,} documents are missing, or have "
+                "another text there: score this corpus, or skip them with --missing_losses skip"
             )
     return {name: np.asarray(values) for name, values in columns.items()}

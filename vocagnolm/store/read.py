@@ -1,7 +1,7 @@
 """Stored teachers as `TeacherReaders` of the alignment: what they read, and their losses."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,45 +14,55 @@ from vocagnolm.cutting import EMPTY
 from vocagnolm.data import MISSING
 from vocagnolm.readers import Reader, TeacherReaders, WithoutTeacher
 from vocagnolm.spans import Tokens
-from vocagnolm.store.format import LossArray, Store, StoredDocument
+from vocagnolm.store.format import LossArray, Store, StoredDocument, by_teacher, first_scored
 
 _NO_SPANS: Spans = np.empty((0, 2), np.int64)
 _NO_LOSSES: LossArray = np.empty(0, np.float32)
 
 
 class StoredReader(TeacherReaders):
-    """One or more stores of the same corpus, each of one teacher.
+    """Stores of one or more teachers. Each takes a document from its first store that has it.
 
-    With `first` they are one teacher, which takes each document from the first store that has it. A
+    Stores of one teacher may have parts of a corpus. With `first`, all stores are one teacher. A
     document without losses is missing, or with `plain` has no teacher.
     """
 
     def __init__(self, stores: Sequence[Store], *, first: bool = False, plain: bool = False):
         super().__init__()
         self.stores, self.first, self.plain = stores, first, plain
+        self._by_teacher: list[list[Store]] = []
+        for numbers in by_teacher(store.manifest for store in stores):
+            self._by_teacher.append([stores[number] for number in numbers])
+        self.teachers = [list(stores)] if first else self._by_teacher
 
     def limits(self) -> list[int]:
         """Return the most tokens that each teacher read at once, including the start token."""
-        contexts = [int(store.manifest["context"]) for store in self.stores]
-        # If several stores are one teacher, all must fit the smallest context, because any of them
-        # may have the document.
-        return [min(contexts)] if self.first else contexts
+        # All stores of a teacher must fit its smallest context, because any of them may have the
+        # document. Their contexts differ only with `first`.
+        limits = []
+        for stores in self.teachers:
+            limits.append(min(int(store.manifest["context"]) for store in stores))
+        return limits
 
     def fingerprint(self) -> str:
         """Return everything that determines what is read here."""
         parts = [store.fingerprint() for store in self.stores]
         if self.first:
             parts.append("first")
+        # Earlier versions read each store as a teacher of its own.
+        elif len(self.teachers) < len(self.stores):
+            parts.append("by teacher")
         if self.plain:
             parts.append("plain")
         return "|".join(parts)
 
     def describe(self) -> list[str]:
-        """Name each store, its teacher and its size."""
+        """Name each teacher, its stores and their size."""
         lines = []
-        for store in self.stores:
-            teacher, tokens = store.manifest["teacher"], store.manifest["tokens"]
-            lines.append(f"{store.directory}: losses of {teacher}, {tokens:,} tokens")
+        for stores in self._by_teacher:
+            names = ", ".join(str(store.directory) for store in stores)
+            tokens = sum(store.manifest["tokens"] for store in stores)
+            lines.append(f"{names}: losses of {stores[0].manifest['teacher']}, {tokens:,} tokens")
         return lines
 
     def read(self, texts: Sequence[str]) -> tuple[list[Tokens], WithoutTeacher]:
@@ -83,16 +93,14 @@ class StoredReader(TeacherReaders):
         return tokens, without_teacher
 
     def _documents(self, text: str) -> list[StoredDocument | None]:
-        """Return what each teacher's store has of a document, or None."""
+        """Return what each teacher's stores have of a document, or None."""
         documents = []
-        for store in self.stores:
-            document = store.document(text)
+        for stores in self.teachers:
+            document = first_scored(store.document(text) for store in stores)
             # The teacher could not score some documents, which are stored without losses.
             is_scored = document is not None and len(document.losses) > 0
-            if self.first and is_scored:
-                return [document]
             documents.append(document if is_scored or not self.plain else None)
-        return documents[:1] if self.first else documents
+        return documents
 
     def check_templates(self, *more_readers: Reader) -> None:
         """Reject stores of documents, and other readers without a template."""
@@ -108,14 +116,14 @@ class StoredReader(TeacherReaders):
         self, conversations: Sequence[Conversation], train_on: TrainOn
     ) -> list[list[TurnTokens | str]]:
         """Return the stored tokens of conversations, which are found by their rendered text."""
-        # What each store has of every conversation.
+        # What each teacher's stores have of every conversation.
         reads: list[list[TurnTokens | str]] = []
-        for store in self.stores:
-            reads.append([_stored_turns(store, turns, train_on) for turns in conversations])
-        if self.first:
-            # The one teacher takes each conversation from the first store that has it.
-            turns_by_conversation = zip(*reads, strict=True)
-            reads = [[_first_of(turns) for turns in turns_by_conversation]]
+        for stores in self.teachers:
+            turns_of_teacher = []
+            for conversation in conversations:
+                turns = (_stored_turns(store, conversation, train_on) for store in stores)
+                turns_of_teacher.append(_first_of(turns))
+            reads.append(turns_of_teacher)
         if self.plain:
             # If one teacher lacks a conversation, it is read without a teacher, like a document.
             for number, conversation in enumerate(conversations):
@@ -125,12 +133,14 @@ class StoredReader(TeacherReaders):
         return reads
 
 
-def _first_of(turns: Sequence[TurnTokens | str]) -> TurnTokens | str:
+def _first_of(turns: Iterable[TurnTokens | str]) -> TurnTokens | str:
     """Return the first that has losses, or else why one has none."""
+    reason = MISSING
     for turn in turns:
         if turn not in (MISSING, EMPTY):
             return turn
-    return EMPTY if EMPTY in turns else MISSING
+        reason = EMPTY if turn == EMPTY else reason
+    return reason
 
 
 def _no_turns(conversation: Conversation) -> TurnTokens:

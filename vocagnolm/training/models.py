@@ -278,5 +278,5 @@ def load_weights(
     if options.use_peft:
         trained = add_adapters(student, options, seed, models.student.source.revision)
     if options.teacher_losses:
-        return trained, StoredTeacher(len(options.teacher_losses))
+        return trained, StoredTeacher(options.teachers)
     return trained, teachers or None

@@ -55,7 +55,8 @@ class ModelOptions:
     )
     teacher_losses: list[str] | None = option(
         None,
-        "Read the teacher's losses from these stores (vocagnolm score).",
+        "Read the teacher's losses from these stores (vocagnolm score). Stores of one teacher are "
+        "read as one.",
         excludes=["teacher"],
         python="teacher",
         first=True,
@@ -106,8 +107,15 @@ class ModelOptions:
 
     @property
     def teachers(self) -> int:
-        """Number of teachers, in memory or as stores."""
-        return len(self.teacher or self.teacher_losses or ())
+        """Number of teachers, in memory or as stores, of which a teacher may have several."""
+        if len(self.teacher_losses or ()) < 2:
+            return len(self.teacher or self.teacher_losses or ())
+        # It imports Arrow, which a plain run does not need here.
+        from vocagnolm.store.format import by_teacher, read_manifest
+
+        # A store that is missing is reported when it is opened.
+        paths = self.teacher_losses or ()
+        return len(by_teacher(read_manifest(Path(path)) or {"teacher": path} for path in paths))
 
     def output_dir(self, method: str) -> str:
         """Name a directory after the models, and after the method if they do not imply it."""
