@@ -58,6 +58,7 @@ ADDED = {
     "vocagnolm train --student S --method cpt": f"{_SHORT} --output_dir runs/cpt",
     "vocagnolm train --student S --teacher_losses": f"{_SHORT} --output_dir runs/t",
     "vocagnolm train --student HuggingFaceTB/SmolLM2-135M": _SHORT,
+    "vocagnolm weights --student S": "--max_length 256 --output_dir runs/weights",
     "vocagnolm evaluate --model runs/mine": _FEW_ITEMS,
     "vocagnolm evaluate --model runs/guided --benchmarks demo": "--limit 40",
     "vocagnolm evaluate --model runs/plain --benchmarks demo": "--limit 40",
