@@ -51,6 +51,8 @@ class Batch(TypedDict, total=False):
     segment_edges: Tensor  # int32
     longest_segment: int
     block: Tensor  # [B], indices of the packed sequences
+    # Only if the corpus brings weights: of the label tokens; 1 elsewhere.
+    weights: Tensor  # float32 [B, S]
     # An online teacher's rows. Columns of several teachers are concatenated; lists have one
     # entry for each.
     teacher_input_ids: Tensor  # [B, T]
@@ -138,6 +140,9 @@ class PackedCollator:
             "longest_segment": segments.longest,
             "block": torch.tensor([sequence["block"] for sequence in sequences]),
         }
+        if "student_weights" in sequences[0]:
+            rows = [_weights(sequence, self.max_length) for sequence in sequences]
+            batch["weights"] = torch.from_numpy(np.stack(rows))
         if self.chunks is not None:
             chunk = [_chunk_of_positions(row, self.max_length, self.chunks) for row in student]
             batch["chunk"] = torch.from_numpy(np.stack(chunk))
@@ -311,6 +316,23 @@ def _labels(segments: Sequence[IntArray], labelled: Sequence[IntArray]) -> list[
             segment_labels[first:last] = ids[first:last]
         labels.append(segment_labels)
     return labels
+
+
+def _weights(sequence: Block, length: int) -> FloatArray:
+    """Return the weights that the corpus gives to the tokens of a row [S]."""
+    row = np.ones(length, np.float32)
+    start = 0
+    for segment in segment_rows(sequence):
+        end = start + len(segment["student_ids"])
+        ranges = start + np.reshape(segment["student_labelled"], (-1, 2)).astype(np.int64)
+        # Without ranges, all tokens have labels, and the weight of their document.
+        if not len(ranges):
+            ranges = np.array([[start, end]])
+        # A corpus beside the one that brings weights has none.
+        for (first, last), weight in zip(ranges, segment["student_weights"], strict=False):
+            row[first:last] = weight
+        start = end
+    return row
 
 
 def _of_teacher(sequence: Block, column: Sequence[Any], teacher: int) -> list[Any]:

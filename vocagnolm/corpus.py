@@ -19,12 +19,14 @@ import pyarrow.parquet as pq
 from datasets.utils import tqdm
 from huggingface_hub import metadata_load
 
+from vocagnolm.chat.formats import WEIGHT, has_weights
 from vocagnolm.fields import OptionError, named
 from vocagnolm.shell.hub import check_name
 from vocagnolm.shell.io import FullDiskError, explain_full_disk
 from vocagnolm.texts import (
     BATCH_ROWS,
     FEATURES,
+    FIRST_ROWS,
     FORMAT,
     KINDS,
     as_record,
@@ -41,8 +43,6 @@ _STATE = "state.json"
 # Kinds of files that may be mixed in one directory. The first of these groups that occurs is read.
 # Files of the other groups are notes and licences next to the data.
 _KIND_GROUPS = ({"json", "parquet", "arrow"}, {"csv"}, {"text"})
-# The columns of a file are those of its first rows. A column that begins later is not seen.
-_FIRST_ROWS = 1000
 # A line about a directory names this many files and counts the others.
 _MAX_LISTED_FILES = 5
 
@@ -148,9 +148,10 @@ def read_list(
     columns: dict[str, None] = {}
     for row in rows:
         columns.update(dict.fromkeys(row))
-    names, turns = columns_to_read(list(columns), text_column, source)
+    weighted = any(map(has_weights, rows))
+    names, turns = columns_to_read(list(columns), text_column, source, weighted)
     records = [as_record(row, names, turns) for row in rows]
-    return datasets.Dataset.from_list(records, FEATURES[turns])
+    return datasets.Dataset.from_list(records, FEATURES[turns, WEIGHT in names])
 
 
 def _describe_files(directory: Path, files_by_split: Mapping[str, Sequence[Path]]) -> str:
@@ -308,16 +309,18 @@ def _read_rows(file: Path, text_column: str | None) -> datasets.Dataset | None:
     """Read the documents or conversations in the rows of a file, and cache them."""
     columns: dict[str, None] = {}
     reason = None
-    for row in islice(read_rows(file), _FIRST_ROWS):
+    weighted = False
+    for row in islice(read_rows(file), FIRST_ROWS):
         if isinstance(row, str):
             reason = row
         else:
             columns.update(dict.fromkeys(row))
+            weighted |= has_weights(row)
     if not columns:
         if reason is None:
             return None
         raise ValueError(reason)
-    names, turns = columns_to_read(list(columns), text_column, str(file))
+    names, turns = columns_to_read(list(columns), text_column, str(file), weighted)
     # A file with the same path, size and time counts as unchanged, because hashing terabytes takes
     # hours. The same columns may be read as documents or conversations.
     status = file.stat()
@@ -325,7 +328,7 @@ def _read_rows(file: Path, text_column: str | None) -> datasets.Dataset | None:
     fingerprint = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
     return datasets.Dataset.from_generator(
         _records,
-        features=FEATURES[turns],
+        features=FEATURES[turns, WEIGHT in names],
         # Lists would stand for shards.
         gen_kwargs={"file": file, "names": tuple(names), "turns": turns},
         fingerprint=fingerprint,

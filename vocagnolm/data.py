@@ -24,12 +24,13 @@ from typing import Any
 
 import datasets
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from filelock import FileLock, Timeout
 
 from vocagnolm.alignment import find_ranges, narrow_spans
-from vocagnolm.chat.formats import Conversation
+from vocagnolm.chat.formats import WEIGHT, Conversation
 from vocagnolm.chat.reading import TrainOn, fit_turns, join_turns, turn_columns
 from vocagnolm.conventions import IntArray
 from vocagnolm.cutting import cut_text
@@ -38,7 +39,7 @@ from vocagnolm.layout import lay_out
 from vocagnolm.readers import Reader, TeacherReaders, WithoutTeacher, each_alone
 from vocagnolm.shell.io import count_reasons
 from vocagnolm.spans import Tokens, encode
-from vocagnolm.texts import is_conversations, usable_in
+from vocagnolm.texts import WEIGHTS, is_conversations, usable_in
 
 # Raise it when the columns or the segmentation change, so that old caches are not read.
 _FORMAT = 15
@@ -46,6 +47,9 @@ _FORMAT = 15
 _PART = 100_000
 # The reason for skipping a document.
 MISSING = "not in the teacher-loss store, or another text there"
+_WEIGHTS = "student_weights"
+# Exists only if the corpus brings weights.
+_WEIGHT_COLUMN = {_WEIGHTS: datasets.List(datasets.Value("float32"))}
 # Types of the arrays of a row. Ids use fewer bytes if the vocabulary allows it.
 _ARRAYS = {
     "student_ids": "int32",
@@ -72,7 +76,7 @@ _INTEGERS = (
 )
 
 
-def _column_types(student: Reader, teachers: TeacherReaders) -> datasets.Features:
+def _column_types(student: Reader, teachers: TeacherReaders, weighted: bool) -> datasets.Features:
     """Return the types of the columns of `Segments`, and of the reason for skipping a document."""
     features = {}
     for name, dtype in _ARRAYS.items():
@@ -87,7 +91,7 @@ def _column_types(student: Reader, teachers: TeacherReaders) -> datasets.Feature
         features[name] = datasets.Value("int32")
     features["student_crc32"] = datasets.Value("uint32")
     features["skipped"] = datasets.Value("string")
-    return datasets.Features(features)
+    return datasets.Features(features | (_WEIGHT_COLUMN if weighted else {}))
 
 
 def _id_type(readers: Sequence[Reader]) -> str:
@@ -116,6 +120,15 @@ def _as_table(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
+def _with_weights(rows: pa.Table, weights: Mapping[int, float]) -> pa.Table:
+    """Give the segments of each document its weight."""
+    values = [weights[document] for document in rows["document"].to_pylist()]
+    one_each = np.arange(len(values) + 1, dtype=np.int32)
+    column = pa.ListArray.from_arrays(one_each, pa.array(values, pa.float32()))
+    index = rows.column_names.index(_WEIGHTS)
+    return rows.set_column(index, rows.schema.field(index), column)
+
+
 # -- Segments ------------------------------------------------------------------------------------
 
 
@@ -129,6 +142,9 @@ class Segments:
     the text's tokens (`narrow_spans`). If tokens are mapped by index, the teachers' are left out. A
     conversation is one segment, with half-open ranges of labelled tokens. No ranges mean that all
     tokens have labels, as in a document. Without a teacher there are no columns of teacher tokens.
+
+    `student_weights` exists only if the corpus brings weights. It has one for each labelled range,
+    or one for a whole document; none means that all are 1.
     """
 
     rows: datasets.Dataset
@@ -137,6 +153,29 @@ class Segments:
 
     def _column(self, name: str) -> IntArray:
         return np.asarray(self.rows.with_format("numpy")[name][:])
+
+    @property
+    def weights(self) -> npt.NDArray[np.float32]:
+        """The weights of all documents' segments and labelled ranges; none if there are none."""
+        if _WEIGHTS not in self.rows.column_names:
+            return np.empty(0, np.float32)
+        return np.asarray(pc.list_flatten(self.rows.with_format("arrow")[_WEIGHTS][:]), np.float32)
+
+    def with_weights(self) -> datasets.Dataset:
+        """Return rows that have a column of weights, to join them with those of other corpora."""
+        if _WEIGHTS in self.rows.column_names:
+            return self.rows
+        # An empty list stands for 1. Left to `datasets`, it would be null.
+        empty: Any = [[]] * len(self.rows)
+        return self.rows.add_column(_WEIGHTS, empty, feature=_WEIGHT_COLUMN[_WEIGHTS])
+
+    def describe_weights(self) -> str:
+        """Say what the weights of a corpus that brings some are like."""
+        weights = self.weights
+        return (
+            f"column weight: {(weights != 1).mean():.1%} of {len(weights):,} are not 1, smallest "
+            f"{weights.min():.4g}, largest {weights.max():.4g}, mean {weights.mean():.4g}"
+        )
 
     def total(self, column: str) -> int:
         """Return the sum of an integer column."""
@@ -167,6 +206,8 @@ class Segments:
         sha256.update(self._column("teacher_tokens").astype(np.int32).tobytes())
         # Reading all tokens again would take minutes, so each segment has a checksum.
         sha256.update(self._column("student_crc32").astype(np.uint32).tobytes())
+        # Without weights, this changes nothing.
+        sha256.update(self.weights.tobytes())
         return sha256.hexdigest()[:16]
 
     @property
@@ -207,7 +248,8 @@ def align_corpus(
     if isinstance(teacher, Reader):
         teacher = TeacherReaders((teacher,))
     teachers = teacher or TeacherReaders()
-    features = _column_types(student, teachers)
+    weighted = not {WEIGHT, WEIGHTS}.isdisjoint(corpus.column_names)
+    features = _column_types(student, teachers, weighted)
     if not len(corpus):
         # `map` would return an empty corpus unchanged.
         no_rows: dict[str, list[object]] = {name: [] for name in features}
@@ -321,6 +363,9 @@ class _Aligner:
             rows = self._turns(usable, skipped, self.train_on)
         else:
             rows = self._texts(usable, skipped)
+        if WEIGHT in batch.column_names:
+            weights = dict(zip(documents, batch[WEIGHT].fill_null(1.0).to_pylist(), strict=True))
+            rows = _with_weights(rows, weights)
         if not skipped:
             return rows
         reasons = {"document": np.array(list(skipped)), "skipped": list(skipped.values())}

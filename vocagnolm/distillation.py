@@ -56,6 +56,7 @@ class Pairs(NamedTuple):
     alone_U: Tensor  # The student's label tokens without a partner.
     distance: Distance
     factor: float
+    corpus_BS: Tensor | None = None  # The weights of the corpus, if it brings any.
 
     def losses(
         self, student_BSD: Tensor, targets_BS: Tensor, head: Head
@@ -107,6 +108,10 @@ class _Distilled(torch.autograd.Function):
         teacher_token_tiles = torch.split(pairs.teacher_token_R, rows)
         tiles = list(zip(token_tiles, teacher_token_tiles, strict=True))
         tiles += [(token_K, token_K[:0]) for token_K in torch.split(pairs.alone_U, rows)]
+        weight_N = torch.ones_like(loss_N)
+        if pairs.corpus_BS is not None:
+            # The position before a token predicts it, and has its loss.
+            weight_N = pairs.corpus_BS.flatten().roll(-1).to(loss_N.dtype)
         # A distance takes log p, p and the teacher's log q. It returns the values [K] and the
         # gradient at the student's logits [K, V], and overwrites log p and log q.
         compare = _sorted_l1 if pairs.distance == "sorted_l1" else partial(_kl, kind=pairs.distance)
@@ -133,10 +138,12 @@ class _Distilled(torch.autograd.Function):
                     distance_R[index * rows :][: len(other_K)], gradient_KV = compared
                     gradient_KV.mul_(pairs.factor).add_(p_KV)
                 if any(needed):
-                    gradient_KV = head.gradient(gradient_KV, target_K1, SPREAD, slope_KV)
+                    factor_K1 = SPREAD * weight_N[row_K, None]
+                    gradient_KV = head.gradient(gradient_KV, target_K1, factor_K1, slope_KV)
                     gradients.add(row_K, gradient_KV, hidden_KD)
         # Rows without a label are in no tile and have a loss of 0, so they add nothing.
-        total = (loss_N.sum() + pairs.factor * distance_R.sum()).float()
+        weighted_R = distance_R * weight_N[pairs.token_R - 1]
+        total = ((loss_N * weight_N).sum() + pairs.factor * weighted_R.sum()).float()
         loss_N = loss_N.float()
         distance_R = distance_R.float()
         ctx.save_for_backward(*gradients.sums)

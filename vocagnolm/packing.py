@@ -35,6 +35,8 @@ class Block(TypedDict, total=False):
     block: int
     student_ids: Sequence[IntArray]
     student_labelled: Sequence[IntArray]
+    # Only if the corpus brings weights: one for each labelled range, or one, or none for 1.
+    student_weights: Sequence[FloatArray]
     teacher_ids: Sequence[IntArray]
     teacher_losses: Sequence[FloatArray]
     teacher_counts: Sequence[IntArray]

@@ -18,7 +18,16 @@ from typing import Any, BinaryIO
 import datasets
 import pyarrow as pa
 
-from vocagnolm.chat.formats import FORMATS, SKIPPED, SURROGATE, Conversation, read_row
+from vocagnolm.chat.formats import (
+    FORMATS,
+    SKIPPED,
+    SURROGATE,
+    WEIGHT,
+    Conversation,
+    has_weights,
+    read_row,
+    read_weight,
+)
 from vocagnolm.chat.render import Template
 from vocagnolm.conventions import TEXT
 from vocagnolm.fields import OptionError
@@ -44,8 +53,18 @@ _CONVERSATION = datasets.Features(
         SKIPPED: _STRING,
     }
 )
-# The columns of documents (False) and of conversations (True).
-FEATURES = {False: _DOCUMENT, True: _CONVERSATION}
+_NUMBER = datasets.Value("float64")
+# A conversation has the weight of its row, and one for each message.
+WEIGHTS = "weights"
+# The columns of documents (False) and of conversations (True), without weights and with them.
+FEATURES = {
+    (False, False): _DOCUMENT,
+    (False, True): datasets.Features(_DOCUMENT | {WEIGHT: _NUMBER}),
+    (True, False): _CONVERSATION,
+    (True, True): datasets.Features(_CONVERSATION | {WEIGHTS: datasets.List(_NUMBER)}),
+}
+# The columns of a file are those of its first rows. A column that begins later is not seen.
+FIRST_ROWS = 1000
 # What a file of each suffix holds. The suffix of a compression may follow.
 KINDS = {
     ".jsonl": "json",
@@ -60,6 +79,7 @@ KINDS = {
 # The most characters of a field of a CSV file. Python's own limit is shorter than many documents.
 _MAX_FIELD = 1 << 30
 _NO_OBJECT = "not a JSON object"
+_LATE_WEIGHTS = 'has the first weight of a message: give the first row a column "weight", 1'
 
 
 # -- Rows of a file --------------------------------------------------------------------------------
@@ -159,9 +179,11 @@ _OPENERS: dict[str, Callable[[Path, str], Any]] = {
 
 
 def columns_to_read(
-    columns: Sequence[str], text_column: str | None, source: str
+    columns: Sequence[str], text_column: str | None, source: str, weighted: bool = False
 ) -> tuple[list[str], bool]:
     """Return which of the dataset's columns are read, and whether they make conversations.
+
+    In addition, `weight` is the last if there is one, or if messages are `weighted`.
 
     Raises:
         OptionError: there are none.
@@ -171,8 +193,11 @@ def columns_to_read(
         # A table of Arrow may have several columns of one name.
         if all(columns.count(name) == 1 for name in required):
             # Keep the dataset's order.
-            names = [name for name in columns if name in required + optional]
-            return names, required[0] not in (TEXT, text_column)
+            names = [name for name in columns if name in required + optional and name != WEIGHT]
+            turns = required[0] not in (TEXT, text_column)
+            if WEIGHT in columns or (turns and weighted):
+                names.append(WEIGHT)
+            return names, turns
     understood = [" and ".join(required) for required, _ in formats]
     raise OptionError(
         "text_column",
@@ -189,21 +214,29 @@ def as_record(
     A row that is a text is the reason why it is skipped. Caches are told apart by the arguments, of
     which `version` is one for that alone.
     """
-    text = None
+    record: dict[str, Any] = dict.fromkeys(FEATURES[turns, WEIGHT in names])
     if isinstance(row, str):
-        reason: str | None = row
-    elif turns:
-        conversation = read_row({name: row.get(name) for name in names})
-        if isinstance(conversation, Conversation):
-            return vars(conversation) | {SKIPPED: None}
-        reason = conversation
+        record[SKIPPED] = row
+        return record
+    fields = {name: row.get(name) for name in names}
+    if not turns:
+        record[TEXT], record[SKIPPED] = document_of(fields[names[0]], fields.get(WEIGHT))
+        if WEIGHT in names and record[SKIPPED] is None:
+            record[WEIGHT] = read_weight(fields[WEIGHT])
+        return record
+    conversation = read_row(fields)
+    if isinstance(conversation, str):
+        record[SKIPPED] = conversation
+    elif WEIGHT not in names and not {0, 1}.issuperset(conversation.weights):
+        record[SKIPPED] = _LATE_WEIGHTS
     else:
-        text, reason = document_of(row.get(names[0]))
-    return dict.fromkeys(FEATURES[turns]) | {TEXT: text, SKIPPED: reason}
+        # Without a column of weights, only those of untrained answers are kept.
+        record |= {name: vars(conversation)[name] for name in record if name != SKIPPED}
+    return record
 
 
-def document_of(value: object) -> tuple[str | None, str | None]:
-    """Return the text of a document and None, or None and why the value is skipped.
+def document_of(value: object, weight: object = None) -> tuple[str | None, str | None]:
+    """Return the text of a document and None, or None and why the row is skipped.
 
     >>> document_of(b"text"), document_of(5), document_of(" ")
     (('text', None), (None, 'not text but int'), (None, 'empty'))
@@ -221,7 +254,8 @@ def document_of(value: object) -> tuple[str | None, str | None]:
         return None, "a lone surrogate in it, which is not valid Unicode"
     if not value.strip():
         return None, "empty"
-    return value, None
+    weight = read_weight(weight)
+    return (None, weight) if isinstance(weight, str) else (value, None)
 
 
 def only_text(corpus: datasets.Dataset, text_column: str | None, source: str) -> datasets.Dataset:
@@ -239,12 +273,16 @@ def only_text(corpus: datasets.Dataset, text_column: str | None, source: str) ->
     # A format, such as that of NumPy, would turn lists of messages into arrays.
     corpus = corpus.select_columns(names).with_format(None)
     # A column of text is read as it is, without another copy on the disk.
-    if not turns and corpus.features[names[0]] == _STRING:
-        return corpus if names == [TEXT] else corpus.rename_column(names[0], TEXT)
+    is_number = corpus.features.get(WEIGHT, _NUMBER) == _NUMBER
+    if not turns and corpus.features[names[0]] == _STRING and is_number:
+        return corpus if names[0] == TEXT else corpus.rename_column(names[0], TEXT)
+    first_rows = corpus.select(range(min(len(corpus), FIRST_ROWS)))
+    columns = corpus.column_names
+    names, _ = columns_to_read(columns, text_column, source, any(map(has_weights, first_rows)))
     return corpus.map(
         as_record,
-        remove_columns=names,
-        features=FEATURES[turns],
+        remove_columns=columns,
+        features=FEATURES[turns, WEIGHT in names],
         # The library's cache is used until one of these changes, and also if the code changes.
         fn_kwargs={"names": names, "turns": turns, "version": FORMAT},
         writer_batch_size=BATCH_ROWS,
@@ -287,7 +325,7 @@ def usable_in(batch: pa.Table, indices: Sequence[int]) -> tuple[dict[int, Any], 
             content = Conversation(**record)
         elif reason is None:
             # A column of text may come from a file that was not read row by row.
-            content, reason = document_of(record[TEXT])
+            content, reason = document_of(record[TEXT], record.get(WEIGHT))
         if reason is None:
             usable[index] = content
         else:

@@ -303,7 +303,9 @@ class VocAgnoTrainer(ResumableTrainer):
             excess_BS = guidance.student_loss_BS - guidance.teacher_loss_BS
             self.metrics.add_excess(excess_BS, guidance.mapped_BS & guidance.valid_BS)
         if loss_sum is None:
-            loss_sum = (self.token_objective.weights(guidance) * loss_BS).sum()
+            summed_BS = self.token_objective.weights(guidance) * loss_BS
+            # The weights of the corpus change no choice, no divisor and no metric but the loss.
+            loss_sum = (summed_BS * inputs["weights"] if "weights" in inputs else summed_BS).sum()
         return loss_sum
 
     def _guide(
@@ -320,14 +322,14 @@ class VocAgnoTrainer(ResumableTrainer):
             guidance = self.token_objective.select(loss_BS.detach(), inputs, teacher)
             return None, loss_BS, guidance
         # One pass of the head computes the losses, the weights and the gradients.
-        one_pass = own_weights.losses
+        one_pass = own_weights._replace(corpus_BS=inputs.get("weights")).losses
         loss_sum, loss_BS, weight_BS = self._student_losses(model, inputs, instead=one_pass)
         guidance = self.token_objective.select(loss_BS, inputs, teacher)
         return loss_sum, loss_BS, guidance._replace(weight_BS=weight_BS)
 
     def _distilled(self, model: nn.Module, inputs: Batch) -> Tensor:
         """Eq. 5 and 6: the sum of all losses, and of all distances from the teacher."""
-        pairs = self.token_objective.pairs(inputs)
+        pairs = self.token_objective.pairs(inputs)._replace(corpus_BS=inputs.get("weights"))
         self._count_tokens(inputs)
         total, loss_BS, distance_R = self._student_losses(model, inputs, instead=pairs.losses)
         valid_BS = inputs["labels"] != IGNORED_LABEL

@@ -31,12 +31,14 @@ class OwnWeights(NamedTuple):
 
     `weigh` gets the losses of some tokens, float32 [K], and their indices, and returns their
     weights, float32 [K]. It is called once for every token, outside of autograd. If there is a
-    `gate`, it gets the log-probabilities [K, V], and its result multiplies the weights.
+    `gate`, it gets the log-probabilities [K, V], and its result multiplies the weights. The weights
+    of the corpus [B, S], if it brings any, multiply only what is summed.
     """
 
     token_M: Tensor
     weigh: Callable[[Tensor, Tensor], Tensor]
     gate: Callable[[Tensor], Tensor] | None = None
+    corpus_BS: Tensor | None = None
 
     def losses(
         self, hidden_BSD: Tensor, targets_BS: Tensor, head: Head
@@ -102,13 +104,18 @@ class _WeightedLoss(torch.autograd.Function):
                 loss_N[row_K], weight_N[row_K] = loss_K, weight_K
                 if any(needed):
                     factor_K1 = SPREAD * weight_K[:, None]
+                    if tokens.corpus_BS is not None:
+                        factor_K1 = factor_K1 * tokens.corpus_BS.flatten()[token_K, None]
                     gradient_KV = head.gradient(log_p_KV.exp_(), target_K1, factor_K1, slope_KV)
                     gradients.add(row_K, gradient_KV, hidden_KD)
         ctx.save_for_backward(*gradients.sums)
         loss_BS = by_predicted_token(loss_N.view_as(targets_BS)).float()
         weight_BS = by_predicted_token(weight_N.view_as(targets_BS))
         ctx.mark_non_differentiable(loss_BS, weight_BS)
-        return (weight_BS * loss_BS).sum(), loss_BS, weight_BS
+        summed_BS = weight_BS * loss_BS
+        if tokens.corpus_BS is not None:
+            summed_BS = summed_BS * tokens.corpus_BS
+        return summed_BS.sum(), loss_BS, weight_BS
 
     @staticmethod
     @once_differentiable

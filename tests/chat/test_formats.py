@@ -44,8 +44,9 @@ SKIPPED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{**ASK, "role": None}]}, "message 0 has a role that is not text"),
     ({"messages": [ASK, {**SAY, "tool_calls": [1]}]}, "message 1 has tool_calls"),
     ({"messages": [ASK, {**SAY, "thinking": "hm"}]}, "has thinking"),
-    ({"messages": [ASK, {**SAY, "weight": 0.5}]}, "message 1 has a weight of 0.5"),
-    ({"messages": [ASK, {**SAY, "weight": "0"}]}, "message 1 has a weight of '0'"),
+    ({"messages": [ASK, {**SAY, "weight": float("nan")}]}, "message 1 has a weight of nan"),
+    ({"messages": [ASK, {**SAY, "weight": "5 kg"}]}, "message 1 has a weight of '5 kg'"),
+    ({"messages": [ASK, SAY], "weight": {}}, "has a weight of {}"),
     ({"messages": [{**ASK, "content": "\ud83d"}]}, "lone surrogate in its content"),
     ({"messages": [{**ASK, "name": "\ud83d"}]}, "lone surrogate outside its contents"),
     ({"messages": [ASK, EMPTY]}, "message 1 is an answer without text"),
@@ -102,6 +103,27 @@ def test_answers_are_those_of_weight_one_after_the_prompt() -> None:
     # TRL masks the whole prompt, too.
     prompt = [ASK, {**SAY, "content": ""}, ASK]
     assert read({"prompt": prompt, "completion": [SAY, ASK, SAY]}).answers == [3, 5]
+
+
+@pytest.mark.parametrize(
+    ("weights", "row_weight", "expected"),
+    [
+        ([None, 1], None, ()),
+        ([None, 0], None, ()),
+        ([1, 0.5], None, (1, 1, 0.5)),
+        ([0, None], None, (1, 0, 1)),
+        ([None, -2], 0.5, (0.5, 1, -2)),
+        ([None, 0], "3", (3, 1, 0)),
+    ],
+)
+def test_weights_are_those_of_the_row_and_of_each_message(
+    weights: list[Any], row_weight: Any, expected: tuple[float, ...]
+) -> None:
+    messages = [{**ASK, "weight": weights[0]}, {**SAY, "weight": weights[1]}]
+    found = read({"messages": messages, "weight": row_weight})
+    assert found.weights == expected
+    assert found.untrained == ((1,) if weights[1] == 0 else ())
+    assert found.messages == [ASK, SAY]
 
 
 @pytest.mark.parametrize(

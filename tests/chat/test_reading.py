@@ -187,6 +187,32 @@ def test_fuzz_aligns_as_the_reference_does(
         check_pair(found[0], found[1])
 
 
+@pytest.mark.parametrize("train_on", ["completions", "all"])
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_are_those_of_the_messages_of_a_token(name: str, train_on: TrainOn) -> None:
+    weights = [3.0, 0.5, -2.0, 0.0, 1.0, 4.0, 0.0]
+    asked = replace(turns(*MULTI[:4], *MULTI[:2]), weights=tuple(weights), untrained=(5,))
+    for student in (True, False):
+        found = read(name, asked, train_on, student=student)
+        assert isinstance(found, Read)
+        # A token without a label has none.
+        given: dict[int, float] = {}
+        for (first, last), weight in zip(
+            found.reading.labelled.tolist(), found.reading.weights, strict=True
+        ):
+            given |= dict.fromkeys(range(first, last), weight)
+        expected: dict[int, float] = {}
+        if student and train_on == "all":
+            expected = dict.fromkeys(range(len(found.rendered_spans)), 3.0)
+        for message, (begin, end, close) in enumerate(found.places):
+            if train_on == "completions" and asked.roles[message] != "assistant":
+                continue
+            for token, (a, b) in enumerate(found.rendered_spans):
+                if (a < end and b > begin) or (student and end <= a < close):
+                    expected[token] = 3.0 * weights[message + 1]
+        assert given == {token: weight for token, weight in expected.items() if weight}
+
+
 @pytest.mark.parametrize("name", NAMES)
 @given(contents=st.lists(CONTENTS, min_size=1, max_size=3))
 def test_ids_are_those_of_apply_chat_template(name: str, contents: list[str]) -> None:

@@ -220,6 +220,15 @@ def test_labels_of_a_conversation_stay_in_their_ranges() -> None:
     assert (batch["mapped_tokens"], batch["unmapped_tokens"]) == ([1], [1])
 
 
+def test_weights_of_a_conversation_stay_in_their_ranges() -> None:
+    labelled = {"student_labelled": [[1, 2, 2, 3], []], "teacher_labelled": [[], []]}
+    for second, expected in (([], 1.0), ([-3.0], -3.0)):
+        weights = {"student_weights": [[0.5, 2.0], second]}
+        sequence = two_teachers(("teacher_ids",)) | labelled | weights
+        batch = as_lists(PackedCollator(8)([sequence]))
+        assert batch["weights"] == [[1.0, 0.5, 2.0, expected, expected, expected, 1.0, 1.0]]
+
+
 @pytest.mark.parametrize("teacher_attends", [False, True])
 def test_every_teacher_has_the_rows_it_has_alone(
     tokenizers_by_family: Tokenizers, corpus_texts: list[str], teacher_attends: bool

@@ -425,6 +425,54 @@ def test_list_is_read_as_a_file_is(tmp_path: Path, rows: list[dict[str, Any]]) -
     assert found[:] == expected[:]
 
 
+WEIGHED = [{"text": "a", "weight": 0.5}, {"text": "b", "weight": -2}, {"text": "c", "weight": None}]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "list", "dataset", "numbers"])
+def test_weights_of_documents_are_read(tmp_path: Path, kind: str) -> None:
+    table = datasets.Dataset.from_list([*WEIGHED, {"text": "d", "weight": float("inf")}])
+    path = tmp_path / f"a.{kind}"
+    if kind == "csv":
+        write(path, "weight,text\n0.5,a\n-2,b\n,c\n5 kg,d\n")
+    elif kind == "jsonl":
+        write(path, lines_of(*WEIGHED, {"text": "d", "weight": "5 kg"}))
+    elif kind == "parquet":
+        table.to_parquet(path)
+    if path.exists():
+        corpus = load_corpus(str(path))
+    elif kind == "list":
+        corpus = read_list(table.to_list(), None, "rows")
+    else:
+        body = table.rename_column("text", "body")
+        if kind == "numbers":
+            body = body.cast_column("weight", datasets.Value("float32"))
+        corpus = only_text(body, "body", "rows")
+    assert corpus["weight"][:3] == [0.5, -2.0, None if corpus["weight"][2] is None else 1.0]
+    assert "weight of" in " ".join(reasons_in(corpus))
+    assert len(list(reasons_in(corpus))) == 1
+
+
+def test_weights_of_messages_are_seen_in_the_first_rows(tmp_path: Path) -> None:
+    half = {"messages": [ASK, {**SAY, "weight": 0.5}]}
+    plain = {"messages": [ASK, {**SAY, "weight": 0}, ASK, SAY]}
+    for number, (rows, has_weights) in enumerate(
+        [([plain], False), ([half, plain], True), ([plain | {"weight": 1}], True)]
+    ):
+        path = write(tmp_path / f"{number}.jsonl", lines_of(*rows))
+        table = datasets.Dataset.from_list(rows)
+        for corpus in (
+            load_corpus(str(path)), read_list(rows, None, "rows"), only_text(table, None, "rows")
+        ):  # fmt: skip
+            assert ("weights" in corpus.column_names) == has_weights
+            assert corpus["untrained"][-1] == [1]
+    late = write(tmp_path / "late.jsonl", lines_of(*[plain] * 1000, half))
+    assert "the first weight of a message" in " ".join(reasons_in(load_corpus(str(late))))
+    # Files with and without weights are one corpus.
+    write(tmp_path / "both" / "a.jsonl", lines_of(plain))
+    write(tmp_path / "both" / "b.jsonl", lines_of(half))
+    assert load_corpus(str(tmp_path / "both"))["weights"][:] == [None, [1.0, 1.0, 0.5]]
+
+
 def test_files_of_two_kinds_are_rejected(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", documents("x"))
     write(tmp_path / "b.jsonl", lines_of({"messages": [ASK, SAY]}))

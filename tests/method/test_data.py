@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 import zlib
@@ -287,6 +288,35 @@ def test_digest_tells_corpora_apart(readers: Readers) -> None:
     digests = [one.digest() for one in segments]
     assert len(set(digests)) == len(corpora)
     assert align_corpus(in_memory(PAGES), *pair).digest() == digests[0]
+
+
+def test_weights_of_a_corpus_are_those_of_its_segments(readers: Readers) -> None:
+    pair = readers()
+    plain = align_corpus(in_memory(PAGES), *pair)
+    assert "student_weights" not in plain.rows.column_names
+    # Without weights, the digest is what it was before there were any.
+    columns = {"document": np.int64, "student_tokens": np.int32, "teacher_tokens": np.int32}
+    parts = [np.array(plain.rows[name][:], dtype) for name, dtype in columns.items()]
+    parts.append(np.array(plain.rows["student_crc32"][:], np.uint32))
+    expected = hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()[:16]
+    digests = {plain.digest()}
+    assert digests == {expected}
+    for weights in ([1.0] * len(PAGES), [0.5, None, *range(len(PAGES) - 2)]):
+        corpus = in_memory(PAGES).add_column("weight", weights)
+        found = align_corpus(corpus, *pair)
+        for row in found.rows:
+            weight = weights[row["document"]]
+            assert row.pop("student_weights") == [1.0 if weight is None else weight]
+        same = found.rows.remove_columns("student_weights")
+        assert same.to_list() == plain.rows.to_list()
+        digests.add(found.digest())
+    assert len(digests) == 3
+    assert "smallest 0, largest" in found.describe_weights()
+    # Beside such a corpus, one without weights has 1.
+    joined = datasets.concatenate_datasets([plain.with_weights(), found.rows])
+    blocks = Blocks(joined, 64, 64)
+    values = {len(each) for block in blocks for each in block["student_weights"]}
+    assert values == {0, 1}
 
 
 # Processes and cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,8 @@ METHODS = (
     "several weighted",
     "eaft",
 )
+# Those that a corpus brings.
+WEIGHTS = [1.0, -0.5, 0.0, 2.5, 0.25] * 12
 # What is trained, how it is distributed, and over how many processes.
 JOBS: list[dict[str, Any]] = [
     {"processes": 2, "models": "tied", "fsdp": False, "training": CHECKPOINTED},
@@ -50,6 +53,10 @@ JOBS: list[dict[str, Any]] = [
         for method in ("stored turns", "mixture")
     ),
     *({"processes": 2, "models": "plain", "fsdp": False, "training": t} for t in (CLIPPED, EPOCH)),
+    *(
+        {"processes": 2, "models": "plain", "fsdp": fsdp, "method": method, "weights": WEIGHTS}
+        for fsdp, method in ((False, "vocagnolm"), (True, "accept"), (False, "turns"))
+    ),
     {"processes": 4, "models": "tied", "fsdp": False, "training": CHECKPOINTED, "machines": [1, 2]},
     {"processes": 4, "models": "tied", "fsdp": True, "training": CHECKPOINTED},
     {"processes": 4, "models": "plain", "fsdp": True, "method": "selected"},
@@ -93,10 +100,12 @@ def test_parameters_do_not_depend_on_the_processes(
         name, method, training = job["models"], job["method"], job["training"]
         rounded = training.pop("bf16", False)
         training.pop("gradient_checkpointing", False)
-        key = name, method, str(training)
+        key = name, method, str(training), "weights" in job
         start = dict(worlds[name].student.named_parameters())
         if key not in alone:
-            trainer = worlds[name].trainer(tmp_path / "alone", method, **training)
+            world = copy.copy(worlds[name])
+            world.segments, world.weights = {}, job.get("weights")
+            trainer = world.trainer(tmp_path / "alone", method, **training)
             trainer.train()
             alone[key] = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
             assert largest_difference(start, alone[key]) > 1e-4

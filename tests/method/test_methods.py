@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Callable
@@ -29,6 +30,39 @@ def world(
     training_texts: list[str], tokenizers: Tokenizers, tiny_llama: Callable[..., Any]
 ) -> World:
     return make_world(tiny_llama, tokenizers, [*training_texts[:59], "😀 数学 ½ x́"])
+
+
+WEIGHTS = [1.0, -0.5, 0.0, 2.5, 0.25, 1.5, -1.0]
+
+
+@pytest.fixture(scope="module")
+def weighted(world: World) -> World:
+    """The same with weights of the corpus, and with a document of several segments."""
+    return with_weights(world, WEIGHTS)
+
+
+def with_weights(world: World, weights: list[float]) -> World:
+    texts = [*world.texts[:40], " ".join(world.texts[40:45])]
+    found = World(
+        texts, (world.ours, world.theirs), (world.student, world.teacher, world.reference)
+    )
+    found.weights = [weights[number % len(weights)] for number in range(len(texts))]
+    return found
+
+
+def weights_of(world: World, trainer: Any, rows: int) -> torch.Tensor:
+    """The weight of every token of the first packed sequences, token by token."""
+    blocks = trainer.train_dataset
+    (segments,) = [each for each in world.segments.values() if len(each.rows) == len(blocks._order)]
+    found = torch.ones(rows, blocks.max_length, dtype=torch.float64)
+    for row in range(rows):
+        place = 0
+        for segment in blocks.segments(row).tolist():
+            one = segments.rows[segment]
+            for _ in one["student_ids"]:
+                found[row, place] = world.weights[one["document"]]
+                place += 1
+    return found
 
 
 def batch_of(trainer: Any, rows: int = 4) -> dict[str, Any]:
@@ -64,13 +98,17 @@ def assert_same(trainer: Any, batch: dict[str, Any], expected: torch.Tensor) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("name", ["kld", "kld forward", "uld", "uld last"])
 def test_distilled_loss_equals_full_logits_pair_by_pair(
-    name: str, world: World, tmp_path: Path
+    name: str, is_weighted: bool, world: World, weighted: World, tmp_path: Path
 ) -> None:
     """Eq. 5 and Eq. 6, with loops."""
-    trainer = world.trainer(tmp_path, name)
+    corpus = copy.copy(weighted if is_weighted else world)
+    corpus.segments = {}
+    trainer = corpus.trainer(tmp_path, name)
     batch = batch_of(trainer)
+    of_corpus = weights_of(corpus, trainer, 4) if is_weighted else torch.ones(batch["labels"].shape)
     student = logits_of(trainer.model, batch["input_ids"], batch["position_ids"])
     (teacher_model,) = trainer.token_objective.teacher.models
     prefix = "" if name.startswith("kld") else "teacher_"
@@ -82,12 +120,12 @@ def test_distilled_loss_equals_full_logits_pair_by_pair(
     total, pairs = torch.zeros((), dtype=torch.float64), 0
     for row, t in (batch["labels"] != IGNORED_LABEL).nonzero().tolist():
         label = batch["labels"][row, t]
-        total = total - torch.log_softmax(student[row, t - 1], -1)[label]
+        total = total - of_corpus[row, t] * torch.log_softmax(student[row, t - 1], -1)[label]
         first, last = (t, t + 1) if not prefix else batch["teacher_ranges"][row, t].tolist()
         if first >= 0:
             pair = student[row, t - 1], teacher[row, last - 2]
             distance = slow_distance(method.distance, *pair)
-            total = total + weight * distance
+            total = total + of_corpus[row, t] * weight * distance
             pairs += 1
     assert pairs > 100
     if prefix:  # </s> has no counterpart
@@ -97,6 +135,55 @@ def test_distilled_loss_equals_full_logits_pair_by_pair(
     log = trainer.metrics.read()
     assert log["distance_from_teacher"] > 0
     assert log["selected_fraction"] == 1.0
+
+
+@pytest.mark.parametrize("method", ["vocagnolm", "floor", "selected", "accept", "cpt", "uld"])
+def test_weights_of_a_corpus_multiply_losses_alone(
+    method: str, world: World, tmp_path: Path
+) -> None:
+    corpus, ones = with_weights(world, WEIGHTS), with_weights(world, [1.0])
+    trainer, plain = corpus.trainer(tmp_path / "a", method), ones.trainer(tmp_path / "b", method)
+    batch, other = batch_of(trainer, 16), batch_of(plain, 16)
+    of_corpus = weights_of(corpus, trainer, 16)
+    is_label = batch["labels"] != IGNORED_LABEL
+    assert torch.equal(batch["weights"].double()[is_label], of_corpus[is_label])
+    assert len(of_corpus[is_label].unique()) > 3
+    # Choices, divisor and metrics stay.
+    one, two = trainer.token_objective, plain.token_objective
+    assert one.divisor_tokens(batch) == two.divisor_tokens(other)
+    if method != "uld":
+        student = full_losses(
+            trainer.model, *(batch[k] for k in ("input_ids", "position_ids", "labels"))
+        )
+        weights = one.weights(trainer.token_guidance(batch))
+        assert torch.equal(weights, two.weights(plain.token_guidance(other)))
+        assert_same(trainer, batch, (weights.double() * of_corpus * student).sum())
+    else:
+        trainer.compute_loss(trainer.model, batch, num_items_in_batch=torch.tensor(100))
+    plain.compute_loss(plain.model, other, num_items_in_batch=torch.tensor(100))
+    logs = []
+    for each in (trainer, plain):
+        each.metrics.keep_step()
+        logs.append(each.metrics.read())
+    assert logs[0].pop("loss") != logs[1].pop("loss")
+    assert logs[0] == pytest.approx(logs[1], rel=1e-9)
+    assert trainer.evaluate(trainer.train_dataset)["eval_loss"] == pytest.approx(
+        plain.evaluate(plain.train_dataset)["eval_loss"], rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("method", ["vocagnolm", "accept", "kld"])
+def test_weights_of_one_are_no_weights(method: str, world: World, tmp_path: Path) -> None:
+    ones = with_weights(world, [1.0])
+    none = copy.copy(ones)
+    none.segments, none.weights = {}, None
+    results = []
+    for corpus in (ones, none):
+        trainer = corpus.trainer(tmp_path, method)
+        assert ("weights" in batch_of(trainer)) == (corpus is ones)
+        trainer.train()
+        results.append(dict(trainer.model.named_parameters()))
+    assert all(torch.equal(one, results[1][name]) for name, one in results[0].items())
 
 
 def slow_selection(
@@ -207,16 +294,22 @@ SPLIT = (
     *("vocagnolm", "random", "share", "floor", "selected", "accept"),
     *("kld", "uld", "rho1 entropy", "chunk", "chunk random", "several weighted"),
 )
+# With the weights of a corpus.
+WEIGHTED = ("vocagnolm", "accept", "uld")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", SPLIT)
+@pytest.mark.parametrize(
+    ("method", "is_weighted"),
+    [*((method, False) for method in SPLIT), *((method, True) for method in WEIGHTED)],
+)
 def test_update_does_not_depend_on_the_batch_split(
-    method: str, world: World, tmp_path: Path
+    method: str, is_weighted: bool, world: World, weighted: World, tmp_path: Path
 ) -> None:
     results = []
+    corpus = weighted if is_weighted else world
     for number, (rows, steps) in enumerate(((8, 1), (1, 8))):
-        trainer = world.trainer(
+        trainer = corpus.trainer(
             tmp_path / str(number),
             method,
             per_device_train_batch_size=rows,

@@ -5,6 +5,7 @@ tests/cuda compares the memory with what steps take, in one process or sharded.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -258,3 +259,25 @@ def test_plan_shows_an_alignment_and_which_files_are_read(
     for each in pairs:
         ours, theirs = each.replace(" ", "").split("->")
         assert ours in theirs
+
+
+def test_plan_tells_the_weights_of_a_corpus(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert "weights" not in plan_of(capfd, world.argv(str(tmp_path), use_cpu="True"))
+    rows = world.rows()[:8]
+    weighted = tmp_path / "weighted.jsonl"
+    weights = [1.0, -0.5, 3.0, 1.0] * 2
+    weighted.write_text(
+        "".join(
+            json.dumps({"text": row["text"][:40], "weight": weight}) + "\n"
+            for row, weight in zip(rows, weights, strict=True)
+        )
+    )
+    options = {"global_batch_tokens": "64", "eval_fraction": None}
+    # A corpus beside it has weights of 1, which are not counted.
+    for corpora in ([str(weighted)], [str(weighted), str(world.pages)]):
+        argv = world.argv(str(tmp_path / "out"), dataset=corpora, use_cpu="True", **options)
+        assert plan_of(capfd, argv)["weights"] == (
+            "column weight: 50.0% of 8 are not 1, smallest -0.5, largest 3, mean 1.125"
+        )

@@ -152,6 +152,18 @@ def test_rows_have_the_numbers_of_training(case: str, corpora: World, tmp_path: 
             np.testing.assert_allclose(row[name], numbers, rtol=1e-6, atol=1e-6)
 
 
+def test_weights_of_a_corpus_multiply_those_of_the_method(corpora: World, tmp_path: Path) -> None:
+    rows = [row | {"weight": (-0.5, 0.0, 3.0)[n % 3]} for n, row in enumerate(corpora.rows())]
+    weighted = tmp_path / "weighted.jsonl"
+    weighted.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plain = weigh(corpora, tmp_path / "plain", selection="accept")
+    found = weigh(corpora, tmp_path / "found", selection="accept", dataset=str(weighted))
+    for one, other in zip(plain, found, strict=True):
+        weight = rows[other["document"]]["weight"]
+        assert other["weight"] == pytest.approx([weight * value for value in one["weight"]])
+        assert other["input_ids"] == one["input_ids"]
+
+
 def files(out: Path) -> dict[str, bytes]:
     """The shards of a finished directory."""
     return {path.name: path.read_bytes() for path in sorted((out / "data").iterdir())}

@@ -76,20 +76,31 @@ class World:
         self.student, self.teacher, self.reference = models
         self.max_length, self.context = max_length, context
         self.segments: dict[Any, Segments] = {}
+        # The weights that the corpus brings.
+        self.weights: list[float] | None = None
 
     def blocks(self, *teachers: Any, by_position: bool = False) -> Blocks:
         key = (*(id(teacher) for teacher in teachers), by_position)
         if key not in self.segments:
             sizes = {"max_length": self.max_length, "context": self.context}
             self.segments[key] = make_segments(
-                self.texts, self.ours, *teachers, by_position=by_position, **sizes
+                self.texts,
+                self.ours,
+                *teachers,
+                by_position=by_position,
+                weights=self.weights,
+                **sizes,
             )
         return Blocks(self.segments[key].rows, self.max_length, [self.context] * len(teachers))
 
     def conversations(self) -> tuple[datasets.Dataset, Reader, Reader]:
         """The texts as questions and answers, and the readers of both models."""
         turns = [(text[:6].strip() or "?", text[6:20]) for text in self.texts]
-        rows = [{"prompt": question, "completion": answer} for question, answer in turns]
+        rows: list[dict[str, Any]] = []
+        for number, (question, answer) in enumerate(turns):
+            rows.append({"prompt": question, "completion": answer})
+            if self.weights is not None:
+                rows[-1]["weight"] = self.weights[number]
         corpus = read_list(rows, None, "rows")
         # A copy, as the template is set on the tokenizer, which all tests share.
         student = student_reader(copy.deepcopy(self.ours), self.max_length, "plain")

@@ -50,7 +50,9 @@ def run_job(directory: Path, number: int, job: dict) -> None:
         **sharding,
     }
     out = directory / f"out{number}"
-    trainer = World(texts, tokenizers, models).trainer(out, job["method"], **training)
+    world = World(texts, tokenizers, models)
+    world.weights = job.get("weights")
+    trainer = world.trainer(out, job["method"], **training)
     for machines in job.get("machines", ()):
         check_sharded_teacher(trainer, machines)
     assert trainer.accelerator.num_processes == world_size

@@ -43,14 +43,18 @@ def make_segments(
     by_position: bool = False,
     max_length: int = MAX_LENGTH,
     context: int = TEACHER_CONTEXT,
+    weights: Sequence[float] | None = None,
 ) -> Segments:
-    """Align texts, and cut long ones."""
+    """Align texts, and cut long ones. The corpus may bring a weight for each."""
     import datasets
 
     from vocagnolm.data import align_corpus
     from vocagnolm.readers import TeacherReaders, student_reader, teacher_reader
 
-    corpus = datasets.Dataset.from_dict({"text": list(texts)})
+    columns: dict[str, Any] = {"text": list(texts)}
+    if weights is not None:
+        columns["weight"] = list(weights)
+    corpus = datasets.Dataset.from_dict(columns)
     readers = [teacher_reader(teacher, context) for teacher in teachers]
     guide = TeacherReaders(readers, by_position) if readers else None
     return align_corpus(corpus, student_reader(student, max_length), guide)

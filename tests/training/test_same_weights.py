@@ -36,6 +36,8 @@ SHORT: dict[str, Any] = {
 }
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
 CORPORA = ("documents", "conversations")
+# The same with weights of rows, and of messages.
+WEIGHTED = ("weighted_documents", "weighted_conversations")
 # Where the teacher's losses come from, and the method that uses them.
 METHODS = {
     "model": {"selection": "accept"},
@@ -54,9 +56,18 @@ class Runs:
     def rows(self, corpus: str) -> list[dict[str, Any]]:
         """The documents, or conversations made of them."""
         rows = self.world.rows()
+        if corpus == "weighted_documents":
+            return [row | {"weight": (-0.5, 0, 1, 3)[n % 4]} for n, row in enumerate(rows)]
         if corpus == "documents":
             return rows
-        return [{"prompt": row["text"][:20], "completion": row["text"][20:]} for row in rows]
+        if corpus == "conversations":
+            return [{"prompt": row["text"][:20], "completion": row["text"][20:]} for row in rows]
+        talks = []
+        for number, row in enumerate(rows):
+            asked, said = {"role": "user", "content": row["text"][:20]}, row["text"][20:]
+            answer = {"role": "assistant", "content": said, "weight": (0.5, -1, None)[number % 3]}
+            talks.append({"messages": [asked, answer]})
+        return talks
 
     def options(self, corpus: str, teacher: str) -> dict[str, Any]:
         """The options of the command line."""
@@ -66,7 +77,9 @@ class Runs:
         if teacher == "model":
             options["teacher"] = str(self.world.teacher)
         if teacher == "store":
-            store = self.world.score(f"store_{corpus}", dataset=str(file))
+            # A store knows no weights, but finds the texts.
+            scored = file.with_name(file.name.removeprefix("weighted_"))
+            store = self.world.score(f"store_{scored.stem}", dataset=str(scored))
             options["teacher_losses"] = str(store)
         return options
 
@@ -146,8 +159,13 @@ DOORS = list(product(["recipe", "names", "loaded", "packed"], METHODS))
 DOORS.remove(("packed", "store"))
 
 
-@pytest.mark.parametrize(("door", "teacher"), DOORS)
-@pytest.mark.parametrize("corpus", CORPORA)
+DOORS_OF_CORPORA = list(product(CORPORA, DOORS))
+DOORS_OF_CORPORA += [
+    (corpus, (door, "model")) for corpus in WEIGHTED for door in ("names", "packed")
+]
+
+
+@pytest.mark.parametrize(("corpus", "door", "teacher"), [(c, *d) for c, d in DOORS_OF_CORPORA])
 def test_every_door_gives_the_weights_of_the_command(
     corpus: str, teacher: str, door: str, runs: Runs
 ) -> None:
@@ -156,15 +174,18 @@ def test_every_door_gives_the_weights_of_the_command(
     assert_equal_weights({name: found[name] for name in expected}, expected)
 
 
-@pytest.mark.parametrize("corpus", CORPORA)
+@pytest.mark.parametrize("corpus", CORPORA + WEIGHTED)
 def test_stored_losses_give_the_weights_of_the_teacher(corpus: str, runs: Runs) -> None:
     stored = runs.command(corpus, "store")
     online = runs.command(corpus, "model")
-    if corpus == "documents":
+    if corpus.endswith("documents"):
         assert_equal_weights(stored, online)
     # Conversations are scored in other batches than they are trained on, which round differently.
     for name, weight in stored.items():
         assert torch.allclose(weight, online[name], rtol=0, atol=1e-6), name
+    if corpus in WEIGHTED:
+        other = runs.command(corpus.removeprefix("weighted_"), "model")
+        assert not any(torch.equal(online[name], other[name]) for name in online)
     without = runs.command(corpus, "none")
     assert not any(torch.equal(stored[name], without[name]) for name in stored)
 

@@ -5,13 +5,16 @@ it, wherever their templates put the contents.
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 # The column of reasons why rows are not used.
 SKIPPED = "skipped"
+# The column of a row's weight, and the field of a message's.
+WEIGHT = "weight"
 _SEPARATOR = "\n"
 _ANSWERING = "assistant"
 _BAD_OPTIONS = "has tools that are not a list in JSON, or chat_template_kwargs that are not options"
@@ -51,7 +54,8 @@ class Conversation:
 
     `untrained` has the indices of answers with weight 0. The first `prompt_messages` messages are a
     prompt, whose answers are context. `extras` has everything else that a template reads, such as
-    names of speakers and tools: JSON of `messages` and `options`.
+    names of speakers and tools: JSON of `messages` and `options`. `weights` has the weight of the
+    row, and then one for each message; it is empty if they are 1, or 0 for `untrained` answers.
 
     >>> turns = conversation([{"role": "user", "content": "1 + 1?"},
     ...                       {"role": "assistant", "content": "2"}])
@@ -67,6 +71,7 @@ class Conversation:
     untrained: Sequence[int] = ()
     prompt_messages: int = 0
     extras: str = ""
+    weights: Sequence[float] = ()
 
     @property
     def places(self) -> list[tuple[int, int]]:
@@ -107,8 +112,38 @@ class Conversation:
         return answers
 
 
+def read_weight(value: Any) -> float | str:
+    """Return the weight of a row or message, which is 1 without one, or why it is none.
+
+    >>> read_weight(None), read_weight("-0.5"), read_weight("5 kg")
+    (1.0, -0.5, "has a weight of '5 kg', which is not a finite number")
+    """
+    # Every field of a CSV file is a text, and may be empty. A list has a weight for each token, as
+    # `vocagnolm weights` writes it, and training weighs tokens anew.
+    if value is None or value == "" or isinstance(value, list):
+        return 1.0
+    try:
+        weight = float(value)
+    except (TypeError, ValueError, OverflowError):
+        weight = math.nan
+    finite = math.isfinite(weight)
+    return weight if finite else f"has a weight of {value!r}, which is not a finite number"
+
+
+def has_weights(row: Mapping[str, Any]) -> bool:
+    """Test whether a message of any column has a weight other than 0 and 1."""
+    for messages in row.values():
+        for message in messages if isinstance(messages, list) else ():
+            if isinstance(message, dict) and message.get(WEIGHT) not in (None, 0, 1):
+                return True
+    return False
+
+
 def conversation(
-    messages: object, options: Mapping[str, object] = {}, prompt_messages: int = 0
+    messages: object,
+    options: Mapping[str, object] = {},
+    prompt_messages: int = 0,
+    weight: float = 1.0,
 ) -> Conversation | str:
     """Join messages into a conversation, or return why that is impossible."""
     if not isinstance(messages, list) or not messages:
@@ -116,6 +151,8 @@ def conversation(
     contents = []
     roles = []
     untrained = []
+    weights = [weight]
+    is_weighted = weight != 1
     other_fields = []
     for index, item in enumerate(messages):
         message = _read_message(item)
@@ -123,11 +160,14 @@ def conversation(
             return f"message {index} {message}"
         contents.append(message["content"])
         roles.append(message["role"])
-        if message["role"] == _ANSWERING and message.get("weight") == 0:
+        weights.append(message[WEIGHT])
+        if message["role"] == _ANSWERING and message[WEIGHT] == 0:
             untrained.append(index)
+        elif message[WEIGHT] != 1:
+            is_weighted = True
         # Arrow gives every message all the keys that any message has.
         extra_fields = _without_none(message)
-        for name in ("role", "content", "weight"):
+        for name in ("role", "content", WEIGHT):
             extra_fields.pop(name, None)
         other_fields.append(extra_fields)
     # The line break between two contents belongs to neither, so an end is where the content ends.
@@ -146,7 +186,8 @@ def conversation(
     if SURROGATE.search(extras):
         return "has a lone surrogate outside its contents, which is not valid Unicode"
     text = _SEPARATOR.join(contents)
-    return Conversation(text, tuple(roles), tuple(ends), tuple(untrained), prompt_messages, extras)
+    turns = Conversation(text, tuple(roles), tuple(ends), tuple(untrained), prompt_messages, extras)
+    return replace(turns, weights=tuple(weights)) if is_weighted else turns
 
 
 def _without_none(value: Any) -> Any:
@@ -177,8 +218,10 @@ def _read_message(message: object) -> dict[str, Any] | str:
     for name in _UNTRAINED_FIELDS:
         if fields.get(name):
             return f"has {name}, which is not trained on"
-    if fields.get("weight") not in (None, 0, 1):
-        return f"has a weight of {fields['weight']!r}, where 0 and 1 are known"
+    weight = read_weight(fields.get(WEIGHT))
+    if isinstance(weight, str):
+        return weight
+    fields[WEIGHT] = weight
     for name in ("role", "content"):
         text = fields.get(name)
         if not isinstance(text, str):
@@ -195,6 +238,9 @@ def read_row(row: Mapping[str, Any]) -> Conversation | str:
         return _BAD_OPTIONS
     if row.get("history"):
         return "has a history, which is not read: make messages of it"
+    weight = read_weight(row.get(WEIGHT))
+    if isinstance(weight, str):
+        return weight
     prompt_messages = 0
     if "messages" in row:
         messages = row["messages"]
@@ -205,7 +251,7 @@ def read_row(row: Mapping[str, Any]) -> Conversation | str:
         messages = prompt + _turns_of(row["completion"], "assistant")
     else:
         messages = _other_messages(row)
-    turns = conversation(messages, options, prompt_messages)
+    turns = conversation(messages, options, prompt_messages, weight)
     if isinstance(turns, str):
         return turns
     places = turns.places

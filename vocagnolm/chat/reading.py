@@ -44,6 +44,7 @@ class TurnTokens:
         labelled: int64 [R, 2], half-open ranges of the tokens that have labels.
         stops: by index of each answer, the tokens up to its end.
         trimmed: characters of contents that the template leaves out.
+        weights: [R], of the corpus, for the tokens of each labelled range.
     """
 
     first: float
@@ -52,6 +53,7 @@ class TurnTokens:
     labelled: IntArray
     stops: dict[int, int]
     trimmed: int
+    weights: npt.NDArray[np.floating]
 
     def until(self, answer: int) -> TurnTokens:
         """Drop the tokens after the end of an answer."""
@@ -96,19 +98,26 @@ def read_tokens(
     # From here on, positions do not count the first token of the row. If a content contains that
     # token, it loses it.
     ranges = np.maximum(ranges - 1, 0)
-    labelled = ranges[conversation.answers]
+    row_weight, weights = _weights(conversation)
+    trained = np.array(conversation.answers, np.int64)
     if train_on == "all":
-        untrained = list(conversation.untrained)
-        labelled = np.delete(ranges, untrained, axis=0)
-        if special is not None:
-            # All tokens have labels, except those of untrained answers, here [b, c) and [d, e):
-            #
-            #     tokens     0 . . . b . . c . . . . d . . e . . N - 1
-            #     labelled   [-------)     [---------)     [---------)
-            edges = [0]
-            edges += ranges[untrained].ravel().tolist()
-            edges.append(len(spans) - 1)
-            labelled = np.reshape(edges, (-1, 2))
+        trained = np.flatnonzero(weights)
+    if train_on == "all" and special is not None:
+        # All tokens have labels, but a range ends where the weight changes. Ranges of weight 0 are
+        # left out, here those of two untrained answers, [b, c) and [d, e):
+        #
+        #     tokens     0 . . . b . . c . . . . d . . e . . N - 1
+        #     labelled   [-------)     [---------)     [---------)
+        changing = np.flatnonzero(weights != 1)
+        edges = [0]
+        edges += ranges[changing].ravel().tolist()
+        edges.append(len(spans) - 1)
+        ranges_weights = np.ones(len(edges) - 1)
+        ranges_weights[1::2] = weights[changing]
+        labelled = np.stack([edges[:-1], edges[1:]], axis=1)[ranges_weights != 0]
+        weights = ranges_weights[ranges_weights != 0]
+    else:
+        labelled, weights = ranges[trained], weights[trained]
     stops = {}
     for answer in conversation.answers:
         stops[answer] = int(ranges[answer, 1])
@@ -119,7 +128,17 @@ def read_tokens(
         labelled=labelled,
         stops=stops,
         trimmed=rendered.trimmed,
+        weights=row_weight * weights,
     )
+
+
+def _weights(conversation: Conversation) -> tuple[float, npt.NDArray[np.float64]]:
+    """Return the weight of a conversation, and the weights of its messages."""
+    if conversation.weights:
+        return conversation.weights[0], np.array(conversation.weights[1:])
+    weights = np.ones(len(conversation.roles))
+    weights[list(conversation.untrained)] = 0.0
+    return 1.0, weights
 
 
 def _move_spans(conversation: Conversation, rendered: Rendered, spans: IntArray) -> IntArray | None:
@@ -257,7 +276,19 @@ def turn_columns(fitted: Sequence[FittedTurns]) -> dict[str, Any]:
         "trimmed_characters": np.array(trimmed, np.int64),
         "student_labelled": _labelled_ranges(student_reads),
         "teacher_labelled": _labelled_ranges(teacher_reads),
+        "student_weights": _range_weights([turns.reads[0] for turns in fitted]),
     }
+
+
+def _range_weights(reads: Sequence[TurnTokens]) -> tuple[IntArray, npt.NDArray[np.floating]]:
+    """Return the weights of the labelled ranges that have tokens."""
+    edges = [0]
+    weights: list[npt.NDArray[np.floating]] = [np.empty(0)]
+    for tokens in reads:
+        has_tokens = tokens.labelled[:, 0] < tokens.labelled[:, 1]
+        weights.append(tokens.weights[has_tokens])
+        edges.append(edges[-1] + len(weights[-1]))
+    return np.array(edges), np.concatenate(weights)
 
 
 def _masked_losses(tokens: TurnTokens) -> npt.NDArray[np.float32]:

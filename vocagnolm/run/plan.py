@@ -78,6 +78,8 @@ def describe_documents(packed: Packed, models: Models) -> list[str]:
     assert segments
     if segments.skipped:
         lines.append(f"skipped    {len(segments.skipped):,} documents ({skip_reasons(segments)})")
+    if len(segments.weights):
+        lines.append(f"weights    {segments.describe_weights()}")
     messages = segments.total("left_out_messages")
     if messages:
         lines.append(f"shortened  conversations, by their last {messages:,} messages in all")

@@ -201,4 +201,6 @@ def _tokens(trainer: VocAgnoTrainer, blocks: list[Block]) -> dict[str, npt.NDArr
         tokens[name] = loss_BS.where(has_loss_BS, torch.nan).cpu().numpy()
     weight_BS = trainer.token_objective.weights(guidance) * valid_BS
     tokens["weight"] = weight_BS.float().cpu().numpy()
+    if "weights" in batch:
+        tokens["weight"] = tokens["weight"] * batch["weights"].numpy()
     return tokens

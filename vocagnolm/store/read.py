@@ -147,7 +147,7 @@ def _no_turns(conversation: Conversation) -> TurnTokens:
     """Return no tokens for a conversation."""
     # Every answer ends after 0 tokens, so it fits whenever the student's own tokens fit.
     stops = dict.fromkeys(range(len(conversation.roles)), 0)
-    return TurnTokens(math.nan, _NO_LOSSES, _NO_SPANS, _NO_SPANS, stops, 0)
+    return TurnTokens(math.nan, _NO_LOSSES, _NO_SPANS, _NO_SPANS, stops, 0, _NO_LOSSES)
 
 
 def _stored_turns(store: Store, conversation: Conversation, train_on: TrainOn) -> TurnTokens | str:

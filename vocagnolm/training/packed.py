@@ -322,6 +322,8 @@ def _align(
             f"{name}: {len(segments.skipped):,} of {len(texts):,} documents were skipped: "
             f"{skip_reasons(segments)}"
         )
+    if len(segments.weights):
+        log_main(f"{name}: {segments.describe_weights()}")
     return segments
 
 
@@ -337,8 +339,9 @@ def _pack(
         rows = []
         skipped = []
         sizes = {}
+        is_weighted = any(len(part.weights) for part in parts)
         for name, part in zip(names, parts, strict=True):
-            rows.append(part.rows)
+            rows.append(part.with_weights() if is_weighted else part.rows)
             skipped += part.skipped
             sizes[name] = len(part.rows)
         segments = Segments(datasets.concatenate_datasets(rows), skipped)
