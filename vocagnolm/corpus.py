@@ -7,9 +7,12 @@ not used. This module knows no tokenizer.
 
 import glob
 import hashlib
+import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from datasets.utils import tqdm
 from huggingface_hub import metadata_load
 
 from vocagnolm.chat.formats import WEIGHT, has_weights
+from vocagnolm.conventions import TEXT
 from vocagnolm.fields import OptionError, named
 from vocagnolm.shell.hub import check_name
 from vocagnolm.shell.io import FullDiskError, explain_full_disk
@@ -54,6 +58,7 @@ def load_corpus(
     text_column: str | None = None,
     config_name: str | None = None,
     option: str = "dataset",
+    read: Callable[[Path, str | None], datasets.Dataset | None] | None = None,
 ) -> datasets.Dataset:
     """Load the documents of `dataset`, in a stable order, as a dataset with a column `text`.
 
@@ -72,7 +77,7 @@ def load_corpus(
 
     Without a `split`, the held-out split of a directory is read, or else `train`.
     `info.description` says which files of a directory are read, and which are not. Otherwise it is
-    empty.
+    empty. `read` reads another column of the rows of a file.
 
     Raises:
         ValueError: the dataset cannot be read, or is damaged as a whole. The message names
@@ -99,7 +104,7 @@ def load_corpus(
         # Read each file by itself, because formats and unused columns may differ between files.
         for file in tqdm(files, desc="Reading files", disable=len(files) == 1):
             with _in_one_line(option, file):
-                corpus = _read_file(file, text_column)
+                corpus = (read or _read_file)(file, text_column)
             if corpus is not None:
                 corpora.append(corpus)
         if not corpora:
@@ -108,6 +113,23 @@ def load_corpus(
     corpus = joined(_select_parts(by_split, instruction), option)
     corpus.info.description = _describe_files(path, files_by_split) if path.is_dir() else ""
     return corpus
+
+
+def load_values(dataset: str, column: str | None, **options: Any) -> list[str | None]:
+    """Load another column of the rows of `load_corpus` with the same options, in its order.
+
+    Values that are no texts become JSON, and a row that is not read has None. Without a column, a
+    row has the name of its file, or for a `.txt` file that of its directory.
+    """
+    path = _local_path(dataset, "dataset")
+    if path is None:
+        name = options["config_name"] or None
+        corpus = _read_hub(dataset, "dataset", name=name, split=options["split"])
+        if column is None:
+            return [dataset] * len(corpus)
+        return _as_texts(corpus.select_columns(column)[column])
+    read = partial(_read_values, column=column, root=path.resolve())
+    return list(load_corpus(dataset, **options, read=read)[TEXT])
 
 
 def load_sample(
@@ -281,28 +303,61 @@ def _is_empty(file: Path) -> bool:
 
 def _read_file(file: Path, text_column: str | None) -> datasets.Dataset | None:
     """Read a file, or a directory of `save_to_disk`. None stands for one without rows."""
-    kind = kind_of(file)
+    if _is_table(file):
+        corpus = _read_table(file, text_column)
+        return None if corpus is None else only_text(corpus, text_column, str(file))
+    return None if _is_empty(file) else _read_rows(file, text_column)
+
+
+def _is_table(file: Path) -> bool:
+    """Test for files that are not read row by row."""
+    return file.is_dir() or kind_of(file) in ("parquet", "arrow")
+
+
+def _read_table(file: Path, text_column: str | None) -> Any:
+    """Read the columns of a table. None stands for one without rows."""
     # Escape the path, because `datasets` treats it as a pattern, and names may contain [ or *.
     pattern = glob.escape(str(file))
-    corpus: Any
     if file.is_dir():
-        corpus = datasets.load_from_disk(str(file))
-    elif _is_empty(file):
+        return datasets.load_from_disk(str(file))
+    if _is_empty(file):
         return None
-    elif kind == "parquet":
-        metadata = pq.read_metadata(file)
-        if not metadata.num_rows:
-            return None
-        names = metadata.schema.to_arrow_schema().names
-        columns, _ = columns_to_read(names, text_column, str(file))
-        # By default, as many rows are read at once as the first group of rows has.
-        limits = {"columns": columns, "batch_size": BATCH_ROWS}
-        corpus = datasets.load_dataset("parquet", data_files=pattern, split=TRAIN, **limits)
-    elif kind == "arrow":
-        corpus = datasets.load_dataset("arrow", data_files=pattern, split=TRAIN)
+    if kind_of(file) == "arrow":
+        return datasets.load_dataset("arrow", data_files=pattern, split=TRAIN)
+    metadata = pq.read_metadata(file)
+    if not metadata.num_rows:
+        return None
+    names = metadata.schema.to_arrow_schema().names
+    columns, _ = columns_to_read(names, text_column, str(file))
+    # By default, as many rows are read at once as the first group of rows has.
+    limits = {"columns": columns, "batch_size": BATCH_ROWS}
+    return datasets.load_dataset("parquet", data_files=pattern, split=TRAIN, **limits)
+
+
+def _read_values(
+    file: Path, text_column: str | None, column: str | None, root: Path
+) -> datasets.Dataset:
+    """Read a column of the rows that `_read_file` reads, or the name of the file for each."""
+    values: Any
+    if column is None:
+        source = file.parent if kind_of(file) == "text" else file
+        values = [os.path.relpath(source, root)] * len(_read_file(file, text_column) or [])
+    elif _is_table(file):
+        table = _read_table(file, column)
+        values = [] if table is None else table.with_format(None).select_columns(column)[column]
     else:
-        return _read_rows(file, text_column)
-    return only_text(corpus, text_column, str(file))
+        values = [None if isinstance(row, str) else row.get(column) for row in read_rows(file)]
+    features = datasets.Features({TEXT: datasets.Value("string")})
+    return datasets.Dataset.from_dict({TEXT: _as_texts(values)}, features)
+
+
+def _as_texts(values: Iterable[Any]) -> list[str | None]:
+    """Write values that are no texts as JSON."""
+    texts = []
+    for value in values:
+        is_text = value is None or isinstance(value, str)
+        texts.append(value if is_text else json.dumps(value, default=str))
+    return texts
 
 
 def _read_rows(file: Path, text_column: str | None) -> datasets.Dataset | None:

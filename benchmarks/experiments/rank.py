@@ -51,7 +51,6 @@ TRIALS = (
     "excess where the student is sure",
     "excess where the teacher is sure",
     "excess weighted by p_T",
-    "student's nats per character",
 )
 
 
@@ -132,7 +131,6 @@ def trial_scores(text: str, student: Store, teacher: Store) -> dict[str, float]:
         mean_where(student_loss < SURE_NATS),
         mean_where(teacher_loss < SURE_NATS),
         (likely * excess).sum() / likely.sum(),
-        -student_loss.sum() / len(text),
     )
     return dict(zip(TRIALS, map(float, values), strict=True))
 

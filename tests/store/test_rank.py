@@ -17,8 +17,9 @@ from transformers import PreTrainedTokenizerFast
 from vocagnolm import __main__
 from vocagnolm.corpus import load_corpus
 from vocagnolm.spans import encode
+from vocagnolm.store.choice import kept_count
 from vocagnolm.store.format import Store, StoredDocument
-from vocagnolm.store.rank import SCORES, kept_count, score_document
+from vocagnolm.store.rank import SCORES, score_document
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 TEXTS = [
@@ -49,6 +50,7 @@ def test_scores_are_those_counted_by_hand() -> None:
         "ahead": 0.5,
         "weight": round((1 + math.exp(-1) + 1) / 3, 6),
         "teacher": round(6.5 / 6, 6),
+        "student": round(6.0 / 6, 6),
     }
     assert score_document(student, teacher) == expected
 
@@ -79,6 +81,7 @@ def slow_scores(student: StoredDocument, teacher: StoredDocument) -> dict[str, f
         "ahead": ahead / student.length,
         "weight": sum(weights) / len(weights),
         "teacher": total / student.length,
+        "student": sum(student_loss) / student.length,
     }
 
 
@@ -150,6 +153,7 @@ def test_rank_writes_the_scores_of_each_document_in_the_corpus_order(
         assert teacher
         scores = score_document(student, teacher)
         expected.append({"document": index, **scores, "characters": len(text)})
+        expected[-1]["tokens"] = len(student.losses)
     assert lines(tmp_path / "out/ranks.jsonl") == expected
     assert not (tmp_path / "out/kept.jsonl").exists()
     printed = capsys.readouterr().out
@@ -166,7 +170,9 @@ def test_rank_sorts_and_keeps_the_best(
     in_order = lines(tmp_path / "out/ranks.jsonl")
     assert __main__.main(rank(tmp_path, "--by", by, "--sort", "--keep=0.4")) == 0
     found = lines(tmp_path / "out/ranks.jsonl")
-    assert found == sorted(in_order, key=lambda row: row[by], reverse=by != "teacher")
+    assert found == sorted(
+        in_order, key=lambda row: row[by], reverse=by not in ("teacher", "student")
+    )
     assert found != in_order
     kept = sorted(row["document"] for row in found[:3])
     rows = lines(tmp_path / "out/kept.jsonl")

@@ -4,6 +4,7 @@
     vocagnolm rank --student MODEL --teacher_losses T --dataset D --output_dir DIR
     vocagnolm rank ... --by excess --sort        # the best document first
     vocagnolm rank ... --by excess --keep 0.5    # keep the best half, for vocagnolm train --dataset
+    vocagnolm rank ... --label_column is_good    # which score finds the good documents?
 
 DIR/ranks.jsonl has one line per document: its index in the corpus, its number of characters, and
 
@@ -11,21 +12,24 @@ DIR/ranks.jsonl has one line per document: its index in the corpus, its number o
     ahead      share of the characters where the teacher's loss is below the student's
     weight     mean token weight under --selection accept
     teacher    teacher loss, in nats per character; the smallest is best
+    student    student loss, in nats per character; the smallest is best
 
-With --keep, DIR/kept.jsonl has the best documents, in corpus order. Losses come from stores of
-vocagnolm score, or from models, which first score the corpus into DIR/student_losses or
-DIR/teacher_losses. Exit status: 0 done, 2 a wrong argument or file, 3 a loss is not finite.
+With --keep, DIR/kept.jsonl has the best documents, in corpus order. What it keeps of each source is
+printed first, with examples; with --dry_run, nothing else happens. With --label_column, each score
+is judged by how well it finds the documents that a column of the corpus calls good.
+
+Losses come from stores of vocagnolm score, or from models, which first score the corpus into
+DIR/student_losses or DIR/teacher_losses. Exit status: 0 done, 2 a wrong argument or file, 3 a loss
+is not finite.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,21 +38,28 @@ import numpy as np
 import numpy.typing as npt
 
 from vocagnolm.alignment import aggregate_losses, align_spans, covered_shares
+from vocagnolm.chat.formats import SKIPPED
 from vocagnolm.cli import Parser, shell
 from vocagnolm.conventions import TEXT, UNMAPPED, IntArray, Spans
 from vocagnolm.fields import OptionError, corpora_of, in_range
 from vocagnolm.record import check_output_directory, output_directory
 from vocagnolm.shell.io import print_main, write_file
+from vocagnolm.store import choice
 from vocagnolm.store.format import Store, StoredDocument, by_teacher, first_scored
 from vocagnolm.store.score import make_parser
 
 if TYPE_CHECKING:
     import datasets
 
+_Floats = npt.NDArray[np.float64]
+# One value per document, by name.
+_Columns = Mapping[str, npt.NDArray[Any]]
 RANKS, KEPT = "ranks.jsonl", "kept.jsonl"
 ROLES = ("student", "teacher")
 # The scores, and whether a larger one is better.
-SCORES = {"excess": True, "ahead": True, "weight": True, "teacher": False}
+SCORES = {"excess": True, "ahead": True, "weight": True, "teacher": False, "student": False}
+# Examples from each end of the order.
+_EXAMPLES = 10
 # Further digits are noise from float16 losses, which would decide ties.
 _DIGITS = 6
 
@@ -74,6 +85,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         needs=["sort", "keep"],
         help="Score to sort or keep by; default: excess.",
     )
+    add("--reverse", action="store_true", needs=["sort", "keep"], help="Best is the other end.")
     add("--sort", action="store_true", help="Write the best first; default: corpus order.")
     add(
         "--keep",
@@ -81,6 +93,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="SHARE",
         help="Keep this share of the documents, the best ones.",
     )
+    add("--dry_run", action="store_true", needs=["keep"], help=f"Write no {KEPT}.")
+    add("--group_column", needs=["keep"], help="Column of sources; default: the files.")
+    add("--label_column", help="Column that says which documents are good: judge each score.")
+    add("--good", needs=["label_column"], help="Label of good documents; default: true or 1.")
     add("--missing_losses", choices=("error", "skip"), default="error", help=missing)
     parser.add_dtype(" of a model", needs=ROLES)
     add = partial(add, needs=ROLES)
@@ -97,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Rank a corpus, and write its files."""
     options = _parse(argv)
     # These import torch and datasets, which --help does not need.
-    from vocagnolm.corpus import load_corpus
+    from vocagnolm.corpus import load_corpus, load_values
     from vocagnolm.shell.dist import connect, rank0
     from vocagnolm.texts import is_conversations
 
@@ -111,13 +127,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise OptionError(
             "dataset", "has conversations: rank documents, for example by --text_column"
         )
+    good = None
+    if options.label_column:
+        # A wrong name is an error before a model scores for hours.
+        labels = load_values(name, options.label_column, **corpus_options)
+        good = choice.good_labels(labels, options.good)
     connect()
     with ExitStack() as stack:
         # Several processes score together. The first one owns the directory for all of them.
         rank0(lambda: stack.enter_context(output_directory(out, RANKS)))
         stores = _open_stores(options)
         skip_missing = options.missing_losses == "skip"
-        _write(options, corpus, score_corpus(corpus, stores, skip_missing=skip_missing))
+        columns = score_corpus(corpus, stores, skip_missing=skip_missing)
+        _write(options, corpus, columns, good)
 
 
 def _open_stores(options: argparse.Namespace) -> list[list[Store]]:
@@ -149,7 +171,7 @@ def _open_stores(options: argparse.Namespace) -> list[list[Store]]:
 
 
 def _write(
-    options: argparse.Namespace, corpus: datasets.Dataset, columns: Mapping[str, Any]
+    options: argparse.Namespace, corpus: datasets.Dataset, columns: _Columns, good: _Floats | None
 ) -> None:
     """Write the scores of all documents and the best documents, and print what was written."""
     out: Path = options.output_dir
@@ -158,7 +180,8 @@ def _write(
         raise OptionError(
             "dataset", f"{options.dataset} has no document with losses of both models"
         )
-    order = best_first(values, options.by)
+    largest = SCORES | {options.by: SCORES[options.by] != options.reverse}
+    order = choice.best_first(values, largest=largest[options.by])
     write_rows(out / RANKS, rows_of(columns, order if options.sort else range(len(values))))
     line = f"{out / RANKS}: {len(values):,} documents"
     if len(values) < len(corpus):
@@ -166,15 +189,46 @@ def _write(
     print_main(line)
     means = [f"{score} {columns[score].mean():.3f}" for score in SCORES]
     print_main(f"means: {', '.join(means)}")
+    if good is not None:
+        labels = good[columns["document"]]
+        print_main("\n".join(choice.judgement(columns, largest, labels, options.keep)))
     if options.keep is None:
         return
-    kept = order[: kept_count(len(values), options.keep)]
+    kept = order[: choice.kept_count(len(values), options.keep)]
+    _preview(options, corpus, columns, order)
+    last = f"{len(kept):,} documents; the last: {options.by} {values[kept[-1]]:.3f}"
+    if options.dry_run:
+        print_main(f"{KEPT} would have {last}")
+        return
     documents = np.sort(columns["document"][kept]).tolist()
-    texts = corpus.select(documents)[TEXT]
-    texts_kept = zip(documents, texts, strict=True)
-    write_rows(out / KEPT, ({"document": index, TEXT: text} for index, text in texts_kept))
-    last = values[kept[-1]]
-    print_main(f"{out / KEPT}: {len(kept):,} documents; the last: {options.by} {last:.3f}")
+    write_rows(out / KEPT, _kept_rows(corpus, documents))
+    print_main(f"{out / KEPT}: {last}")
+
+
+def _preview(
+    options: argparse.Namespace, corpus: datasets.Dataset, columns: _Columns, order: IntArray
+) -> None:
+    """Print what is kept of each source, and the documents at both ends of the order."""
+    from vocagnolm.corpus import load_values
+
+    ((name, corpus_options),) = corpora_of(options)
+    values = load_values(name, options.group_column, **corpus_options)
+    sources = [str(values[document]) for document in columns["document"]]
+    is_kept = np.zeros(len(order), bool)
+    is_kept[order[: choice.kept_count(len(order), options.keep)]] = True
+    print_main("\n".join(choice.kept_by_source(sources, columns["tokens"], is_kept)))
+    for end, indices in (("best", order[:_EXAMPLES]), ("worst", order[_EXAMPLES:][-_EXAMPLES:])):
+        print_main(f"{end} by {options.by}:")
+        texts = corpus.select(columns["document"][indices])[TEXT]
+        for value, text in zip(columns[options.by][indices], texts, strict=True):
+            print_main(f"{value:9.3f}  {choice.one_line(text)}")
+
+
+def _kept_rows(corpus: datasets.Dataset, documents: Sequence[int]) -> Iterator[dict[str, object]]:
+    """Yield documents with all that training reads. Their indices lead to the user's columns."""
+    for index, row in zip(documents, corpus.select(documents), strict=True):
+        row.pop(SKIPPED, None)
+        yield {"document": index} | row
 
 
 def rows_of(
@@ -191,25 +245,6 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     write_file(path, lambda file: file.writelines(lines))
 
 
-def best_first(values: npt.NDArray[np.float64], by: str) -> IntArray:
-    """Return the indices of scores, best first. Equal ones keep their order.
-
-    >>> best_first(np.array([0.5, 2.0, 0.5]), "excess").tolist()
-    [1, 0, 2]
-    """
-    return np.argsort(-values if SCORES[by] else values, kind="stable")
-
-
-def kept_count(count: int, share: float) -> int:
-    """Return the smallest number that is at least this share of a count, exactly.
-
-    >>> kept_count(100, 0.07), kept_count(3, 0.5)
-    (7, 2)
-    """
-    # In floats, 0.07 * 100 is above 7. Printed, a float is the number that was typed.
-    return math.ceil(Fraction(str(share)) * count)
-
-
 # -- Scores ---------------------------------------------------------------------------------------
 
 
@@ -224,6 +259,7 @@ def score_document(student: StoredDocument, teacher: StoredDocument) -> dict[str
         ahead: the share of characters in student tokens with L_T < L_S.
         weight: the mean of min(1, exp(L_S - L_T)) over student tokens, as by `--selection accept`.
         teacher: the teacher's loss, in nats per character.
+        student: the student's loss, in nats per character.
     """
     ranges = align_spans(student.spans, teacher.spans)
     shares = covered_shares(student.spans, teacher.spans, ranges)
@@ -238,6 +274,7 @@ def score_document(student: StoredDocument, teacher: StoredDocument) -> dict[str
         "ahead": characters[excess > 0].sum() / student.length,
         "weight": np.exp(np.minimum(excess, 0.0)).mean(),
         "teacher": teacher_total / student.length,
+        "student": student_losses.sum() / student.length,
     }
     return {name: round(float(scores[name]), _DIGITS) for name in SCORES}
 
@@ -258,7 +295,8 @@ def score_corpus(
 ) -> dict[str, npt.NDArray[Any]]:
     """Score the documents of which both the student's and the teacher's stores have losses.
 
-    Returns columns, in the order of the corpus: the index `document`, the scores, and `characters`.
+    Returns columns, in the order of the corpus: the index `document`, the scores, and the
+    numbers of `characters` and of the student's `tokens`.
 
     Raises:
         ValueError: the stores lack documents, unless they are to be skipped.
@@ -270,7 +308,7 @@ def score_corpus(
     columns: dict[str, array[Any]] = {"document": array("q")}
     for name in SCORES:
         columns[name] = array("d")
-    columns["characters"] = array("q")
+    columns |= {"characters": array("q"), "tokens": array("q")}
     missing = [0, 0]
     texts = read_texts(corpus, range(len(corpus)))
     for index, text in tqdm(texts, "Ranking", len(corpus), unit="document"):
@@ -285,6 +323,7 @@ def score_corpus(
             continue
         columns["document"].append(index)
         columns["characters"].append(len(text))
+        columns["tokens"].append(len(documents[0].losses))
         for name, value in score_document(*documents).items():
             columns[name].append(value)
     for stores, count in zip(stores_by_role, missing, strict=True):
