@@ -128,7 +128,9 @@ def load_values(dataset: str, column: str | None, **options: Any) -> list[str | 
         if column is None:
             return [dataset] * len(corpus)
         return _as_texts(corpus.select_columns(column)[column])
-    read = partial(_read_values, column=column, root=path.resolve())
+    # Files of a directory are below the resolved path.
+    root = path.resolve() if path.is_dir() else path.parent
+    read = partial(_read_values, column=column, root=root)
     return list(load_corpus(dataset, **options, read=read)[TEXT])
 
 

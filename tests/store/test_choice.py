@@ -133,6 +133,7 @@ def test_values_stay_beside_their_rows_whatever_is_skipped(tmp_path: Path) -> No
     assert values == ["true", "false", None, "1", None, None, "yes"]
     files = load_values(str(folder), None, **OPTIONS)
     assert files == ["a.parquet"] * 3 + ["sub/b.jsonl"] * 4
+    assert load_values(str(folder / "a.parquet"), None, **OPTIONS) == ["a.parquet"] * 3
     part = {**OPTIONS, "split": "train[2:5]"}
     assert load_values(str(folder), "label", **part) == [None, "1", None]
     datasets.Dataset.from_dict(table).save_to_disk(str(tmp_path / "saved"))

@@ -61,7 +61,8 @@ def kept_by_source(sources: Sequence[str], tokens: IntArray, kept: _Numbers) -> 
     others = order[_LARGEST:]
     if len(others):
         rows.append((f"{len(others):,} others", totals[others].sum(axis=0)))
-    rows.append(("all", totals.sum(axis=0)))
+    if len(order) > 1:
+        rows.append(("all", totals.sum(axis=0)))
     width = max(6, *(len(name) for name, _ in rows))
     yield f"{'source':{width}} {'documents':>12} {'kept':>8} {'tokens':>16} {'kept':>8}"
     for name, (documents, documents_kept, size, size_kept) in rows:
