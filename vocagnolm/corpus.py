@@ -348,7 +348,10 @@ def _read_values(
         table = _read_table(file, column)
         values = [] if table is None else table.with_format(None).select_columns(column)[column]
     else:
-        values = [None if isinstance(row, str) else row.get(column) for row in read_rows(file)]
+        values = []
+        for row in read_rows(file):
+            # A row that is a text is the reason why it is skipped.
+            values.append(None if isinstance(row, str) else row.get(column))
     features = datasets.Features({TEXT: datasets.Value("string")})
     return datasets.Dataset.from_dict({TEXT: _as_texts(values)}, features)
 

@@ -231,7 +231,8 @@ def as_record(
         record[SKIPPED] = _LATE_WEIGHTS
     else:
         # Without a column of weights, only those of untrained answers are kept.
-        record |= {name: vars(conversation)[name] for name in record if name != SKIPPED}
+        for name in record.keys() - {SKIPPED}:
+            record[name] = vars(conversation)[name]
     return record
 
 

@@ -155,7 +155,9 @@ def rows_of(trainer: VocAgnoTrainer, packed: Packed, sequences: range) -> Iterat
     columns = ["document", "start", "end", "student_tokens", "left_out_messages"]
     places = packed.segments.rows.select_columns(columns).with_format(None)
     names = list(packed.texts)
-    texts = [corpus.with_format("arrow") for corpus in packed.texts.values()]
+    texts = []
+    for corpus in packed.texts.values():
+        texts.append(corpus.with_format("arrow"))
     # The sequences of several corpora stand one after the other, and end here.
     ends = np.cumsum(list(packed.blocks.parts.values()))
     size = trainer.args.per_device_train_batch_size
@@ -163,16 +165,16 @@ def rows_of(trainer: VocAgnoTrainer, packed: Packed, sequences: range) -> Iterat
         part = sequences[first : first + size]
         tokens = _tokens(trainer, [packed.blocks[sequence] for sequence in part])
         for index, sequence in enumerate(part):
-            corpus = int(ends.searchsorted(sequence, side="right"))
+            number = int(ends.searchsorted(sequence, side="right"))
             segments = places[packed.blocks.segments(sequence)]
-            contents, _ = usable_in(texts[corpus][segments["document"]], segments["document"])
+            contents, _ = usable_in(texts[number][segments["document"]], segments["document"])
             last = 0
             for segment in segment_rows(segments):
                 row = _place(segment, contents[segment["document"]])
                 first_token, last = last, last + segment["student_tokens"]
                 for name, values_BS in tokens.items():
                     row[name] = values_BS[index, first_token:last]
-                yield {"dataset": names[corpus]} | row
+                yield {"dataset": names[number]} | row
 
 
 def _place(segment: dict[str, Any], content: str | Conversation) -> dict[str, Any]:

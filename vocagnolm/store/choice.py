@@ -57,7 +57,9 @@ def kept_by_source(sources: Sequence[str], tokens: IntArray, kept: _Numbers) -> 
         columns += [np.bincount(source_of, amounts), np.bincount(source_of, amounts * kept)]
     totals = np.stack(columns, axis=1)
     order = np.argsort(-totals[:, 0], kind="stable")
-    rows = [(one_line(names[index], _NAME_WIDTH), totals[index]) for index in order[:_LARGEST]]
+    rows = []
+    for index in order[:_LARGEST]:
+        rows.append((one_line(names[index], _NAME_WIDTH), totals[index]))
     others = order[_LARGEST:]
     if len(others):
         rows.append((f"{len(others):,} others", totals[others].sum(axis=0)))
@@ -159,6 +161,8 @@ def judgement(
     for name, is_largest in largest.items():
         values = columns[name][labelled]
         measured = judged(values if is_largest else -values, good, kept)[: 2 if share else 1]
-        shown = [f"{value:.3f} [{low:.3f}, {high:.3f}]" for value, low, high in measured]
+        shown = []
+        for value, low, high in measured:
+            shown.append(f"{value:.3f} [{low:.3f}, {high:.3f}]")
         best = "largest" if is_largest else "smallest"
         yield f"{name:8} {best:9} {'   '.join(shown)}"

@@ -213,7 +213,9 @@ def _preview(
 
     ((name, corpus_options),) = corpora_of(options)
     values = load_values(name, options.group_column, **corpus_options)
-    sources = [str(values[document]) for document in columns["document"]]
+    sources = []
+    for document in columns["document"]:
+        sources.append(str(values[document]))
     is_kept = np.zeros(len(order), bool)
     is_kept[order[: choice.kept_count(len(order), options.keep)]] = True
     print_main("\n".join(choice.kept_by_source(sources, columns["tokens"], is_kept)))

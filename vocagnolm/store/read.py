@@ -41,7 +41,10 @@ class StoredReader(TeacherReaders):
         # document. Their contexts differ only with `first`.
         limits = []
         for stores in self.teachers:
-            limits.append(min(int(store.manifest["context"]) for store in stores))
+            contexts = []
+            for store in stores:
+                contexts.append(int(store.manifest["context"]))
+            limits.append(min(contexts))
         return limits
 
     def fingerprint(self) -> str:
@@ -60,9 +63,13 @@ class StoredReader(TeacherReaders):
         """Name each teacher, its stores and their size."""
         lines = []
         for stores in self._by_teacher:
-            names = ", ".join(str(store.directory) for store in stores)
-            tokens = sum(store.manifest["tokens"] for store in stores)
-            lines.append(f"{names}: losses of {stores[0].manifest['teacher']}, {tokens:,} tokens")
+            names = []
+            tokens = 0
+            for store in stores:
+                names.append(str(store.directory))
+                tokens += store.manifest["tokens"]
+            teacher = stores[0].manifest["teacher"]
+            lines.append(f"{', '.join(names)}: losses of {teacher}, {tokens:,} tokens")
         return lines
 
     def read(self, texts: Sequence[str]) -> tuple[list[Tokens], WithoutTeacher]:

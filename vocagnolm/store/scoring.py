@@ -140,7 +140,9 @@ class ScoringJob:
         documents = read_texts(self.corpus, range(len(self.corpus)), self.template)
         keyed = ((index, store.document_key(text)) for index, text in documents)
         usable = np.fromiter(keyed, [("index", np.int64), ("key", store.KEY)])
-        tables = [store.read_shard(self.directory / entry["file"]) for entry in shards]
+        tables = []
+        for entry in shards:
+            tables.append(store.read_shard(self.directory / entry["file"]))
         is_new = np.isin(usable["key"], store.read_keys(tables), invert=True)
         return Plan(store.shard_number(shards[-1]["file"]) + 1, usable["index"][is_new])
 

@@ -113,9 +113,11 @@ class ModelOptions:
         # It imports Arrow, which a plain run does not need here.
         from vocagnolm.store.format import by_teacher, read_manifest
 
-        # A store that is missing is reported when it is opened.
-        paths = self.teacher_losses or ()
-        return len(by_teacher(read_manifest(Path(path)) or {"teacher": path} for path in paths))
+        manifests = []
+        for path in self.teacher_losses or ():
+            # A store that is missing is reported when it is opened.
+            manifests.append(read_manifest(Path(path)) or {"teacher": path})
+        return len(by_teacher(manifests))
 
     def output_dir(self, method: str) -> str:
         """Name a directory after the models, and after the method if they do not imply it."""
