@@ -336,9 +336,7 @@ def _read_table(file: Path, text_column: str | None) -> Any:
     return datasets.load_dataset("parquet", data_files=pattern, split=TRAIN, **limits)
 
 
-def _read_values(
-    file: Path, text_column: str | None, column: str | None, root: Path
-) -> datasets.Dataset:
+def _read_values(file: Path, text_column: str | None, column: str | None, root: Path) -> Any:
     """Read a column of the rows that `_read_file` reads, or the name of the file for each."""
     values: Any
     if column is None:

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from vocagnolm import __main__
 from vocagnolm.corpus import load_corpus, load_values
-from vocagnolm.store.choice import judged, kept_by_source, one_line
+from vocagnolm.store.choice import good_labels, judged, judgement, kept_by_source, one_line
 
 OPTIONS = {"split": "train", "text_column": None, "config_name": None}
 
@@ -111,7 +111,35 @@ def test_document_is_shown_in_a_line_that_controls_no_terminal() -> None:
     assert one_line("x" * 100, 10) == "x" * 9 + "…"
 
 
+@pytest.mark.parametrize(
+    ("labels", "good", "expected"),
+    [
+        (["true", None, "false"], None, [1, None, 0]),
+        (["1", "0", "0"], None, [1, 0, 0]),
+        (["fine", "bad", "worse"], "fine", [1, 0, 0]),
+        (["0", "1", "2"], "0", [1, 0, 0]),
+    ],
+)
+def test_labels_say_which_documents_are_good(
+    labels: list[str | None], good: str | None, expected: list[float | None]
+) -> None:
+    np.testing.assert_array_equal(good_labels(labels, good), np.array(expected, float))
+
+
+def test_scores_are_not_judged_by_labels_of_one_kind() -> None:
+    columns = {"excess": np.zeros(3)}
+    (line,) = judgement(columns, {"excess": True}, np.array([1, np.nan, 1]), 0.5)
+    assert "both kinds" in line
+
+
 # Columns beside the text
+
+
+def test_values_of_a_dataset_of_the_hub_are_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, None]})
+    monkeypatch.setattr("vocagnolm.corpus._read_hub", lambda *_, **options: table)
+    assert load_values("some/pages", "label", **OPTIONS) == ["1", None]
+    assert load_values("some/pages", None, **OPTIONS) == ["some/pages"] * 2
 
 
 def write_rows(path: Path, rows: Sequence[Any]) -> Path:
@@ -171,8 +199,8 @@ def test_rank_shows_what_it_would_keep_and_then_keeps_it(
     shown = capsys.readouterr().out
     assert not (tmp_path / "out/kept.jsonl").exists()
     assert __main__.main([*command, *choice]) == 0
-    # Only the last line says what was written.
-    assert capsys.readouterr().out.splitlines()[:-1] == shown.splitlines()[:-1]
+    assert shown.count(", not written") == 1
+    assert capsys.readouterr().out == shown.replace(", not written", "")
     rows = sorted(ranks(tmp_path), key=lambda row: -row["student"])
     kept = [json.loads(line) for line in (tmp_path / "out/kept.jsonl").open()]
     assert [row["document"] for row in kept] == sorted(row["document"] for row in rows[:10])

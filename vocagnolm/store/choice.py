@@ -52,10 +52,9 @@ def kept_count(count: int, share: float) -> int:
 def kept_by_source(sources: Sequence[str], tokens: IntArray, kept: _Numbers) -> Iterator[str]:
     """Yield a table of the documents and tokens of each source, and of the shares that are kept."""
     names, source_of = np.unique(sources, return_inverse=True)
-    columns = []
-    for amounts in (np.ones_like(tokens), tokens):
-        columns += [np.bincount(source_of, amounts), np.bincount(source_of, amounts * kept)]
-    totals = np.stack(columns, axis=1)
+    totals = np.zeros((len(names), 4))
+    # A source may have many documents, so += would lose some.
+    np.add.at(totals, source_of, np.stack([np.ones_like(tokens), kept, tokens, tokens * kept], 1))
     order = np.argsort(-totals[:, 0], kind="stable")
     rows = []
     for index in order[:_LARGEST]:
@@ -154,6 +153,9 @@ def judgement(
     """
     labelled = ~np.isnan(good)
     good = good[labelled]
+    if not 0 < good.sum() < len(good):
+        yield "labels: the scored documents are not of both kinds"
+        return
     kept = kept_count(len(good), share or 1)
     yield f"{len(good):,} labelled documents, {int(good.sum()):,} good; in brackets: 95 %"
     heading = f"precision of the best {kept:,}" if share else ""

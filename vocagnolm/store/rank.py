@@ -196,13 +196,11 @@ def _write(
         return
     kept = order[: choice.kept_count(len(values), options.keep)]
     _preview(options, corpus, columns, order)
-    last = f"{len(kept):,} documents; the last: {options.by} {values[kept[-1]]:.3f}"
-    if options.dry_run:
-        print_main(f"{KEPT} would have {last}")
-        return
-    documents = np.sort(columns["document"][kept]).tolist()
-    write_rows(out / KEPT, _kept_rows(corpus, documents))
-    print_main(f"{out / KEPT}: {last}")
+    what = f"{len(kept):,} documents; the last: {options.by} {values[kept[-1]]:.3f}"
+    if not options.dry_run:
+        documents = np.sort(columns["document"][kept]).tolist()
+        write_rows(out / KEPT, _kept_rows(corpus, documents))
+    print_main(f"{out / KEPT}{', not written' if options.dry_run else ''}: {what}")
 
 
 def _preview(
