@@ -26,6 +26,8 @@ from vocagnolm.method import (
     load_own,
 )
 
+# STM's paper has this threshold.
+_STM_PERPLEXITY = 2.5
 # EAFT's entropy is that of so many tokens.
 _GATE_TOKENS = 20
 
@@ -284,7 +286,7 @@ def accept_tokens(
 
 
 @torch.no_grad()
-def weigh_by_student(loss: Tensor, selection: Selection, stm_perplexity: float) -> Tensor:
+def weigh_by_student(loss: Tensor, selection: Selection, stm_perplexity: float | None) -> Tensor:
     """Weight tokens by the student's losses alone, beyond the paper; any shape, float32.
 
     "dft": W = p_S = exp(-L_S), the weight of Dynamic Fine-Tuning (arXiv 2508.05629). "stm": W = 1
@@ -294,7 +296,7 @@ def weigh_by_student(loss: Tensor, selection: Selection, stm_perplexity: float) 
     if selection == "dft":
         return (-loss).exp().float()
     if selection == "stm":
-        return (loss <= math.log(stm_perplexity)).float()
+        return (loss <= math.log(stm_perplexity or _STM_PERPLEXITY)).float()
     return torch.ones_like(loss, dtype=torch.float32)
 
 

@@ -127,9 +127,10 @@ class Method:
         "Without a teacher: dft, by p_student; stm, only likely tokens; eaft, by the entropy.",
         first=True,
     )
-    stm_perplexity: float = option(
-        2.5,
-        "Largest perplexity 1 / p_student of a token that --selection stm trains on.",
+    # Not a number, because earlier runs have none, and resume.
+    stm_perplexity: float | None = option(
+        None,
+        "Largest perplexity 1 / p_student of a token that --selection stm trains on. Default: 2.5.",
         interval="(1, inf)",
     )
     unselected_weight: float = option(

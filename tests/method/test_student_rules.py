@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vocagnolm.method import Method
 from vocagnolm.objective import Objective
+from vocagnolm.record import differences
 from vocagnolm.token_loss import add_token_losses
 
 RULES = [
@@ -89,3 +90,10 @@ def test_a_rule_without_a_teacher_takes_none() -> None:
         assert "top_k" not in method.in_effect()
         with pytest.raises(ValueError, match="does not use a teacher"):
             method.check_teacher(1)
+
+
+def test_runs_that_began_before_a_threshold_was_an_option_resume() -> None:
+    earlier = vars(Method()).copy()
+    earlier.pop("stm_perplexity")
+    assert not differences(earlier, vars(Method()))
+    assert differences(earlier, vars(Method(selection="stm", stm_perplexity=3.0)))

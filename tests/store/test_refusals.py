@@ -103,6 +103,14 @@ def truncated(files: Files) -> list[str]:
     return files.score()
 
 
+def unreadable(files: Files) -> list[str]:
+    shard = files.root / "S" / shard_name(3)
+    data = shard.read_bytes()
+    # The size stays.
+    shard.write_bytes(bytes([255]) * 400 + data[400:])
+    return files.score()
+
+
 def no_document(files: Files) -> list[str]:
     empty = write_corpus(files.root / "empty.jsonl", ["", " ", None])
     return files.score(corpus=empty, to="new")
@@ -150,6 +158,7 @@ CASES: list[tuple[Callable[[Files], list[str]], str]] = [
     (lambda files: files.score(to=str(files.teacher)), "holds config.json"),
     (other_kind, "chat_template was None, now "),
     (truncated, "shard-00003.arrow damaged"),
+    (unreadable, "shard-00003.arrow is damaged"),
     (no_document, "--dataset"),
     (no_manifest, "shard-0"),
     (lambda files: files.rank("--keep=0"), "--keep"),

@@ -64,7 +64,9 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_dtype(" of the teacher (the student's is float32)")
     parser.add_options(LoadOptions, "attn_implementation trust_remote_code")
     add("--max_length", type=int, help="Student tokens per part; default: 2048 or its context.")
-    parser.add_options(Method, "selection top_k aggregation unmapped")
+    # The view compares with a teacher, which the other selections do not have.
+    parser.add_options(Method, "selection", choices=["top_k", "accept"])
+    parser.add_options(Method, "top_k aggregation unmapped")
     add("--output_dir", type=Path, help=f"For {PAGE}.")
     arguments = parser.parse_args(argv)
     in_range(arguments, "[0, inf)", "document")
@@ -104,7 +106,6 @@ def build_view(arguments: argparse.Namespace) -> GuidanceView:
     values["teacher_dtype"] = arguments.dtype
     names = {declared.name for declared in options_of(GuidanceOptions)} & values.keys()
     options = GuidanceOptions(**{name: values[name] for name in names})
-    options.check_teachers(1, is_stored=False)
     model_options = ModelOptions(student=arguments.student, teacher=arguments.teacher)
     corpus, indices = _read_documents(arguments)
     device = torch.device("cpu") if is_on_cpu() else torch.accelerator.current_accelerator()

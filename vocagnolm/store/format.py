@@ -233,7 +233,10 @@ def _describe(path: Path) -> JsonObject:
 
 def read_shard(path: Path) -> pa.Table:
     """Map a shard into memory: processes share its pages, which are read when they are needed."""
-    return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+    try:
+        return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ValueError(f"{path} is damaged ({error}): delete it, and score again") from error
 
 
 def read_keys(shards: Iterable[pa.Table]) -> npt.NDArray[np.bytes_]:
