@@ -24,6 +24,7 @@ import ctypes
 import gc
 import hashlib
 import importlib
+import multiprocessing
 import os
 import runpy
 import subprocess
@@ -403,8 +404,9 @@ def _kept() -> ProcessPoolExecutor:
 
 
 def stop() -> None:
-    """End the kept process."""
-    _kept().shutdown()
+    """End the kept process, without waiting for what its libraries do at their exit."""
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 def _call(path: str, name: str, args: tuple[Any, ...]) -> Any:
