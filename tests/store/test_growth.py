@@ -19,17 +19,21 @@ from store_world import (
     ABOUT,
     CONTEXT,
     FakeScorer,
+    arguments,
     contents,
     make_job,
+    write_corpus,
 )
 from transformers import PreTrainedTokenizerBase
 
+from vocagnolm import __main__
 from vocagnolm.corpus import read_list
 from vocagnolm.readers import teacher_reader
 from vocagnolm.store import format as store_format
 from vocagnolm.store import scoring
 from vocagnolm.store.format import SHARDS, Store, find_faults, read_shard, shard_paths
 from vocagnolm.store.scoring import ScoringJob
+from vocagnolm.store.windows import HFScorer
 
 
 def score(job: ScoringJob, scorer: FakeScorer) -> None:
@@ -114,14 +118,25 @@ def test_growth_does_not_look_at_older_shards_and_keeps_their_checksums(
     assert not find_faults(tmp_path, Store(tmp_path).manifest[SHARDS], by_hash=True)
 
 
+@pytest.mark.parametrize("later", ["efabcd", "efab"])
+def test_unfinished_store_keeps_what_it_has_when_the_corpus_changes(
+    teacher_tokenizer: PreTrainedTokenizerBase, tmp_path: Path, later: str
+) -> None:
+    """Its only shard has e and f, which the new corpus would put elsewhere."""
+    job = make_job(tmp_path, list("abcdef"), teacher_tokenizer)
+    assert scoring.begin(job, ABOUT)
+    scoring.score_shard(job, 2, FakeScorer())
+    scorer = FakeScorer()
+    score(make_job(tmp_path, list(later), teacher_tokenizer), scorer)
+    assert len(scorer.windows) == len(later) - 2
+    assert all(text in Store(tmp_path) for text in later)
+
+
 TEXTS = [*"abcdefghij", "c 😀", "数学", "", "Anna has 12 apples, and buys 30 more. " * 9]
 KILLS = st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=3)
-# Any documents in any order, and the kills of the command that scores them.
-CORPORA = st.lists(
-    st.tuples(st.lists(st.sampled_from(TEXTS), min_size=1, unique=True), KILLS),
-    min_size=1,
-    max_size=4,
-)
+# Any documents in any order, the kills of the command that scores them, and whether it ever ends.
+STEPS = st.tuples(st.lists(st.sampled_from(TEXTS), min_size=1, unique=True), KILLS, st.booleans())
+CORPORA = st.lists(STEPS, min_size=1, max_size=4)
 
 
 def make_any_job(directory: Path, texts: Sequence[str], turns: bool, tokenizer: Any) -> ScoringJob:
@@ -135,7 +150,7 @@ def make_any_job(directory: Path, texts: Sequence[str], turns: bool, tokenizer: 
 
 @given(corpora=CORPORA, turns=st.booleans(), lost=st.integers(0, 20))
 def test_store_has_each_document_once_after_any_changes_and_kills(
-    corpora: list[tuple[list[str], list[tuple[int, bool]]]],
+    corpora: list[tuple[list[str], list[tuple[int, bool]], bool]],
     turns: bool,
     lost: int,
     teacher_tokenizer: PreTrainedTokenizerBase,
@@ -147,24 +162,33 @@ def test_store_has_each_document_once_after_any_changes_and_kills(
         expected = Store(other)
         scored: set[str] = set()
         written: dict[Path, bytes] = {}
-        for texts, kills in corpora:
+        for texts, kills, ends in corpora:
             job = make_any_job(directory, texts, turns, teacher_tokenizer)
             for at, before in kills:
                 with pytest.MonkeyPatch.context() as patch, suppress(Killed):
                     kill_at(patch, at, before=before)
                     score(job, FakeScorer())
                 # What a killed job has written stays, too.
-                written |= {path: path.read_bytes() for path in shard_paths(directory)}
-            score(job, FakeScorer())
-            assert {path: path.read_bytes() for path in written} == written
-            written |= {path: path.read_bytes() for path in shard_paths(directory)}
-            scored |= set(all_texts(job))
-            check_store(directory, scored, expected)
+                check_unchanged(directory, written)
+            if ends:
+                score(job, FakeScorer())
+                scored |= set(all_texts(job))
+                check_store(directory, scored, expected)
+            check_unchanged(directory, written)
+        score(job, FakeScorer())
+        check_store(directory, set(all_texts(job)), expected)
         shards = shard_paths(directory)
-        if shards:
-            shards[lost % len(shards)].unlink()
-            score(job, FakeScorer())
-            check_store(directory, set(all_texts(job)), expected)
+        shards[lost % len(shards)].unlink()
+        score(job, FakeScorer())
+        check_store(directory, set(all_texts(job)), expected)
+
+
+def check_unchanged(directory: Path, written: dict[Path, bytes]) -> None:
+    """Compare shards with what was written before, to which further ones are added."""
+    for path in shard_paths(directory):
+        data = path.read_bytes()
+        assert written.setdefault(path, data) == data
+    assert set(written) == set(shard_paths(directory))
 
 
 def check_store(directory: Path, texts: set[str], expected: Store) -> None:
@@ -182,35 +206,33 @@ def check_store(directory: Path, texts: set[str], expected: Store) -> None:
     assert not list(directory.glob(".shard-*"))
 
 
-@pytest.mark.parametrize("at", [("losses", 1), ("losses", 3), ("describe", 1), ("describe", 3)])
+@pytest.mark.parametrize("at", [("losses", 1), ("losses", 9), ("describe", 1), ("describe", 9)])
 def test_jobs_of_two_corpora_in_one_directory_lose_nothing(
-    teacher_tokenizer: PreTrainedTokenizerBase,
+    teacher: Path,
+    corpus: Path,
+    texts: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     at: tuple[str, int],
 ) -> None:
     """The second job runs while the first scores its n-th shard, or has listed what is there."""
-    ours, theirs = list("abcdefgh"), list("hgxyzbw")
+    theirs = [*texts[::-2], "in their corpus alone"]
+    argv = arguments(teacher, write_corpus(tmp_path / "theirs.jsonl", theirs), tmp_path / "S")
     calls: Counter[str] = Counter()
 
-    def interrupt(where: str) -> None:
-        calls[where] += 1
-        if (where, calls[where]) == at:
-            score(make_job(tmp_path, theirs, teacher_tokenizer), FakeScorer())
+    def interrupted(name: str, original: Any) -> Any:
+        def call(*args: Any) -> Any:
+            calls[name] += 1
+            if (name, calls[name]) == at:
+                assert __main__.main(argv) == 0
+            return original(*args)
 
-    class Interrupted(FakeScorer):
-        def losses(self, *args: Any) -> list[Any]:
-            interrupt("losses")
-            return super().losses(*args)
+        return call
 
-    describe = store_format._describe
-
-    def interrupted(path: Path) -> dict[str, Any]:
-        interrupt("describe")
-        return describe(path)
-
-    monkeypatch.setattr(store_format, "_describe", interrupted)
-    score(make_job(tmp_path, ours, teacher_tokenizer), Interrupted())
-    store = Store(tmp_path)
-    assert all(text in store for text in ours + theirs)
-    assert not find_faults(tmp_path, store.manifest[SHARDS], by_hash=True)
+    monkeypatch.setattr(HFScorer, "losses", interrupted("losses", HFScorer.losses))
+    describe = interrupted("describe", store_format._describe)
+    monkeypatch.setattr(store_format, "_describe", describe)
+    assert __main__.main(arguments(teacher, corpus, tmp_path / "S")) == 0
+    store = Store(tmp_path / "S")
+    assert all(text in store for text in texts + theirs)
+    assert not find_faults(store.directory, store.manifest[SHARDS], by_hash=True)
