@@ -30,12 +30,14 @@ import runpy
 import subprocess
 import sys
 import tempfile
+import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from functools import cache, wraps
-from multiprocessing import get_context
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -392,22 +394,42 @@ def start() -> None:
 
 def in_fork(path: str, name: str, args: tuple[Any, ...], keep: bool) -> Any:
     """Call a function of a file in a copy of this process; calls with `keep` share one."""
-    if keep:
-        return _kept().submit(_call, path, name, args).result()
-    with ProcessPoolExecutor(1, get_context("fork")) as pool:
-        return pool.submit(_call, path, name, args).result()
+    process, pipe = _kept() if keep else _forked()
+    pipe.send((path, name, args))
+    error, result = pipe.recv()
+    if not keep:
+        process.kill()
+    if error is not None:
+        raise RuntimeError(error)
+    return result
 
 
-@cache
-def _kept() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, get_context("fork"))
+def _forked() -> tuple[BaseProcess, Connection]:
+    """Fork a process that answers calls.
+
+    Nobody waits for its exit, and no thread of this process serves it: a fork beside threads may
+    inherit a lock that nobody frees.
+    """
+    here, there = Pipe()
+    process = get_context("fork").Process(target=_answer, args=(there,), daemon=True)
+    process.start()
+    there.close()  # so that the end of the process ends `here.recv`
+    return process, here
+
+
+_kept = cache(_forked)
+
+
+def _answer(pipe: Connection) -> None:
+    while True:
+        path, name, args = pipe.recv()
+        try:
+            pipe.send((None, runpy.run_path(path)[name](*args)))
+        except Exception:  # noqa: BLE001 - it is raised in the process that called
+            pipe.send((traceback.format_exc(), None))
 
 
 def stop() -> None:
-    """End the kept process, without waiting for what its libraries do at their exit."""
+    """End the processes."""
     for process in multiprocessing.active_children():
         process.kill()
-
-
-def _call(path: str, name: str, args: tuple[Any, ...]) -> Any:
-    return runpy.run_path(path)[name](*args)
