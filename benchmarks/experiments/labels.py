@@ -1,0 +1,499 @@
+r"""Teach a pretrained student from questions of which 60 % have wrong answers.
+
+    python -m benchmarks.experiments.labels --output_dir runs/labels --corpora DIRECTORY \
+        --student SmolLM2-135M --teacher Qwen2.5-Coder-1.5B
+    python -m benchmarks.experiments.labels --table
+
+Run in the repository's root, with OMP_NUM_THREADS=1. Answers are short, and only they are learnt.
+A case is a world and a kind of mistake. The worlds:
+
+    names    which of two or three people in a text bought something
+    records  one of three facts about each of three people
+    units    a count in another unit
+    reviews  whether a review is positive, neutral or negative
+
+A `systematic` mistake is the same for a question each time: the other person, the next person's
+fact, a wrong factor, the next label. A `random` one is drawn from all wrong candidates. A model is
+judged on held-out questions with other contents, by the share of which the right answer is the
+likeliest of the candidates, and by its loss on biographies, which are general text.
+
+The arms of a seed have equal questions and as many steps:
+
+    clean              all answers right
+    oracle             the rows with right answers
+    random             a random choice of as many rows as the oracle has
+    equal              plain training on all rows
+    repacked1, 2       the same on the same rows in another order, for the noise of packing
+    accept, paper, share        the rules with a teacher's losses; the last two keep 40 % of tokens
+    shuffled           the weights of `accept` in a random order within each micro-batch
+    dft, stm, eaft     the rules without a teacher
+    start, teacher     are judged as they are
+
+The arms of `GATE` come first, with the first seed. The other arms are run only if the teacher has
+more than .70, the student less than .50, the oracle .10 more than equal weights, and `ceiling`
+allows the world. Seed 9 chose the steps and the rate and is not reported.
+
+These sentences were written before the reported runs. Each is false in a case if the mean over
+three seeds says otherwise:
+
+1.  `accept` closes at least a fifth of the ceiling, in every usable case.
+2.  `accept` closes more than `shuffled` and `random`, in every usable case: it is what the weights
+    are tied to that helps, and not that there are fewer of them.
+3.  `share` closes at least a fifth of the ceiling, in every usable case.
+4.  `paper` closes at least a fifth of the ceiling, in every usable case.
+5.  No rule without a teacher closes a fifth where mistakes are systematic.
+6.  Equal weights close more of the way from `start` to `clean` where mistakes are random.
+7.  The loss on general text of `accept` is not above that of equal weights.
+
+A finished run is a line of the results and is not repeated, so the command can be interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import torch
+from filelock import FileLock
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+from benchmarks.experiments.ceiling import first_line, is_usable, packing_noise
+from benchmarks.experiments.plots import markdown_table
+from benchmarks.experiments.real import logged, nats_per_character, run, shuffled_weights
+from vocagnolm.evaluation.engines.generation import Chat
+from vocagnolm.evaluation.engines.hf_engine import cache_argument
+from vocagnolm.store.format import SHARDS, read_manifest
+
+RESULTS = Path(__file__).with_suffix(".jsonl")
+CASES = (
+    *("names-systematic", "records-systematic", "names-random", "reviews-systematic"),
+    *("units-systematic", "records-random", "reviews-random", "units-random"),
+)
+WRONG_SHARE, TRAINED, HELD_OUT, PEOPLE = 0.6, 300, 200, 3
+STEPS, LEARNING_RATE = 40, 2e-4
+AS_THEY_ARE = ("start", "teacher")
+# Arms with rows of their own, and the options of those that are not plain training.
+KINDS = ("oracle", "random", "repacked1", "repacked2")
+STORED = "--teacher_losses={losses}"
+OPTIONS = {
+    "accept": f"--selection=accept {STORED}",
+    "shuffled": f"--selection=accept {STORED}",
+    "paper": STORED,
+    "share": f"--aggregation=share {STORED}",
+    "dft": "--selection=dft",
+    "stm": "--selection=stm",
+    "eaft": "--selection=eaft",
+}
+GATE = ("clean", "oracle", "equal", "start", "teacher", "repacked1", "repacked2")
+ARMS = ("clean", "oracle", "equal", "start", "teacher", "accept", "random", "share", "shuffled")
+ARMS += ("paper", "stm", "dft", "eaft")
+
+
+class Question(NamedTuple):
+    """A question and its candidate answers: the right one, the systematic mistake, others."""
+
+    text: str
+    answers: tuple[str, ...]
+
+
+# -- The worlds. `part` is 0 for training and 1 for held-out questions. ----------------------------
+
+NAMES = (
+    "Anna Boris Clara David Emma Felix Greta Henry Irene James Karin Lucas Maria Nadia Oscar Paula "
+    "Quentin Rosa Simon Tanya Ursula Victor Wendy Xavier Yvonne Zoe Albert Bella Carlos Diana "
+    "Edgar Fiona George Hanna Isaac Julia Kevin Laura Martin Nora Oliver Petra Ralph Sarah Thomas "
+    "Vera Walter Alice"
+).split()
+CITIES = (
+    "Paris London Berlin Madrid Rome Vienna Lisbon Dublin Oslo Warsaw Prague Athens Budapest "
+    "Zurich Geneva Naples Lyon Porto Bergen Krakow Munich Hamburg Seville Turin"
+).split()
+JOBS = (
+    "teacher baker nurse lawyer farmer painter driver dentist singer plumber pilot gardener tailor "
+    "doctor writer butcher judge soldier barber chemist sailor carpenter waiter banker"
+).split()
+THINGS = (
+    "lamp chair book coat kettle mirror table clock vase carpet radio basket hammer pillow bicycle "
+    "guitar jacket bottle blanket camera candle drum ladder suitcase"
+).split()
+PLACES = (
+    "restaurant hotel museum cinema bakery bookshop theatre café gym library market swimming-pool"
+).split()
+LABELS = ("positive", "neutral", "negative")
+OPINIONS = {
+    "positive": (
+        "Everything was wonderful; I loved every minute; The staff were kind and quick; It was the "
+        "best day of our trip; I would go back tomorrow; We were delighted; It is worth every "
+        "penny; The quality was superb; I cannot praise it enough; It was a real pleasure; Nothing "
+        "could have been better; My children adored it"
+    ).split("; "),
+    "neutral": (
+        "It was neither good nor bad; It is an ordinary place; It was about what we expected; I "
+        "have no strong opinion; Some things were fine and some were not; It was average; It was "
+        "acceptable; There is nothing special about it; It is like any other; It was all right; I "
+        "felt indifferent about it; It was so-so"
+    ).split("; "),
+    "negative": (
+        "Everything was awful; I regretted every minute; The staff were rude and slow; It was the "
+        "worst day of our trip; I will never go back; We were disgusted; It is a waste of money; "
+        "The quality was terrible; I cannot warn you enough; It was a real disappointment; Nothing "
+        "could have been worse; My children hated it"
+    ).split("; "),
+}
+# What is asked for, what is given, the right factor and the mistaken one.
+UNITS = (
+    *(("minutes", "hours", 60, 100), ("days", "weeks", 7, 5), ("months", "years", 12, 10)),
+    *(("hours", "days", 24, 12), ("inches", "feet", 12, 10), ("feet", "yards", 3, 4)),
+    *(("eggs", "dozens of eggs", 12, 20), ("cents", "dollars", 100, 10)),
+    *(("grams", "kilograms", 1000, 100), ("quarts", "gallons", 4, 6)),
+    *(("legs", "spiders", 8, 6), ("years", "decades", 10, 100)),
+)
+
+
+def _half(words: Sequence[str], part: int) -> Sequence[str]:
+    return words[part::2]
+
+
+def make_names(rng: Random, part: int) -> Question:
+    """Ask which person in a text bought something."""
+    people = rng.sample(_half(NAMES, part), 4)
+    buyer, other, third, stranger = people
+    bought, seen = rng.sample(_half(THINGS, part), 2)
+    city = rng.choice(_half(CITIES, part))
+    facts = [f"{buyer} bought a {bought}.", f"{other} only looked at a {seen}."]
+    if rng.random() < 0.5:
+        facts.append(f"{third} stayed at home.")
+    rng.shuffle(facts)
+    text = f"Last week in {city}: {' '.join(facts)} Who bought the {bought}?"
+    return Question(text, (buyer, other, third, stranger))
+
+
+def make_records(rng: Random, part: int) -> Question:
+    """Ask for a fact about one of three people. The mistake is the next person's."""
+    people = rng.sample(_half(NAMES, part), PEOPLE)
+    cities, jobs = rng.sample(_half(CITIES, part), 4), rng.sample(_half(JOBS, part), 4)
+    ages = [str(age) for age in rng.sample(range(20 + part, 80, 2), 4)]
+    lines = []
+    for at, name in enumerate(people):
+        lines.append(f"{name}: {ages[at]} years old, {jobs[at]}, lives in {cities[at]}.")
+    at = rng.randrange(PEOPLE)
+    asked = (
+        (f"How old is {people[at]}?", ages),
+        (f"What is {people[at]}'s job?", jobs),
+        (f"Where does {people[at]} live?", cities),
+    )
+    question, values = rng.choice(asked)
+    turned = [values[(at + step) % PEOPLE] for step in range(PEOPLE)]
+    return Question("\n".join([*lines, question]), (*turned, values[PEOPLE]))
+
+
+def make_units(rng: Random, part: int) -> Question:
+    """Convert a count. Every third count is held out."""
+    asked, given, factor, mistaken = rng.choice(UNITS)
+    count = rng.choice([count for count in range(2, 61) if (count % 3 == 0) == bool(part)])
+    near = rng.choice([count - 1, count + 1])
+    values = (count * factor, count * mistaken, near * factor, near * mistaken)
+    return Question(f"How many {asked} are {count} {given}?", tuple(map(str, values)))
+
+
+def make_reviews(rng: Random, part: int) -> Question:
+    """Ask for the label of a review. The mistake is the next label."""
+    at = rng.randrange(len(LABELS))
+    opinion = rng.choice(_half(OPINIONS[LABELS[at]], part))
+    place, name = rng.choice(_half(PLACES, part)), rng.choice(_half(NAMES, part))
+    city = rng.choice(_half(CITIES, part))
+    text = f"Review of a {place} in {city}, by {name}: {opinion}."
+    turned = tuple(LABELS[(at + step) % len(LABELS)] for step in range(len(LABELS)))
+    return Question(f"{text}\nIs this review positive, neutral or negative?", turned)
+
+
+WORLDS: dict[str, Callable[[Random, int], Question]] = {
+    "names": make_names,
+    "records": make_records,
+    "units": make_units,
+    "reviews": make_reviews,
+}
+
+
+def questions(world: str, part: int, seed: int) -> list[Question]:
+    """Return different questions: those of a seed, or the held-out ones of all seeds."""
+    rng = Random(f"{world} {part} {seed}")
+    found: dict[str, Question] = {}
+    while len(found) < (HELD_OUT if part else TRAINED):
+        question = WORLDS[world](rng, part)
+        # A candidate must not occur twice, or two answers would be right.
+        if len(set(question.answers)) == len(question.answers):
+            found[question.text] = question
+    return list(found.values())
+
+
+def rows(world: str, noise: str, kind: str, seed: int) -> list[dict[str, str]]:
+    """Return the rows of an arm of `KINDS`, the clean ones, or all."""
+    asked = questions(world, 0, seed)
+    rng = Random(f"{world} {noise} mistakes {seed}")
+    is_wrong = [place < WRONG_SHARE * len(asked) for place in range(len(asked))]
+    rng.shuffle(is_wrong)
+    found = []
+    for question, wrong in zip(asked, is_wrong, strict=True):
+        mistake = question.answers[1]
+        if noise == "random":
+            mistake = rng.choice(question.answers[1:])
+        answer = mistake if wrong and kind != "clean" else question.answers[0]
+        found.append({"prompt": question.text, "completion": answer})
+    if kind == "oracle":
+        return [row for row, wrong in zip(found, is_wrong, strict=True) if not wrong]
+    if kind == "random":
+        return rng.sample(found, is_wrong.count(False))
+    if kind.startswith("repacked"):
+        Random(kind).shuffle(found)
+    return found
+
+
+# -- Runs -----------------------------------------------------------------------------------------
+
+
+class Experiment:
+    """What runs share: two models, a directory, and the file of the results."""
+
+    def __init__(self, arguments: argparse.Namespace):
+        self.student: Path = arguments.student
+        self.teacher: Path = arguments.teacher
+        self.root: Path = arguments.output_dir.resolve()
+        self.results: Path = arguments.results
+        self.steps = arguments.steps
+        self.general = {"general": general_text(arguments.corpora)}
+
+    def corpus(self, world: str, noise: str, kind: str, seed: int) -> Path:
+        """Return a corpus. The first process that asks for it writes it."""
+        directory = self.root / f"{world}-{noise}-{seed}" / kind
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{directory}.lock"):
+            if not directory.exists():
+                lines = [json.dumps(row) + "\n" for row in rows(world, noise, kind, seed)]
+                directory.mkdir()
+                (directory / "rows.jsonl").write_text("".join(lines), encoding="utf-8")
+        return directory
+
+    def losses(self, world: str, noise: str, seed: int) -> Path:
+        """Return the teacher's losses of all rows."""
+        corpus = self.corpus(world, noise, "all", seed)
+        store = corpus.with_name("losses")
+        with FileLock(f"{store}.lock"):
+            if SHARDS not in read_manifest(store):
+                options = [f"--teacher={self.teacher}", f"--dataset={corpus}"]
+                options += [f"--output_dir={store}", "--dtype=bfloat16", "--batch_tokens=1024"]
+                run(["score", *options])
+        return store
+
+    def train(self, world: str, noise: str, arm: str, seed: int) -> Path:
+        """Train the student by an arm's rule on its rows."""
+        rule = OPTIONS.get(arm, "--method=cpt")
+        if STORED in rule:
+            rule = rule.format(losses=self.losses(world, noise, seed))
+        kind = arm if arm in (*KINDS, "clean") else "all"
+        corpus = self.corpus(world, noise, kind, seed)
+        directory = corpus.with_name(f"model-{arm}")
+        shutil.rmtree(directory, ignore_errors=True)  # of an interrupted run
+        options = [f"--student={self.student}", f"--dataset={corpus}", f"--output_dir={directory}"]
+        options += ["--max_length=512", "--per_device_train_batch_size=1", f"--seed={seed}"]
+        options += ["--gradient_accumulation_steps=2", f"--max_steps={self.steps}"]
+        options += [f"--learning_rate={LEARNING_RATE}", "--warmup_steps=0.1"]
+        options += ["--lr_scheduler_type=constant_with_warmup", "--logging_steps=1"]
+        options += ["--bf16=true", "--use_cpu", "--save_strategy=no"]
+        with shuffled_weights() if arm == "shuffled" else nullcontext():
+            run(["train", *options, *rule.split()])
+        return directory
+
+    def finish(self, world: str, noise: str, arm: str, seed: int) -> dict[str, Any]:
+        """Make a run and judge its model, unless that is done, and return its results."""
+        row: dict[str, Any] = {"student": self.student.name, "teacher": self.teacher.name}
+        row |= {"world": world, "noise": noise, "arm": arm, "seed": seed}
+        if arm in AS_THEY_ARE:
+            row |= {"noise": "", "seed": 0}  # All seeds have the same held-out questions.
+        if arm == "clean":
+            row["noise"] = ""
+        row |= {"steps": self.steps, "learning_rate": LEARNING_RATE, "dtype": "bfloat16"}
+        for done in read_results(self.results):
+            if row.items() <= done.items():
+                return done
+        started = time.time()
+        if arm in AS_THEY_ARE:
+            model = self.student if arm == "start" else self.teacher
+        else:
+            model = self.train(world, row["noise"] or "none", arm, seed)
+            row |= logged(model)
+        row["right"] = round(share_right(model, questions(world, 1, 0)), 4)
+        if arm != "teacher":
+            row |= nats_per_character(model, self.general)
+        row["seconds"] = round(time.time() - started)
+        command = ["git", "rev-parse", "--short", "HEAD"]
+        row["commit"] = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+        with self.results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        if arm not in AS_THEY_ARE:
+            shutil.rmtree(model)  # half a gigabyte
+        return row
+
+
+def general_text(corpora: Path) -> list[str]:
+    """Return the beginnings of biographies of logicians, in two pieces each, without LaTeX."""
+    pieces = []
+    for line in (corpora / "openlogic.jsonl").read_text(encoding="utf-8").splitlines():
+        document = json.loads(line)
+        if "/biographies/" in document["source"]:
+            prose = [text for text in document["text"].splitlines() if not text.startswith("\\")]
+            text = "\n".join(prose).strip()
+            pieces += [text[:600], text[600:1200]]
+    return pieces
+
+
+@torch.inference_mode()
+def share_right(directory: Path, asked: Sequence[Question]) -> float:
+    """Return the share of questions of which the right answer is the likeliest candidate."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).eval()
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    chat = Chat(tokenizer, tokenizer.chat_template)
+    right = 0
+    for question in asked:
+        prompt = tokenizer.encode(chat.prompt(question.text), add_special_tokens=False)
+        answers = []
+        for answer in question.answers:
+            ids = tokenizer.encode(answer, add_special_tokens=False)
+            answers.append(torch.tensor([*ids, *chat.end_ids]))
+        nats = candidate_nats(model, torch.tensor([prompt]), answers)
+        right += nats.argmin().item() == 0
+    return right / len(asked)
+
+
+def candidate_nats(
+    model: Any, prompt_1S: torch.Tensor, answers: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Return the summed loss of each answer after a prompt, which the model reads once."""
+    cache = DynamicCache(config=model.config)
+    reading = {cache_argument(): cache, "use_cache": True}
+    last_1V = model(prompt_1S, logits_to_keep=1, **reading).logits[:, -1]
+    cache.batch_repeat_interleave(len(answers))
+    # Padding comes after all tokens of an answer, so none of them sees it.
+    ids_BS = torch.nn.utils.rnn.pad_sequence(list(answers), batch_first=True)
+    later_BSV = model(ids_BS[:, :-1], **reading).logits
+    nats = []
+    for answer, later_SV in zip(answers, later_BSV, strict=True):
+        logits_SV = torch.cat([last_1V, later_SV[: len(answer) - 1]]).float()
+        nats.append(torch.nn.functional.cross_entropy(logits_SV, answer, reduction="sum"))
+    return torch.stack(nats)
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """Return all finished runs."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+class Case:
+    """The results of a world with a kind of mistake, by arm and seed.
+
+    Args:
+        name: as in `CASES`.
+        found: rows of the results.
+        repacked_seed: the seed of the runs that show the noise of packing.
+    """
+
+    def __init__(self, name: str, found: Sequence[dict[str, Any]], repacked_seed: int):
+        world, _, noise = name.partition("-")
+        self.arms: dict[str, dict[int, dict[str, Any]]] = {}
+        for row in found:
+            if row["world"] == world and row["noise"] in ("", noise):
+                self.arms.setdefault(row["arm"], {})[row["seed"]] = row
+        packed = ("equal", "repacked1", "repacked2")
+        right = [self.arms[arm][repacked_seed]["right"] for arm in packed]
+        self.noise = packing_noise(right)
+
+    def mean(self, arm: str, number: str = "right") -> float:
+        """Return the mean of an arm over its seeds."""
+        return statistics.mean(row[number] for row in self.arms[arm].values())
+
+    def ceiling(self) -> float:
+        """Return what the oracle gains over equal weights."""
+        return self.mean("oracle") - self.mean("equal")
+
+    def fault(self) -> str:
+        """Return why the case compares no rules, or nothing."""
+        if self.mean("teacher") <= 0.7:
+            return f"the teacher has only {self.mean('teacher'):.3f}"
+        if self.mean("start") >= 0.5:
+            return f"the student has {self.mean('start'):.3f} before it is trained"
+        if self.ceiling() < 0.1 or not is_usable(self.ceiling(), self.noise):
+            return f"the ceiling is {self.ceiling():.3f}, and the noise {self.noise:.3f}"
+        return ""
+
+
+def table(path: Path, seeds: Sequence[int]) -> str:
+    """Return a table for each case that has the runs of `GATE`, with its ceiling first."""
+    lines = []
+    found = [row for row in read_results(path) if row["seed"] in (0, *seeds)]
+    for name in CASES:
+        try:
+            case = Case(name, found, seeds[0])
+            fault = case.fault()
+        except KeyError:
+            continue  # The runs of `GATE` are not finished.
+        lines += ["", f"{name.replace('-', ', ')}: {first_line(case.ceiling(), case.noise, '')}"]
+        if fault:
+            lines.append(f"Not used to compare rules: {fault}.")
+            continue
+        cells = []
+        for arm in ARMS:
+            if arm in case.arms:
+                rows = case.arms[arm]
+                each = " ".join(f"{rows[seed]['right']:.3f}" for seed in sorted(rows))
+                closed = (case.mean(arm) - case.mean("equal")) / case.ceiling()
+                general = f"{case.mean(arm, 'general'):.3f}" if arm != "teacher" else ""
+                cells.append([arm, f"{case.mean(arm):.3f}", each, f"{closed:.2f}", general])
+        head = ["arm", "right", "each seed", "of the ceiling", "nats per character, general"]
+        lines += ["", markdown_table(head, cells)]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Do the runs that are missing, and print the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("--output_dir", type=Path)
+    add("--student", type=Path, help="directory of a pretrained model")
+    add("--teacher", type=Path, help="directory of another one")
+    add("--corpora", type=Path, help="directory of openlogic.jsonl, as in `real_pages`")
+    add("--cases", nargs="+", choices=CASES, default=CASES)
+    add("--seeds", type=int, nargs="+", default=(3, 4, 5), help="the first has the gate")
+    add("--arms", nargs="+", choices=ARMS, default=ARMS)
+    add("--steps", type=int, default=STEPS)
+    add("--results", type=Path, default=RESULTS)
+    add("--table", action="store_true", help="run nothing")
+    arguments = parser.parse_args()
+    if not arguments.table:
+        torch.set_num_threads(1)
+        experiment = Experiment(arguments)
+        for name in arguments.cases:
+            world, _, noise = name.partition("-")
+            first = arguments.seeds[0]
+            gate = [experiment.finish(world, noise, arm, first) for arm in GATE]
+            if Case(name, gate, first).fault():
+                continue
+            for seed in arguments.seeds:
+                for arm in arguments.arms:
+                    experiment.finish(world, noise, arm, seed)
+    sys.stdout.write(f"{table(arguments.results, arguments.seeds)}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The ceiling of an experiment's world, and the questions with wrong answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from benchmarks.experiments import ceiling, labels, worlds
+
+
+@pytest.mark.parametrize(
+    ("gain", "noise", "usable"),
+    [
+        (0.5, 0.1, True),
+        (0.5, 0.11, False),
+        (0.0, 0.0, False),
+        (-0.5, 0.01, False),
+        (0.1, 0.0, True),
+    ],
+)
+def test_world_is_usable_when_its_ceiling_is_five_times_the_noise(
+    gain: float, noise: float, usable: bool
+) -> None:
+    assert ceiling.is_usable(gain, noise) is usable
+    line = ceiling.first_line(gain, noise, "points")
+    assert ("no rules" in line or "nothing" in line) is not usable
+
+
+@pytest.mark.parametrize("world", labels.WORLDS)
+@pytest.mark.parametrize("noise", ["systematic", "random"])
+def test_rows_have_the_share_of_mistakes_that_arms_expect(world: str, noise: str) -> None:
+    asked = {question.text: question.answers for question in labels.questions(world, 0, 3)}
+    rows = {kind: labels.rows(world, noise, kind, 3) for kind in ("all", "clean", *labels.KINDS)}
+    wrong = [row for row in rows["all"] if row["completion"] != asked[row["prompt"]][0]]
+    assert len(wrong) == 180
+    mistakes = {asked[row["prompt"]].index(row["completion"]) for row in wrong}
+    assert (mistakes == {1}) is (noise == "systematic")
+    for kind in ("clean", "oracle"):
+        for row in rows[kind]:
+            assert row["completion"] == asked[row["prompt"]][0]
+    assert len(rows["oracle"]) == len(rows["random"]) == 120
+    shuffled = sorted(map(json.dumps, rows["repacked1"]))
+    assert shuffled == sorted(map(json.dumps, rows["all"]))
+    assert rows["repacked1"] != rows["all"]
+
+
+@pytest.mark.parametrize("world", labels.WORLDS)
+def test_held_out_questions_are_in_no_training_set(world: str) -> None:
+    held_out = {question.text for question in labels.questions(world, 1, 0)}
+    assert len(held_out) == labels.HELD_OUT
+    for seed in range(3, 6):
+        assert not held_out & {question.text for question in labels.questions(world, 0, seed)}
+
+
+def test_candidates_cost_what_they_cost_when_read_alone() -> None:
+    torch.manual_seed(0)
+    model = worlds.make_model(50, 16, 2).double().eval()
+    prompt_1S = torch.tensor([[1, 7, 9, 4]])
+    answers = [torch.tensor(ids) for ids in ([5], [8, 2, 3], [6, 2])]
+    with torch.inference_mode():
+        found = labels.candidate_nats(model, prompt_1S, answers)
+        for answer, nats in zip(answers, found, strict=True):
+            logits = model(torch.cat([prompt_1S[0], answer])[None]).logits[0]
+            expected = F.cross_entropy(logits[3:-1], answer, reduction="sum")
+            assert float(nats) == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_table_begins_with_the_ceiling_and_compares_only_where_there_is_one(
+    tmp_path: Path,
+) -> None:
+    rows = []
+    for world, oracle in (("names", 0.9), ("units", 0.43)):
+        right = {"clean": 1, "oracle": oracle, "equal": 0.4, "repacked1": 0.41, "repacked2": 0.39}
+        for arm, value in (right | {"start": 0.1, "teacher": 0.9, "accept": 0.5}).items():
+            row = {"world": world, "arm": arm, "seed": 3, "right": value, "general": 0.8}
+            row["noise"] = "systematic"
+            if arm in ("start", "teacher"):
+                row |= {"noise": "", "seed": 0}
+            rows.append(json.dumps(row))
+    path = tmp_path / "labels.jsonl"
+    path.write_text("\n".join(rows))
+    found = labels.table(path, (3, 4, 5))
+    names, units = found.split("units, systematic")
+    assert names.strip().startswith("names, systematic: Ceiling: an oracle gains +0.500")
+    assert "| accept | 0.500 | 0.500 | 0.20 | 0.800 |" in names
+    assert "|" not in units
