@@ -81,6 +81,8 @@ CASES = (
 )
 WRONG_SHARE, TRAINED, HELD_OUT, PEOPLE = 0.6, 300, 200, 3
 STEPS, LEARNING_RATE = 40, 2e-4
+# Without it, the teacher expects a sentence and prefers short names to right ones.
+SHORT = "Answer with one word."
 AS_THEY_ARE = ("start", "teacher")
 # Arms with rows of their own, and the options of those that are not plain training.
 KINDS = ("oracle", "random", "repacked1", "repacked2")
@@ -231,6 +233,7 @@ def questions(world: str, part: int, seed: int) -> list[Question]:
     found: dict[str, Question] = {}
     while len(found) < (HELD_OUT if part else TRAINED):
         question = WORLDS[world](rng, part)
+        question = question._replace(text=f"{question.text} {SHORT}")
         # A candidate must not occur twice, or two answers would be right.
         if len(set(question.answers)) == len(question.answers):
             found[question.text] = question
