@@ -83,6 +83,40 @@ def test_results_lie_in_the_model_and_outlive_a_checkpoint(
     assert runner.default_dir(asked) == Path("runs/name/evaluation")
 
 
+@pytest.mark.parametrize(
+    ("device", "processes", "installed", "asked", "begun", "expected"),
+    [
+        ("cuda", 1, True, {}, "", "vllm"),
+        ("cpu", 1, True, {}, "", "hf"),
+        ("cuda", 2, True, {}, "", "hf"),
+        ("cuda", 1, False, {}, "", "hf"),
+        ("cuda", 1, True, {"batch_size": 4}, "", "hf"),
+        ("cuda", 1, True, {}, "hf", "hf"),
+        ("cuda", 1, True, {"engine": "hf"}, "vllm", "hf"),
+    ],
+)
+def test_vllm_is_the_engine_of_gpus(
+    device: str,
+    processes: int,
+    installed: bool,
+    asked: dict[str, Any],
+    begun: str,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner, "is_installed", lambda _: installed)
+    arguments = Namespace(**{"model": str(tmp_path), "engine": None, "batch_size": None} | asked)
+    if begun:
+        (tmp_path / "settings.json").write_text(json.dumps({"engine": begun}))
+    state: Any = Namespace(device=Namespace(type=device), num_processes=processes)
+    assert runner.engine_of(arguments, runner.EvaluationDirectory(tmp_path), state) == expected
+    # Adapters are not a whole model.
+    (tmp_path / "adapter_config.json").touch()
+    if not (asked or begun):
+        assert runner.engine_of(arguments, runner.EvaluationDirectory(tmp_path), state) == "hf"
+
+
 def test_outputs_are_drawn_in_a_chat(own_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine, drawn = own_model / "mine.yaml", ["--samples", "3", "--temperature", "0.8"]
     # At most 20 tokens, or an answer in a chat would take 2,048.

@@ -27,7 +27,7 @@ from vocagnolm.models.cost import (
 )
 from vocagnolm.run import parser
 from vocagnolm.run import plan as plan_module
-from vocagnolm.run.plan import device_memory, student_layout
+from vocagnolm.run.plan import device_memory, fill_device, student_layout
 from vocagnolm.training import packed
 from vocagnolm.training.models import read_models
 
@@ -186,6 +186,35 @@ def test_plan_says_what_the_options_change(world: World, monkeypatch: pytest.Mon
     assert found["teacher"] == 4 * sum(sizes.parameters for sizes in teachers)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert plan(world, "--teacher_sharding=node")[1]["teacher"] == 2 * teacher.parameters
+
+
+@pytest.mark.parametrize(
+    ("options", "room", "expected"),
+    [
+        ([], 16, (16, 1)),
+        ([], 11, (8, 2)),
+        ([], 0, (1, 16)),
+        (["--per_device_train_batch_size=2"], 16, (2, 8)),
+        (["--gradient_accumulation_steps=4"], 16, (4, 4)),
+        # Tokens compete within a micro-batch, so the device must not choose it.
+        (["--unmapped=mean"], 16, (8, 2)),
+    ],
+)
+def test_micro_batches_fill_a_device(
+    options: list[str], room: int, expected: tuple[int, int], world: World
+) -> None:
+    """`room` is the number of sequences for which a device has memory."""
+    argv = world.argv("plan", use_cpu="True", global_batch_tokens="1024")
+    job = parser.parse([*argv, *options, "--dry_run"])
+    models = read_models(job.model, job.args, job.args.device)
+    found = job.args.per_device_train_batch_size, job.args.gradient_accumulation_steps
+    job.args.per_device_train_batch_size = room
+    job.args.gradient_accumulation_steps = 1 if room >= 16 else 2
+    needed = sum(device_memory(job, models).values())
+    job.args.per_device_train_batch_size, job.args.gradient_accumulation_steps = found
+    fill_device(job, models, int(needed / 0.9) + 1)
+    found = job.args.per_device_train_batch_size, job.args.gradient_accumulation_steps
+    assert found == expected
 
 
 def test_layout_is_accelerates_when_the_launcher_says_it(

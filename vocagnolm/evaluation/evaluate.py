@@ -53,7 +53,7 @@ def _parser() -> command.Parser:
     place = "MODEL/evaluation, RUN/evaluation-checkpoint-N or runs/NAME/evaluation"
     add("--output_dir", type=Path, help=f"Default: {place}.")
     add("--limit", type=int, help="Ask only the first N items of each benchmark.")
-    add("--engine", choices=("hf", "vllm"), default="hf")
+    add("--engine", choices=("hf", "vllm"), help="Default: vllm on a GPU, if it is installed.")
     add("--batch_size", type=int, help="For --engine hf; default: 64 on a GPU, 16 on a CPU.")
     parser.add_dtype()
     add("--trust_remote_code", action="store_true", help="Allow the model to run its own code.")

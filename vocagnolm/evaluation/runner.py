@@ -29,10 +29,12 @@ from vocagnolm.models.load import (
     ModelSource,
     choose_dtype,
     context_length,
+    is_adapter,
     revision_of,
 )
 from vocagnolm.record import output_directory
 from vocagnolm.shell.dist import connect, machine_first, rank0
+from vocagnolm.shell.extras import is_installed
 from vocagnolm.shell.io import JsonObject, log_main, print_main
 from vocagnolm.training.tracking import check_trackers
 
@@ -40,7 +42,6 @@ from vocagnolm.training.tracking import check_trackers
 def evaluate(arguments: Namespace) -> None:
     """Ask and grade all remaining items, and write the report, in all processes of a job."""
     state = connect()
-    arguments.batch_size = arguments.batch_size or (64 if state.device.type == "cuda" else 16)
     if arguments.report_to == "wandb":
         rank0(lambda: check_trackers(["wandb"]))
     trust = arguments.trust_remote_code
@@ -62,6 +63,9 @@ def evaluate(arguments: Namespace) -> None:
             render=chat.prompt if chat else None,
             sampling=arguments.sampling,
         )
+    directory = EvaluationDirectory(arguments.output_dir or default_dir(arguments))
+    arguments.engine = rank0(lambda: engine_of(arguments, directory, state))
+    arguments.batch_size = arguments.batch_size or (64 if state.device.type == "cuda" else 16)
     context = context_length(config)
     if arguments.engine == "vllm":
         context = longest_context(config, max(task.benchmark.max_new_tokens for task in tasks))
@@ -70,7 +74,6 @@ def evaluate(arguments: Namespace) -> None:
         for task in tasks:
             print_main(_preview(task, tokenizer, context))
         return
-    directory = EvaluationDirectory(arguments.output_dir or default_dir(arguments))
     # The first process owns the directory until the report is written, so no other evaluation
     # changes the items meanwhile.
     with ExitStack() as open_contexts:
@@ -79,7 +82,9 @@ def evaluate(arguments: Namespace) -> None:
             open_contexts.enter_context(output_directory(directory.path, SETTINGS_FILE))
             begun = directory.settings().get("dtype")
             arguments.dtype, why = choose_dtype(arguments.dtype, state.device, begun)
-            log_main(f"{arguments.model} computes in {arguments.dtype} ({why})")
+            log_main(
+                f"{arguments.model} computes in {arguments.dtype} ({why}), by {arguments.engine}"
+            )
             # All items must share these.
             settings = {
                 "protocol": chat.settings() if chat else None,
@@ -107,6 +112,21 @@ def evaluate(arguments: Namespace) -> None:
             model: Any = source.load(getattr(torch, arguments.dtype))
             engine = HFEngine(model.to(state.device), tokenizer, arguments.batch_size, chat)
         _ask_and_report(tasks, engine, directory, arguments, state)
+
+
+def engine_of(arguments: Namespace, directory: EvaluationDirectory, state: PartialState) -> str:
+    """Return the engine that was asked for or began the evaluation, or the fastest one."""
+    chosen = arguments.engine or directory.settings().get("engine")
+    if chosen:
+        return str(chosen)
+    # vLLM uses all GPUs from one process, forms batches of its own, and takes whole models.
+    is_possible = (
+        state.device.type == "cuda"
+        and state.num_processes == 1
+        and not arguments.batch_size
+        and not is_adapter(arguments.model)
+    )
+    return "vllm" if is_possible and is_installed("vllm") else "hf"
 
 
 def _ask_and_report(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from accelerate import FullyShardedDataParallelPlugin, ParallelismConfig
 
 from vocagnolm.attention import needs_segments
@@ -20,6 +21,8 @@ from vocagnolm.training.run_directory import step_of
 
 # If one process makes a plan alone, it is for machines with this many devices.
 _USUAL_MACHINE = 8
+# The rest is left to the buffers of libraries.
+_FILLED = 0.9
 _GIB = 2**30
 
 
@@ -185,3 +188,29 @@ def device_memory(job: Job, models: Models) -> dict[str, float]:
             else:
                 parts[name] = parts.get(name, 0.0) + size
     return {name: size for name, size in parts.items() if size}
+
+
+def device_bytes(device: torch.device) -> int | None:
+    """Return the memory of a GPU, or None for another device."""
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def fill_device(job: Job, models: Models, capacity: int | None) -> None:
+    """Split a step into the largest micro-batches that take at most 90 % of a device's bytes.
+
+    A split that was asked for stays, and so does that of a method to which the split matters. All
+    processes must give the same capacity, because they take the same number of micro-batches.
+    """
+    run = job.args
+    if capacity is None or not (run.is_split_derived and run.guidance.splits_alike):
+        return
+    sequences = run.per_device_train_batch_size * run.gradient_accumulation_steps
+    for rows in range(sequences, 0, -1):
+        if sequences % rows:
+            continue
+        run.per_device_train_batch_size = rows
+        run.gradient_accumulation_steps = sequences // rows
+        if sum(device_memory(job, models).values()) <= _FILLED * capacity:
+            break

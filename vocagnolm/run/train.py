@@ -9,7 +9,7 @@ from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.models.load import model_files
 from vocagnolm.run import tracked_run
 from vocagnolm.run.card import model_card, push
-from vocagnolm.run.plan import plan
+from vocagnolm.run.plan import device_bytes, fill_device, plan
 from vocagnolm.shell.dist import rank0
 from vocagnolm.shell.io import explain_full_disk, print_main, write_text
 from vocagnolm.trainer import VocAgnoTrainer
@@ -26,13 +26,14 @@ def train(job: Job) -> int:
 
     # Errors end the run here, within seconds and not after hours of alignment.
     settings = settings_of(job)
-    option = args.resume_from_checkpoint
     documents = list(job.data.dataset)
     if job.data.eval_dataset:
         documents.append(job.data.eval_dataset)
     # Only rank 0 looks, so that all processes begin in the same way.
     conflict, is_finished, checkpoint = rank0(
-        lambda: run_directory.find_start(output_dir, settings, option, documents)
+        lambda: run_directory.find_start(
+            output_dir, settings, args.resume_from_checkpoint, documents
+        )
     )
     # A plan for other settings is worth showing. Only the run itself cannot start.
     if conflict and not args.dry_run:
@@ -50,6 +51,7 @@ def train(job: Job) -> int:
 
     check_launch(job, evaluates=bool(job.data.eval_dataset or job.data.eval_fraction))
     models = read_models(job.model, args, args.device)
+    fill_device(job, models, rank0(lambda: device_bytes(args.device)))
     # The plan is made from the first documents, which are enough for a large corpus.
     corpora = read_corpora(job)
     packed = pack_documents(job, models, corpora, sample=True)

@@ -173,6 +173,12 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
     def _set_batch(self) -> None:
         """Derive batch size and accumulation from the global batch, or the other way round."""
         self.is_batch_derived = self.global_batch_tokens is None
+        # Only the tokens of a step were given, so they may be split by what a device holds.
+        self.is_split_derived = not (
+            self.is_batch_derived
+            or self.per_device_train_batch_size
+            or self.gradient_accumulation_steps
+        )
         rows, steps = split_global_batch(
             self.global_batch_tokens,
             self.max_length,
