@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from itertools import chain
@@ -16,7 +17,10 @@ from world import write_pages
 
 from benchmarks.experiments import (
     conversations,
+    forgetting,
     methods,
+    pool,
+    pool_results,
     rank,
     real,
     real_pages,
@@ -186,16 +190,111 @@ def test_pages_are_not_held_out_and_only_problems_are_changed(corpora: Path) -> 
     assert changed == {*dict(real_pages.PROBLEMS.values())}
 
 
-@pytest.mark.slow
-def test_pretrained_models_are_compared_at_their_tiniest_size(
-    corpora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(real, "RESULTS", tmp_path / "real.jsonl")
+@pytest.fixture
+def student(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tiny student, judged by two documents of each kind."""
     monkeypatch.setattr(real_pages, "HELD_OUT", 2)
     tokenizer = AutoTokenizer.from_pretrained(ASSETS / demo_run.STUDENT_TOKENIZER)
-    student = tmp_path / "student"
-    worlds.make_model(len(tokenizer), 8, 1).save_pretrained(student)
-    tokenizer.save_pretrained(student)
+    path = tmp_path / "student"
+    worlds.make_model(len(tokenizer), 8, 1).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def arguments_of(student: Path, corpora: Path, output_dir: Path) -> argparse.Namespace:
+    """Return what the experiments on pools need, with runs of two steps."""
+    return argparse.Namespace(
+        output_dir=output_dir,
+        student=student,
+        teacher=ASSETS / TEACHER,
+        corpora=corpora,
+        tokens=2 * pool.STEP_TOKENS,
+        learning_rate=0.01,
+    )
+
+
+@pytest.mark.parametrize("junk", [50, 75])
+def test_pools_have_their_share_of_each_junk(
+    junk: int, student: Path, corpora: Path, tmp_path: Path
+) -> None:
+    pools = pool.Pools(arguments_of(student, corpora, tmp_path / "runs"))
+    pages = pools.pool(junk, 3)
+    tokens: dict[str, int] = {}
+    for page in pages:
+        tokens[page["source"]] = tokens.get(page["source"], 0) + pools.count(page["text"])
+        assert page["good"] == (page["source"] in real_pages.KINDS)
+    total = sum(tokens.values())
+    # A page more than its share, of at most 1,500 characters.
+    assert total == pytest.approx(pool.POOL * pools.tokens, abs=6 * 1500)
+    for kind in pool.JUNK:
+        assert tokens[kind] / total == pytest.approx(junk / 500, abs=0.1)
+    assert pages != pools.pool(junk, 4)
+    oracle = pools.part(junk, 3, "oracle")
+    assert all(page["good"] for page in oracle)
+    assert sum(page["tokens"] for page in oracle) >= pools.tokens
+    held_out = set().union(*real_pages.held_out_texts(pools.documents).values())
+    assert not held_out & {page["text"] for page in pages}
+
+
+def test_a_rule_is_measured_against_the_line_through_equal_weights() -> None:
+    points = [(1.0, 5.0), (2.0, 4.0), (4.0, 8.0)]
+    for x, y in ((1.0, 5.0), (1.5, 4.5), (3.0, 6.0), (4.0, 8.0)):
+        assert pool_results.on_line(points, x) == pytest.approx(y)
+    assert pool_results.on_line(points, 0.9) is None
+
+
+@pytest.mark.slow
+def test_pools_and_forgetting_at_their_tiniest_size(
+    student: Path,
+    corpora: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pools = pool.Pools(arguments_of(student, corpora, tmp_path))
+    for arm in (
+        "start",
+        "random",
+        "again",
+        "oracle",
+        "auc",
+        "excess",
+        "student_reversed",
+        "accept",
+    ):
+        pools.finish(50, 3, arm)
+    rows = {row["arm"]: row for row in pool.read_rows(tmp_path / "pool.jsonl")}
+    assert rows["random"]["shares"] == rows["again"]["shares"] != rows["excess"]["shares"]
+    assert rows["random"]["nats"] != rows["again"]["nats"]
+    # Over all junk, it is a mean of those against each kind.
+    for score, (area, *_) in rows["auc"]["auc"].items():
+        by_kind = rows["auc"]["auc_by_kind"][score].values()
+        assert min(by_kind) - 0.001 <= area <= max(by_kind) + 0.001
+    runs = forgetting.Forgetting(arguments_of(student, corpora, tmp_path / "other"))
+    monkeypatch.setattr(forgetting, "EPOCH_TOKENS", 2000)
+    for world, rule in (("noisy", "const"), ("noisy", "accept"), ("epochs", "oracle")):
+        runs.run_once(world, rule, 3, 0.01)
+        runs.run_once(world, rule, 3, 0.01)
+    rows_of_epochs = pool.read_rows(tmp_path / "other" / "forgetting.jsonl")
+    assert len(rows_of_epochs) == 3
+    assert len(rows_of_epochs[2]["epochs"]) == forgetting.EPOCHS
+    assert not list(tmp_path.rglob("checkpoint-*"))
+    printed = ""
+    for directory in (tmp_path, tmp_path / "other"):
+        monkeypatch.setattr(sys, "argv", ["pool_results", f"--directory={directory}"])
+        pool_results.main()
+        printed += capsys.readouterr().out
+    assert "Ceiling" in printed
+    assert "| oracle (1) | 100 % | 100 % |" in printed
+    assert "| accept (1) | " in printed
+    assert "epoch 6" in printed
+
+
+@pytest.mark.slow
+def test_pretrained_models_are_compared_at_their_tiniest_size(
+    student: Path, corpora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(real, "RESULTS", tmp_path / "real.jsonl")
     argv = ["real", f"--output_dir={tmp_path / 'runs'}", f"--student={student}", "--seeds=3"]
     argv += [f"--teacher={ASSETS / TEACHER}", f"--corpora={corpora}", f"--tokens={3 * 4096}"]
     argv += ["--learning_rate=0.01", "--worlds=noisy", "--rules", "const", "accept", "shuffled"]

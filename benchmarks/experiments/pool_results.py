@@ -1,0 +1,220 @@
+"""Print the tables of `pool` and `forgetting`.
+
+    python -m benchmarks.experiments.pool_results
+
+Reads `pool.jsonl` and `forgetting.jsonl` beside this file, or those of `--directory`. Nothing is
+trained. Numbers are nats per character, means over seeds, and in brackets the smallest and the
+largest of several.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.experiments.ceiling import first_line, packing_noise
+from benchmarks.experiments.forgetting import RATES, RULES_OF_CURVES, RULES_OF_EPOCHS
+from benchmarks.experiments.plots import markdown_table
+from benchmarks.experiments.pool import JUNK, PAGE_ARMS, TOKEN_ARMS, read_rows
+from benchmarks.experiments.real_results import signed
+
+GENERAL = ("encyclopaedia", "stories", "code", "dialogue")
+Row = dict[str, Any]
+
+
+def clean(row: Row) -> float:
+    """Return the loss of held-out clean text, the mean over its kinds."""
+    return statistics.mean(row["nats"].values())
+
+
+def general(row: Row) -> float:
+    """Return the loss of general text, the mean over its kinds."""
+    return statistics.mean(row["general"].values())
+
+
+def cell(values: Iterable[float]) -> str:
+    """Return the mean difference and, of several, the smallest and the largest."""
+    found = list(values)
+    if not found:
+        return ""
+    mean = signed(statistics.mean(found))
+    return f"{mean} ({signed(min(found))} to {signed(max(found))})" if found[1:] else mean
+
+
+def noise_of(pairs: Iterable[tuple[Row, Row]]) -> float:
+    """Return the standard deviation between two orders of the same pages, over all pairs."""
+    squares = [packing_noise([clean(one), clean(other)]) ** 2 for one, other in pairs]
+    return statistics.mean(squares) ** 0.5 if squares else float("nan")
+
+
+# -- Pools ---------------------------------------------------------------------------------------
+
+
+def pool_tables(rows: list[Row]) -> Iterator[str]:
+    """Yield the tables of each share of junk and each teacher."""
+    start = next((row for row in rows if row["arm"] == "start"), None)
+    pairs = []
+    for row in rows:
+        if row["arm"] == "random":
+            again = [r for r in rows if r["arm"] == "again" and at(r) == at(row)]
+            pairs += [(row, other) for other in again]
+    noise = noise_of(pairs)
+    for junk in sorted({row["junk"] for row in rows}):
+        for teacher in sorted({row["teacher"] for row in rows} - {""}) or [""]:
+            mine = [row for row in rows if row["junk"] == junk and row["teacher"] in ("", teacher)]
+            yield f"{junk} % junk, {teacher}\n"
+            yield f"{pool_table(mine, noise, start)}\n"
+            yield f"{auc_table([row for row in mine if row['arm'] == 'auc'])}\n"
+
+
+def at(row: Row) -> tuple[int, int]:
+    """Return the pool of a run."""
+    return row["junk"], row["seed"]
+
+
+def pool_table(rows: list[Row], noise: float, start: Row | None) -> str:
+    """Return the arms of one share of junk and one teacher, with the ceiling above them."""
+    by_arm = {
+        arm: {row["seed"]: row for row in rows if row["arm"] == arm}
+        for arm in (*PAGE_ARMS, *TOKEN_ARMS)
+    }
+    random, oracle = by_arm["random"], by_arm["oracle"]
+    ceilings = {s: clean(random[s]) - clean(oracle[s]) for s in random.keys() & oracle.keys()}
+    line = ""
+    if ceilings:
+        line = first_line(statistics.mean(ceilings.values()), noise, "nats per character") + "\n\n"
+    lines = []
+    if start:
+        lines.append(["before", "", "", cell(clean(start) - clean(r) for r in random.values()), ""])
+    for arm, by_seed in by_arm.items():
+        seeds = sorted(by_seed.keys() & random.keys())
+        if not seeds:
+            continue
+        kept = [right_share(by_seed[s]) for s in seeds]
+        gains = [clean(random[s]) - clean(by_seed[s]) for s in seeds]
+        of_ceiling = [g / ceilings[s] for g, s in zip(gains, seeds, strict=True) if s in ceilings]
+        cells = [f"{arm} ({len(seeds)})", f"{100 * statistics.mean(kept):.0f} %"]
+        cells += [f"{100 * statistics.mean(of_ceiling):.0f} %" if of_ceiling else ""]
+        cells += [cell(-gain for gain in gains)]
+        cells += [cell(general(by_seed[s]) - general(start) for s in seeds) if start else ""]
+        lines.append(cells)
+    heads = ["arm (seeds)", "right", "of the ceiling", "less random", "general text, less before"]
+    return line + markdown_table(heads, lines)
+
+
+def right_share(row: Row) -> float:
+    """Return the share of the tokens of right pages among those that a run trained on."""
+    return float(sum(share for kind, share in row["shares"].items() if kind not in JUNK))
+
+
+def auc_table(rows: list[Row]) -> str:
+    """Return the AUC of each score, over all junk and against each kind, mean over seeds."""
+    if not rows:
+        return ""
+    lines = []
+    for score in rows[0]["auc"]:
+        found = [row["auc"][score] for row in rows]
+        cells = [
+            score,
+            " ".join(f"{area:.2f} [{low:.2f}, {high:.2f}]" for area, low, high in found),
+        ]
+        for kind in JUNK:
+            mean = statistics.mean(row["auc_by_kind"][score][kind] for row in rows)
+            cells.append(f"{mean:.2f}")
+        lines.append(cells)
+    return markdown_table(["AUC", "each seed [95 %]", *JUNK], lines)
+
+
+# -- Forgetting ----------------------------------------------------------------------------------
+
+
+def curve_table(rows: list[Row], world: str) -> str:
+    """Return clean and general loss of each rule and rate, and the distance from equal weights.
+
+    The distance is the general loss of a rule less that of equal weights at the same clean loss, on
+    the line through equal weights at all rates of the same seed. Outside the line's ends it is left
+    out.
+    """
+    mine = [row for row in rows if row["pages"] == world]
+    lines = []
+    for rule in RULES_OF_CURVES:
+        for rate in RATES:
+            found = [r for r in mine if (r["rule"], r["learning_rate"]) == (rule, rate)]
+            if not found:
+                continue
+            distances = []
+            for row in found:
+                equal = [r for r in mine if (r["rule"], r["seed"]) == ("const", row["seed"])]
+                points = sorted((clean(r), general(r)) for r in equal)
+                expected = on_line(points, clean(row))
+                if expected is not None:
+                    distances.append(general(row) - expected)
+            cells = [f"{rule} ({len(found)})", f"{rate:g}"]
+            cells += [f"{statistics.mean(clean(r) for r in found):.4f}"]
+            cells += [f"{statistics.mean(general(r) for r in found):.4f}"]
+            for kind in GENERAL:
+                cells.append(f"{statistics.mean(r['general'][kind] for r in found):.3f}")
+            lines.append([*cells, cell(distances)])
+    heads = ["rule (seeds)", "rate", "domain", "general", *GENERAL, "off the curve"]
+    return markdown_table(heads, lines)
+
+
+def on_line(points: list[tuple[float, float]], x: float) -> float | None:
+    """Return the height of the line through points, sorted, at x; None outside of them."""
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if x0 <= x <= x1 and x0 < x1:
+            return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    return None
+
+
+def epochs_table(rows: list[Row]) -> str:
+    """Return the clean loss after each epoch, the best of them, and the general loss there."""
+    lines = []
+    for rule in RULES_OF_EPOCHS:
+        found = [row for row in rows if row["pages"] == "epochs" and row["rule"] == rule]
+        if not found:
+            continue
+        cells = [f"{rule} ({len(found)})"]
+        for epochs in zip(*(row["epochs"] for row in found), strict=True):
+            cells.append(f"{statistics.mean(problems(epoch) for epoch in epochs):.3f}")
+        best = [min(row["epochs"], key=problems) for row in found]
+        cells.append(cell(problems(epoch) for epoch in best))
+        cells.append(f"{statistics.mean(general(epoch) for epoch in best):.3f}")
+        lines.append(cells)
+    heads = ["rule (seeds)", *(f"epoch {n}" for n in range(1, 7)), "best", "general, at its best"]
+    return markdown_table(heads, lines)
+
+
+def problems(epoch: Row) -> float:
+    """Return the loss of held-out problems, which are what the epochs train on."""
+    return float(statistics.mean(epoch["nats"][kind] for kind in ("gsm8k", "math")))
+
+
+def main() -> None:
+    """Print all tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--directory", type=Path, default=Path(__file__).parent)
+    directory = parser.parse_args().directory
+    pools = read_rows(directory / "pool.jsonl")
+    for table in pool_tables(pools) if pools else ():
+        sys.stdout.write(f"{table}\n")
+    rows = read_rows(directory / "forgetting.jsonl")
+    for world in ("clean", "noisy"):
+        if any(row["pages"] == world for row in rows):
+            again = {r["seed"]: r for r in rows if (r["pages"], r["rule"]) == (world, "again")}
+            key = (world, "const", RATES[1])
+            equal = [r for r in rows if (r["pages"], r["rule"], r["learning_rate"]) == key]
+            noise = noise_of((r, again[r["seed"]]) for r in equal if r["seed"] in again)
+            sys.stdout.write(f"{world} pages; the noise of packing is {noise:.4f}\n\n")
+            sys.stdout.write(f"{curve_table(rows, world)}\n\n")
+    if any(row["pages"] == "epochs" for row in rows):
+        sys.stdout.write(f"{epochs_table(rows)}\n")
+
+
+if __name__ == "__main__":
+    main()
