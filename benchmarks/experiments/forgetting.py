@@ -53,8 +53,10 @@ class Forgetting(Pools):
 
     def __init__(self, arguments: argparse.Namespace):
         super().__init__(arguments)
-        # The right pages of a pool are more than enough.
-        clean = take((page for page in self.union if page["good"]), UNION * self.tokens)
+        # The right pages of pools are more than enough.
+        right = [page for page in self.union if page["good"]]
+        Random("clean").shuffle(right)
+        clean = take(iter(right), UNION * self.tokens)
         self.clean, self.noisy = clean, self._with_wrong_solutions(clean)
         self.union = [*clean, *self.noisy]
 

@@ -4,9 +4,9 @@ r"""Choose pages from a pool of four times what is trained on, with a pretrained
         --teacher qwen2.5-coder-0.5b --corpora DIRECTORY
 
 Run in the repository's root. Half or three quarters of a pool is junk, in equal parts: Python code,
-pages between boilerplate, shuffled words, French, and one page repeated. The other pages are those
-of `real_pages`: GSM8K, MATH, PlanetMath, textbooks. A seed draws its pool, its random choices and
-the order of its pages. All arms train on as many tokens.
+pages between boilerplate, shuffled words, French, and one page repeated. The others are pages of
+`real_pages`, a quarter each: GSM8K, MATH, PlanetMath, textbooks. A seed draws its pool, its random
+choices and the order of its pages. All arms train on as many tokens.
 
     random     a random part of the pool
     again      the same part in another order: the noise of packing
@@ -64,7 +64,7 @@ JUNK = ("code", "boilerplate", "shuffled", "french", "repeated")
 POOL = 4  # times the tokens of a run
 # Tokens of the pages from which pools are drawn, in runs: so many are right, so many are junk.
 UNION_RIGHT, UNION_JUNK = 2.5, 3.5
-HELD_OUT = 24  # documents of each kind, of the 60 that no page has
+HELD_OUT = 16  # documents of each kind, of the 60 that no page has
 STEP_TOKENS = 2048
 PAGE_ARMS = ("random", "again", "oracle", *SCORES, "excess_reversed", "student_reversed")
 TOKEN_ARMS = ("const", "accept", "shuffled", "share", "paper", "dft", "stm")
@@ -95,19 +95,11 @@ class Pools:
         self.union = self._right() + self._junk()
 
     def _right(self) -> list[Page]:
-        queues = {
-            kind: iter(texts[real_pages.HELD_OUT :]) for kind, texts in self.documents.items()
-        }
-        turns = real_pages.TURNS
-
-        def pages() -> Iterator[Page]:
-            number = 0
-            while True:
-                kind = turns[number % len(turns)]
-                yield self._page(next(queues[kind]), kind, good=True)
-                number += 1
-
-        return take(pages(), UNION_RIGHT * self.tokens)
+        pages = []
+        for kind, texts in self.documents.items():
+            made = (self._page(text, kind, good=True) for text in texts[real_pages.HELD_OUT :])
+            pages += take(made, UNION_RIGHT * self.tokens / len(real_pages.KINDS))
+        return pages
 
     def _junk(self) -> list[Page]:
         rng = Random("junk")
@@ -134,12 +126,12 @@ class Pools:
     def pool(self, junk: int, seed: int) -> list[Page]:
         """Return a pool in a random order. Junk is its percentage of tokens."""
         rng = Random(f"pool {junk} {seed}")
-        total = POOL * self.tokens
         pages = []
-        for kinds, share in ((real_pages.KINDS, 1 - junk / 100), *(((k,), 0.0) for k in JUNK)):
-            found = [page for page in self.union if page["source"] in kinds]
-            rng.shuffle(found)
-            pages += take(iter(found), total * (share or junk / 100 / len(JUNK)))
+        for kinds, percent in ((real_pages.KINDS, 100 - junk), (JUNK, junk)):
+            for kind in kinds:
+                found = [page for page in self.union if page["source"] == kind]
+                rng.shuffle(found)
+                pages += take(iter(found), POOL * self.tokens * percent / 100 / len(kinds))
         rng.shuffle(pages)
         return pages
 
@@ -202,7 +194,8 @@ class Pools:
         if "{losses}" in options:
             options = options.format(losses=self.losses(self.teacher))
         command = [f"--student={self.student}", f"--dataset={pages}", f"--output_dir={directory}"]
-        command += ["--max_length=512", "--per_device_train_batch_size=4", "--bf16=true"]
+        # Shorter sequences are a sixth empty, because pages have up to 600 tokens.
+        command += ["--max_length=1024", "--per_device_train_batch_size=2", "--bf16=true"]
         command += [f"--global_batch_tokens={STEP_TOKENS}", f"--learning_rate={rate}"]
         command += [f"--seed={seed}", "--warmup_steps=0.1", "--use_cpu", "--logging_steps=1"]
         with shuffled_weights() if rule == "shuffled" else nullcontext():
