@@ -306,9 +306,13 @@ def _is_empty(file: Path) -> bool:
 def _read_file(file: Path, text_column: str | None) -> datasets.Dataset | None:
     """Read a file, or a directory of `save_to_disk`. None stands for one without rows."""
     if _is_table(file):
-        corpus = _read_table(file, text_column)
-        return None if corpus is None else only_text(corpus, text_column, str(file))
-    return None if _is_empty(file) else _read_rows(file, text_column)
+        table = _read_table(file, text_column)
+        if table is None:
+            return None
+        return only_text(table, text_column, str(file))
+    if _is_empty(file):
+        return None
+    return _read_rows(file, text_column)
 
 
 def _is_table(file: Path) -> bool:

@@ -122,7 +122,9 @@ def _as_table(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
 
 def _with_weights(rows: pa.Table, weights: Mapping[int, float]) -> pa.Table:
     """Give the segments of each document its weight."""
-    values = [weights[document] for document in rows["document"].to_pylist()]
+    values = []
+    for document in rows["document"].to_pylist():
+        values.append(weights[document])
     one_each = np.arange(len(values) + 1, dtype=np.int32)
     column = pa.ListArray.from_arrays(one_each, pa.array(values, pa.float32()))
     index = rows.column_names.index(_WEIGHTS)

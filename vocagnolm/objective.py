@@ -208,9 +208,10 @@ class Objective:
                 weight_K = weigh_by_student(loss_K, method.selection, method.stm_perplexity)
                 return weight_K.masked_fill(~valid_N[token_K], 0.0)
 
-            return OwnWeights(
-                token_M, weigh_alone, entropy_gate if method.selection == "eaft" else None
-            )
+            own_weights = OwnWeights(token_M, weigh_alone)
+            if method.selection == "eaft":
+                own_weights = own_weights._replace(gate=entropy_gate)
+            return own_weights
         loss_BS, mapped_BS = self._on_student(teacher.loss_BT, batch, teacher)
         teacher_loss_N, mapped_N = loss_BS.flatten(), mapped_BS.flatten()
 

@@ -79,7 +79,7 @@ KINDS = {
 # The most characters of a field of a CSV file. Python's own limit is shorter than many documents.
 _MAX_FIELD = 1 << 30
 _NO_OBJECT = "not a JSON object"
-_LATE_WEIGHTS = 'has the first weight of a message: give the first row a column "weight", 1'
+_LATE_WEIGHTS = 'has the first weight of its file: give the first row a column "weight", 1'
 
 
 # -- Rows of a file --------------------------------------------------------------------------------
@@ -217,6 +217,9 @@ def as_record(
     record: dict[str, Any] = dict.fromkeys(FEATURES[turns, WEIGHT in names])
     if isinstance(row, str):
         record[SKIPPED] = row
+        return record
+    if WEIGHT not in names and row.get(WEIGHT) not in (None, 1):
+        record[SKIPPED] = _LATE_WEIGHTS
         return record
     fields = {name: row.get(name) for name in names}
     if not turns:

@@ -305,7 +305,9 @@ class VocAgnoTrainer(ResumableTrainer):
         if loss_sum is None:
             summed_BS = self.token_objective.weights(guidance) * loss_BS
             # The weights of the corpus change no choice, no divisor and no metric but the loss.
-            loss_sum = (summed_BS * inputs["weights"] if "weights" in inputs else summed_BS).sum()
+            if "weights" in inputs:
+                summed_BS = summed_BS * inputs["weights"]
+            loss_sum = summed_BS.sum()
         return loss_sum
 
     def _guide(

@@ -47,6 +47,9 @@ SKIPPED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [ASK, {**SAY, "weight": float("nan")}]}, "message 1 has a weight of nan"),
     ({"messages": [ASK, {**SAY, "weight": "5 kg"}]}, "message 1 has a weight of '5 kg'"),
     ({"messages": [ASK, SAY], "weight": {}}, "has a weight of {}"),
+    ({"messages": [ASK, SAY], "weight": [0.5, 1.0]}, "has a list of weights"),
+    ({"messages": [ASK, SAY], "weight": "nan"}, "has a weight of 'nan'"),
+    ({"messages": [ASK, SAY], "weight": 10**400}, "is not a finite number"),
     ({"messages": [{**ASK, "content": "\ud83d"}]}, "lone surrogate in its content"),
     ({"messages": [{**ASK, "name": "\ud83d"}]}, "lone surrogate outside its contents"),
     ({"messages": [ASK, EMPTY]}, "message 1 is an answer without text"),
@@ -114,6 +117,7 @@ def test_answers_are_those_of_weight_one_after_the_prompt() -> None:
         ([0, None], None, (1, 0, 1)),
         ([None, -2], 0.5, (0.5, 1, -2)),
         ([None, 0], "3", (3, 1, 0)),
+        ([None, " 0.5 "], False, (0, 1, 0.5)),
     ],
 )
 def test_weights_are_those_of_the_row_and_of_each_message(

@@ -221,12 +221,17 @@ def test_labels_of_a_conversation_stay_in_their_ranges() -> None:
 
 
 def test_weights_of_a_conversation_stay_in_their_ranges() -> None:
-    labelled = {"student_labelled": [[1, 2, 2, 3], []], "teacher_labelled": [[], []]}
-    for second, expected in (([], 1.0), ([-3.0], -3.0)):
+    # The ranges of the second segment, their weights, and those of its tokens.
+    for ranges, second, expected in (
+        ([], [], [1.0, 1.0, 1.0]),
+        ([], [-3.0], [-3.0, -3.0, -3.0]),
+        ([1, 2], [-3.0], [1.0, -3.0, 1.0]),
+    ):
+        labelled = {"student_labelled": [[1, 2, 2, 3], ranges], "teacher_labelled": [[], []]}
         weights = {"student_weights": [[0.5, 2.0], second]}
         sequence = two_teachers(("teacher_ids",)) | labelled | weights
         batch = as_lists(PackedCollator(8)([sequence]))
-        assert batch["weights"] == [[1.0, 0.5, 2.0, expected, expected, expected, 1.0, 1.0]]
+        assert batch["weights"] == [[1.0, 0.5, 2.0, *expected, 1.0, 1.0]]
 
 
 @pytest.mark.parametrize("teacher_attends", [False, True])

@@ -465,8 +465,13 @@ def test_weights_of_messages_are_seen_in_the_first_rows(tmp_path: Path) -> None:
         ):  # fmt: skip
             assert ("weights" in corpus.column_names) == has_weights
             assert corpus["untrained"][-1] == [1]
-    late = write(tmp_path / "late.jsonl", lines_of(*[plain] * 1000, half))
-    assert "the first weight of a message" in " ".join(reasons_in(load_corpus(str(late))))
+    page = {"text": "a"}
+    for number, (first, last) in enumerate(
+        [(plain, half), (plain, plain | {"weight": 0.5}), (page, page | {"weight": -1})]
+    ):
+        late = write(tmp_path / f"late{number}.jsonl", lines_of(*[first] * 1000, last))
+        (reason,) = reasons_in(load_corpus(str(late)))
+        assert "the first weight of its file" in reason
     # Files with and without weights are one corpus.
     write(tmp_path / "both" / "a.jsonl", lines_of(plain))
     write(tmp_path / "both" / "b.jsonl", lines_of(half))

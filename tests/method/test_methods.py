@@ -65,6 +65,13 @@ def weights_of(world: World, trainer: Any, rows: int) -> torch.Tensor:
     return found
 
 
+def weigh_tokens(batch: dict[str, Any]) -> torch.Tensor:
+    """Give every token a weight of its own, as messages have them. Documents have one for all."""
+    random = torch.Generator().manual_seed(0)
+    batch["weights"] = torch.randn(batch["labels"].shape, generator=random)
+    return batch["weights"].double()
+
+
 def batch_of(trainer: Any, rows: int = 4) -> dict[str, Any]:
     return trainer.data_collator([trainer.train_dataset[i] for i in range(rows)])
 
@@ -108,7 +115,7 @@ def test_distilled_loss_equals_full_logits_pair_by_pair(
     corpus.segments = {}
     trainer = corpus.trainer(tmp_path, name)
     batch = batch_of(trainer)
-    of_corpus = weights_of(corpus, trainer, 4) if is_weighted else torch.ones(batch["labels"].shape)
+    of_corpus = weigh_tokens(batch) if is_weighted else torch.ones(batch["labels"].shape)
     student = logits_of(trainer.model, batch["input_ids"], batch["position_ids"])
     (teacher_model,) = trainer.token_objective.teacher.models
     prefix = "" if name.startswith("kld") else "teacher_"
@@ -148,6 +155,7 @@ def test_weights_of_a_corpus_multiply_losses_alone(
     is_label = batch["labels"] != IGNORED_LABEL
     assert torch.equal(batch["weights"].double()[is_label], of_corpus[is_label])
     assert len(of_corpus[is_label].unique()) > 3
+    of_corpus = weigh_tokens(batch)
     # Choices, divisor and metrics stay.
     one, two = trainer.token_objective, plain.token_objective
     assert one.divisor_tokens(batch) == two.divisor_tokens(other)

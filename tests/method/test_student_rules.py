@@ -9,6 +9,7 @@ import torch
 from architectures import assert_same_gradients, build, gradients, labelled_rows
 from torch import Tensor
 
+from vocagnolm.guidance import weigh_by_student
 from vocagnolm.method import Method
 from vocagnolm.objective import Objective
 from vocagnolm.record import differences
@@ -80,6 +81,12 @@ def test_sum_weights_and_gradients_equal_loops(method: Method) -> None:
         == objective.weighted_tokens(batch)
         == labels[labels >= 0].numel()
     )
+
+
+def test_token_at_the_threshold_is_trained_on() -> None:
+    losses = torch.tensor([math.log(perplexity) for perplexity in (2.4, 2.5, 2.6)])
+    assert weigh_by_student(losses, "stm", None).tolist() == [1, 1, 0]
+    assert weigh_by_student(losses, "stm", 2.6).tolist() == [1, 1, 1]
 
 
 def test_a_rule_without_a_teacher_takes_none() -> None:

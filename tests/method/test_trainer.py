@@ -128,7 +128,11 @@ def test_attention_is_checked_for_the_longest_segment_of_an_evaluation(
 def test_guidance_of_a_batch_leaves_the_students_mode(trains: bool, make: Make) -> None:
     trainer = make()
     trainer.model.train(trains)
+    # It reads the batch without dropout.
+    modes = []
+    trainer.model.register_forward_pre_hook(lambda model, _: modes.append(model.training))
     trainer.token_guidance(next(iter(trainer.get_train_dataloader())))
+    assert modes == [False]
     assert trainer.model.training == trains
 
 

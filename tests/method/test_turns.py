@@ -141,6 +141,25 @@ def test_answer_of_weight_nothing_has_no_label(train_on: TrainOn, pair: Pair) ->
     assert reason == "no answer of an assistant to train on"
 
 
+@pytest.mark.parametrize("train_on", ["completions", "all"])
+def test_weights_are_those_of_the_labelled_parts(train_on: TrainOn, pair: Pair) -> None:
+    student, teacher = pair()
+    assert student.template
+    # Between two messages there is nothing, and no range has tokens.
+    source = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    student = replace(student, template=replace(student.template, source=source))
+    messages: list[dict[str, Any]] = talk(*TALK)
+    weights = [0.5, -2.0, 1.0, 3.0]
+    for message, weight in zip(messages, weights, strict=True):
+        message["weight"] = weight
+    corpus = read_list([{"messages": messages, "weight": 2}], None, "rows")
+    (row,) = align_corpus(corpus, student, teacher, train_on=train_on).rows
+    found = zip(said(student, row, "student"), row["student_weights"], strict=True)
+    every = 2 if train_on == "completions" else 1
+    expected = [(f"{TALK[n]}</s>", 2 * weights[n]) for n in range(every - 1, 4, every)]
+    assert list(found) == expected
+
+
 @pytest.mark.parametrize(("student_limit", "teacher_limit"), [(60, 200), (200, 75)])
 def test_long_conversation_ends_behind_an_answer(
     student_limit: int, teacher_limit: int, pair: Pair

@@ -17,7 +17,6 @@ from transformers import AutoTokenizer
 from world import World, make_world
 
 from vocagnolm import VocAgnoTrainer, __main__
-from vocagnolm.corpus import load_corpus
 from vocagnolm.run import weighing
 from vocagnolm.run.parser import parse
 from vocagnolm.training.models import read_models
@@ -46,6 +45,9 @@ def corpora(
     for text in texts[:9]:
         asked = [{"role": "user", "content": text[:20]}]
         turns.append({"messages": [*asked, {"role": "assistant", "content": text[20:90]}]})
+    # With its second answer, this one exceeds 48 tokens.
+    said = {"role": "assistant", "content": texts[0]}
+    turns.append({"messages": [*turns[0]["messages"], *asked, said]})
     (root / "turns.jsonl").write_text("".join(json.dumps(row) + "\n" for row in turns))
     return world
 
@@ -107,6 +109,14 @@ def trained(world: World, out: Path, **changes: Any) -> dict[tuple[str, int, int
     return segments
 
 
+def source_of(row: dict[str, Any]) -> dict[str, Any]:
+    """The document or conversation of which a row is a part."""
+    source: dict[str, Any] = json.loads(
+        Path(row["dataset"]).read_text().splitlines()[row["document"]]
+    )
+    return source
+
+
 CASES: dict[str, dict[str, Any]] = {
     "the paper's rule": {},
     "acceptance": {"selection": "accept"},
@@ -139,8 +149,18 @@ def test_rows_have_the_numbers_of_training(case: str, corpora: World, tmp_path: 
     assert found.keys() == expected.keys()
     if case == "the paper's rule":
         assert len({document for _, document, _ in found}) < len(found)
+    if case == "conversations":
+        assert len(rows[9]["messages"]) < len(source_of(rows[9])["messages"])
+    assert list(found) == sorted(found)
     for key, row in found.items():
         same = expected[key]
+        content = source_of(row)
+        if row.get("messages"):
+            said = "\n".join(message["content"] for message in row["messages"])
+            assert len(said) == row["end"]
+            assert row["messages"] == content["messages"][: len(row["messages"])]
+        else:
+            assert row["text"] == content["text"][row["start"] : row["end"]]
         valid = same["valid"].numpy()
         assert row["input_ids"] == same["input_ids"]
         assert row["end"] == same["end"]
@@ -170,7 +190,10 @@ def files(out: Path) -> dict[str, bytes]:
 
 
 def test_directory_is_the_same_when_the_command_was_killed(
-    corpora: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpora: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(weighing, "SHARD_SEQUENCES", 8)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -196,19 +219,38 @@ def test_directory_is_the_same_when_the_command_was_killed(
     before = list(written)
     assert __main__.main(["weights", *argv_of(corpora, killed)]) == 0
     assert written == before
-    # A training of ours reads the texts.
-    texts = load_corpus(str(whole))["text"]
-    assert list(texts) == list(rows["text"])
+    # A training of ours would weigh the tokens anew.
+    argv = argv_of(corpora, tmp_path / "run", dataset=str(whole), global_batch_tokens="48")
+    assert __main__.main(["train", *argv]) == 2
+    assert f"{len(rows)} has a list of weights" in capsys.readouterr().err
 
 
 def test_other_settings_are_refused_in_the_same_directory(
-    corpora: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    corpora: World,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     weigh(corpora, tmp_path)
     told = capsys.readouterr().out
     assert "bytes per token" in told
     assert __main__.main(["weights", *argv_of(corpora, tmp_path, top_k="0.3")]) == 2
     assert "top_k was 0.4, now 0.3" in capsys.readouterr().err
+    # Shards of two sizes would not fit together.
+    monkeypatch.setattr(weighing, "SHARD_SEQUENCES", 8)
+    assert __main__.main(["weights", *argv_of(corpora, tmp_path)]) == 2
+    assert "shard_sequences was 256, now 8" in capsys.readouterr().err
+
+
+def test_two_stores_of_one_teacher_give_what_one_does(corpora: World, tmp_path: Path) -> None:
+    lines = corpora.pages.read_text().splitlines(keepends=True)
+    stores = []
+    for name, part in (("first", lines[:7]), ("second", lines[7:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(part))
+        stores.append(str(corpora.score(name, dataset=str(tmp_path / f"{name}.jsonl"))))
+    weigh(corpora, tmp_path / "two", teacher_losses=stores, selection="accept")
+    weigh(corpora, tmp_path / "one", teacher_losses=[str(corpora.score())], selection="accept")
+    assert files(tmp_path / "two") == files(tmp_path / "one")
 
 
 @pytest.mark.parametrize(

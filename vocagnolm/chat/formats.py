@@ -18,6 +18,9 @@ WEIGHT = "weight"
 _SEPARATOR = "\n"
 _ANSWERING = "assistant"
 _BAD_OPTIONS = "has tools that are not a list in JSON, or chat_template_kwargs that are not options"
+_TOKEN_WEIGHTS = (
+    "has a list of weights, as `vocagnolm weights` writes it: rename or drop the column"
+)
 # TRL's names for what a template gets in addition to messages.
 _OPTION_COLUMNS = ("tools", "chat_template_kwargs")
 # The columns that each format needs, and those that it may have. If a dataset has several formats,
@@ -118,16 +121,19 @@ def read_weight(value: Any) -> float | str:
     >>> read_weight(None), read_weight("-0.5"), read_weight("5 kg")
     (1.0, -0.5, "has a weight of '5 kg', which is not a finite number")
     """
-    # Every field of a CSV file is a text, and may be empty. A list has a weight for each token, as
-    # `vocagnolm weights` writes it, and training weighs tokens anew.
-    if value is None or value == "" or isinstance(value, list):
+    # Every field of a CSV file is a text, and may be empty.
+    if value is None or value == "":
         return 1.0
+    # Training weighs tokens anew, and may cut the text elsewhere.
+    if isinstance(value, list):
+        return _TOKEN_WEIGHTS
     try:
         weight = float(value)
     except (TypeError, ValueError, OverflowError):
         weight = math.nan
-    finite = math.isfinite(weight)
-    return weight if finite else f"has a weight of {value!r}, which is not a finite number"
+    if math.isfinite(weight):
+        return weight
+    return f"has a weight of {value!r}, which is not a finite number"
 
 
 def has_weights(row: Mapping[str, Any]) -> bool:

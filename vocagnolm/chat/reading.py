@@ -276,15 +276,16 @@ def turn_columns(fitted: Sequence[FittedTurns]) -> dict[str, Any]:
         "trimmed_characters": np.array(trimmed, np.int64),
         "student_labelled": _labelled_ranges(student_reads),
         "teacher_labelled": _labelled_ranges(teacher_reads),
-        "student_weights": _range_weights([turns.reads[0] for turns in fitted]),
+        "student_weights": _range_weights(fitted),
     }
 
 
-def _range_weights(reads: Sequence[TurnTokens]) -> tuple[IntArray, npt.NDArray[np.floating]]:
-    """Return the weights of the labelled ranges that have tokens."""
+def _range_weights(fitted: Sequence[FittedTurns]) -> tuple[IntArray, npt.NDArray[np.floating]]:
+    """Return the weights of the student's labelled ranges that have tokens."""
     edges = [0]
     weights: list[npt.NDArray[np.floating]] = [np.empty(0)]
-    for tokens in reads:
+    for turns in fitted:
+        tokens = turns.reads[0]
         has_tokens = tokens.labelled[:, 0] < tokens.labelled[:, 1]
         weights.append(tokens.weights[has_tokens])
         edges.append(edges[-1] + len(weights[-1]))

@@ -179,9 +179,10 @@ def rows_of(trainer: VocAgnoTrainer, packed: Packed, sequences: range) -> Iterat
 
 def _place(segment: dict[str, Any], content: str | Conversation) -> dict[str, Any]:
     """Say where a segment is, and what it says."""
-    row = {name: segment[name] for name in ("document", "start", "end")}
+    start, end = segment["start"], segment["end"]
+    row = {"document": segment["document"], "start": start, "end": end}
     if isinstance(content, str):
-        return row | {TEXT: content[row["start"] : row["end"]]}
+        return row | {TEXT: content[start:end]}
     # A conversation that exceeds a context ends with the last answer that fits.
     kept = len(content.roles) - segment["left_out_messages"]
     return row | {"messages": content.messages[:kept]}
@@ -195,7 +196,7 @@ def _tokens(trainer: VocAgnoTrainer, blocks: list[Block]) -> dict[str, npt.NDArr
     valid_BS, mapped_BS = guidance.valid_BS, guidance.valid_BS & guidance.mapped_BS
     losses = {"student_loss": (guidance.student_loss_BS, valid_BS)}
     losses["teacher_loss"] = (guidance.teacher_loss_BS, mapped_BS)
-    tokens = {name: batch[name].numpy() for name in ("input_ids", "labels")}
+    tokens = {"input_ids": batch["input_ids"].numpy(), "labels": batch["labels"].numpy()}
     for name, (loss_BS, has_loss_BS) in losses.items():
         # Such a loss would read as none.
         if not loss_BS[has_loss_BS].isfinite().all():

@@ -4,9 +4,10 @@
     vocagnolm weights --student S --teacher_losses STORE --dataset D --output_dir OUT
     accelerate launch -m vocagnolm weights ...     # processes share the work
 
-The options are those of vocagnolm train, and the numbers those of its first step. --learning_rate
-and others that only steer updates change nothing. `datasets.load_dataset("OUT")` reads the result.
-A row is a document or a conversation, or a part of a document that exceeds --max_length:
+The options are those of vocagnolm train, and the numbers those of its first step, as if without
+--top_k_warmup_steps. --learning_rate and others that only steer updates change nothing.
+`datasets.load_dataset("OUT")` reads the result. A row is a document or a conversation, or a part of
+a document that exceeds --max_length:
 
     dataset, document, start, end   where it is: the corpus, an index, characters
     text or messages                what it says
