@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from vocagnolm import __main__
 from vocagnolm.corpus import load_corpus, load_values
 from vocagnolm.store.choice import good_labels, judged, judgement, kept_by_source, one_line
+from vocagnolm.store.rank import SCORES
 
 OPTIONS = {"split": "train", "text_column": None, "config_name": None}
 
@@ -83,6 +86,32 @@ def test_many_documents_are_judged_in_seconds_as_exactly() -> None:
     assert auc == pytest.approx(exact, abs=1e-9)
     # The standard error of Hanley and McNeil is about .002.
     assert low < auc < high < low + 0.01
+
+
+@pytest.mark.parametrize("share", [0.3, None])
+def test_judgement_is_of_labelled_documents_and_of_the_end_that_is_best(
+    share: float | None,
+) -> None:
+    rng = np.random.default_rng(1)
+    good = rng.choice([0.0, 1.0, np.nan], 50)
+    columns = {name: np.round(rng.random(50) + (good == 1) / 5, 1) for name in ("up", "down")}
+    lines = list(judgement(columns, {"up": True, "down": False}, good, share))
+    assert lines == list(judgement(columns, {"up": True, "down": False}, good, share))
+    labelled = ~np.isnan(good)
+    kept = math.ceil(0.3 * labelled.sum())
+    for line, name, best, sign in zip(
+        lines[2:], ("up", "down"), ("largest", "smallest"), (1, -1), strict=True
+    ):
+        values = sign * columns[name][labelled]
+        words = [name, best, f"{slow_auc(values, good[labelled]):.3f}"]
+        if share:
+            words.append(f"{slow_precision(values, good[labelled], kept):.3f}")
+        assert re.sub(r"\[.*?\]", "", line).split() == words
+
+
+def test_interval_of_few_labels_leaves_out_resamples_of_one_kind() -> None:
+    (auc, low, high), _ = judged(np.arange(4.0), np.array([1.0, 0, 0, 1]), 2)
+    assert low <= auc <= high
 
 
 # Sources
@@ -215,20 +244,27 @@ def test_rank_shows_what_it_would_keep_and_then_keeps_it(
         assert line[1:3] == ["20", f"{len(of_kept) / 20:.1%}"]
         assert line[4] == f"{share:.1%}"
     examples = [line for line in shown.splitlines() if " of a page" in line]
-    shown_rows = [f"{row['student']:.3f}" for row in [*rows[:10], *rows[-10:]]]
-    assert [line.split()[0] for line in examples] == shown_rows
+    assert [line.split()[:3] for line in examples] == [
+        [f"{row['student']:.3f}", "text", str(row["document"] - 2)]
+        for row in [*rows[:10], *rows[-10:]]
+    ]
+    assert f"the last: student {rows[9]['student']:.3f}" in shown
 
 
 def test_rank_judges_every_score_by_labels(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert __main__.main([*command, "--keep=0.5", "--label_column=good"]) == 0
+    choice = ["--keep=0.5", "--by=teacher", "--reverse"]
+    assert __main__.main([*command, *choice, "--label_column=good"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert "40 labelled documents, 14 good" in "\n".join(out)
     rows = ranks(tmp_path)
     good = [float((row["document"] - 2) % 3 == 0) for row in rows]
-    for name in ("excess", "teacher", "student"):
-        sign = 1 if name == "excess" else -1
+    means = [f"{name} {np.mean([row[name] for row in rows]):.3f}" for name in SCORES]
+    assert f"means: {', '.join(means)}" in out
+    for name in SCORES:
+        # Only the score of the choice is reversed.
+        sign = -1 if name == "student" else 1
         values = [sign * row[name] for row in rows]
         (line,) = [line for line in out if line.startswith(f"{name:8} ")]
         assert f" {slow_auc(values, good):.3f} [" in line

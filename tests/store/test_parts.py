@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_world import random_store, write_corpus
+from store_world import ABOUT, random_store, write_corpus
 from world import World, assert_equal_weights, make_world
 
 from vocagnolm import __main__
 from vocagnolm.corpus import load_corpus
-from vocagnolm.store.format import Store
+from vocagnolm.store.format import Store, by_teacher
 from vocagnolm.store.read import StoredReader
 from vocagnolm.training.options import ModelOptions
 
@@ -70,6 +70,22 @@ def test_ranks_are_the_same_from_a_grown_store_and_from_parts(
         assert __main__.main([*argv, f"--output_dir={out}"]) == 0
         ranks.append((out / "ranks.jsonl").read_bytes())
     assert ranks[0] == ranks[1]
+
+
+# What a store holds, and what determines losses.
+CONTENT: dict[str, Any] = {"dataset": "D", "dataset_documents": 5, "shard_documents": 2}
+CONTENT |= {"server": "U", "versions": {"torch": "2"}, "documents": 5, "tokens": 9}
+SETTINGS: dict[str, Any] = {"tokenizer_sha256": "b", "special_tokens": {"before": 1}}
+SETTINGS |= {"teacher_revision": "b", "chat_template": "{{ x }}", "segmentation": "b"}
+SETTINGS |= {"context": 9, "min_context": 9, "quantization": {"load_in_4bit": True}}
+SETTINGS |= {"engine": "vllm", "dtype": "float32", "loss_dtype": "float32"}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_stores_of_other_settings_have_another_teacher(name: str) -> None:
+    before = ABOUT | {"teacher_revision": "a"}
+    after = dict(reversed((before | CONTENT).items()))
+    assert by_teacher([before, after, before | {name: SETTINGS[name]}]) == [[0, 1], [2]]
 
 
 def test_teachers_are_counted_by_their_settings(

@@ -210,6 +210,17 @@ def test_documents_without_losses_and_missing_ones_are_skipped(
     assert "6 documents; skipped: 2" in capsys.readouterr().out
 
 
+def test_document_in_two_stores_of_a_model_has_the_losses_of_the_first(
+    stores: tuple[Store, Store], tmp_path: Path, tokenizers_by_family: Tokenizers
+) -> None:
+    assert __main__.main(rank(tmp_path)) == 0
+    alone = lines(tmp_path / "out/ranks.jsonl")
+    random_store(tmp_path / "other", TEXTS, tokenizers_by_family["metaspace"], seed=9)
+    both = ["--student_losses", str(tmp_path / "student"), str(tmp_path / "other")]
+    assert __main__.main([*rank(tmp_path), *both]) == 0
+    assert lines(tmp_path / "out/ranks.jsonl") == alone
+
+
 def test_model_scores_the_corpus_where_there_is_no_store(
     teacher: Path, corpus: Path, scored: Path, tmp_path: Path, tokenizers_by_family: Tokenizers
 ) -> None:

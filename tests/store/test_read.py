@@ -222,6 +222,16 @@ def test_first_store_of_a_document_is_its_teacher(
         assert str(rows) == str([row | {"document": document} for row in alone])
 
 
+def test_document_in_two_stores_of_a_teacher_is_the_first_stores(
+    store_of: Callable[..., Store],
+) -> None:
+    stores = [store_of("byte_level", seed=seed) for seed in (0, 1)]
+    for order in (stores, stores[::-1]):
+        (tokens,), _ = StoredReader(order).read(PAGES)
+        (alone,), _ = StoredReader(order[:1]).read(PAGES)
+        assert np.array_equal(tokens.values, alone.values)
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_missing_document_is_plain_text_where_asked(
     tokenizers_by_family: Tokenizers, store_of: Callable[..., Store], first: bool

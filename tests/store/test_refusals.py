@@ -97,6 +97,13 @@ def other_kind(files: Files) -> list[str]:
     return files.score("--teacher_chat_template", "chatml", corpus=path)
 
 
+def documents_after_conversations(files: Files) -> list[str]:
+    argv = other_kind(files)
+    argv[argv.index("--output_dir") + 1] = str(files.root / "C")
+    assert __main__.main(argv) == 0
+    return files.score(to="C")
+
+
 def truncated(files: Files) -> list[str]:
     shard = files.root / "S" / shard_name(3)
     shard.write_bytes(shard.read_bytes()[:-100])
@@ -157,6 +164,7 @@ CASES: list[tuple[Callable[[Files], list[str]], str]] = [
     # A directory with a model and a store would be one for a command and the other in Python.
     (lambda files: files.score(to=str(files.teacher)), "holds config.json"),
     (other_kind, "chat_template was None, now "),
+    (documents_after_conversations, "chat_template was "),
     (truncated, "shard-00003.arrow damaged"),
     (unreadable, "shard-00003.arrow is damaged"),
     (no_document, "--dataset"),

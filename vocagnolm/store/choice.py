@@ -33,7 +33,9 @@ def best_first(values: _Floats, *, largest: bool) -> IntArray:
     >>> best_first(np.array([0.5, 2.0, 0.5]), largest=True).tolist()
     [1, 0, 2]
     """
-    return np.argsort(-values if largest else values, kind="stable")
+    if largest:
+        values = -values
+    return np.argsort(values, kind="stable")
 
 
 def kept_count(count: int, share: float) -> int:
@@ -64,7 +66,9 @@ def kept_by_source(sources: Sequence[str], tokens: IntArray, kept: _Numbers) -> 
         rows.append((f"{len(others):,} others", totals[others].sum(axis=0)))
     if len(order) > 1:
         rows.append(("all", totals.sum(axis=0)))
-    width = max(6, *(len(name) for name, _ in rows))
+    width = len("source")
+    for name, _ in rows:
+        width = max(width, len(name))
     yield f"{'source':{width}} {'documents':>12} {'kept':>8} {'tokens':>16} {'kept':>8}"
     for name, (documents, documents_kept, size, size_kept) in rows:
         shares = documents_kept / documents, size_kept / size
@@ -77,7 +81,9 @@ def one_line(text: str, width: int = 76) -> str:
     for character in text[: 4 * width]:
         shown += character if character.isprintable() else " "
     line = " ".join(shown.split())
-    return line if len(line) <= width else f"{line[: width - 1]}…"
+    if len(line) > width:
+        return f"{line[: width - 1]}…"
+    return line
 
 
 # -- Labels ---------------------------------------------------------------------------------------
@@ -90,15 +96,20 @@ def good_labels(labels: Sequence[str | None], good: str | None) -> _Floats:
         OptionError: there are no good documents or no others, or `good` is needed.
     """
     found = {label for label in labels if label is not None}
-    goods = found & ({good} if good else {"true", "True", "1"})
+    goods, others = {"true", "True", "1"}, {"false", "False", "0"}
+    if good:
+        goods, others = {good}, found - {good}
     # Any other value would count as bad.
-    unclear = set() if good else found - goods - {"false", "False", "0"}
-    if not goods or unclear or goods == found:
+    if not found & goods or not found & others or found - goods - others:
         some = ", ".join(sorted(found)[:5]) or "no values"
         raise OptionError(
             "label_column", f"has {some}: expected true and false, 1 and 0, or {named('good')}"
         )
-    return np.array([math.nan if label is None else label in goods for label in labels], float)
+    values = np.full(len(labels), math.nan)
+    for index, label in enumerate(labels):
+        if label is not None:
+            values[index] = label in goods
+    return values
 
 
 def auc_and_precision(good: _Numbers, others: _Numbers, kept: int) -> _Numbers:
@@ -158,13 +169,19 @@ def judgement(
         return
     kept = kept_count(len(good), share or 1)
     yield f"{len(good):,} labelled documents, {int(good.sum()):,} good; in brackets: 95 %"
-    heading = f"precision of the best {kept:,}" if share else ""
-    yield f"{'score':8} {'best':9} {'AUC':22} {heading}".rstrip()
+    heading = f"{'score':8} {'best':9} {'AUC':22}"
+    if share:
+        heading += f" precision of the best {kept:,}"
+    yield heading.rstrip()
     for name, is_largest in largest.items():
-        values = columns[name][labelled]
-        measured = judged(values if is_largest else -values, good, kept)[: 2 if share else 1]
-        shown = []
+        values, best = columns[name][labelled], "largest"
+        if not is_largest:
+            values, best = -values, "smallest"
+        measured = judged(values, good, kept)
+        # Precision is of the documents that are kept.
+        if not share:
+            measured.pop()
+        line = f"{name:8} {best:9}"
         for value, low, high in measured:
-            shown.append(f"{value:.3f} [{low:.3f}, {high:.3f}]")
-        best = "largest" if is_largest else "smallest"
-        yield f"{name:8} {best:9} {'   '.join(shown)}"
+            line += f" {value:.3f} [{low:.3f}, {high:.3f}]  "
+        yield line.rstrip()

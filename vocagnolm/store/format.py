@@ -192,7 +192,9 @@ def finish_store(directory: Path, description: Mapping[str, object]) -> None:
     says about a shard stays. So a store grows without another look at its older shards, and damage
     to them does not get a valid checksum.
     """
-    listed = {entry["file"]: entry for entry in read_manifest(directory).get(SHARDS, ())}
+    listed = {}
+    for entry in read_manifest(directory).get(SHARDS, ()):
+        listed[entry["file"]] = entry
 
     def entry_of(path: Path) -> JsonObject:
         return listed.get(path.name) or _describe(path)
@@ -375,7 +377,9 @@ class Store:
 
     def _open(self) -> None:
         """Map the shards, and sort the keys with their rows, in 24 bytes of memory per document."""
-        tables = [read_shard(self.directory / entry["file"]) for entry in self.manifest[SHARDS]]
+        tables = []
+        for entry in self.manifest[SHARDS]:
+            tables.append(read_shard(self.directory / entry["file"]))
         # Keys and tables are joined in the same order, so a key's index is its row's index. The
         # sort is stable, so of a repeated document the copy that was stored first is always used.
         unsorted = read_keys(tables)

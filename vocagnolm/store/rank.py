@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -167,7 +167,7 @@ def _open_stores(options: argparse.Namespace) -> list[list[Store]]:
             job.output_dir = options.output_dir / f"{role}_losses"
             score(job)
             stores[role] = [Store(job.output_dir)]
-    return [stores[role] for role in ROLES]
+    return [stores["student"], stores["teacher"]]
 
 
 def _write(
@@ -187,7 +187,9 @@ def _write(
     if len(values) < len(corpus):
         line += f"; skipped: {len(corpus) - len(values):,}, empty or without losses"
     print_main(line)
-    means = [f"{score} {columns[score].mean():.3f}" for score in SCORES]
+    means = []
+    for score in SCORES:
+        means.append(f"{score} {columns[score].mean():.3f}")
     print_main(f"means: {', '.join(means)}")
     if good is not None:
         labels = good[columns["document"]]
@@ -241,8 +243,12 @@ def rows_of(
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """Write one JSON object per line, all of them or nothing."""
-    lines = (json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
-    write_file(path, lambda file: file.writelines(lines))
+
+    def write(file: BinaryIO) -> None:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+
+    write_file(path, write)
 
 
 # -- Scores ---------------------------------------------------------------------------------------
