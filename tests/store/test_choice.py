@@ -144,8 +144,10 @@ def test_document_is_shown_in_a_line_that_controls_no_terminal() -> None:
     ("labels", "good", "expected"),
     [
         (["true", None, "false"], None, [1, None, 0]),
+        (["True", "False", None], None, [1, 0, None]),
         (["1", "0", "0"], None, [1, 0, 0]),
-        (["fine", "bad", "worse"], "fine", [1, 0, 0]),
+        (["1.0", "0.0", "NaN"], None, [1, 0, None]),
+        (["fine", "bad", "", "NaN"], "fine", [1, 0, None, None]),
         (["0", "1", "2"], "0", [1, 0, 0]),
     ],
 )
@@ -153,6 +155,12 @@ def test_labels_say_which_documents_are_good(
     labels: list[str | None], good: str | None, expected: list[float | None]
 ) -> None:
     np.testing.assert_array_equal(good_labels(labels, good), np.array(expected, float))
+
+
+@pytest.mark.parametrize("labels", [["true", "false", "unsure"], ["1", "1", None], ["0"], []])
+def test_labels_that_do_not_say_which_documents_are_good(labels: list[str | None]) -> None:
+    with pytest.raises(ValueError, match="label_column"):
+        good_labels(labels, None)
 
 
 def test_scores_are_not_judged_by_labels_of_one_kind() -> None:

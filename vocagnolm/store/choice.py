@@ -25,6 +25,8 @@ _LARGEST = 12
 _NAME_WIDTH = 40
 # Groups of neighbouring scores in a resample.
 _GROUPS = 1_000
+# Labels that are none.
+_NO_LABEL = {"", "NaN"}
 
 
 def best_first(values: _Floats, *, largest: bool) -> IntArray:
@@ -92,11 +94,13 @@ def one_line(text: str, width: int = 76) -> str:
 def good_labels(labels: Sequence[str | None], good: str | None) -> _Floats:
     """Return 1 for each good document, 0 for each other one, and NaN for one without a label.
 
+    A table without nulls has empty cells, or floats with NaN, for documents without a label.
+
     Raises:
         OptionError: there are no good documents or no others, or `good` is needed.
     """
-    found = {label for label in labels if label is not None}
-    goods, others = {"true", "True", "1"}, {"false", "False", "0"}
+    found = {label for label in labels if label is not None} - _NO_LABEL
+    goods, others = {"true", "True", "TRUE", "1", "1.0"}, {"false", "False", "FALSE", "0", "0.0"}
     if good:
         goods, others = {good}, found - {good}
     # Any other value would count as bad.
@@ -107,7 +111,7 @@ def good_labels(labels: Sequence[str | None], good: str | None) -> _Floats:
         )
     values = np.full(len(labels), math.nan)
     for index, label in enumerate(labels):
-        if label is not None:
+        if label in found:
             values[index] = label in goods
     return values
 
