@@ -6,9 +6,9 @@
 
 It clones the last commit and makes an environment with README's own install line: the newest
 versions that the bounds allow, without constraints and extras. In `runs/demo`, as the quickstart
-says, it runs all commands of README, the landing page and the quickstart, and those in the first
-block of commands of every other page. It also runs README's example and the notebook. Where a page
-shows what a command prints, it compares the words.
+says, it runs all commands of README, the landing page and the quickstart. Of every other page, it
+runs those in the first block of commands, and those whose output the page shows. It also runs
+README's example and the notebook. Where a page shows what a command prints, it compares the words.
 A command that is neither run nor listed as left out is an error, and so is any file in the clone
 that git would see. It needs nothing but Python.
 """
@@ -57,6 +57,7 @@ ADDED = {
     "vocagnolm train --student S": _SHORT,
     "vocagnolm train --student HuggingFaceTB/SmolLM2-135M": _SHORT,
     "vocagnolm weights --student": "--max_length 256",
+    "vocagnolm rank --student student": "--dataset_split train[:100]",
     "vocagnolm evaluate --model runs/guided --benchmarks demo": "--limit 40",
     "vocagnolm evaluate --model runs/plain --benchmarks demo": "--limit 40",
     "vocagnolm evaluate --model runs/smollm2-accept": _FEW_ITEMS,
@@ -84,6 +85,12 @@ LEFT_OUT = {
     "vocagnolm train --teacher T --dataset pages.jsonl --use_peft": "it needs the extra peft",
     "vocagnolm export runs/adapters": "the same",
     "export": "the environment has it, or there is no /data",
+    "vocagnolm rank --student student --teacher_losses stores/problems": "it needs a corpus",
+    "vocagnolm train --teacher T --dataset weighted.jsonl": "the same",
+    "vocagnolm train --config demo --student student --teacher teacher --dataset pages.jsonl "
+    "--bf16 true --dry_run": "processors differ in it",
+    "vocagnolm inspect --text": "the page shows what the whole demo's models think",
+    "vocagnolm inspect --dataset pages.jsonl --document 0": "the same",
     f"cd {DEMO}": "all but the demo is typed there",
 }
 # Pages whose numbers are the same on every machine.
@@ -127,21 +134,23 @@ def code_blocks(page: str) -> list[tuple[str, int, str]]:
 
 
 def commands_of(page: str) -> list[Command]:
-    """Take the commands out of a page's code blocks, or out of its first block."""
+    """Take the commands out of a page's code blocks, or of the first and those with output."""
     blocks = code_blocks(page)
     commands: list[Command] = []
     for index, (language, first_line, text) in enumerate(blocks):
         typed = [] if language else typed_lines(text, first_line)
         if not typed:
             continue
+        following, line, shown = blocks[index + 1] if index + 1 < len(blocks) else ("", 0, "")
+        # Only two fences and an empty line are between commands and their output.
+        is_shown = following == "text" and line == first_line + len(text.splitlines()) + 3
+        if commands and not is_shown and page not in WHOLE_PAGES:
+            continue
         for line, words in typed:
             commands.append(Command(page, line, shlex.join(words)))
         # Several commands together may print what is shown.
-        following, _, shown = blocks[index + 1] if index + 1 < len(blocks) else ("", 0, "")
-        if following == "text":
+        if is_shown:
             commands[-1] = replace(commands[-1], shown=shown, of_block=len(typed))
-        if page not in WHOLE_PAGES:
-            break
     return commands
 
 
