@@ -35,6 +35,7 @@ import numpy as np
 import torch
 
 from benchmarks.experiments import methods
+from benchmarks.experiments.ceiling import recorded_line
 from benchmarks.experiments.worlds import SPOILS, DemoWorld, TextWorld, World, write_corpus
 from vocagnolm.alignment import widen_spans
 from vocagnolm.guidance import TokenGuidance
@@ -356,7 +357,7 @@ def table(worlds: Sequence[str], seeds: Sequence[int]) -> str:
         loss, right = DEMO_METRICS if world in DEMOS else METRICS
         base = {seed: rows.get((world, seed, "const")) for seed in seeds}
         each = " ".join(f"{row[loss]:.3f}" for row in base.values() if row)
-        lines += ["", f"{world}; const: {each}", ""]
+        lines += ["", f"{world}; const: {each}", recorded_line(world), ""]
         lines += [
             f"| rule | {loss} | each seed | {right}, in % | mean weight |",
             "|---|---|---|---|---|",

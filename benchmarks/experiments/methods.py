@@ -14,7 +14,8 @@ so you can interrupt the command, or give it again with other runs.
 Writes `WORLD/results.json` and `results.md`. The table has a row per run, over the seeds that have
 finished it. A second table shows the same minus CPT's numbers, seed by seed. The `oracle` knows
 which tokens of the pages are unchanged, and selects that many. If it is not better than CPT, or if
-`random-kept` is not worse, no selection can show anything. Seconds are processor time of
+`random-kept` is not worse, no selection can show anything. The first line is the world's ceiling,
+by runs of `acceptance` on pages without mistakes. Seconds are processor time of
 `train.py`: loading, alignment, training, one evaluation.
 """
 
@@ -32,6 +33,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.experiments.ceiling import recorded_line
 from benchmarks.experiments.worlds import (
     SPOILS,
     VOCABULARIES,
@@ -236,7 +238,7 @@ def write(world: World, runs: Mapping[str, str]) -> str:
     """Write all finished results, and return them as Markdown."""
     results = collect(world, runs)
     (world.root / RESULTS_FILE).write_text(json.dumps({"runs": results}, indent=1) + "\n")
-    lines = [table(results), ""]
+    lines = [recorded_line(world.root.name), "", table(results), ""]
     if differences := paired(results):
         lines += [f"Less {BASELINE}, seed by seed:", "", table(differences), ""]
     (world.root / TABLE_FILE).write_text("\n".join(lines) + "\n")

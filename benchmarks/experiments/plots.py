@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.experiments.acceptance import DEMO_METRICS, DEMOS, METRICS, PARTS, read_results
+from benchmarks.experiments.ceiling import noise_of, recorded_gains
 from vocagnolm.report import plots
 from vocagnolm.report.plots import COLORS, add_legend, new_plot
 
@@ -123,10 +124,18 @@ def evidence(results: Results) -> str:
     counts = {world: len(results.differences(world, "accept", worlds[world])) for world in worlds}
     shown = [world for world, count in counts.items() if count]
     head = [f"{WORLDS[world]} ({counts[world]} seeds)" for world in shown]
-    rows = []
+    rows = [["nothing wrong: the ceiling", *(ceiling_cell(w, worlds[w]) for w in shown)]]
     for rule, label in LABELS.items():
         rows.append([label, *(results.cell(world, rule, worlds[world]) for world in shown)])
     return markdown_table(["rule", *head], rows)
+
+
+def ceiling_cell(world: str, metric: str) -> str:
+    """Return what pages with nothing wrong change, and the noise of this, if they are recorded."""
+    gains = recorded_gains(world, metric)
+    if not gains:
+        return ""
+    return f"{_signed(-statistics.mean(gains))}, noise {_signed(noise_of(gains)).lstrip('+')}"
 
 
 def trials(results: Results) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.experiments import plots
+from benchmarks.experiments.ceiling import first_line, noise_of
 from benchmarks.experiments.real import MODELS, RESULTS, RULES
 from vocagnolm.report.evaluations import heading
 from vocagnolm.report.plots import COLORS, draw_curves, new_plot
@@ -39,7 +40,9 @@ WORLDS = {
     "mixed": "code and boilerplate",
     "clean": "nothing wrong",
 }
+CEILING = "ceiling"  # equal weights on pages with nothing wrong
 LABELS = {
+    CEILING: "nothing wrong: the ceiling",
     "accept": "acceptance",
     "share": "share, top 40 %",
     "paper": "the paper's: max, top 40 %",
@@ -80,11 +83,14 @@ class Results:
 
         Args:
             world: the world of the pages.
-            rule: the rule of the runs.
+            rule: the rule of the runs, or `CEILING`.
             kind: a kind of held-out text; None for the mean of all kinds.
         """
+        runs = self.runs(world, rule)
+        if rule == CEILING and world != "clean":
+            runs = self.runs("clean", "const")
         differences = []
-        for row in self.runs(world, rule):
+        for row in runs:
             equal = self.rows.get((world, "const", row["seed"]))
             if equal:
                 differences.append(nats(row, kind) - nats(equal, kind))
@@ -185,10 +191,19 @@ def kinds_table(results: Results, world: str, *, with_ranges: bool = True) -> st
 
 def page_tables(results: Results) -> dict[Path, str]:
     """Return the tables of README and of the results page: the pages with wrong solutions."""
+    line = ceiling_line(results, "noisy")
     return {
-        Path("README.md"): kinds_table(results, "noisy", with_ranges=False),
-        plots.PAGE: kinds_table(results, "noisy"),
+        Path("README.md"): line + kinds_table(results, "noisy", with_ranges=False),
+        plots.PAGE: line + kinds_table(results, "noisy"),
     }
+
+
+def ceiling_line(results: Results, world: str) -> str:
+    """Return what pages with nothing wrong gain, as a paragraph, or nothing without such runs."""
+    gains = [-value for value in results.differences(world, CEILING)]
+    if len(gains) < 2:
+        return ""
+    return first_line(statistics.mean(gains), noise_of(gains), "nats per character") + "\n\n"
 
 
 def guidance_table() -> str:
@@ -397,7 +412,8 @@ def main() -> None:
         sys.stdout.write(f"{rules_table(results)}\n")
         for world in WORLDS:
             if results.runs(world, "const"):
-                sys.stdout.write(f"\n{world}\n\n{kinds_table(results, world)}\n")
+                line = ceiling_line(results, world)
+                sys.stdout.write(f"\n{world}\n\n{line}{kinds_table(results, world)}\n")
     for table in (guidance_table(), rates_table(), answers_table(), losses_table()):
         sys.stdout.write(f"\n{table}\n")
     if arguments.write:

@@ -27,7 +27,26 @@ def test_world_is_usable_when_its_ceiling_is_five_times_the_noise(
 ) -> None:
     assert ceiling.is_usable(gain, noise) is usable
     line = ceiling.first_line(gain, noise, "points")
-    assert ("no rules" in line or "nothing" in line) is not usable
+    assert (". " in line) is not usable  # it says why not
+
+
+def test_recorded_ceilings_are_losses_less_those_without_mistakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = {"noisy": (2.0, 2.5, 9.0), "clean": (1.5, 1.75), "noisy-old": (3.0,)}
+    rows = []
+    for world, by_seed in losses.items():
+        for seed, loss in enumerate(by_seed):
+            for rule, value in (("const", loss), ("accept", 0.0)):
+                row = {"world": world, "seed": seed, "rule": rule, "nats_per_character": value}
+                rows.append(json.dumps(row))
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    monkeypatch.setattr(ceiling, "RECORDED", tmp_path / "rows.jsonl")
+    # The third seed has no run without mistakes.
+    assert ceiling.recorded_gains("noisy", "nats_per_character") == [0.5, 0.75]
+    for world in ("clean", "noisy-old", "another"):
+        assert ceiling.recorded_gains(world, "nats_per_character") == []
+        assert ceiling.recorded_line(world) == ""
 
 
 @pytest.mark.parametrize("world", labels.WORLDS)
@@ -85,6 +104,6 @@ def test_table_begins_with_the_ceiling_and_compares_only_where_there_is_one(
     path.write_text("\n".join(rows))
     found = labels.table(path, (3, 4, 5))
     names, units = found.split("units, systematic")
-    assert names.strip().startswith("names, systematic: Ceiling: an oracle gains +0.500")
+    assert names.strip().startswith("names, systematic: Ceiling: +0.500 of the answers")
     assert "| accept | 0.500 | 0.500 | 0.20 | 0.800 |" in names
     assert "|" not in units
