@@ -18,7 +18,7 @@ TIMES = 5  # a ceiling must be this many times the noise
 RECORDED = Path(__file__).with_name("acceptance.jsonl")
 
 
-def noise_of(equal: Sequence[float]) -> float:
+def packing_noise(equal: Sequence[float]) -> float:
     """Return the standard deviation of two or more runs that should be equal."""
     return statistics.stdev(equal)
 
@@ -28,7 +28,7 @@ def is_usable(ceiling: float, noise: float) -> bool:
 
     Args:
         ceiling: what an oracle gains over equal weights, positive if it is better.
-        noise: as `noise_of` returns it, in the same unit.
+        noise: as `packing_noise` returns it, in the same unit.
     """
     return ceiling > 0 and ceiling >= TIMES * noise
 
@@ -75,5 +75,5 @@ def recorded_line(world: str) -> str:
         gains = recorded_gains(world, metric)
         if len(gains) > 1:
             unit = metric.replace("_", " ")
-            return first_line(statistics.mean(gains), noise_of(gains), unit)
+            return first_line(statistics.mean(gains), packing_noise(gains), unit)
     return ""

@@ -67,7 +67,7 @@ import torch
 from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from benchmarks.experiments.ceiling import first_line, is_usable, noise_of
+from benchmarks.experiments.ceiling import first_line, is_usable, packing_noise
 from benchmarks.experiments.plots import markdown_table
 from benchmarks.experiments.real import logged, nats_per_character, run, shuffled_weights
 from vocagnolm.evaluation.engines.generation import Chat
@@ -420,7 +420,7 @@ class Case:
                 self.arms.setdefault(row["arm"], {})[row["seed"]] = row
         packed = ("equal", "repacked1", "repacked2")
         right = [self.arms[arm][repacked_seed]["right"] for arm in packed]
-        self.noise = noise_of(right)
+        self.noise = packing_noise(right)
 
     def mean(self, arm: str, number: str = "right") -> float:
         """Return the mean of an arm over its seeds."""

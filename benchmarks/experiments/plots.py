@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.experiments.acceptance import DEMO_METRICS, DEMOS, METRICS, PARTS, read_results
-from benchmarks.experiments.ceiling import noise_of, recorded_gains
+from benchmarks.experiments.ceiling import packing_noise, recorded_gains
 from vocagnolm.report import plots
 from vocagnolm.report.plots import COLORS, add_legend, new_plot
 
@@ -135,7 +135,7 @@ def ceiling_cell(world: str, metric: str) -> str:
     gains = recorded_gains(world, metric)
     if not gains:
         return ""
-    return f"{_signed(-statistics.mean(gains))}, noise {_signed(noise_of(gains)).lstrip('+')}"
+    return f"{_signed(-statistics.mean(gains))}, noise {_signed(packing_noise(gains)).lstrip('+')}"
 
 
 def trials(results: Results) -> str:

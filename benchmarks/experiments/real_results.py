@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.experiments import plots
-from benchmarks.experiments.ceiling import first_line, noise_of
+from benchmarks.experiments.ceiling import first_line, packing_noise
 from benchmarks.experiments.real import MODELS, RESULTS, RULES
 from vocagnolm.report.evaluations import heading
 from vocagnolm.report.plots import COLORS, draw_curves, new_plot
@@ -203,7 +203,7 @@ def ceiling_line(results: Results, world: str) -> str:
     gains = [-value for value in results.differences(world, CEILING)]
     if len(gains) < 2:
         return ""
-    return first_line(statistics.mean(gains), noise_of(gains), "nats per character") + "\n\n"
+    return first_line(statistics.mean(gains), packing_noise(gains), "nats per character") + "\n\n"
 
 
 def guidance_table() -> str:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from benchmarks.experiments import ceiling, labels, worlds
+from benchmarks.experiments import ceiling, conversations, labels, methods, worlds
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,23 @@ def test_recorded_ceilings_are_losses_less_those_without_mistakes(
     for world in ("clean", "noisy-old", "another"):
         assert ceiling.recorded_gains(world, "nats_per_character") == []
         assert ceiling.recorded_line(world) == ""
+
+
+@pytest.mark.parametrize(("measure", "sign"), [("accuracy", "+"), ("nats_per_character", "-")])
+def test_conversations_gain_what_right_solutions_add(
+    tmp_path: Path, measure: str, sign: str
+) -> None:
+    cases = []
+    for case, values in (("spoilt", (0.2, 0.3)), ("neutral", (0.7, 0.9, 0.9))):
+        world = worlds.DemoWorld(tmp_path / case)
+        cases.append(world)
+        for seed, value in enumerate(values):
+            directory = world.seed_dir(seed) / "cpt"
+            directory.mkdir(parents=True)
+            result = {"run": conversations.RUNS["cpt"], measure: value}
+            (directory / methods.RESULT_FILE).write_text(json.dumps(result))
+    assert f" {sign}0.550 " in conversations.ceiling_line(cases)
+    assert conversations.ceiling_line([cases[0], worlds.DemoWorld(tmp_path / "other")]) == ""
 
 
 @pytest.mark.parametrize("world", labels.WORLDS)
