@@ -6,6 +6,7 @@ tests/cuda compares the memory with what steps take, in one process or sharded.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -272,6 +273,32 @@ def test_plan_of_a_large_corpus_is_extrapolated(
     monkeypatch.setattr(packed, "_SAMPLE_DOCUMENTS", 3)
     assert parser.main([*argv, "--global_batch_tokens=640000", "--dry_run"]) == 2
     assert "one optimizer step needs 10,000" in capfd.readouterr().err
+
+
+def test_step_suits_a_small_corpus(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Unless a step is asked for: then the error proposes one."""
+    default: dict[str, Any] = {"global_batch_tokens": None, "max_steps": None}
+    argv = world.argv(str(tmp_path / "a"), eval_fraction=None, use_cpu="True", **default)
+    shown = plan_of(capfd, argv)
+    sequences = int(shown["packed"].split()[0])
+    steps, tokens = (int(shown["steps"].replace(",", "").split()[i]) for i in (0, 1))
+    assert steps == sequences * 64 * steps // tokens
+    assert 20 <= steps < 40
+    # More epochs need no more steps each. A number of steps that is asked for lowers nothing.
+    assert int(plan_of(capfd, [*argv, "--num_train_epochs=8"])["steps"].split(",")[0]) >= 20
+    assert parser.main([*argv, "--global_batch_tokens=640000", "--dry_run"]) == 2
+    proposed = re.search(r"global_batch_tokens (\d+), an epoch has (\d+)", capfd.readouterr().err)
+    assert proposed
+    obeyed = plan_of(capfd, [*argv, f"--global_batch_tokens={proposed[1]}"])
+    assert int(obeyed["steps"].split(",")[0]) == int(proposed[2]) == steps
+    # A run that has begun keeps its step, and one that has saved nothing chooses again.
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/run.json").write_text('{"global_batch_tokens": 640}')
+    assert plan_of(capfd, argv)["batch"] == shown["batch"]
+    (tmp_path / "a/checkpoint-1").mkdir()
+    assert parser.parse(argv).args.global_batch_tokens == 640
 
 
 def test_plan_shows_an_alignment_and_which_files_are_read(

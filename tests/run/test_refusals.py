@@ -176,7 +176,7 @@ def test_results_go_outside_the_documents(
         ({"max_length": "4096", "global_batch_tokens": "4096"}, "exceeds the student's context"),
         ({"eval_dataset": "no.jsonl"}, "--eval_dataset no.jsonl: no such file"),
         ({"resume_from_checkpoint": "/no"}, "--resume_from_checkpoint /no: no such directory"),
-        ({"global_batch_tokens": "640000"}, "lower one of these"),
+        ({"global_batch_tokens": "640000"}, "with --global_batch_tokens "),
     ],
 )
 def test_wrong_run_leaves_no_trace(

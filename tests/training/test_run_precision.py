@@ -48,6 +48,7 @@ def test_precision_follows_options_then_the_run_then_the_launcher_then_the_proce
     pretend(monkeypatch, unit)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
     (tmp_path / "run.json").write_text(json.dumps(began))
+    (tmp_path / "checkpoint-1").mkdir()
     config = VocAgnoConfig(output_dir=str(tmp_path), **options)
     # Accelerate computes in what Trainer passes on, and the run's directory keeps the others.
     assert config.mixed_precision == expected

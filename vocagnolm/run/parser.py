@@ -122,7 +122,7 @@ def parse(argv: Sequence[str], *, on_hub: bool = False, updates: bool = True) ->
         check_hub_names(vars(model) | vars(data) | values, declared)
 
     # Import them only now, because they import torch.
-    from vocagnolm.training.config import VocAgnoConfig
+    from vocagnolm.training.config import VocAgnoConfig, settings_in
     from vocagnolm.training.job import Job
 
     arguments = _of_class(values, VocAgnoConfig)
@@ -132,17 +132,19 @@ def parse(argv: Sequence[str], *, on_hub: bool = False, updates: bool = True) ->
     if data.eval_fraction or data.eval_dataset:
         arguments.setdefault("eval_strategy", "steps")
         arguments.setdefault("eval_steps", arguments.get("save_steps", RunOptions.save_steps))
-    # The batch size and the accumulation steps together decide the global batch. If only one of
-    # them is given, the paper's applies.
-    if not updates:
-        arguments |= {"global_batch_tokens": None, "gradient_accumulation_steps": 1}
-    elif not {"per_device_train_batch_size", "gradient_accumulation_steps"} <= arguments.keys():
-        arguments.setdefault("global_batch_tokens", PAPER_TOKENS)
     # The constructor of the arguments looks there for a run to resume.
     if not arguments.get("output_dir"):
         arguments["output_dir"] = model.output_dir(arguments.get("method", Method.method))
-    args = VocAgnoConfig(**arguments)
-    return Job(model, data, args, recipe)
+    # The batch size and the accumulation steps together decide the global batch. If only one of
+    # them is given, the paper's applies, or that of the run to resume.
+    may_lower_step = False
+    if not updates:
+        arguments |= {"global_batch_tokens": None, "gradient_accumulation_steps": 1}
+    elif not {"per_device_train_batch_size", "gradient_accumulation_steps"} <= arguments.keys():
+        begun = settings_in(arguments["output_dir"]).get("global_batch_tokens")
+        may_lower_step = "global_batch_tokens" not in arguments and not begun
+        arguments.setdefault("global_batch_tokens", begun or PAPER_TOKENS)
+    return Job(model, data, VocAgnoConfig(**arguments), recipe, may_lower_step)
 
 
 def make_parser() -> OptionsParser:

@@ -51,10 +51,11 @@ def train(job: Job) -> int:
 
     check_launch(job, evaluates=bool(job.data.eval_dataset or job.data.eval_fraction))
     models = read_models(job.model, args, args.device)
-    fill_device(job, models, rank0(lambda: device_bytes(args.device)))
     # The plan is made from the first documents, which are enough for a large corpus.
     corpora = read_corpora(job)
     packed = pack_documents(job, models, corpora, sample=True)
+    # A small corpus may have lowered the step.
+    fill_device(job, models, rank0(lambda: device_bytes(args.device)))
     print_main(plan(job, models, packed, checkpoint))
     if args.dry_run:
         print_main(f"note       {conflict}" if conflict else None)

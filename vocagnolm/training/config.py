@@ -15,15 +15,18 @@ from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrate
 
 from vocagnolm.fields import OptionError, json_settings, named, option
 from vocagnolm.models.load import choose_dtype
+from vocagnolm.record import Record
 from vocagnolm.shell.dist import check_connected, is_on_cpu, launched_processes
-from vocagnolm.shell.io import RUN_FILE, json_or_empty
 from vocagnolm.training.options import PAPER_TOKENS, GuidanceOptions, RunOptions
+from vocagnolm.training.run_directory import begun_settings
 
 # What `accelerate launch --mixed_precision` asks for, by its value in the environment.
 _LAUNCHED = {"bf16": "bfloat16", "fp16": "float16"}
 # A derived batch has at most this many sequences per device. With a 7B teacher in bf16, they fit
 # into 80 GB.
 _MAX_DERIVED_BATCH = 8
+# With fewer steps, the default step is lowered: warm-up and schedule need some.
+MIN_STEPS = 20
 # Trainer's own default, for users who come from it and ask for nothing.
 _TRAINER_BATCH = 8
 # A run can have only one value of each of these fields. The text says what any other does.
@@ -131,7 +134,9 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         kernels: Any = self.liger_kernel_config or {}
         self.liger_kernel_config = kernels | dict.fromkeys(_LIGER_LOSSES, False)
         check_arguments(self)
-        self._set_batch()
+        self._is_step_lowered = False
+        self._asked = self.per_device_train_batch_size, self.gradient_accumulation_steps
+        self._set_batch(self.global_batch_tokens)
 
     def _set_precision(self) -> None:
         """Compute in bfloat16 if the device multiplies in it, unless something else was requested.
@@ -149,7 +154,7 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         # On other kinds of GPU, Trainer may reject bfloat16, so it must be requested.
         has_products = on_cpu or (has_cuda and torch.cuda.is_bf16_supported())
         dtype, self.why_precision = "float32", "the GPU has no products in bfloat16"
-        begun = _begun_in(self.output_dir)
+        begun = _precision_of(settings_in(self.output_dir))
         launched = _LAUNCHED.get(os.environ.get("ACCELERATE_MIXED_PRECISION", ""))
         follows_launcher = choice == "auto" and begun is None and launched is not None
         if follows_launcher:
@@ -170,27 +175,36 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         """True if FSDP shards the student, according to the options or `accelerate launch`."""
         return bool(self.fsdp) or parse_flag_from_env("ACCELERATE_USE_FSDP")
 
-    def _set_batch(self) -> None:
+    def _set_batch(self, global_batch_tokens: int | None) -> None:
         """Derive batch size and accumulation from the global batch, or the other way round."""
-        self.is_batch_derived = self.global_batch_tokens is None
+        self.is_batch_derived = global_batch_tokens is None
         # Only the tokens of a step were given, so they may be split by what a device holds.
-        self.is_split_derived = not (
-            self.is_batch_derived
-            or self.per_device_train_batch_size
-            or self.gradient_accumulation_steps
-        )
+        self.is_split_derived = not (self.is_batch_derived or any(self._asked))
         rows, steps = split_global_batch(
-            self.global_batch_tokens,
-            self.max_length,
-            self.world_size,
-            self.per_device_train_batch_size,
-            self.gradient_accumulation_steps,
+            global_batch_tokens, self.max_length, self.world_size, *self._asked
         )
         self.per_device_train_batch_size = rows
         self.gradient_accumulation_steps = steps
         # If the global batch was given, this changes nothing, because the split is exact.
         self.global_batch_tokens = rows * steps * self.world_size * self.max_length
         self.per_device_eval_batch_size = self.per_device_eval_batch_size or rows
+
+    def step_for(self, sequences: int) -> int:
+        """Return the tokens of the largest step of which an epoch has at least 20, if one does.
+
+        It is a power of two of sequences, unless processes or a batch size that was asked for
+        demand another multiple.
+        """
+        rows, steps = self._asked
+        step = int(self.world_size) * (rows or 1) * (steps or 1)
+        while 2 * step * MIN_STEPS <= sequences:
+            step *= 2
+        return step * self.max_length
+
+    def lower_step(self, sequences: int) -> None:
+        """Fit the step to an epoch that is too short for it."""
+        self._set_batch(min(self.step_for(sequences), self.global_batch_tokens))
+        self._is_step_lowered = True
 
     def batch_arithmetic(self) -> str:
         """Write out the global batch as a product, and say where it comes from."""
@@ -203,7 +217,9 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
             f"{self.max_length} tokens",
         ]
         whose = "as asked for"
-        if self.global_batch_tokens == PAPER_TOKENS:
+        if self._is_step_lowered:
+            whose = f"for a short epoch; the paper's is {named('global_batch_tokens')} 2097152"
+        elif self.global_batch_tokens == PAPER_TOKENS:
             whose = "the paper's step"
         elif self.is_batch_derived:
             whose = f"Trainer's step; the paper's is {named('global_batch_tokens')} 2097152"
@@ -226,10 +242,13 @@ def _check_schedule(args: VocAgnoConfig) -> None:
         ) from error
 
 
-def _begun_in(output_dir: str | None) -> str | None:
-    """Return the precision of the run in a directory, if there is one."""
+def settings_in(output_dir: str | None) -> Record:
+    """Return the settings of the run in a directory, or {} as long as it has saved nothing."""
     # Without a name, the directory is chosen later, from the models.
-    settings = json_or_empty(Path(output_dir) / RUN_FILE) if output_dir else {}
+    return begun_settings(Path(output_dir)) if output_dir else {}
+
+
+def _precision_of(settings: Record) -> str | None:
     if settings.get("fp16"):
         return "float16"
     if "bf16" not in settings:

@@ -35,6 +35,8 @@ class Job:
     args: VocAgnoConfig
     # The recipe as --config names it.
     recipe: str | None = None
+    # Nobody asked for the paper's step, and no run has begun with one.
+    may_lower_step: bool = False
     # Python may give a PEFT config instead of the options for adapters.
     peft_config: Any = None
 

@@ -377,8 +377,8 @@ class RunOptions:
     # Where None is no kind of the option, `VocAgnoConfig` derives it.
     global_batch_tokens: int = option(  # type: ignore[assignment]
         None,
-        "Tokens per optimizer step, over all devices. Default: the paper's 2,097,152, unless both "
-        "the batch size and the accumulation steps are given.",
+        "Tokens per optimizer step, over all devices. Default: the paper's 2,097,152, or fewer for "
+        "20 steps, unless both the batch size and the accumulation steps are given.",
         interval="[1, inf)",
         first=True,
     )

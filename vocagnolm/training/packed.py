@@ -24,7 +24,7 @@ from vocagnolm.readers import Reader, TeacherReaders
 from vocagnolm.shell.dist import cores, machine_first
 from vocagnolm.shell.io import explain_full_disk, log_main
 from vocagnolm.texts import is_conversations
-from vocagnolm.training.config import VocAgnoConfig
+from vocagnolm.training.config import MIN_STEPS, VocAgnoConfig
 from vocagnolm.training.job import Job
 from vocagnolm.training.models import Models
 from vocagnolm.training.options import PackOptions
@@ -146,25 +146,41 @@ def pack_documents(job: Job, models: Models, corpora: Corpora, *, sample: bool =
             files.append(f"{Path(name).name}: {corpus.info.description}")
     eval_blocks = eval_blocks or packed.eval_blocks
     packed = replace(packed, eval_blocks=eval_blocks, totals=totals, files=files)
-    steps = epoch_steps(job, packed)
-    # An epoch without a step is an error only for a whole corpus.
-    if packed.is_whole and not steps:
-        check_enough(packed.blocks, args, f"{named('dataset')} {' '.join(data.dataset)}")
+    steps, least_steps = epoch_steps(job, packed), _least_steps(job)
     # A sample cannot show that a corpus is too small. Only the whole corpus can.
-    if sample and not packed.is_whole and steps is not None and steps < 2:
+    if sample and not packed.is_whole and steps is not None and steps < max(least_steps, 2.0):
         return pack_documents(job, models, corpora)
+    if packed.is_whole and (steps or 0) < least_steps:
+        if job.may_lower_step:
+            args.lower_step(epoch_sequences(packed) or 0)
+        check_enough(packed.blocks, args, f"{named('dataset')} {' '.join(data.dataset)}")
     return packed
 
 
-def epoch_steps(job: Job, packed: Packed) -> int | None:
-    """Return the optimizer steps of an epoch, extrapolated from a sample, or None if unknown."""
+def _least_steps(job: Job) -> float:
+    """Return the steps of an epoch below which its step is lowered, if that may be, or rejected."""
+    # If the user has chosen the number of steps, any epoch with one will do.
+    if not job.may_lower_step or job.args.max_steps > 0:
+        return 1.0
+    return max(MIN_STEPS / job.args.num_train_epochs, 1.0)
+
+
+def epoch_sequences(packed: Packed) -> int | None:
+    """Return the packed sequences of an epoch, extrapolated from a sample, or None if unknown."""
     sizes, weights = packed.expected_sequences(), packed.blocks.weights
     if sizes is None:
         return None
     # With weights, an epoch may read the sequences of a corpus several times.
-    sequences = sum(sizes) if weights is None else mixed_counts(sizes, weights).sum()
+    return int(sum(sizes) if weights is None else mixed_counts(sizes, weights).sum())
+
+
+def epoch_steps(job: Job, packed: Packed) -> int | None:
+    """Return the optimizer steps of an epoch, extrapolated from a sample, or None if unknown."""
+    sequences = epoch_sequences(packed)
+    if sequences is None:
+        return None
     # A step is a whole number of sequences. An incomplete step at the end of an epoch is not read.
-    return int(sequences) // (job.args.global_batch_tokens // job.args.max_length)
+    return sequences // (job.args.global_batch_tokens // job.args.max_length)
 
 
 def steps_of(job: Job, packed: Packed) -> int | None:
@@ -181,9 +197,13 @@ def check_enough(blocks: Blocks, args: VocAgnoConfig, corpus_name: str) -> None:
     if len(blocks) >= needed:
         return
     sequences = "1 sequence" if len(blocks) == 1 else f"{len(blocks):,} sequences"
+    advice, step = "lower one of these, or give more documents", args.step_for(len(blocks))
+    steps = len(blocks) * args.max_length // step
+    if steps:
+        advice = f"with {named('global_batch_tokens')} {step}, an epoch has {steps:,} steps"
     raise ValueError(
         f"{corpus_name} makes {sequences} of {args.max_length} tokens, and one optimizer step "
-        f"needs {needed:,}: {args.batch_arithmetic()}; lower one of these, or give more documents"
+        f"needs {needed:,}: {args.batch_arithmetic()}; {advice}"
     )
 
 

@@ -65,9 +65,8 @@ def check_settings(directory: Path, settings: Record) -> None:
     Raises:
         ValueError: settings differ.
     """
-    settings_there = json_or_empty(directory / RUN_FILE)
-    # Until something is saved, the user may still change the settings.
-    if not settings_there or not holds_results(directory):
+    settings_there = begun_settings(directory)
+    if not settings_there:
         return
     changes = differences(settings_there, settings)
     if changes:
@@ -75,6 +74,11 @@ def check_settings(directory: Path, settings: Record) -> None:
             f"{directory} holds a run with other settings ({'; '.join(changes)}): give another "
             f"{named('output_dir')}"
         )
+
+
+def begun_settings(directory: Path) -> Record:
+    """Return the settings of a run. Until it has saved something, they may change, and are {}."""
+    return json_or_empty(directory / RUN_FILE) if holds_results(directory) else {}
 
 
 def holds_results(directory: Path) -> bool:
