@@ -40,6 +40,7 @@ from vocagnolm.training.models import Models, load_models
 from vocagnolm.training.packed import Packed, make_collator, settings_of_data
 from vocagnolm.training.resumable import ResumableTrainer
 from vocagnolm.training.throughput import Throughput
+from vocagnolm.training.tracking import begin_if_none
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -208,6 +209,11 @@ class VocAgnoTrainer(ResumableTrainer):
                 "args: settings of the method were changed after the trainer was made, which has "
                 "no effect: make another trainer"
             )
+        # Trainer leaves the one in its arguments to scripts. A command decides what "auto" means.
+        if resume_from_checkpoint is None and self.args.resume_from_checkpoint != "auto":
+            resume_from_checkpoint = self.args.resume_from_checkpoint
+        if "wandb" in (self.args.report_to or ()) and self.is_world_process_zero():
+            begin_if_none(self.args)
         with self.resuming(resume_from_checkpoint) as checkpoint:
             output = super().train(checkpoint, *args, **kwargs)
         # Trainer's own mean covers only this process's steps. `log` has put the whole run's into
@@ -322,6 +328,13 @@ class VocAgnoTrainer(ResumableTrainer):
         if own_weights is None:
             loss_BS = self._student_losses(model, inputs, weighted_tokens=weighted_tokens)
             guidance = self.token_objective.select(loss_BS.detach(), inputs, teacher)
+            # Another shape may be broadcast, and silently weight other tokens.
+            shape = getattr(getattr(guidance, "weight_BS", None), "shape", type(guidance).__name__)
+            if shape != loss_BS.shape:
+                raise ValueError(
+                    f"{type(self.token_objective).__name__}.select must return a TokenGuidance "
+                    f"with weights of the shape {tuple(loss_BS.shape)}, got {shape}"
+                )
             return None, loss_BS, guidance
         # One pass of the head computes the losses, the weights and the gradients.
         one_pass = own_weights._replace(corpus_BS=inputs.get("weights")).losses

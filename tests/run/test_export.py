@@ -223,11 +223,14 @@ def test_export_rejects_what_it_cannot_write(
     plain, cut = world.root / "plain" / "checkpoint-5", tmp_path / "checkpoint-5"
     shutil.copytree(plain, cut)
     os.truncate(cut / "model.safetensors", 99)
+    # A run in Python that ended without `save_model`.
+    shutil.copytree(plain, tmp_path / "run" / "checkpoint-5")
     for argv, message in (
         ([plain, "--output_dir", world.student], f"--output_dir {world.student} is not empty"),
         ([plain, "--output_dir", world.pages], f"--output_dir {world.pages} is not empty"),
         ([tmp_path / "absent"], f"{tmp_path / 'absent'}: no such directory"),
         ([tmp_path], f"{tmp_path}: it has no manifest.json"),
+        ([tmp_path / "run"], f"{tmp_path / 'run'}: it has no whole model: give a checkpoint"),
         ([cut], f"{cut}: model.safetensors has 99 bytes"),
     ):
         assert export.main([str(word) for word in argv]) == 2

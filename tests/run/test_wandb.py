@@ -27,6 +27,7 @@ from vocagnolm.report.fetch import STEP, fetch
 from vocagnolm.run import parser, tracked_run
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import tracking
+from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.options import RunOptions
 
 SECTIONS = ("train/", "guidance/", "teacher/", "speed/", "memory/", "eval/")
@@ -140,6 +141,19 @@ def test_run_that_cannot_be_online_begins_offline(
     with tracking.begin_run({"project": "p"}) as run:
         assert run.offline
     assert re.search(r"offline \(.*key.*\); `wandb sync .*` sends it", capfd.readouterr().err)
+
+
+def test_trainer_in_python_begins_offline(
+    world: World, offline: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    steps: dict[str, Any] = {"max_length": 64, "max_steps": 1, "use_cpu": True, "method": "cpt"}
+    args = VocAgnoConfig(str(tmp_path / "run"), report_to="wandb", run_name="mine", **steps)
+    VocAgnoTrainer(str(world.student), args, None, world.rows()).train()
+    assert re.search(r"offline \(.*key.*\); `wandb sync .*` sends it", capfd.readouterr().err)
+    tracked_run.finish()
+    (run,) = offline.glob("offline-run-*")
+    found = stored(run)
+    assert found["run"].items() >= {"project": "vocagnolm", "display_name": "mine"}.items()
 
 
 # Evaluations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from world import World
 
 from vocagnolm import Method, VocAgnoConfig, VocAgnoTrainer, prepare_dataset
 from vocagnolm.record import differences
+from vocagnolm.report import compare
 from vocagnolm.run.parser import parse
 from vocagnolm.run.recipe import recipe_options
 
@@ -70,6 +72,47 @@ def test_another_run_does_not_resume(
     changed = {name: value(world) if callable(value) else value}
     with pytest.raises(ValueError, match=rf"holds a run with other settings \(.*{change}"):
         trainer_of(world, run, **changed).train(resume_from_checkpoint=True)
+
+
+def test_refused_config_leaves_nothing_behind(world: World, tmp_path: Path) -> None:
+    before = dict(os.environ)
+    with pytest.raises(ValueError, match=r"^fsdp .*several processes"):
+        trainer_of(world, tmp_path, fsdp="full_shard")
+    assert os.environ == before
+
+
+def test_runs_without_a_model_are_compared(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluated: dict[str, Any] = {"eval_dataset": world.rows()[:9], "eval_strategy": "steps"}
+    evaluated |= {"eval_steps": 1, "max_steps": 2}
+    for name in ("saved", "unsaved"):
+        trainer = trainer_of(world, tmp_path / name, method="cpt", save_strategy="no", **evaluated)
+        trainer.train()
+        if name == "saved":
+            trainer.save_model()
+    capsys.readouterr()
+    assert compare.main([str(tmp_path / "saved"), str(tmp_path / "unsaved")]) == 0
+    printed = capsys.readouterr().out
+    lines = [line for line in printed.splitlines() if line.startswith(("| saved", "| unsaved"))]
+    saved, unsaved = ([cell.strip(" |") for cell in line.split(" | ")] for line in lines)
+    assert "-" not in saved + unsaved
+    # All but the name and the speed.
+    assert saved[1:6] + saved[7:] == unsaved[1:6] + unsaved[7:]
+    # A run that was stopped has no loss of its end.
+    lines = (tmp_path / "unsaved/log.jsonl").read_text().splitlines(keepends=True)
+    log = [line for line in lines if json.loads(line)["step"] == 1]
+    (tmp_path / "unsaved/log.jsonl").write_text("".join(log))
+    assert compare.main([str(tmp_path / "unsaved")]) == 0
+    stopped = capsys.readouterr().out.splitlines()[-3].split(" | ")
+    assert [cell.strip(" |") for cell in stopped[3:6]] == ["1", "512", "-"]
+
+
+def test_checkpoint_in_the_config_is_resumed(run: Path, world: World) -> None:
+    trainer_of(world, run, resume_from_checkpoint=str(run / "checkpoint-1")).train()
+    # A run that starts over moves this one.
+    assert (run / "checkpoint-1").exists()
+    assert not run.with_name("run-earlier-1").exists()
 
 
 def test_nobody_elses_objects_are_changed(world: World, tmp_path: Path) -> None:

@@ -191,6 +191,27 @@ def test_weights_of_an_own_objective_have_no_gradient(make: Make, blocks: Blocks
         assert torch.equal(ours, expected)
 
 
+class Broadcast(Objective):
+    """Has one weight for a row, which PyTorch would give to all of its tokens."""
+
+    def select(self, student_loss_BS: Tensor, batch: Any, teacher: Any = None) -> Any:
+        guidance = super().select(student_loss_BS, batch, teacher)
+        return guidance._replace(weight_BS=guidance.weight_BS[:, :1])
+
+
+class Bare(Objective):
+    def select(self, student_loss_BS: Tensor, batch: Any, teacher: Any = None) -> Any:
+        return torch.ones_like(student_loss_BS)
+
+
+@pytest.mark.parametrize(("kind", "found"), [(Broadcast, r"\[2, 1\]"), (Bare, "Tensor")])
+def test_own_objective_without_a_weight_for_each_token_is_told(
+    kind: Any, found: str, make: Make
+) -> None:
+    with pytest.raises(ValueError, match=rf"{kind.__name__}\.select must .*{found}"):
+        make(objective=kind).train()
+
+
 @pytest.mark.parametrize("warmup", [0, 3])
 def test_own_objective_keeps_what_it_has_counted(warmup: int, make: Make) -> None:
     trainer = make(objective=Counting, top_k_warmup_steps=warmup)

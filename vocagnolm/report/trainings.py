@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 from vocagnolm.fields import listed, options_of
 from vocagnolm.report.paper import teacher_name
 from vocagnolm.shell.hub import public_name
-from vocagnolm.shell.io import RUN_FILE, JsonObject, read_json
+from vocagnolm.shell.io import LOG_FILE, RUN_FILE, JsonObject, read_json
 from vocagnolm.training.options import DataOptions, LoadOptions, ModelOptions, PackOptions
 
 # Tables and figures use these names for the methods.
@@ -74,13 +75,11 @@ class TrainingRun:
 def read_training(label: str, directory: Path) -> TrainingRun:
     """Read the settings and the log of a run."""
     settings = read_json(directory / RUN_FILE)
-    # A run in Python that was never saved has no state.
-    state_path = directory / STATE_FILE
-    state = read_json(state_path) if state_path.is_file() else {}
+    state = _read_state(directory, settings)
     # The evaluation after the last step. A resumed run may have logged it twice.
     evaluation: JsonObject = {}
     for entry in state.get("log_history", []):
-        if entry["step"] == state["max_steps"] and "eval_loss" in entry:
+        if entry["step"] == state.get("max_steps") and "eval_loss" in entry:
             evaluation = entry
     teachers = listed(settings.get("teacher") or [])
     # A store names the teacher that scored it, which may have several.
@@ -97,6 +96,28 @@ def read_training(label: str, directory: Path) -> TrainingRun:
         eval_loss=evaluation.get("eval_loss"),
         eval_tokens=evaluation.get("eval_tokens"),
     )
+
+
+def _read_state(directory: Path, settings: JsonObject) -> JsonObject:
+    """Return a run's log and cost: those of its model, or its log where that has come further."""
+    path, log_path = directory / STATE_FILE, directory / LOG_FILE
+    state = read_json(path) if path.is_file() else {}
+    # In Python, a run may end without a model, and it may go on after it had one.
+    lines = log_path.read_text(encoding="utf-8").splitlines() if log_path.is_file() else []
+    log = [json.loads(line) for line in lines]
+    if not log or log[-1]["step"] <= state.get("global_step", -1):
+        return state
+    last = log[-1]
+    state = {"log_history": log, "global_step": last["step"], "total_flos": None}
+    for entry in log:
+        state["total_flos"] = entry.get("total_flos", state["total_flos"])
+    # As in Trainer, a number of steps overrides that of epochs.
+    goal, reached = settings.get("max_steps", -1), last["step"]
+    if goal <= 0:
+        goal, reached = settings.get("num_train_epochs", math.inf), last.get("epoch", 0)
+    if reached >= goal:
+        state["max_steps"] = last["step"]
+    return state
 
 
 def agree(first: TrainingRun, other: TrainingRun, option: str) -> bool:

@@ -31,7 +31,7 @@ from vocagnolm.shell.io import (
     read_json,
 )
 from vocagnolm.tokenizer import load_tokenizer
-from vocagnolm.training.run_directory import checkpoint_fault
+from vocagnolm.training.run_directory import checkpoint_fault, newest_checkpoint
 
 # Accelerate makes this directory in a checkpoint that FSDP has sharded.
 _SHARDS = "pytorch_model_fsdp_0"
@@ -110,6 +110,9 @@ def _settings_of(checkpoint: Path) -> JsonObject:
     is_saved_model = not manifest and bool(model_files(checkpoint))
     fault = None if is_saved_model else checkpoint_fault(checkpoint)
     if fault:
+        newest = newest_checkpoint(checkpoint)
+        if newest:
+            fault = f"it has no whole model: give a checkpoint, such as {newest}"
         raise ValueError(f"{checkpoint}: {fault}")
     # A checkpoint's settings are in its manifest, and a finished run's are next to the manifest.
     return manifest.get("run") or json_or_empty(checkpoint / RUN_FILE)

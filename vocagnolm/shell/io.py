@@ -26,8 +26,8 @@ from vocagnolm.fields import OptionError
 JsonObject = dict[str, Any]
 # The package's data: tables, templates, the demo's models.
 ASSETS = Path(__file__).parents[1] / "assets"
-# In a run's directory: its settings. In a complete directory: the sizes of its files.
-RUN_FILE, MANIFEST_FILE = "run.json", "manifest.json"
+# In a run's directory: its settings and its log. In a complete directory: the sizes of its files.
+RUN_FILE, LOG_FILE, MANIFEST_FILE = "run.json", "log.jsonl", "manifest.json"
 # The file and line with which a reason may begin.
 _IS_PLACE = re.compile(r".+:\d+")
 # The end of an incomplete file's name, which begins with a dot.

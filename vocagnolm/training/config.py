@@ -101,8 +101,7 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
             # A command line gives JSON, or the name of a file.
             if isinstance(text, str) and text.startswith("{"):
                 setattr(self, name, json_settings(name, text))
-        if self.deepspeed or parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
-            raise OptionError("deepspeed", "is not supported: shard with FSDP2")
+        self._check_sharding()
         # transformers requires the lowest rate for this schedule. The paper ends at a tenth of the
         # peak.
         if self.lr_scheduler_kwargs is None and self.lr_scheduler_type == "cosine_with_min_lr":
@@ -137,6 +136,14 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         self._is_step_lowered = False
         self._asked = self.per_device_train_batch_size, self.gradient_accumulation_steps
         self._set_batch(self.global_batch_tokens)
+
+    def _check_sharding(self) -> None:
+        if self.deepspeed or parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
+            raise OptionError("deepspeed", "is not supported: shard with FSDP2")
+        # Trainer says so later, when Accelerate has set variables that change what the next configs
+        # of a notebook mean.
+        if self.fsdp and launched_processes() < 2 and not self.dry_run:
+            raise OptionError("fsdp", "shards over several processes: start them with a launcher")
 
     def _set_precision(self) -> None:
         """Compute in bfloat16 if the device multiplies in it, unless something else was requested.

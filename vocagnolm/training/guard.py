@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerState
 
 from vocagnolm.conventions import NonFiniteLoss
+from vocagnolm.fields import named
 from vocagnolm.training.metrics import NO_BLOCK, GuidanceMetrics
 
 logger = logging.getLogger(__name__)
@@ -133,10 +134,11 @@ class StepGuard(TrainerCallback):
         model.zero_grad(set_to_none=True)
         if self._accelerator.is_main_process:
             logger.warning(
-                "step %d: %s; no update was made (%d in a row, --max_bad_steps %d)",
+                "step %d: %s; no update was made (%d in a row, %s %d)",
                 step,
                 fault,
                 bad_steps,
+                named("max_bad_steps"),
                 args.max_bad_steps,
             )
 
@@ -166,14 +168,14 @@ def _fault(student_block: int, teacher_block: int) -> tuple[str, str]:
     if teacher_block != NO_BLOCK:
         return (
             f"the teacher's losses are NaN or infinite in packed sequence {teacher_block}",
-            "load it in another precision (--teacher_dtype float32) or use another one",
+            f"load it in another precision ({named('teacher_dtype')} float32) or use another one",
         )
     if student_block != NO_BLOCK:
         return (
             f"the student's losses are NaN or infinite in packed sequence {student_block}",
-            "lower --learning_rate, or look at the text of this sequence",
+            f"lower {named('learning_rate')}, or look at the text of this sequence",
         )
     return (
         "the student's gradient is NaN or infinite, though all losses are finite",
-        "lower --learning_rate, or train without bf16 and fp16 to see its source",
+        f"lower {named('learning_rate')}, or train without bf16 and fp16 to see its source",
     )

@@ -12,11 +12,11 @@ from tqdm.auto import tqdm
 from transformers import ProgressCallback, TrainerCallback, TrainerState
 
 from vocagnolm.fields import named
+from vocagnolm.shell.io import LOG_FILE
 from vocagnolm.training.metrics import WEIGHT_ENTRIES
 
 logger = logging.getLogger(__name__)
 
-LOG_FILE = "log.jsonl"
 # If a teacher is ahead of the student on a smaller share of the tokens, it has little to teach.
 _FEW_AHEAD = 0.25
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -91,6 +92,15 @@ def check_trackers(report_to: Sequence[str]) -> None:
         # This asks for a key while the user is there. Without one, the run begins offline.
         with suppress(wandb.Error):
             wandb.login()
+
+
+def begin_if_none(args: Any) -> None:
+    """Begin a run of Weights & Biases for a trainer in Python, unless one is open."""
+    import wandb
+
+    if wandb.run is None:
+        project = os.environ.get("WANDB_PROJECT", args.project)
+        begin_run({"project": project, "name": args.run_name})
 
 
 def begin_run(arguments: Mapping[str, Any]) -> Any:
