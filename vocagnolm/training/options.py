@@ -345,6 +345,7 @@ class GuidanceOptions(Method, PackOptions, LoadOptions):
         self.guidance = Method(**settings)
         # A class or function of the user's own has become its name.
         self.method, self.aggregation = self.guidance.method, self.guidance.aggregation
+        self.asks_teacher = self.guidance.needs_teacher
         LoadOptions.__post_init__(self)
         # A document without losses is treated as one whose tokens are all unmapped.
         includes = self.unmapped == "include" or self.guidance.accepts
@@ -404,6 +405,10 @@ class RunOptions:
         "Optimizer steps. -1: set by --num_train_epochs.",
         interval="[-1, inf)",
         first=True,
+    )
+    # Not False, because earlier runs have none, and are compared with later ones.
+    extend: bool | None = option(
+        None, "Train a run for longer even if its learning rates would have been others."
     )
     learning_rate: float = option(
         8e-5, "Peak learning rate.", interval="[0, inf)", first=True, aliases=["lr"]

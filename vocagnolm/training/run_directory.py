@@ -14,13 +14,9 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vocagnolm.fields import OptionError, named
-from vocagnolm.record import (
-    Record,
-    check_output_directory,
-    differences,
-    output_directory,
-)
+from vocagnolm.record import Record, check_output_directory, output_directory
 from vocagnolm.shell.io import MANIFEST_FILE, RUN_FILE, json_or_empty, size_fault, write_json
+from vocagnolm.training.extension import changes_of, grown
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +49,15 @@ def find_start(
     except ValueError as error:
         # Return the conflict and do not raise it, because a dry run prints it and continues.
         return str(error), False, None
+    before = begun_settings(directory)
+    is_longer = bool(before and grown(before, settings))
     # This comes after the check of the settings, because a finished run with others is another run.
-    if is_finished(directory):
+    if not is_longer and is_finished(directory):
         return "", True, None
-    return "", False, resolve(resume_from_checkpoint, directory, settings)
+    checkpoint = resolve(resume_from_checkpoint, directory, settings)
+    if is_longer and checkpoint is None:
+        return f"{directory} holds no checkpoint from which its run could go on", False, None
+    return "", False, checkpoint
 
 
 def check_settings(directory: Path, settings: Record) -> None:
@@ -68,7 +69,8 @@ def check_settings(directory: Path, settings: Record) -> None:
     settings_there = begun_settings(directory)
     if not settings_there:
         return
-    changes = differences(settings_there, settings)
+    newest = next(iter(checkpoints(directory)), None)
+    changes = changes_of(settings_there, settings, newest)
     if changes:
         raise ValueError(
             f"{directory} holds a run with other settings ({'; '.join(changes)}): give another "
@@ -100,6 +102,12 @@ def owned(directory: Path, settings: Record, *, is_new: bool) -> AbstractContext
             "output_dir", f"{directory} has the student or a teacher of this run: give another"
         )
     return output_directory(directory, RUN_FILE, move_aside=moves)
+
+
+def reopen(directory: Path, settings: Record) -> None:
+    """Mark a finished run as unfinished if it becomes longer, before its settings say so."""
+    if grown(json_or_empty(directory / RUN_FILE), settings):
+        (directory / MANIFEST_FILE).unlink(missing_ok=True)
 
 
 def describe_run(
@@ -161,7 +169,10 @@ def checkpoint_fault(checkpoint: str | Path, settings: Record | None = None) -> 
     before = manifest.get("run")
     if not before:
         return "it lacks the settings of its run, so that it may be of another one"
-    changes = differences(before, settings)
+    # One that `save_only_model` wrote would silently train on with a new optimizer.
+    if not any(name.startswith("optimizer") for name in files):
+        return "it has no state of an optimizer"
+    changes = changes_of(before, settings, path)
     if changes:
         return f"it is of a run with other settings ({'; '.join(changes)})"
     return None
