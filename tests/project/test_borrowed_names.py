@@ -41,14 +41,15 @@ CONFIG = LlamaConfig(
 
 # Methods that ours override.
 OF_TRAINER = (
-    "_determine_best_metric _get_output_dir _get_train_sampler _save_checkpoint call_model_init "
-    "compute_loss get_batch_samples log prediction_step store_flos train"
+    "_determine_best_metric _get_output_dir _get_train_sampler _issue_warnings_after_load "
+    "_save_checkpoint call_model_init compute_loss get_batch_samples log prediction_step "
+    "store_flos train"
 )
 OVERRIDDEN: list[tuple[type, type, str]] = [
     (VocAgnoTrainer, Trainer, OF_TRAINER),
     (Preemption, TrainerCallback, "on_epoch_end"),
     (StepGuard, TrainerCallback, "on_pre_optimizer_step"),
-    (RunLog, TrainerCallback, "on_train_begin on_log"),
+    (RunLog, TrainerCallback, "on_train_begin on_step_end on_log"),
     (Throughput, TrainerCallback, "on_train_begin on_step_begin"),
     (GrowingLayer, DynamicLayer, "get_seq_length update"),
     (cli._Help, argparse.RawDescriptionHelpFormatter, "_format_action_invocation"),

@@ -91,6 +91,10 @@ def test_page_has_shades_of_weights_and_no_path_of_the_machine(tmp_path: Path) -
 
 def test_terminal_marks_tokens_and_is_not_driven_by_the_text() -> None:
     assert "(<s>)[🧮]◦{</s>}" in render_text(ONE)
+    # Acceptance drops few, so these are marked.
+    accepted = render_text(replace(ONE, method=Method(selection="accept")))
+    assert "(<s>)🧮[◦]{</s>}" in accepted
+    assert "kept [dropped] {unmapped}" in accepted
     out = render_text(hostile_view(1))
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", out)
     assert "␛" in out

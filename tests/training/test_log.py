@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
+import re
+import struct
+import sys
+import termios
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +18,7 @@ import pytest
 import torch
 from world import MAX_LENGTH, make_trainer
 
+from vocagnolm.run.parser import parse
 from vocagnolm.training import log
 from vocagnolm.training.log import LOG_FILE, RunLog
 from vocagnolm.training.metrics import GuidanceMetrics
@@ -166,3 +174,38 @@ def test_trainer_prints_its_log_in_lines(
     assert lines[-1].split()[2] == "train_loss"
     rows = [json.loads(line) for line in (tmp_path / LOG_FILE).read_text().splitlines()]
     assert rows == trainer.state.log_history
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "shown"), [(8, 10, [*range(1, 9)]), (12, 10, [12]), (4, 2, [4])]
+)
+def test_last_step_is_logged_and_each_of_a_short_run(
+    steps: int, every: int, shown: list[int], run: Run
+) -> None:
+    """Beside what Trainer logs itself."""
+    run.state.max_steps, run.state.logging_steps = steps, every
+    for strategy, expected in (("steps", shown), ("no", [])):
+        args, found = SimpleNamespace(logging_strategy=strategy), []
+        for step in range(1, steps + 1):
+            run.state.global_step = step
+            control: Any = SimpleNamespace(should_log=False)
+            run.log.on_step_end(args, run.state, control)
+            found += [step] * control.should_log
+        assert found == expected
+
+
+def test_terminal_has_a_bar_with_the_time_left_and_a_file_has_none(
+    blocks: Any, pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    line = ["--config", "demo", "--teacher", "t"]
+    assert parse(line).args.disable_tqdm
+    with os.fdopen(slave, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        assert not parse(line).args.disable_tqdm
+        make_trainer(tmp_path, blocks, *pair, max_steps=2, disable_tqdm=None).train()
+        shown = os.read(master, 1 << 16).decode()
+    os.close(master)
+    assert re.search(r"\d/2 \[\d\d:\d\d<\d\d:\d\d,", shown)

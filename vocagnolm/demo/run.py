@@ -20,7 +20,7 @@ from vocagnolm.evaluation.extraction import extract
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.run.parser import parse
 from vocagnolm.run.train import train as run_job
-from vocagnolm.shell.io import ASSETS, print_main
+from vocagnolm.shell.io import ASSETS, print_main, share_weights
 from vocagnolm.spans import encode
 from vocagnolm.tokenizer import start_id
 
@@ -93,6 +93,7 @@ def make_base(directory: Path, seed: int) -> None:
     torch.manual_seed(seed)
     LlamaForCausalLM(student_config()).save_pretrained(untrained)
     AutoTokenizer.from_pretrained(ASSETS / STUDENT_TOKENIZER).save_pretrained(untrained)
+    share_weights(untrained)
     flags = ["--method=cpt", f"--seed={seed}", *BASE_OPTIONS]
     text_count = tokens_of(flags) // GENERAL_TOKENS
     world.write_jsonl(texts, world.general_corpus(text_count, seed))
@@ -134,7 +135,9 @@ def train(model: Path, corpus: Path, output_dir: Path, *options: str) -> None:
     """Run `vocagnolm train` with the demo's recipe in this process. Errors are raised."""
     quiet_logs()
     paths = (f"--student={model}", f"--dataset={corpus}", f"--output_dir={output_dir}")
-    status = run_job(parse([f"--config={RECIPE}", *paths, *options]))
+    # Several runs share the terminal.
+    quiet = "--disable_tqdm=true"
+    status = run_job(parse([f"--config={RECIPE}", quiet, *paths, *options]))
     if status:
         raise RuntimeError(f"vocagnolm train ended with status {int(status)}")
 

@@ -100,23 +100,27 @@ def _heading(text: TextView) -> str:
 
 def render_text(view: GuidanceView) -> str:
     """Render texts, a legend and the summary for a terminal, with tokens in brackets."""
-    legend = " ".join(_mark(status, status) for status in _MARKS)
+    marks = dict(_MARKS)
+    # Acceptance keeps nearly every token, so the brackets show what it drops.
+    if view.method.accepts:
+        marks |= {"kept": _MARKS["dropped"], "dropped": _MARKS["kept"]}
+    legend = " ".join(_mark(status, mark) for status, mark in marks.items())
     lines = [f"{view.student} ← {view.teacher}", _settings_line(view), legend]
     for text in view.texts:
         marked_text = ""
         for token in text.tokens:
             # The later tokens of one character have no text of their own, and show as a ring.
             visible = _visible(token.text).replace("\n", "↵\n") or "◦"
-            marked_text += _mark(visible, token.status)
+            marked_text += _mark(visible, marks[token.status])
         lines += ["", _heading(text), marked_text]
     lines += ["", markdown_table(_summary(view)), "Losses: means in nats per token.", ""]
     return "\n".join(lines)
 
 
-def _mark(text: str, status: Status) -> str:
+def _mark(text: str, mark: str) -> str:
     """Put brackets around a token, on each of its lines."""
     # The space in a mark stands for the token.
-    before, _, after = _MARKS[status].partition(" ")
+    before, _, after = mark.partition(" ")
     lines = text.split("\n")
     return "\n".join(f"{before}{line}{after}" if line else "" for line in lines)
 

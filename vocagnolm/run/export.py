@@ -29,6 +29,7 @@ from vocagnolm.shell.io import (
     json_or_empty,
     print_main,
     read_json,
+    share_weights,
 )
 from vocagnolm.tokenizer import load_tokenizer
 from vocagnolm.training.run_directory import checkpoint_fault, newest_checkpoint
@@ -98,6 +99,7 @@ def export(
         # Write small files, because safetensors holds a file twice in memory while writing it.
         model.save_pretrained(model_directory, max_shard_size="5GB")
         tokenizer.save_pretrained(model_directory)
+        share_weights(model_directory)
         # The rename also replaces an empty directory, which the check above allows.
         model_directory.rename(target)
     return target

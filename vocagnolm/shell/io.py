@@ -63,6 +63,15 @@ def write_file(path: Path, write: Callable[[BinaryIO], object], *, replace: bool
         temporary.unlink(missing_ok=True)
 
 
+def share_weights(directory: Path) -> None:
+    """Give files of weights the mode of other files. safetensors 0.8 hides them from all others."""
+    # The mask can only be read by setting it.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    for path in directory.glob("*.safetensors"):
+        path.chmod(0o666 & ~mask)
+
+
 # What the system says when a disk is full.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 from transformers import ProgressCallback, TrainerCallback, TrainerState
+from transformers.trainer_utils import IntervalStrategy
 
 from vocagnolm.fields import named
 from vocagnolm.shell.io import LOG_FILE
@@ -17,6 +18,8 @@ from vocagnolm.training.metrics import WEIGHT_ENTRIES
 
 logger = logging.getLogger(__name__)
 
+# A run of fewer steps shows each of them, unless it logs more often.
+_FEW_STEPS = 10
 # If a teacher is ahead of the student on a smaller share of the tokens, it has little to teach.
 _FEW_AHEAD = 0.25
 
@@ -41,6 +44,13 @@ class RunLog(TrainerCallback):
             history = "".join(json.dumps(entry) + "\n" for entry in state.log_history)
             self._path.write_text(history, encoding="utf-8")
             _print_row("step tokens loss student teacher kept lr grad tok/s left".split())
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: object) -> None:
+        """Log the last step, too, and every step of a run that has few."""
+        is_logged = state.global_step >= state.max_steps
+        is_logged |= state.max_steps < min(state.logging_steps, _FEW_STEPS)
+        if is_logged and args.logging_strategy == IntervalStrategy.STEPS:
+            control.should_log = True
 
     def on_log(self, args: Any, state: TrainerState, *_: object, **__: object) -> None:
         """Print the newest entry."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 # One tensor has all sums, so a log costs one reduction over the processes.
@@ -190,4 +190,6 @@ class GuidanceMetrics:
         """Write the sums of this process, all of whose steps have been kept or dropped."""
         steps = torch.tensor([self._kept_steps, self._dropped_steps, self.bad_steps])
         state = {"sums": self._kept, "steps": steps}
-        save_file(state, directory / _METRICS_FILE.format(self.accelerator.process_index))
+        path = directory / _METRICS_FILE.format(self.accelerator.process_index)
+        # safetensors' own writer would hide the file from all others.
+        path.write_bytes(save(state))

@@ -201,6 +201,7 @@ class ResumableTrainer(Trainer):
                 )
             if fault:
                 raise ValueError(f"{checkpoint}: {fault}")
+            run_directory.reopen(directory, self.settings)
         # A save that was killed has left files here. The next save lists everything that it finds,
         # and would take the files of other processes for its own.
         shutil.rmtree(directory / _SAVING, ignore_errors=True)
@@ -274,6 +275,14 @@ class ResumableTrainer(Trainer):
         # A process that returned now might end, and its launcher would then kill rank 0 in the
         # middle of the rename.
         self.accelerator.wait_for_everyone()
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Warn of weights that a checkpoint lacks, but not of the second name of a tied head."""
+        model: Any = self.model
+        # These have each weight under one name.
+        weights = dict(model.named_parameters()) | dict(model.named_buffers())
+        missing = [name for name in load_result.missing_keys if name in weights]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def save_progress(self) -> str | None:
         """Save a checkpoint of the last completed step if it has none. None before the first."""
