@@ -69,7 +69,7 @@ def suggestion(name: str, known_names: Iterable[str]) -> str:
     names = list(known_names)
     # Prefer a completion over the nearest spelling.
     completions = [completion for completion in names if completion.startswith(name)]
-    nearest = completions or difflib.get_close_matches(name, names, 1)
+    nearest = completions or difflib.get_close_matches(name, names, 1, cutoff=0.8)
     return f" (did you mean {nearest[0]}?)" if nearest else ""
 
 

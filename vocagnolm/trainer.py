@@ -11,6 +11,7 @@ import copy
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -32,9 +33,15 @@ from vocagnolm.models.adapters import check_adapted
 from vocagnolm.models.probes import check_packing
 from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher, TeacherLosses
 from vocagnolm.packing import Blocks
+from vocagnolm.shell.io import share_weights
 from vocagnolm.token_loss import add_token_losses
 from vocagnolm.training.config import VocAgnoConfig
-from vocagnolm.training.in_python import arguments_in_python, job_in_python, pack_evaluations
+from vocagnolm.training.in_python import (
+    arguments_in_python,
+    job_in_python,
+    pack_evaluations,
+    used_teacher,
+)
 from vocagnolm.training.job import Job, settings_of
 from vocagnolm.training.models import Models, load_models
 from vocagnolm.training.packed import Packed, make_collator, settings_of_data
@@ -98,11 +105,12 @@ class VocAgnoTrainer(ResumableTrainer):
         for name in ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics"):
             if kwargs.get(name) is not None:
                 raise ValueError(f"{name} has no effect: the method computes no logits")
-        # TRL's trainers call it `teacher_model`.
-        teacher = kwargs.pop("teacher_model", teacher)
         if prepared is None:
+            args = arguments_in_python(args, method, objective)
+            # TRL's trainers call it `teacher_model`.
+            teacher = used_teacher(args, kwargs.pop("teacher_model", teacher))
             prepared = job_in_python(
-                arguments_in_python(args, method, objective),
+                args,
                 model,
                 teacher,
                 train_dataset,
@@ -113,7 +121,7 @@ class VocAgnoTrainer(ResumableTrainer):
         job, models, packed = prepared
         args, guidance = job.args, job.args.guidance
         # This checks the data, so it comes before gigabytes of weights are loaded.
-        collator = make_collator(args, packed.blocks, data_collator)
+        collator = make_collator(args, packed, data_collator)
         student, teachers = load_models(job, models, model, teacher)
         if models is not None:
             kwargs["processing_class"] = models.student.tokenizer
@@ -243,6 +251,8 @@ class VocAgnoTrainer(ResumableTrainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, and in the run's own directory its log, which `compare` reads."""
         super().save_model(output_dir, _internal_call)
+        if self.args.should_save:
+            share_weights(Path(output_dir or str(self.args.output_dir)))
         is_own = output_dir in (None, self.args.output_dir)
         # Before training, there is no log.
         if is_own and not _internal_call and self.state.global_step:

@@ -507,3 +507,11 @@ def test_name_that_the_hub_cannot_have_is_rejected(name: str) -> None:
 def test_names_of_files_and_of_repositories_pass(tmp_path: Path) -> None:
     for name in (str(tmp_path), "gpt2", "org/model"):
         check_name("student", name)
+
+
+def test_document_after_the_teacher_is_no_second_one(tmp_path: Path) -> None:
+    pages = tmp_path / "pages.jsonl"
+    pages.write_text("{}")
+    with pytest.raises(ValueError, match=r"teacher .* is a file"):
+        check_name("teacher", str(pages))
+    check_name("dataset", str(pages), "dataset")

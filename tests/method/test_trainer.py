@@ -234,7 +234,6 @@ def test_log_reports_what_a_slow_count_finds(make: Make, pair: tuple[Any, Any]) 
     [
         ({"teacher": None}, "method vocagnolm needs a teacher"),
         ({"teacher": []}, "method vocagnolm needs a teacher"),
-        ({"method": "cpt"}, "method cpt does not use a teacher"),
         ({"method": "kld", "teacher": StoredTeacher()}, "method kld compares distrib"),
         (
             {"method": Method("chunk", chunks=8), "data_collator": PackedCollator(MAX_LENGTH)},

@@ -28,7 +28,6 @@ REFUSED: list[tuple[str, str, str]] = [
     ("--teacher t --max_grad_norm nan", "max_grad_norm", "[0, inf]"),
     # Teachers.
     ("", "method", "needs a teacher"),
-    ("--teacher t --method cpt", "method", "does not use a teacher"),
     ("--teacher_losses s --method kld", "method", "distributions"),
     ("--teacher t --teacher_losses s", "teacher", "combined"),
     ("--teacher t u --method uld", "method", "one teacher"),
@@ -47,7 +46,6 @@ REFUSED: list[tuple[str, str, str]] = [
     ('--teacher t --lr_scheduler_kwargs {"min_lr":"1e-5"}', "lr_scheduler_kwargs", "TypeError"),
     ("--teacher t --global_batch_tokens 3000", "global_batch_tokens", "2,048"),
     # Arguments of transformers that would change numbers, or lose data.
-    ("--teacher t --dataloader_drop_last", "dataloader_drop_last", "leaves"),
     ("--teacher t --ignore_data_skip", "ignore_data_skip", "again"),
     ("--teacher t --bf16_full_eval", "bf16_full_eval", "casts"),
     ('--teacher t --fsdp full_shard --fsdp_config {"version":1} --dry_run', "FSDP1", "supported"),
@@ -65,6 +63,22 @@ def test_option_is_refused(line: str, option: str, word: str) -> None:
     with pytest.raises(ValueError, match=rf"(^|--|\b){option}\b") as caught:
         parse([*line.split(" "), "--use_cpu"] if line else ["--use_cpu"])
     assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", "save_safetensors logging_dir chat_template_path eos_token jit_mode_eval".split()
+)
+def test_no_other_option_is_proposed_for_a_word_that_is_unlike_it(name: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown option --{name}$"):
+        parse(["--teacher", "t", f"--{name}", "x"])
+
+
+def test_method_without_a_teacher_leaves_it_out(capsys: pytest.CaptureFixture[str]) -> None:
+    job = parse("--teacher t --method cpt --dataloader_drop_last --use_cpu".split())
+    assert job.model.teacher is None
+    assert "--teacher has no effect with --method cpt" in capsys.readouterr().err
+    # It would leave texts out of an evaluation.
+    assert not job.args.dataloader_drop_last
 
 
 def test_empty_value_stands_for_a_directory_or_a_file_among_several() -> None:

@@ -16,6 +16,7 @@ from world import World
 from vocagnolm import Method, VocAgnoConfig, VocAgnoTrainer, prepare_dataset
 from vocagnolm.record import differences
 from vocagnolm.report import compare
+from vocagnolm.run.export import export
 from vocagnolm.run.parser import parse
 from vocagnolm.run.recipe import recipe_options
 
@@ -74,6 +75,23 @@ def test_another_run_does_not_resume(
         trainer_of(world, run, **changed).train(resume_from_checkpoint=True)
 
 
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_files_have_the_mode_of_the_umask(mask: int, world: World, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        trainer = trainer_of(world, tmp_path / "run", method="cpt")
+        trainer.train()
+        trainer.save_model()
+        export(tmp_path / "run" / "checkpoint-1", tmp_path / "exported")
+        store = world.score(f"store-{mask}")
+    finally:
+        os.umask(before)
+    files = [path for path in [*tmp_path.rglob("*"), *store.rglob("*")] if path.is_file()]
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in files}
+    assert "model.safetensors" in modes
+    assert set(modes.values()) == {oct(0o666 & ~mask)}
+
+
 def test_refused_config_leaves_nothing_behind(world: World, tmp_path: Path) -> None:
     before = dict(os.environ)
     with pytest.raises(ValueError, match=r"^fsdp .*several processes"):
@@ -113,6 +131,33 @@ def test_checkpoint_in_the_config_is_resumed(run: Path, world: World) -> None:
     # A run that starts over moves this one.
     assert (run / "checkpoint-1").exists()
     assert not run.with_name("run-earlier-1").exists()
+
+
+def test_teacher_of_a_method_without_one_is_left_out(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trainer = trainer_of(world, tmp_path, method="cpt", teacher=str(world.teacher))
+    assert (trainer.settings["teacher"], trainer.online_teachers) == (None, [])
+    assert "warning: teacher has no effect with method cpt" in capfd.readouterr().err
+
+
+def test_trainer_evaluates_without_documents_to_train_on(world: World, tmp_path: Path) -> None:
+    every = [{"body": row["text"]} for row in world.rows()]
+    plain: dict[str, Any] = {"method": "cpt", "text_column": "body"}
+    rows = every[:9]
+    expected = trainer_of(world, tmp_path, **plain, train_dataset=every).evaluate(rows)["eval_loss"]
+    alone = trainer_of(world, tmp_path, **plain, train_dataset=None, eval_dataset=rows)
+    assert alone.evaluate()["eval_loss"] == expected
+    parts = {"a": rows, "b": rows}
+    alone = trainer_of(world, tmp_path, **plain, train_dataset=None, eval_dataset=parts)
+    assert alone.evaluate()["eval_b_loss"] == expected
+
+
+def test_checkpoint_without_an_optimizer_is_not_resumed(world: World, tmp_path: Path) -> None:
+    trainer_of(world, tmp_path, method="cpt", save_only_model=True).train()
+    assert (tmp_path / "checkpoint-1" / "model.safetensors").exists()
+    with pytest.raises(ValueError, match="no state of an optimizer"):
+        trainer_of(world, tmp_path, method="cpt").train(resume_from_checkpoint=True)
 
 
 def test_nobody_elses_objects_are_changed(world: World, tmp_path: Path) -> None:

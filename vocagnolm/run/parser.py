@@ -14,6 +14,7 @@ from vocagnolm.cli import OneLineErrors, OptionsParser, check_hub_names, shell
 from vocagnolm.fields import options_of, suggestion
 from vocagnolm.method import Method
 from vocagnolm.run.recipe import as_flags, find_file, recipe_options, without_replaced
+from vocagnolm.shell.io import log_main
 from vocagnolm.training.options import (
     PAPER_TOKENS,
     DataOptions,
@@ -96,9 +97,14 @@ def check(argv: Sequence[str]) -> tuple[str | None, dict[str, Any], list[str]]:
     values = vars(namespace)
     values.pop("config", None)
     # The classes check their own options, and options that exclude each other.
-    model = ModelOptions(**_of_class(values, ModelOptions))
+    ModelOptions(**_of_class(values, ModelOptions))
     DataOptions(**_of_class(values, DataOptions))
     guidance = GuidanceOptions(**_of_class(values, GuidanceOptions))
+    # A loop over methods may name a teacher for all of them.
+    for name in ("teacher", "teacher_losses"):
+        if not guidance.asks_teacher and values.pop(name, None):
+            log_main(f"warning: --{name} has no effect with {guidance.guidance.as_typed}")
+    model = ModelOptions(**_of_class(values, ModelOptions))
     RunOptions(**_of_class(values, RunOptions))
     guidance.check_teachers(model.teachers, is_stored=bool(model.teacher_losses))
     return recipe, values, words

@@ -30,7 +30,11 @@ def check_name(option: str, name: str, kind: Kind = "model") -> None:
 
     Whether the hub has it is left to the libraries, which know logins and revisions.
     """
-    if Path(name).expanduser().exists():
+    path = Path(name).expanduser()
+    # A document that follows --teacher without an option of its own would be another teacher.
+    if kind == "model" and path.is_file() and path.suffix != ".gguf":
+        raise OptionError(option, f"{name} is a file, and a model is a directory or a .gguf file")
+    if path.exists():
         return
     repository, gguf_file = split_name(name) if kind == "model" else (name, None)
     try:

@@ -22,6 +22,12 @@ from vocagnolm.training.run_directory import begun_settings
 
 # What `accelerate launch --mixed_precision` asks for, by its value in the environment.
 _LAUNCHED = {"bf16": "bfloat16", "fp16": "float16"}
+# The precision of a run by its settings bf16 and fp16.
+_PRECISIONS: dict[Any, str] = {
+    (True, False): "bfloat16",
+    (False, True): "float16",
+    (False, False): "float32",
+}
 # A derived batch has at most this many sequences per device. With a 7B teacher in bf16, they fit
 # into 80 GB.
 _MAX_DERIVED_BATCH = 8
@@ -34,9 +40,7 @@ _ONE_VALUE: dict[str, tuple[object, str]] = {
     "ignore_data_skip": (False, "trains on the same data again after every resume"),
     "auto_find_batch_size": (False, "shrinks the global batch where memory runs out"),
     "train_sampling_strategy": ("random", "makes other batches than a resumed run"),
-    "save_only_model": (False, "leaves nothing to resume from"),
     "bf16_full_eval": (False, "casts the student that is saved"),
-    "dataloader_drop_last": (False, "leaves texts out of an evaluation"),
 }
 # These Liger kernels replace the computation of the loss, which a guided run needs per token.
 _LIGER_LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
@@ -78,6 +82,8 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
     remove_unused_columns: bool = False
     # Trainer's default lets DDP search every pass's graph for parameters without a gradient.
     ddp_find_unused_parameters: bool | None = False
+    # In Python, the column of all documents. A command has an option with a column for each corpus.
+    text_column: str | None = None
     liger_kernel_config: dict[str, Any] | str | None = None  # type: ignore[assignment]
     if "warmup_ratio" in TrainingArguments.__dataclass_fields__:
         # Older versions of transformers still have it. Here it is an alias of `warmup_steps`, so it
@@ -113,6 +119,8 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         # Progress bars would fill a log file.
         if self.disable_tqdm is None:
             self.disable_tqdm = not sys.stderr.isatty()
+        # An epoch ends with its last whole step anyway, and an evaluation is of all texts.
+        self.dataloader_drop_last = False
         # Decide the precision before the parent class compares it with the device.
         self._set_precision()
         self.dataloader_pin_memory = self.dataloader_pin_memory and torch.cuda.is_available()
@@ -161,7 +169,8 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         # On other kinds of GPU, Trainer may reject bfloat16, so it must be requested.
         has_products = on_cpu or (has_cuda and torch.cuda.is_bf16_supported())
         dtype, self.why_precision = "float32", "the GPU has no products in bfloat16"
-        begun = _precision_of(settings_in(self.output_dir))
+        settings = settings_in(self.output_dir)
+        begun = _PRECISIONS.get((settings.get("bf16"), settings.get("fp16", False)))
         launched = _LAUNCHED.get(os.environ.get("ACCELERATE_MIXED_PRECISION", ""))
         follows_launcher = choice == "auto" and begun is None and launched is not None
         if follows_launcher:
@@ -253,14 +262,6 @@ def settings_in(output_dir: str | None) -> Record:
     """Return the settings of the run in a directory, or {} as long as it has saved nothing."""
     # Without a name, the directory is chosen later, from the models.
     return begun_settings(Path(output_dir)) if output_dir else {}
-
-
-def _precision_of(settings: Record) -> str | None:
-    if settings.get("fp16"):
-        return "float16"
-    if "bf16" not in settings:
-        return None
-    return "bfloat16" if settings["bf16"] else "float32"
 
 
 def check_arguments(args: TrainingArguments) -> None:

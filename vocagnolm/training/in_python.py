@@ -124,6 +124,14 @@ def arguments_in_python(
     return args
 
 
+def used_teacher(args: VocAgnoConfig, teacher: Any) -> Any:
+    """Return the teacher, or None where the method asks none, as in a loop over methods."""
+    if teacher is None or args.guidance.needs_teacher:
+        return teacher
+    log_main(f"warning: teacher has no effect with {args.guidance.as_typed}")
+    return None
+
+
 def job_in_python(
     args: VocAgnoConfig,
     student: Any,
@@ -200,7 +208,7 @@ def pack_dataset(job: Job, models: Models | None, data: Any, argument: str) -> P
         raise ValueError(
             f"{argument} must be packed, as train_dataset is: give the Blocks of prepare_dataset"
         )
-    texts = {"": _read_documents(data, argument)}
+    texts = {"": _read_documents(data, argument, job.args.text_column)}
     if argument != "train_dataset":
         return pack_evaluation(job, models, texts, argument)
     packed = pack_training(job, models, texts, argument)

@@ -392,14 +392,19 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 
 def make_collator(
-    args: VocAgnoConfig, dataset: Any, collator: PackedCollator | None
+    args: VocAgnoConfig, packed: Packed, collator: PackedCollator | None
 ) -> PackedCollator:
     """Return the user's collator if it suits the run, or else one for the packed sequences.
 
     Raises:
         ValueError: it would compute something else, or there is none for such a dataset.
     """
-    method = args.guidance
+    method, dataset = args.guidance, packed.blocks
+    # A trainer may be made for an evaluation alone.
+    if dataset is None:
+        dataset = packed.eval_blocks
+    if isinstance(dataset, dict):
+        dataset = next(iter(dataset.values()))
     expected: dict[str, Any] = {"chunks": method.chunks if method.method == "chunk" else None}
     if isinstance(dataset, Blocks):
         expected["max_length"] = args.max_length
