@@ -66,6 +66,8 @@ POOL = 4  # times the tokens of a run
 UNION_RIGHT, UNION_JUNK = 2.5, 3.5
 HELD_OUT = 16  # documents of each kind, of the 60 that no page has
 STEP_TOKENS = 2048
+# Shorter sequences are a sixth empty, because pages have up to 600 tokens.
+MAX_LENGTH = 1024
 PAGE_ARMS = ("random", "again", "oracle", *SCORES, "excess_reversed", "student_reversed")
 TOKEN_ARMS = ("const", "accept", "shuffled", "share", "paper", "dft", "stm")
 NO_TEACHER = ("start", "random", "again", "oracle", "student", "student_reversed", "dft", "stm")
@@ -194,8 +196,7 @@ class Pools:
         if "{losses}" in options:
             options = options.format(losses=self.losses(self.teacher))
         command = [f"--student={self.student}", f"--dataset={pages}", f"--output_dir={directory}"]
-        # Shorter sequences are a sixth empty, because pages have up to 600 tokens.
-        command += ["--max_length=1024", "--per_device_train_batch_size=2", "--bf16=true"]
+        command += [f"--max_length={MAX_LENGTH}", "--per_device_train_batch_size=2", "--bf16=true"]
         command += [f"--global_batch_tokens={STEP_TOKENS}", f"--learning_rate={rate}"]
         command += [f"--seed={seed}", "--warmup_steps=0.1", "--use_cpu", "--logging_steps=1"]
         with shuffled_weights() if rule == "shuffled" else nullcontext():

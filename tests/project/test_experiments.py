@@ -251,6 +251,7 @@ def test_pools_and_forgetting_at_their_tiniest_size(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(pool, "MAX_LENGTH", 512)
     pools = pool.Pools(arguments_of(student, corpora, tmp_path))
     for arm in (
         "start",
