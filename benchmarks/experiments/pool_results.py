@@ -60,9 +60,8 @@ def pool_tables(rows: list[Row]) -> Iterator[str]:
     start = next((row for row in rows if row["arm"] == "start"), None)
     pairs = []
     for row in rows:
-        if row["arm"] == "random":
-            again = [r for r in rows if r["arm"] == "again" and at(r) == at(row)]
-            pairs += [(row, other) for other in again]
+        again = {"random": "again", "oracle": "oracle_again"}.get(row["arm"])
+        pairs += [(row, other) for other in rows if other["arm"] == again and at(other) == at(row)]
     noise = noise_of(pairs)
     for junk in sorted({row["junk"] for row in rows}):
         for teacher in sorted({row["teacher"] for row in rows} - {""}) or [""]:

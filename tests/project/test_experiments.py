@@ -257,6 +257,7 @@ def test_pools_and_forgetting_at_their_tiniest_size(
         "start",
         "random",
         "again",
+        "oracle_again",
         "oracle",
         "auc",
         "excess",
