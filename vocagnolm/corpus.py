@@ -115,11 +115,16 @@ def load_corpus(
     return corpus
 
 
-def load_values(dataset: str, column: str | None, **options: Any) -> list[str | None]:
+def load_values(
+    dataset: str, column: str | None, option: str = "", **options: Any
+) -> list[str | None]:
     """Load another column of the rows of `load_corpus` with the same options, in its order.
 
-    Values that are no texts become JSON, and a row that is not read has None. Without a column, a
-    row has the name of its file, or for a `.txt` file that of its directory.
+    Values that are no texts become JSON. A row that is not read or lacks the column has None.
+    Without a column, a row has the name of its file, or for a `.txt` file that of its directory.
+
+    Raises:
+        OptionError: no row has a value in the column, which `option` names.
     """
     path = _local_path(dataset, "dataset")
     if path is None:
@@ -131,7 +136,10 @@ def load_values(dataset: str, column: str | None, **options: Any) -> list[str | 
     # Files of a directory are below the resolved path.
     root = path.resolve() if path.is_dir() else path.parent
     read = partial(_read_values, column=column, root=root)
-    return list(load_corpus(dataset, **options, read=read)[TEXT])
+    values = list(load_corpus(dataset, **options, read=read)[TEXT])
+    if column is not None and set(values) == {None}:
+        raise OptionError(option, f"{column}: no row of {dataset} has a value there")
+    return values
 
 
 def load_sample(
@@ -320,8 +328,8 @@ def _is_table(file: Path) -> bool:
     return file.is_dir() or kind_of(file) in ("parquet", "arrow")
 
 
-def _read_table(file: Path, text_column: str | None) -> Any:
-    """Read the columns of a table. None stands for one without rows."""
+def _read_table(file: Path, text_column: str | None, column: str | None = None) -> Any:
+    """Read the columns of a table, or `column` if it has that. None stands for one without rows."""
     # Escape the path, because `datasets` treats it as a pattern, and names may contain [ or *.
     pattern = glob.escape(str(file))
     if file.is_dir():
@@ -335,6 +343,8 @@ def _read_table(file: Path, text_column: str | None) -> Any:
         return None
     names = metadata.schema.to_arrow_schema().names
     columns, _ = columns_to_read(names, text_column, str(file))
+    if column is not None and column in names:
+        columns = [column]
     # By default, as many rows are read at once as the first group of rows has.
     limits = {"columns": columns, "batch_size": BATCH_ROWS}
     return datasets.load_dataset("parquet", data_files=pattern, split=TRAIN, **limits)
@@ -347,8 +357,10 @@ def _read_values(file: Path, text_column: str | None, column: str | None, root: 
         source = file.parent if kind_of(file) == "text" else file
         values = [os.path.relpath(source, root)] * len(_read_file(file, text_column) or [])
     elif _is_table(file):
-        table = _read_table(file, column)
-        values = [] if table is None else table.with_format(None).select_columns(column)[column]
+        table = _read_table(file, text_column, column)
+        values = [None] * len(table or [])
+        if table is not None and column in table.column_names:
+            values = table.with_format(None).select_columns(column)[column]
     else:
         values = []
         for row in read_rows(file):

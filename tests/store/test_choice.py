@@ -203,6 +203,12 @@ def test_values_stay_beside_their_rows_whatever_is_skipped(tmp_path: Path) -> No
     assert load_values(str(folder), "label", **part) == [None, "1", None]
     datasets.Dataset.from_dict(table).save_to_disk(str(tmp_path / "saved"))
     assert load_values(str(tmp_path / "saved"), "label", **OPTIONS) == ["true", "false", None]
+    # A table may lack the column, but not all of them.
+    datasets.Dataset.from_dict({"text": ["x"]}).to_parquet(folder / "c.parquet")
+    assert load_values(str(folder), "label", **OPTIONS) == [*values[:3], None, *values[3:]]
+    for path in (folder / "c.parquet", tmp_path / "saved"):
+        with pytest.raises(ValueError, match="label_column absent"):
+            load_values(str(path), "absent", "label_column", **OPTIONS)
 
 
 # The command

@@ -127,11 +127,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise OptionError(
             "dataset", "has conversations: rank documents, for example by --text_column"
         )
-    good = None
+    # A wrong name is an error before a model scores for hours.
+    good = sources = None
     if options.label_column:
-        # A wrong name is an error before a model scores for hours.
-        labels = load_values(name, options.label_column, **corpus_options)
+        labels = load_values(name, options.label_column, "label_column", **corpus_options)
         good = choice.good_labels(labels, options.good)
+    if options.keep:
+        sources = load_values(name, options.group_column, "group_column", **corpus_options)
     connect()
     with ExitStack() as stack:
         # Several processes score together. The first one owns the directory for all of them.
@@ -139,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         stores = _open_stores(options)
         skip_missing = options.missing_losses == "skip"
         columns = score_corpus(corpus, stores, skip_missing=skip_missing)
-        _write(options, corpus, columns, good)
+        _write(options, corpus, columns, good, sources)
 
 
 def _open_stores(options: argparse.Namespace) -> list[list[Store]]:
@@ -171,7 +173,11 @@ def _open_stores(options: argparse.Namespace) -> list[list[Store]]:
 
 
 def _write(
-    options: argparse.Namespace, corpus: datasets.Dataset, columns: _Columns, good: _Floats | None
+    options: argparse.Namespace,
+    corpus: datasets.Dataset,
+    columns: _Columns,
+    good: _Floats | None,
+    sources: Sequence[str | None] | None,
 ) -> None:
     """Write the scores of all documents and the best documents, and print what was written."""
     out: Path = options.output_dir
@@ -194,10 +200,10 @@ def _write(
     if good is not None:
         labels = good[columns["document"]]
         print_main("\n".join(choice.judgement(columns, largest, labels, options.keep)))
-    if options.keep is None:
+    if sources is None:
         return
     kept = order[: choice.kept_count(len(values), options.keep)]
-    _preview(options, corpus, columns, order)
+    _preview(options, corpus, sources, columns, order)
     what = f"{len(kept):,} documents; the last: {options.by} {values[kept[-1]]:.3f}"
     if not options.dry_run:
         documents = np.sort(columns["document"][kept]).tolist()
@@ -206,19 +212,19 @@ def _write(
 
 
 def _preview(
-    options: argparse.Namespace, corpus: datasets.Dataset, columns: _Columns, order: IntArray
+    options: argparse.Namespace,
+    corpus: datasets.Dataset,
+    sources: Sequence[str | None],
+    columns: _Columns,
+    order: IntArray,
 ) -> None:
     """Print what is kept of each source, and the documents at both ends of the order."""
-    from vocagnolm.corpus import load_values
-
-    ((name, corpus_options),) = corpora_of(options)
-    values = load_values(name, options.group_column, **corpus_options)
-    sources = []
+    scored = []
     for document in columns["document"]:
-        sources.append(str(values[document]))
+        scored.append(str(sources[document]))
     is_kept = np.zeros(len(order), bool)
     is_kept[order[: choice.kept_count(len(order), options.keep)]] = True
-    print_main("\n".join(choice.kept_by_source(sources, columns["tokens"], is_kept)))
+    print_main("\n".join(choice.kept_by_source(scored, columns["tokens"], is_kept)))
     for end, indices in (("best", order[:_EXAMPLES]), ("worst", order[_EXAMPLES:][-_EXAMPLES:])):
         print_main(f"{end} by {options.by}:")
         texts = corpus.select(columns["document"][indices])[TEXT]
