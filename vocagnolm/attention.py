@@ -199,9 +199,10 @@ def _check(module: torch.nn.Module, options: Mapping[str, object], longest: int)
     window = options.get("sliding_window")
     is_short = isinstance(window, int) and window != 0 and window < longest
     is_causal = options.get("is_causal") is not False and getattr(module, "is_causal", True)
-    # What the kernel cannot do, and whether the model asks for it.
+    # What the kernel cannot do, and whether the model asks for it. A compiled layer takes lengths
+    # as unknown, so no number becomes text before there is an error.
     extras = {
-        f"a sliding window of {window} tokens, shorter than a segment of {longest}": is_short,
+        "a sliding window of {} tokens, shorter than a segment of {}": is_short,
         "a soft cap of attention scores": options.get("softcap"),
         "attention sinks": options.get("s_aux") is not None,
         "a bias of positions": options.get("position_bias") is not None,
@@ -212,7 +213,7 @@ def _check(module: torch.nn.Module, options: Mapping[str, object], longest: int)
         if is_asked_for:
             raise OptionError(
                 "attn_implementation",
-                f"{TORCH_VARLEN} does not support {extra}, which "
+                f"{TORCH_VARLEN} does not support {extra.format(window, longest)}, which "
                 f"{type(module).__name__} uses: use sdpa",
             )
 

@@ -43,8 +43,8 @@ from vocagnolm.training.in_python import (
     used_teacher,
 )
 from vocagnolm.training.job import Job, settings_of
-from vocagnolm.training.models import Models, load_models
-from vocagnolm.training.packed import Packed, make_collator, settings_of_data
+from vocagnolm.training.models import Models, compile_layers, load_models
+from vocagnolm.training.packed import Packed, compiles, make_collator, settings_of_data
 from vocagnolm.training.resumable import ResumableTrainer
 from vocagnolm.training.throughput import Throughput
 from vocagnolm.training.tracking import begin_if_none
@@ -87,6 +87,8 @@ class VocAgnoTrainer(ResumableTrainer):
     # `compute_loss` divides by the count of the whole optimizer step. Without this attribute,
     # Trainer would also divide each loss by the number of micro-batches.
     loss_is_scaled_for_ga = True
+    # Trainer's constructor makes a student for `model_init`, too, and drops it.
+    _compiles = False
 
     def __init__(
         self,
@@ -151,6 +153,7 @@ class VocAgnoTrainer(ResumableTrainer):
         )
         self.add_callback(self.throughput)
         self._job, self._models = job, models
+        self._compiles = compiles(job, packed)
         # Sorting sequences by width changes the micro-batches, so the split must not matter.
         self.orders_steps = guidance.splits_alike
         self.settings = settings_of(job) | settings_of_data(job, models, packed)
@@ -222,6 +225,9 @@ class VocAgnoTrainer(ResumableTrainer):
             resume_from_checkpoint = self.args.resume_from_checkpoint
         if "wandb" in (self.args.report_to or ()) and self.is_world_process_zero():
             begin_if_none(self.args)
+        # The probes have run, so their few tokens are not what is compiled for.
+        for model in (self.model, *self.online_teachers) if self._compiles else ():
+            compile_layers(model, self.args)
         with self.resuming(resume_from_checkpoint) as checkpoint:
             output = super().train(checkpoint, *args, **kwargs)
         # Trainer's own mean covers only this process's steps. `log` has put the whole run's into
@@ -246,6 +252,8 @@ class VocAgnoTrainer(ResumableTrainer):
         """Make a new student that returns token losses, for `model_init`."""
         student = super().call_model_init(trial)
         check_adapted(student)
+        if self._compiles:
+            compile_layers(student, self.args)
         return add_token_losses(student, self.args.device)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

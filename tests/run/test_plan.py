@@ -230,6 +230,7 @@ def test_layout_is_accelerates_when_the_launcher_says_it(
     assert student_layout(run, "sdpa").mask == run.max_length
     assert student_layout(run, VARLEN) == Layout(32, None, "mixed", accumulates=True)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    run.is_sharded = True
     monkeypatch.setenv("FSDP_VERSION", "2")
     whole = Layout(32, 32, "16 bits", accumulates=True, reshards=True)
     assert student_layout(run, VARLEN) == whole

@@ -16,6 +16,7 @@ from accelerate import ParallelismConfig, PartialState
 from accelerate.utils import DistributedType
 from fork_server import serve
 from methods_world import World
+from torch._dynamo.utils import counters
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -58,6 +59,10 @@ def run_job(directory: Path, number: int, job: dict) -> None:
     assert trainer.accelerator.num_processes == world_size
     assert (trainer.accelerator.distributed_type == DistributedType.FSDP) == job["fsdp"]
     trainer.train()
+    if job["training"].get("torch_compile"):
+        assert counters["stats"]["unique_graphs"], "nothing was compiled"
+        assert not counters["graph_break"], counters["graph_break"]
+        assert all("_orig_mod" not in name for name in trainer.model.state_dict())
     if job["training"].get("bf16"):
         losses = trainer._student_losses(
             trainer.model_wrapped, next(iter(trainer.get_train_dataloader()))

@@ -42,6 +42,8 @@ _ONE_VALUE: dict[str, tuple[object, str]] = {
     "train_sampling_strategy": ("random", "makes other batches than a resumed run"),
     "bf16_full_eval": (False, "casts the student that is saved"),
 }
+# Trainer's options of `torch.compile`.
+COMPILING = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
 # These Liger kernels replace the computation of the loss, which a guided run needs per token.
 _LIGER_LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
 
@@ -127,13 +129,20 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         # Trainer requires a metric for this strategy, and every evaluation has the loss.
         if self.save_strategy == SaveStrategy.BEST:
             self.metric_for_best_model = self.metric_for_best_model or "loss"
+        # FSDP shards the student according to the options or `accelerate launch`.
+        self.is_sharded = bool(self.fsdp) or parse_flag_from_env("ACCELERATE_USE_FSDP")
         # The parent class treats processes on a CPU as separate runs, and drops their timeout.
         runs_ddp = launched_processes() > 1 and not self.is_sharded
         self.use_cpu = self.use_cpu or (is_on_cpu() and runs_ddp)
         if self.use_cpu:
             timeout = timedelta(seconds=self.ddp_timeout)
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
+        # Trainer does not see these fields: it would let float32 products, such as those of rotary
+        # positions, be rounded to TF32.
+        compiling = {name: getattr(self, name) for name in COMPILING}
+        vars(self).update(dict.fromkeys(COMPILING))
         TrainingArguments.__post_init__(self)  # type: ignore[no-untyped-call]
+        vars(self).update(compiling)
         # The parent class lets the launcher override a request for float32.
         if not self.is_mixed:
             self.mixed_precision = "no"
@@ -170,6 +179,8 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         has_products = on_cpu or (has_cuda and torch.cuda.is_bf16_supported())
         dtype, self.why_precision = "float32", "the GPU has no products in bfloat16"
         settings = settings_in(self.output_dir)
+        # A run of an earlier version goes on as it began, without the option.
+        self.began_before_compiling = bool(settings) and "torch_compile" not in settings
         begun = _PRECISIONS.get((settings.get("bf16"), settings.get("fp16", False)))
         launched = _LAUNCHED.get(os.environ.get("ACCELERATE_MIXED_PRECISION", ""))
         follows_launcher = choice == "auto" and begun is None and launched is not None
@@ -180,16 +191,13 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
             dtype, self.why_precision = choose_dtype(choice, device, begun)
         # A plan for a GPU may be made on a CPU, unless its precision is the CPU's.
         self.is_precision_of_cpu = on_cpu and choice == "auto" and not follows_launcher
+        is_planned = self.dry_run and not self.is_precision_of_cpu
+        self.is_for_gpu = is_planned or (has_cuda and not on_cpu)
         self.bf16, self.fp16 = dtype == "bfloat16", dtype == "float16"
         self.is_mixed = self.bf16 or self.fp16
         if self.bf16 and not torch.accelerator.is_available():
             # Trainer accepts bfloat16 on a CPU only if a CPU is requested.
             self.use_cpu = True
-
-    @property
-    def is_sharded(self) -> bool:
-        """True if FSDP shards the student, according to the options or `accelerate launch`."""
-        return bool(self.fsdp) or parse_flag_from_env("ACCELERATE_USE_FSDP")
 
     def _set_batch(self, global_batch_tokens: int | None) -> None:
         """Derive batch size and accumulation from the global batch, or the other way round."""

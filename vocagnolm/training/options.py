@@ -438,6 +438,11 @@ class RunOptions:
     activation_checkpointing: bool | None = option(
         None, "Keep only the layers' inputs and recompute the rest.", role="words", first=True
     )
+    torch_compile: bool | None = option(
+        None,
+        "Compile the layers of all models. Default: yes on a GPU in 16 bits, from 500 steps on.",
+        first=True,
+    )
     max_bad_steps: int = option(
         0,
         "Steps in a row that may be skipped because of a NaN loss or gradient.",

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import TorchDynamoPlugin, gather_object
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import RandomSampler, Sampler
@@ -93,6 +93,8 @@ class ResumableTrainer(Trainer):
             accelerator: Any = args.accelerator_config
             accelerator.non_blocking = True
         super().__init__(args=args, **kwargs)
+        # Accelerate would compile the whole model with its head, and not layers in place.
+        self.accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend="no")
         if self.args.load_best_model_at_end and self.args.save_total_limit == 1:
             # With a limit of 1, Trainer removes all checkpoints but the best when it returns. Then
             # a run that a signal has stopped could not resume from its last step.
