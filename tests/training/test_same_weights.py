@@ -71,8 +71,9 @@ class Runs:
 
     def options(self, corpus: str, teacher: str) -> dict[str, Any]:
         """The options of the command line."""
-        file = self.world.root / f"{corpus}.jsonl"
-        file.write_text("".join(json.dumps(row) + "\n" for row in self.rows(corpus)))
+        for name in (corpus.removeprefix("weighted_"), corpus):
+            file = self.world.root / f"{name}.jsonl"
+            file.write_text("".join(json.dumps(row) + "\n" for row in self.rows(name)))
         options = SHORT | {"dataset": str(file), "save_steps": 9, **METHODS[teacher]}
         if teacher == "model":
             options["teacher"] = str(self.world.teacher)
