@@ -192,9 +192,7 @@ def finish_store(directory: Path, description: Mapping[str, object]) -> None:
     says about a shard stays. So a store grows without another look at its older shards, and damage
     to them does not get a valid checksum.
     """
-    listed = {}
-    for entry in read_manifest(directory).get(SHARDS, ()):
-        listed[entry["file"]] = entry
+    listed = {entry["file"]: entry for entry in read_manifest(directory).get(SHARDS, ())}
 
     def entry_of(path: Path) -> JsonObject:
         return listed.get(path.name) or _describe(path)

@@ -193,9 +193,7 @@ def _write(
     if len(values) < len(corpus):
         line += f"; skipped: {len(corpus) - len(values):,}, empty or without losses"
     print_main(line)
-    means = []
-    for score in SCORES:
-        means.append(f"{score} {columns[score].mean():.3f}")
+    means = [f"{score} {columns[score].mean():.3f}" for score in SCORES]
     print_main(f"means: {', '.join(means)}")
     if good is not None:
         labels = good[columns["document"]]
@@ -219,9 +217,7 @@ def _preview(
     order: IntArray,
 ) -> None:
     """Print what is kept of each source, and the documents at both ends of the order."""
-    scored = []
-    for document in columns["document"]:
-        scored.append(str(sources[document]))
+    scored = [str(sources[document]) for document in columns["document"]]
     is_kept = np.zeros(len(order), bool)
     is_kept[order[: choice.kept_count(len(order), options.keep)]] = True
     print_main("\n".join(choice.kept_by_source(scored, columns["tokens"], is_kept)))
