@@ -21,7 +21,7 @@ from vocagnolm.data import align_corpus
 from vocagnolm.method import Method
 from vocagnolm.objective import Objective, OnlineTeacher
 from vocagnolm.report.inspect import view_documents
-from vocagnolm.store.format import Store
+from vocagnolm.store.format import Store, StoredDocument
 from vocagnolm.store.read import StoredReader
 from vocagnolm.token_loss import add_token_losses
 
@@ -79,16 +79,24 @@ def test_stored_conversations_train_as_the_teacher_does(
 
 
 class Nothing(Store):
-    """A store without documents."""
+    """A store without documents, or without their losses."""
 
-    def document(self, text: str) -> None:
-        """Find nothing."""
+    unscored = False
+
+    def document(self, text: str) -> StoredDocument | None:
+        """Find no losses."""
+        nothing = StoredDocument(len(text), np.empty((0, 2), np.int64), np.empty(0, np.float32))
+        return nothing if self.unscored else None
 
 
-def test_store_without_a_conversation_leaves_it_to_others(world: World, store: Store) -> None:
+@pytest.mark.parametrize("unscored", [False, True])
+def test_store_without_a_conversation_leaves_it_to_others(
+    world: World, store: Store, unscored: bool
+) -> None:
     corpus, student, _ = world.conversations()
     nothing = Nothing(store.directory)
-    nothing.manifest["teacher"] = "another"
+    nothing.unscored = unscored
+    nothing.manifest["teacher"] = f"another {unscored}"
     alone, both, plain = (
         align_corpus(corpus, student, reader).rows
         for reader in (

@@ -280,6 +280,10 @@ def test_reader_is_identified_by_what_it_reads(store_of: Callable[..., Store]) -
     ]
     readers = [StoredReader(chosen, **given) for chosen in stores for given in options]
     assert len({reader.fingerprint() for reader in readers}) == len(readers)
+    # Caches of earlier versions, for which each of two stores was a teacher, had only this.
+    assert (
+        StoredReader([same, other]).fingerprint() != f"{same.fingerprint()}|{other.fingerprint()}"
+    )
 
 
 def test_reader_is_small_for_another_process(store_of: Callable[..., Store]) -> None:
