@@ -1,4 +1,4 @@
-"""Liger's kernels in the student change neither token losses nor the teacher."""
+"""Liger's kernels leave token losses as they are, in the student and its teachers."""
 
 from __future__ import annotations
 
@@ -45,12 +45,18 @@ def test_token_losses_survive_liger(fake_liger: list[dict[str, Any]]) -> None:
     assert len(fake_liger) == 1
 
 
-def test_liger_leaves_a_teacher_of_the_family_alone(tmp_path: Path) -> None:
-    given = {"rms_norm": True, "rope": True}
-    for teachers, rope in ((["qwen2"], True), (["qwen2", "llama"], False)):
-        args = VocAgnoConfig(output_dir=str(tmp_path), max_length=8, use_cpu=True)
-        args.use_liger_kernel, args.liger_kernel_config = True, given
-        models = {"model": build(), "teacher": [build(name) for name in teachers]}
+def test_one_switch_fuses_the_teachers_with_the_same_kernels(
+    fake_liger: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    given = {"rms_norm": True, "rope": False}
+    args = VocAgnoConfig(output_dir=str(tmp_path), max_length=8, use_cpu=True)
+    args.liger_kernel_config |= given
+    models = {"model": build(), "teacher": [build("qwen2"), build("llama")]}
+    for is_fused in (False, True):
+        args.use_liger_kernel = is_fused
         trainer = VocAgnoTrainer(**models, args=args, data_collator=PackedCollator(8))
-        assert trainer.args.liger_kernel_config == given | {"rope": rope}
-        assert args.liger_kernel_config == given
+        # They are tested, and return losses.
+        for teacher in trainer.online_teachers:
+            assert ("forward" in vars(teacher.model.norm)) == is_fused
+    off = {"fused_linear_cross_entropy": False, "cross_entropy": False}
+    assert fake_liger == [off | given] * 2

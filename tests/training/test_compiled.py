@@ -22,6 +22,7 @@ from world import assert_equal_weights, make_trainer, outcome
 from vocagnolm import attention
 from vocagnolm.attention import TORCH_VARLEN, RowSegments, segments_of
 from vocagnolm.collator import PackedCollator
+from vocagnolm.packing import Blocks
 from vocagnolm.record import differences
 from vocagnolm.training import packed
 from vocagnolm.training.config import VocAgnoConfig
@@ -200,7 +201,12 @@ def test_student_of_model_init_is_compiled(
 
 def would_compile(args: VocAgnoConfig, steps: int | None, monkeypatch: pytest.MonkeyPatch) -> bool:
     monkeypatch.setattr(packed, "steps_of", lambda *_: steps)
-    return packed.compiles(cast(Any, SimpleNamespace(args=args)), cast(Any, None))
+    job, data = SimpleNamespace(args=args), SimpleNamespace(blocks=Blocks.__new__(Blocks))
+    found = packed.compiles(cast(Any, job), cast(Any, data))
+    # Without data, the number of steps is unknown.
+    data.blocks = None
+    assert packed.compiles(cast(Any, job), cast(Any, data)) == (found or steps == 499)
+    return found
 
 
 @pytest.mark.parametrize(

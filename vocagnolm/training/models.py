@@ -13,6 +13,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     TrainingArguments,
 )
+from transformers.integrations.liger import apply_liger_kernel
 
 from vocagnolm.attention import TORCH_VARLEN, why_not_varlen
 from vocagnolm.fields import OptionError, named, one_for_each
@@ -245,13 +246,11 @@ def load_models(
     if models is not None:
         student, loaded = load_weights(models, job.model, args.device, args.seed)
         teachers = loaded or teachers
-    if args.use_liger_kernel and student is not None and not isinstance(teachers, StoredTeacher):
-        # When training begins, after the teachers were tested, Liger replaces the rotary embedding
-        # of the student's whole family, so a teacher would compute with it, too.
-        families = [model.config.model_type for model in teachers]
-        if student.config.model_type in families:
-            kernels: Any = args.liger_kernel_config
-            args.liger_kernel_config = kernels | {"rope": False}
+    if args.use_liger_kernel and not isinstance(teachers, StoredTeacher):
+        # Trainer fuses the student when training begins. Liger replaces the rotary embedding of a
+        # whole family, so teachers get all kernels, too, and are tested with them.
+        for model in teachers:
+            apply_liger_kernel(model, args.liger_kernel_config)  # type: ignore[no-untyped-call]
     if job.peft_config is not None:
         student = adapt(student, job.peft_config, args.seed)
     return student, teachers

@@ -197,7 +197,7 @@ def steps_of(job: Job, packed: Packed) -> int | None:
 
 def compiles(job: Job, packed: Packed) -> bool:
     """Return whether the layers of models are compiled, as asked for or by default."""
-    args, steps = job.args, steps_of(job, packed)
+    args = job.args
     # As in Trainer, each of the three asks for it.
     if any(getattr(args, name) is not None for name in COMPILING):
         return args.torch_compile is not False
@@ -207,6 +207,9 @@ def compiles(job: Job, packed: Packed) -> bool:
     # Without these, a run on a GPU would end at its first step.
     has_tools = is_triton_available() and any(map(shutil.which, ("cc", "gcc", "clang")))
     is_possible = has_tools if args.device.type == "cuda" else args.is_for_gpu
+    # A trainer in Python may have no data, or data of another kind.
+    is_counted = args.max_steps > 0 or isinstance(packed.blocks, Blocks)
+    steps = steps_of(job, packed) if is_counted else None
     return is_possible and (steps is None or steps >= _COMPILED_STEPS)
 
 
