@@ -44,7 +44,7 @@ from vocagnolm.training.in_python import (
 )
 from vocagnolm.training.job import Job, settings_of
 from vocagnolm.training.models import Models, compile_layers, load_models
-from vocagnolm.training.packed import Packed, compiles, make_collator, settings_of_data
+from vocagnolm.training.packed import Packed, make_collator, settings_of_data
 from vocagnolm.training.resumable import ResumableTrainer
 from vocagnolm.training.throughput import Throughput
 from vocagnolm.training.tracking import begin_if_none
@@ -153,7 +153,7 @@ class VocAgnoTrainer(ResumableTrainer):
         )
         self.add_callback(self.throughput)
         self._job, self._models = job, models
-        self._compiles = compiles(job, packed)
+        self._compiles = args.compiles_layers
         # Sorting sequences by width changes the micro-batches, so the split must not matter.
         self.orders_steps = guidance.splits_alike
         self.settings = settings_of(job) | settings_of_data(job, models, packed)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import copy
-import json
-import shutil
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -22,9 +19,7 @@ from world import assert_equal_weights, make_trainer, outcome
 from vocagnolm import attention
 from vocagnolm.attention import TORCH_VARLEN, RowSegments, segments_of
 from vocagnolm.collator import PackedCollator
-from vocagnolm.packing import Blocks
 from vocagnolm.record import differences
-from vocagnolm.training import packed
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.job import settings_of
 
@@ -196,74 +191,32 @@ def test_student_of_model_init_is_compiled(
     assert counters["stats"]["unique_graphs"]
 
 
-# -- The default ---------------------------------------------------------------------------------
-
-
-def would_compile(args: VocAgnoConfig, steps: int | None, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(packed, "steps_of", lambda *_: steps)
-    job, data = SimpleNamespace(args=args), SimpleNamespace(blocks=Blocks.__new__(Blocks))
-    found = packed.compiles(cast(Any, job), cast(Any, data))
-    # Without data, the number of steps is unknown.
-    data.blocks = None
-    assert packed.compiles(cast(Any, job), cast(Any, data)) == (found or steps == 499)
-    return found
+# -- The switch ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("options", "steps", "began", "compiles"),
+    ("options", "compiles"),
     [
-        ({}, 500, None, True),
-        ({}, None, None, True),
-        ({}, 499, None, False),
-        ({}, 500, {"torch_compile": None}, True),
-        # Of an earlier version.
-        ({}, 500, {"seed": 42}, False),
-        ({"bf16": False}, 500, None, False),
-        ({"use_liger_kernel": True}, 500, None, False),
-        ({"dry_run": False}, 500, None, False),
-        ({"torch_compile": False}, 500, None, False),
-        ({"torch_compile": True, "bf16": False, "dry_run": False}, 1, None, True),
-        ({"torch_compile_mode": "max-autotune", "dry_run": False}, 1, None, True),
+        ({}, False),
+        ({"torch_compile": True}, True),
+        ({"torch_compile_mode": "max-autotune"}, True),
+        ({"torch_compile_backend": "eager"}, True),
+        ({"torch_compile": False, "torch_compile_backend": "eager"}, False),
     ],
 )
-def test_layers_are_compiled_by_default_in_long_runs_in_16_bits_on_a_gpu(
-    options: dict[str, Any],
-    steps: int | None,
-    began: Any,
-    compiles: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_layers_are_compiled_when_trainer_would_compile(
+    options: dict[str, Any], compiles: bool, tmp_path: Path
 ) -> None:
-    if began:
-        (tmp_path / "checkpoint-1").mkdir()
-        (tmp_path / "run.json").write_text(json.dumps(began))
-    # A plan in bfloat16 is for a GPU.
-    config = VocAgnoConfig(output_dir=str(tmp_path), **{"bf16": True, "dry_run": True, **options})
-    assert would_compile(config, steps, monkeypatch) == compiles
+    config = VocAgnoConfig(output_dir=str(tmp_path), bf16=True, **options)
+    assert config.compiles_layers == compiles
     # Trainer would round products to TF32.
     assert not torch.backends.cuda.matmul.allow_tf32
 
 
-def test_nothing_is_compiled_by_default_without_a_compiler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packed, "is_triton_available", lambda: True)
-    config = VocAgnoConfig(output_dir=str(tmp_path), bf16=True)
-    config.is_for_gpu = True
-    monkeypatch.setattr(VocAgnoConfig, "device", torch.device("cuda"))
-    for compiler in ("/usr/bin/cc", None):
-        monkeypatch.setattr(shutil, "which", lambda _, found=compiler: found)
-        assert would_compile(config, None, monkeypatch) == bool(compiler)
-
-
-def test_run_of_an_earlier_version_stays_one(make: Make, tmp_path: Path) -> None:
+def test_run_of_an_earlier_version_resumes_without_it(make: Make) -> None:
     job = make("out")._job
     settings = settings_of(job)
-    assert settings["torch_compile"] is None
-    earlier = {"seed": settings["seed"]}
-    (tmp_path / "checkpoint-1").mkdir()
-    (tmp_path / "run.json").write_text(json.dumps(earlier))
-    job.args.began_before_compiling = VocAgnoConfig(str(tmp_path)).began_before_compiling
-    assert "torch_compile" not in settings_of(job)
+    earlier = {name: value for name, value in settings.items() if name != "torch_compile"}
+    assert not differences(earlier, settings)
     job.args.torch_compile = True
     assert "torch_compile was None, now True" in differences(earlier, settings_of(job))

@@ -16,7 +16,7 @@ from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.job import Job
 from vocagnolm.training.models import Models
-from vocagnolm.training.packed import Packed, compiles, steps_of
+from vocagnolm.training.packed import Packed, steps_of
 from vocagnolm.training.run_directory import step_of
 
 # If one process makes a plan alone, it is for machines with this many devices.
@@ -42,7 +42,7 @@ def plan(job: Job, models: Models, packed: Packed, checkpoint: str | None = None
     if run.is_mixed:
         precision = f"products in {'float16' if run.fp16 else 'bfloat16'}, weights in float32"
     lines.append(f"precision  {precision} ({run.why_precision})")
-    if compiles(job, packed):
+    if run.compiles_layers:
         lines.append("compiled   the layers of all models, each kind once")
     # The method, and its settings that differ from the paper's.
     method = [run.method]

@@ -43,7 +43,7 @@ _ONE_VALUE: dict[str, tuple[object, str]] = {
     "bf16_full_eval": (False, "casts the student that is saved"),
 }
 # Trainer's options of `torch.compile`.
-COMPILING = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+_COMPILING = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
 # These Liger kernels replace the computation of the loss, which a guided run needs per token.
 _LIGER_LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
 
@@ -139,10 +139,13 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
         # Trainer does not see these fields: it would let float32 products, such as those of rotary
         # positions, be rounded to TF32.
-        compiling = {name: getattr(self, name) for name in COMPILING}
-        vars(self).update(dict.fromkeys(COMPILING))
+        compiling = {name: getattr(self, name) for name in _COMPILING}
+        vars(self).update(dict.fromkeys(_COMPILING))
         TrainingArguments.__post_init__(self)  # type: ignore[no-untyped-call]
         vars(self).update(compiling)
+        # As in Trainer, each of the three asks for it.
+        asked = self.torch_compile, self.torch_compile_backend, self.torch_compile_mode
+        self.compiles_layers = any(asked) and self.torch_compile is not False
         # The parent class lets the launcher override a request for float32.
         if not self.is_mixed:
             self.mixed_precision = "no"
@@ -179,8 +182,6 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         has_products = on_cpu or (has_cuda and torch.cuda.is_bf16_supported())
         dtype, self.why_precision = "float32", "the GPU has no products in bfloat16"
         settings = settings_in(self.output_dir)
-        # A run of an earlier version goes on as it began, without the option.
-        self.began_before_compiling = bool(settings) and "torch_compile" not in settings
         begun = _PRECISIONS.get((settings.get("bf16"), settings.get("fp16", False)))
         launched = _LAUNCHED.get(os.environ.get("ACCELERATE_MIXED_PRECISION", ""))
         follows_launcher = choice == "auto" and begun is None and launched is not None

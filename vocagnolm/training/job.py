@@ -105,9 +105,7 @@ def settings_of(job: Job) -> dict[str, Any]:
             if declared.role == "place":
                 # A run that is started from another directory is the same run.
                 value = _absolute(value)
-            # The record of an earlier version's run stays without the option, for the next resume.
-            is_later = declared.name == "torch_compile" and job.args.began_before_compiling
-            if declared.role != "words" and not (is_later and value is None):
+            if declared.role != "words":
                 settings[declared.name] = value
     # The sizes of their files tell local teachers apart, because a path may have other ones. In
     # Python, a teacher may be a loaded model.

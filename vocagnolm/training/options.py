@@ -440,7 +440,7 @@ class RunOptions:
     )
     torch_compile: bool | None = option(
         None,
-        "Compile the layers of all models. Default: yes on a GPU in 16 bits, from 500 steps on.",
+        "Compile the layers of all models, on a GPU or a CPU.",
         first=True,
     )
     max_bad_steps: int = option(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,6 @@ from typing import Any
 
 import datasets
 from transformers.trainer_utils import SaveStrategy, SchedulerType
-from transformers.utils.import_utils import is_triton_available
 
 from vocagnolm.chat.reading import TRAIN_ON
 from vocagnolm.collator import PackedCollator
@@ -26,7 +24,7 @@ from vocagnolm.readers import Reader, TeacherReaders
 from vocagnolm.shell.dist import cores, machine_first
 from vocagnolm.shell.io import explain_full_disk, log_main
 from vocagnolm.texts import is_conversations
-from vocagnolm.training.config import COMPILING, MIN_STEPS, VocAgnoConfig
+from vocagnolm.training.config import MIN_STEPS, VocAgnoConfig
 from vocagnolm.training.job import Job
 from vocagnolm.training.models import Models
 from vocagnolm.training.options import PackOptions
@@ -38,8 +36,6 @@ _MANY_DOCUMENTS = 10_000
 _SAMPLE_DOCUMENTS = 1000
 # For a plan, a corpus with at most this many documents is read whole.
 _SMALL_DOCUMENTS = 10_000
-# In fewer steps, what is compiled would hardly make up for the time that compiling takes.
-_COMPILED_STEPS = 500
 
 # The documents to train on, by the name of each corpus; their number, which may be larger if a plan
 # reads only the first ones, or None if it is unknown; and the documents to evaluate on.
@@ -193,24 +189,6 @@ def steps_of(job: Job, packed: Packed) -> int | None:
         return job.args.max_steps
     steps = epoch_steps(job, packed)
     return None if steps is None else math.ceil(job.args.num_train_epochs * steps)
-
-
-def compiles(job: Job, packed: Packed) -> bool:
-    """Return whether the layers of models are compiled, as asked for or by default."""
-    args = job.args
-    # As in Trainer, each of the three asks for it.
-    if any(getattr(args, name) is not None for name in COMPILING):
-        return args.torch_compile is not False
-    # Liger has fused the kernels already.
-    if not args.is_mixed or args.use_liger_kernel or args.began_before_compiling:
-        return False
-    # Without these, a run on a GPU would end at its first step.
-    has_tools = is_triton_available() and any(map(shutil.which, ("cc", "gcc", "clang")))
-    is_possible = has_tools if args.device.type == "cuda" else args.is_for_gpu
-    # A trainer in Python may have no data, or data of another kind.
-    is_counted = args.max_steps > 0 or isinstance(packed.blocks, Blocks)
-    steps = steps_of(job, packed) if is_counted else None
-    return is_possible and (steps is None or steps >= _COMPILED_STEPS)
 
 
 def check_enough(blocks: Blocks, args: VocAgnoConfig, corpus_name: str) -> None:
