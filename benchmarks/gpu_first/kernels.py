@@ -20,6 +20,7 @@ from benchmarks.steps import CPT, ONLINE, TEACHER, Steps
 from vocagnolm import output_head
 from vocagnolm.attention import TORCH_VARLEN, check_attention
 from vocagnolm.models.load import fp8_products
+from vocagnolm.training.models import compile_layers
 
 _TURNS = 3  # the first one warms up
 _KEPT_MINUTES = 1.5
@@ -142,11 +143,21 @@ def _micro_batch(factor: int, steps: Steps) -> Switch:
 
 
 def _compiled(steps: Steps) -> Switch:
-    model: Any = steps.student
-    # As with Trainer's --torch_compile, except on a CPU, where inductor takes minutes.
-    model.compile(backend="inductor" if has_cuda() else "aot_eager")
-    compiled = model._compiled_call_impl
-    return lambda is_on: setattr(model, "_compiled_call_impl", compiled if is_on else None)
+    # As with --torch_compile, except on a CPU, where inductor takes minutes.
+    args: Any = steps.trainer.args
+    args.torch_compile_backend = "inductor" if has_cuda() else "aot_eager"
+    compiled = {}
+    for model in (steps.student, steps.teacher):
+        compile_layers(model, args)
+        for module in model.modules():
+            if module._compiled_call_impl is not None:
+                compiled[module] = module._compiled_call_impl
+
+    def switch(is_on: bool) -> None:
+        for module, call in compiled.items():
+            module._compiled_call_impl = call if is_on else None
+
+    return switch
 
 
 def _fp8(steps: Steps) -> Switch:
@@ -177,5 +188,5 @@ KERNELS: Sequence[tuple[str, Callable[[Steps], Switch], Sequence[str]]] = (
     *((name, partial(_attention, name), _EVERY) for name in ("sdpa", TORCH_VARLEN, *_FLASH)),
     *((f"micro-batch x {x}", partial(_micro_batch, x), [CPT, ONLINE]) for x in (2, 4)),
     ("fp8 teacher", _fp8, [TEACHER, ONLINE]),
-    ("compiled student", _compiled, [CPT, ONLINE]),
+    ("compiled layers", _compiled, _EVERY),
 )
