@@ -198,9 +198,14 @@ def test_demo_writes_its_results(tmp_path, capsys) -> None:
 def test_demo_stops_all_seeds_when_one_fails(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(demo_main, "_work", quick_demo.fail)
     monkeypatch.setattr(dist, "cores", lambda: 2)
+    # It must not end the processes of others.
+    other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+    other.start()
+    before = set(multiprocessing.active_children())
     assert main(["--output_dir", str(tmp_path), "--seeds", "0", "1"]) == 1
     assert "seed 1 is broken" in capsys.readouterr().err
-    assert not multiprocessing.active_children()
+    assert set(multiprocessing.active_children()) == before
+    other.kill()
 
 
 @pytest.mark.parametrize("option", ["--max_steps 0", "--wrong_share 2", "--methods plain"])

@@ -127,6 +127,8 @@ def run_seeds(arguments: Namespace) -> dict[int, dict[str, dict[str, float]]]:
     # A forked process would share the threads and locks of libraries that are already loaded.
     spawn = multiprocessing.get_context("spawn")
     results = {}
+    # In Python, the caller may have processes of its own.
+    others = multiprocessing.active_children()
     with ProcessPoolExecutor(min(cores(), len(arguments.seeds)), spawn, _begin_process) as pool:
         try:
             seeds = {pool.submit(_work, arguments, seed): seed for seed in arguments.seeds}
@@ -135,7 +137,8 @@ def run_seeds(arguments: Namespace) -> dict[int, dict[str, dict[str, float]]]:
         finally:
             # After SIGTERM a run would finish its step and save, so send SIGKILL.
             for process in multiprocessing.active_children():
-                process.kill()
+                if process not in others:
+                    process.kill()
     return results
 
 
