@@ -60,6 +60,7 @@ def test_auc_and_precision_equal_loops_over_pairs(levels: int) -> None:
         assert lowest <= precision <= highest
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth_in_nineteen_of_twenty_samples() -> None:
     rng = np.random.default_rng(0)
     covered = np.zeros(2)

@@ -137,6 +137,7 @@ def test_kernel_attends_as_the_reference() -> None:
 # -- Runs ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_layers_are_compiled_whole_and_at_most_three_times_in_rows_of_any_width(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
