@@ -226,8 +226,9 @@ class VocAgnoTrainer(ResumableTrainer):
         if "wandb" in (self.args.report_to or ()) and self.is_world_process_zero():
             begin_if_none(self.args)
         # The probes have run, so their few tokens are not what is compiled for.
-        for model in (self.model, *self.online_teachers) if self._compiles else ():
-            compile_layers(model, self.args)
+        if self._compiles:
+            for model in (self.model, *self.online_teachers):
+                compile_layers(model, self.args)
         with self.resuming(resume_from_checkpoint) as checkpoint:
             output = super().train(checkpoint, *args, **kwargs)
         # Trainer's own mean covers only this process's steps. `log` has put the whole run's into

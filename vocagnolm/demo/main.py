@@ -128,7 +128,7 @@ def run_seeds(arguments: Namespace) -> dict[int, dict[str, dict[str, float]]]:
     spawn = multiprocessing.get_context("spawn")
     results = {}
     # In Python, the caller may have processes of its own.
-    others = multiprocessing.active_children()
+    already_running = multiprocessing.active_children()
     with ProcessPoolExecutor(min(cores(), len(arguments.seeds)), spawn, _begin_process) as pool:
         try:
             seeds = {pool.submit(_work, arguments, seed): seed for seed in arguments.seeds}
@@ -137,7 +137,7 @@ def run_seeds(arguments: Namespace) -> dict[int, dict[str, dict[str, float]]]:
         finally:
             # After SIGTERM a run would finish its step and save, so send SIGKILL.
             for process in multiprocessing.active_children():
-                if process not in others:
+                if process not in already_running:
                     process.kill()
     return results
 

@@ -83,7 +83,7 @@ def evaluate(arguments: Namespace) -> None:
             begun = directory.settings().get("dtype")
             arguments.dtype, why = choose_dtype(arguments.dtype, state.device, begun)
             log_main(
-                f"{arguments.model} computes in {arguments.dtype} ({why}), by {arguments.engine}"
+                f"{arguments.model} computes in {arguments.dtype} ({why}), with {arguments.engine}"
             )
             # All items must share these.
             settings = {

@@ -25,7 +25,7 @@ _LARGEST = 12
 _NAME_WIDTH = 40
 # Groups of neighbouring scores in a resample.
 _GROUPS = 1_000
-# Labels that are none.
+# What a table has in the place of a label that is missing.
 _NO_LABEL = {"", "NaN"}
 
 
