@@ -14,11 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from benchmarks.experiments.acceptance import DEMO_METRICS, DEMOS, METRICS, PARTS, read_results
 from benchmarks.experiments.ceiling import packing_noise, recorded_gains
-from vocagnolm.report import plots
 from vocagnolm.report.plots import COLORS, add_legend, new_plot
 
 PAGE, NOTEBOOK = Path("docs/results.md"), Path("benchmarks/NOTEBOOK.md")
@@ -74,8 +71,6 @@ TRIALS = {
         for world in ("noisy", "inserted-40", "clean")
     },
 }
-CURVES = {"cpt": "plain", "paper": "the paper's: max, top 40 %", "accept": "acceptance"}
-STEP_TOKENS = 1024
 # Minus those of `const` with the same seed.
 Differences = list[float]
 
@@ -212,20 +207,6 @@ def draw_weights(results: Results) -> Any:
         panels[2 * row].set_ylabel("mean weight", fontsize=8)
     add_legend(figure, lines)
     return figure
-
-
-def draw_curves(results: Results) -> Any:
-    """Draw the held-out loss against tokens: the mean of the seeds, and their range."""
-    curves: dict[str, dict[str, pd.DataFrame]] = {}
-    for world in ("noisy", "clean"):
-        title = f"held-out loss, {WORLDS[world]}"
-        curves[title] = {}
-        for rule, label in CURVES.items():
-            runs = [row["curve"] for row in results.of(world, f"{rule}-curve")]
-            log = pd.DataFrame([point for run in runs for point in run], columns=["step", "loss"])
-            points = log.groupby("step").loss.agg(mean="mean", low="min", high="max").reset_index()
-            curves[title][label] = points.assign(tokens=points.step * STEP_TOKENS)
-    return plots.draw_curves(curves)
 
 
 def write_between(name: str, path: Path, table: str) -> None:

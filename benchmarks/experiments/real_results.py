@@ -1,7 +1,7 @@
 """Make the tables and figures of `real` from `real.jsonl`.
 
     python -m benchmarks.experiments.real_results            # print the tables
-    python -m benchmarks.experiments.real_results --write    # into README and docs/results.md, too
+    python -m benchmarks.experiments.real_results --write    # into README, results and notebook
 
 Run in the repository's root. Nothing is trained. The runs of a table have the same student,
 teacher, number of tokens and learning rate. `docs/images/make.py` draws the figures.
@@ -17,13 +17,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from benchmarks.experiments import plots
 from benchmarks.experiments.ceiling import first_line, packing_noise
 from benchmarks.experiments.real import MODELS, RESULTS, RULES
 from vocagnolm.report.evaluations import heading
-from vocagnolm.report.plots import COLORS, draw_curves, new_plot
+from vocagnolm.report.plots import COLORS, new_plot
 from vocagnolm.report.statistics import RESAMPLES, percentile_interval, resampled_differences
 
 # The answers of some models that runs on a CPU kept.
@@ -57,7 +55,6 @@ KINDS = {
     "planetmath": "PlanetMath",
     "textbooks": "textbooks",
 }
-CURVES = {"const": "equal weights", "paper": "the paper's: max, top 40 %", "accept": "acceptance"}
 Row = dict[str, Any]
 # {benchmark: {seed: digits}}: a 1 for every right answer, a 0 for every other one, by item.
 Answers = dict[str, dict[str, str]]
@@ -340,40 +337,6 @@ def draw_rules(results: Results) -> Any:
     return figure
 
 
-def draw_losses() -> Any:
-    """Draw the held-out loss against the tokens of a run, and the difference from equal weights."""
-    return draw_curves(loss_curves())
-
-
-def loss_curves() -> dict[str, dict[str, pd.DataFrame]]:
-    """Return {axis: {rule: tokens, mean, low, high}} for pages with wrong solutions.
-
-    Every point has the seeds of separate runs, each with a whole learning-rate schedule. The
-    student before training is the point at 0 tokens.
-    """
-    groups = like(picked(), "tokens")
-    (start,) = [row for row in read_rows(RESULTS) if row["rule"] == "start"]
-    losses = {}
-    differences = {}
-    for rule, label in CURVES.items():
-        # The student before training, which no rule has changed yet.
-        points = [(0, nats(start))]
-        gains = [(0, 0.0)]
-        for results in groups:
-            tokens = results.rows[TUNED]["tokens"]
-            points += [(tokens, nats(row)) for row in results.runs("noisy", rule)]
-            gains += [(tokens, value) for value in results.differences("noisy", rule)]
-        losses[label] = _curve(points)
-        differences[label] = _curve(gains)
-    return {"nats per character": losses, "less equal weights": differences}
-
-
-def _curve(points: list[tuple[int, float]]) -> pd.DataFrame:
-    """Return the mean and the range of the values at each number of tokens."""
-    values = pd.DataFrame(points, columns=["tokens", "value"]).groupby("tokens").value
-    return values.agg(mean="mean", low="min", high="max").reset_index()
-
-
 def draw_answers() -> Any:
     """Draw what rules gain over equal weights in points, with 95 % intervals over items."""
     answers = read_answers()
@@ -404,7 +367,7 @@ def draw_answers() -> Any:
 def main() -> None:
     """Print the tables and, with --write, write them into the pages."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="into README and docs/results.md")
+    parser.add_argument("--write", action="store_true", help="into README, results and notebook")
     arguments = parser.parse_args()
     groups = read_results()
     for (student, teacher, tokens, rate), results in groups.items():
@@ -419,9 +382,9 @@ def main() -> None:
     if arguments.write:
         for page, table in page_tables(picked()).items():
             plots.write_between("real", page, table)
-        plots.write_between("guidance", plots.PAGE, guidance_table())
-        plots.write_between("rates", plots.PAGE, rates_table())
-        plots.write_between("answers", plots.PAGE, answers_table())
+        plots.write_between("guidance", plots.NOTEBOOK, guidance_table())
+        plots.write_between("rates", plots.NOTEBOOK, rates_table())
+        plots.write_between("answers", plots.NOTEBOOK, answers_table())
 
 
 if __name__ == "__main__":

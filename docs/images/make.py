@@ -9,8 +9,8 @@ qwen2.5-coder-1.5b.
 
 alignment-*.svg and strip-*.svg show what the demo's first student, which has read questions but no
 answer, and the demo's teacher make of a page with a wrong solution. bars-*.svg, terminal-*.svg and
-wrong-*.svg are results of `vocagnolm demo`; acceptance-*.svg, weights-*.svg, curves-*.svg and
-real-*.svg of `benchmarks.experiments`.
+wrong-*.svg are results of `vocagnolm demo`; acceptance-*.svg, weights-*.svg and real-*.svg of
+`benchmarks.experiments`.
 gpus-*.svg and store-*.svg are computed, from the formulas of the plan and of the logged MFU.
 rules-*.svg is the decision tree of docs/results.md.
 """
@@ -99,8 +99,8 @@ LIGHTER = {
 }
 Theme = dict[str, str]
 PICTURES = (
-    *("alignment", "strip", "bars", "terminal", "wrong", "acceptance", "weights", "curves"),
-    *("real", "real-losses", "real-answers", "rules", "gpus", "store"),
+    *("alignment", "strip", "bars", "terminal", "wrong", "acceptance", "weights"),
+    *("real", "real-answers", "rules", "gpus", "store"),
     "photograph",
 )
 # The paper's run: tokens, packed sequences of a micro-batch, and the share that is selected.
@@ -138,9 +138,7 @@ def main() -> None:
             "wrong": wrong,
             "acceptance": lambda: plots.draw_evidence(plots.Results()),
             "weights": lambda: plots.draw_weights(plots.Results()),
-            "curves": lambda: plots.draw_curves(plots.Results()),
             "real": lambda: real_results.draw_rules(real_results.picked()),
-            "real-losses": real_results.draw_losses,
             "real-answers": real_results.draw_answers,
             "gpus": gpus,
             "store": store,
