@@ -131,6 +131,27 @@ def test_weights_are_those_of_the_row_and_of_each_message(
 
 
 @pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [ASK, SAY, {**ASK, "name": "Ann"}, {**SAY, "weight": 0}]},
+        {"messages": [{**ASK, "weight": 0.5}, SAY, ASK, {**SAY, "weight": 0}], "weight": -2},
+        {"messages": [ASK, SAY], "tools": NULL, "chat_template_kwargs": {"thinks": False}},
+        {"messages": [ASK, SAY], "chat_template_kwargs": {"thinks": True}},
+        {"prompt": [ASK, SAY, ASK], "completion": [SAY, ASK, SAY], "tools": TOOLS},
+        {"prompt": "1 + 1?", "completion": "2", "weight": 0.5},
+        {"conversations": [{"from": "human", "value": "q"}], "system": "s"},
+        {"instruction": "Add.", "input": "1, 1", "output": "2"},
+    ],
+)
+def test_conversation_makes_a_row_that_is_read_as_the_same_conversation(
+    row: dict[str, Any],
+) -> None:
+    found = read(row)
+    as_text = json.dumps(found.as_row())
+    assert read(json.loads(as_text)) == found
+
+
+@pytest.mark.parametrize(
     ("columns", "text_column", "expected"),
     [
         ("text id", None, "text"),

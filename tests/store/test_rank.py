@@ -15,8 +15,10 @@ from store_world import arguments, random_store, write_corpus, write_store
 from transformers import PreTrainedTokenizerFast
 
 from vocagnolm import __main__
+from vocagnolm.chat.formats import Conversation, read_row
 from vocagnolm.corpus import load_corpus
-from vocagnolm.spans import encode
+from vocagnolm.readers import teacher_reader
+from vocagnolm.spans import encode, encode_rendered
 from vocagnolm.store.choice import kept_count
 from vocagnolm.store.format import Store, StoredDocument
 from vocagnolm.store.rank import SCORES, score_document
@@ -71,7 +73,8 @@ def slow_scores(student: StoredDocument, teacher: StoredDocument) -> dict[str, f
     student_loss = student.losses.tolist()
     ahead = 0.0
     for tokens in holders:
-        ahead += sum(teacher_loss[token] < student_loss[token] for token in tokens) / len(tokens)
+        for token in tokens:
+            ahead += (teacher_loss[token] < student_loss[token]) / len(tokens)
     weights = []
     for token, loss in enumerate(student_loss):
         weights.append(min(1.0, math.exp(loss - teacher_loss[token])))
@@ -105,6 +108,105 @@ def test_scores_equal_a_loop_over_characters(
             assert score_document(*documents) == pytest.approx(slow_scores(*documents), abs=2e-6)
             compared += 1
     assert compared > 50
+
+
+# Conversations
+
+# Each answer occurs once in a conversation. A template of the student trims them.
+TURNS = (
+    ("How many has Anna?", " naïve 😀 ", "And Bob?", "12 and 25"),
+    ("数学?", "3 + 4 = 7"),
+    ("Who?", "Anna", "Why?", "a\n\nb"),
+)
+
+
+def as_messages(turns: Sequence[str]) -> list[dict[str, Any]]:
+    messages = []
+    for place, content in enumerate(turns):
+        messages.append({"role": ("user", "assistant")[place % 2], "content": content})
+    return messages
+
+
+def read(row: dict[str, Any]) -> Conversation:
+    found = read_row(row)
+    assert isinstance(found, Conversation)
+    return found
+
+
+def conversation_store(
+    directory: Path, rows: Sequence[Conversation], tokenizer: Any, template: str, seed: int
+) -> dict[str, StoredDocument]:
+    """Write a store with random losses, and return what it has, by the rendered text."""
+    rng = np.random.default_rng(seed)
+    reader = teacher_reader(tokenizer, 1000, template)
+    assert reader.template
+    documents = {}
+    for row in rows:
+        rendered = reader.template.render(row)
+        assert not isinstance(rendered, str)
+        (encoding,) = encode_rendered(tokenizer, [rendered.text])
+        losses = rng.uniform(0, 8, len(encoding.spans)).astype(np.float32)
+        document = StoredDocument(len(rendered.text), encoding.spans, losses)
+        documents[rendered.text] = document
+    write_store(directory, documents.items(), template=reader.template.as_json())
+    return documents
+
+
+def answers_in(text: str, document: StoredDocument, answers: Sequence[str]) -> StoredDocument:
+    """The tokens of the answers in a rendered text, with a search for each."""
+    spans = []
+    losses = []
+    length = 0
+    for answer in answers:
+        start = text.index(answer) if answer in text else text.index(answer.strip())
+        # A template that trims an answer leaves out its first characters.
+        left_out = 0 if answer in text else len(answer) - len(answer.lstrip())
+        end = start + len(answer if answer in text else answer.strip())
+        pairs = zip(document.spans.tolist(), document.losses.tolist(), strict=True)
+        for (first, last), loss in pairs:
+            if max(first, start) < min(last, end):
+                begin, stop = max(first, start) - start, min(last, end) - start
+                spans.append([begin + left_out + length, stop + left_out + length])
+                losses.append(loss)
+        length += len(answer)
+    return StoredDocument(length, np.array(spans), np.array(losses, np.float32))
+
+
+def test_conversations_have_the_scores_of_their_answers(
+    tokenizers_by_family: Tokenizers, tmp_path: Path
+) -> None:
+    rows: list[dict[str, Any]] = [{"messages": as_messages(turns)} for turns in TURNS]
+    rows[2]["messages"][1]["weight"] = 0
+    conversations = [read(row) for row in rows]
+    trim = tmp_path / "trim.jinja"
+    trim.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}")
+    sides = []
+    for seed, (role, family, template) in enumerate(
+        [("student", "metaspace", str(trim)), ("teacher", "byte_level", "chatml")]
+    ):
+        tokenizer = tokenizers_by_family[family]
+        texts = conversation_store(tmp_path / role, conversations, tokenizer, template, seed)
+        sides.append(texts)
+    argv = [*rank(tmp_path), "--keep=0.6", "--by=teacher"]
+    (tmp_path / "pages.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert __main__.main(argv) == 0
+    found = lines(tmp_path / "out/ranks.jsonl")
+    expected = []
+    trained = [TURNS[0][1::2], TURNS[1][1::2], TURNS[2][3:]]
+    for index, answers in enumerate(trained):
+        documents = []
+        for texts in sides:
+            text = list(texts)[index]
+            documents.append(answers_in(text, texts[text], answers))
+        scores = slow_scores(*documents)
+        expected.append(scores | {"document": index, "characters": len("".join(answers))})
+        expected[-1]["tokens"] = len(documents[0].losses)
+    for row, other in zip(found, expected, strict=True):
+        assert row == pytest.approx(other, abs=2e-6)
+    # What is kept is trained on as before.
+    best = sorted(range(3), key=lambda index: expected[index]["teacher"])[:2]
+    kept = [read(row) for row in lines(tmp_path / "out/kept.jsonl")]
+    assert kept == [conversations[index] for index in sorted(best)]
 
 
 # The order, and what is kept

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +60,16 @@ def write_store(
     context: int = _WHOLE,
     teacher: str = "some/teacher",
     loss_dtype: LossDtype = "float32",
+    template: Mapping[str, Any] | None = None,
 ) -> Store:
-    """A store of documents, in two shards."""
+    """A store of documents, or of texts that a template has rendered, in two shards."""
     directory.mkdir(parents=True)
     keyed = [(document_key(text), document) for text, document in documents]
     half = len(keyed) // 2
     for number, part in enumerate((keyed[:half], keyed[half:])):
         write_shard(directory, number, part, loss_dtype)
     description = {"teacher": teacher, "tokenizer_sha256": "", "context": context}
-    finish_store(directory, description)
+    finish_store(directory, description | dict(template or {}))
     return Store(directory)
 
 

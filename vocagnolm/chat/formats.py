@@ -114,6 +114,27 @@ class Conversation:
                 answers.append(index)
         return answers
 
+    def as_row(self) -> dict[str, Any]:
+        """Return the columns from which `read_row` makes this conversation."""
+        messages = self.messages
+        for index in self.untrained:
+            messages[index][WEIGHT] = 0.0
+        # The first weight is that of the row.
+        for message, weight in zip(messages, self.weights[1:], strict=False):
+            message[WEIGHT] = weight
+        row: dict[str, Any] = {"messages": messages}
+        if self.prompt_messages:
+            prompt, completion = messages[: self.prompt_messages], messages[self.prompt_messages :]
+            row = {"prompt": prompt, "completion": completion}
+        options = self.options
+        if "tools" in options:
+            row["tools"] = options.pop("tools")
+        if options:
+            row["chat_template_kwargs"] = options
+        if self.weights:
+            row[WEIGHT] = self.weights[0]
+        return row
+
 
 def read_weight(value: Any) -> float | str:
     """Return the weight of a row or message, which is 1 without one, or why it is none.

@@ -1,4 +1,4 @@
-"""Rank the documents of a corpus by the losses of a teacher and a student.
+"""Rank the documents or conversations of a corpus by the losses of a teacher and a student.
 
     vocagnolm rank --student_losses S --teacher_losses T --dataset D --output_dir DIR
     vocagnolm rank --student MODEL --teacher_losses T --dataset D --output_dir DIR
@@ -6,7 +6,8 @@
     vocagnolm rank ... --by excess --keep 0.5    # keep the best half, for vocagnolm train --dataset
     vocagnolm rank ... --label_column is_good    # which score finds the good documents?
 
-DIR/ranks.jsonl has one line per document: its index in the corpus, its number of characters, and
+A document may be a conversation, of which only the answers are scored. DIR/ranks.jsonl has one line
+per document: its index in the corpus, its number of characters, and
 
     excess     student loss minus teacher loss, in nats per character
     ahead      share of the characters where the teacher's loss is below the student's
@@ -38,18 +39,20 @@ import numpy as np
 import numpy.typing as npt
 
 from vocagnolm.alignment import aggregate_losses, align_spans, covered_shares
-from vocagnolm.chat.formats import SKIPPED
+from vocagnolm.chat.formats import SKIPPED, Conversation
 from vocagnolm.cli import Parser, shell
 from vocagnolm.conventions import TEXT, UNMAPPED, IntArray, Spans
 from vocagnolm.fields import OptionError, corpora_of, in_range
 from vocagnolm.record import check_output_directory, output_directory
 from vocagnolm.shell.io import print_main, write_file
 from vocagnolm.store import choice
-from vocagnolm.store.format import Store, StoredDocument, by_teacher, first_scored
+from vocagnolm.store.format import Store, StoredDocument, by_teacher
 from vocagnolm.store.score import make_parser
 
 if TYPE_CHECKING:
     import datasets
+
+    from vocagnolm.store.read import StoredReader
 
 _Floats = npt.NDArray[np.float64]
 # One value per document, by name.
@@ -123,10 +126,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise OptionError("output_dir", f"{out}: its {KEPT} is the corpus, and would be replaced")
     ((name, corpus_options),) = corpora_of(options)
     corpus = load_corpus(name, **corpus_options)
-    if is_conversations(corpus):
-        raise OptionError(
-            "dataset", "has conversations: rank documents, for example by --text_column"
-        )
     # A wrong name is an error before a model scores for hours.
     good = sources = None
     if options.label_column:
@@ -138,14 +137,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ExitStack() as stack:
         # Several processes score together. The first one owns the directory for all of them.
         rank0(lambda: stack.enter_context(output_directory(out, RANKS)))
-        stores = _open_stores(options)
+        readers = _open_stores(options, is_conversations(corpus))
         skip_missing = options.missing_losses == "skip"
-        columns = score_corpus(corpus, stores, skip_missing=skip_missing)
+        columns = score_corpus(corpus, readers, skip_missing=skip_missing)
         _write(options, corpus, columns, good, sources)
 
 
-def _open_stores(options: argparse.Namespace) -> list[list[Store]]:
+def _open_stores(options: argparse.Namespace, turns: bool) -> list[StoredReader]:
     """Open the stores of each role. If there is none, score the corpus with the role's model."""
+    from vocagnolm.store.read import StoredReader
     from vocagnolm.store.scoring import score
 
     for kind in ("student", "student_losses"):
@@ -153,23 +153,26 @@ def _open_stores(options: argparse.Namespace) -> list[list[Store]]:
         other = kind.replace("student", "teacher")
         if name and name == getattr(options, other):
             raise OptionError(kind, f"and --{other} are the same")
-    stores = {}
+    readers = {}
     for role in ROLES:
         # Open what there is before a model scores for hours.
         directories = getattr(options, f"{role}_losses")
         if directories:
-            stores[role] = [Store(directory) for directory in directories]
-            if len(by_teacher(store.manifest for store in stores[role])) > 1:
+            stores = [Store(directory) for directory in directories]
+            if len(by_teacher(store.manifest for store in stores)) > 1:
                 raise OptionError(f"{role}_losses", "are of several models: give those of one")
+            readers[role] = StoredReader(stores)
+            if turns:
+                readers[role].check_templates()
     for role in ROLES:
-        if role not in stores:
+        if role not in readers:
             job = argparse.Namespace(**(vars(make_parser().parse_args([])) | vars(options)))
             # For `vocagnolm score`, any model is a teacher.
             job.teacher, job.role, job.dataset = getattr(options, role), role, [options.dataset]
             job.output_dir = options.output_dir / f"{role}_losses"
             score(job)
-            stores[role] = [Store(job.output_dir)]
-    return [stores["student"], stores["teacher"]]
+            readers[role] = StoredReader([Store(job.output_dir)])
+    return [readers["student"], readers["teacher"]]
 
 
 def _write(
@@ -232,7 +235,7 @@ def _kept_rows(corpus: datasets.Dataset, documents: Sequence[int]) -> Iterator[d
     """Yield documents with all that training reads. Their indices lead to the user's columns."""
     for index, row in zip(documents, corpus.select(documents), strict=True):
         row.pop(SKIPPED, None)
-        yield {"document": index} | row
+        yield {"document": index} | (Conversation(**row).as_row() if "roles" in row else row)
 
 
 def rows_of(
@@ -291,20 +294,20 @@ def _characters(spans: Spans, length: int) -> npt.NDArray[np.float64]:
     """Count the characters of every token [N]. If m tokens share one, each gets 1 / m."""
     begun = np.bincount(spans[:, 0], minlength=length + 1)
     ended = np.bincount(spans[:, 1], minlength=length + 1)
-    # Every character is in a token, because the spans of a store leave no gap.
-    sharing = (begun - ended).cumsum()[:-1]
+    # A character that a template leaves out is in no token.
+    sharing = (begun - ended).cumsum()[:-1].clip(min=1)
     before = np.append(0.0, np.cumsum(1 / sharing))
     counts: npt.NDArray[np.float64] = before[spans[:, 1]] - before[spans[:, 0]]
     return counts
 
 
 def score_corpus(
-    corpus: datasets.Dataset, stores_by_role: Sequence[Sequence[Store]], *, skip_missing: bool
+    corpus: datasets.Dataset, readers: Sequence[StoredReader], *, skip_missing: bool
 ) -> dict[str, npt.NDArray[Any]]:
     """Score the documents of which both the student's and the teacher's stores have losses.
 
-    Returns columns, in the order of the corpus: the index `document`, the scores, and the
-    numbers of `characters` and of the student's `tokens`.
+    Of a conversation, only the answers are scored. Returns columns, in the order of the corpus: the
+    index `document`, the scores, and the numbers of `characters` and of the student's `tokens`.
 
     Raises:
         ValueError: the stores lack documents, unless they are to be skipped.
@@ -318,11 +321,11 @@ def score_corpus(
         columns[name] = array("d")
     columns |= {"characters": array("q"), "tokens": array("q")}
     missing = [0, 0]
-    texts = read_texts(corpus, range(len(corpus)))
-    for index, text in tqdm(texts, "Ranking", len(corpus), unit="document"):
+    contents = read_texts(corpus, range(len(corpus)))
+    for index, content in tqdm(contents, "Ranking", len(corpus), unit="document"):
         documents = []
-        for role, stores in enumerate(stores_by_role):
-            document = first_scored(store.document(text) for store in stores)
+        for role, reader in enumerate(readers):
+            document = reader.scored(content)
             missing[role] += document is None
             # A document that a server could not score is stored without tokens.
             if document is not None and len(document.losses):
@@ -330,13 +333,13 @@ def score_corpus(
         if len(documents) < 2:
             continue
         columns["document"].append(index)
-        columns["characters"].append(len(text))
+        columns["characters"].append(documents[0].length)
         columns["tokens"].append(len(documents[0].losses))
         for name, value in score_document(*documents).items():
             columns[name].append(value)
-    for stores, count in zip(stores_by_role, missing, strict=True):
+    for reader, count in zip(readers, missing, strict=True):
         if count and not skip_missing:
-            directories = ", ".join(str(store.directory) for store in stores)
+            directories = ", ".join(str(store.directory) for store in reader.stores)
             raise ValueError(
                 f"{directories}: {count:,} of {len(corpus):,} documents are missing, or have "
                 "another text there: score this corpus, or skip them with --missing_losses skip"

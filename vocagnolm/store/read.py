@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from vocagnolm.chat.formats import Conversation
-from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens
+from vocagnolm.chat.reading import TRAIN_ON, TrainOn, TurnTokens, read_tokens
 from vocagnolm.chat.render import Template
 from vocagnolm.conventions import Spans
 from vocagnolm.cutting import EMPTY
@@ -109,6 +109,18 @@ class StoredReader(TeacherReaders):
             documents.append(document if is_scored or not self.plain else None)
         return documents
 
+    def scored(self, content: str | Conversation) -> StoredDocument | None:
+        """Return a document, or the answers of a conversation, or None if the stores lack it.
+
+        Only for stores of one teacher. What cannot be scored has no tokens.
+        """
+        if isinstance(content, str):
+            return first_scored(store.document(content) for store in self.stores)
+        ((turns,),) = self.read_turns([content], TRAIN_ON[0])
+        if isinstance(turns, str):
+            return None if turns == MISSING else StoredDocument(0, _NO_SPANS, _NO_LOSSES)
+        return _answers_of(content, turns)
+
     def check_templates(self, *more_readers: Reader) -> None:
         """Reject stores of documents, and other readers without a template."""
         for store in self.stores:
@@ -148,6 +160,19 @@ def _first_of(turns: Iterable[TurnTokens | str]) -> TurnTokens | str:
             return turn
         reason = EMPTY if turn == EMPTY else reason
     return reason
+
+
+def _answers_of(conversation: Conversation, turns: TurnTokens) -> StoredDocument:
+    """Join the trained answers of a conversation into a document."""
+    spans = [_NO_SPANS]
+    losses: list[LossArray] = [_NO_LOSSES]
+    length = 0
+    for answer, (first, last) in zip(conversation.answers, turns.labelled, strict=True):
+        start, end = conversation.places[answer]
+        spans.append(turns.spans[first:last] - start + length)
+        losses.append(turns.values[first:last].astype(np.float32))
+        length += end - start
+    return StoredDocument(length, np.concatenate(spans), np.concatenate(losses))
 
 
 def _no_turns(conversation: Conversation) -> TurnTokens:
