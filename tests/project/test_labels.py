@@ -73,6 +73,7 @@ def test_rows_have_the_share_of_mistakes_that_arms_expect(world: str, noise: str
     rows = {kind: labels.rows(world, noise, kind, 3) for kind in ("all", "clean", *labels.KINDS)}
     wrong = [row for row in rows["all"] if row["completion"] != asked[row["prompt"]][0]]
     assert len(wrong) == 180
+    assert [row for row in rows["all"] if not row["right"]] == wrong
     mistakes = {asked[row["prompt"]].index(row["completion"]) for row in wrong}
     assert (mistakes == {1}) is (noise == "systematic")
     for kind in ("clean", "oracle"):
