@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from filelock import FileLock, Timeout
 
-from vocagnolm.alignment import find_ranges, narrow_spans
+from vocagnolm.alignment import narrow_spans
 from vocagnolm.chat.formats import WEIGHT, Conversation
 from vocagnolm.chat.reading import TrainOn, fit_turns, join_turns, turn_columns
 from vocagnolm.conventions import IntArray
@@ -38,7 +38,7 @@ from vocagnolm.fields import OptionError
 from vocagnolm.layout import lay_out
 from vocagnolm.readers import Reader, TeacherReaders, WithoutTeacher, each_alone
 from vocagnolm.shell.io import count_reasons
-from vocagnolm.spans import Tokens, encode
+from vocagnolm.spans import Tokens
 from vocagnolm.texts import WEIGHTS, is_conversations, usable_in
 
 # Raise it when the columns or the segmentation change, so that old caches are not read.
@@ -491,17 +491,3 @@ class _Aligner:
 def skip_reasons(segments: Segments) -> str:
     """Return the three most frequent reasons for skipping a document, with counts."""
     return count_reasons(reason for _, reason in segments.skipped)
-
-
-def show_alignment(text: str, student_tokenizer: Any, teacher_tokenizer: Any) -> str:
-    """Show the first tokens of a text, each with the teacher's tokens that cover it."""
-    student_spans = encode(student_tokenizer, text).spans
-    teacher_spans = encode(teacher_tokenizer, text).spans
-    ranges = find_ranges(student_spans, teacher_spans)
-    pairs = []
-    for (start, end), (first, last) in zip(student_spans, ranges, strict=True):
-        # An unmapped token has the range (-1, -1), which selects nothing.
-        covering = teacher_spans[max(first, 0) : max(last, 0)]
-        pieces = [repr(text[piece_start:piece_end]) for piece_start, piece_end in covering]
-        pairs.append(f"{text[start:end]!r} -> {' '.join(pieces) or 'unmapped'}")
-    return " | ".join(pairs[:6])

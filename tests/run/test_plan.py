@@ -298,11 +298,14 @@ def test_step_suits_a_small_corpus(
     (tmp_path / "a").mkdir()
     (tmp_path / "a/run.json").write_text('{"global_batch_tokens": 640}')
     assert plan_of(capfd, argv)["batch"] == shown["batch"]
+    assert "(for a short epoch" in shown["batch"]
     (tmp_path / "a/checkpoint-1").mkdir()
-    assert parser.parse(argv).args.global_batch_tokens == 640
+    args = parser.parse(argv).args
+    assert args.global_batch_tokens == 640
+    assert "(as the run began)" in args.batch_arithmetic()
 
 
-def test_plan_shows_an_alignment_and_which_files_are_read(
+def test_plan_shows_which_files_are_read(
     world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     corpus = tmp_path / "corpus"
@@ -311,11 +314,6 @@ def test_plan_shows_an_alignment_and_which_files_are_read(
     (corpus / "NOTES.txt").write_text("notes")
     shown = plan_of(capfd, world.argv(str(tmp_path), dataset=str(corpus), use_cpu="True"))
     assert shown["files"] == "corpus: read 1 file of train; left out: NOTES.txt"
-    pairs = shown["example"].replace("'", "").split(" | ")
-    assert len(pairs) == 6
-    for each in pairs:
-        ours, theirs = each.replace(" ", "").split("->")
-        assert ours in theirs
 
 
 def test_plan_tells_the_weights_of_a_corpus(

@@ -20,7 +20,7 @@ from transformers import (
     TorchAoConfig,
 )
 
-from vocagnolm.fields import json_settings
+from vocagnolm.fields import OptionError, json_settings
 from vocagnolm.shell.hub import check_name, split_name
 from vocagnolm.shell.io import file_sha256
 from vocagnolm.tokenizer import Role, check_tokenizer, load_tokenizer
@@ -228,6 +228,11 @@ def quantization(text: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, ob
     4-bit weights in blocks of 64. `int8`: LLM.int8(), weights and activations except outliers.
     """
     if text not in QUANTIZATIONS:
+        if not text.startswith("{"):
+            names = ", ".join(QUANTIZATIONS)
+            raise OptionError(
+                "teacher_quantization", f"must be {names} or a config as JSON, got {text}"
+            )
         return json_settings("teacher_quantization", text)
     # transformers decides which layers are not quantized. The head is one of them.
     if text == "int8":

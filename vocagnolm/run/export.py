@@ -73,14 +73,14 @@ def export(
         ValueError: the checkpoint or its student is damaged, its adapters cannot be merged, or the
             options do not fit it.
     """
-    # Make the path absolute, but do not resolve it: the export goes next to it, even if it is a
-    # link.
-    checkpoint = Path(os.path.abspath(checkpoint))
+    # The export goes next to the checkpoint, and "." has no name. Do not resolve links.
+    if not checkpoint.name.strip("."):
+        checkpoint = Path(os.path.abspath(checkpoint))
     settings = _settings_of(checkpoint)
     is_sharded = (checkpoint / _SHARDS).is_dir()
     target = output_dir or checkpoint.with_name(f"export-{checkpoint.name.split('-')[-1]}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise OptionError("output_dir", f"{target} is not empty: give another")
+        raise OptionError("output_dir", f"{target} is not empty: give another directory")
     student = _student_of(checkpoint, settings, trust_remote_code)
     tokenizer = _tokenizer_of(checkpoint, settings, student)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -8,8 +8,7 @@ import torch
 from accelerate import FullyShardedDataParallelPlugin, ParallelismConfig
 
 from vocagnolm.attention import needs_segments
-from vocagnolm.conventions import TEXT
-from vocagnolm.data import show_alignment, skip_reasons
+from vocagnolm.data import skip_reasons
 from vocagnolm.method import Method
 from vocagnolm.models.cost import GATHERED, Layout, Precision, student_memory, teacher_memory
 from vocagnolm.models.sharding import devices_of_a_machine
@@ -97,16 +96,6 @@ def describe_documents(packed: Packed, models: Models) -> list[str]:
             f"aligned    {teacher:,} teacher tokens ({teacher / student:.3f} per student token), "
             f"{segments.mapped_text_fraction:.2%} of the text tokens mapped"
         )
-        # A store has losses, but no tokenizer to show an example with.
-        if models.teacher_readers.readers:
-            row = packed.parts[0].rows[0]
-            text = next(iter(packed.texts.values()))[row["document"]][TEXT]
-            shown = show_alignment(
-                text[row["start"] : row["end"]],
-                models.student_reader.tokenizer,
-                models.teacher_readers.readers[0].tokenizer,
-            )
-            lines.append(f"example    {shown}")
     lines.append(
         f"packed     {len(blocks):,} sequences of {blocks.max_length} tokens, "
         f"{blocks.fill_fraction:.1%} full"

@@ -242,7 +242,9 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
             f"{self.max_length} tokens",
         ]
         whose = "as asked for"
-        if self._is_step_lowered:
+        if settings_in(self.output_dir).get("global_batch_tokens") == self.global_batch_tokens:
+            whose = "as the run began"
+        elif self._is_step_lowered:
             whose = f"for a short epoch; the paper's is {named('global_batch_tokens')} 2097152"
         elif self.global_batch_tokens == PAPER_TOKENS:
             whose = "the paper's step"

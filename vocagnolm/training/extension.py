@@ -43,7 +43,7 @@ def changes_of(before: Record, now: Record, checkpoint: Path | None) -> list[str
     elif not now.get("extend") and _pace(now, steps, done) != _pace(now, state["max_steps"], done):
         changes.append(
             f"in a run of {steps} steps, the {done} already made would have had other learning "
-            f"rates or shares of tokens: {named('extend')} true goes on nevertheless"
+            f"rates or shares of tokens, which {named('extend')} true accepts"
         )
     return changes
 

@@ -63,8 +63,11 @@ class RunLog(TrainerCallback):
                 file.write(json.dumps(entry) + "\n")
         cells = [str(step), tqdm.format_sizeof(step * args.global_batch_tokens)]
         weights = [entry[name] for name in WEIGHT_ENTRIES if name in entry]
+        # The rows of the steps have said how a run went.
+        if "train_loss" in entry:
+            return
         if not weights:
-            # An evaluation and the end of a run have losses, but no entries for the other columns.
+            # An evaluation has losses, but no entries for the other columns.
             losses = [f"{name} {entry[name]:.4f}" for name in entry if name.endswith("loss")]
             _print_row(cells, ", ".join(losses))
             return
