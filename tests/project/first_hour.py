@@ -72,7 +72,6 @@ LEFT_OUT = {
     "make demo": ".ci/run runs it",
     "make test": ".ci/run runs it",
     "make test-gpu": _GPUS,
-    "vocagnolm train --config paper/table1/cpt --accelerate_config fsdp2": _GPUS,
     f"vocagnolm train --config {_PAPER} --accelerate_config": _GPUS,
     "sbatch": "it needs Slurm",
     "vocagnolm demo --seeds 0 1 2 3": "it takes six minutes, and the demo is run already",
