@@ -42,7 +42,7 @@ class RowSegments(NamedTuple):
 
 def segments_of(lengths: Iterable[int]) -> RowSegments:
     """Make segments of these lengths, in the order of the rows, without the empty ones."""
-    # The padding of a full row has no tokens, so it is not a segment.
+    # The padding of a full row has no tokens, and is no segment.
     lengths = [length for length in lengths if length]
     edges = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
     return RowSegments(edges, max(lengths, default=0))
@@ -179,14 +179,15 @@ def _attend(
         sdpa: Callable[..., tuple[Tensor, None]] = _ATTENTIONS["sdpa"]
         rows = (query_BHTD, key_BHTD, value_BHTD)
         return sdpa(module, *rows, attention_mask, scaling=scaling, **options)
-    # All rows are concatenated, so B is 1, and the kernel takes [N, H, D] without it.
+    # All rows are concatenated, so B is 1, and the kernel takes [N, H, D] without it. Do not index:
+    # the gradient of an index is copied into zeros, and that of `squeeze` is a view.
     kind = query_BHTD.device.type
     # Autocast does not know the kernel, and rotary embeddings return float32 under autocast. So
     # query, key and value are cast here.
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value_BHTD.dtype
-    query = query_BHTD[0].transpose(0, 1).to(dtype)
-    key = key_BHTD[0].transpose(0, 1).to(dtype)
-    value = value_BHTD[0].transpose(0, 1).to(dtype)
+    query = query_BHTD.squeeze(0).transpose(0, 1).to(dtype)
+    key = key_BHTD.squeeze(0).transpose(0, 1).to(dtype)
+    value = value_BHTD.squeeze(0).transpose(0, 1).to(dtype)
     segments = RowSegments(cu_seq_lens_q, max_length_q)
     attend = _on_gpu if kind == "cuda" else _reference
     return attend((query, key, value), segments, scaling)[None], None

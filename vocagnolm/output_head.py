@@ -18,6 +18,8 @@ from vocagnolm.attention import RowSegments, segment_call, takes_segments
 # far below a tenth of the full logits of one packed sequence.
 TILE_LOGITS_CUDA = 2**26
 TILE_LOGITS = 2**23
+# Numbers of the weight's gradient in 16 bits that are made at once on a CPU (2 MiB of float32).
+CACHED = 2**19
 # Gradients that are made in the forward pass are too large by this factor until the backward pass.
 # Otherwise float16 would round small ones to zero before loss scaling could help. The factor is
 # exact in every dtype.
@@ -129,7 +131,13 @@ class HeadGradients:
         if weight_VD is not None and head.dtype == head.sum_dtype:
             weight_VD.addmm_(gradient_KV.T, hidden_KD)
         elif weight_VD is not None:
-            weight_VD += head.matmul(gradient_KV.T, hidden_KD)
+            # On a CPU, the product of a few words is cast and added while it is in the cache.
+            words = len(weight_VD)
+            if not weight_VD.is_cuda:
+                words = max(1, CACHED // weight_VD.shape[1])
+            parts = (torch.split(matrix, words) for matrix in (weight_VD, gradient_KV.T))
+            for sum_WD, gradient_WK in zip(*parts, strict=True):
+                sum_WD += head.matmul(gradient_WK, hidden_KD)
 
 
 def rows_per_tile(rows: int, *heads: Head) -> int:

@@ -63,10 +63,11 @@ class _TokenLoss(torch.autograd.Function):
         # inside a tuple. It also checks that saved tensors are not changed in place before the
         # backward pass.
         ctx.save_for_backward(hidden_ND, targets_N, weight_VD, bias_V)
-        ctx.head = head
+        # The backward pass reads the same weight, cast once.
+        ctx.head = head = head.cast()
         ctx.weighted_tokens = weighted_tokens
         rows = rows_per_tile(len(read_M), head)
-        head, tile_KV = head.cast(), head.tile(rows)
+        tile_KV = head.tile(rows)
         # Rows that are not read stay NaN, so that their losses cannot pass for real ones.
         loss_N = hidden_ND.new_full((len(targets_N),), torch.nan, dtype=head.sum_dtype)
         entropy_N = torch.full_like(loss_N, torch.nan) if with_entropies else None
@@ -90,7 +91,7 @@ class _TokenLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_N: Tensor, *_: object) -> tuple[Tensor | None, ...]:
         hidden_ND, targets_N, *_ = ctx.saved_tensors
-        head = ctx.head.cast()
+        head = ctx.head
         gradients = HeadGradients(ctx.needs_input_grad[:3], hidden_ND, head)
         # Rows whose loss has no weight cost nothing here. Often these are most rows.
         used, grad = _used_rows(grad_N, ctx.weighted_tokens)

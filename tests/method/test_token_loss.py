@@ -193,6 +193,19 @@ def test_gradients_of_a_bfloat16_head_sum_in_float32():
     torch.testing.assert_close(found[torch.bfloat16], found[torch.float32], rtol=1e-2, atol=0)
 
 
+@pytest.mark.parametrize("cached", [1, 8 * 7, 8 * VOCABULARY])
+def test_gradients_of_a_bfloat16_head_do_not_depend_on_the_words_at_once(cached, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    hidden_KD = torch.randn(40, 8, generator=generator).bfloat16()
+    gradient_KV = torch.randn(40, VOCABULARY, generator=generator)
+    head = output_head.Head(torch.zeros(VOCABULARY, 8).bfloat16(), None, 1.0, None, torch.bfloat16)
+    monkeypatch.setattr(output_head, "CACHED", cached)
+    gradients = output_head.HeadGradients((False, True, False), hidden_KD, head)
+    gradients.add(torch.arange(40), gradient_KV, hidden_KD)
+    expected_VD = gradient_KV.bfloat16().double().T @ hidden_KD.double()
+    torch.testing.assert_close(gradients.sums[1].double(), expected_VD, rtol=2**-8, atol=1e-6)
+
+
 def test_a_float64_model_is_differentiated_in_float64():
     model = build("gemma2").double()
     ids, labels, weights = batch()
