@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 import torch
 from fake_cuda import Watch
-from fake_run import Step, check_step, make_run, one_step
+from fake_run import CUDA, Step, check_step, make_run, one_step
 from methods_world import METHODS, VARIANTS
 from packaging.version import Version
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.models import count_tokens
+from benchmarks.models import count_tokens, make_config, make_model
 from vocagnolm.collator import PackedCollator
 from vocagnolm.method import Method
 from vocagnolm.models.cost import model_work
+from vocagnolm.store.windows import HFScorer, Window
 
 STEPS: dict[str, dict[str, Any]] = {
     "cpt": {"method": "cpt"},
@@ -115,6 +116,23 @@ def test_flops_of_the_logged_mfu_are_those_that_torch_counts(
 ) -> None:
     counted, computed = on_fake_cuda(counted_and_computed)
     assert counted == computed
+
+
+def scored() -> tuple[dict[Any, int], ...]:
+    """Score windows, up to where their losses are read; return the waits and mixed devices."""
+    with Watch() as watch:
+        config = make_config("teacher", "tiny")
+        scorer = HFScorer(make_model(config, CUDA, torch.bfloat16, VARLEN), 64)
+        watch.clear()
+        windows = [Window(number, list(range(20)), 10 + number) for number in range(3)]
+        parts, loss_N = scorer._batch_losses(windows)
+        assert loss_N.is_cuda
+        assert [loss_N[part].shape[0] for part in parts] == [10, 11, 12]
+    return dict(watch.waits), dict(watch.mixed)
+
+
+def test_scoring_does_not_wait(on_fake_cuda: Callable[..., tuple[dict[Any, int], ...]]) -> None:
+    assert on_fake_cuda(scored) == ({}, {})
 
 
 def small_faults() -> tuple[dict[str, int], ...]:

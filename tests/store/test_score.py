@@ -5,14 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import threading
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from architectures import build
 from kills import Killed, kill_at
 from processors import pretend
 from store_world import (
@@ -25,12 +29,13 @@ from store_world import (
     error,
     make_job,
 )
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from vocagnolm import __main__
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import load_corpus
 from vocagnolm.data import align_corpus
+from vocagnolm.models.load import ModelSource
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.shell.io import read_json, write_json
 from vocagnolm.spans import encode, encode_rendered
@@ -98,6 +103,49 @@ def test_store_is_the_same_when_scored_again(
     assert __main__.main(arguments(teacher, corpus, tmp_path, "--batch_tokens", "1")) == 0
     assert "nothing to do" in capsys.readouterr().out
     assert contents(tmp_path) == contents(scored)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "attention"),
+    [
+        ("llama", "bfloat16", "torch_varlen"),
+        ("llama", "float32", "sdpa"),
+        ("Lfm2", "bfloat16", "sdpa"),  # convolutions reach from window to window
+    ],
+)
+def test_windows_are_packed_on_a_gpu_when_they_stay_apart(
+    kind: str, dtype: str, attention: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: Any = {"layer_types": ["conv", "full_attention"]} if kind == "Lfm2" else {}
+    build(kind, **options).save_pretrained(tmp_path)
+    gpu = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(scoring, "PartialState", lambda: gpu)
+    monkeypatch.setattr(PreTrainedModel, "to", lambda model, _: model)
+    source = ModelSource(str(tmp_path), "teacher")
+    given = Namespace(attn_implementation=None, quantization=None)
+    model = scoring._load(source, source.config(), dtype, given)
+    assert model.config._attn_implementation == attention
+
+
+def test_next_shard_is_read_while_one_is_scored() -> None:
+    """It is made in order, and each before the one before it is given back."""
+    made: list[int] = []
+    third = threading.Event()
+
+    def make(key: int) -> int:
+        made.append(key)
+        if key == 2:
+            third.set()
+        return 10 * key
+
+    found = []
+    for value in scoring._one_ahead(make, range(4)):
+        if value == 10:
+            assert third.wait(60)
+        found.append(value)
+    assert found == [0, 10, 20, 30]
+    assert made == [0, 1, 2, 3]
+    assert not list(scoring._one_ahead(make, []))
 
 
 def test_unreadable_document_has_no_tokens(

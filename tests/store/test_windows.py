@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from vocagnolm.store.windows import HFScorer, Window, windows
 
@@ -78,11 +80,20 @@ def slow_losses(model: Any, window: Window) -> np.ndarray[Any, Any]:
     return F.cross_entropy(logits[:-1], ids[1:], reduction="none")[-window.scored :].numpy()
 
 
+@pytest.fixture(scope="module")
+def packing_model(model: Any) -> Any:
+    """The same model with attention that takes segments."""
+    copied = copy.deepcopy(model)
+    copied.set_attn_implementation("torch_varlen")
+    return copied
+
+
 @pytest.mark.parametrize("batch_tokens", [1, 64, 300, 10_000])
+@pytest.mark.parametrize("packs", [False, True])
 def test_batched_windows_have_the_losses_of_single_ones(
-    model: Any, asked: list[Window], batch_tokens: int
+    model: Any, packing_model: Any, asked: list[Window], batch_tokens: int, packs: bool
 ) -> None:
-    losses = HFScorer(model, batch_tokens).losses(asked)
+    losses = HFScorer(packing_model if packs else model, batch_tokens).losses(asked)
     assert len(losses) == len(asked)
     for window, row in zip(asked, losses, strict=True):
         assert row.dtype == np.float32
@@ -106,6 +117,29 @@ def test_hf_scorer_keeps_batches_within_their_tokens(
     assert max(rows for rows, _ in shapes) > 5
     padded = sum(rows * length for rows, length in shapes)
     assert padded < 1.3 * sum(len(window.ids) for window in asked)
+
+
+def test_packed_windows_have_no_padding_and_the_head_reads_what_is_scored(
+    packing_model: Any, asked: list[Window], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes, counts = [], []
+    scorer = HFScorer(packing_model, 64)
+
+    def watched(*, input_ids: Tensor, label_tokens: int, **_: object) -> Tensor:
+        shapes.append(tuple(input_ids.shape))
+        counts.append(label_tokens)
+        return torch.zeros(input_ids.shape)
+
+    monkeypatch.setattr(packing_model, "forward", watched)
+    scorer.losses(asked)
+    tokens = [length for _, length in shapes]
+    assert {rows for rows, _ in shapes} == {1}
+    assert sum(tokens) == sum(len(window.ids) for window in asked)
+    assert sum(counts) == sum(window.scored for window in asked)
+    # What does not fit is a window longer than a batch.
+    longest = sum(len(window.ids) > 64 for window in asked)
+    assert sum(length > 64 for length in tokens) == longest
+    assert len(tokens) < longest + 6
 
 
 def test_hf_scorer_freezes_its_model(tiny_llama: Callable[..., Any]) -> None:

@@ -8,24 +8,27 @@ from __future__ import annotations
 import logging
 import random
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import datasets
 import numpy as np
 import torch
 from accelerate import PartialState
 from tqdm.auto import tqdm
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from vocagnolm.attention import TORCH_VARLEN, takes_segments, why_not_varlen
 from vocagnolm.chat.render import Template
 from vocagnolm.conventions import IntArray, NonFiniteLoss
 from vocagnolm.corpus import load_corpus
 from vocagnolm.fields import OptionError, corpora_of
 from vocagnolm.models.load import ModelSource, choose_dtype, context_length, revision_of
+from vocagnolm.models.probes import check_packing
 from vocagnolm.readers import Reader, TeacherReaders, each_alone, teacher_reader
 from vocagnolm.record import Record, check_output_directory, differences
 from vocagnolm.shell.dist import connect, rank0
@@ -49,6 +52,8 @@ _MIN_CONTEXT = 512
 _LONGEST_CONTEXT = 4096
 
 Scorer = HFScorer | ServerScorer
+_Key = TypeVar("_Key")
+_Made = TypeVar("_Made")
 
 
 class Plan(NamedTuple):
@@ -102,6 +107,11 @@ class ScoringJob:
         return each_alone(
             partial(encode, self.reader.tokenizer), texts, lambda text, error: nothing
         )
+
+    def read(self, shard: int) -> tuple[list[str], list[Encoding]]:
+        """Read and encode the usable documents of a shard."""
+        texts = list(self.documents(shard))
+        return texts, self.encode(texts)
 
     def windows(self, encodings: Sequence[Encoding]) -> list[Window]:
         """Cut encoded documents into windows."""
@@ -210,11 +220,7 @@ def score(options: Namespace) -> None:
     else:
         if state.is_main_process:
             logger.info("%s computes in %s (%s)", options.teacher, dtype, why)
-        model = source.load(getattr(torch, dtype), options.quantization, state.device)
-        # Quantized weights were placed when they were loaded.
-        if not options.quantization:
-            model.to(state.device)
-        scorer = HFScorer(model, options.batch_tokens)
+        scorer = HFScorer(_load(source, config, dtype, options), options.batch_tokens)
     while plan:
         score_corpus(job.part(plan), scorer, settings)
         # Another job may have written shards of another corpus at the same time, some of them in
@@ -225,6 +231,27 @@ def score(options: Namespace) -> None:
     if manifest["unscored"]:
         line += f", documents without losses: {manifest['unscored']:,}"
     print_main(line)
+
+
+def _load(
+    source: ModelSource, config: PreTrainedConfig, dtype: str, options: Namespace
+) -> PreTrainedModel:
+    """Load the teacher on this process's device, with attention that needs no padding if it can."""
+    device = PartialState().device
+    may_pack = device.type == "cuda" and dtype != "float32" and not options.attn_implementation
+    if may_pack and why_not_varlen(source.skeleton(config), trains=False) is None:
+        source = replace(source, attn_implementation=TORCH_VARLEN)
+    model = source.load(getattr(torch, dtype), options.quantization, device)
+    # Quantized weights were placed when they were loaded.
+    if not options.quantization:
+        model.to(device)
+    if may_pack and takes_segments(model):
+        # A model that carries a state from window to window reads each in a row of its own.
+        try:
+            check_packing(model)
+        except ValueError:
+            model.set_attn_implementation("sdpa")
+    return model
 
 
 def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig) -> ScoringJob:
@@ -351,26 +378,44 @@ def score_corpus(job: ScoringJob, scorer: Scorer, description: Mapping[str, obje
         unit_scale=True,
         disable=not state.is_main_process,
     ) as progress:
-        for number, shard in enumerate(shards, 1):
+        reads = _one_ahead(job.read, shards)
+        for number, (shard, read) in enumerate(zip(shards, reads, strict=True), 1):
             # Another job may have written the shard since the list was made.
             if not (job.directory / store.shard_name(shard)).exists():
-                score_shard(job, shard, scorer, progress, number / len(shards))
+                score_shard(job, shard, scorer, progress, number / len(shards), read)
     # The manifest lists the shards of all processes, so wait for the slowest one.
     state.wait_for_everyone()
     rank0(lambda: store.finish_store(job.directory, description))
 
 
+def _one_ahead(make: Callable[[_Key], _Made], keys: Iterable[_Key]) -> Iterator[_Made]:
+    """Make something of each key, in a thread, while the caller uses what was made before."""
+    with ThreadPoolExecutor(1) as worker:
+        made: Future[_Made] | None = None
+        for key in keys:
+            before, made = made, worker.submit(make, key)
+            if before is not None:
+                yield before.result()
+        if made is not None:
+            yield made.result()
+
+
 def score_shard(
-    job: ScoringJob, shard: int, scorer: Scorer, progress: tqdm | None = None, share: float = 1.0
+    job: ScoringJob,
+    shard: int,
+    scorer: Scorer,
+    progress: tqdm | None = None,
+    share: float = 1.0,
+    read: tuple[list[str], list[Encoding]] | None = None,
 ) -> None:
     """Score the documents of a shard, and write it.
 
     A document that a server cannot score is stored without tokens, like one that no tokenizer can
     read. If a loss is NaN or infinite, a NonFiniteLoss is raised and nothing is written. `share` is
-    that of all shards up to this one, from which the total of the progress is extrapolated.
+    that of all shards up to this one, from which the total of the progress is extrapolated. `read`
+    is what the job reads of the shard, if it did so already.
     """
-    texts = list(job.documents(shard))
-    encodings = job.encode(texts)
+    texts, encodings = read or job.read(shard)
     # Score all windows of a shard together, because more windows fill batches better.
     all_windows = job.windows(encodings)
     if progress is not None:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from vocagnolm.attention import segments_of
+from vocagnolm.attention import segments_of, takes_segments
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.store.format import LossArray
 from vocagnolm.token_loss import add_token_losses
@@ -70,52 +71,85 @@ class HFScorer:
     """Scores windows with a causal LM of `transformers`, which is frozen, on the model's device.
 
     A batch has at most `batch_tokens` positions, including padding, unless a single window is
-    longer.
+    longer. If the model's attention takes segments, windows are packed, without padding.
     """
 
     def __init__(self, model: PreTrainedModel, batch_tokens: int):
         self._model = add_token_losses(model.train(False).requires_grad_(False))
         self._batch_tokens = batch_tokens
+        self._packs = takes_segments(model)
 
     def losses(self, windows: Sequence[Window], report: Report | None = None) -> list[LossArray]:
         """Return the losses of the scored tokens of each window, in nats.
 
-        `report` is called with the number of tokens after every batch.
+        `report` is called with the number of tokens after every batch. On a GPU, that is when the
+        batch is in the queue.
         """
         losses: list[LossArray] = [np.empty(0, np.float32)] * len(windows)
         # Windows of similar length share a batch, which needs little padding. The longest come
         # first, so running out of memory shows at once.
         order = sorted(range(len(windows)), key=lambda number: -len(windows[number].ids))
+        batches = []
         while order:
-            # The first window is the longest of its batch, so all are padded to its length.
-            rows = max(1, self._batch_tokens // len(windows[order[0]].ids))
-            batch, order = order[:rows], order[rows:]
-            scored = self._batch_losses([windows[number] for number in batch])
-            # Put the losses back in the order of the windows, whatever the order of the batches.
-            for number, row in zip(batch, scored, strict=True):
-                losses[number] = row
+            count = self._fitting([len(windows[number].ids) for number in order])
+            batch, order = order[:count], order[count:]
+            parts, loss_N = self._batch_losses([windows[number] for number in batch])
+            batches.append((batch, parts, loss_N))
             if report:
-                report(sum(len(row) for row in scored))
+                report(sum(windows[number].scored for number in batch))
+        # A GPU has finished here, and not before: a batch that was read at once would leave it idle
+        # until the next one is made.
+        for batch, parts, loss_N in batches:
+            row_N = loss_N.cpu().numpy()
+            # Put the losses back in the order of the windows, whatever the order of the batches.
+            for number, part in zip(batch, parts, strict=True):
+                losses[number] = row_N[part]
         return losses
 
+    def _fitting(self, lengths: Sequence[int]) -> int:
+        """Return how many windows fit into a batch, of these lengths, the longest first."""
+        # The first window is the longest of its batch, so all are padded to its length.
+        fitting = self._batch_tokens // lengths[0]
+        if self._packs:
+            fitting = int(np.searchsorted(np.cumsum(lengths), self._batch_tokens, side="right"))
+        return max(1, fitting)
+
     @torch.no_grad()
-    def _batch_losses(self, windows: Sequence[Window]) -> list[LossArray]:
-        """Score a batch. Padding follows the tokens, which do not see it."""
-        scored = [slice(len(window.ids) - window.scored, len(window.ids)) for window in windows]
-        # Only the scored tokens have labels. A label is at the index of its own token. The model
-        # shifts by one, and returns the loss at that index, too.
-        length = max(part.stop for part in scored)
-        ids_BT = torch.zeros((len(windows), length), dtype=torch.long)
-        labels_BT = torch.full_like(ids_BT, IGNORED_LABEL)
-        for row, (window, part) in enumerate(zip(windows, scored, strict=True)):
-            ids_BT[row, : part.stop] = torch.tensor(window.ids)
-            labels_BT[row, part] = ids_BT[row, part]
+    def _batch_losses(self, windows: Sequence[Window]) -> tuple[list[slice], Tensor]:
+        """Score a batch. Returns all losses [N], on the device, and the slice of each window's."""
+        lengths = [len(window.ids) for window in windows]
+        ids: list[int] = []
+        positions: list[int] = []
+        labels: list[int] = []
+        parts = []
+        for window, length in zip(windows, lengths, strict=True):
+            part = slice(len(ids) + length - window.scored, len(ids) + length)
+            # Padding follows the tokens, which do not see it.
+            padding = 0 if self._packs else lengths[0] - length
+            ids += window.ids + [0] * padding
+            positions += range(length + padding)
+            # Only the scored tokens have labels. A label is at the index of its own token. The
+            # model shifts by one, and returns the loss at that index, too.
+            labels += [IGNORED_LABEL] * (part.start - len(labels))
+            labels += window.ids[length - window.scored :] + [IGNORED_LABEL] * padding
+            parts.append(part)
+        # Packed windows are one row, and padded windows are one each.
+        length = len(ids) if self._packs else lengths[0]
+        rows = torch.tensor([ids, positions, labels]).view(3, -1, length)
+        ids_BT, positions_BT, labels_BT = self._to_device(rows)
+        segments = segments_of(lengths if self._packs else [length] * len(lengths))
         loss_BT = self._model(
-            input_ids=ids_BT.to(self._model.device),
-            position_ids=torch.arange(length, device=self._model.device).expand(len(windows), -1),
-            labels=labels_BT.to(self._model.device),
-            segments=segments_of([length] * len(windows)),
+            input_ids=ids_BT,
+            position_ids=positions_BT,
+            labels=labels_BT,
+            label_tokens=sum(window.scored for window in windows),
+            segments=segments._replace(edges=self._to_device(segments.edges)),
             token_losses=True,
         )
-        rows = loss_BT.float().cpu().numpy()
-        return [row[part] for row, part in zip(rows, scored, strict=True)]
+        return parts, loss_BT.flatten()
+
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        """Copy a tensor without waiting for what a GPU computes."""
+        is_gpu = self._model.device.type == "cuda"
+        pinned = tensor.pin_memory() if is_gpu else tensor
+        return pinned.to(self._model.device, non_blocking=is_gpu)
