@@ -60,10 +60,14 @@ class Page:
     def write(self) -> None:
         """Replace the text between the marks of the page."""
         if self.path:
-            before, _, rest = self.path.read_text(encoding="utf-8").partition(BEGIN)
-            after = rest.partition(END)[2]
-            text = f"{before}{BEGIN}\n\n{self.text()}\n\n{END}{after}"
-            self.path.write_text(text, encoding="utf-8")
+            replace_between(self.path, BEGIN, END, self.text())
+
+
+def replace_between(page: Path, begin: str, end: str, text: str) -> None:
+    """Replace the text between two marks of a page."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    after = rest.partition(end)[2]
+    page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
 def processor() -> str:

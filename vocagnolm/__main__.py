@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def start() -> NoReturn:
-    """Run one command as a process of its own."""
+    """Run one command as a process."""
     run_script(main)
 
 

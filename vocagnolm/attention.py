@@ -42,7 +42,7 @@ class RowSegments(NamedTuple):
 
 def segments_of(lengths: Iterable[int]) -> RowSegments:
     """Make segments of these lengths, in the order of the rows, without the empty ones."""
-    # The padding of a full row has no tokens, and is no segment.
+    # The padding of a full row has no tokens, so it is not a segment.
     lengths = [length for length in lengths if length]
     edges = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
     return RowSegments(edges, max(lengths, default=0))

@@ -306,8 +306,7 @@ def quiet_logs() -> None:
 def stop(name: str, error: BaseException | str, status: int) -> int:
     """Print one line about what ended the command, and return the status.
 
-    Rank 0 prints an error that all processes share. Other processes print only errors of their own,
-    with their rank.
+    Rank 0 prints an error that all processes share. Others print only their own, with their rank.
     """
     rank = os.environ.get("RANK", "0")
     if rank != "0":

@@ -158,7 +158,7 @@ class Segments:
 
     @property
     def weights(self) -> npt.NDArray[np.float32]:
-        """The weights of all documents' segments and labelled ranges; none if there are none."""
+        """The weights of all documents' segments and labelled ranges, if the corpus has any."""
         if _WEIGHTS not in self.rows.column_names:
             return np.empty(0, np.float32)
         return np.asarray(pc.list_flatten(self.rows.with_format("arrow")[_WEIGHTS][:]), np.float32)

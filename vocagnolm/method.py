@@ -127,7 +127,7 @@ class Method:
         "Without a teacher: dft, by p_student; stm, only likely tokens; eaft, by the entropy.",
         first=True,
     )
-    # Not a number, because earlier runs have none, and resume.
+    # Not a number, because the records of earlier runs lack it, and these runs may resume.
     stm_perplexity: float | None = option(
         None,
         "Largest perplexity 1 / p_student of a token that --selection stm trains on. Default: 2.5.",
@@ -180,7 +180,7 @@ class Method:
     _argument_group_name = "method"
 
     def __post_init__(self) -> None:
-        # The settings have the names of the user's own class and function, not the objects.
+        # The settings have the names of a user's class and function, not the objects.
         for name in ("method", "aggregation"):
             value = getattr(self, name)
             if not isinstance(value, str):

@@ -239,8 +239,8 @@ class TeacherReaders:
                 name = tokenizer_name(reader.tokenizer, reader.role)
                 raise OptionError(
                     f"{reader.role}_chat_template",
-                    f"is needed: conversations need a chat template, and {name} has none: give "
-                    "plain, chatml or a file",
+                    f"is needed for conversations, because {name} has no template: give plain, "
+                    "chatml or a file",
                 )
             reader.check_template()
 

@@ -131,7 +131,7 @@ def _lock(directory: Path, record: str) -> FileLock:
         except Timeout:
             raise OptionError(
                 "output_dir",
-                f"{directory}: another process writes there: stop it, or give another directory",
+                f"{directory} is in use by another process: stop it, or give another directory",
             ) from None
     return lock
 

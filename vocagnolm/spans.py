@@ -336,7 +336,7 @@ def composed_ranges(text: str) -> list[tuple[int, int]]:
 
 
 def _begins_anew(cluster: str, character: str) -> bool:
-    """Test whether a character is no mark and is not composed with those before."""
+    """Test whether a character is neither a mark nor composed with those before."""
     if unicodedata.combining(character):
         return False
     # Hangul letters have no combining class, but are composed.

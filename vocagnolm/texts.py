@@ -186,7 +186,7 @@ def columns_to_read(
     In addition, `weight` is the last if there is one, or if messages are `weighted`.
 
     Raises:
-        OptionError: there are none.
+        OptionError: no column can be read.
     """
     formats = (((text_column,), ()),) if text_column else FORMATS
     for required, optional in formats:
@@ -202,7 +202,7 @@ def columns_to_read(
     raise OptionError(
         "text_column",
         f"{text_column or TEXT!r} is not one column of {source}, which has "
-        f"{', '.join(columns) or 'none'}; expected {', or '.join(understood)}",
+        f"{', '.join(columns) or 'none'}: expected {', or '.join(understood)}",
     )
 
 

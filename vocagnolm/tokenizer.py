@@ -149,8 +149,8 @@ def check_same_tokens(
     if encode(student, PROBE).ids.tolist() != encode(teacher, PROBE).ids.tolist():
         raise OptionError(
             "method",
-            f"{method}: the tokenizer of {teacher.name_or_path} has the student's "
-            f"vocabulary, but splits a text differently: use {named('method')} uld or vocagnolm",
+            f"{method} needs a teacher that splits texts like the student, not only one with its "
+            f"vocabulary, as {teacher.name_or_path}: use {named('method')} uld or vocagnolm",
         )
 
 

@@ -171,7 +171,7 @@ class VocAgnoTrainer(ResumableTrainer):
         """Make the student return token losses, and turn off what Trainer would do to them.
 
         Raises:
-            ValueError: an optimizer of the user's has none of the weights to train.
+            ValueError: the user's optimizer has none of the weights to train.
         """
         if self.model.dtype in (torch.bfloat16, torch.float16):
             logger.warning(
@@ -189,7 +189,7 @@ class VocAgnoTrainer(ResumableTrainer):
                 "model (and add its adapters) first, and then make the optimizer from it"
             )
         self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
-        # Trainer would drop the keys of a packed sequence that are no arguments of the model.
+        # Trainer would drop the keys of a packed sequence that are not arguments of the model.
         self.args.remove_unused_columns = False
         # The filter hides NaNs, and needs a host-device sync per micro-batch.
         self.args.logging_nan_inf_filter = False
@@ -277,7 +277,7 @@ class VocAgnoTrainer(ResumableTrainer):
         # With a warm-up of top_k, the share of the tokens changes from step to step.
         method = self._job.args.guidance.at_step(self.state.global_step, self.state.max_steps)
         if method != self.token_objective.method:
-            # An objective of the user's own keeps the attributes that it has set.
+            # A user's objective keeps the attributes that it has set.
             self.token_objective = copy.copy(self.token_objective)
             object.__setattr__(self.token_objective, "method", method)
         # The parent class is not called, because it would count and gather labels on the device.
@@ -285,7 +285,7 @@ class VocAgnoTrainer(ResumableTrainer):
         # The collator has counted on the host. `torch.full` fills the tensor on the device: a copy
         # from the host would wait for the last update.
         tokens = sum(self.token_objective.divisor_tokens(batch) for batch in batches)
-        # The processes of an objective of the user's own may count in integers and in floats.
+        # A user's objective may count in integers on one process, and in floats on another.
         process_tokens = torch.full((), float(tokens), device=device)
         all_tokens: Tensor = self.accelerator.reduce(process_tokens, "sum")
         return batches, all_tokens
@@ -320,7 +320,7 @@ class VocAgnoTrainer(ResumableTrainer):
         # Only tokens that may get a weight need gradients from the head.
         used = self._count_tokens(inputs)
         loss_sum, loss_BS, guidance = self._guide(model, inputs, teacher, used)
-        # An objective of the user's own may give weights to tokens without a label.
+        # A user's objective may give weights to tokens without a label.
         weight_BS = guidance.weight_BS * guidance.valid_BS
         self.metrics.add_student(loss_BS, guidance.valid_BS, weight_BS, block_B)
         if teacher is not None:

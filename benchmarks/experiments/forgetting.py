@@ -30,7 +30,6 @@ from __future__ import annotations
 import argparse
 import shutil
 import time
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -38,7 +37,7 @@ import torch
 
 from benchmarks.experiments import real_pages
 from benchmarks.experiments.pool import STEP_TOKENS, Page, Pools, once, take, write_pages
-from benchmarks.experiments.real import logged
+from benchmarks.experiments.real import logged, make_parser
 
 RATES = (1e-4, 2e-4, 4e-4)
 RULES_OF_CURVES = ("const", "again", "accept", "shuffled", "dft", "share")
@@ -126,12 +125,8 @@ class Forgetting(Pools):
 
 def main() -> None:
     """Do the runs that are missing."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = make_parser(__doc__)
     add = parser.add_argument
-    add("--output_dir", type=Path, required=True)
-    add("--student", type=Path, required=True, help="directory of a pretrained model")
-    add("--teacher", type=Path, required=True, help="directory of another one")
-    add("--corpora", type=Path, required=True, help="of the files that `real_pages` names")
     add("--pages", nargs="+", choices=("clean", "noisy", "epochs"), default=("clean", "epochs"))
     add("--seeds", type=int, nargs="+", default=[3, 4, 5])
     add("--rates", type=float, nargs="+", default=RATES, help="of the curves")

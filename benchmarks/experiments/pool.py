@@ -57,7 +57,14 @@ from transformers import AutoTokenizer
 
 from benchmarks.experiments import real_pages
 from benchmarks.experiments.rank import area_under_curve
-from benchmarks.experiments.real import RULES, logged, nats_per_character, run, shuffled_weights
+from benchmarks.experiments.real import (
+    RULES,
+    logged,
+    make_parser,
+    nats_per_character,
+    run,
+    shuffled_weights,
+)
 from vocagnolm.store.format import SHARDS, read_manifest
 from vocagnolm.store.rank import SCORES
 
@@ -308,12 +315,8 @@ def once(results: Path, row: dict[str, Any], make: Callable[[], dict[str, Any]])
 
 def main() -> None:
     """Do the runs that are missing."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = make_parser(__doc__)
     add = parser.add_argument
-    add("--output_dir", type=Path, required=True)
-    add("--student", type=Path, required=True, help="directory of a pretrained model")
-    add("--teacher", type=Path, required=True, help="directory of another one")
-    add("--corpora", type=Path, required=True, help="of the files that `real_pages` names")
     add("--junk", type=int, nargs="+", default=[50, 75], help="percent of the pool's tokens")
     add("--seeds", type=int, nargs="+", default=[3, 4, 5])
     arms = ["start", *PAGE_ARMS, "auc", *TOKEN_ARMS]

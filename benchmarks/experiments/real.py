@@ -302,9 +302,9 @@ def finish(experiment: Experiment, world: str, rule: str, seed: int) -> None:
         shutil.rmtree(model)
 
 
-def main() -> None:
-    """Do the runs that are missing."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+def make_parser(about: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options of all experiments on pretrained models."""
+    parser = argparse.ArgumentParser(description=(about or "").split("\n")[0])
     add = parser.add_argument
     add("--output_dir", type=Path, required=True)
     add("--student", type=Path, required=True, help="directory of a pretrained model")
@@ -312,6 +312,13 @@ def main() -> None:
     add(
         "--corpora", type=Path, required=True, help="directory of the files that `real_pages` names"
     )
+    return parser
+
+
+def main() -> None:
+    """Do the runs that are missing."""
+    parser = make_parser(__doc__)
+    add = parser.add_argument
     add("--worlds", nargs="+", choices=real_pages.WORLDS, default=real_pages.WORLDS)
     add("--rules", nargs="+", choices=[*MODELS, *RULES], default=[*MODELS, *RULES])
     add("--seeds", type=int, nargs="+", default=range(3))

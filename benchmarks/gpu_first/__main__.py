@@ -1,64 +1,42 @@
-"""Run the stages of a first report of a GPU's speed.
+"""Run the stages of a first report of a GPU's speed, and write the page.
 
-    python -m benchmarks.gpu_first [--scale tiny] [--stages machine,speed] [--minutes 9]
+    python -m benchmarks.gpu_first [--scale tiny] [--stages machine,eager] [--minutes 60]
 
-A failure is printed, and the next part runs. Nothing starts after --minutes. If the run hangs, it
-is killed soon after that, and the stacks of all threads are printed.
+A call goes on where the last one ended. Other code or another GPU begins another file.
 """
 
 from __future__ import annotations
 
 import argparse
-import faulthandler
-import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import transformers
-
-from benchmarks.gpu_first import kernels, machine, serving, speed
-from benchmarks.gpu_first.report import Report, free_memory
+from benchmarks.gpu_first import table
+from benchmarks.gpu_first.machine import device_name
+from benchmarks.gpu_first.report import DONE, name_run, read
+from benchmarks.gpu_first.stages import STAGES, run_stages
 from benchmarks.models import has_cuda
 
-_GRACE_S = 45
-
-
-def _at_true_size(report: Report) -> None:
-    steps = speed.make_steps(report)
-    with report.trial("steps"):
-        speed.measure_steps(report, steps)
-    kernels.measure_kernels(report, steps)
-
-
-# The stage that may be cut off comes last.
-STAGES: dict[str, Callable[[Report], None]] = {
-    "machine": machine.look_at_machine,
-    "evaluation": serving.evaluate,
-    "scoring": serving.score,
-    "speed": _at_true_size,
-}
+_PAGE = Path(__file__).parents[2] / "docs" / "speed.md"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the requested stages, and return the exit status."""
+    """Run the stages that are left, write the page, and return the exit status."""
     arguments = _parse(argv)
     arguments.output_dir.mkdir(parents=True, exist_ok=True)
-    faulthandler.dump_traceback_later(60 * arguments.minutes + _GRACE_S, exit=True)
-    transformers.utils.logging.disable_progress_bar()
+    is_tiny = arguments.scale == "tiny"
+    file = arguments.output_dir / f"{name_run(device_name())}.jsonl"
+    for other in sorted(set(arguments.output_dir.glob("*.jsonl")) - {file}):
+        done = sum(DONE in said for said in read(other).values())
+        sys.stdout.write(f"{other}: other code or another machine, {done} stages\n")
+    sys.stdout.write(f"{file}: this run\n")
     with tempfile.TemporaryDirectory() as directory:
-        is_tiny = arguments.scale == "tiny"
-        report = Report(arguments.output_dir, is_tiny, arguments.minutes, Path(directory))
-        for report.stage in arguments.stages:
-            if report.minutes_left < 0:
-                report.say("skipped", "time is over")
-                continue
-            with report.trial(report.stage):
-                free_memory()
-                STAGES[report.stage](report)
-                report.say("done")
-    faulthandler.cancel_dump_traceback_later()
+        run_stages(file, arguments.stages, arguments.minutes, is_tiny, Path(directory))
+    if arguments.page:
+        labels = {name: stage.label for name, stage in STAGES.items()}
+        table.write(arguments.page, read(file), labels)
     return 0
 
 
@@ -72,18 +50,20 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=list(STAGES),
         help=f"Some of {','.join(STAGES)}; default: all.",
     )
-    parser.add_argument("--minutes", type=float, default=9.0, help="Nothing begins after them.")
+    parser.add_argument("--minutes", type=float, default=60.0, help="The call ends within them.")
     parser.add_argument(
-        "--output_dir",
-        type=Path,
-        default=Path(os.environ.get("OUT", "runs/gpu_first")),
-        help="Gets the lines as JSON.",
+        "--output_dir", type=Path, default=Path("runs/gpu_first"), help="Gets the lines as JSON."
+    )
+    parser.add_argument(
+        "--page", type=Path, help="Gets the table; default: docs/speed.md, at the real scale."
     )
     arguments = parser.parse_args(argv)
     if unknown := set(arguments.stages) - set(STAGES):
         parser.error(f"no stage {', '.join(sorted(unknown))} among {', '.join(STAGES)}")
     if arguments.scale == "real" and not has_cuda():
         parser.error("--scale real needs a GPU: add --scale tiny")
+    if arguments.scale == "real":
+        arguments.page = arguments.page or _PAGE
     return arguments
 
 

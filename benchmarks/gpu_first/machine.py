@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import datetime
 import os
 import subprocess
 import sys
@@ -11,26 +11,35 @@ from contextlib import suppress
 import torch
 
 from benchmarks.gpu_first.report import Report, timed
+from benchmarks.harness import Skipped
 from benchmarks.models import has_cuda
+from vocagnolm.shell.io import versions
 from vocagnolm.training.throughput import peak_tflops
 
 _PACKAGES = (
-    "torch transformers accelerate datasets tokenizers numpy triton peft liger-kernel torchao "
-    "flash-attn vllm"
-).split()
+    "python torch transformers accelerate datasets tokenizers numpy triton peft liger-kernel "
+    "torchao flash-attn vllm"
+)
 _SIDE, _BYTES, _GIB = 8192, 2**32, 2**30
 
 
+def device_name() -> str:
+    """Return the name of the GPU, or of what computes without one."""
+    return torch.cuda.get_device_name() if has_cuda() else "CPU"
+
+
 def look_at_machine(report: Report) -> None:
-    """Print versions, memory, and the rates of products and copies, which bound all others."""
-    report.say("python", sys.version.split()[0], cpus=os.cpu_count(), cuda=has_cuda())
-    for name in _PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            report.say("package", name, version=importlib.metadata.version(name))
+    """Print versions, memory, and the rates of products and copies, which bound all others.
+
+    Raises:
+        Skipped: there is no GPU.
+    """
+    name = device_name()
+    month = datetime.date.today().strftime("%B %Y")
+    report.say("machine", name, cpus=os.cpu_count(), month=month, versions=versions(_PACKAGES))
     if not has_cuda():
-        report.say("skipped", "no CUDA: memory, products, copies")
-        return
-    (free, total), name = torch.cuda.mem_get_info(), torch.cuda.get_device_name()
+        raise Skipped("no CUDA: memory, products, copies")
+    free, total = torch.cuda.mem_get_info()
     report.say("GPU", name, peak_tflops=peak_tflops(name), free_gib=free / _GIB, gib=total / _GIB)
     with suppress(OSError):
         shown = subprocess.run(["nvidia-smi"], capture_output=True, text=True, check=False)

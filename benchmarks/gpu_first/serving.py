@@ -1,71 +1,82 @@
-"""Measure what reads a model without training it: evaluation, and scoring of a corpus."""
+"""Measure evaluation: how fast a student of the paper's size completes prompts."""
 
 from __future__ import annotations
 
+import importlib.util
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import torch
+from transformers import AutoTokenizer
 
+from benchmarks import generated
 from benchmarks.gpu_first.report import Report, timed
-from benchmarks.models import SIZES, make_config, make_model
-from vocagnolm.evaluation.engines.generation import Completion
+from benchmarks.harness import Skipped
+from benchmarks.models import make_config, make_model
+from vocagnolm.evaluation.engines.generation import Engine
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
-from vocagnolm.store.windows import HFScorer, Window
+from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine
+from vocagnolm.models.load import ModelSource
 
-_BATCH_TOKENS = 16384  # the default of `vocagnolm score`
-
-
-class _Numbers:
-    """A tokenizer whose texts are numbers, so that an engine can be given random ids."""
-
-    eos_token_id = None
-
-    def __call__(self, texts: Sequence[str], **_: object) -> dict[str, list[list[int]]]:
-        return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
-
-    def decode(self, ids: Sequence[int], **_: object) -> str:
-        return " ".join(map(str, ids))
+WRITTEN = "new tokens per s"
+_CONTEXT = 2048
 
 
-def evaluate(report: Report) -> None:
-    """Measure completions of prompts with a shared few-shot prefix; no answer ends early."""
-    sizes = ("tiny", 4, 64, 16) if report.is_tiny else ("full", 64, 1024, 128)
-    scale, rows, shared, new = sizes
-    model = make_model(make_config("student", scale), report.device, torch.bfloat16)
+def _student(report: Report, device: torch.device) -> tuple[Any, Any]:
+    tokenizer = generated.tokenizer("tiny-llama" if report.is_tiny else "llama")
+    scale = "tiny" if report.is_tiny else "full"
+    config = make_config("student", scale, vocab_size=len(tokenizer))
+    model: Any = make_model(config, device, torch.bfloat16)
     model.generation_config.eos_token_id = None
-    rng, words = random.Random(0), range(SIZES["student", scale][-1])
-    prefix = rng.choices(words, k=shared)
-    lengths = [rng.randint(8, shared // 4) for _ in range(2 * rows)]
-    texts = [" ".join(map(str, [*prefix, *rng.choices(words, k=n)])) for n in lengths]
-    tokenizer: Any = _Numbers()
+    return model, tokenizer
+
+
+def _complete(report: Report, engine: Engine, rows: int, note: str = "") -> None:
+    """Complete prompts that begin with the same few-shot examples."""
+    count, shared, new = (8, 200, 16) if report.is_tiny else (2 * rows, 2500, 128)
+    rng = random.Random(0)
+    (prefix,) = generated.make_texts(1, 10 * shared)
+    words = generated.make_texts(count, shared // 4, seed="questions")
+    texts = [f"{prefix[:shared]} {text[: rng.randint(8, shared // 4)]}" for text in words]
+
+    def write(tokens: int) -> int:
+        groups = engine.generate(texts, ["Question:"], tokens)
+        return sum(one.n_new_tokens for group in groups for one in group)
+
+    write(8)  # warms up
+    written: list[int] = []
+    seconds, gib = timed(lambda: written.append(write(new)))
+    what = f"{WRITTEN}{note}"
+    report.say(what, written[0] / seconds, s=seconds, gib=gib, prompts=count, tokens=new, rows=rows)
+
+
+def complete_with_transformers(report: Report) -> None:
+    """Measure the engine of transformers, with cuDNN's attention and without.
+
+    cuDNN may plan attention again for each number of keys, which grows with every token.
+    """
+    model, tokenizer = _student(report, report.device)
+    rows = 4 if report.is_tiny else 64
     engine = HFEngine(model, tokenizer, rows)
-    # The first call warms up. cuDNN may plan attention again for each number of keys, which grows
-    # with every token.
-    for attention, tokens in (("any", 8), ("any", new), ("without cuDNN's", new)):
-        made: list[Completion] = []
-
-        def run(tokens: int = tokens, made: list[Completion] = made) -> None:
-            made.extend(x for group in engine.generate(texts, ["Question:"], tokens) for x in group)
-
-        torch.backends.cuda.enable_cudnn_sdp(attention == "any")  # type: ignore[no-untyped-call]
-        seconds, gib = timed(run)
-        torch.backends.cuda.enable_cudnn_sdp(True)  # type: ignore[no-untyped-call]
-        written = sum(one.n_new_tokens for one in made)
-        name = f"evaluation, {len(texts)} prompts, {tokens} new tokens each: new tokens per s"
-        report.say(name, written / seconds, s=seconds, gib=gib, rows=rows, attention=attention)
+    for note, is_on in (("", True), (", without cuDNN's attention", False)):
+        torch.backends.cuda.enable_cudnn_sdp(is_on)  # type: ignore[no-untyped-call]
+        _complete(report, engine, rows, note)
 
 
-def score(report: Report) -> None:
-    """Measure the scoring of windows of a corpus with the teacher, as in `vocagnolm score`."""
-    scale, count, context = ("tiny", 16, 128) if report.is_tiny else ("full", 64, 4095)
-    model = make_model(make_config("teacher", scale), report.device, torch.bfloat16)
-    rng, words = random.Random(0), range(SIZES["teacher", scale][-1])
-    lengths = [min(context, 2 + int(rng.lognormvariate(0, 1) * context / 4)) for _ in range(count)]
-    windows = [Window(n, rng.choices(words, k=size), size - 1) for n, size in enumerate(lengths)]
-    scorer = HFScorer(model, _BATCH_TOKENS)
-    scorer.losses(windows[:4])  # warms up
-    seconds, gib = timed(lambda: scorer.losses(windows))
-    scored = sum(window.scored for window in windows)
-    report.say("scoring: tokens per s", scored / seconds, s=seconds, gib=gib, windows=count)
+def complete_with_vllm(report: Report) -> None:
+    """Measure the engine of vLLM, which chooses its own batches.
+
+    Raises:
+        Skipped: vLLM is not installed.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise Skipped("vllm is not installed")
+    # Nothing is on the GPU yet, so vLLM may fork this process.
+    model, tokenizer = _student(report, torch.device("cpu"))
+    home = str(report.temporary)
+    model.save_pretrained(home)
+    tokenizer.save_pretrained(home)
+    del model
+    source = ModelSource(home, "model")
+    engine = VLLMEngine(source, AutoTokenizer.from_pretrained(home), "bfloat16", _CONTEXT, None)
+    _complete(report, engine, 64)

@@ -241,14 +241,14 @@ class Watch(TorchDispatchMode):
         if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented  # its local tensors come back here
         kwargs = kwargs or {}
-        read = _tensors((args, list(kwargs.values())))
+        read = tensors_of((args, list(kwargs.values())))
         made = self._make(func, args, kwargs, read)
-        out = _tensors((made,))
+        out = tensors_of((made,))
         kinds = {tensor.device.type for tensor in (*read, *out)}
         if kinds == {"cpu"} and out:
-            self.record(self.cpu, _name(func))
+            self.record(self.cpu, name_of(func))
         elif kinds == {"cpu", "cuda"} and "copy" not in func.__name__:
-            self.record(self.mixed, _name(func))
+            self.record(self.mixed, name_of(func))
         elif kinds == {"cpu", "cuda"}:
             is_in = out[0].is_cuda
             # CUDA copies pageable memory to a buffer of its own first.
@@ -273,7 +273,7 @@ class Watch(TorchDispatchMode):
                 self.record(self.waits, "item")
             return func is not aten.equal.default and self.value(read[0].dtype)
         except fake_tensor.DynamicOutputShapeException:
-            self.record(self.waits, _name(func))
+            self.record(self.waits, name_of(func))
             if func is not aten.nonzero.default:
                 raise
             return read[0].new_empty(read[0].numel(), read[0].dim(), dtype=torch.int64)
@@ -313,17 +313,17 @@ class Watch(TorchDispatchMode):
         self.peaks[self.phase] = max(self.peaks.get(self.phase, 0), self.now)
 
 
-def _name(func: Any) -> str:
+def name_of(func: Any) -> str:
     return str(func.__name__).partition(".")[0]
 
 
-def _tensors(values: Any) -> list[Tensor]:
+def tensors_of(values: Any) -> list[Tensor]:
     found = []
     for value in values:
         if isinstance(value, Tensor):
             found.append(value)
         elif isinstance(value, list | tuple):
-            found += _tensors(value)
+            found += tensors_of(value)
     return found
 
 

@@ -133,7 +133,7 @@ def test_other_settings_are_rejected(
 ) -> None:
     with pytest.raises(ValueError, match=f"output_dir .*{said}"):
         directory.write_settings(changed(path, value))
-    # Without the earlier settings, nobody knows how the items were made.
+    # Without the earlier settings, it is not known how the items were made.
     (directory.path / "settings.json").unlink()
     with pytest.raises(ValueError, match="engine was None, now hf"):
         directory.write_settings(SETTINGS)

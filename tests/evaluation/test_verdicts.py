@@ -227,7 +227,7 @@ def test_text_that_is_not_read_meets_no_function_of_sympy(monkeypatch: pytest.Mo
     monkeypatch.setattr(sympy_parser, "eval_expr", record)
     assert read_answer("'round(7)'") == "round(7)"
     assert not algebraically_equal("'round(7)'", "x")
-    # sympy evaluates texts of its own, too.
+    # sympy evaluates its own texts, too.
     assert not [code for code in evaluated if "round" in code]
 
 

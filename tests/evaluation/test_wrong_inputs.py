@@ -108,7 +108,7 @@ WRONG: list[tuple[Try, object, str]] = [
     (options, "--model m --temperature nan", "temperature"),
     (own_file, "- halves", "mine.yaml .*mapping"),
     (own_file, "halves: [", "mine.yaml cannot be read"),
-    (own_file, "halves: {shots: 1, shots: 2}", "mine.yaml .* shots comes twice"),
+    (own_file, "halves: {shots: 1, shots: 2}", "mine.yaml .*shots comes twice"),
     (own_file, {"m": 3}, "mine.yaml: m: "),
     (own_file, {"m": {**OWN, "shot": 1}}, "mine.yaml: m: .*shot"),
     (own_file, {"m": {"question": "{q}", "file": "a"}}, "m: .*answer"),

@@ -125,7 +125,7 @@ def test_layer_that_is_not_there_is_rejected(tiny_llama: Callable[..., Any]) -> 
         add_adapters(tiny_llama(VOCABULARY), arguments(lora_target_modules=layers), seed=0)
 
 
-# Adapters of PEFT, whoever trained them
+# Adapters of PEFT, by any trainer
 
 
 def logits_of(model: Any) -> torch.Tensor:

@@ -55,7 +55,7 @@ def two(tmp_path: Path) -> list[Path]:
 
 
 def test_comparison_is_the_recorded_one(tmp_path: Path) -> None:
-    """Seeds, chats, drawn outputs, partial numbers, rows of the paper, and pairs that are none."""
+    """Seeds, chats, drawn outputs, partial numbers, rows of the paper, and some not paired."""
     content = to_json(compare(compared_runs(tmp_path), ROWS))
     assert rounded(json.dumps(content)) == rounded(GOLDEN.read_text())
 

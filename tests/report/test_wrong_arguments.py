@@ -22,7 +22,7 @@ from vocagnolm import __main__
         ("inspect --dataset pages.jsonl", "--document -1"),
         ("inspect --dataset pages.jsonl", "--document 4"),
         ("audit --dataset pages.jsonl", "--documents 0"),
-        # Conversations are no documents, and another program's audit.md stays.
+        # Conversations are not documents, and another program's audit.md stays.
         ("audit", "--dataset talks.jsonl"),
         ("audit --dataset pages.jsonl", "--output_dir ."),
     ],

@@ -53,7 +53,7 @@ def status(name):
         return "interrupted"
 print(json.dumps([status(name) for name in ("1.json", "2.json")]))
 """
-# A worker that has not begun to train has no handlers of its own.
+# A worker that has not begun to train has no handlers yet.
 IDLE_WORKER = """
 import os, time
 from pathlib import Path

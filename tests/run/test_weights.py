@@ -210,7 +210,7 @@ def test_directory_is_the_same_when_the_command_was_killed(
     monkeypatch.setattr(weighing, "write_file", kill_after_two)
     with pytest.raises(Killed):
         weigh(corpora, killed)
-    # Nobody may take a part for the whole.
+    # A part must not pass for the whole.
     with pytest.raises(datasets.exceptions.DataFilesNotFoundError):
         datasets.load_dataset(str(killed))
     weigh(corpora, killed)

@@ -217,7 +217,7 @@ def test_values_stay_beside_their_rows_whatever_is_skipped(tmp_path: Path) -> No
 
 @pytest.fixture
 def command(tmp_path: Path, tokenizers_by_family: dict[str, PreTrainedTokenizerFast]) -> list[str]:
-    """Two stores of a corpus with labels and sources. Two of its rows are no documents."""
+    """Two stores of a corpus with labels and sources. Two of its rows are not documents."""
     rows: list[dict[str, Any]] = [{"text": ""}, {"text": None, "good": True}]
     texts = [f"text {number} of a page" for number in range(40)]
     for number, text in enumerate(texts):

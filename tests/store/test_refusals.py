@@ -181,7 +181,7 @@ CASES: list[tuple[Callable[[Files], list[str]], str]] = [
     (lambda files: files.rank("--dtype=float32"), "--dtype"),
     (lambda files: files.rank("--teacher=student"), "--teacher"),
     (lambda files: files.rank("--text_column=body"), "--text_column"),
-    (kept_documents, "replaced"),
+    (kept_documents, "has the corpus"),
     (lambda files: files.rank(texts=[*TEXTS, "new", "another"]), "2 of 7"),
     (lambda files: files.rank("--missing_losses=skip", texts=["new"]), "--dataset"),
     (same_stores, "--student_losses"),

@@ -43,7 +43,7 @@ def test_precision_follows_options_then_the_run_then_the_launcher_then_the_proce
     case: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if torch.accelerator.is_available():
-        pytest.skip("a GPU has a default of its own")
+        pytest.skip("a GPU has its own default")
     unit, launched, options, began, expected, why = case
     pretend(monkeypatch, unit)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)

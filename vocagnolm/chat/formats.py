@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-# The column of reasons why rows are not used.
+# The column that says why a row was skipped.
 SKIPPED = "skipped"
 # The column of a row's weight, and the field of a message's.
 WEIGHT = "weight"
@@ -137,7 +137,7 @@ class Conversation:
 
 
 def read_weight(value: Any) -> float | str:
-    """Return the weight of a row or message, which is 1 without one, or why it is none.
+    """Return the weight of a row or message, which is 1 without one, or why it is not one.
 
     >>> read_weight(None), read_weight("-0.5"), read_weight("5 kg")
     (1.0, -0.5, "has a weight of '5 kg', which is not a finite number")
@@ -241,7 +241,7 @@ def _read_message(message: object) -> dict[str, Any] | str:
         fields["role"] = _SPEAKERS.get(str(speaker))
         fields["content"] = value
         if not fields["role"]:
-            return f"is from {speaker!r}, who is none of {', '.join(_SPEAKERS)}"
+            return f"is from {speaker!r}, not one of {', '.join(_SPEAKERS)}"
     for name in _UNTRAINED_FIELDS:
         if fields.get(name):
             return f"has {name}, which is not trained on"

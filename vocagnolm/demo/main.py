@@ -127,7 +127,7 @@ def run_seeds(arguments: Namespace) -> dict[int, dict[str, dict[str, float]]]:
     # A forked process would share the threads and locks of libraries that are already loaded.
     spawn = multiprocessing.get_context("spawn")
     results = {}
-    # In Python, the caller may have processes of its own.
+    # In Python, the caller may have its own processes.
     already_running = multiprocessing.active_children()
     with ProcessPoolExecutor(min(cores(), len(arguments.seeds)), spawn, _begin_process) as pool:
         try:

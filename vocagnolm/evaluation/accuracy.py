@@ -1,4 +1,13 @@
-"""From graded outputs to accuracies with intervals, rounded as the harness rounds them."""
+"""From graded outputs to accuracies with intervals, rounded as the harness rounds them.
+
+Records are lines of an item file (`evaluation.records`). A column, of a benchmark or an average, is
+a dictionary:
+
+    rounded, exact, interval    percentages; the interval is a list of two
+    n, correct                  of a benchmark: its items, and the right outputs
+    samples, pass_at            with several outputs per item; {"2": {rounded, exact, interval}}
+    unanswered, decided_by, math_verify, finish_reasons, mean_new_tokens    see `summarize`
+"""
 
 import math
 from collections import Counter

@@ -20,7 +20,7 @@ NO_LETTER = "placeholder"
 # For the harness, the letter need not be a word of its own.
 _LETTER = re.compile(r"answer is \(?([abcde])")
 # A box contains only the letter, in parentheses, in a text command, or before the words of the
-# option. The first letter of a word is no choice.
+# option. The first letter of a word is not a choice.
 _CHOICE = re.compile(r"(?:\\(?:text|mathrm|mathbf|textbf)\{)?\s*\(?([A-Ea-e])(?![A-Za-z])")
 # The reference of a multiple-choice item is only the letter, perhaps in parentheses.
 _GOLD_LETTER = re.compile(r"\(?([A-Ea-e])\)?\.?")

@@ -3,6 +3,9 @@
 A directory has `settings.json`, written first, and per benchmark `ID.jsonl`, with one output per
 line in the order of `idx` and `sample`. Until it is complete, each process appends to its own
 `ID.part0.jsonl` and so on.
+
+A record has `idx`, `sample` if outputs are drawn, `question`, `prompt_sha256`, `raw_output`,
+`gold`, the numbers of tokens, why the output ended, and the fields of a `grading.Verdict`.
 """
 
 import json
@@ -43,7 +46,7 @@ class EvaluationDirectory:
             changed = differences(_shared(earlier, recorded), _shared(now, recorded))
             if changed:
                 fault = f"holds results of another evaluation ({'; '.join(changed)})"
-                raise OptionError("output_dir", f"{self.path} {fault}: give another")
+                raise OptionError("output_dir", f"{self.path} {fault}: give another directory")
         # Benchmarks that are not run now keep their settings, because their items stay.
         kept = {name: benchmarks[name] for name in recorded} | settings["benchmarks"]
         write_json(self.path / SETTINGS_FILE, settings | {"benchmarks": kept})
@@ -105,7 +108,7 @@ def _shared(settings: JsonObject, benchmarks: Sequence[str]) -> JsonObject:
 
 
 def numbered_lines(content: bytes, name: str) -> Iterator[tuple[int, JsonObject]]:
-    """Parse JSON lines, with their numbers from 1; an error names the line that is no object."""
+    """Parse JSON lines, with their numbers from 1; an error names a line that is not an object."""
     # `splitlines` would also split at other line separators, which JSON allows inside strings.
     for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():

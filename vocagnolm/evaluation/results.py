@@ -120,7 +120,7 @@ def write(results: JsonObject, directory: Path) -> None:
 
 def write_card(results: JsonObject) -> None:
     """Add the table to the card of a model trained here."""
-    # A hub name is no directory here, and has no card to write. The table on the card is for the
+    # A model of the hub has no card here to write. The table on the card is for the
     # paper's protocol, which a chat or sampled outputs do not follow.
     path = Path(results["model"]["name"]) / "README.md"
     settings = results["settings"]
@@ -131,8 +131,7 @@ def write_card(results: JsonObject) -> None:
     if "vocagnolm" in (card.data.tags or ()):
         heading = "## Evaluation\n"
         before, _, section = card.text.partition(heading)
-        # Replace the section of earlier results, but keep sections that somebody has added after
-        # it.
+        # Replace the section of earlier results, but keep sections that were added after it.
         _, next_heading, after = section.partition("\n## ")
         card.text = f"{before.rstrip()}\n\n{heading}\n{to_markdown(results)}{next_heading}{after}"
         write_text(path, str(card))

@@ -119,7 +119,7 @@ def engine_of(arguments: Namespace, directory: EvaluationDirectory, state: Parti
     chosen = arguments.engine or directory.settings().get("engine")
     if chosen:
         return str(chosen)
-    # vLLM uses all GPUs from one process, forms batches of its own, and takes whole models.
+    # vLLM uses all GPUs from one process, forms its own batches, and takes whole models.
     is_possible = (
         state.device.type == "cuda"
         and state.num_processes == 1
@@ -253,7 +253,7 @@ def run(
                 # A kill loses at most one group of completions.
                 file.flush()
                 bar.update(len(completions))
-        # All parts must be complete before they are joined, and joined before anybody reads on.
+        # All parts must be complete before they are joined, and joined before any process reads on.
         state.wait_for_everyone()
         if state.is_main_process:
             directory.complete(name, [(item.idx, sample) for item, sample in task.outputs()])
@@ -266,12 +266,12 @@ def _share(
 ) -> list[tuple[Item, int]]:
     """Take one of every `num_processes` remaining outputs, so that all have about equal work."""
     finished = directory.finished(task.benchmark.id)
-    # Settings do not include everything that makes a prompt, such as the template of a user's own
+    # Settings do not include everything that makes a prompt, such as the template of a user's
     # benchmark, so compare the prompts. Records of another evaluator do not have them.
     for (idx, _), record in finished.items():
         if idx in task.prompts and record.get("prompt_sha256") != text_sha256(task.prompts[idx]):
-            fault = f"item {idx} of {task.benchmark.id} was asked with another prompt"
-            raise ValueError(f"{directory.path}: {fault}: give another --output_dir")
+            fault = f"has item {idx} of {task.benchmark.id}, asked with another prompt"
+            raise OptionError("output_dir", f"{fault}: give another directory")
     left = [output for output in task.outputs() if (output[0].idx, output[1]) not in finished]
     # All processes sort by the length of prompts in the same way, so their shares are disjoint and
     # about equally long.

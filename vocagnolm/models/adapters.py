@@ -29,7 +29,7 @@ def adapt(model: PreTrainedModel, config: PeftConfig, seed: int) -> PeftModel:
             the model has adapters already.
     """
     if hasattr(model, "peft_config"):
-        raise ValueError("peft_config: the model has adapters already: give only one of the two")
+        raise ValueError("the model has adapters already: leave peft_config out")
     # Afterwards, the run draws the same random numbers as without adapters.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -52,7 +52,7 @@ def check_adapted(model: nn.Module) -> None:
         shared = "the embeddings, which share the output head's weight,"
         whole_modules[shared] = base.get_input_embeddings()
     for name, module in whole_modules.items():
-        # PEFT replaces what it adapts, trains or saves by modules of its own.
+        # PEFT replaces what it adapts, trains or saves by its own modules.
         if type(module).__module__.startswith("peft."):
             raise ValueError(
                 f"{name} cannot be adapted, because losses are computed from the output head's own "

@@ -84,8 +84,8 @@ class ModelSource:
         ids = loaded.encode("1 + 1 = 2", add_special_tokens=False)
         if all(token_id == loaded.unk_token_id for token_id in ids):
             raise ValueError(
-                f"{self._named}: its tokenizer knows no token of a text: copy all files of the "
-                "tokenizer, such as tokenizer.json"
+                f"{self._named} has a tokenizer that knows no token of a text: copy all files of "
+                "the tokenizer, such as tokenizer.json"
             )
         _check_ids(loaded, config, f"{self._named}: its tokenizer", "model")
         return loaded
@@ -177,7 +177,7 @@ class ModelSource:
         """Name the model in transformers' errors, and keep one of their many lines."""
         try:
             return function(*args, trust_remote_code=self.trust_remote_code, **options)
-        # Files may be damaged in any way, and arguments of the user's own may be wrong in any way.
+        # Files may be damaged in any way, and the user's arguments may be wrong in any way.
         except Exception as error:
             why = str(error).strip().partition("\n")[0]
             raise ValueError(f"{self._named} cannot be loaded: {why}") from error
@@ -299,7 +299,7 @@ def revision_of(model: str, config: PreTrainedConfig | None) -> str:
 
 
 def weight_sizes(model: str) -> dict[str, int]:
-    """Return the sizes of the files of weights of a local model, by name; of a hub name, none."""
+    """Return the sizes of the files of weights of a local model, by name; {} for a hub name."""
     path = Path(model).expanduser()
     if path.is_file():
         return {path.name: path.stat().st_size}

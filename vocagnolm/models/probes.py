@@ -76,7 +76,7 @@ def check_packing(
     if error > floor + share * scale:
         raise ValueError(
             f"{type(model).__name__} with {named('attn_implementation')} "
-            f"{inner.config._attn_implementation} lets packed documents see each other: losses "
+            f"{inner.config._attn_implementation} lets packed documents see each other, so losses "
             f"differ by up to {error:.2g} nats from those of the same documents alone (by "
             f"{scale:.2g} when attention crosses on purpose): use sdpa or eager, which separate "
             f"them if a model can, or accept it with {named('attend_across_documents')}"

@@ -58,7 +58,7 @@ Shares = npt.NDArray[np.float64]
 # A student part A and a teacher part B of a text, as sets of characters, have IoU = |A n B| / |A u
 # B| and IoS = |A n B| / |A| (Sections 2 and 6.1 of the paper).
 #
-# Spans are those of `spans.encode_batch`: without gaps, and none empty. So consecutive tokens cover
+# Spans are those of `spans.encode_batch`: without gaps, and not empty. So consecutive tokens cover
 # everything from the start of the first to the end of the last.
 
 
@@ -183,7 +183,8 @@ def audit(
     """Measure how a student's tokens overlap each teacher's on the documents of a corpus.
 
     Documents that are not text, or in which a tokenizer finds no token, are skipped for all.
-    Returns what `audit.json` has of the pairs. All shares are in [0, 1].
+    Returns what `audit.json` has of the pairs: `documents`, `skipped`, and in `teachers` for each
+    its name, its `vocabulary_overlap`, and as `mapping` the shares of `map_shares`, in [0, 1].
     """
     # This imports datasets, which --help does not need.
     from vocagnolm.texts import read_texts

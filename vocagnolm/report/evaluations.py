@@ -65,7 +65,7 @@ class Evaluation:
     counts: Mapping[str, tuple[int, int]]
     # By benchmark, everything that must be equal in two evaluations whose items are paired.
     settings: Mapping[str, JsonObject]
-    # The grader, reasons against comparing numbers with published ones, and the engine.
+    # The grader, why numbers are not comparable with published ones, and the engine.
     notes: Sequence[str]
 
     def items(self, benchmark: str) -> dict[int, Item]:

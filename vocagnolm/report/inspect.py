@@ -157,9 +157,9 @@ def view_documents(
     segments = align_corpus(corpus, *readers, train_on=train_on)
     for number, reason in segments.skipped:
         # One of several documents may be skipped, but not all.
-        message = f"document {indices[number]} cannot be shown: {reason}"
+        message = f"document {indices[number]} cannot be shown ({reason})"
         if not len(segments.rows):
-            raise ValueError(f"{message}; give another text")
+            raise ValueError(f"{message}: give another text")
         logging.getLogger(__name__).warning(message)
     arrays = segments.rows.with_format("numpy")
     device = next(student.parameters()).device

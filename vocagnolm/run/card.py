@@ -87,5 +87,5 @@ def push(
         hub.create_commit(repository, files, commit_message=message, revision=revision)
     # Network errors have no common base class, and none may hide that the model was saved.
     except Exception as error:
-        remedy = "everything is saved; the same command pushes it"
-        raise OptionError("push_to_hub", f"{repository}: {error}: {remedy}") from error
+        remedy = "everything is saved, and the same command pushes it"
+        raise OptionError("push_to_hub", f"failed for {repository} ({error}): {remedy}") from error

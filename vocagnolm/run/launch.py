@@ -40,7 +40,7 @@ def launch(command: str, argv: Sequence[str], check: Callable[[Sequence[str]], o
         ValueError: the file or an option, perhaps the command's, is wrong. Nothing is started.
     """
     words, command_argv = split(argv)
-    # Every process of a job would start a job of its own.
+    # Every process of a job would start its own job.
     if "RANK" in os.environ:
         raise OptionError("accelerate_config", "starts the processes: leave accelerate launch out")
     check(command_argv)

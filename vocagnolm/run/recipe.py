@@ -28,7 +28,7 @@ def find_file(option: str, value: str, directory: Path = RECIPES) -> Path:
     if value not in names:
         choices = "`vocagnolm recipes` lists them" if directory == RECIPES else ", ".join(names)
         hint = suggestion(value, names)
-        raise OptionError(option, f"{value}: no such file, here or in the package{hint}: {choices}")
+        raise OptionError(option, f"{value} is not a file here or in the package{hint}: {choices}")
     return directory / f"{value}.yaml"
 
 

@@ -31,7 +31,7 @@ from vocagnolm.training.job import Job, check_launch, settings_of
 from vocagnolm.training.models import Models, read_models
 from vocagnolm.training.packed import Packed, pack_training, read_corpora, settings_of_data
 
-# `datasets` reads neither YAML, of which JSON is a part, nor hidden directories. So nobody trains
+# `datasets` reads neither YAML, of which JSON is a part, nor hidden directories. So no run trains
 # on a part of the corpus.
 RECORD, DATA, _UNFINISHED = "weights.yaml", "data", ".data"
 # Packed sequences of a shard: what a kill loses at most.
@@ -198,7 +198,7 @@ def _tokens(trainer: VocAgnoTrainer, blocks: list[Block]) -> dict[str, npt.NDArr
     losses["teacher_loss"] = (guidance.teacher_loss_BS, mapped_BS)
     tokens = {"input_ids": batch["input_ids"].numpy(), "labels": batch["labels"].numpy()}
     for name, (loss_BS, has_loss_BS) in losses.items():
-        # Such a loss would read as none.
+        # In a row, NaN means that a token has no loss.
         if not loss_BS[has_loss_BS].isfinite().all():
             raise NonFiniteLoss(f"{name} is NaN or infinite: use --bf16 false, or check the model")
         tokens[name] = loss_BS.where(has_loss_BS, torch.nan).cpu().numpy()

@@ -26,7 +26,7 @@ def split_name(name: str) -> tuple[str, str | None]:
 
 
 def check_name(option: str, name: str, kind: Kind = "model") -> None:
-    """Reject a name that is no local path and that the hub cannot have.
+    """Reject a name that is neither a local path nor one that the hub can have.
 
     Whether the hub has it is left to the libraries, which know logins and revisions.
     """

@@ -129,10 +129,10 @@ def read_json(path: Path) -> JsonObject:
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: it is not JSON ({error}); get a new copy") from error
+        raise ValueError(f"{path} is damaged (not JSON: {error}): get a new copy") from error
     if not isinstance(content, dict):
         kind = type(content).__name__
-        raise ValueError(f"{path} is damaged: expected an object, found {kind}; get a new copy")
+        raise ValueError(f"{path} is damaged (expected an object, found {kind}): get a new copy")
     return content
 
 
@@ -152,7 +152,7 @@ def read_mapping(option: str, path: str | Path) -> dict[str, Any]:
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise OptionError(option, f"{path} cannot be read: {error}") from error
+        raise OptionError(option, f"{path} cannot be read ({error})") from error
     if not (isinstance(content, dict) and content):
         raise OptionError(option, f"{path} must be a mapping of names to values")
     return {str(name): value for name, value in content.items()}

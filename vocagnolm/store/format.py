@@ -326,7 +326,7 @@ class Store:
             examples = "; ".join(list(faults.values())[:10])
             raise ValueError(
                 f"the teacher-loss store {directory} is damaged, {len(faults)} of "
-                f"{len(self.manifest[SHARDS])} shards: {examples}; delete them, and run the "
+                f"{len(self.manifest[SHARDS])} shards ({examples}): delete them, and run the "
                 "command that made it again"
             )
         # Map shards with the first document, so that a process that needs only the manifest reads

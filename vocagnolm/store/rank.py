@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     out: Path = options.output_dir
     check_output_directory(out, RANKS, [options.dataset])
     if Path(options.dataset).resolve() == (out / KEPT).resolve():
-        raise OptionError("output_dir", f"{out}: its {KEPT} is the corpus, and would be replaced")
+        raise OptionError("output_dir", f"{out} has the corpus, as {KEPT}: give another directory")
     ((name, corpus_options),) = corpora_of(options)
     corpus = load_corpus(name, **corpus_options)
     # A wrong name is an error before a model scores for hours.

@@ -52,7 +52,7 @@ class StoredReader(TeacherReaders):
         parts = [store.fingerprint() for store in self.stores]
         if self.first:
             parts.append("first")
-        # Earlier versions read each store as a teacher of its own.
+        # Earlier versions read each store as a separate teacher.
         elif len(self.teachers) < len(self.stores):
             parts.append("by teacher")
         if self.plain:

@@ -179,7 +179,7 @@ class ServerScorer:
         if isinstance(losses, str):
             raise OptionError(
                 "api",
-                f"{self._api}: {self._url} returns no losses for a prompt ({losses}): give the "
+                f"is {self._api}, but {self._url} has no losses of a prompt ({losses}): give the "
                 f"server's kind ({', '.join(APIS)}), or serve the teacher with vLLM or SGLang",
             )
         self._adapter.max_retries = RETRIES
@@ -249,7 +249,7 @@ class ServerScorer:
                 raise ValueError(f"token {at} is {tokens[at]!r}, not {window.ids[at]}")
         # NumPy makes NaN of None, which is left only if a token has no loss.
         losses = -np.array(logprobs[count - window.scored :], np.float64)
-        # NaN is not below the bound either, so one test finds everything that is no loss.
+        # NaN is not below the bound either, so one test finds everything that is not a loss.
         if not (np.abs(losses) < _NO_LOSS_NATS).all():
             raise ValueError("a token without a finite loss")
         return losses.astype(np.float32)

@@ -264,8 +264,8 @@ def _check_schedule(args: VocAgnoConfig) -> None:
     except Exception as error:
         raise OptionError(
             "lr_scheduler_type",
-            f"{schedule.value} does not work with {named('lr_scheduler_kwargs')} {settings!r}: "
-            f"{type(error).__name__}: {error}",
+            f"{schedule.value} does not work with {named('lr_scheduler_kwargs')} {settings!r} "
+            f"({type(error).__name__}: {error})",
         ) from error
 
 

@@ -127,8 +127,8 @@ class StepGuard(TrainerCallback):
             # Saving is collective. All processes get here together, because they agree on the
             # fault.
             checkpoint = self._save_progress()
-            saved = f"the state before it is in {checkpoint}" if checkpoint else "and none before"
-            raise NonFiniteLoss(f"step {step}: {fault}; no update was made, {saved}; {advice}")
+            saved = f"; the state before is in {checkpoint}" if checkpoint else ", nor any before"
+            raise NonFiniteLoss(f"step {step}: {fault}, so no update was made{saved}: {advice}")
         self._metrics.drop_step()
         # An optimizer skips parameters without a gradient, and does not change their state.
         model.zero_grad(set_to_none=True)

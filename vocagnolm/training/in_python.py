@@ -91,7 +91,7 @@ def _is_documents(data: Any, name: str) -> bool:
             f'{name} must be a datasets.Dataset, a list of dicts such as {{"text": ...}}, or the '
             f"Blocks of prepare_dataset, got {type(data).__name__}"
         )
-    # Rows with ids are packed, and go to a collator of the user's own.
+    # Rows with ids are packed, and go to the user's collator.
     is_packed = is_rows and bool({"student_ids", "input_ids"} & data[0].keys())
     return isinstance(data, datasets.Dataset) or (is_rows and not is_packed)
 
@@ -125,7 +125,7 @@ def arguments_in_python(
 
 
 def used_teacher(args: VocAgnoConfig, teacher: Any) -> Any:
-    """Return the teacher, or None where the method asks none, as in a loop over methods."""
+    """Return the teacher, or None if the method does not ask one, as in a loop over methods."""
     if teacher is None or args.guidance.needs_teacher:
         return teacher
     log_main(f"warning: teacher has no effect with {args.guidance.as_typed}")
@@ -165,7 +165,7 @@ def job_in_python(
     if any(kinds) or any(isinstance(model, str) for model in named_models):
         if student is None:
             raise ValueError(
-                "model must be a name, a directory or a model: it reads the documents; with "
+                "model must be a name, a directory or a model, which reads the documents: with "
                 "model_init, give the Blocks of prepare_dataset and a loaded teacher"
             )
         args.output_dir = args.output_dir or options.output_dir(args.method)
@@ -242,7 +242,7 @@ def _check_blocks(job: Job, models: Models | None, blocks: Blocks, argument: str
         if argument == "train_dataset" and models.teacher_readers:
             read += models.teachers
         hashes = [tokenizer_sha256(model.tokenizer) for model in read]
-        # An unknown tokenizer is the user's own responsibility.
+        # An unknown tokenizer is the user's responsibility.
         packed_for = blocks.tokenizers_sha256 or hashes
         if hashes != packed_for[: len(hashes)]:
             raise ValueError(

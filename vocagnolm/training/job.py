@@ -35,7 +35,7 @@ class Job:
     args: VocAgnoConfig
     # The recipe as --config names it.
     recipe: str | None = None
-    # Nobody asked for the paper's step, and no run has begun with one.
+    # The paper's step is only the default, and no run has begun with one.
     may_lower_step: bool = False
     # Python may give a PEFT config instead of the options for adapters.
     peft_config: Any = None
@@ -45,7 +45,7 @@ def check_launch(job: Job, *, evaluates: bool) -> None:
     """Reject what would fail late, and warn about options without effect."""
     args = job.args
     # The package is loaded with the teacher. A plan may be made on a smaller machine than the
-    # job's, but a config of the user's own is read.
+    # job's, but a user's config is read.
     quantized = args.teacher_quantization
     if quantized and quantized not in QUANTIZATIONS:
         quantization(quantized)
@@ -67,8 +67,8 @@ def check_launch(job: Job, *, evaluates: bool) -> None:
     recomputes = parse_flag_from_env("FSDP_ACTIVATION_CHECKPOINTING")
     if job.model.use_peft and (recomputes or plugin.get("activation_checkpointing")):
         raise ValueError(
-            f"fsdp_activation_checkpointing is not supported with {named('use_peft')}: PEFT would "
-            f"save no adapters: set it to false and use {named('activation_checkpointing')}"
+            f"fsdp_activation_checkpointing lets PEFT save no adapters ({named('use_peft')}): set "
+            f"it to false and use {named('activation_checkpointing')}"
         )
     for line in options_without_effect(job, evaluates=evaluates):
         log_main(f"warning: {line}")

@@ -343,7 +343,7 @@ class GuidanceOptions(Method, PackOptions, LoadOptions):
     def __post_init__(self) -> None:
         settings = {field.name: getattr(self, field.name) for field in fields(Method)}
         self.guidance = Method(**settings)
-        # A class or function of the user's own has become its name.
+        # A user's class or function has become its name.
         self.method, self.aggregation = self.guidance.method, self.guidance.aggregation
         self.asks_teacher = self.guidance.needs_teacher
         LoadOptions.__post_init__(self)
@@ -375,7 +375,7 @@ class RunOptions:
 
     dry_run: bool = option(False, "Print the plan of the run and exit.", role="words", first=True)
     output_dir: str = option("", "Default: runs/STUDENT__TEACHER.", role="words", first=True)
-    # Where None is no kind of the option, `VocAgnoConfig` derives it.
+    # Where the type has no None, `VocAgnoConfig` derives the value.
     global_batch_tokens: int = option(  # type: ignore[assignment]
         None,
         "Tokens per optimizer step, over all devices. Default: the paper's 2,097,152, or fewer for "
@@ -406,7 +406,7 @@ class RunOptions:
         interval="[-1, inf)",
         first=True,
     )
-    # Not False, because earlier runs have none, and are compared with later ones.
+    # Not False, because the records of earlier runs lack it, and are compared with later ones.
     extend: bool | None = option(
         None, "Train a run for longer even if its learning rates would have been others."
     )
@@ -417,7 +417,7 @@ class RunOptions:
     lr_scheduler_kwargs: dict[str, Any] | str | None = option(
         None, "JSON. By default, cosine_with_min_lr decays to a tenth: 8e-5 to 8e-6."
     )
-    # Trainer takes a warm-up of NaN for none.
+    # Trainer would take NaN for no warm-up.
     warmup_steps: float = option(
         0,
         "Warm-up steps; below 1, their share of the run.",

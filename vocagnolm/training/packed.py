@@ -203,7 +203,7 @@ def check_enough(blocks: Blocks, args: VocAgnoConfig, corpus_name: str) -> None:
         advice = f"with {named('global_batch_tokens')} {step}, an epoch has {steps:,} steps"
     raise ValueError(
         f"{corpus_name} makes {sequences} of {args.max_length} tokens, and one optimizer step "
-        f"needs {needed:,}: {args.batch_arithmetic()}; {advice}"
+        f"needs {needed:,}, as {args.batch_arithmetic()}: {advice}"
     )
 
 

@@ -99,7 +99,8 @@ def owned(directory: Path, settings: Record, *, is_new: bool) -> AbstractContext
     models = [settings.get("student"), *(settings.get("teacher") or ())]
     if moves and str(directory.resolve()) in models:
         raise OptionError(
-            "output_dir", f"{directory} has the student or a teacher of this run: give another"
+            "output_dir",
+            f"{directory} has the student or a teacher of this run: give another directory",
         )
     return output_directory(directory, RUN_FILE, move_aside=moves)
 

@@ -132,9 +132,9 @@ class Engine:
         if too_long:
             longest = max(len(row) for row in rows)
             raise ValueError(
-                f"{too_long} of {len(rows)} prompts leave no room for a completion: the longest "
-                f"has {longest} tokens and the model's context holds {self.context}; "
-                "use fewer examples, or a model with a longer context"
+                f"{too_long} of {len(rows)} prompts leave no room for a completion (the longest "
+                f"has {longest} tokens, and the model's context {self.context}): use fewer "
+                "examples, or a model with a longer context"
             )
         return self._run(rows)
 

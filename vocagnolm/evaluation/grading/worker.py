@@ -53,7 +53,7 @@ def _opinion(kind: AnswerKind | None, output: str, gold: str) -> bool | None:
 
 def restrict_sympy() -> None:
     """Restrict sympy, which evaluates the strings that it gets, to numbers and symbols."""
-    # Texts are read before sympy gets them (`read_answer`), but it makes strings of its own, for
+    # Texts are read before sympy gets them (`read_answer`), but it makes its own strings, for
     # example from numbers. `eval_expr` is the only function that evaluates them.
     evaluate = sympy_parser.eval_expr
 

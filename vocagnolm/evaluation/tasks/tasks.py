@@ -83,7 +83,7 @@ class Task:
         return settings
 
     def marks(self) -> dict[str, str]:
-        """Return reasons against comparing the accuracy with a published one: {word: sentence}."""
+        """Return why the accuracy is not comparable with published ones: {word: sentence}."""
         marks = {}
         if self.benchmark.protocol:
             marks["chat"] = f"protocol: {self.benchmark.protocol}, not the paper's few-shot"
