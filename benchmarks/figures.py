@@ -88,8 +88,8 @@ class Numbers:
         """Reject runs that were asked or graded differently."""
         names = AVERAGES.get(metric, [metric])
         found = [self.settings[run] for run in runs if run in self.settings]
-        settings = [[one.get(name) for name in names] for one in found]
-        if metric != "eval_loss" and any(one != settings[0] for one in settings):
+        settings = [[of_run.get(name) for name in names] for of_run in found]
+        if metric != "eval_loss" and any(other != settings[0] for other in settings):
             raise ValueError(f"asked or graded differently: {', '.join(runs)}")
 
     def quality(self, teacher: str, metric: str) -> float:
@@ -197,7 +197,7 @@ def alignment(numbers: Numbers, metric: str) -> Any:
         lines["random" if run["options"]["chunk_guidance"] == "random" else "teacher"].append(run)
     numbers.check_alike([run["run"] for runs in lines.values() for run in runs], metric)
     guides = {run["teacher"] for run in (*lines["teacher"], *tokens)} or {"Mistral-ProXMath"}
-    audited = [one for one in numbers.audited if teacher_name(one["teacher"]) in guides]
+    audited = [pair for pair in numbers.audited if teacher_name(pair["teacher"]) in guides]
     if len(guides) != 1 or len(audited) != 1:
         raise ValueError(f"figure 6 needs one audit of one teacher, found {len(audited)}: {guides}")
     figure, places = new_plot(10, 4, columns=2, sharey=True)

@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(mutant.name, json.dumps(results[mutant.name]), flush=True)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
-    states = Counter(str(results.get(one.name, {}).get("state", "not run")) for one in mutants)
+    states = Counter(str(results.get(each.name, {}).get("state", "not run")) for each in mutants)
     counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
     print(f"{len(mutants)} mutants: {counts}")
 

@@ -191,7 +191,7 @@ def table(columns: dict[str, list[dict[str, float]]]) -> str:
     for name in (*SCORES, *TRIALS):
         row = [name]
         for areas in columns.values():
-            values = [one[name] for one in areas]
+            values = [of_seed[name] for of_seed in areas]
             spread = f" +- {statistics.stdev(values):.3f}" if len(values) > 1 else ""
             row.append(f"{statistics.mean(values):.3f}{spread}")
         rows.append(row)

@@ -429,7 +429,8 @@ def judge_text(
         answer_nats += float(nats_S[torch.from_numpy(spans[:, 0] >= at)].sum())
         answer_characters += spans[-1, 1] - at
     encodings = encode_batch(tokenizer, pages)
-    counts_V = np.bincount(np.concatenate([one.ids for one in encodings]), minlength=len(tokenizer))
+    ids = np.concatenate([encoding.ids for encoding in encodings])
+    counts_V = np.bincount(ids, minlength=len(tokenizer))
     counts_N = torch.from_numpy(counts_V)[ids_N]
     fifths = nats_N[counts_N.argsort(stable=True)].chunk(_FIFTHS)
     return {

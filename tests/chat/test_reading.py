@@ -260,7 +260,9 @@ def test_answers_of_a_prompt_have_labels_only_with_all() -> None:
         ("{{ m.content }}<end>", [[0, 5], [5, 6], [6, 8], [8, 13]], [[1, 1], [2, 4], [4, 4]]),
     ],
 )
-def test_first_token_is_no_content(template: str, spans: list[list[int]], expected: object) -> None:
+def test_first_token_is_not_content(
+    template: str, spans: list[list[int]], expected: object
+) -> None:
     bare = Template(f"{{% for m in messages %}}{template}{{% endfor %}}", (), "student")
     asked = turns("a", "bc")
     rendered = bare.render(asked)

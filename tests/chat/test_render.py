@@ -38,7 +38,7 @@ ONE = "<{{ m.content }}>{% endfor %}"
         ("{{ messages + 1 }}", "refuses it: can only concatenate"),
     ],
 )  # fmt: skip
-def test_template_that_cannot_be_followed_is_told(source: str, reason: str) -> None:
+def test_template_that_cannot_be_followed_has_a_reason(source: str, reason: str) -> None:
     found = template(source).render(turns("a", 'say "b"'))
     assert reason in str(found)
 
@@ -102,7 +102,7 @@ def test_given_template_is_built_in_or_a_file(given: str, expected: str, tmp_pat
     assert rendered.text == expected
 
 
-def test_missing_template_is_none_and_a_wrong_name_told() -> None:
+def test_missing_template_is_none_and_a_wrong_name_an_error() -> None:
     tokenizer = chat_tokenizer("tinyllama")
     tokenizer.chat_template = None
     assert template_of(tokenizer, "student") is None

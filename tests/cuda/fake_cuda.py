@@ -407,8 +407,8 @@ def in_fork(path: str, name: str, args: tuple[Any, ...], keep: bool) -> Any:
 def _forked() -> tuple[BaseProcess, Connection]:
     """Fork a process that answers calls.
 
-    Nobody waits for its exit, and no thread of this process serves it: a fork beside threads may
-    inherit a lock that nobody frees.
+    Nothing waits for its exit, and no thread of this process serves it: a fork beside threads may
+    inherit a lock that no thread frees.
     """
     here, there = Pipe()
     process = get_context("fork").Process(target=_answer, args=(there,), daemon=True)

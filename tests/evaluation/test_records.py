@@ -107,7 +107,7 @@ def test_complete_ends_the_same_after_a_kill(
 
 
 @pytest.mark.parametrize("text", ["naïve 数学 😀", "a\udc80b", "\x00\x1b\x7f", "\u2028\r\n"])
-def test_text_survives_when_it_is_no_valid_unicode(
+def test_text_survives_when_it_is_not_valid_unicode(
     directory: EvaluationDirectory, text: str
 ) -> None:
     with directory.appending("demo", 0) as file:
@@ -158,7 +158,7 @@ def test_another_benchmark_joins(directory: EvaluationDirectory) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b'{"idx": 3'])
-def test_settings_bind_nobody_when_there_is_no_item(tmp_path: Path, content: bytes | None) -> None:
+def test_settings_may_change_when_there_is_no_item(tmp_path: Path, content: bytes | None) -> None:
     directory = EvaluationDirectory(tmp_path)
     directory.write_settings(SETTINGS)
     if content is not None:

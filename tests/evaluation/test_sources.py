@@ -224,7 +224,7 @@ def test_answer_ends_where_the_template_begins_again(
 @pytest.mark.parametrize(
     "change", [{"stops": ["b"]}, {"answer_kind": "marked"}, {"max_new_tokens": 2}, {"version": 2}]
 )
-def test_own_settings_tell_what_nobody_versions(change: dict[str, Any], write: Write) -> None:
+def test_own_settings_hold_what_has_no_version(change: dict[str, Any], write: Write) -> None:
     (task,) = load_tasks([write({"ask": "a", "gold": 1})], None, None, None)
     # There is no file of the harness to compare them with.
     assert task.marks() == {}

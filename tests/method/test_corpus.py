@@ -509,7 +509,7 @@ def test_names_of_files_and_of_repositories_pass(tmp_path: Path) -> None:
         check_name("student", name)
 
 
-def test_document_after_the_teacher_is_no_second_one(tmp_path: Path) -> None:
+def test_document_after_the_teacher_is_rejected(tmp_path: Path) -> None:
     pages = tmp_path / "pages.jsonl"
     pages.write_text("{}")
     with pytest.raises(ValueError, match=r"teacher .* is a file"):

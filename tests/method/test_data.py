@@ -285,7 +285,7 @@ def test_digest_tells_corpora_apart(readers: Readers) -> None:
     corpora = [PAGES, PAGES[::-1], PAGES[:-1], ["the cat and the dog"], ["the dog and the cat"]]
     segments = [align_corpus(in_memory(texts), *pair) for texts in corpora]
     assert segments[-2].total("student_tokens") == segments[-1].total("student_tokens")
-    digests = [one.digest() for one in segments]
+    digests = [part.digest() for part in segments]
     assert len(set(digests)) == len(corpora)
     assert align_corpus(in_memory(PAGES), *pair).digest() == digests[0]
 
@@ -442,7 +442,7 @@ def test_part_of_another_process_is_waited_for(
     pair = readers()
     monkeypatch.setattr(vocagnolm.data, "_PART", 9)
     expected = align_corpus(pages, *pair).rows
-    first, *others = [Path(one["filename"]) for one in expected.cache_files]
+    first, *others = [Path(file["filename"]) for file in expected.cache_files]
     made = first.read_bytes()
     for file in (first, *others):
         file.unlink()

@@ -316,6 +316,6 @@ def test_several_teachers_reduce_as_in_a_loop(reduction):
         (lambda loss_BSW, _: loss_BSW.amin(-1) * math.nan, "got NaN for a token whose teacher"),
     ],
 )
-def test_aggregation_that_is_no_aggregation_is_rejected(aggregation, reason):
+def test_wrong_aggregation_is_rejected(aggregation, reason):
     with pytest.raises(ValueError, match=reason):
         aggregate_teacher_losses(torch.ones(1, 1), torch.tensor([[[0, 1]]]), aggregation)

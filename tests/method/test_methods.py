@@ -181,7 +181,7 @@ def test_weights_of_a_corpus_multiply_losses_alone(
 
 
 @pytest.mark.parametrize("method", ["vocagnolm", "accept", "kld"])
-def test_weights_of_one_are_no_weights(method: str, world: World, tmp_path: Path) -> None:
+def test_weights_of_one_change_nothing(method: str, world: World, tmp_path: Path) -> None:
     ones = with_weights(world, [1.0])
     none = copy.copy(ones)
     none.segments, none.weights = {}, None

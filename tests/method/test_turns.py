@@ -211,7 +211,7 @@ def test_trimmed_characters_are_counted_and_unmapped(pair: Pair) -> None:
     student, teacher = pair()
     trims = retold(teacher, "message['content']", "message['content'] | trim")
     corpus = corpus_of(talk("q", "  42 \n\n"))
-    rows = [align_corpus(corpus, student, one).rows[0] for one in (teacher, trims)]
+    rows = [align_corpus(corpus, student, reader).rows[0] for reader in (teacher, trims)]
     assert [row["trimmed_characters"] for row in rows] == [0, 5]
     assert rows[0]["unmapped_text_tokens"] == 0 < rows[1]["unmapped_text_tokens"]
 
@@ -236,13 +236,13 @@ def test_several_teachers_have_their_labels_in_their_columns(
 def test_answers_without_an_end_are_warned_of(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     student, teacher = pair()
     endless = retold(student, "eos_token", "' ~ '")
-    for one in (student, endless):
-        (row,) = align_corpus(corpus_of(talk(*TALK)), one, teacher).rows
-        assert ("does not learn to stop" in caplog.text) == (one is endless)
+    for reader in (student, endless):
+        (row,) = align_corpus(corpus_of(talk(*TALK)), reader, teacher).rows
+        assert ("does not learn to stop" in caplog.text) == (reader is endless)
     assert said(endless, row, "student") == [TALK[1], TALK[3]]
 
 
-def test_end_of_another_turn_is_no_end(pair: Pair) -> None:
+def test_end_of_another_turn_does_not_count(pair: Pair) -> None:
     student = retold(pair()[0], "if message['role'] == 'assistant'", "if loop.last")
     (row,) = align_corpus(corpus_of(talk(*TALK)), student, None).rows
     assert said(student, row, "student") == [TALK[1], f"{TALK[3]}</s>"]

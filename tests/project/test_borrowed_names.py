@@ -2,7 +2,7 @@
 
 A method that overrides nothing any more is never called, and an attribute that is read with a
 default has it from then on: no other test need fail. A private name that is gone raises an error in
-the tests of whoever uses it; it is only listed here, so that nobody adds one unseen.
+the tests of the code that uses it. It is only listed here, so that a new one is seen.
 """
 
 from __future__ import annotations

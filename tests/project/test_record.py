@@ -48,7 +48,7 @@ def test_directory_inside_documents_is_rejected(
             check_output_directory(Path(output_dir), RUN, ["a/hub-name", str(name)])
 
 
-def test_file_is_no_directory(tmp_path: Path) -> None:
+def test_file_is_not_a_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(ValueError, match=r"file cannot be written to"):

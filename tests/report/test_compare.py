@@ -162,7 +162,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.Mon
     assert labels([Path()]) == ["model"]
 
 
-def test_files_of_another_program_are_no_run(tmp_path: Path) -> None:
+def test_files_of_another_program_are_not_a_run(tmp_path: Path) -> None:
     """The demo, too, has results of its own."""
     for place in ("run.json", "results.json", "evaluation/results.json"):
         write_json(tmp_path / place, {"cpt": {"accuracy": [0.5]}, "benchmarks": {}})

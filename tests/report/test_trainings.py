@@ -103,7 +103,7 @@ def test_runs_on_other_documents_of_one_name_are_told_apart(tmp_path: Path) -> N
         }
 
 
-def test_repeated_run_is_no_seed_of_its_setting(tmp_path: Path) -> None:
+def test_repeated_run_is_not_a_seed_of_its_setting(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / name, [entry(1, 1.0)]) for name in ("run", "run2")]
     paths.append(write_run(tmp_path / "other seed", [entry(1, 1.0)], seed=1))
     first, again = compare(paths).settings.items()

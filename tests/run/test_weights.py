@@ -269,7 +269,7 @@ def test_option_is_refused(line: str, option: str, capsys: pytest.CaptureFixture
     assert f"--{option} " in capsys.readouterr().err
 
 
-def test_nan_of_a_teacher_is_no_missing_loss(
+def test_nan_of_a_teacher_is_not_a_missing_loss(
     corpora: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guide = VocAgnoTrainer.token_guidance

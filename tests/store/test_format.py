@@ -200,7 +200,7 @@ def test_verify_finds_any_damaged_byte(
         ('"format": 1', '"format": 2', "format 1"),
     ],
 )
-def test_strange_manifest_is_no_store(
+def test_strange_manifest_is_not_a_store(
     finished: Path, tmp_path: Path, old: str, new: str, word: str
 ) -> None:
     with pytest.raises(ValueError, match="not a finished"):

@@ -95,7 +95,7 @@ def test_wrong_option_of_a_server_is_one_line(
     assert not (tmp_path / "S").exists()
 
 
-def test_server_without_losses_is_no_teacher(
+def test_server_without_losses_is_rejected(
     server: TeacherServer, rejected: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.plan = lambda number: "lie"

@@ -46,18 +46,19 @@ def stored(run: Path) -> dict[str, Any]:
     (file,) = run.glob("*.wandb")
     deadline = time.monotonic() + 60
     # wandb's own process may still be writing.
-    while not any(one["type"] == "exit" for one in records_of(file)):
+    while not any(record["type"] == "exit" for record in records_of(file)):
         assert time.monotonic() < deadline, "wandb does not finish its file"
         time.sleep(0.2)
     records = records_of(file)
-    start = next(one["run"] for one in records if one["type"] == "run")
+    start = next(record["run"] for record in records if record["type"] == "run")
     found: dict[str, Any] = {"run": start, "config": start["config"]["update"]}
     found |= {"summary": {}, "history": []}
-    for one in records:
-        if one["type"] in ("config", "summary"):
-            found[one["type"]] |= one[one["type"]].get("update", {})
-        elif one["type"] == "history":
-            found["history"].append(one["history"]["item"])
+    for record in records:
+        kind = record["type"]
+        if kind in ("config", "summary"):
+            found[kind] |= record[kind].get("update", {})
+        elif kind == "history":
+            found["history"].append(record["history"]["item"])
     return found
 
 

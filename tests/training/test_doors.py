@@ -160,7 +160,7 @@ def test_checkpoint_without_an_optimizer_is_not_resumed(world: World, tmp_path: 
         trainer_of(world, tmp_path, method="cpt").train(resume_from_checkpoint=True)
 
 
-def test_nobody_elses_objects_are_changed(world: World, tmp_path: Path) -> None:
+def test_objects_of_the_caller_stay(world: World, tmp_path: Path) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(world.student)
     tokenizer.pad_token = tokenizer.eos_token
     tokenizer(["a b c"] * 2, truncation=True, max_length=2, padding=True)
@@ -171,7 +171,7 @@ def test_nobody_elses_objects_are_changed(world: World, tmp_path: Path) -> None:
     assert after == before
 
 
-def test_arguments_without_effect_are_told(
+def test_arguments_without_effect_are_warned_of(
     world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     trainer_of(world, tmp_path, method="cpt", chunks=8, hub_model_id="a/b")

@@ -205,7 +205,7 @@ class Bare(Objective):
 
 
 @pytest.mark.parametrize(("kind", "found"), [(Broadcast, r"\[2, 1\]"), (Bare, "Tensor")])
-def test_own_objective_without_a_weight_for_each_token_is_told(
+def test_own_objective_without_a_weight_for_each_token_is_an_error(
     kind: Any, found: str, make: Make
 ) -> None:
     with pytest.raises(ValueError, match=rf"{kind.__name__}\.select must .*{found}"):
